@@ -733,3 +733,17 @@ async def test_a_put_that_another_one_follows_is_not_polled_for(pushing, autojum
     assert (slaves.pushes, slaves.polled) == (1, [])
     for put in (first, second):
         put.abandon()
+
+
+async def test_puts_are_answered_at_once_where_no_more_acks_will_come(make, autojump_clock):
+    commit, replicas, flushed, _ = make(sync_flush=True)
+    acknowledge(replicas, "a", 0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(after, 1, commit.end_replica_waits)
+        nursery.start_soon(after, 2, flushed.advance, 100)
+        # What the disk has to say is still waited for.
+        assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 2.0)
+    assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 0.0)
+    # One that the slaves have is still PUT_OK.
+    acknowledge(replicas, "a", 100)
+    assert await outcome(commit, 100) == (PutStatus.PUT_OK, 0.0)

@@ -45,7 +45,7 @@ PLANTED = [
     (MasterConnection, "_report"),
     (MasterConnection, "_report_flushed"),
     (MasterConnection, "_write_reports"),
-    (MasterConnection, "_handle_events"),
+    (MasterConnection, "_receive"),
     (MasterConnection, "_close"),
     (LinkVerdict, "answered"),
     (Outbox, "put"),

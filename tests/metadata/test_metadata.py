@@ -326,3 +326,14 @@ def test_a_table_that_is_a_copy_has_its_masters_version():
     assert DataVersion(1, 5).is_newer_than(DataVersion(1, 4))
     assert DataVersion(0, 0, 1).is_newer_than(DataVersion(5, 5, 0))
     assert not DataVersion(1, 5).is_newer_than(DataVersion(1, 5))
+
+
+def test_tables_of_a_slave_get_what_every_broker_has_when_it_becomes_a_master(tmp_path):
+    store = MetadataStore.open(MetadataSettings(tmp_path, adds_system_entries=False))
+    assert not store.topics.topics
+    store.take_role(is_slave=False)
+    assert "TBW102" in store.topics.topics
+    topics = dict(store.topics.topics)
+    store.take_role(is_slave=True)
+    assert (store.topics.topics, store.settings.adds_system_entries) == (topics, False)
+    store.close()

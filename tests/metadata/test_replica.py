@@ -309,3 +309,18 @@ def test_the_reader_takes_both_dialects_and_keeps_the_other_members() -> None:
     )
     assert list(reader) == [("T@G", {0: 5, 1: -7}), ("U@é", {})]
     assert reader.members == {"a": [1, {"2": 3}], "dataVersion": {"counter": 1}}
+
+
+def test_offsets_beyond_a_cut_give_way_when_the_master_names_others_however_long_the_queue_is_then() -> None:
+    tables = store()
+    ends = {0: 100, 1: 100}
+    copies = MetadataReplica(tables, queue_end=lambda _topic, queue_id: ends.get(queue_id))
+    take(copies, CopiedTable.CONSUMER_OFFSETS, {"offsetTable": {"T@G": {0: 100, 1: 30, 2: 7}}})
+    take(copies, CopiedTable.DELAY_OFFSETS, {"offsetTable": offsets_of_levels({0: 100, 1: 30})})
+    ends.update({0: 60, 1: 60})
+    copies.log_cut()
+    ends.update({0: 900, 1: 900, 2: 900})
+    take(copies, CopiedTable.CONSUMER_OFFSETS, {"offsetTable": {"T@G": {0: 55, 1: 25, 2: 3}}})
+    take(copies, CopiedTable.DELAY_OFFSETS, {"offsetTable": offsets_of_levels({0: 55, 1: 25})})
+    assert tables.consumer_offsets.queues_of("T@G") == {0: 55, 1: 30, 2: 3}
+    assert tables.delay_offsets.items() == {1: 55, 2: 30}

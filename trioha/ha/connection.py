@@ -65,10 +65,17 @@ class PeerIdentity:
     """Which replica it is: several connections of one replica are one copy (design section 4)."""
     is_stable: bool
     """Whether `replica` will be the same on the peer's next connection."""
+    certificate: str | None = None
+    """Subject of its certificate, with TLS."""
 
 
 class HaConnection:
     """The master's side of one connection. `run` is its whole life."""
+
+    # The wire format; controller mode has another one (`trioha.ha.autoswitch.connection`).
+    _header_bytes = HEADER_BYTES
+    _encode_header = staticmethod(encode_header)
+    _last_report = staticmethod(last_report)
 
     def __init__(
         self,
@@ -94,7 +101,7 @@ class HaConnection:
         self._sink = sink
         self._on_state = on_state
         self._meter = ConnectionMeter(now_s)
-        self._decoder = ReportDecoder()
+        self._decoder: ReportDecoder = ReportDecoder()
         self._outbox = Outbox(stream, timeout_s=settings.housekeeping_interval_s)
         self._flow = None
         if settings.flow_bytes_per_s is not None:
@@ -219,7 +226,7 @@ class HaConnection:
                 # A RocketMQ slave closes the connection at an offset that is not its own; a trioha slave
                 # finds out from it where the log begins or ends.
                 with trio.move_on_after(REJECTION_TIMEOUT_S):
-                    self._outbox.put(encode_header(progress.rejection_offset, 0))
+                    self._outbox.put(self._encode_header(progress.rejection_offset, 0))
                     await self._outbox.flush()
         except trio.BrokenResourceError:
             progress.end(CloseReason.IO_ERROR)
@@ -231,7 +238,7 @@ class HaConnection:
         if not progress.is_open or not isinstance(stream, SocketTransport) or not stream.is_readable():
             return
         data = stream.peek(RECEIVE_BYTES)
-        offset = last_report(data)
+        offset = self._last_report(data)
         if offset is None or not self._decoder.is_between_reports:
             return
         if progress.ack_offset < offset <= progress.sent_offset:
@@ -378,10 +385,10 @@ class HaConnection:
     async def _wait_for_flow(self, flow: FlowControl) -> int:
         """Wait until flow control allows a frame; returns the longest body that it allows."""
         allowed_bytes = flow.allowed_bytes(trio.current_time())
-        if allowed_bytes <= HEADER_BYTES:
+        if allowed_bytes <= self._header_bytes:
             await trio.sleep_until(flow.next_window_s)
             allowed_bytes = flow.allowed_bytes(trio.current_time())
-        return allowed_bytes - HEADER_BYTES
+        return allowed_bytes - self._header_bytes
 
     def _put_frame(self, body_bytes_max: int, max_offset: int) -> None:
         """Hand the log's next bytes to the outbox. BrokenResourceError: the connection is gone.
@@ -397,8 +404,8 @@ class HaConnection:
             progress.sent(body_bytes)
             self._sink.emit(_TRANSFER, conn=self._id, offset=offset, aux=max_offset, size=body_bytes)
             if self._flow is not None:
-                self._flow.spend(body_bytes + HEADER_BYTES)
-            header = encode_header(offset, body_bytes)
+                self._flow.spend(body_bytes + self._header_bytes)
+            header = self._encode_header(offset, body_bytes)
             if body_bytes <= COPY_BYTES_MAX:
                 # Most frames fit the socket as it is.
                 self._outbox.put(header + body)
@@ -415,5 +422,5 @@ class HaConnection:
             aux=self._log.max_offset,
             flags=Direction.SENT,
         )
-        self._outbox.put(encode_header(sent_offset, 0))
+        self._outbox.put(self._encode_header(sent_offset, 0))
         await self._outbox.flush()

@@ -28,7 +28,6 @@ from trioha.watermark import REACHED, Wait, Watermark
 
 # Plain numbers: looking up a member of an enum costs more than an `emit` that ignores it.
 _WAIT_END = int(Kind.WAIT_END)
-_I32_MAX = 2**31 - 1
 PUT_OK: Final = PutStatus.PUT_OK
 
 T = TypeVar("T")
@@ -118,6 +117,13 @@ class GroupCommit:
         """End of what as many replicas have acknowledged as a put at the log's end `max_offset` needs."""
         need = self._copies_needed(max_offset)
         return self._replicas.acknowledged_offset(need) if need else max_offset
+
+    def end_replica_waits(self) -> None:
+        """End every wait for replicas now, and each later one at once: no more acks will come.
+
+        The puts are answered with FLUSH_SLAVE_TIMEOUT: they are stored here, and not known to be elsewhere.
+        """
+        self._replica_timeouts.end_all()
 
     def wait(self, appended: AppendResult, *, request_id: int, answer: Answer[T]) -> Awaitable[T]:
         """Record the put, and wait until it is as safe as the settings require; gives `answer`'s result.
@@ -263,12 +269,12 @@ class GroupCommit:
     def _record_end(
         self, appended: AppendResult, request_id: int, started_s: float, now_s: float, status: PutStatus
     ) -> None:
-        waited_us = min(round((now_s - started_s) * 1e6), _I32_MAX)
+        # A sink records a wait beyond the field, 35 minutes, as the longest one that fits.
         self._sink.emit(
             _WAIT_END,
             offset=appended.physical_offset + appended.size,
             aux=request_id,
-            size=waited_us,
+            size=int((now_s - started_s) * 1e6 + 0.5),
             flags=status,
         )
 

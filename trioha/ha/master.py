@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ssl
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import count
@@ -104,6 +104,7 @@ class HaMaster:
         """The connections that the last `push` sent on."""
         self._changes: StateChanges[ConnectionChange] = StateChanges()
         commit_log.on_restart(self._end_connections)
+        commit_log.on_cut(self._end_connections)
 
     def connections(self) -> list[ConnectionStatus]:
         """Open connections of slaves, oldest first."""
@@ -126,8 +127,8 @@ class HaMaster:
         """States of slaves' connections: `with master.changes() as changes: async for change in changes`."""
         return self._changes.subscribe()
 
-    def _end_connections(self) -> None:
-        """End all connections, since the log begins anew: slaves connect again and request the new one."""
+    def _end_connections(self, _end_offset: int = 0) -> None:
+        """End all connections, since the log begins anew or is cut: slaves connect again and request it."""
         for connection in self._connections.values():
             connection.log_restarted()
 
@@ -286,7 +287,7 @@ class HaMaster:
         """
         connection_id = next(self._ids)
         replica, is_stable = self._replica_name(host=host, connection_id=connection_id, identity=identity)
-        peer = PeerIdentity(connection_id, host, format_address(host, port), replica, is_stable)
+        peer = PeerIdentity(connection_id, host, format_address(host, port), replica, is_stable, identity)
 
         def publish(state: HaState) -> None:
             if state is HaState.HANDSHAKE:
@@ -295,17 +296,11 @@ class HaMaster:
                     "connection", conn=connection_id, address=peer.address, role="master", **certificate
                 )
                 log.info("slave connected", address=peer.address, connection=connection_id)
-            self._changes.publish(ConnectionChange(connection_id, peer.address, replica, state))
+            self._changes.publish(
+                ConnectionChange(connection_id, peer.address, connection.peer.replica, state)
+            )
 
-        connection = HaConnection(
-            stream,
-            peer=peer,
-            commit_log=self._log,
-            replicas=self._replicas,
-            settings=self._settings,
-            sink=self._sink,
-            on_state=publish,
-        )
+        connection = self._connection(stream, peer=peer, on_state=publish)
         self._connections[connection_id] = connection
         try:
             with self._border.around(peer.address):
@@ -314,6 +309,19 @@ class HaMaster:
             del self._connections[connection_id]
             self._count_end(connection)
         return connection.progress.close_reason
+
+    def _connection(
+        self, stream: trio.abc.Stream, *, peer: PeerIdentity, on_state: Callable[[HaState], None]
+    ) -> HaConnection:
+        return HaConnection(
+            stream,
+            peer=peer,
+            commit_log=self._log,
+            replicas=self._replicas,
+            settings=self._settings,
+            sink=self._sink,
+            on_state=on_state,
+        )
 
     def _count_end(self, connection: HaConnection) -> None:
         peer, progress = connection.peer, connection.progress

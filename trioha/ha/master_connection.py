@@ -11,8 +11,9 @@ request.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Final
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final, Protocol
 
 import structlog
 import trio
@@ -93,8 +94,35 @@ class LinkVerdict:
             log.warning(self.text, master=self._master_address)
 
 
-class MasterConnection:
-    """The slave's side of one connection. `run` is its whole life."""
+class Frame(Protocol):
+    """Header of a received frame, in either protocol."""
+
+    @property
+    def offset(self) -> int:
+        """Where the body begins in the log."""
+
+    @property
+    def body_bytes(self) -> int:
+        """0 for a heartbeat."""
+
+
+class SlaveSession(Protocol):
+    """The rules of replication, as the tasks of a connection need them."""
+
+    @property
+    def ack_offset(self) -> int:
+        """What may be acknowledged now."""
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether the own tail is known to equal the master's."""
+
+
+class MasterLink(ABC):
+    """The slave's side of one connection, in either protocol. `run` is its whole life."""
+
+    first_state: ClassVar = HaState.TRANSFER
+    """State of a connection that was just made."""
 
     def __init__(
         self,
@@ -103,7 +131,7 @@ class MasterConnection:
         connection_id: int,
         master_address: str,
         commit_log: CommitLog,
-        session: ReplicationSession,
+        session: SlaveSession,
         settings: HaSettings,
         ack_mode: AckMode,
         is_observer: bool,
@@ -138,8 +166,6 @@ class MasterConnection:
         self._tail_checked = trio.Event()
         self._is_answered = False
         """Whether the master has sent a byte."""
-        self._header = FrameHeader(0, 0)
-        """Header of the frame that is being received."""
         self._outbox = Outbox(stream, timeout_s=settings.housekeeping_interval_s)
         self._unsent = trio.Event()
         """Set while the outbox holds reports for the writer task to send."""
@@ -179,8 +205,7 @@ class MasterConnection:
             stream.busy_poll = BusyPoll(settings.busy_poll_s)
         self._sink.fact("connection", conn=self.connection_id, address=self._master_address, role="slave")
         self._sink.emit(Kind.LINK, conn=self.connection_id, flags=LinkEvent.CONNECTED)
-        self._on_state(HaState.TRANSFER)
-        self._record_state(HaState.TRANSFER)
+        self._enter(self.first_state)
         log.info("connected to the master", master=self._master_address, max_offset=self._log.max_offset)
         tasks = [self._read_log, self._write_reports]
         if self._ack_mode is AckMode.FLUSHED and not self._is_observer:
@@ -193,13 +218,18 @@ class MasterConnection:
                 interval_s=settings.housekeeping_interval_s,
             )
 
+    @abstractmethod
     def _first_report(self) -> int:
-        """The offset to request; for an observer so far back that no producer can still wait for it."""
-        session = self._session
-        if not self._is_observer or self._log.is_empty:
-            return session.begin()
+        """Begin the session; returns the offset to request."""
+
+    @abstractmethod
+    def _encode_report(self, offset: int) -> bytes:
+        """A report in the protocol of this connection."""
+
+    def _observed_offset(self) -> int:
+        """Where an observer may start: so far back that no producer can still wait for it."""
         before_ms = time.time_ns() // 1_000_000 - round(OBSERVED_AGE_S * 1000)
-        return session.begin(at_most=self._log.record_stored_before(before_ms))
+        return self._log.record_stored_before(before_ms)
 
     def _end(self, reason: CloseReason) -> None:
         """Note why the connection ends; the first reason stays."""
@@ -221,6 +251,11 @@ class MasterConnection:
         )
         self._record_state(HaState.READY)
 
+    def _enter(self, state: HaState) -> None:
+        """Publish and record the state of the connection."""
+        self._on_state(state)
+        self._record_state(state)
+
     def _record_state(self, state: HaState) -> None:
         max_offset = self._log.max_offset
         self._sink.emit(Kind.STATE, conn=self.connection_id, offset=max_offset, aux=max_offset, flags=state)
@@ -236,10 +271,6 @@ class MasterConnection:
     # -- the master's log ----------------------------------------------------------------------------------
 
     async def _read_log(self) -> None:
-        file_bytes = self._log.file_bytes
-        decoder = TransferDecoder(
-            body_bytes_max=min(BODY_BYTES_MAX, file_bytes), joined_within_bytes=file_bytes
-        )
         buffer = memoryview(bytearray(RECEIVE_BYTES))
         housekeeping, statistics = self._housekeeping, self._statistics
         housekeeping_s = self._settings.housekeeping_interval_s
@@ -254,8 +285,7 @@ class MasterConnection:
                     self._verdict.answered()
                 statistics.rate.add(received_bytes, trio.current_time())
                 statistics.last_read_ms = time.time_ns() // 1_000_000
-                decoder.feed(buffer[:received_bytes])
-                self._handle_events(decoder)
+                self._receive(buffer[:received_bytes])
                 if self._ack_offset > self.reported_offset:
                     self._report(self._ack_offset)
                 # From now, not from the receive: the time that appending took is not silence of the master.
@@ -265,7 +295,7 @@ class MasterConnection:
         except RemoteProtocolError as error:
             self._refuse(self._log.max_offset, CloseReason.BAD_SIZE, str(error))
         except ReplicationError as error:
-            if error.reason in GAP_REASONS:
+            if error.reason in GAP_REASONS or error.reason is CloseReason.LOG_RESTARTED:
                 self._verdict.set_gap(error)
             if error.reason is CloseReason.PROBED:
                 log.info(str(error), master=self._master_address)
@@ -276,40 +306,40 @@ class MasterConnection:
             # A full disk: the log stays whole, and later connections find out when there is space again.
             self._refuse(self._log.max_offset, CloseReason.STORE_ERROR, str(error))
 
-    def _handle_events(self, decoder: TransferDecoder) -> None:
-        """Append what the decoder has. Raises ReplicationError at a frame that does not continue the log."""
-        while (event := decoder.next_event()) is not None:
-            match event:
-                case FrameHeader():
-                    self._header = event
-                    self._session.receive_header(event)
-                    if event.body_bytes == 0:
-                        if self._log.is_empty:
-                            # The master's log reaches to where this one starts.
-                            self._verdict.clear()
-                        self._sink.emit(
-                            Kind.HEARTBEAT,
-                            conn=self.connection_id,
-                            offset=event.offset,
-                            aux=self._log.max_offset,
-                            flags=Direction.RECEIVED,
-                        )
-                case BodyPart(data, ended):
-                    self._session.receive_body(data)
-                    if self._session.is_checked:
-                        self._verdict.text = ""
-                        self._tail_checked.set()
-                    if ended:
-                        self.frame_received = True
-                    max_offset = self._log.max_offset
-                    for offset, body_bytes in ended:
-                        self._sink.emit(
-                            Kind.RECEIVED,
-                            conn=self.connection_id,
-                            offset=offset,
-                            aux=max_offset,
-                            size=body_bytes,
-                        )
+    @abstractmethod
+    def _receive(self, data: memoryview) -> None:
+        """Append what `data` completes. Raises RemoteProtocolError, ReplicationError, StoreError."""
+
+    def _after_header(self, offset: int, body_bytes: int) -> None:
+        """Record the header of a frame that continues the log."""
+        if body_bytes == 0:
+            if self._log.is_empty:
+                # The master's log reaches to where this one starts.
+                self._verdict.clear()
+            self._sink.emit(
+                Kind.HEARTBEAT,
+                conn=self.connection_id,
+                offset=offset,
+                aux=self._log.max_offset,
+                flags=Direction.RECEIVED,
+            )
+
+    def _after_body(self, ended: Sequence[Frame]) -> None:
+        """Record what was appended, with which the frames `ended` are whole."""
+        if self._session.is_checked:
+            self._verdict.text = ""
+            self._tail_checked.set()
+        if ended:
+            self.frame_received = True
+        max_offset = self._log.max_offset
+        for frame in ended:
+            self._sink.emit(
+                Kind.RECEIVED,
+                conn=self.connection_id,
+                offset=frame.offset,
+                aux=max_offset,
+                size=frame.body_bytes,
+            )
 
     # -- reports -------------------------------------------------------------------------------------------
 
@@ -326,7 +356,8 @@ class MasterConnection:
         """Send what `_report` could not send at once, and a heartbeat whenever nothing else was sent."""
         heartbeat_s = self._settings.heartbeat_interval_s
         try:
-            self._report(self._request_offset)
+            if self.reported_offset < 0:
+                self._report(self._request_offset)
             self._requested.set()
             while True:
                 with trio.move_on_at(self._last_report_s + heartbeat_s):
@@ -356,7 +387,7 @@ class MasterConnection:
                 aux=self._log.max_offset,
                 flags=Direction.SENT,
             )
-        self._outbox.put(encode_report(offset))
+        self._outbox.put(self._encode_report(offset))
         if not self._outbox.is_empty:
             self._unsent.set()
 
@@ -373,3 +404,44 @@ class MasterConnection:
                     self._report(self._ack_offset)
         except trio.BrokenResourceError:
             self._end(CloseReason.IO_ERROR)
+
+
+class MasterConnection(MasterLink):
+    """A connection of the default protocol."""
+
+    def __init__(
+        self, stream: trio.abc.Stream, *, session: ReplicationSession, commit_log: CommitLog, **options: Any
+    ) -> None:
+        """`options` are those of `MasterLink`."""
+        super().__init__(stream, session=session, commit_log=commit_log, **options)
+        self._replication = session
+        self._header = FrameHeader(0, 0)
+        """Header of the frame that is being received."""
+        self._decoder = TransferDecoder(
+            body_bytes_max=min(BODY_BYTES_MAX, commit_log.file_bytes),
+            joined_within_bytes=commit_log.file_bytes,
+        )
+
+    def _first_report(self) -> int:
+        """The offset to request; for an observer so far back that no producer can still wait for it."""
+        session = self._replication
+        if not self._is_observer or self._log.is_empty:
+            return session.begin()
+        return session.begin(at_most=self._observed_offset())
+
+    def _receive(self, data: memoryview) -> None:
+        """Append what `data` completes. Raises ReplicationError at a frame that does not continue the log."""
+        decoder, session = self._decoder, self._replication
+        decoder.feed(data)
+        while (event := decoder.next_event()) is not None:
+            match event:
+                case FrameHeader():
+                    self._header = event
+                    session.receive_header(event)
+                    self._after_header(event.offset, event.body_bytes)
+                case BodyPart():
+                    session.receive_body(event.data)
+                    self._after_body(event.ended)
+
+    def _encode_report(self, offset: int) -> bytes:
+        return encode_report(offset)

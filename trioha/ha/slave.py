@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from typing import Final
 
@@ -28,7 +29,7 @@ import trio
 from trioha.broker_status import SlaveStatus
 from trioha.config.model import AckMode, GapPolicy
 from trioha.errors import StoreError
-from trioha.ha.master_connection import GAP_REASONS, LinkStatistics, LinkVerdict, MasterConnection
+from trioha.ha.master_connection import GAP_REASONS, LinkStatistics, LinkVerdict, MasterConnection, MasterLink
 from trioha.ha.replication_session import ReplicationSession, ReplicationSettings
 from trioha.ha.settings import HaSettings
 from trioha.ha.state_changes import StateChanges, Subscription
@@ -63,8 +64,12 @@ class HaSlave:
         is_observer: bool = False,
         gap_policy: GapPolicy = GapPolicy.FAIL,
         connection_ids: Iterator[int] | None = None,
+        make_connection: Callable[..., MasterLink] | None = None,
     ) -> None:
         """`connect` opens a stream to the master's HA port. Its OSError and TooSlowError are expected.
+
+        `make_connection` makes the connection of another protocol than the default one, with the options of
+        `MasterLink` but `session`.
 
         `connection_ids` numbers connections: share it with the node's `HaMaster`, so that no two are alike.
         """
@@ -76,14 +81,16 @@ class HaSlave:
         self._ack_mode = ack_mode
         self._is_observer = is_observer
         self._gap_policy = gap_policy
-        self._session = ReplicationSession(commit_log, replication or ReplicationSettings())
+        self._make_connection = make_connection or partial(
+            MasterConnection, session=ReplicationSession(commit_log, replication or ReplicationSettings())
+        )
         self._ids = connection_ids or count(1)
         self.border = ConnectionBorder("link to the master")
         """Ends and counts exceptions of connections."""
         self.state = HaState.READY
         """The link's state."""
         self._changes: StateChanges[HaState] = StateChanges()
-        self._connection: MasterConnection | None = None
+        self._connection: MasterLink | None = None
         """The current connection, or the last one."""
         self._connection_id = NO_CONNECTION
         """Number of the connection of the current attempt, if one was made."""
@@ -135,6 +142,7 @@ class HaSlave:
                     await self._connect_and_replicate()
                 if crossing.error is not None:
                     self.last_close_reason = CloseReason.INTERNAL_ERROR
+                self._check_store()
                 with self.border.around(self._master_address):
                     back_off_s = self._back_off(back_off_s)
                 await trio.sleep(back_off_s)
@@ -157,12 +165,11 @@ class HaSlave:
             return
         self._connections += 1
         self._connection_id = next(self._ids)
-        self._connection = MasterConnection(
+        self._connection = self._make_connection(
             stream,
             connection_id=self._connection_id,
             master_address=self._master_address,
             commit_log=self._log,
-            session=self._session,
             settings=self._settings,
             ack_mode=self._ack_mode,
             is_observer=self._is_observer,
@@ -188,7 +195,7 @@ class HaSlave:
         reason = self.last_close_reason
         self.ended_connections[reason.name] += 1
         connection = self._connection if self._connection_id != NO_CONNECTION else None
-        if reason in GAP_REASONS and self._gap_policy is GapPolicy.RESYNC and not self._log.is_empty:
+        if self._sets_log_aside(reason) and not self._log.is_empty:
             self._archive_log(reason)
             back_off_s = BACK_OFF_MIN_S
         elif connection is not None and connection.frame_received and reason not in LASTING_REASONS:
@@ -203,6 +210,13 @@ class HaSlave:
             Kind.LINK, conn=self._connection_id, size=round(back_off_s * 1000), flags=LinkEvent.BACK_OFF
         )
         return back_off_s
+
+    def _check_store(self) -> None:
+        """Raise what ends the node after a connection."""
+
+    def _sets_log_aside(self, reason: CloseReason) -> bool:
+        """Whether a log is archived whose connection ended for `reason`."""
+        return reason in GAP_REASONS and self._gap_policy is GapPolicy.RESYNC
 
     def _archive_log(self, reason: CloseReason) -> None:
         """Move the log that does not follow the master's to a folder beside it, and start a new one."""

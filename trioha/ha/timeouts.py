@@ -28,9 +28,13 @@ class Timeouts:
         self._waits_max = _ENDED_MAX
         self._filled: trio.Event | None = None
         """`run` waits for this while there are no waits."""
+        self._is_over = False
 
     def add(self, wait: Wait, now_s: float) -> None:
         """Give up `wait`, which begins now (`now_s` of trio's clock), after the timeout."""
+        if self._is_over:
+            wait.end()
+            return
         waits = self._waits
         while waits and waits[0].result is not None:
             waits.popleft()
@@ -42,6 +46,16 @@ class Timeouts:
         if self._filled is not None:
             self._filled.set()
             self._filled = None
+
+    def end_all(self) -> None:
+        """Give up every wait now, and each that is added later at once."""
+        self._is_over = True
+        self.end_now()
+
+    def end_now(self) -> None:
+        """Give up every wait now."""
+        while self._waits:
+            self._waits.popleft().end()
 
     async def run(self) -> None:
         """End waits at their deadlines, until cancelled."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import structlog
 import trio
-from attrs import field, frozen
+from attrs import define, evolve, field, frozen
 
 from trioha.metadata.documents import RequestModes, TimerState
 from trioha.metadata.files import read_metadata, write_metadata
@@ -57,7 +57,7 @@ class MetadataSettings:
     master's."""
 
 
-@frozen
+@define(eq=False)
 class MetadataStore:
     """The tables of one store."""
 
@@ -84,12 +84,20 @@ class MetadataStore:
         )
         for table in store:
             read_metadata(settings.folder / table.file_name, table.load)
-        if settings.adds_system_entries:
-            store.topics.add_system_topics()
-            store.groups.add_system_groups()
+        store._add_system_entries()
         if store.history is not None:
             store.history.begin({table.file_name: table.snapshot()() for table in store})
         return store
+
+    def _add_system_entries(self) -> None:
+        if self.settings.adds_system_entries:
+            self.topics.add_system_topics()
+            self.groups.add_system_groups()
+
+    def take_role(self, *, is_slave: bool) -> None:
+        """Go on as a slave, or as a master, which has the topics and groups of every broker."""
+        self.settings = evolve(self.settings, adds_system_entries=not is_slave)
+        self._add_system_entries()
 
     def __iter__(self) -> Iterator[MetadataTable]:
         yield from (self.topics, self.groups, self.consumer_offsets, self.delay_offsets)

@@ -17,7 +17,8 @@ Offsets never go back silently. Where the master's offset is before the slave's,
 `accept` takes the master's; both count it. An offset beyond the end of the slave's own queue is not kept: the
 log that it belongs to was replaced, and a consumer or delivery that went on there would miss messages. When
 the slave sets its log aside, all its offsets are of that log: each stays until the master names another one,
-however long the new queues have grown by then (`log_replaced`).
+however long the new queues have grown by then (`log_replaced`). When it cuts its log, so do those that are
+beyond the ends of its queues then (`log_cut`).
 """
 
 from __future__ import annotations
@@ -163,6 +164,17 @@ class MetadataReplica:
         self._logs_replaced += 1
         self._last.clear()
 
+    def log_cut(self) -> None:
+        """The slave's log and queues were cut: offsets beyond their ends give way to its master's."""
+        for key, queues in self._store.consumer_offsets.items():
+            beyond = _beyond(queues, self._end_of(key))
+            if beyond:
+                self._consumers_of_old_log.setdefault(key, {}).update(beyond)
+        levels = dict(self._store.delay_offsets.items())
+        self._levels_of_old_log.setdefault("", {}).update(_beyond(levels, self._end_of_level))
+        self._logs_replaced += 1
+        self._last.clear()
+
     def _own(self, table: CopiedTable) -> MetadataTable:
         store = self._store
         return {
@@ -249,6 +261,9 @@ class MetadataReplica:
         topic = key if found is None else found[1]
         return lambda queue_id: self._queue_end(topic, queue_id)
 
+    def _end_of_level(self, level: int) -> int | None:
+        return self._queue_end(SCHEDULE_TOPIC, level - 1)
+
     def _merge_delay_offsets(self, body: bytes) -> None:
         own = self._store.delay_offsets
         reader = TableReader(_text(body), table="offsetTable")
@@ -261,7 +276,7 @@ class MetadataReplica:
         version = _version(reader, "offsetTable", is_optional=True)
         merging = _Merging(self.delay_regressions, self._policy, self._levels_of_old_log)
         mine = own.items()
-        taken = merging.taken("", mine, theirs, lambda level: self._queue_end(SCHEDULE_TOPIC, level - 1))
+        taken = merging.taken("", mine, theirs, self._end_of_level)
         merging.finish("delay offsets")
         own.copy(taken, version=version)
         self.entries[CopiedTable.DELAY_OFFSETS] = len(theirs)
@@ -289,6 +304,11 @@ class MetadataReplica:
         self.entries[CopiedTable.TIMER_CHECK_POINT] = 1
         if check_point != self._store.timers.check_point:
             self._store.timers.set_check_point(check_point)
+
+
+def _beyond(offsets: Mapping[int, int], end_of: Callable[[int], int | None]) -> dict[int, int]:
+    """Those of the offsets, by queue id or level, that are beyond the end of their queue, or have none."""
+    return {number: offset for number, offset in offsets.items() if offset > (end_of(number) or 0)}
 
 
 class _Merging:

@@ -149,6 +149,10 @@ class CloseReason(IntEnum):
     """The log that this connection served was archived, or starts at another offset now."""
     INTERNAL_ERROR = 22
     """A fault of this program ended the connection."""
+    REPLACED = 23
+    """A newer connection of the same broker took its place (controller mode)."""
+    NO_EPOCH = 24
+    """The slave requested bytes that no epoch of the master's log names (controller mode)."""
 
 
 def code_name(names: type[IntEnum], code: int) -> str:

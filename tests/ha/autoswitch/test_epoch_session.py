@@ -1,0 +1,313 @@
+"""The rules of a slave in controller mode: any history of masters, orphans and crashes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from attrs import define
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.descriptors import resources_closed
+from tests.ha.autoswitch.support import begin_epoch, epochs_of, frames_of, open_epoch_store, put
+from tests.store.crashes import Crash, CrashingDisk
+from tests.store.support import log_bytes
+from trioha.errors import RemoteProtocolError
+from trioha.ha.autoswitch.epoch_session import EpochSession
+from trioha.ha.autoswitch.frames import (
+    MasterHandshake,
+    MasterStreamDecoder,
+    TransferHeader,
+    encode_master_handshake,
+    encode_transfer_header,
+)
+from trioha.ha.replication_session import ReplicationError, ReplicationSettings
+from trioha.recording.events import CloseReason
+from trioha.store.epochs import EpochEntry
+from trioha.store.replica import ReplicaAppender
+
+FILE_BYTES = 4096
+BROKERS = 3
+
+
+def open_small_store(root):
+    return open_epoch_store(root, file_bytes=FILE_BYTES)
+
+
+def session_of(store, *, tail_check_bytes=1024, confirmed=None):
+    return EpochSession(
+        store.commit_log,
+        ReplicationSettings(tail_check_bytes=tail_check_bytes),
+        epochs=store.epochs,
+        cut=store.cut,
+        on_confirm=(confirmed if confirmed is not None else []).append,
+    )
+
+
+def handshake_of(store):
+    return MasterHandshake(store.commit_log.max_offset, store.epochs.last_epoch, store.epochs.entries)
+
+
+def follow(session, slave, master, *, batch_bytes=500, frames_max=None):
+    """One connection on which up to `frames_max` frames arrive.
+
+    Checks at each step that only bytes that both logs have are acknowledged.
+    """
+    session.begin()
+    session.receive_handshake(handshake_of(master))
+    theirs = log_bytes(master.commit_log)
+
+    def check():
+        ack_offset = session.ack_offset
+        assert log_bytes(slave.commit_log)[:ack_offset] == theirs[:ack_offset]
+        if session.is_checked:
+            assert theirs.startswith(log_bytes(slave.commit_log))
+
+    check()
+    frames = frames_of(master, session.ack_offset, batch_bytes=batch_bytes, confirm=len(theirs))
+    for number, (header, body) in enumerate(frames):
+        if number == frames_max:
+            break
+        session.receive_header(header)
+        session.receive_body(memoryview(bytearray(body)), confirm_offset=header.confirm_offset)
+        check()
+
+
+STEPS = st.lists(
+    st.tuples(
+        # who is elected; how many messages it stores; what each other one receives of them
+        st.integers(0, BROKERS - 1),
+        st.integers(0, 9),
+        st.lists(st.one_of(st.none(), st.integers(0, 12)), min_size=BROKERS, max_size=BROKERS),
+        st.sampled_from([100, 500, 1 << 20]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@define
+class History:
+    """Brokers of one group whose masters change at any time."""
+
+    stores: list
+    epoch: int = 0
+    number: int = 0
+
+    def elect(self, broker, messages):
+        self.epoch += 1
+        begin_epoch(self.stores[broker], self.epoch)
+        for _ in range(messages):
+            self.number += 1
+            put(self.stores[broker], b"%d of %d" % (self.number, self.epoch) * (10 + 37 * self.number % 90))
+
+    def replicate(self, broker, master, **options):
+        """Let `broker` follow; whether nothing of its log had to be set aside or refused."""
+        store = self.stores[broker]
+        before = log_bytes(store.commit_log), epochs_of(store)
+        reason = CloseReason.NONE
+        try:
+            follow(session_of(store), store, self.stores[master], **options)
+        except ReplicationError as error:
+            reason = error.reason
+        if reason is not CloseReason.NONE:
+            # Elections without the sync-state set's rules leave logs that have nothing in common.
+            assert reason in {CloseReason.LOG_RESTARTED, CloseReason.DIVERGED}
+            assert not {entry for entry in before[1] if entry[1]} & set(epochs_of(self.stores[master]))
+            assert (log_bytes(store.commit_log), epochs_of(store)) == before
+            return False
+        return True
+
+
+@settings(max_examples=40, deadline=None)
+@given(STEPS)
+def test_after_any_history_of_masters_a_slaves_log_is_a_prefix_of_its_masters(steps):
+    with tempfile.TemporaryDirectory() as folder, resources_closed():
+        history = History([open_small_store(Path(folder) / str(number)) for number in range(BROKERS)])
+        for master, messages, received, batch_bytes in steps:
+            history.elect(master, messages)
+            for broker, frames_max in enumerate(received):
+                if broker == master or frames_max is None:
+                    continue
+                history.replicate(broker, master, frames_max=frames_max, batch_bytes=batch_bytes)
+        master = steps[-1][0]
+        master_log = log_bytes(history.stores[master].commit_log)
+        for broker, store in enumerate(history.stores):
+            if broker != master and history.replicate(broker, master):
+                assert log_bytes(store.commit_log) == master_log
+                own = [entry for entry in epochs_of(store) if entry[1] < len(master_log)]
+                assert own == [
+                    entry for entry in epochs_of(history.stores[master]) if entry[1] < len(master_log)
+                ]
+
+
+def test_after_a_crash_at_any_call_of_the_cut_the_slave_follows_as_if_there_was_none(tmp_path):
+    with resources_closed():
+        master, template = (open_small_store(tmp_path / name) for name in ("master", "template"))
+        begin_epoch(master, 1)
+        put(master, *(b"%d" % number * 50 for number in range(40)))
+        follow(session_of(template), template, master)
+        begin_epoch(template, 2)
+        put(template, *(b"orphan" * 40 for _ in range(40)))
+        begin_epoch(master, 3)
+        put(master, *(b"new" * 30 for _ in range(10)))
+        expected = log_bytes(master.commit_log)
+    crashes = 0
+    while True:
+        copy = Path(shutil.copytree(tmp_path / "template", tmp_path / f"crash-{crashes}"))
+        is_crashed = False
+        with resources_closed():
+            master, store = open_small_store(tmp_path / "master"), open_small_store(copy)
+            session = session_of(store)
+            before = log_bytes(store.commit_log)
+            with CrashingDisk(crashes).in_use():
+                try:
+                    follow(session, store, master)
+                except Crash:
+                    is_crashed = True
+        with resources_closed():
+            master, store = open_small_store(tmp_path / "master"), open_small_store(copy)
+            after = log_bytes(store.commit_log)
+            # Uncut, or a prefix of the master's: never a mix.
+            assert after == before or expected.startswith(after)
+            follow(session_of(store), store, master)
+            assert log_bytes(store.commit_log) == expected
+            assert epochs_of(store) == epochs_of(master)
+        shutil.rmtree(copy)
+        if not is_crashed:
+            break
+        crashes += 1
+    assert crashes >= 20
+
+
+def test_a_connection_that_ends_inside_a_record_leaves_no_entry_beyond_the_logs_end(tmp_path):
+    master, store = (open_small_store(tmp_path / name) for name in ("master", "slave"))
+    begin_epoch(master, 1)
+    put(master, b"a" * 700)
+    begin_epoch(master, 2)
+    put(master, b"b")
+    session = session_of(store)
+    session.begin()
+    session.receive_handshake(handshake_of(master))
+    (header, body), *_ = frames_of(master, 0)
+    session.receive_header(header)
+    session.receive_body(memoryview(body)[:-1], confirm_offset=0)
+    assert store.commit_log.is_empty
+    follow(session, store, master)
+    assert epochs_of(store) == epochs_of(master)
+    assert log_bytes(store.commit_log) == log_bytes(master.commit_log)
+
+
+def test_the_confirm_offset_is_never_beyond_the_own_log_and_goes_back_with_a_cut(tmp_path):
+    master, store = (open_small_store(tmp_path / name) for name in ("master", "slave"))
+    begin_epoch(master, 1)
+    shared = put(master, b"a" * 700)
+    confirmed = []
+    session = session_of(store, confirmed=confirmed)
+    follow(session, store, master)
+    assert confirmed[-1] == session.confirm_offset == shared
+    begin_epoch(store, 2)
+    put(store, b"orphan")
+    session.receive_confirm(1 << 40)
+    assert session.confirm_offset == store.commit_log.max_offset > shared
+    begin_epoch(master, 3)
+    session.begin()
+    session.receive_handshake(handshake_of(master))
+    session.receive_body(memoryview(log_bytes(master.commit_log)[1:]), confirm_offset=shared - 1)
+    assert confirmed[-2:] == [shared, shared - 1]
+    assert epochs_of(store) == [(1, 0), (3, shared)]
+
+
+def test_an_epoch_that_begins_inside_a_record_is_dropped_with_the_part_of_the_record(tmp_path):
+    master, store = (open_small_store(tmp_path / name) for name in ("master", "slave"))
+    begin_epoch(master, 1)
+    first_end = put(master, b"a" * 700)
+    put(master, b"b" * 700)
+    session = session_of(store)
+    session.begin()
+    epochs = (EpochEntry(1, 0), EpochEntry(2, first_end + 50))
+    session.receive_handshake(MasterHandshake(master.commit_log.max_offset, 2, epochs))
+    session.receive_header(TransferHeader(0, first_end + 100, 2, first_end + 50, 0))
+    session.receive_body(memoryview(log_bytes(master.commit_log))[: first_end + 100], confirm_offset=0)
+    assert store.commit_log.max_offset == first_end
+    session.begin()
+    assert epochs_of(store) == [(1, 0)]
+
+
+def test_an_own_epoch_without_bytes_is_dropped_for_the_masters(tmp_path):
+    """It was elected at the log's end, and stored nothing before the next master was."""
+    master, store = (open_small_store(tmp_path / name) for name in ("master", "slave"))
+    begin_epoch(master, 1)
+    put(master, b"a" * 700)
+    follow(session_of(store), store, master)
+    begin_epoch(store, 2)
+    put(master, b"more of epoch 1")
+    begin_epoch(master, 3)
+    put(master, b"of epoch 3")
+    follow(session_of(store), store, master)
+    assert epochs_of(store) == epochs_of(master)
+    assert log_bytes(store.commit_log) == log_bytes(master.commit_log)
+
+
+def test_a_master_that_begins_at_a_files_start_is_followed_from_there(tmp_path):
+    """It need not have the file before, so nothing is compared."""
+    master, store = (open_small_store(tmp_path / name) for name in ("master", "slave"))
+    begin_epoch(master, 1)
+    while master.commit_log.max_offset < FILE_BYTES:
+        put(master, b"a" * 700)
+    session = session_of(store)
+    session.begin()
+    session.receive_handshake(handshake_of(master))
+    for header, body in frames_of(master, 0):
+        if header.offset < FILE_BYTES:
+            session.receive_header(header)
+            session.receive_body(memoryview(body), confirm_offset=0)
+    assert store.commit_log.max_offset == FILE_BYTES
+    master.commit_log.delete_first_file()
+    session.begin()
+    assert session.receive_handshake(handshake_of(master)) == FILE_BYTES
+    assert session.is_checked
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_whatever_is_changed_in_a_masters_stream_only_the_connection_ends(data):
+    with tempfile.TemporaryDirectory() as folder, resources_closed():
+        master, store = (open_small_store(Path(folder) / name) for name in ("master", "slave"))
+        begin_epoch(master, 1)
+        put(master, b"a" * 300, b"b" * 200)
+        follow(session_of(store), store, master)
+        put(store, b"orphan")
+        begin_epoch(master, 2)
+        put(master, b"c" * 300)
+        stream = bytearray(encode_master_handshake(handshake_of(master)))
+        for header, body in frames_of(master, 1, batch_bytes=data.draw(st.integers(50, 900))):
+            stream += encode_transfer_header(header) + body
+        for at in data.draw(st.lists(st.integers(0, len(stream) - 1), min_size=1, max_size=3)):
+            stream[at] ^= data.draw(st.integers(1, 255))
+        session = session_of(store)
+        for _ in range(2):
+            session.begin()
+            decoder = MasterStreamDecoder(body_bytes_max=FILE_BYTES, joined_within_bytes=FILE_BYTES)
+            decoder.feed(bytearray(stream))
+            with suppress(RemoteProtocolError, ReplicationError):
+                while (event := decoder.next_event()) is not None:
+                    if isinstance(event, MasterHandshake):
+                        session.receive_handshake(event)
+                    elif isinstance(event, TransferHeader):
+                        session.receive_header(event)
+                    else:
+                        session.receive_body(event.data, confirm_offset=event.confirm_offset)
+                    assert session.ack_offset <= store.commit_log.max_offset
+        starts = [start for _, start in epochs_of(store)]
+        assert starts == sorted(set(starts))
+        before = log_bytes(store.commit_log)
+    with tempfile.TemporaryDirectory() as folder, resources_closed():
+        copy = open_small_store(Path(folder) / "copy")
+        if before:
+            # All of it is whole records.
+            ReplicaAppender(copy.commit_log).append(memoryview(before))
+        assert copy.commit_log.max_offset == len(before)

@@ -1,0 +1,447 @@
+"""The rules by which a slave follows the master of an epoch, without I/O but the store's (spec ha 5.2, 5.3).
+
+Theory of operation. Masters change; each one's bytes are an epoch of the log. On each connection the master
+lists its epochs, and the session makes the own log a prefix of the master's in these steps:
+
+| step | state of the own log | ends |
+|---|---|---|
+| 1 handshake | as it was | `receive_handshake` finds the consistent point: before it both logs are the same by their epochs |
+| 2 tail check | as it was | the bytes before the consistent point equal the master's |
+| 3 cut | ends at the consistent point, on disk; epochs of cut bytes are dropped | at once |
+| 4 new bytes | grows by whole, checked records | with the connection |
+
+Invariants, at each moment and after each crash:
+
+- Nothing is cut before the bytes before it were compared: a peer with other bytes (another group, a restored
+  disk) ends the connection at step 2 as DIVERGED, and the own log is as it was. RocketMQ trusts equal epochs.
+  Only at the start of a file is nothing compared, since a master may have deleted the file before.
+- Nothing is acknowledged beyond what was compared, nor anything that will be cut: until step 4 the report is
+  where the tail check starts.
+- The cut is on disk before anything new is: a cut that fails ends the node (`failed_cut`).
+- An epoch's entry is on disk before its first byte is in the log, so no byte ever counts as another epoch's;
+  entries beyond the log's end are dropped when a connection begins.
+
+Where no byte is in common, but both logs begin at byte 0 of older epochs, the whole log would be cut: then
+`LOG_RESTARTED` ends the connection, and the slave sets the log aside in place of a cut. Where nothing is known
+to be in common (no epoch is in both lists), a GAP_REASON does, and trioha.haGapPolicy says what happens. A log
+without epochs is one of a broker that had no controller: it follows if its tail equals the master's.
+
+Epochs come from the master's handshake, which lists them all. RocketMQ takes them from the headers of frames
+instead, where an epoch that arrives in exactly one frame has no header of its own (spec ha 5.2): the frame
+that reaches its end names the next one. Here a header only has to name a known epoch, or a new one that begins
+with this very frame; any other ends the connection, and the next handshake says what there is (PROBED).
+"""  # noqa: E501 - lines of a table
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from trioha.config.model import HaVerify
+from trioha.errors import RemoteProtocolError, StoreError
+from trioha.ha.autoswitch.frames import NO_OFFSET, MasterHandshake, TransferHeader
+from trioha.ha.replication_session import EMPTY_HEARTBEATS_MAX, ReplicationError, ReplicationSettings
+from trioha.numbers import I64
+from trioha.recording.events import CloseReason
+from trioha.store.commit_log import CommitLog
+from trioha.store.epochs import EpochEntry, EpochLog, EpochTable
+from trioha.store.record import RecordError
+from trioha.store.replica import ReplicaAppender
+
+log = structlog.get_logger(__name__)
+
+NEVER = I64.high
+"""Beyond every offset."""
+_SHOWN_MAX = 8
+
+
+class EpochSession:
+    """Replicates the logs of changing masters into the own one, over one connection after the other."""
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        settings: ReplicationSettings,
+        *,
+        epochs: EpochLog,
+        cut: Callable[[int], None],
+        on_confirm: Callable[[int], None],
+    ) -> None:
+        """`cut` is `MessageStore.cut`. `on_confirm` is called with each other confirm offset.
+
+        Of `settings`, `start` is not used: the master decides where an empty slave starts.
+        """
+        self._log = commit_log
+        self._epochs = epochs
+        self._cut = cut
+        self._on_confirm = on_confirm
+        self._tail_check_bytes = settings.tail_check_bytes
+        self._appender = ReplicaAppender(commit_log, boundaries_only=settings.verify is HaVerify.FRAME)
+        self.failed_cut: StoreError | None = None
+        """Why a cut could not be completed: the log must not be used any more."""
+        self.confirm_offset = -1
+        """End of what all of the sync-state set hold, as far as the own log has it; -1 before the first."""
+        self._known = EpochTable()
+        """The master's epochs."""
+        self._label = (-1, -1)
+        """Epoch and start of the last header, which is known."""
+        self._adopts_at_offset = NEVER
+        """Where the next epoch begins that the own list does not have yet."""
+        self._request_offset = 0
+        """The first report of the connection: until step 4 only this may be acknowledged."""
+        self._consistent_offset = 0
+        """Both logs are the same before it, by their epochs; the own log is cut here."""
+        self._compared_offset = 0
+        """Next byte of the tail check."""
+        self._is_joined = False
+        """Whether the own log is a prefix of the master's: steps 1 to 3 are over."""
+        self._awaited_end_offset = 0
+        """End of the master's log at the handshake, until the first bytes after it: they must come."""
+        self._empty_heartbeats = 0
+        """Heartbeats in their place."""
+
+    def begin(self) -> int:
+        """Begin a new connection; returns the end of the own log. Raises StoreError."""
+        log_ = self._log
+        if self.failed_cut is not None:
+            raise self.failed_cut
+        self._appender.discard()
+        self._is_joined = False
+        self._empty_heartbeats = 0
+        self._request_offset = 0
+        self._label = (-1, -1)
+        if log_.is_empty and log_.max_offset:
+            # An earlier master began here and sent nothing.
+            log_.start_at(0)
+        # The master ended before the first byte of an epoch came.
+        self._epochs.truncate_suffix(0 if log_.is_empty else log_.max_offset + 1)
+        return log_.max_offset
+
+    @property
+    def ack_offset(self) -> int:
+        """What may be acknowledged now: until the logs are joined only the request."""
+        return self._log.max_offset if self._is_joined else self._request_offset
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether the own log is a prefix of the master's."""
+        return self._is_joined
+
+    @property
+    def next_offset(self) -> int:
+        """Offset that the next frame must have."""
+        return self._appender.next_offset if self._is_joined else self._compared_offset
+
+    # -- handshake -----------------------------------------------------------------------------------------
+
+    def receive_handshake(self, handshake: MasterHandshake, *, at_most: int | None = None) -> int:
+        """Find the consistent point; returns the first report, which is at most `at_most` if that is given.
+
+        Raises RemoteProtocolError for epochs that no log has, ReplicationError if the own log cannot be cut
+        to a prefix of the master's, StoreError.
+        """
+        self._known = self._checked_epochs(handshake)
+        log_ = self._log
+        self._awaited_end_offset = handshake.max_offset
+        self._consistent_offset = self._find_consistent_offset(handshake)
+        if log_.is_empty:
+            self._request_offset = 0
+        else:
+            self._request_offset = self._tail_start(self._consistent_offset)
+            if at_most is not None:
+                self._request_offset = max(min(self._request_offset, at_most), log_.min_offset, 1)
+        self._compared_offset = min(self._request_offset, self._consistent_offset)
+        if self._compared_offset == self._consistent_offset:
+            self._join()
+        return self._request_offset
+
+    def _checked_epochs(self, handshake: MasterHandshake) -> EpochTable:
+        try:
+            known = EpochTable(handshake.epochs)
+        except ValueError as error:
+            raise RemoteProtocolError(f"handshake of a master: {error}") from error
+        end_offset = handshake.max_offset
+        if end_offset > I64.high - 2 * self._log.file_bytes:
+            raise RemoteProtocolError(f"handshake of a master whose log ends at {end_offset}")
+        if known.entries and known.entries[-1].start_offset > end_offset:
+            raise RemoteProtocolError(
+                f"handshake of a master whose log ends at {end_offset}, before its {known.entries[-1]}"
+            )
+        return known
+
+    def _find_consistent_offset(self, handshake: MasterHandshake) -> int:
+        log_ = self._log
+        if log_.is_empty:
+            return log_.max_offset
+        max_offset = log_.max_offset
+        own, theirs = self._epochs.table, self._known
+        if not own.entries:
+            # The log of a broker that had no controller.
+            if max_offset > handshake.max_offset:
+                raise ReplicationError(
+                    CloseReason.AHEAD,
+                    f"own log has no epochs and ends at {max_offset}, the master's at {handshake.max_offset}",
+                    offset=handshake.max_offset,
+                )
+            return max_offset
+        offset = own.consistent_offset(max_offset, theirs.entries, handshake.max_offset)
+        if offset is None:
+            self._handle_nothing_in_common(theirs)
+            offset = 0
+        if offset <= log_.min_offset:
+            raise ReplicationError(
+                CloseReason.LOG_RESTARTED,
+                f"own log [{log_.min_offset}, {max_offset}) and the master's differ from {offset} on",
+                offset=offset,
+            )
+        if log_.first_record_from(offset) != offset:
+            raise ReplicationError(
+                CloseReason.DIVERGED,
+                f"own log must be cut at {offset} to follow the master's, where no record of it starts",
+                offset=offset,
+            )
+        return offset
+
+    def _handle_nothing_in_common(self, theirs: EpochTable) -> None:
+        """No epoch is in both lists. Returns if that is because the own epochs are none of the master's."""
+        log_ = self._log
+        own = self._epochs.table
+        if theirs.entries:
+            first = theirs.entries[0]
+            if first.start_offset == log_.min_offset == 0 and first.epoch > own.last_epoch:
+                # The master was elected before any byte of the own epochs reached it.
+                return
+            if first.start_offset > log_.max_offset:
+                raise ReplicationError(
+                    CloseReason.GAP,
+                    f"the epochs that the master knows begin at {first.start_offset}, own log ends at "
+                    f"{log_.max_offset}",
+                    offset=first.start_offset,
+                )
+        raise ReplicationError(
+            CloseReason.DIVERGED,
+            f"no epoch in common: own {_shown(own)}, the master's {_shown(theirs)}",
+            offset=log_.max_offset,
+        )
+
+    def _tail_start(self, end_offset: int) -> int:
+        """Where the tail check starts, in the file that ends at or holds `end_offset`.
+
+        Not 0, which would request the master's first byte, or its last file.
+        """
+        log_ = self._log
+        if not self._tail_check_bytes or end_offset % log_.file_bytes == 0:
+            # The master need not have the file before, if its log begins here.
+            return end_offset
+        file_start = end_offset - end_offset % log_.file_bytes
+        wanted = max(end_offset - self._tail_check_bytes, file_start, 1)
+        if wanted == 1:
+            return 1
+        start = log_.first_record_from(wanted)
+        if start >= end_offset:
+            # The last record is longer than the check.
+            start = max(log_.last_record_offset(before=end_offset), 1)
+        return start
+
+    def _join(self) -> None:
+        """Cut the own log to the consistent point, on disk; what follows are the master's bytes."""
+        log_ = self._log
+        offset = self._consistent_offset
+        if not log_.is_empty:
+            if offset < log_.max_offset:
+                log.warning(
+                    "log is cut to the consistent point",
+                    end_offset=offset,
+                    bytes=log_.max_offset - offset,
+                    own=_shown(self._epochs.table),
+                    master=_shown(self._known),
+                )
+                try:
+                    self._cut(offset)
+                except StoreError as error:
+                    self.failed_cut = error
+                    raise
+                if self.confirm_offset > offset:
+                    self._confirm(offset)
+            elif any(
+                entry.start_offset >= offset and entry not in self._known.entries
+                for entry in self._epochs.entries
+            ):
+                self._epochs.truncate_suffix(offset)
+        self._is_joined = True
+        self._find_next_epoch()
+        if not log_.is_empty:
+            self._adopt_epochs(log_.max_offset)
+
+    # -- epochs --------------------------------------------------------------------------------------------
+
+    def _check_label(self, header: TransferHeader) -> None:
+        """The header must name a known epoch, or a new one that begins with its frame."""
+        entry = EpochEntry(header.epoch, header.epoch_start_offset)
+        if entry in self._known.entries:
+            return
+        if not self._known.entries and header.body_bytes == 0 and header.epoch < 0:
+            # A master without epochs has nothing to name.
+            return
+        if header.epoch_start_offset != max(header.offset, 0) or header.epoch <= self._known.last_epoch:
+            raise ReplicationError(
+                CloseReason.PROBED,
+                f"the master's {entry} is not in its handshake, and does not begin with its frame at "
+                f"{header.offset}: another handshake lists its epochs",
+                offset=header.offset,
+            )
+        try:
+            self._known = self._known.append(entry.epoch, entry.start_offset)
+        except ValueError as error:
+            raise RemoteProtocolError(f"frame at {header.offset}: {error}") from error
+        if self._is_joined:
+            self._find_next_epoch()
+
+    def _find_next_epoch(self) -> None:
+        """Find the first of the master's epochs that the own list does not have."""
+        last_epoch = self._epochs.last_epoch
+        self._adopts_at_offset = next(
+            (entry.start_offset for entry in self._known.entries if entry.epoch > last_epoch), NEVER
+        )
+
+    def _adopt_epochs(self, end_offset: int) -> None:
+        """Put the epochs that begin up to `end_offset` on disk, before their bytes are in the log."""
+        if end_offset < self._adopts_at_offset:
+            return
+        own, known = self._epochs.table, self._known
+        if not own.entries:
+            # Of a log that begins later, not those of bytes before it.
+            known = known.truncate_prefix(self._log.min_offset)
+        for entry in known.entries:
+            if entry.epoch > own.last_epoch and entry.start_offset <= end_offset:
+                self._epochs.append(entry.epoch, entry.start_offset)
+        self._find_next_epoch()
+
+    # -- frames --------------------------------------------------------------------------------------------
+
+    def receive_header(self, header: TransferHeader) -> None:
+        """Check the header of the next frame. Raises ReplicationError if the frame does not continue the log,
+        RemoteProtocolError, StoreError."""
+        log_ = self._log
+        file_bytes = log_.file_bytes
+        offset = header.offset
+        if offset > I64.high - 2 * file_bytes:
+            raise ReplicationError(
+                CloseReason.BAD_SIZE, f"frame at {offset}: no log is so long", offset=offset
+            )
+        if offset == NO_OFFSET:
+            if not log_.is_empty:
+                raise ReplicationError(
+                    CloseReason.AHEAD, f"own log ends at {log_.max_offset}, the master has none", offset=0
+                )
+        elif offset != self.next_offset:
+            self._handle_other_offset(header)
+        label = (header.epoch, header.epoch_start_offset)
+        if label != self._label:
+            self._check_label(header)
+            self._label = label
+        if offset == NO_OFFSET:
+            return
+        if offset % file_bytes + header.body_bytes > file_bytes:
+            raise ReplicationError(
+                CloseReason.BAD_SIZE,
+                f"frame of {header.body_bytes} bytes at {offset} crosses a file's end",
+                offset=offset,
+            )
+        if header.body_bytes:
+            self._awaited_end_offset = 0
+            return
+        if not log_.is_empty and offset < self._awaited_end_offset:
+            self._handle_missing_bytes()
+        if self._is_joined:
+            if not log_.is_empty:
+                self._adopt_epochs(log_.max_offset)
+            self.receive_confirm(header.confirm_offset)
+
+    def _handle_other_offset(self, header: TransferHeader) -> None:
+        """An empty log begins where the master does; any other must be continued."""
+        log_ = self._log
+        offset, expected = header.offset, self.next_offset
+        if log_.is_empty and offset > expected == log_.max_offset and offset % log_.file_bytes == 0:
+            log_.start_at(offset)
+            self._find_next_epoch()
+            return
+        if header.body_bytes == 0 and not log_.is_empty:
+            # A trioha master answers a request outside of its log with the end that is nearer.
+            raise ReplicationError(
+                CloseReason.GAP if offset > expected else CloseReason.AHEAD,
+                f"asked the master for {expected}, its log {'begins' if offset > expected else 'ends'} at "
+                f"{offset}; own log ends at {log_.max_offset}",
+                offset=offset,
+            )
+        raise ReplicationError(
+            CloseReason.OFFSET_MISMATCH,
+            f"master pushed offset not equal the max phy offset in slave, SLAVE: {expected} MASTER: {offset}",
+            offset=offset,
+        )
+
+    def _handle_missing_bytes(self) -> None:
+        """Handle a heartbeat where bytes must follow first: the master may have deleted them."""
+        self._empty_heartbeats += 1
+        if self._empty_heartbeats >= EMPTY_HEARTBEATS_MAX:
+            raise ReplicationError(
+                CloseReason.GAP,
+                f"the master has nothing at {self.next_offset}, although its log goes on to "
+                f"{self._awaited_end_offset}: it begins behind that",
+                offset=self.next_offset,
+            )
+
+    def receive_body(self, data: memoryview, *, confirm_offset: int) -> None:
+        """Compare or append bytes of the frame. Raises ReplicationError if they differ from the own ones or
+        are not records, StoreError if the own disk refuses them or the cut.
+        """
+        if not self._is_joined:
+            data = data[self._compare(data) :]
+            if self._compared_offset < self._consistent_offset:
+                return
+            self._join()
+        if data:
+            self._adopt_epochs(self._appender.next_offset + len(data))
+            try:
+                self._appender.append(data)
+            except RecordError as error:
+                raise ReplicationError(
+                    CloseReason.BAD_RECORD, str(error), offset=self._log.max_offset
+                ) from error
+        self.receive_confirm(confirm_offset)
+
+    def _compare(self, data: memoryview) -> int:
+        """Compare with the own tail up to the consistent point; returns the number of bytes compared."""
+        compared = 0
+        while (left_bytes := min(len(data) - compared, self._consistent_offset - self._compared_offset)) > 0:
+            with self._log.read(self._compared_offset, left_bytes) as slice_:
+                own = bytes(slice_)
+            theirs = bytes(data[compared : compared + len(own)])
+            if own != theirs:
+                at = next(index for index in range(len(own)) if own[index] != theirs[index])
+                raise ReplicationError(
+                    CloseReason.DIVERGED,
+                    f"own log and the master's differ at offset {self._compared_offset + at}, although their "
+                    f"epochs say that they are the same up to {self._consistent_offset}",
+                    offset=self._compared_offset + at,
+                )
+            self._compared_offset += len(own)
+            compared += len(own)
+        return compared
+
+    def receive_confirm(self, confirm_offset: int) -> None:
+        """The master's confirm offset, of which the own log may have less."""
+        offset = min(confirm_offset, self._log.max_offset)
+        if offset != self.confirm_offset and offset >= 0:
+            self._confirm(offset)
+
+    def _confirm(self, offset: int) -> None:
+        self.confirm_offset = offset
+        self._on_confirm(offset)
+
+
+def _shown(table: EpochTable) -> str:
+    """The newest epochs of a table, for a log line."""
+    entries = [f"{entry.epoch}-{entry.start_offset}" for entry in table.entries[-_SHOWN_MAX:]]
+    return " ".join((["..."] if len(table.entries) > _SHOWN_MAX else []) + entries) or "none"

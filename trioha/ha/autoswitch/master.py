@@ -1,0 +1,178 @@
+"""The master's side of replication in controller mode: serves slaves by RocketMQ's AutoSwitch HA protocol.
+
+Theory of operation. Listeners, admission, TLS, probes, pushes and polls are those of `HaMaster`; the
+connections have handshakes and epochs (`ha.autoswitch.connection`), and a replica is its broker id. Each id
+has one connection. A newer one takes its place (REPLACED): a slave that was cut off connects again before its
+old connection's silence is noticed, and must not wait for that. With TLS the id belongs to the certificate of
+its open connection; a peer with another one, or with the master's own id, is refused.
+
+An object lasts for one life of the master: the connections end with it, and what it sent is forgotten.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final, Protocol
+
+import structlog
+import trio
+
+from trioha.ha.admission import AdmissionSettings
+from trioha.ha.autoswitch.connection import AutoSwitchConnection
+from trioha.ha.autoswitch.frames import SlaveHandshake
+from trioha.ha.connection import HaConnection, PeerIdentity
+from trioha.ha.master import HaMaster
+from trioha.ha.set_commit import SetReplicas
+from trioha.ha.settings import HaSettings
+from trioha.ha.sync_state_set import Proposal, SyncStateSet
+from trioha.recording.events import CloseReason, EventSink, HaState
+from trioha.store.commit_log import CommitLog
+from trioha.store.epochs import EpochTable
+
+log = structlog.get_logger(__name__)
+
+FIRST_TICK_S: Final = 3.0
+TICK_S: Final = 5.0
+"""When the set is looked at (spec ha 5.5)."""
+
+
+class AutoSwitchMaster(HaMaster):
+    """Serves the log to slaves in controller mode."""
+
+    def __init__(
+        self,
+        *,
+        commit_log: CommitLog,
+        replicas: SetReplicas,
+        settings: HaSettings,
+        sink: EventSink,
+        epochs: Callable[[], EpochTable],
+        admission: AdmissionSettings | None = None,
+        tls: ssl.SSLContext | None = None,
+        connection_ids: Iterator[int] | None = None,
+    ) -> None:
+        """`epochs` returns the log's epochs as of now; the last one is the master's."""
+        super().__init__(
+            commit_log=commit_log,
+            replicas=replicas,
+            settings=settings,
+            sink=sink,
+            admission=admission,
+            tls=tls,
+            connection_ids=connection_ids,
+        )
+        self._set_replicas = replicas
+        self._epochs = epochs
+
+    def _connection(
+        self, stream: trio.abc.Stream, *, peer: PeerIdentity, on_state: Callable[[HaState], None]
+    ) -> HaConnection:
+        return AutoSwitchConnection(
+            stream,
+            peer=peer,
+            commit_log=self._log,
+            replicas=self._set_replicas,
+            settings=self._settings,
+            sink=self._sink,
+            on_state=on_state,
+            epochs=self._epochs,
+            admit=self._admit,
+        )
+
+    def _admit(self, connection: AutoSwitchConnection, handshake: SlaveHandshake) -> CloseReason | None:
+        """Why the handshake is refused; None if not, then `connection` is the only one of its broker id."""
+        broker_id, peer = handshake.broker_id, connection.peer
+        if broker_id == self._set_replicas.set.own_id:
+            log.warning(f"slave[{peer.address}] refused: it has this master's broker id {broker_id}")
+            return CloseReason.NOT_ALLOWED
+        for other in self._connections.values():
+            if (
+                other is connection
+                or not isinstance(other, AutoSwitchConnection)
+                or other.handshake is None
+                or other.handshake.broker_id != broker_id
+                or not other.progress.is_open
+            ):
+                continue
+            if peer.certificate != other.peer.certificate:
+                log.warning(
+                    f"slave[{peer.address}] refused: broker {broker_id} has another certificate",
+                    certificate=peer.certificate,
+                    connected=other.peer.certificate,
+                )
+                return CloseReason.NOT_ALLOWED
+            self._set_replicas.ended(other.peer.connection_id, sent_offset=other.progress.sent_offset)
+            other.end(CloseReason.REPLACED)
+        return None
+
+
+class SetDecision(Protocol):
+    """What a controller has."""
+
+    @property
+    def members(self) -> frozenset[int]:
+        """Broker ids."""
+        ...
+
+    @property
+    def set_epoch(self) -> int:
+        """Its epoch."""
+        ...
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the leading controller said so after it was asked for the proposal."""
+        ...
+
+
+Alter = Callable[[frozenset[int], int], Awaitable[SetDecision | None]]
+"""Asks the controller for a set, given the set epoch that it must have. Returns what the controller has after
+that: the new set, or the one of the known epoch if it refused or was not asked at all. None if no answer
+came, or none that decides: it may have accepted."""
+
+
+class SetKeeper:
+    """Asks the controller for the sets that a `SyncStateSet` proposes, and keeps that set's time."""
+
+    def __init__(self) -> None:
+        self._proposal: Proposal | None = None
+        """The next one to ask for."""
+        self._proposed = trio.Event()
+
+    def propose(self, proposal: Proposal) -> None:
+        """For `SyncStateSet`."""
+        self._proposal = proposal
+        self._proposed.set()
+
+    async def run(self, sync_state_set: SyncStateSet, alter: Alter) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tick, sync_state_set)
+            while True:
+                await self._proposed.wait()
+                self._proposed = trio.Event()
+                proposal, self._proposal = self._proposal, None
+                if proposal is not None and proposal == sync_state_set.open_proposal:
+                    await self._ask(sync_state_set, proposal, alter)
+
+    @staticmethod
+    async def _ask(sync_state_set: SyncStateSet, proposal: Proposal, alter: Alter) -> None:
+        asked_s = trio.current_time()
+        decision = await alter(proposal.members, proposal.known_epoch)
+        now_s = trio.current_time()
+        if decision is None:
+            log.warning("no controller decided about a sync-state set", members=sorted(proposal.members))
+            sync_state_set.lost(proposal, now_s=now_s)
+        elif decision.set_epoch > proposal.known_epoch:
+            sync_state_set.decided(decision.members, decision.set_epoch)
+        else:
+            confirmed_s = asked_s if decision.is_confirmed else None
+            sync_state_set.refused(proposal, confirmed_s=confirmed_s, now_s=now_s)
+
+    @staticmethod
+    async def _tick(sync_state_set: SyncStateSet) -> None:
+        await trio.sleep(FIRST_TICK_S)
+        while True:
+            sync_state_set.tick(trio.current_time())
+            await trio.sleep(TICK_S)

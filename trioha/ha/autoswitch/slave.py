@@ -1,0 +1,197 @@
+"""The slave's side of replication in controller mode: follows the master of an epoch (spec ha 5.2).
+
+Theory of operation. All of `trioha.ha.slave` holds: one connection after the other, each within a border,
+with back-offs. The protocol differs: a connection is in HANDSHAKE until the master has listed its epochs, and
+in TRANSFER then. `EpochSession` has the rules. The first report leaves at once after the handshake;
+RocketMQ's slave waits haSendHeartbeatInterval with it, 5 s at each change of the master.
+
+A slave is made for one master and lives until the controller names another role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Final
+
+import trio
+from attrs import frozen
+
+from trioha.ha.autoswitch.epoch_session import EpochSession
+from trioha.ha.autoswitch.frames import (
+    BODY_BYTES_MAX,
+    EpochBodyPart,
+    MasterHandshake,
+    MasterStreamDecoder,
+    SlaveHandshake,
+    TransferHeader,
+    encode_slave_handshake,
+    encode_slave_report,
+)
+from trioha.ha.master_connection import MasterLink
+from trioha.ha.replication_session import ReplicationSettings
+from trioha.ha.slave import HaSlave
+from trioha.recording.events import CloseReason, HaState
+from trioha.store.commit_log import CommitLog
+from trioha.store.epochs import EpochLog
+
+HANDSHAKE_TIMEOUT_S: Final = 5.0
+"""RocketMQ's slave sends its handshake again after so long. An answer that is late on a connection that loses
+nothing will not come: here another connection is made."""
+
+
+def _ignore(_offset: int) -> None:
+    """The confirm offset of a slave whose node does not use it."""
+
+
+@frozen
+class SlaveIdentity:
+    """What a slave tells its master of itself."""
+
+    broker_id: int
+    """The id that the controller gave it."""
+    is_async_learner: bool = False
+    """asyncLearner: it stays outside of the sync-state set."""
+    is_sync_from_last_file: bool = False
+    """syncFromLastFile: while its log is empty it starts with the master's last file, not the first."""
+
+
+class EpochConnection(MasterLink):
+    """A slave's connection in controller mode."""
+
+    first_state: ClassVar = HaState.HANDSHAKE
+
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        *,
+        session: EpochSession,
+        commit_log: CommitLog,
+        identity: SlaveIdentity,
+        **options: Any,
+    ) -> None:
+        """`options` are those of `MasterLink`."""
+        super().__init__(stream, session=session, commit_log=commit_log, **options)
+        self._replication = session
+        self._identity = identity
+        self._handshaken = trio.Event()
+        self._decoder = MasterStreamDecoder(
+            body_bytes_max=min(BODY_BYTES_MAX, commit_log.file_bytes),
+            joined_within_bytes=commit_log.file_bytes,
+        )
+
+    def _first_report(self) -> int:
+        """Begin the session; what is requested is known after the handshake."""
+        return self._replication.begin()
+
+    def _encode_report(self, offset: int) -> bytes:
+        return encode_slave_report(offset)
+
+    @property
+    def _ack_offset(self) -> int:
+        """Nothing may be acknowledged before the handshake."""
+        return super()._ack_offset if self._handshaken.is_set() else -1
+
+    async def _write_reports(self) -> None:
+        """Send the handshake; when it is answered, reports and heartbeats."""
+        identity = self._identity
+        self._outbox.put(
+            encode_slave_handshake(
+                SlaveHandshake(
+                    is_sync_from_last_file=identity.is_sync_from_last_file,
+                    # An observer acknowledges nothing, so it must never be waited for.
+                    is_async_learner=identity.is_async_learner or self._is_observer,
+                    broker_id=identity.broker_id,
+                )
+            )
+        )
+        with trio.move_on_after(HANDSHAKE_TIMEOUT_S):
+            try:
+                await self._outbox.flush()
+            except trio.BrokenResourceError:
+                self._end(CloseReason.IO_ERROR)
+                return
+            await self._handshaken.wait()
+        if not self._handshaken.is_set():
+            self._end(CloseReason.NO_REQUEST)
+            return
+        await super()._write_reports()
+
+    def _receive(self, data: memoryview) -> None:
+        """Append what `data` completes. Raises ReplicationError at a frame that does not continue the log."""
+        decoder, session = self._decoder, self._replication
+        decoder.feed(data)
+        while (event := decoder.next_event()) is not None:
+            match event:
+                case TransferHeader():
+                    session.receive_header(event)
+                    self._after_header(event.offset, event.body_bytes)
+                case EpochBodyPart():
+                    session.receive_body(event.data, confirm_offset=event.confirm_offset)
+                    self._after_body(event.ended)
+                case MasterHandshake():
+                    self._handle_handshake(event)
+
+    def _handle_handshake(self, handshake: MasterHandshake) -> None:
+        at_most = self._observed_offset() if self._is_observer else None
+        self._request_offset = self._replication.receive_handshake(handshake, at_most=at_most)
+        if self._replication.is_checked:
+            self._verdict.clear()
+            self._tail_checked.set()
+        self._enter(HaState.TRANSFER)
+        self._handshaken.set()
+
+
+class AutoSwitchSlave(HaSlave):
+    """Keeps this node's log a prefix of its master's while masters change."""
+
+    def __init__(
+        self,
+        *,
+        commit_log: CommitLog,
+        epochs: EpochLog,
+        cut: Callable[[int], None],
+        identity: SlaveIdentity,
+        replication: ReplicationSettings | None = None,
+        on_confirm: Callable[[int], None] = _ignore,
+        **options: Any,
+    ) -> None:
+        """`epochs` and `cut` are the `MessageStore`'s; `options` are those of `HaSlave`.
+
+        `on_confirm` is called with each other confirm offset, which is never beyond the own log's end. It may
+        go back, with a cut or with another master.
+        """
+        self._replication = EpochSession(
+            commit_log,
+            replication or ReplicationSettings(),
+            epochs=epochs,
+            cut=cut,
+            on_confirm=on_confirm,
+        )
+
+        def make_connection(stream: trio.abc.Stream, **rest: Any) -> EpochConnection:
+            return EpochConnection(stream, session=self._replication, identity=identity, **rest)
+
+        super().__init__(
+            commit_log=commit_log, replication=replication, make_connection=make_connection, **options
+        )
+
+    @property
+    def confirm_offset(self) -> int:
+        """End of what all of the sync-state set hold, as far as the own log has it; -1 if not known."""
+        return self._replication.confirm_offset
+
+    async def run(self) -> None:
+        """Replicate until cancelled, through all faults of master and disk.
+
+        Raises StoreError if a cut of the log cannot be completed: the node has to end, its next start
+        completes the cut.
+        """
+        await super().run()
+
+    def _check_store(self) -> None:
+        if self._replication.failed_cut is not None:
+            raise self._replication.failed_cut
+
+    def _sets_log_aside(self, reason: CloseReason) -> bool:
+        """Also a log of which nothing would be left by the cut that the protocol requires."""
+        return reason is CloseReason.LOG_RESTARTED or super()._sets_log_aside(reason)

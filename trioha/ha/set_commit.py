@@ -1,0 +1,222 @@
+"""Group commit by the sync-state set: what puts of a master in controller mode wait for (spec ha 4.2).
+
+| setting | a put waits for |
+|---|---|
+| allAckInSyncStateSet | the confirm offset, unless the master is alone: all that may be elected hold it |
+| inSyncReplicas above 1 | so many copies, the master's own included, at replicas that may be elected |
+| neither | nothing |
+
+With fewer replicas in sync than minInSyncReplicas a put is refused. With allAckInSyncStateSet, a put that
+waits when the set becomes smaller than that is FLUSH_SLAVE_TIMEOUT at once: without those that left it would
+be PUT_OK with fewer copies than minInSyncReplicas. A put is never SLAVE_NOT_AVAILABLE: a
+replica that is missing now leaves the set within moments, or comes back, and both may end the wait.
+
+A replica is its broker id, from the handshake. What it acknowledges counts from its first report on, for all
+puts that wait: `SetReplicas.bound` keeps acks of an id below what this master sent to it, and what it can
+have had before. (The default plane knows no ids. Its first reports do not count for puts that wait already.)
+Learners and replicas outside of the set never count for puts: what only they hold may be lost with the
+master."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
+from trioha.ha.meter import LagClock
+from trioha.ha.replicas import UNACKED_S_MAX, Replicas
+from trioha.ha.sync_state_set import SyncStateSet
+from trioha.recording.events import EventSink
+from trioha.store.messages import AppendResult
+from trioha.store.put_status import PutStatus
+from trioha.watermark import ReplicatedWatermarks, Wait, Watermark
+
+IDS_MAX: Final = 1024
+"""Broker ids whose sent offsets are kept after their connections have ended."""
+
+
+class SetReplicas(Replicas):
+    """Acknowledged offsets of the replicas of a master in controller mode, by broker id."""
+
+    def __init__(
+        self,
+        sync_state_set: SyncStateSet,
+        *,
+        life_start_offset: int,
+        gap_bytes_max: int,
+        unacked_s_max: float = UNACKED_S_MAX,
+    ) -> None:
+        """`life_start_offset`: the log's end when the node became master. What follows comes from here
+        only."""
+        super().__init__(gap_bytes_max=gap_bytes_max, unacked_s_max=unacked_s_max)
+        self.set = sync_state_set
+        self._life_start_offset = life_start_offset
+        self._ids: dict[int, int] = {}
+        """Broker ids of connections that have handshaken."""
+        self._sent: dict[int, int] = {}
+        """By broker id: end of what was sent to it on connections that have ended."""
+        self._copies = ReplicatedWatermarks()
+        """Acks of the required replicas."""
+        self._acks: dict[int, int] = {}
+        """The last ack of each connected replica, by broker id."""
+        sync_state_set.on_change = self._set_changed
+        self.on_set_changed: Callable[[], None] | None = None
+        """Called when the set, or who is required, has changed; must not raise."""
+
+    def connected(self, connection_id: int, *, broker_id: int, is_learner: bool) -> None:
+        """A connection's handshake has come. An older connection of the id no longer counts."""
+        self._ids[connection_id] = broker_id
+        self._forget_ack(broker_id)
+        self.set.connected(
+            broker_id, connection_id=connection_id, is_learner=is_learner, now_s=trio.current_time()
+        )
+
+    def bound(self, broker_id: int) -> int:
+        """How much a new connection of a replica may report: what this master sent to it, or what it may have
+        had before."""
+        return max(self._life_start_offset, self._sent.get(broker_id, 0))
+
+    def ended(self, connection_id: int, *, sent_offset: int) -> None:
+        """A connection has ended, or another has taken its place; everything before `sent_offset` was
+        sent."""
+        broker_id = self._ids.get(connection_id)
+        if broker_id is not None and sent_offset > self.bound(broker_id):
+            self._sent[broker_id] = sent_offset
+            if len(self._sent) > IDS_MAX:
+                connected = set(self._ids.values()) | self.set.required
+                for one in [one for one in self._sent if one not in connected][: IDS_MAX // 2]:
+                    del self._sent[one]
+
+    def acknowledge(
+        self,
+        connection_id: int,
+        *,
+        replica: str,
+        ack_offset: int,
+        lag_clock: LagClock,
+        is_stable_identity: bool = False,
+        has_unsent: bool = False,
+    ) -> None:
+        """As of `Replicas`; also moves the confirm offset and may ask for another set."""
+        super().acknowledge(
+            connection_id,
+            replica=replica,
+            ack_offset=ack_offset,
+            lag_clock=lag_clock,
+            is_stable_identity=is_stable_identity,
+            has_unsent=has_unsent,
+        )
+        broker_id = self._ids[connection_id]
+        self._acks[broker_id] = ack_offset
+        if broker_id in self.set.required:
+            self._copies.acknowledge(str(broker_id), ack_offset)
+        self.set.acknowledged(
+            broker_id,
+            ack_offset,
+            connection_id=connection_id,
+            lag_clock=lag_clock,
+            now_s=trio.current_time(),
+        )
+
+    def forget(self, connection_id: int) -> None:
+        """The connection has ended; nothing happens if it never shook hands."""
+        super().forget(connection_id)
+        broker_id = self._ids.pop(connection_id, None)
+        if broker_id is None:
+            return
+        if broker_id not in self._ids.values():
+            self._forget_ack(broker_id)
+        self.set.disconnected(broker_id, connection_id=connection_id, now_s=trio.current_time())
+
+    def _forget_ack(self, broker_id: int) -> None:
+        if self._acks.pop(broker_id, None) is not None:
+            self._copies.forget(str(broker_id))
+
+    def _set_changed(self) -> None:
+        required = self.set.required
+        for broker_id, ack_offset in self._acks.items():
+            if broker_id in required:
+                self._copies.acknowledge(str(broker_id), ack_offset)
+            else:
+                self._copies.forget(str(broker_id))
+        if self.on_set_changed is not None:
+            self.on_set_changed()
+
+    def copies(self, k: int) -> Watermark:
+        """What `k` required replicas have reached, the master not counted; lowered if one goes."""
+        return self._copies.copies(k)
+
+    def is_eligible(self, connection_id: int, end_offset: int) -> bool:  # noqa: ARG002
+        """Whether the connection's replica is in the set, at any end offset."""
+        return self._ids.get(connection_id) in self.set.members
+
+    def eligible_count(self, end_offset: int, now_s: float | None = None) -> int:  # noqa: ARG002
+        """Number of connected replicas of the set, the master not counted."""
+        return len(self.set.members.intersection(self._ids.values()))
+
+    def in_sync_count(self, end_offset: int, now_s: float | None = None) -> int:  # noqa: ARG002
+        """Number of replicas in sync, the master not counted (spec ha 4.2)."""
+        return self.set.size - 1
+
+
+class SetGroupCommit(GroupCommit):
+    """Group commit of a master in controller mode: see the module's docstring."""
+
+    def __init__(
+        self,
+        settings: GroupCommitSettings,
+        *,
+        replicas: SetReplicas,
+        flushed: Watermark,
+        sink: EventSink,
+        push: Callable[[], None] | None = None,
+        poll_acks: Callable[[Wait], None] | None = None,
+    ) -> None:
+        """Of `settings`, `copies_needed` is inSyncReplicas less one, and `lowers_need` means nothing."""
+        super().__init__(
+            settings, replicas=replicas, flushed=flushed, sink=sink, push=push, poll_acks=poll_acks
+        )
+        self._set = replicas.set
+        self._set_replicas = replicas
+        self.waits = self.waits or settings.all_in_sync
+        if settings.all_in_sync and settings.copies_min:
+            replicas.set.before_release = self._end_waits_below_min
+
+    def _end_waits_below_min(self) -> None:
+        if self._set.size - 1 < self._settings.copies_min:
+            self._replica_timeouts.end_now()
+
+    def replicated_offset(self, max_offset: int) -> int:  # noqa: ARG002
+        """The confirm offset."""
+        return self._set.confirm_offset
+
+    def _begin_waits(
+        self, appended: AppendResult, request_id: int, started_s: float
+    ) -> tuple[PutStatus, Wait | None, Wait | None]:
+        settings = self._settings
+        start_offset = appended.physical_offset
+        end_offset = start_offset + appended.size
+        mark = None
+        if settings.all_in_sync:
+            need = len(self._set.required) - 1
+            if need:
+                mark = self._set.confirm
+        else:
+            need = settings.copies_needed
+            if need:
+                mark = self._set_replicas.copies(need)
+        if self._is_recorded:
+            self._sink.put_and_wait(
+                offset=end_offset, size=appended.size, request_id=request_id, copies=need + 1
+            )
+        copies = disk = None
+        if mark is not None:
+            self._mark = mark
+            copies = mark.wait_for(end_offset, start_offset=start_offset)
+            self._replica_timeouts.add(copies, started_s)
+        if settings.sync_flush:
+            disk = self._flushed.wait_for(end_offset)
+            self._disk_timeouts.add(disk, started_s)
+        return PutStatus.PUT_OK, copies, disk

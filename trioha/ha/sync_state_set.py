@@ -1,0 +1,334 @@
+"""The sync-state set of a master: the replicas that the controller may make the next master (spec ha 5.5).
+
+Theory of operation. The controller keeps the set, under a set epoch that grows with each change; only it
+changes the set, when the master asks for that. So the master never knows exactly what the controller has: a
+proposal may have been accepted although its answer is under way, or lost. Whatever the controller may have is
+`required`: the known set, the open proposal, and proposals whose answers were lost. A put that waits for all
+in sync waits for all of `required`, and the confirm offset is the end of what all of them hold.
+
+| event | state before | state after |
+|---|---|---|
+| a replica catches up | no open proposal | a proposal with it is open |
+| a member is lost, is overdue, or never connected | no open proposal | one without it is open |
+| any of these | a proposal is open | looked at again when that has ended |
+| the controller has a later set epoch | any | that set is known; nothing is open or uncertain |
+| the controller refuses, or no controller could be asked | a proposal is open | none is; asked again in 1 s |
+| no answer, or an undecided one | a proposal is open | uncertain: stays required, asked again in 1 s |
+| the controller, asked 10 s after that, has the known set epoch | one is uncertain | it is not required |
+
+A controller refuses a proposal that names another set epoch than its own. So an uncertain proposal can no
+longer be accepted once a later set epoch is known; 10 s is far longer than a request survives in a
+controller. Time alone ends no uncertainty: while no controller answers, an uncertain proposal may be the
+controllers' set, and stays required.
+
+Invariants:
+
+1. The controller's set is a part of `required`.
+2. `confirm` never moves back. It moves to what each of `required` has acknowledged, and to the log's end when
+   the master becomes, or stops being, the only one. A member that is not connected, or has not reported yet
+   on its connection, holds it where it is. (RocketMQ's passes over a member that is connected and has not
+   reported.)
+3. A replica is proposed only if it holds all before the confirm offset, before the master's epoch, and before
+   this life. (A master that was restarted within its epoch has confirmed more than its checkpoint says.)
+
+With allAckInSyncStateSet a put is PUT_OK when `confirm` has reached its end, or while the master is the only
+one of `required`. So at each moment all that may be elected hold all that was PUT_OK: by 1 they are in
+`required`; a put that was PUT_OK before one came in is held by it by 3, later ones by 2.
+
+A replica has caught up to the moment when its oldest unacknowledged byte was appended, and to now if there is
+none. RocketMQ takes the time of its last transfer for that, also while bytes that it has sent are not
+acknowledged: a slave that hangs stays in the set of a master for as long as its connection does.
+
+It does no I/O; times are seconds of the caller's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+from attrs import define, frozen
+
+from trioha.ha.meter import LagClock
+from trioha.watermark import Watermark
+
+log = structlog.get_logger(__name__)
+
+NOT_CAUGHT_UP_S_MAX: Final = 15.0
+"""Default of haMaxTimeSlaveNotCatchup."""
+RETRY_S: Final = 1.0
+"""From a refusal or a lost answer to the next proposal, at least."""
+UNCERTAIN_S: Final = 10.0
+"""From a lost answer until a controller will not accept the proposal any more, if it has the known set epoch
+then."""
+
+
+@frozen
+class Proposal:
+    """A set that the controller is asked for."""
+
+    members: frozenset[int]
+    """Broker ids, the master's own included."""
+    known_epoch: int
+    """Set epoch of the known set: the controller refuses the proposal if it has another one."""
+
+
+@define(eq=False)
+class _Link:
+    """The connection of one replica."""
+
+    connection_id: int
+    is_learner: bool
+    connected_s: float
+    ack_offset: int = -1
+    """Its last report; -1 before the first."""
+    lag_clock: LagClock | None = None
+    """When its unacknowledged bytes were appended; None before its first report."""
+
+    def caught_up_s(self, now_s: float) -> float:
+        """Until when it had all that was appended."""
+        if self.lag_clock is None:
+            return self.connected_s
+        oldest_s = self.lag_clock.oldest_s
+        return now_s if oldest_s is None else oldest_s
+
+
+class SyncStateSet:
+    """The sync-state set as its master knows it, for one life of that master."""
+
+    def __init__(
+        self,
+        own_id: int,
+        *,
+        members: frozenset[int],
+        set_epoch: int,
+        epoch_start_offset: int,
+        confirm_offset: int,
+        log_end: Callable[[], int],
+        propose: Callable[[Proposal], None],
+        all_ack: bool = False,
+        not_caught_up_s_max: float = NOT_CAUGHT_UP_S_MAX,
+    ) -> None:
+        """`members` with `set_epoch` is what the controller gave with the role.
+
+        `confirm_offset` is the one of the checkpoint, or what this node knew as a slave; 0 for unknown.
+        `propose` starts a request to the controller; it must not block or raise. Each ends with one call of
+        `decided`, `refused` or `lost`. `all_ack`: allAckInSyncStateSet. `not_caught_up_s_max`:
+        haMaxTimeSlaveNotCatchup.
+        """
+        self.own_id = own_id
+        self.members = members
+        """The known set: broker ids."""
+        self.set_epoch = set_epoch
+        """Its epoch. Only `decided` moves it, only forward."""
+        self.open_proposal: Proposal | None = None
+        """What the controller is asked for now."""
+        self.epoch_start_offset = epoch_start_offset
+        """Where the master's epoch begins. Set it anew when the same master gets a higher epoch."""
+        self.all_ack = all_ack
+        self.on_change: Callable[[], None] | None = None
+        """Called when `members` or `required` has changed; must not raise."""
+        self.before_release: Callable[[], None] | None = None
+        """Called when a replica is no longer required, before `confirm` moves for that; must not raise."""
+        self._uncertain: dict[Proposal, float] = {}
+        """Proposals whose answer was lost, and when."""
+        self._links: dict[int, _Link] = {}
+        """Of connected replicas, by broker id."""
+        self._lost: set[int] = set()
+        """Broker ids whose connection was lost in this life."""
+        self._log_end = log_end
+        self._propose_to = propose
+        self._not_caught_up_s_max = not_caught_up_s_max
+        self._retry_s = 0.0
+        """No proposal before this time."""
+        self.required = frozenset((own_id,)) | members
+        """All that the controller may have in its set: see the module's docstring."""
+        self._others = tuple(self.required - {own_id})
+        self._begun_offset = end = log_end()
+        """The log's end when this life began: an earlier life of the epoch may have confirmed up to it."""
+        self.confirm = Watermark(end if not self._others else min(confirm_offset, end))
+        """End of what each of `required` holds; moves forward only. Not up to date while the master is the
+        only one: use `confirm_offset`."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other replica is required."""
+        return not self._others
+
+    @property
+    def size(self) -> int:
+        """Number of replicas in sync, the master included, for minInSyncReplicas (spec ha 4.2).
+
+        While a proposal is open, that of the larger set.
+        """
+        proposed = 0 if self.open_proposal is None else len(self.open_proposal.members)
+        return max(len(self.members), proposed)
+
+    @property
+    def confirm_offset(self) -> int:
+        """The confirm offset: the log's end if the master is the only one, or without
+        allAckInSyncStateSet."""
+        return self.confirm.offset if self.all_ack and self._others else self._log_end()
+
+    @property
+    def limit(self) -> Watermark | None:
+        """Up to where consume queues may be built; None for the log's end. Ask again in `on_change`."""
+        return self.confirm if self.all_ack and self._others else None
+
+    # -- connections ---------------------------------------------------------------------------------------
+
+    def connected(self, broker_id: int, *, connection_id: int, is_learner: bool, now_s: float) -> None:
+        """A replica's handshake has come; the connection takes the place of an older one of the same id."""
+        self._links[broker_id] = _Link(connection_id, is_learner, now_s)
+        self._lost.discard(broker_id)
+
+    def acknowledged(
+        self, broker_id: int, ack_offset: int, *, connection_id: int, lag_clock: LagClock, now_s: float
+    ) -> None:
+        """A replica has reported that it holds everything before `ack_offset`.
+
+        `lag_clock` is its connection's. The caller bounds the report by what was sent.
+        """
+        link = self._links.get(broker_id)
+        if link is None or link.connection_id != connection_id:
+            return
+        link.ack_offset = ack_offset
+        link.lag_clock = lag_clock
+        if broker_id in self.required:
+            self._update_confirm()
+        if broker_id not in self.members and self.open_proposal is None and now_s >= self._retry_s:
+            self._propose((self.members - self._lost) | self._caught_up(broker_id))
+
+    def disconnected(self, broker_id: int, *, connection_id: int, now_s: float) -> None:
+        """A replica's connection has ended: a member leaves the set at once."""
+        link = self._links.get(broker_id)
+        if link is None or link.connection_id != connection_id:
+            # A newer connection has taken its place.
+            return
+        del self._links[broker_id]
+        self._lost.add(broker_id)
+        if len(self._lost) > len(self.required):
+            self._lost &= self.required
+        if now_s >= self._retry_s:
+            self._propose(self.members - self._lost)
+
+    def tick(self, now_s: float) -> None:
+        """Look at all replicas. Call it 3 s after the start, then each 5 s."""
+        if now_s >= self._retry_s:
+            # The answer to any proposal tells what became of an uncertain one.
+            self._propose(self._wish(now_s), even_if_known=bool(self._uncertain))
+
+    def _wish(self, now_s: float) -> frozenset[int]:
+        """The set as it should be now."""
+        overdue = {
+            broker_id
+            for broker_id in self.members
+            if broker_id != self.own_id
+            and (
+                (link := self._links.get(broker_id)) is None
+                or link.is_learner
+                or now_s - link.caught_up_s(now_s) > self._not_caught_up_s_max
+            )
+        }
+        return (self.members - overdue) | self._caught_up(*(self._links.keys() - self.members))
+
+    def _caught_up(self, *candidates: int) -> set[int]:
+        """Those of `candidates`, connected replicas outside of the set, that may come in: invariant 3."""
+        least = max(self.confirm_offset, self.epoch_start_offset, self._begun_offset)
+        links = self._links
+        return {
+            candidate
+            for candidate in candidates
+            if links[candidate].ack_offset >= least and not links[candidate].is_learner
+        }
+
+    # -- proposals -----------------------------------------------------------------------------------------
+
+    def _propose(self, wish: frozenset[int], *, even_if_known: bool = False) -> None:
+        if self.open_proposal is not None:
+            return
+        wish |= {self.own_id}
+        if wish == self.members and not even_if_known:
+            return
+        self.open_proposal = proposal = Proposal(wish, self.set_epoch)
+        log.info("sync-state set proposed", members=sorted(wish), set_epoch=self.set_epoch)
+        self._changed()
+        self._propose_to(proposal)
+
+    def decided(self, members: frozenset[int], set_epoch: int) -> None:
+        """The controller has this set: its answer to a proposal, or to any later question.
+
+        An older or the known set epoch changes nothing, nor does a set without this master: it is of another
+        master's epoch.
+        """
+        if set_epoch <= self.set_epoch or self.own_id not in members:
+            return
+        log.info("sync-state set changed", members=sorted(members), set_epoch=set_epoch)
+        self.members = members
+        self.set_epoch = set_epoch
+        self.open_proposal = None
+        self._uncertain.clear()
+        self._retry_s = 0.0
+        self._changed()
+        # Connections may have been lost while the proposal was open.
+        self._propose(members - self._lost)
+
+    def refused(self, proposal: Proposal, *, confirmed_s: float | None, now_s: float) -> None:
+        """`proposal` changed no set and will not: the controller has refused it, or it was not sent.
+
+        `confirmed_s` is when the controller was asked that has the known set epoch by its answer; None if no
+        controller said so. Only such an answer tells that an uncertain proposal was not accepted.
+        """
+        if proposal != self.open_proposal:
+            return
+        self.open_proposal = None
+        self._retry_s = now_s + RETRY_S
+        if confirmed_s is not None:
+            self._uncertain = {
+                one: lost_s for one, lost_s in self._uncertain.items() if confirmed_s < lost_s + UNCERTAIN_S
+            }
+        self._changed()
+
+    def lost(self, proposal: Proposal, *, now_s: float) -> None:
+        """No answer came to `proposal`, or none that decides: the controller may have accepted it, or may do
+        so yet."""
+        if proposal != self.open_proposal:
+            return
+        self.open_proposal = None
+        self._retry_s = now_s + RETRY_S
+        self._uncertain[proposal] = now_s
+        self._changed()
+
+    def _changed(self) -> None:
+        """Compute `required` anew."""
+        required = self.members | {self.own_id}
+        if self.open_proposal is not None:
+            required |= self.open_proposal.members
+        for proposal in self._uncertain:
+            required |= proposal.members
+        if required != self.required:
+            was_alone = self.is_alone
+            if self.before_release is not None and not self.required <= required:
+                self.before_release()
+            self.required = required
+            self._others = tuple(required - {self.own_id})
+            if was_alone or self.is_alone:
+                # The log's end was, or is now, the confirm offset.
+                self.confirm.advance(self._log_end())
+            self._update_confirm()
+        if self.on_change is not None:
+            self.on_change()
+
+    def _update_confirm(self) -> None:
+        """Move `confirm` to the least ack of `required`. Called with each ack, hence the plain loop."""
+        links = self._links
+        least = -1
+        for broker_id in self._others:
+            link = links.get(broker_id)
+            if link is None or link.ack_offset < 0:
+                return
+            if least < 0 or link.ack_offset < least:
+                least = link.ack_offset
+        if least > self.confirm.offset:
+            self.confirm.advance(least)
