@@ -44,6 +44,8 @@ _END_WORDS = {
     "NO_REQUEST": "sent no request in time",
     "LOG_RESTARTED": "the node restarted its log",
     "INTERNAL_ERROR": "a fault of the node ended it; its log has the traceback",
+    "REPLACED": "a newer connection of the same broker took its place",
+    "NO_EPOCH": "requested bytes of no epoch",
 }
 _REFUSALS = frozenset(
     (

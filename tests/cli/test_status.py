@@ -22,8 +22,9 @@ from trioha.broker_status import (
     TableCopyStatus,
 )
 from trioha.cli import main
+from trioha.controller import protocol
 from trioha.distribution import Distribution
-from trioha.remoting.codes import RequestCode
+from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, request, response_to
 from trioha.remoting.ha_runtime_info import encode_ha_status
 from trioha.remoting.server import Peer, RemotingServer
@@ -69,6 +70,9 @@ SLAVE = BrokerStatus(
         last_write_ms=2, reported_offset=122_900, state="TRANSFER", reconnects=3, verdict="",
     ),
 )  # fmt: skip
+
+
+Answers = dict[int, RemotingCommand]
 
 
 def node(status: BrokerStatus) -> dict[int, RemotingCommand]:
@@ -318,6 +322,8 @@ def test_json_has_every_field_and_every_error(dead_address: str, capsys: pytest.
     ("arguments", "says"),
     [
         ([], "no broker to ask; write trioha status HOST:PORT"),
+        (["127.0.0.1:1", "--group", "a"], "--controller: is missing; give HOST:PORT of a controller"),
+        (["--controller", "c0"], "'c0' is not an address"),
         (["localhost"], "'localhost' is not an address"),
         (["127.0.0.1:1", "--timeout", "0"], "--timeout: 0 is not more than 0"),
     ],
@@ -330,6 +336,94 @@ def test_bad_input_is_reported_in_one_line(
     assert out == ""
     assert says in err
     assert err.count("\n") == 1
+
+
+def ok(
+    code: RequestCode, *, fields: protocol.HeaderFields | None = None, body: bytes = b""
+) -> RemotingCommand:
+    return response_to(request(code), 0, ext_fields=fields.to_fields() if fields else {}, body=body)
+
+
+@contextmanager
+def controlled_group(*, has_master: bool = True) -> Iterator[tuple[str, str, str]]:
+    """A controller that leads, the master and the slave of its group `broker-x`: their addresses."""
+
+    def epochs(broker_id: int) -> Answers:
+        cache = protocol.EpochCache(
+            "check", "broker-x", broker_id, 49_380,
+            tuple(protocol.CachedEpoch(number, 100 * number, 2**63 - 1) for number in range(1, 7)),
+        )  # fmt: skip
+        code = RequestCode.GET_BROKER_EPOCH_CACHE
+        return {code: ok(code, body=cache.to_body())}
+
+    answers: Answers = {}
+    code = RequestCode.GET_BROKER_EPOCH_CACHE
+    unsupported: Answers = {code: response_to(request(code), ResponseCode.REQUEST_CODE_NOT_SUPPORTED)}
+    with brokers(epochs(0), unsupported, answers) as (master, slave, controller):
+        metadata = protocol.ControllerMetadata(
+            group="g", leader_address=controller, is_leader=True, peers=f"n0:{controller};n1:127.0.0.1:1;"
+        )
+        dead = protocol.Replica("broker-x", 3, "127.0.0.1:1", is_alive=False)
+        group = protocol.ReplicaSetInfo(
+            in_sync=tuple(
+                protocol.Replica("broker-x", number, address, is_alive=True)
+                for number, address in ((1, master), (2, slave))
+            ),
+            not_in_sync=(dead,),
+            master_id=1 if has_master else None,
+            master_address=master if has_master else None,
+            master_epoch=6,
+            set_epoch=9,
+        )
+        code = RequestCode.CONTROLLER_GET_METADATA_INFO
+        answers[code] = ok(code, fields=metadata)
+        code = RequestCode.CONTROLLER_GET_SYNC_STATE_DATA
+        answers[code] = ok(code, body=protocol.set_data_body({"broker-x": group}))
+        yield controller, master, slave
+
+
+def test_controllers_and_their_groups_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with controlled_group() as (controller, master, slave):
+        arguments = ["status", "--controller", controller, "--group", "broker-x", "--group", "broker-y"]
+        assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert f"Controllers of g: {controller} leads" in out
+    assert "Controller 127.0.0.1:1: cannot connect: Connection refused" in out
+    assert "broker-x: epoch 6, sync-state set {1, 2} of set epoch 9" in out
+    assert rows_of(out) == [
+        ["1", master, "master", "yes", "yes", "49,380", "2 older, 3: 300, 4: 400, 5: 500, 6: 600"],
+        ["2", slave, "slave", "yes", "yes", "-", "-"],
+        ["3", "127.0.0.1:1", "slave", "NO", "NO", "-", "-"],
+    ]
+    refused = "GET_BROKER_EPOCH_CACHE was answered with REQUEST_CODE_NOT_SUPPORTED"
+    assert f"{slave}: no epochs: {refused}" in out
+    assert "broker-y: not known to the controllers" in out
+
+
+def test_json_has_controllers_and_their_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    with controlled_group() as (controller, master, _):
+        assert main(["status", "--controller", controller, "--group", "broker-x", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["controllers"]
+    assert (shown["leader"], shown["name"]) == (controller, "g")
+    group = shown["groups"][0]
+    assert (group["masterId"], group["masterEpoch"]) == (1, 6)
+    assert (group["syncStateSet"], group["syncStateSetEpoch"]) == ([1, 2], 9)
+    assert group["members"][0]["epochs"][0] == {"epoch": 1, "startOffset": 100, "endOffset": 2**63 - 1}
+    assert (group["members"][0]["address"], group["members"][0]["isMaster"]) == (master, True)
+
+
+def test_group_without_a_master_is_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with controlled_group(has_master=False) as (controller, _, _):
+        assert main(["status", "--controller", controller, "--group", "broker-x"]) == 0
+    assert "broker-x: no master: no living broker of the sync-state set {1, 2}" in capsys.readouterr().out
+
+
+def test_controller_that_is_not_there_is_one_line(
+    dead_address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--controller", dead_address]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"trioha: {dead_address}: cannot connect: Connection refused\n")
 
 
 def test_probes_of_the_ha_port_are_one_line_for_each_of_the_busiest_hosts(

@@ -194,6 +194,18 @@ def test_an_empty_file_gives_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "metrics_bind_address": "0.0.0.0",
         "metrics_topics": 50,
         "log_format": LogFormat.CONSOLE,
+        "enable_controller_mode": False,
+        "controller_addr": (),
+        "sync_broker_metadata_period": 5000,
+        "sync_controller_metadata_period": 10_000,
+        "check_sync_state_set_period": 5000,
+        "controller_heart_beat_timeout_mills": 10_000,
+        "broker_heartbeat_interval": 1000,
+        "broker_election_priority": 2147483647,
+        "async_learner": False,
+        "sync_from_last_file": False,
+        "store_path_epoch_file": Path("/home/operator/store/epochFileCheckpoint"),
+        "store_path_broker_identity": Path("/home/operator/store/brokerIdentity"),
     }
     assert config.broker_name
     assert re.fullmatch(r"\d+\.\d+\.\d+\.\d+", config.broker_ip1)
@@ -332,6 +344,18 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         trioha.metricsBindAddress=10.0.0.9
         trioha.metricsTopics=12
         trioha.logFormat=json
+        enableControllerMode=false
+        controllerAddr=
+        syncBrokerMetadataPeriod=4000
+        syncControllerMetadataPeriod=9000
+        checkSyncStateSetPeriod=3000
+        controllerHeartBeatTimeoutMills=8000
+        brokerHeartbeatInterval=500
+        brokerElectionPriority=7
+        asyncLearner=false
+        syncFromLastFile=false
+        storePathEpochFile=/e/epochs
+        storePathBrokerIdentity=/e/identity
     """
     loaded = load(conf, text)
     expected: dict[str, Any] = {
@@ -466,6 +490,18 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "metrics_bind_address": "10.0.0.9",
         "metrics_topics": 12,
         "log_format": LogFormat.JSON,
+        "enable_controller_mode": False,
+        "controller_addr": (),
+        "sync_broker_metadata_period": 4000,
+        "sync_controller_metadata_period": 9000,
+        "check_sync_state_set_period": 3000,
+        "controller_heart_beat_timeout_mills": 8000,
+        "broker_heartbeat_interval": 500,
+        "broker_election_priority": 7,
+        "async_learner": False,
+        "sync_from_last_file": False,
+        "store_path_epoch_file": Path("/e/epochs"),
+        "store_path_broker_identity": Path("/e/identity"),
     }
     settings = broker_settings()
     assert expected.keys() == settings.keys()
@@ -1080,3 +1116,96 @@ def test_secrets_are_not_shown() -> None:
 
 def test_urls_of_archives_have_the_schemes_that_archives_can_open() -> None:
     assert values.ARCHIVE_SCHEMES == SCHEMES
+
+
+IN_CONTROLLER_MODE = "enableControllerMode=true\ncontrollerAddr=c0:9878;c1:9878\nnamesrvAddr=ns:9876\n"
+
+
+@pytest.mark.parametrize("text", ["", "brokerId=-1\nbrokerRole=SLAVE\n", "minInSyncReplicas=2\n"])
+def test_in_controller_mode_the_controllers_give_id_and_role(conf: Path, text: str) -> None:
+    text += "asyncLearner=true\nsyncFromLastFile=true\nallAckInSyncStateSet=true\n"
+    loaded = load(conf, IN_CONTROLLER_MODE + text)
+    assert loaded.warnings == ()
+    assert loaded.config.enable_controller_mode
+    assert loaded.config.controller_addr == ("c0:9878", "c1:9878")
+    assert loaded.config.async_learner
+    assert loaded.config.sync_from_last_file
+
+
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [
+        (
+            "enableControllerMode=true\nnamesrvAddr=ns:9876",
+            (
+                " controllerAddr: is missing, but enableControllerMode is true; "
+                "give HOST:PORT of each controller, split by ;"
+            ),
+        ),
+        (
+            "enableControllerMode=true\ncontrollerAddr=c0:1",
+            (
+                " namesrvAddr: is missing, but enableControllerMode is true; "
+                "give the name servers: clients and slaves find the master there"
+            ),
+        ),
+        (
+            IN_CONTROLLER_MODE + "brokerId=1",
+            (
+                "4: brokerId: is 1, but with enableControllerMode the controllers give the id; "
+                "give -1 or leave it out"
+            ),
+        ),
+        (
+            IN_CONTROLLER_MODE + "brokerRole=SYNC_MASTER",
+            (
+                "4: brokerRole: is SYNC_MASTER, but with enableControllerMode the controllers give the role; "
+                "give SLAVE or leave it out"
+            ),
+        ),
+        (
+            IN_CONTROLLER_MODE + "haMasterAddress=h:1",
+            "4: haMasterAddress: names a master, but enableControllerMode is true; leave it out",
+        ),
+        (
+            IN_CONTROLLER_MODE + "trioha.haRole=observer",
+            (
+                "4: trioha.haRole: is observer, but enableControllerMode is true; "
+                "asyncLearner=true makes a copy that is never elected"
+            ),
+        ),
+        (
+            IN_CONTROLLER_MODE + "brokerName=a#b",
+            "4: brokerName: has a #, which splits the fields of brokerIdentity; give a name without it",
+        ),
+        (
+            IN_CONTROLLER_MODE + "brokerHeartbeatInterval=10000",
+            (
+                "4: brokerHeartbeatInterval: is 10000, not below controllerHeartBeatTimeoutMills=10000: "
+                "this node would count as dead; lower it"
+            ),
+        ),
+        ("brokerId=-1", "1: brokerId: is -1, but enableControllerMode is false; give 0 or more"),
+        (
+            "brokerRole=SLAVE\nbrokerId=-1\nhaMasterAddress=h:1",
+            "2: brokerId: is -1, but enableControllerMode is false; give 0 or more",
+        ),
+    ],
+)
+def test_contradictions_to_controller_mode_are_refused(conf: Path, text: str, refusal: str) -> None:
+    assert refusals(conf, text) == [f"broker.conf:{refusal}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        ("asyncLearner=true", "1: asyncLearner: has no effect without enableControllerMode=true"),
+        ("controllerAddr=c:1", "1: controllerAddr: has no effect without enableControllerMode=true"),
+        (
+            IN_CONTROLLER_MODE + "trioha.haGapPolicy=resync",
+            "4: trioha.haGapPolicy: has no effect with enableControllerMode=true",
+        ),
+    ],
+)
+def test_settings_of_the_other_mode_are_warned_about(conf: Path, text: str, warning: str) -> None:
+    assert load(conf, text).warnings == (f"{conf}:{warning}",)

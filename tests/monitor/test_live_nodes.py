@@ -10,6 +10,7 @@ import trustme
 from attrs import evolve
 
 from tests.monitor.real_nodes import running, send
+from tests.node.role_nodes import ASYNC_MASTER, role_node, slave_of
 from trioha.net.tls import client_context
 from trioha.remoting.client import ClientSecurity
 from trioha.remoting.signature import Credentials
@@ -30,7 +31,7 @@ class Watch:
 
     async def until(self, is_so: Callable[[ClusterView], bool]) -> ClusterView:
         view = ClusterView(0)
-        with trio.move_on_after(20):
+        with trio.move_on_after(60):
             async for view in self._receive:
                 if is_so(view):
                     return view
@@ -146,4 +147,20 @@ async def test_the_monitor_signs_and_encrypts(tmp_path: Path) -> None:
         await watch.until(lambda view: view.nodes[0].health is Health.UP)
         view = await refused.until(lambda view: view.nodes[0].health is Health.DOWN)
         assert "Check signature failed" in str(view.nodes[0])
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_node_that_changes_its_role_is_shown_in_the_new_one_without_a_restart(tmp_path: Path) -> None:
+    watch = Watch()
+    async with role_node(tmp_path / "a", ASYNC_MASTER) as node, trio.open_nursery() as nursery:
+        nursery.start_soon(live_views([node.address], settings=SETTINGS), watch.show)
+        for role in (ASYNC_MASTER, slave_of(), ASYNC_MASTER):
+            node.roles.set(role)
+            view = await watch.until(
+                lambda view, shown=role: (
+                    [(one.role, one.broker_id) for one in view.nodes]  # type: ignore[misc]
+                    == [(shown.broker_role.value, shown.broker_id)]
+                )
+            )
+            assert view.nodes[0].address == node.address
         nursery.cancel_scope.cancel()

@@ -51,8 +51,8 @@ class Connection:
 class Client(Connection):
     """A connected producer."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__(address, timeout_s=15)
+    def __init__(self, address: str, *, timeout_s: float = 15) -> None:
+        super().__init__(address, timeout_s=timeout_s)
 
     def send(self, count: int = 1, *, body: bytes = bytes(1000)) -> Counter[str]:
         """Send messages one after the other; the counts of their statuses, or `closed`."""

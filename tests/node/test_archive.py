@@ -14,7 +14,7 @@ from tests.interop.java import FILE_BYTES
 from tests.interop.node import TriohaNode, run_trioha
 from tests.node.client import Client
 from tests.node.test_name_servers import wait_until as wait_within
-from tests.s3 import obstore_settled, start_obstore
+from tests.s3 import S3Bucket, obstore_settled, start_obstore
 from trioha.archive.archiver import Archiver
 from trioha.archive.log_bytes import read_log_object
 from trioha.archive.objects import ObjectFolder
@@ -141,6 +141,32 @@ def test_the_archive_of_a_node_that_is_killed_under_load_goes_on_and_equals_its_
     assert archivers_of(url) == []
     assert archived(url) == (0, log_of(node, end))
     assert status.generation.startswith("0001-")
+
+
+def test_a_node_archives_to_an_s3_server_and_goes_on_there_after_a_kill(
+    start: Start, s3_bucket: S3Bucket, tmp_path: Path
+) -> None:
+    settings = {"trioha.archiveUrl": s3_bucket.url, "trioha.recordDir": tmp_path / "sessions"}
+    node = start(**settings)
+    send(node, 200, body=bytes(3000))
+    assert wait_archived(node) > FILE_BYTES
+    objects = archive_of(node).objects
+    assert objects > 0
+    node.kill()
+    wait_until(lambda: archivers_of(s3_bucket.url) == [])
+    node = start(**settings, **{"trioha.archiveKeep": "30d"})
+    # What is there is found again, not sent again.
+    before = wait_archived(node)
+    status = wait_for_state(node, "running")
+    assert (status.url, status.error, status.failures) == (s3_bucket.url, "", 0)
+    assert status.generation.startswith("0001-")
+    assert status.objects < objects
+    send(node, 20)
+    end = wait_archived(node)
+    assert end > before
+    wait_until(lambda: len(ArchiveReader.open(s3_bucket.url).head.recordings) == 1)
+    node.stop()
+    assert archived(s3_bucket.url) == (0, log_of(node, end))
 
 
 def test_a_slave_archives_its_log_to_a_url_of_its_own(start: Start, tmp_path: Path) -> None:

@@ -122,6 +122,39 @@ async def test_an_archiver_that_answers_nothing_sound_is_killed(
     assert await fault_of(script) == ("waiting", "the archiver does not answer")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x",
+        "",
+        "5",
+        "null",
+        "[" * 10_000,
+        '{"a":1}',
+        '{"ask":"what"}',
+        '{"state":"waiting"}',
+        '{"state":"waiting","reason":5}',
+        '{"state":"asleep","reason":"why"}',
+        '{"state":[],"reason":"why"}',
+        '{"state":"damaged","reason":"why","archived_offset":"5"}',
+        '{"generation":"g","archived_offset":"5","objects":1,"object_bytes":2,"is_more_waiting":false}',
+        '{"generation":"g","archived_offset":5,"objects":1,"object_bytes":2}',
+    ],
+)
+async def test_an_answer_that_is_none_is_a_fault_that_is_tried_again(line: str) -> None:
+    state, reason = await fault_of(f"print({line!r}, flush=True); sys.stdin.read()")
+    assert (state, reason) == ("waiting", f"the archiver gave a wrong answer: {line[:200]}")
+
+
+async def test_a_killed_archiver_ends_within_its_step() -> None:
+    async with running("say(ask='end'); time.sleep(1000)", end_offset=lambda: 1) as archiver:
+        archiver.kill()
+        with pytest.raises(ArchiveFault, match=f"was killed by signal {signal.SIGKILL}"):
+            await archiver.step()
+        # It may have ended by then.
+        archiver.kill()
+
+
 async def test_a_step_that_runs_while_the_node_stops_may_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ class Archivers:
         self.stepped: list[float] = []
         """When each step began."""
         self.ended = 0
+        self.on_kill: Callable[[], object] = lambda: None
         self._first_s: float | None = None
 
     @asynccontextmanager
@@ -60,6 +61,9 @@ class Archivers:
         if isinstance(answer, ArchiveFault):
             raise answer
         return answer
+
+    def kill(self) -> None:
+        self.on_kill()
 
     def _now_s(self) -> float:
         now_s = trio.current_time()
@@ -225,6 +229,49 @@ async def test_a_log_that_begins_anew_is_not_archived_yet(
     assert (service.status().state, service.archived_offset()) == ("starting", None)
     await run_for(service, 1.0)
     assert (service.status().state, service.archived_offset()) == ("running", 500)
+
+
+@pytest.mark.parametrize("what", ["cut before", "cut after", "restart"])
+@pytest.mark.parametrize("answer", ["progress", "waiting", "damaged"])
+async def test_an_archiver_of_a_log_that_changes_is_killed_and_its_answer_counts_for_nothing(
+    log: CommitLog, autojump_clock: trio.abc.Clock, what: str, answer: str
+) -> None:
+    ends = [log.append(message(bytes(1000))).end_offset for _ in range(3)]
+    log.flushed.advance(log.max_offset)
+    late: dict[str, ArchiveProgress | ArchiveFault] = {
+        "progress": evolve(DONE, archived_offset=ends[2]),
+        "waiting": ArchiveFault("killed"),
+        "damaged": ArchiveFault("why", state="damaged", archived_offset=ends[2], generation="0002-b"),
+    }
+    archivers = Archivers(
+        evolve(DONE, archived_offset=ends[1]), late[answer], evolve(DONE, archived_offset=7), step_s=1.0
+    )
+    service = service_of(log, archivers)
+    bytes_when_killed = []
+    archivers.on_kill = lambda: bytes_when_killed.append([bytes(file.view) for file in log.files])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service.run)
+        # Within the second step.
+        await trio.sleep(10.5)
+        assert service.archived_offset() == ends[1]
+        if what == "restart":
+            log.archive(log.directory.with_name(f"{log.directory.name}-aside"))
+            assert bytes_when_killed == [[]]
+        else:
+            offset = ends[0] if what == "cut before" else ends[1]
+            before = bytes(log.files[0].view)
+            log.cut(offset, last_store_timestamp_ms=log.store_timestamp_before(offset))
+            assert bytes_when_killed == [[before]]
+        expected = ends[1] if what == "cut after" else None
+        assert service.archived_offset() == expected
+        # The second step has ended, a new archiver works.
+        await trio.sleep(1.0)
+        assert (service.archived_offset(), service.status().failures) == (expected, 0)
+        assert (len(archivers.began), archivers.ended) == (1, 1)
+        await trio.sleep(1.6)
+        assert (service.archived_offset(), service.status().state) == (7, "running")
+        assert len(archivers.began) == 2
+        nursery.cancel_scope.cancel()
 
 
 def stored_at(log: CommitLog, offset: int) -> int:

@@ -101,6 +101,44 @@ def test_a_restore_whose_process_is_killed_is_completed_and_becomes_a_master(
     assert ran("verify", into, "--against", url)["onlyStore"] == [[end_offset, promoted_end(into)]]
 
 
+def test_a_node_does_not_start_on_a_store_whose_restore_has_not_ended(
+    tmp_path: Path, start: Callable[..., TriohaNode]
+) -> None:
+    url = f"file://{tmp_path}/archive"
+    into = tmp_path / "restored"
+    master = start("master", role="ASYNC_MASTER")
+    assert master.load(50).statuses == {"PUT_OK": 50}
+    master.stop()
+    ran("archive", tmp_path / "master", "--to", url)
+    ran("restore", url, "--into", into)
+    # As a restore leaves it that was killed before its end.
+    marker = into / "commitlog/trioha-restore.json"
+    marker.write_text("{}")
+    before = {path: path.stat().st_mtime_ns for path in into.rglob("*")}
+    settings = {
+        "storePathRootDir": into,
+        "mappedFileSizeCommitLog": FILE_BYTES,
+        "listenPort": 0,
+        "haListenPort": 0,
+        "brokerIP1": "127.0.0.1",
+        "brokerRole": "ASYNC_MASTER",
+    }
+    config = tmp_path / "broker.conf"
+    config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    said = run_trioha("node", "-c", config)
+    assert said.exit_code == 2
+    assert [line for line in said.stderr.splitlines() if line.startswith("trioha: ")] == [
+        (
+            f"trioha: {into}: a restore into this store has not ended: its log is not whole; "
+            "run the same trioha restore again"
+        )
+    ]
+    assert {path: path.stat().st_mtime_ns for path in into.rglob("*")} == before
+    marker.unlink()
+    promoted = start("restored", role="ASYNC_MASTER")
+    promoted.stop()
+
+
 def promoted_end(store: Path) -> int:
     end: int = ran("verify", store)["stores"][0]["maxOffset"]
     return end

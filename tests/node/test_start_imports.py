@@ -38,6 +38,7 @@ LIBRARIES = {
 PARTS = {
     "trioha.archive",
     "trioha.node.archive_service",
+    "trioha.node.role_changes",
     "trioha.broker.acl_file",
     "trioha.broker.registration",
     "trioha.ha.slave",

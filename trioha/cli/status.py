@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, get_origin
 
 import attrs
@@ -15,49 +16,80 @@ from rich.table import Table
 from trioha.broker_status import BrokerStatus
 from trioha.cli.console import err, out, print_json
 from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
+from trioha.controller.overview import GroupView, MemberView, Overview, fetch_overview
 from trioha.errors import ConfigError, RemoteProtocolError, TriohaError
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.client import ClientSecurity, open_client
 from trioha.remoting.fastjson import camel_case
+from trioha.remoting.name_server import fetch_broker_groups
 from trioha.remoting.status_reader import fetch_status
 
 UNKNOWN = "-"
 """Shown for a value that the broker does not report."""
+EPOCHS_SHOWN = 4
+"""Epochs of a broker's log in its row, the last ones."""
 PROBE_HOSTS_MAX = 5
 """Hosts whose probes get a line each."""
 
 
 def status(
     *addresses: str,
+    controller: str | None = None,
+    group: tuple[str, ...] = (),
+    name_server: str | None = None,
     timeout: float = 3.0,
     json: bool = False,
     security: SecurityOptions = NO_SECURITY_OPTIONS,
 ) -> int:
-    """Show the replication of running brokers, trioha's or RocketMQ's.
+    """Show the replication of running brokers, trioha's or RocketMQ's, and what controllers say of them.
 
-    Exit code 1 if a broker could not be reached; the others are shown all the same.
+    Exit code 1 if a broker or controller could not be reached; the others are shown all the same.
 
     Parameters
     ----------
     addresses
         Listen addresses of brokers, HOST:PORT.
+    controller
+        HOST:PORT of one of RocketMQ's controllers: shows the one that leads, and the groups of brokers that
+        --group, --name-server and the brokers named here say.
+    group
+        brokerName of a group that the controllers are asked for; may be repeated.
+    name_server
+        HOST:PORT of a name server: the controllers are asked for all groups that it knows.
     timeout
-        Seconds for each broker to answer.
+        Seconds for each of them to answer.
     json
         Print one JSON object instead of tables.
     """
-    if not addresses:
+    if not addresses and controller is None:
         raise ConfigError("no broker to ask", hint="write trioha status HOST:PORT ...")
+    if controller is None and (group or name_server is not None):
+        raise ConfigError("is missing", key="--controller", hint="give HOST:PORT of a controller")
     if not 0 < timeout < math.inf:
         raise ConfigError(f"{timeout:g} is not more than 0", key="--timeout")
     asked = [parse_address(address) for address in addresses]
-    answers = trio.run(_ask_all, asked, timeout, security.read())
+    for one in (controller, name_server):
+        if one is not None:
+            parse_address(one)
+    rights = security.read()
+    answers = trio.run(_ask_all, asked, timeout, rights)
     brokers = [answer for answer in answers if isinstance(answer, BrokerStatus)]
     errors = [answer for answer in answers if isinstance(answer, TriohaError)]
+    overview: Overview | None = None
+    if controller is not None:
+        names = [*group, *(broker.broker_name for broker in brokers if broker.broker_name)]
+        overview, problems = trio.run(_ask_controllers, controller, names, name_server, timeout, rights)
+        errors += problems
     if json:
-        print_json({"brokers": _converter.unstructure(brokers), "errors": [str(error) for error in errors]})
-    elif brokers:
-        print_statuses(brokers)
+        shown = {"brokers": _converter.unstructure(brokers), "errors": [str(error) for error in errors]}
+        if controller is not None:
+            shown["controllers"] = _converter.unstructure(overview)
+        print_json(shown)
+    else:
+        if overview is not None:
+            print_overview(overview)
+        if brokers:
+            print_statuses(brokers)
     for error in errors:
         err().print(f"trioha: {error}", markup=False)
     return 1 if errors else 0
@@ -82,6 +114,90 @@ async def _ask_all(
         for index, address in enumerate(addresses):
             nursery.start_soon(ask, index, address)
     return [answers[index] for index in range(len(addresses))]
+
+
+async def _ask_controllers(
+    address: str, names: list[str], name_server: str | None, timeout_s: float, security: ClientSecurity
+) -> tuple[Overview | None, list[TriohaError]]:
+    """What the controllers say of the groups `names` and of those that a name server knows; and problems."""
+    connect = partial(open_client, connect_timeout_s=timeout_s, security=security)
+    problems: list[TriohaError] = []
+    if name_server is not None:
+        try:
+            async with connect(name_server) as client:
+                groups = await fetch_broker_groups(client, timeout_s=timeout_s)
+            names = [*names, *(each.broker_name for each in groups)]
+        except RemoteProtocolError as error:
+            problems.append(RemoteProtocolError(f"{name_server}: {error}"))
+        except TriohaError as error:
+            problems.append(error)
+    try:
+        return await fetch_overview(address, names, connect=connect, timeout_s=timeout_s), problems
+    except RemoteProtocolError as error:
+        return None, [*problems, RemoteProtocolError(f"{address}: {error}")]
+    except TriohaError as error:
+        return None, [*problems, error]
+
+
+def print_overview(overview: Overview) -> None:
+    """Print a line of the controllers, and a table of the brokers of each group."""
+    name = f" of {overview.name}" if overview.name else ""
+    others = [view.address for view in overview.controllers if not view.is_leader and view.error is None]
+    leads = f"{overview.leader} leads" if overview.leader else "NONE LEADS"
+    following = f", {', '.join(others)} follow{'s' if len(others) == 1 else ''}" if others else ""
+    out().print(
+        f"Controllers{name}: {leads}{following}",
+        style=None if overview.leader else "red",
+        markup=False,
+        soft_wrap=True,
+    )
+    for view in overview.controllers:
+        if view.error is not None:
+            text = f"Controller {view.address}: {view.error}"
+            out().print(text, style="red", markup=False, soft_wrap=True)
+    for group in overview.groups:
+        _print_group(group)
+    for unknown in overview.unknown_groups:
+        out().print(f"{unknown}: not known to the controllers", style="red", markup=False, soft_wrap=True)
+
+
+def _print_group(group: GroupView) -> None:
+    members = ", ".join(map(str, group.sync_state_set))
+    table = Table(
+        title=f"{group.broker_name}: epoch {group.master_epoch}, sync-state set {{{members}}} "
+        f"of set epoch {group.sync_state_set_epoch}",
+        title_justify="left",
+    )
+    _add_columns(table, "id", justify_right=True)
+    _add_columns(table, "broker", "role", "alive", "in set")
+    _add_columns(table, "max offset", justify_right=True)
+    _add_columns(table, "epochs (epoch: start)")
+    for member in group.members:
+        table.add_row(
+            str(member.broker_id),
+            member.address,
+            "master" if member.is_master else "slave",
+            "yes" if member.is_alive else "NO",
+            "yes" if member.is_in_sync else "NO",
+            _number(member.max_offset),
+            _epochs(member) or UNKNOWN,
+            style=None if member.is_alive and member.is_in_sync else "red",
+        )
+    out().print(table)
+    if group.master_id is None:
+        text = f"{group.broker_name}: no master: no living broker of the sync-state set {{{members}}}"
+        out().print(text, style="red", markup=False, soft_wrap=True)
+    for member in group.members:
+        if member.error is not None:
+            text = f"{member.address}: no epochs: {member.error}"
+            out().print(text, style="red", markup=False, soft_wrap=True)
+
+
+def _epochs(member: MemberView) -> str:
+    """The last epochs, oldest first."""
+    shown = ", ".join(f"{epoch.epoch}: {epoch.start_offset:,}" for epoch in member.epochs[-EPOCHS_SHOWN:])
+    more = len(member.epochs) - EPOCHS_SHOWN
+    return f"{more} older, {shown}" if more > 0 else shown
 
 
 def print_statuses(brokers: Sequence[BrokerStatus]) -> None:

@@ -23,6 +23,7 @@ from trioha.config.model import (
     ClientAuth,
     DistinctBy,
     FlushDiskType,
+    HaRole,
     LogFormat,
     Setting,
     TlsMode,
@@ -146,6 +147,13 @@ _BY_KEY: Final[dict[str, tuple[str, Setting]]] = {
 }
 
 
+_OF_OTHER_MODE: Final[dict[bool, tuple[str, ...]]] = {
+    True: ("ha_start_from", "ha_gap_policy"),
+    False: ("controller_addr", "async_learner", "sync_from_last_file"),
+}
+"""Settings that have no effect, by `enable_controller_mode`."""
+
+
 @define
 class _Loading:
     """One configuration while it is loaded."""
@@ -258,8 +266,14 @@ class _Loading:
             """Whether none of them has an invalid value."""
             return all(attribute in self.values or attribute not in self.given for attribute in attributes)
 
-        if sound("broker_role", "broker_id"):
-            if config.broker_role is BrokerRole.SLAVE:
+        if config.enable_controller_mode:
+            yield from self._controller_checks(config, sound)
+        elif sound("broker_role", "broker_id", "enable_controller_mode"):
+            if config.broker_id < 0:
+                yield self._problem(
+                    "broker_id", f"is {config.broker_id}, but enableControllerMode is false", "give 0 or more"
+                )
+            elif config.broker_role is BrokerRole.SLAVE:
                 if config.broker_id == 0:
                     yield self._problem(
                         "broker_id", "is 0, which is the master's, but brokerRole is SLAVE", "give 1 or more"
@@ -272,6 +286,7 @@ class _Loading:
                 )
         if (
             sound("broker_role", "ha_master_address")
+            and not config.enable_controller_mode
             and config.broker_role is BrokerRole.SLAVE
             and config.ha_master_address is None
             and sound("namesrv_addr")
@@ -320,8 +335,12 @@ class _Loading:
                 f"is {config.in_sync_replicas}, but totalReplicas is only {config.total_replicas}",
                 "raise totalReplicas",
             )
-        if sound("in_sync_replicas", "min_in_sync_replicas") and config.min_in_sync_replicas > max(
-            config.in_sync_replicas, 2 if config.broker_role is BrokerRole.SYNC_MASTER else 1
+        if (
+            sound("in_sync_replicas", "min_in_sync_replicas")
+            # There it is the least size of the sync-state set, whatever a put waits for.
+            and not config.enable_controller_mode
+            and config.min_in_sync_replicas
+            > max(config.in_sync_replicas, 2 if config.broker_role is BrokerRole.SYNC_MASTER else 1)
         ):
             yield self._problem(
                 "min_in_sync_replicas",
@@ -342,6 +361,65 @@ class _Loading:
                 "broker_id",
                 f"is {config.broker_id}, which a recorded session cannot hold",
                 f"give at most {RECORDED_BROKER_ID_MAX} or leave out trioha.recordDir",
+            )
+
+    def _controller_checks(self, config: BrokerConfig, sound: Callable[..., bool]) -> Iterator[ConfigError]:
+        """Problems of controller mode, where the controllers give id and role."""
+        if sound("controller_addr") and not config.controller_addr:
+            yield self._problem(
+                "controller_addr",
+                "is missing, but enableControllerMode is true",
+                "give HOST:PORT of each controller, split by ;",
+            )
+        if sound("namesrv_addr") and not config.namesrv_addr:
+            yield self._problem(
+                "namesrv_addr",
+                "is missing, but enableControllerMode is true",
+                "give the name servers: clients and slaves find the master there",
+            )
+        if "broker_id" in self.given and sound("broker_id") and config.broker_id != -1:
+            yield self._problem(
+                "broker_id",
+                f"is {config.broker_id}, but with enableControllerMode the controllers give the id",
+                "give -1 or leave it out",
+            )
+        if (
+            "broker_role" in self.given
+            and sound("broker_role")
+            and config.broker_role is not BrokerRole.SLAVE
+        ):
+            yield self._problem(
+                "broker_role",
+                f"is {config.broker_role}, but with enableControllerMode the controllers give the role",
+                "give SLAVE or leave it out",
+            )
+        for attribute in ("ha_master_address", "master_address"):
+            if sound(attribute) and getattr(config, attribute) is not None:
+                yield self._problem(
+                    attribute, "names a master, but enableControllerMode is true", "leave it out"
+                )
+        if sound("ha_role") and config.ha_role is HaRole.OBSERVER:
+            yield self._problem(
+                "ha_role",
+                "is observer, but enableControllerMode is true",
+                "asyncLearner=true makes a copy that is never elected",
+            )
+        for attribute in ("broker_cluster_name", "broker_name"):
+            if sound(attribute) and "#" in getattr(config, attribute):
+                yield self._problem(
+                    attribute,
+                    "has a #, which splits the fields of brokerIdentity",
+                    "give a name without it",
+                )
+        if (
+            sound("broker_heartbeat_interval", "controller_heart_beat_timeout_mills")
+            and config.broker_heartbeat_interval >= config.controller_heart_beat_timeout_mills
+        ):
+            yield self._problem(
+                "broker_heartbeat_interval",
+                f"is {config.broker_heartbeat_interval}, not below controllerHeartBeatTimeoutMills="
+                f"{config.controller_heart_beat_timeout_mills}: this node would count as dead",
+                "lower it",
             )
 
     def _security_checks(self, config: BrokerConfig, sound: Callable[..., bool]) -> Iterator[ConfigError]:
@@ -438,6 +516,10 @@ def _warnings(config: BrokerConfig, given: dict[str, _Given]) -> Iterator[str]:
         for attribute in ("archive_interval", "archive_keep", "archive_before_delete"):
             if attribute in given:
                 yield at(attribute, "has no effect without trioha.archiveUrl")
+    for attribute in _OF_OTHER_MODE[config.enable_controller_mode]:
+        if attribute in given and getattr(config, attribute):
+            without = "with" if config.enable_controller_mode else "without"
+            yield at(attribute, f"has no effect {without} enableControllerMode=true")
     if config.broker_role is not BrokerRole.SLAVE and config.ha_master_address is not None:
         yield at("ha_master_address", f"is not used by a {config.broker_role}")
     body_bytes_max = config.mapped_file_size_commit_log - RECORD_BYTES_MIN - FILE_END_BYTES_MIN

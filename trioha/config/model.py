@@ -216,8 +216,9 @@ class BrokerConfig:
     broker_name: str = _setting("brokerName", values.name, default=Factory(socket.gethostname))
     """Name that a master and its slaves share. RocketMQ default: the host's name."""
 
-    broker_id: int = _setting("brokerId", values.integer(low=0, high=LONG_MAX), default=0)
-    """0 for a master, above 0 for a slave. RocketMQ default: 0."""
+    broker_id: int = _setting("brokerId", values.integer(low=-1, high=LONG_MAX), default=0)
+    """0 for a master, above 0 for a slave; -1 or nothing with `enable_controller_mode`. RocketMQ default:
+    0."""
 
     broker_role: BrokerRole = _setting(
         "brokerRole", values.one_of(BrokerRole), default=BrokerRole.ASYNC_MASTER
@@ -449,6 +450,68 @@ class BrokerConfig:
 
     total_replicas: int = _setting("totalReplicas", values.integer(low=1), default=1)
     """Copies that the group should have, the master's included. RocketMQ default: 1."""
+
+    enable_controller_mode: bool = _setting("enableControllerMode", values.boolean, default=False)
+    """Whether RocketMQ's controllers give this node its id and its role. RocketMQ default: false."""
+
+    controller_addr: tuple[str, ...] = _setting("controllerAddr", values.addresses, default=())
+    """Addresses of all controllers, `host:port` split by `;`. RocketMQ default: none."""
+
+    sync_broker_metadata_period: int = _setting(
+        "syncBrokerMetadataPeriod", values.integer(low=100), default=5000
+    )
+    """Milliseconds between two questions to the controllers for the master. RocketMQ default: 5000."""
+
+    sync_controller_metadata_period: int = _setting(
+        "syncControllerMetadataPeriod", values.integer(low=100), default=10_000
+    )
+    """Milliseconds between two questions to each controller for the one that leads. RocketMQ default:
+    10000."""
+
+    check_sync_state_set_period: int = _setting(
+        "checkSyncStateSetPeriod", values.integer(low=100), default=5000
+    )
+    """Milliseconds between two looks of a master for members of the sync-state set that fell back. RocketMQ
+    default: 5000."""
+
+    controller_heart_beat_timeout_mills: int = _setting(
+        "controllerHeartBeatTimeoutMills", values.integer(low=1000), default=10_000
+    )
+    """Milliseconds of silence after which the controllers take this node for dead. RocketMQ default:
+    10000."""
+
+    broker_heartbeat_interval: int = _setting(
+        "brokerHeartbeatInterval", values.integer(low=100), default=1000
+    )
+    """Milliseconds between two heartbeats to each controller. RocketMQ default: 1000."""
+
+    broker_election_priority: int = _setting(
+        "brokerElectionPriority", values.integer(low=0), default=2**31 - 1
+    )
+    """Among candidates with equal logs the controllers elect the one with the lowest. RocketMQ default:
+    2147483647."""
+
+    async_learner: bool = _setting("asyncLearner", values.boolean, default=False)
+    """Whether this node never enters the sync-state set, and so never becomes master. RocketMQ default:
+    false."""
+
+    sync_from_last_file: bool = _setting("syncFromLastFile", values.boolean, default=False)
+    """Whether an empty slave of a controller's group starts with its master's last file, not with the first.
+    RocketMQ default: false."""
+
+    store_path_epoch_file: Path = _setting(
+        "storePathEpochFile",
+        values.directory,
+        default=Factory(lambda self: self.store_path_root_dir / "epochFileCheckpoint", takes_self=True),
+    )
+    """File of the epochs of the log. RocketMQ default: `epochFileCheckpoint` in the root directory."""
+
+    store_path_broker_identity: Path = _setting(
+        "storePathBrokerIdentity",
+        values.directory,
+        default=Factory(lambda self: self.store_path_root_dir / "brokerIdentity", takes_self=True),
+    )
+    """File of the id that the controllers gave. RocketMQ default: `brokerIdentity` in the root directory."""
 
     record_dir: Path | None = _setting("trioha.recordDir", values.optional_directory, default=None)
     """Directory in which each start of the node records a session; None records nothing."""

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, cast
+from typing import Any, Final, get_type_hints
 
 import structlog
 import trio
@@ -31,7 +31,11 @@ log = structlog.get_logger(__name__)
 STOP_S: Final = 1.0
 """How long a stopping node waits for the step that runs and for the end of the archiver; then it kills it."""
 ANSWER_BYTES_MAX: Final = 64 * 1024
+SHOWN_BYTES_MAX: Final = 200
+"""Of an answer that is wrong."""
 STEP: Final = b"step\n"
+_STATES: Final = ("waiting", "fenced", "damaged")
+_PROGRESS_TYPES: Final = get_type_hints(ArchiveProgress)
 PROGRAM: Final = (sys.executable, "-m", "trioha.node.archive_child")
 
 
@@ -87,14 +91,13 @@ class ArchiverProcess:
         await self._request(STEP)
         answer = await self._answer()
         self._is_working = False
-        if (state := answer.get("state")) is not None:
-            raise ArchiveFault(
-                answer["reason"],
-                state=state,
-                archived_offset=answer.get("archived_offset"),
-                generation=answer.get("generation", ""),
-            )
-        return ArchiveProgress(**answer)
+        if isinstance(answer, ArchiveFault):
+            raise answer
+        return answer
+
+    def kill(self) -> None:
+        """End the process at once, also within a step."""
+        self._process.kill()
 
     async def end(self) -> None:
         """Let the step that runs end, then the process; kill it if that takes longer than `STOP_S`."""
@@ -118,11 +121,19 @@ class ArchiverProcess:
         with trio.CancelScope(shield=True), suppress(trio.BrokenResourceError):
             await self._requests.send_all(line)
 
-    async def _answer(self) -> dict[str, Any]:
-        """The answer to a step, after those of its questions."""
-        while "ask" in (answer := json.loads(await self._line())):
+    async def _answer(self) -> ArchiveProgress | ArchiveFault:
+        """The answer to a step, after those of its questions. Raises ArchiveFault for another line."""
+        while True:
+            line = await self._line()
+            try:
+                answer = json.loads(line)
+                if answer != {"ask": "end"}:
+                    return _decoded(answer)
+            except (ValueError, RecursionError) as error:
+                self._is_working = False
+                text = line[:SHOWN_BYTES_MAX].decode(errors="replace")
+                raise ArchiveFault(f"the archiver gave a wrong answer: {text}") from error
             await self._request(b"%d\n" % self._end_offset())
-        return cast("dict[str, Any]", answer)
 
     async def _line(self) -> bytes:
         while (end := self._received.find(b"\n")) < 0:
@@ -150,3 +161,22 @@ class ArchiverProcess:
             if code < 0
             else f"the archiver ended with code {code}"
         )
+
+
+def _decoded(answer: Any) -> ArchiveProgress | ArchiveFault:
+    """What an archiver has answered to a step. Raises ValueError for anything else."""
+    if not isinstance(answer, dict) or "state" not in answer:
+        types = {name: type(value) for name, value in answer.items()} if isinstance(answer, dict) else {}
+        if types != _PROGRESS_TYPES:
+            raise ValueError("the fields are not those of a step")
+        return ArchiveProgress(**answer)
+    state, reason = answer["state"], answer.get("reason")
+    archived_offset, generation = answer.get("archived_offset"), answer.get("generation", "")
+    if (
+        state not in _STATES
+        or not isinstance(reason, str)
+        or type(archived_offset) not in {int, type(None)}
+        or not isinstance(generation, str)
+    ):
+        raise ValueError("the fields are not those of an end")
+    return ArchiveFault(reason, state=state, archived_offset=archived_offset, generation=generation)

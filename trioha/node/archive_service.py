@@ -70,6 +70,10 @@ class Archiver(Protocol):
         """Archive what is there, or a part of it. Raises ArchiveFault, after which it does no more steps."""
         ...
 
+    def kill(self) -> None:
+        """End at once, also within a step: it reads nothing of the log any more."""
+        ...
+
 
 class ArchiveService:
     """Lets one archiver after the other work, and knows how far they are."""
@@ -102,25 +106,37 @@ class ArchiveService:
         self._object_bytes = 0
         self._failures = 0
         self._reported_s = -math.inf
+        self._archiver: Archiver | None = None
+        """The one that works, until it is killed."""
+        self._changes = 0
+        """Counts cuts and restarts of the log: answers of an archiver from before one count for nothing."""
         commit_log.on_restart(self._forget)
+        commit_log.on_cut(self._note_cut)
 
     async def run(self) -> None:
         """Archive until cancelled, or until a final fault. If cancelled, the archiver ends first."""
         back_off_s = BACK_OFF_MIN_S
         while True:
+            changes = self._changes
             try:
                 async with self._start() as archiver:
-                    while True:
+                    self._archiver = archiver
+                    while changes == self._changes:
                         next_s = trio.current_time() + self._interval_s
                         progress = await archiver.step()
+                        if changes != self._changes:
+                            break
                         self._note(progress)
                         back_off_s = BACK_OFF_MIN_S
                         if not progress.is_more_waiting:
                             await trio.sleep_until(next_s)
             except ArchiveFault as fault:
-                self._note_fault(fault)
-                if fault.is_final:
-                    return
+                if changes == self._changes:
+                    self._note_fault(fault)
+                    if fault.is_final:
+                        return
+            finally:
+                self._archiver = None
             await trio.sleep(back_off_s * self._jitter())
             back_off_s = min(back_off_s * 2, BACK_OFF_MAX_S)
 
@@ -182,9 +198,23 @@ class ArchiveService:
 
     def _forget(self) -> None:
         """The log begins anew: what is archived is of another one."""
+        self._end_archiver()
         self._archived_offset = None
         if self._state == "running":
             self._state = "starting"
+
+    def _note_cut(self, end_offset: int) -> None:
+        """The log is cut: what is archived beyond its new end is not of this log."""
+        self._end_archiver()
+        if self._archived_offset is not None and self._archived_offset > end_offset:
+            self._forget()
+
+    def _end_archiver(self) -> None:
+        """End the archiver before any byte of the log changes; another one compares log and archive."""
+        self._changes += 1
+        if self._archiver is not None:
+            self._archiver.kill()
+            self._archiver = None
 
 
 def _first_stored_ms(commit_log: CommitLog, offset: int) -> int | None:

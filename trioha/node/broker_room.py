@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attrs import frozen
 
 from trioha import __version__
@@ -65,8 +67,9 @@ class BrokerRoom:
         warnings: tuple[str, ...],
         retention: Retention,
         config_file: ConfigFile | None,
+        handlers: Mapping[int, Handler],
     ) -> BrokerRoom:
-        """`ha_address` and `warnings` are part of the node's status."""
+        """`ha_address` and `warnings` are part of the node's status; `handlers` answer further requests."""
         puts = PutService(
             commit_log=store.commit_log,
             group_commit=ha.group_commit,
@@ -135,6 +138,7 @@ class BrokerRoom:
                 RequestCode.CONSUMER_SEND_MSG_BACK: send_back.answer,
                 **transactions.handlers,
                 **MetadataProcessor(metadata, store).handlers,
+                **handlers,
             },
         )
         handler: Handler = processor

@@ -24,6 +24,8 @@ LISTENER_DESCRIPTORS: Final = 4
 """Two servers; a host name may have two addresses."""
 VIP_LISTENER_DESCRIPTORS: Final = 2
 """The second port for clients, listenPort - 2."""
+KEPT_LISTENER_DESCRIPTORS: Final = 8
+"""A second descriptor of each listener, of the port for metrics, too, where they outlive a role."""
 STORE_DESCRIPTORS: Final = 14
 """Lock; three log files (written, being synced, preallocated) and those needed to create one; two index files
 and those needed to create one; the checkpoint while it is written; a directory while it is synced."""
@@ -82,8 +84,10 @@ class DescriptorBudget:
         return DescriptorGate(keep=self.reserve // 2, limit=self.limit)
 
 
-def descriptor_budget(config: BrokerConfig) -> DescriptorBudget:
+def descriptor_budget(config: BrokerConfig, *, changes_role: bool = False) -> DescriptorBudget:
     """Divide the descriptors of this process among the parts of a node at its start.
+
+    With `changes_role` it has what every role needs, and ports that stay open between them.
 
     With too few descriptors these are lowered, in this order, each only as far as needed: connections of
     clients (to 256), those of the embedded name server (256), open files of queues (64), connections of
@@ -99,7 +103,8 @@ def descriptor_budget(config: BrokerConfig) -> DescriptorBudget:
         + STORE_DESCRIPTORS
         + RECORDER_DESCRIPTORS * (config.record_dir is not None)
         + ARCHIVE_DESCRIPTORS * (config.archive_url is not None)
-        + (DIAL_DESCRIPTORS + METADATA_DESCRIPTORS) * (config.broker_role is BrokerRole.SLAVE)
+        + (DIAL_DESCRIPTORS + METADATA_DESCRIPTORS) * (changes_role or config.broker_role is BrokerRole.SLAVE)
+        + KEPT_LISTENER_DESCRIPTORS * changes_role
         + NAME_SERVER_DESCRIPTORS * len(config.namesrv_addr)
         + (LISTENER_DESCRIPTORS // 2 + TABLE_DESCRIPTORS) * config.with_name_server
         + LISTENER_DESCRIPTORS // 2 * (config.metrics_port is not None)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
 import structlog
 import trio
-from attrs import frozen
+from attrs import field, frozen
 
 from trioha.config.broker import BrokerConfig, BrokerRole, DistinctBy, FlushDiskType
 from trioha.config.model import HaRole
@@ -25,19 +25,19 @@ from trioha.net.busy_poll import has_cores_to_spare
 from trioha.net.descriptors import Gate
 from trioha.net.tls import MutualTlsFiles, mutual_client_context, mutual_server_context
 from trioha.net.transport import SocketTransport
-from trioha.node.addresses import announced, os_reason
 from trioha.node.budget import DescriptorBudget
 from trioha.recording.events import EventSink
 from trioha.remoting.address import Address, parse_address
+from trioha.remoting.client import NO_SECURITY, ClientSecurity
 from trioha.store.message_store import MessageStore
 
 if TYPE_CHECKING:
     from trioha.ha.slave import HaSlave
+    from trioha.node.controlled_ha import NamedMaster
+    from trioha.node.role_life import Control
 
 log = structlog.get_logger(__name__)
 
-HA_BACKLOG = 50
-"""As RocketMQ's listener (spec ha 2.6)."""
 MASTER_WAIT_S = 3.0
 """How long one attempt to connect waits for the master's address from a name server."""
 
@@ -81,7 +81,7 @@ class MasterLocation:
 
 @frozen
 class HaRoom:
-    """The parts of replication. `build` them, then `listen`, then `run`."""
+    """The parts of replication. `build` them, then `run`."""
 
     replicas: Replicas
     master: HaMaster
@@ -89,16 +89,27 @@ class HaRoom:
     group_commit: GroupCommit
     slave: HaSlave | None
     """Copies the log of the master; None on a master."""
-    master_location: MasterLocation
+    master_location: MasterLocation | NamedMaster
     """Where `slave` dials."""
     confirm: ConfirmOffset | None = None
     """What consumers may receive; None if they receive all that is stored."""
+    keep_set: Callable[[], Awaitable[None]] | None = None
+    """The task of a master in controller mode that keeps its sync-state set."""
+    _following: trio.CancelScope = field(factory=trio.CancelScope, init=False)
+    """Of `slave`."""
 
     @classmethod
     def build(
-        cls, config: BrokerConfig, store: MessageStore, *, sink: EventSink, budget: DescriptorBudget
+        cls,
+        config: BrokerConfig,
+        store: MessageStore,
+        *,
+        sink: EventSink,
+        budget: DescriptorBudget,
+        control: Control | None = None,
+        security: ClientSecurity = NO_SECURITY,
     ) -> HaRoom:
-        """Raises ConfigError for TLS files that cannot be used."""
+        """`control` is that of controller mode. Raises ConfigError for TLS files that cannot be used."""
         commit_log = store.commit_log
         settings = HaSettings(
             heartbeat_interval_s=config.ha_send_heartbeat_interval / 1000,
@@ -110,6 +121,10 @@ class HaRoom:
             busy_poll_s=config.ha_busy_poll / 1e6 if has_cores_to_spare() else 0.0,
         )
         tls_files = _tls_files(config)
+        if control is not None:
+            return cls._controlled(
+                config, store, control, settings=settings, sink=sink, budget=budget, security=security
+            )
         replicas = Replicas(
             gap_bytes_max=config.ha_max_gap_not_in_sync,
             unacked_s_max=config.ha_max_time_slave_not_catchup / 1000,
@@ -122,24 +137,12 @@ class HaRoom:
             settings=settings,
             sink=sink,
             distinct_by_connection=config.ha_distinct_by is DistinctBy.CONNECTION,
-            admission=AdmissionSettings(
-                allowed=config.ha_allowed_peers,
-                connections_max=budget.ha_connections,
-                connections_per_peer_max=config.ha_connections_per_peer,
-            ),
+            admission=_admission(config, budget),
             tls=mutual_server_context(tls_files) if tls_files is not None else None,
             connection_ids=connection_ids,
         )
         group_commit = GroupCommit(
-            GroupCommitSettings(
-                copies_needed=config.slave_acks_needed,
-                copies_min=config.min_in_sync_replicas - 1 if config.slave_acks_needed else 0,
-                lowers_need=config.enable_auto_in_sync_replicas,
-                all_in_sync=config.all_ack_in_sync_state_set,
-                slave_timeout_s=config.slave_timeout / 1000,
-                sync_flush=config.flush_disk_type is FlushDiskType.SYNC_FLUSH,
-                sync_flush_timeout_s=config.sync_flush_timeout / 1000,
-            ),
+            _commit_settings(config),
             replicas=replicas,
             flushed=commit_log.flushed,
             sink=sink,
@@ -164,6 +167,52 @@ class HaRoom:
             replicas.on_acknowledged = confirm.update
         return cls(replicas, master, group_commit, slave, location, confirm)
 
+    @classmethod
+    def _controlled(
+        cls,
+        config: BrokerConfig,
+        store: MessageStore,
+        control: Control,
+        *,
+        settings: HaSettings,
+        sink: EventSink,
+        budget: DescriptorBudget,
+        security: ClientSecurity,
+    ) -> HaRoom:
+        from trioha.node.controlled_ha import NamedMaster, build_controlled, build_follower  # noqa: PLC0415
+
+        tls_files = _tls_files(config)
+        connection_ids = count(1)
+        ha = build_controlled(
+            config,
+            store,
+            control,
+            settings=settings,
+            sink=sink,
+            admission=_admission(config, budget),
+            commit=_commit_settings(config),
+            connection_ids=connection_ids,
+            tls_files=tls_files,
+        )
+        role = control.role
+        if role is None or role.is_master or role.master_address is None:
+            keep_set = ha.keep_set if role is not None and role.is_master else None
+            return cls(ha.replicas, ha.master, ha.group_commit, None, MasterLocation(None), keep_set=keep_set)
+        location = NamedMaster(role.master_address, security=security)
+        tls = mutual_client_context(tls_files) if tls_files is not None else None
+        slave = build_follower(
+            config,
+            store,
+            control,
+            settings=settings,
+            sink=sink,
+            connection_ids=connection_ids,
+            connect=partial(_connect, location, tls),
+            location=location,
+        )
+        location.on_dial = slave.follow
+        return cls(ha.replicas, ha.master, ha.group_commit, slave, location)
+
     async def run(
         self,
         listeners: list[trio.SocketListener],
@@ -177,10 +226,40 @@ class HaRoom:
             nursery.start_soon(self.group_commit.run)
             if self.confirm is not None:
                 nursery.start_soon(self.confirm.run)
+            if self.keep_set is not None:
+                nursery.start_soon(self.keep_set)
             await nursery.start(partial(self.master.serve, listeners, gate=gate))
             if self.slave is not None:
-                nursery.start_soon(self.slave.run)
+                nursery.start_soon(self._follow, self.slave)
             task_status.started()
+
+    async def _follow(self, slave: HaSlave) -> None:
+        with self._following:
+            await slave.run()
+
+    def stop_following(self) -> None:
+        """End the session of `slave` for good; nothing happens on a master."""
+        self._following.cancel()
+
+
+def _admission(config: BrokerConfig, budget: DescriptorBudget) -> AdmissionSettings:
+    return AdmissionSettings(
+        allowed=config.ha_allowed_peers,
+        connections_max=budget.ha_connections,
+        connections_per_peer_max=config.ha_connections_per_peer,
+    )
+
+
+def _commit_settings(config: BrokerConfig) -> GroupCommitSettings:
+    return GroupCommitSettings(
+        copies_needed=config.slave_acks_needed,
+        copies_min=config.min_in_sync_replicas - 1 if config.slave_acks_needed else 0,
+        lowers_need=config.enable_auto_in_sync_replicas,
+        all_in_sync=config.all_ack_in_sync_state_set,
+        slave_timeout_s=config.slave_timeout / 1000,
+        sync_flush=config.flush_disk_type is FlushDiskType.SYNC_FLUSH,
+        sync_flush_timeout_s=config.sync_flush_timeout / 1000,
+    )
 
 
 def _confirm_offset(
@@ -197,20 +276,6 @@ def _confirm_offset(
     )
     store.confirm_offset = confirm.for_checkpoint
     return confirm
-
-
-async def listen_for_slaves(config: BrokerConfig) -> tuple[list[trio.SocketListener], Address]:
-    """Listeners of the HA port, and the address that slaves dial. Raises ConfigError."""
-    host, port = config.bind_address, config.ha_listen_port
-    try:
-        listeners = await trio.open_tcp_listeners(port, host=host, backlog=HA_BACKLOG)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen for slaves on {host}:{port}: {os_reason(error)}",
-            key="haListenPort",
-            hint="choose another port or stop the program that uses it",
-        ) from error
-    return listeners, Address(announced(host, config.broker_ip2), listeners[0].socket.getsockname()[1])
 
 
 def _slave(
@@ -244,7 +309,7 @@ def _slave(
     )
 
 
-async def _connect(location: MasterLocation, tls: ssl.SSLContext | None) -> trio.abc.Stream:
+async def _connect(location: MasterLocation | NamedMaster, tls: ssl.SSLContext | None) -> trio.abc.Stream:
     """A stream to the master. Raises OSError if it cannot be reached or authenticated."""
     address = await location.resolve()
     transport = SocketTransport.from_stream(await trio.open_tcp_stream(address.host, address.port))

@@ -93,12 +93,14 @@ class MetadataCopyRoom:
 
         replica = MetadataReplica(metadata, policy=config.offset_regression, queue_end=queue_end)
         store.commit_log.on_restart(replica.log_replaced)
+        store.on_cut.add(replica.log_cut)
         sync = MetadataSync(
             replica,
             master,
             broker_name=config.broker_name,
             policy=config.offset_regression,
-            first_s=config.metadata_sync_first / 1000,
+            # A member of the sync-state set may be elected at any time: it copies at once.
+            first_s=0.0 if config.enable_controller_mode else config.metadata_sync_first / 1000,
             period_s=config.metadata_sync_period / 1000,
             connect=partial(open_client, security=security),
         )

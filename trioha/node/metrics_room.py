@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import trio
 from attrs import frozen
 
 from trioha.config.broker import BrokerConfig
-from trioha.errors import ConfigError
 from trioha.net.border import ConnectionBorder
 from trioha.net.descriptors import Gate, open_descriptors
-from trioha.node.addresses import announced, os_reason
+from trioha.node.addresses import announced
 from trioha.node.broker_room import BrokerRoom
 from trioha.node.budget import DescriptorBudget
 from trioha.node.ha_room import HaRoom
+from trioha.node.ports import Ports, bound_port
 from trioha.node.store_room import StoreRoom
 from trioha.remoting.address import Address
 
 if TYPE_CHECKING:
     from trioha.metrics.port import MetricsPort
     from trioha.metrics.sources import Sources
-
-BACKLOG: Final = 16
-"""Connections that wait until they are accepted."""
 
 
 @frozen
@@ -53,23 +50,16 @@ class MetricsRoom:
         return cls(MetricsPort(sources, connections_max=budget.metrics_connections), config)
 
     async def run(
-        self, *, gate: Gate, task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED
+        self, ports: Ports, *, gate: Gate, task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Serve until cancelled; `started` gives the address. Raises ConfigError if it cannot listen."""
-        host, port = self.config.metrics_bind_address, self.config.metrics_port
-        assert port is not None, "there is no room without a port"
-        try:
-            listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen for Prometheus on {host}:{port}: {os_reason(error)}",
-                key="trioha.metricsPort",
-                hint="choose another port or stop the program that uses it",
-            ) from error
-        bound_port: int = listeners[0].socket.getsockname()[1]
+        listeners = await ports.for_metrics()
+        address = Address(
+            announced(self.config.metrics_bind_address, self.config.broker_ip1), bound_port(listeners)
+        )
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(self.port.run, listeners, gate=gate))
-            task_status.started(Address(announced(host, self.config.broker_ip1), bound_port))
+            task_status.started(address)
 
 
 def _sources(

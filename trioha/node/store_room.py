@@ -55,6 +55,8 @@ async def open_store(config: BrokerConfig, *, queue_files: int) -> MessageStore:
             open_files_max=queue_files,
             queues_max=config.queues_max,
         ),
+        epoch_file=config.store_path_epoch_file if config.enable_controller_mode else None,
+        dispatch_to_confirmed=config.enable_controller_mode,
         index=IndexShape(hash_slots=config.max_hash_slot_num, index_num=config.max_index_num),
         dispatch=DispatchSettings(
             message_index_enable=config.message_index_enable,
@@ -69,7 +71,7 @@ async def open_store(config: BrokerConfig, *, queue_files: int) -> MessageStore:
     opened: list[MessageStore] = []
 
     def open_() -> None:
-        opened.append(MessageStore.open(settings, on_progress=_watch_opening()))
+        opened.append(MessageStore.open(settings, on_progress=watch_progress()))
 
     try:
         await run_in_thread(open_)
@@ -90,10 +92,10 @@ async def open_store(config: BrokerConfig, *, queue_files: int) -> MessageStore:
     return store
 
 
-def _watch_opening() -> Callable[[str, int, int], None]:
-    """Logs the progress of a long start every few seconds, and ends it if the node is cancelled.
+def watch_progress() -> Callable[[str, int, int], None]:
+    """Logs the progress of long work on a store every few seconds, and ends it if the node is cancelled.
 
-    Called in the thread that opens the store, which is never abandoned: lock and files must have an owner.
+    Called in the thread that works on the store, which is never abandoned: lock and files must have an owner.
     """
     reported_s = time.monotonic()
 
@@ -188,6 +190,7 @@ class StoreRoom:
                 retention_floor=retention_floor,
                 archived_offset=archived_offset,
                 on_deleted=store.head_deleted,
+                on_cleaned=None if store.epochs is None else store.truncate_epochs,
             ),
             flush_times_s,
         )

@@ -1,0 +1,386 @@
+"""Real RocketMQ controllers and real brokers in controller mode, each a process of its own.
+
+RocketMQ's controller comes with its name server: `rocketmq-controller` is one of its dependencies. It keeps
+its state by DLedger or, from 5.2 on, by JRaft.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+from attrs import define, field, frozen
+
+from tests.interop.java import OPENED
+from tests.interop.rocketmq import class_path, java_tool, name_server_class_path
+from tests.ports import free_port
+from trioha.controller import protocol
+from trioha.controller.protocol import ControllerMetadata, ReplicaSetInfo, to_request
+from trioha.errors import TriohaError
+from trioha.remoting.client import open_client
+from trioha.remoting.command import RemotingCommand
+
+WITHIN_S = 75.0
+"""For each condition that a test waits for; most come true in a second or two."""
+POLL_S = 0.05
+CLUSTER = "interop"
+FILE_BYTES = 1024 * 1024
+_LOGBACK = """\
+<configuration>
+  <appender name="STDERR" class="ch.qos.logback.core.ConsoleAppender">
+    <target>System.err</target>
+    <encoder><pattern>%d{HH:mm:ss.SSS} %-5level %logger{0} %msg%n%ex{3}</pattern></encoder>
+  </appender>
+  <root level="LEVEL"><appender-ref ref="STDERR"/></root>
+</configuration>
+"""
+_FLAGS = (
+    "-Xms48m",
+    "-Xmx256m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Xss512k",
+    "-Xshare:auto",
+    *OPENED,
+)
+
+T = TypeVar("T")
+
+
+class Consensus(Enum):
+    """How several controllers keep one state."""
+
+    DLEDGER = "DLedger"
+    JRAFT = "jRaft"
+
+
+def eventually(what: str, attempt: Callable[[], T | None], *, logs: Callable[[], str] = str) -> T:
+    """The first result of `attempt` that is not None; a failure of a peer counts as None."""
+    deadline = time.monotonic() + WITHIN_S
+    last: object = None
+    while True:
+        try:
+            found = attempt()
+        except (TriohaError, OSError) as problem:
+            found, last = None, problem
+        if found is not None:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {WITHIN_S:g} s: {what}; last: {last}\n{logs()}")
+        time.sleep(POLL_S)
+
+
+def ask(address: str, command: RemotingCommand) -> RemotingCommand:
+    """The answer of one controller or broker. Raises TriohaError."""
+
+    async def fetch() -> RemotingCommand:
+        async with open_client(address) as client:
+            return await client.request(command, timeout_s=3)
+
+    return trio.run(fetch)
+
+
+@define
+class JavaProcess:
+    """One JVM with a main class of RocketMQ."""
+
+    name: str
+    folder: Path
+    class_path: str
+    main_class: str
+    settings: dict[str, object]
+    log_level: str = "WARN"
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    def start(self) -> None:
+        """Start it, or start it again on its files."""
+        assert self.process is None
+        home = self.folder / "home"
+        home.mkdir(parents=True, exist_ok=True)
+        config, logback = self.folder / f"{self.name}.conf", self.folder / "logback.xml"
+        config.write_text("".join(f"{key}={value}\n" for key, value in self.settings.items()))
+        logback.write_text(_LOGBACK.replace("LEVEL", self.log_level))
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    java_tool("java"), *_FLAGS, f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
+                    f"-Drmq.logback.configurationFile={logback}", "-Drocketmq.client.logUseSlf4j=true",
+                    "-cp", self.class_path, self.main_class, "-c", str(config),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env={key: value for key, value in os.environ.items() if key != "NAMESRV_ADDR"},
+            )  # fmt: skip
+
+    @property
+    def log_path(self) -> Path:
+        """Of what it writes to both its streams."""
+        return self.folder / f"{self.name}.log"
+
+    def log(self) -> str:
+        """The end of its log."""
+        return f"--- {self.name}\n" + self.log_path.read_text(errors="replace")[-4000:]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process is there."""
+        return self.process is not None and self.process.poll() is None
+
+    def kill(self) -> None:
+        """`kill -9`."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """A clean stop."""
+        self._end(signal.SIGTERM)
+
+    def hang(self) -> None:
+        """Stop it where it stands: it keeps its connections and says nothing."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def _end(self, by: signal.Signals) -> None:
+        if self.process is None:
+            return
+        self.process.send_signal(by)
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(60)
+        self.process = None
+
+
+@frozen
+class Controllers:
+    """The controllers of one cluster."""
+
+    addresses: tuple[str, ...]
+    processes: tuple[JavaProcess, ...]
+
+    @property
+    def setting(self) -> str:
+        """For controllerAddr."""
+        return ";".join(self.addresses)
+
+    def metadata(self, address: str) -> ControllerMetadata:
+        """What the controller at `address` says of its group. Raises TriohaError."""
+        return ControllerMetadata.of(ask(address, to_request(protocol.MetadataRequest())).ext_fields)
+
+    def leader(self) -> str:
+        """The one that leads, as soon as there is one."""
+
+        def find() -> str | None:
+            for address, process in zip(self.addresses, self.processes, strict=True):
+                if process.is_running and self.metadata_or_none(address):
+                    return address
+            return None
+
+        return eventually("a controller leads", find, logs=self.log)
+
+    def metadata_or_none(self, address: str) -> ControllerMetadata | None:
+        """Its metadata if it leads."""
+        try:
+            metadata = self.metadata(address)
+        except TriohaError:
+            return None
+        return metadata if metadata.is_leader else None
+
+    def process_at(self, address: str) -> JavaProcess:
+        """The process of one of `addresses`."""
+        return self.processes[self.addresses.index(address)]
+
+    def group(self, broker_name: str) -> ReplicaSetInfo | None:
+        """A group, as the leader has it; None if it has none. Raises TriohaError."""
+        body = protocol.broker_names_body([broker_name])
+        answer = ask(self.leader(), to_request(protocol.SetDataRequest(), body=body))
+        return protocol.parse_set_data(answer.body).get(broker_name) if answer.body else None
+
+    def wait_group(self, broker_name: str, holds: Callable[[ReplicaSetInfo], bool]) -> ReplicaSetInfo:
+        """The group as soon as `holds` does."""
+
+        def find() -> ReplicaSetInfo | None:
+            group = self.group(broker_name)
+            return group if group is not None and holds(group) else None
+
+        return eventually(f"state of group {broker_name}", find, logs=self.log)
+
+    def log(self) -> str:
+        """The ends of all their logs."""
+        return "\n".join(process.log() for process in self.processes)
+
+
+@contextmanager
+def controllers(
+    version: str,
+    *,
+    folder: Path,
+    number: int = 1,
+    consensus: Consensus = Consensus.DLEDGER,
+    log_level: str = "WARN",
+    **settings: object,
+) -> Iterator[Controllers]:
+    """Runs `number` real controllers of one group until the block ends; one of them leads."""
+    ports = [free_port() for _ in range(number)]
+    peers = [free_port() for _ in range(number)]
+    addresses = tuple(f"127.0.0.1:{port}" for port in ports)
+    jars = name_server_class_path(version)
+    processes = []
+    for index in range(number):
+        home = folder / f"controller-{index}"
+        home.mkdir(parents=True)
+        common: dict[str, object] = {
+            "controllerStorePath": home / "store",
+            "enableElectUncleanMaster": False,
+            "notifyBrokerRoleChanged": True,
+        }
+        if consensus is Consensus.DLEDGER:
+            own: dict[str, object] = {
+                "controllerDLegerGroup": "interop",
+                "controllerDLegerPeers": ";".join(f"n{n}-{address}" for n, address in enumerate(addresses)),
+                "controllerDLegerSelfId": f"n{index}",
+            }
+        else:
+            own = {
+                "controllerType": "jRaft",
+                "jRaftGroupId": "interop",
+                "jRaftServerId": f"127.0.0.1:{peers[index]}",
+                "jRaftInitConf": ",".join(f"127.0.0.1:{port}" for port in peers),
+                "jRaftControllerRPCAddr": ",".join(addresses),
+                "listenPort": ports[index],
+            }
+        processes.append(
+            JavaProcess(
+                name=f"controller-{index}",
+                folder=home,
+                class_path=jars,
+                main_class="org.apache.rocketmq.controller.ControllerStartup",
+                settings={**common, **own, **settings},
+                log_level=log_level,
+            )
+        )
+    group = Controllers(addresses, tuple(processes))
+    try:
+        for process in processes:
+            process.start()
+        group.leader()
+        yield group
+    finally:
+        for process in processes:
+            process.kill()
+
+
+@contextmanager
+def real_broker(
+    version: str,
+    *,
+    folder: Path,
+    name: str,
+    broker_name: str,
+    controller_address: str,
+    name_server: str,
+    log_level: str = "WARN",
+    **settings: object,
+) -> Iterator[RealBroker]:
+    """A real broker in controller mode, on a store in `folder`, until the block ends."""
+    port = free_port()
+    home = folder / name
+    home.mkdir(parents=True)
+    process = JavaProcess(
+        name=name,
+        folder=home,
+        class_path=class_path(version),
+        main_class="org.apache.rocketmq.broker.BrokerStartup",
+        settings={
+            **broker_settings(broker_name, controller_address, name_server, home / "store", port),
+            **settings,
+        },
+        log_level=log_level,
+    )
+    broker = RealBroker(f"127.0.0.1:{port}", home / "store", process)
+    try:
+        process.start()
+        yield broker
+    finally:
+        process.kill()
+
+
+def broker_settings(
+    broker_name: str, controller_address: str, name_server: str, root: Path, port: int
+) -> dict[str, object]:
+    """Settings of a broker in controller mode, in which all members have each SEND_OK message."""
+    return {
+        "brokerClusterName": CLUSTER,
+        "brokerName": broker_name,
+        "brokerId": -1,
+        "brokerRole": "SLAVE",
+        "brokerIP1": "127.0.0.1",
+        "brokerIP2": "127.0.0.1",
+        "listenPort": port,
+        "haListenPort": port + 1,
+        "namesrvAddr": name_server,
+        "enableControllerMode": True,
+        "controllerAddr": controller_address,
+        "allAckInSyncStateSet": True,
+        "inSyncReplicas": 1,
+        "storePathRootDir": root,
+        "storePathCommitLog": root / "commitlog",
+        "mappedFileSizeCommitLog": FILE_BYTES,
+        "mappedFileSizeConsumeQueue": 20000,
+        "maxHashSlotNum": 1000,
+        "maxIndexNum": 4000,
+        "haSendHeartbeatInterval": 1000,
+        "diskMaxUsedSpaceRatio": 99,
+        "cleanFileForciblyEnable": False,
+        "timerWheelEnable": False,
+        "enableCompaction": False,
+    }
+
+
+@frozen
+class RealBroker:
+    """One real broker."""
+
+    address: str
+    """`host:port` for clients."""
+    root: Path
+    process: JavaProcess
+
+    def epochs(self) -> protocol.EpochCache:
+        """The epochs of its log. Raises TriohaError."""
+        return protocol.EpochCache.of_body(ask(self.address, to_request(protocol.EpochCacheRequest())).body)
+
+    def identity(self) -> str:
+        """The text of its brokerIdentity."""
+        return (self.root / "brokerIdentity").read_text()
+
+
+def accepts_connections(address: str) -> bool:
+    """Whether something listens there."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def master_of(group: ReplicaSetInfo, brokers: Sequence[RealBroker]) -> RealBroker:
+    """The broker that the controllers name master."""
+    return next(broker for broker in brokers if broker.address == group.master_address)

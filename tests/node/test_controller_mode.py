@@ -1,0 +1,244 @@
+"""Pairs of node processes under a scripted controller: roles, sync-state set, epochs, equal logs.
+
+Real controllers: tests/interop/test_failover.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from attrs import evolve
+
+from tests.controller.scripted import Group, ScriptedControllers
+from tests.interop.controller import ask, broker_settings, eventually
+from tests.interop.node import TriohaNode
+from tests.ports import free_port
+from trioha.controller import protocol
+from trioha.controller.protocol import EpochCache, to_request
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import RemotingCommand
+from trioha.remoting.server import Peer, RemotingServer
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+BOTH = frozenset((1, 2))
+NOWHERE = "127.0.0.1:9"
+"""A name server that nobody asks for in these tests."""
+
+
+def answer_of(address: str, command: RemotingCommand) -> RemotingCommand:
+    """The answer of a node, whose connections end whenever its role changes."""
+    return eventually(f"an answer to {command.code}", lambda: ask(address, command))
+
+
+class Controller:
+    """A controller in a thread of this process: `ScriptedControllers` over TCP."""
+
+    def __init__(self, scripted: ScriptedControllers, address: str) -> None:
+        self.scripted = scripted
+        self.address = address
+
+    @property
+    def group(self) -> Group:
+        return self.scripted.group
+
+    def elect(self, broker_id: int, *, tell: bool = True) -> None:
+        """Elect a broker, and send a notice to it, as real controllers do at the death of a master."""
+        self.group.elect(broker_id)
+        if tell:
+            self.notify(broker_id)
+
+    def notify(self, broker_id: int) -> None:
+        group = self.group
+        assert group.master_id is not None
+        fields = protocol.RoleNotice(
+            master_id=group.master_id,
+            master_address=group.addresses[group.master_id],
+            master_epoch=group.epoch,
+            set_epoch=group.set_epoch,
+        )
+        answer_of(group.addresses[broker_id], to_request(fields, body=group.set_of().to_body()))
+
+    def wait_for_set(self, members: frozenset[int]) -> None:
+        eventually(f"set {sorted(members)}", lambda: True if self.group.members == members else None)
+
+
+@contextmanager
+def scripted_controller() -> Iterator[Controller]:
+    ready = threading.Event()
+    started: list[tuple[Controller, trio.lowlevel.TrioToken, trio.CancelScope]] = []
+
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            scripted = ScriptedControllers(nursery, None)
+            own: list[str] = []
+
+            def handler(command: RemotingCommand, _: Peer) -> RemotingCommand | None:
+                code = RequestCode(command.code)
+                if code is RequestCode.BROKER_HEARTBEAT:
+                    scripted.group.alive.add(protocol.Heartbeat.of(command.ext_fields).broker_id)
+                    return None
+                return scripted.carry_out(own[0], code, evolve(command, body=bytes(command.body)))
+
+            async def serve(task_status: trio.TaskStatus[Any]) -> None:
+                await RemotingServer(handler).serve(host="127.0.0.1", port=0, task_status=task_status)  # type: ignore[arg-type]
+
+            ((host, port),) = await nursery.start(serve)
+            own.append(f"{host}:{port}")
+            scripted.leader = own[0]
+            token = trio.lowlevel.current_trio_token()
+            started.append((Controller(scripted, own[0]), token, nursery.cancel_scope))
+            ready.set()
+
+    thread = threading.Thread(target=trio.run, args=(run,))
+    thread.start()
+    assert ready.wait(60)
+    controller, token, scope = started[0]
+    try:
+        yield controller
+    finally:
+        token.run_sync_soon(scope.cancel)
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+class Member:
+    """A node of the group, which may be killed and started again."""
+
+    def __init__(self, folder: Path, name: str, controller: Controller, **settings: object) -> None:
+        self.root = folder / name
+        self._port = free_port()
+        self.address = f"127.0.0.1:{self._port}"
+        java_only = {"timerWheelEnable", "enableCompaction"}
+        common = broker_settings("broker-x", controller.address, NOWHERE, self.root, self._port)
+        self._settings = {
+            key: str(value).lower() if isinstance(value, bool) else value
+            for key, value in {**common, **settings}.items()
+            if key not in java_only
+        }
+        self.node = self._start()
+
+    def _start(self) -> TriohaNode:
+        return TriohaNode(self.root, role="SLAVE", **self._settings)
+
+    def restart(self) -> None:
+        self.node = self._start()
+
+    def end(self) -> None:
+        if self.node.is_running:
+            self.node.kill()
+
+    def log_bytes(self) -> bytes:
+        """The whole log, from its files."""
+        return b"".join(path.read_bytes() for path in sorted((self.root / "commitlog").iterdir()))
+
+    def epochs(self) -> EpochCache:
+        return EpochCache.of_body(answer_of(self.address, to_request(protocol.EpochCacheRequest())).body)
+
+    def stored(self, number: int) -> None:
+        """Store so many messages; each is PUT_OK. Waits until the node takes writes."""
+
+        def one() -> bool | None:
+            try:
+                return True if self.node.load(1).statuses == {"PUT_OK": 1} else None
+            except AssertionError:
+                # Its connection ended while the node changed its role.
+                return None
+
+        eventually("a put is PUT_OK", one, logs=self.node.log)
+        assert self.node.load(number).statuses == {"PUT_OK": number}, self.node.log()
+
+
+@pytest.fixture
+def controller() -> Iterator[Controller]:
+    with scripted_controller() as running:
+        yield running
+
+
+@pytest.fixture
+def join(tmp_path: Path, controller: Controller) -> Iterator[Callable[..., Member]]:
+    with ExitStack() as members:
+
+        def start(name: str, **settings: object) -> Member:
+            member = Member(tmp_path, name, controller, **settings)
+            members.callback(member.end)
+            return member
+
+        yield start
+
+
+def test_a_killed_master_is_replaced_and_comes_back_as_a_slave(
+    controller: Controller, join: Callable[..., Member]
+) -> None:
+    first = join("first")
+    eventually("a master", lambda: True if controller.group.master_id == 1 else None, logs=first.node.log)
+    second = join("second")
+    controller.wait_for_set(BOTH)
+    first.stored(100)
+    first.node.kill()
+    controller.elect(2)
+    second.stored(100)
+    first.restart()
+    controller.wait_for_set(BOTH)
+    second.stored(100)
+    # The living master is replaced, too: both change their roles.
+    controller.elect(1)
+    controller.notify(2)
+    first.stored(100)
+    controller.wait_for_set(BOTH)
+    first.stored(100)
+    assert [epoch.epoch for epoch in first.epochs().epochs] == [1, 2, 3]
+    assert first.epochs().epochs == second.epochs().epochs
+    assert (first.epochs().broker_id, second.epochs().broker_id) == (0, 2)
+    end = first.epochs().max_offset
+    second.node.wait(max_offset=end)
+    for member in (first, second):
+        member.node.stop()
+    assert first.log_bytes() == second.log_bytes()
+
+
+def test_what_only_a_dead_master_had_is_cut_when_it_comes_back(
+    controller: Controller, join: Callable[..., Member]
+) -> None:
+    first = join("first", slaveTimeout=500)
+    eventually("a master", lambda: True if controller.group.master_id == 1 else None, logs=first.node.log)
+    second = join("second")
+    controller.wait_for_set(BOTH)
+    first.stored(50)
+    # Both are in the set, one is gone, and the set cannot change: stored here, and no put is PUT_OK.
+    controller.scripted.refuse[RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET] = 1
+    second.node.kill()
+    assert first.node.load(20).statuses == {"FLUSH_SLAVE_TIMEOUT": 20}, first.node.log()
+    cut = first.epochs().max_offset
+    first.node.kill()
+    second.restart()
+    controller.scripted.refuse.clear()
+    controller.elect(2)
+    second.stored(50)
+    first.restart()
+    controller.wait_for_set(BOTH)
+    second.stored(10)
+    epochs = second.epochs()
+    assert epochs.epochs == first.epochs().epochs
+    assert epochs.epochs[1].start_offset < cut
+    for member in (first, second):
+        member.node.stop()
+    assert first.log_bytes() == second.log_bytes()
+
+
+def test_a_node_without_a_controller_waits_and_serves_what_it_has(
+    controller: Controller, join: Callable[..., Member]
+) -> None:
+    controller.scripted.leader, leader = "127.0.0.1:1", controller.scripted.leader
+    first = join("first")
+    assert first.node.load(1).statuses == {"SERVICE_NOT_AVAILABLE": 1}
+    assert first.epochs().broker_id == -1
+    assert first.node.status().role == "SLAVE"
+    controller.scripted.leader = leader
+    first.stored(10)
+    assert (first.root / "brokerIdentity").read_text() == "interop#broker-x#1"

@@ -1,0 +1,73 @@
+"""What a node does of its own when the controllers make it master."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+from attrs import evolve
+
+from tests.node.role_nodes import WITHIN_S, role_node
+from tests.ports import free_port
+from trioha.config.broker import BrokerRole
+from trioha.controller.role import Role
+from trioha.metadata.topics import TopicConfig, TopicSettings, TopicTable
+from trioha.node.controller_room import WAITING, adopt_topics, node_role
+from trioha.remoting.client import open_client
+from trioha.store.epochs import EpochLog
+
+NOWHERE = "127.0.0.1:9"
+"""Where nothing listens."""
+
+
+def test_a_new_master_has_every_topic_of_its_log() -> None:
+    topics = TopicTable(evolve(TopicSettings(), default_queue_nums=4))
+    topics.put(TopicConfig("known", read_queue_nums=2, write_queue_nums=2))
+    queues = [("known", 1), ("new", 0), ("wide", 3), ("wide", 11), ("%LMQ%/a b", 0)]
+    adopt_topics(topics, queues)
+    assert {name: topic.write_queue_nums for name, topic in topics.topics.items()} == {
+        "known": 2,
+        "new": 4,
+        "wide": 12,
+    }
+    assert topics.topics["wide"].is_writable
+    changes = topics.changes.offset
+    adopt_topics(topics, queues)
+    assert topics.changes.offset == changes
+
+
+def role(epoch: int, *, is_master: bool) -> Role:
+    return Role(
+        is_master=is_master,
+        epoch=epoch,
+        broker_id=1,
+        master_id=1 if is_master else 2,
+        master_address=NOWHERE,
+        sync_state_set=frozenset((1,) if is_master else (2,)),
+        sync_state_set_epoch=epoch,
+    )
+
+
+@pytest.mark.parametrize("is_master", [True, False])
+async def test_a_node_waits_for_the_next_role_if_its_log_has_a_later_epoch(
+    tmp_path: Path, *, is_master: bool
+) -> None:
+    """A slave's session may receive a later epoch while its life ends for an earlier one."""
+    EpochLog.open(tmp_path / "epochFileCheckpoint").append(3, 0)
+    settings = {
+        "enableControllerMode": "true",
+        "controllerAddr": NOWHERE,
+        "namesrvAddr": NOWHERE,
+        "listenPort": free_port(),
+    }
+    async with role_node(tmp_path, WAITING, **settings) as node:
+        async with open_client(node.address) as client:
+            node.roles.set(node_role(role(2, is_master=is_master)))
+            with trio.fail_after(WITHIN_S):
+                await client.wait_lost()
+        status = await node.status()
+        assert (status.role, status.broker_id) == (BrokerRole.SLAVE.value, 0)
+        node.roles.set(node_role(role(4, is_master=True)))
+        await node.until(lambda status: status.role == BrokerRole.SYNC_MASTER.value)
+        assert EpochLog.open(tmp_path / "epochFileCheckpoint").last_epoch == 4

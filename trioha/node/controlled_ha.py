@@ -1,0 +1,247 @@
+"""Replication of a node in controller mode: as master of an epoch, as slave of one, or without a role yet.
+
+| role | master's side | slave's side | puts wait for | queues are built up to |
+|---|---|---|---|---|
+| master | serves the group, keeps its set | - | the set, or inSyncReplicas | the confirm offset |
+| slave | has no set | follows the named master | refused | the master's confirm offset |
+| none yet | has no set | - | refused | the checkpoint's confirm offset |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+from attrs import evolve, frozen
+
+from trioha.broker.controller_processor import fetch_ha_address
+from trioha.config.broker import BrokerConfig
+from trioha.controller.role import Role
+from trioha.errors import ConfigError, RemoteProtocolError, TriohaError
+from trioha.ha.admission import AdmissionSettings
+from trioha.ha.autoswitch.master import AutoSwitchMaster, SetKeeper
+from trioha.ha.group_commit import GroupCommitSettings
+from trioha.ha.set_commit import SetGroupCommit, SetReplicas
+from trioha.ha.settings import HaSettings
+from trioha.ha.sync_state_set import SyncStateSet
+from trioha.net.tls import MutualTlsFiles, mutual_server_context
+from trioha.node.controller_room import epochs_of, known_confirm_offset
+from trioha.node.role_life import Control
+from trioha.recording.events import EventSink
+from trioha.remoting.address import Address, parse_address
+from trioha.remoting.client import ClientSecurity
+from trioha.store.message_store import MessageStore
+from trioha.watermark import Watermark
+
+if TYPE_CHECKING:
+    from trioha.ha.autoswitch.slave import AutoSwitchSlave
+
+log = structlog.get_logger(__name__)
+
+NO_ID = -1
+ASK_AGAIN_S = 0.5
+"""Before a master that has no role yet is asked again for its HA address."""
+ASK_FOR_S = 3.0
+"""How long one attempt to connect asks for it."""
+
+
+class NamedMaster:
+    """The HA address of the master that the controllers named: it is asked for it (906) before each
+    connection."""
+
+    def __init__(self, address: str, *, security: ClientSecurity) -> None:
+        """`address` is the master's for clients."""
+        self._address = address
+        self._security = security
+        self.ha_address = ""
+        self.on_dial: Callable[[str], None] | None = None
+        """Called with the HA address before each connection; must not block."""
+
+    def __str__(self) -> str:
+        return self.ha_address
+
+    def receive(self, text: str) -> None:
+        """Name servers may not have the new master yet: their answer is not used."""
+
+    async def resolve(self) -> Address:
+        """The address for the next connection. Raises OSError if the master does not say it in time."""
+        reason = "no answer"
+        with trio.move_on_after(ASK_FOR_S):
+            while True:
+                try:
+                    found = await fetch_ha_address(self._address, security=self._security)
+                    address = parse_address(found)
+                except (RemoteProtocolError, ConfigError, TriohaError) as error:
+                    reason = str(error)
+                else:
+                    self.ha_address = found
+                    if self.on_dial is not None:
+                        self.on_dial(found)
+                    return address
+                await trio.sleep(ASK_AGAIN_S)
+        raise OSError(f"the master does not say its HA address: {reason}")
+
+
+@frozen(kw_only=True)
+class ControlledHa:
+    """The parts of replication in controller mode."""
+
+    replicas: SetReplicas
+    master: AutoSwitchMaster
+    group_commit: SetGroupCommit
+    keeper: SetKeeper
+    set: SyncStateSet
+    control: Control
+
+    async def keep_set(self) -> None:
+        """Ask the controllers for the sets that the master wishes, and take those that they decide."""
+        role = self.control.role
+        assert role is not None, "only a master keeps a set"
+        async with trio.open_nursery() as nursery:
+            with self.control.agent.changes() as changes:
+                # Also a set that was decided since the controllers gave this role.
+                self._take_set(role, self.control.agent.role)
+                alter = partial(self.control.agent.alter_sync_state_set, master_epoch=role.epoch)
+                nursery.start_soon(self.keeper.run, self.set, alter)
+                async for later in changes:
+                    self._take_set(role, later)
+
+    def _take_set(self, role: Role, later: Role | None) -> None:
+        """The set of `later`, if that is the master's `role` with any set."""
+        if later is not None and later.is_master and later.epoch == role.epoch:
+            self.set.decided(later.sync_state_set, later.sync_state_set_epoch)
+
+
+def build_controlled(
+    config: BrokerConfig,
+    store: MessageStore,
+    control: Control,
+    *,
+    settings: HaSettings,
+    sink: EventSink,
+    admission: AdmissionSettings,
+    commit: GroupCommitSettings,
+    connection_ids: Iterator[int],
+    tls_files: MutualTlsFiles | None,
+) -> ControlledHa:
+    """Replication for the role of `control`. Also limits dispatch. Raises ConfigError for TLS files.
+
+    `admission` and `commit` are the settings of the default plane; `commit` counts copies by the set here.
+    """
+    role = control.role
+    is_master = role is not None and role.is_master
+    keeper = SetKeeper()
+    log_ = store.commit_log
+    epochs = epochs_of(store).entries
+    own_id = NO_ID if role is None else role.broker_id
+    sync_state_set = SyncStateSet(
+        own_id,
+        members=role.sync_state_set if role is not None and is_master else frozenset((own_id,)),
+        set_epoch=role.sync_state_set_epoch if role is not None else 0,
+        epoch_start_offset=epochs[-1].start_offset if epochs else 0,
+        confirm_offset=known_confirm_offset(store),
+        log_end=lambda: log_.max_offset,
+        propose=keeper.propose if is_master else lambda _: None,
+        all_ack=config.all_ack_in_sync_state_set,
+        not_caught_up_s_max=config.ha_max_time_slave_not_catchup / 1000,
+    )
+    replicas = SetReplicas(
+        sync_state_set,
+        life_start_offset=log_.max_offset,
+        gap_bytes_max=config.ha_max_gap_not_in_sync,
+        unacked_s_max=config.ha_max_time_slave_not_catchup / 1000,
+    )
+    master = AutoSwitchMaster(
+        commit_log=log_,
+        replicas=replicas,
+        settings=settings,
+        sink=sink,
+        epochs=lambda: epochs_of(store),
+        admission=admission,
+        tls=mutual_server_context(tls_files) if tls_files is not None else None,
+        connection_ids=connection_ids,
+    )
+    group_commit = SetGroupCommit(
+        evolve(
+            commit,
+            copies_needed=config.in_sync_replicas - 1,
+            copies_min=config.min_in_sync_replicas - 1,
+            lowers_need=False,
+        ),
+        replicas=replicas,
+        flushed=log_.flushed,
+        sink=sink,
+        push=master.push,
+        poll_acks=master.poll_acks,
+    )
+    if is_master:
+        replicas.on_set_changed = lambda: store.limit_dispatch(sync_state_set.limit)
+        store.limit_dispatch(sync_state_set.limit)
+        store.confirm_offset = lambda: sync_state_set.confirm_offset
+    return ControlledHa(
+        replicas=replicas,
+        master=master,
+        group_commit=group_commit,
+        keeper=keeper,
+        set=sync_state_set,
+        control=control,
+    )
+
+
+class FollowedConfirmOffset:
+    """The confirm offset of a slave: its queues are built up to it."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._limit = Watermark(known_confirm_offset(store))
+        store.limit_dispatch(self._limit)
+        store.confirm_offset = lambda: self._limit.offset
+
+    def receive(self, offset: int) -> None:
+        """What the master said last, as far as the own log has it. It may go back."""
+        if offset < 0:
+            return
+        if offset < self._limit.offset:
+            self._limit.lower(offset)
+        self._limit.advance(offset)
+
+
+def build_follower(
+    config: BrokerConfig,
+    store: MessageStore,
+    control: Control,
+    *,
+    settings: HaSettings,
+    sink: EventSink,
+    connection_ids: Iterator[int],
+    connect: Callable[[], Awaitable[trio.abc.Stream]],
+    location: NamedMaster,
+) -> AutoSwitchSlave:
+    """The slave of a role that has another broker for its master."""
+    from trioha.ha.autoswitch.slave import AutoSwitchSlave, SlaveIdentity  # noqa: PLC0415
+    from trioha.ha.replication_session import ReplicationSettings  # noqa: PLC0415
+
+    assert control.role is not None, "without a role there is nobody to follow"
+    assert store.epochs is not None, "a store of controller mode has epochs"
+    return AutoSwitchSlave(
+        master_address=str(location),
+        connect=connect,
+        commit_log=store.commit_log,
+        epochs=store.epochs,
+        cut=store.cut,
+        identity=SlaveIdentity(
+            control.role.broker_id,
+            is_async_learner=config.async_learner,
+            is_sync_from_last_file=config.sync_from_last_file,
+        ),
+        settings=settings,
+        sink=sink,
+        replication=ReplicationSettings(tail_check_bytes=config.ha_tail_check, verify=config.ha_verify),
+        ack_mode=config.ha_ack_mode,
+        gap_policy=config.ha_gap_policy,
+        on_confirm=FollowedConfirmOffset(store).receive,
+        connection_ids=connection_ids,
+    )

@@ -1,0 +1,300 @@
+"""One life of a node: all that it does in one role, from the recorder to the last answer.
+
+Theory of operation. A role is a life. No part of a room ever changes its role: a life builds every room that
+depends on it, runs them in nurseries of its own, and ends them. What does not depend on it is opened once
+(`NodeParts`): store, metadata, security, name server, archive, and the listeners of all ports. A node without
+controller mode has one life, `trioha.node.role_changes` has one follow the other.
+
+```
+live
++- recorder                       (only with trioha.recordDir; ends last and records the ends of all others)
+   +- services                    end after the connections of clients
+      +- store                    flush, dispatch, the next log file, retention
+      +- replication              group commit, a nursery per slave, on a slave the session with its master
+      +- metrics                  (only with trioha.metricsPort) serves them to Prometheus until the end
+      +- metadata copies          asks the master for topics, groups and offsets; not on a master
+      +- registration             a task for each name server of namesrvAddr
+      +- clients
+         +- status updates
+         +- consumers             ends pulls in time, lets silent members go
+         +- delayed messages      delivers them when they are due; not on a slave
+         +- administration        samples the statistics of topics and groups
+         +- transactions          checks those that are not decided; not on a slave
+         +- remoting server       a nursery per client
+```
+
+Ends. When the node stops, a life drains: the broker unregisters with its name servers, accepts no more
+connections and requests of clients and answers the sends that wait for slaves or the disk, while replication
+and store go on, for `DRAIN_S` at most. Then the clients' nursery is cancelled, then the services'.
+
+When the node changes its role, a life ends in the same order, with these differences. Nothing is stored from
+then on: a slave's session with its master ends first. Sends that wait for slaves are answered
+FLUSH_SLAVE_TIMEOUT at once, which is true: they are stored here, and that others have them is not known. The
+name servers keep the entry until the next life replaces it. The ports stay open: clients connect again at
+once, and are served by the next life.
+
+Invariants, which the next life relies on:
+
+| when `live` has returned | since |
+|---|---|
+| nothing is appended to the log | puts are refused before the drain; all tasks that append have ended |
+| no open connection waits for an answer | the drain closes each after its answers, or cuts it |
+| nothing of this life is attached to the store | `MessageStore.attachments` |
+| the session is closed | the recorder ends last |
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import trio
+from attrs import frozen
+
+from trioha.config.broker import BrokerConfig
+from trioha.config.update import ConfigFile
+from trioha.metadata.metadata_store import MetadataStore
+from trioha.node.addresses import announced
+from trioha.node.archive_room import ArchiveRoom
+from trioha.node.broker_room import BrokerRoom
+from trioha.node.budget import DescriptorBudget
+from trioha.node.ha_room import HaRoom
+from trioha.node.late_imports import import_late
+from trioha.node.metadata_room import MetadataCopyRoom
+from trioha.node.metrics_room import MetricsRoom
+from trioha.node.namesrv_room import registration_of
+from trioha.node.ports import Ports
+from trioha.node.recording_room import recording
+from trioha.node.security_room import SecurityRoom
+from trioha.node.store_room import StoreRoom
+from trioha.recording.events import EventSink
+from trioha.remoting.address import Address
+from trioha.remoting.serving import Handler
+from trioha.store.message_store import MessageStore
+from trioha.store.record import Host
+from trioha.store.retention import EVERYTHING
+
+if TYPE_CHECKING:
+    from trioha.controller.agent import ControllerAgent
+    from trioha.controller.role import Role
+    from trioha.namesrv.server import NameServer
+
+REGISTERED_WITHIN_S: Final = 1.0
+"""How long a node waits, before it is ready, until it is registered with its own name server."""
+DRAIN_S: Final = 3.0
+"""How long a life that ends waits for its last answers: the default of RocketMQ's slaveTimeout."""
+
+
+@frozen
+class Ready:
+    """Addresses and store of a node that is ready."""
+
+    role: str
+    listen: Address
+    """Address for clients."""
+    ha: Address
+    """Address for slaves."""
+    store: Path
+    max_offset: int
+    session: Path | None
+    """Folder of the recording, None if nothing is recorded."""
+    name_server: Address | None = None
+    """Where the embedded name server is reached, None if there is none."""
+    metrics: Address | None = None
+    """Where Prometheus gets metrics, None without trioha.metricsPort."""
+
+    def line(self) -> str:
+        """The ready line for stdout: `ready` and `key=value` pairs, quoted as for a shell."""
+        pairs = {
+            "role": self.role,
+            "listen": str(self.listen),
+            "ha": str(self.ha),
+            "store": str(self.store),
+            "max_offset": str(self.max_offset),
+        }
+        if self.session is not None:
+            pairs["session"] = str(self.session)
+        if self.name_server is not None:
+            pairs["namesrv"] = str(self.name_server)
+        if self.metrics is not None:
+            pairs["metrics"] = str(self.metrics)
+        return " ".join(["ready", *(f"{key}={shlex.quote(value)}" for key, value in pairs.items())])
+
+
+@frozen(kw_only=True)
+class Control:
+    """What a life of a node in controller mode has of the controllers."""
+
+    agent: ControllerAgent
+    role: Role | None = None
+    """None before the first role of this start."""
+
+
+@frozen
+class NodeParts:
+    """What a node opens once, for all its lives."""
+
+    store: MessageStore
+    metadata: MetadataStore
+    security: SecurityRoom
+    archive: ArchiveRoom | None
+    name_server: NameServer | None
+    name_server_address: Address | None
+    ports: Ports
+    budget: DescriptorBudget
+    stopping: trio.Event
+    """Set when the node is to stop."""
+    warnings: tuple[str, ...] = ()
+    """Of the configuration; part of the status."""
+    config_file: ConfigFile | None = None
+    """Where administrators' changes of the configuration are written."""
+    control: Control | None = None
+    """Of controller mode; its role is that of the life."""
+
+
+async def live(
+    parts: NodeParts, config: BrokerConfig, *, ending: trio.Event, on_ready: Callable[[Ready], None]
+) -> BrokerConfig:
+    """Live in the role of `config` until `ending` is set; calls `on_ready` once, when clients are served.
+
+    The life is the last one if `parts.stopping` is set then. Returns `config` as administrators have changed
+    it. Raises StoreError when the disk fails; ConfigError if a port cannot be opened.
+    """
+    with parts.store.attachments():
+        async with recording(config) as (sink, session):
+            return await _serve(parts, config, sink=sink, session=session, ending=ending, on_ready=on_ready)
+
+
+async def _serve(
+    parts: NodeParts,
+    config: BrokerConfig,
+    *,
+    sink: EventSink,
+    session: Path | None,
+    ending: trio.Event,
+    on_ready: Callable[[Ready], None],
+) -> BrokerConfig:
+    """Run the rooms of a life until `ending` is set; then drain."""
+    store, metadata, security = parts.store, parts.metadata, parts.security
+    archive, budget = parts.archive, parts.budget
+    control = parts.control
+    ha = HaRoom.build(config, store, sink=sink, budget=budget, control=control, security=security.client)
+    store_room = StoreRoom.build(
+        config,
+        store,
+        sink=sink,
+        retention_floor=ha.master.retention_floor,
+        archived_offset=(lambda: EVERYTHING) if archive is None else archive.service.archived_offset,
+    )
+    ha_listeners, ha_address = await parts.ports.for_slaves()
+    broker = BrokerRoom.build(
+        config,
+        store,
+        metadata=metadata,
+        ha=ha,
+        security=security,
+        ha_address=ha_address,
+        sink=sink,
+        budget=budget,
+        warnings=parts.warnings,
+        retention=store_room.retention,
+        config_file=parts.config_file,
+        handlers=_control_handlers(config, store, control, ha_address=ha_address),
+    )
+    copies = MetadataCopyRoom.build(config, store, metadata, security=security.client)
+    broker.info.metadata_status = copies.status
+    if archive is not None:
+        broker.info.archive_status = partial(archive.status, store_room.retention)
+    metrics = MetricsRoom.build(config, broker=broker, ha=ha, store=store_room, budget=budget)
+    metrics_address: Address | None = None
+    async with trio.open_nursery() as services:
+        services.start_soon(store_room.run)
+        await services.start(partial(ha.run, ha_listeners, gate=budget.ha_gate()))
+        if metrics is not None:
+            # Its connections are few and in the budget: an operator sees a shortage of descriptors.
+            metrics_address = await services.start(partial(metrics.run, parts.ports, gate=budget.ha_gate()))
+        async with trio.open_nursery() as clients:
+            clients.start_soon(broker.updates.run, broker.server.push)
+            clients.start_soon(broker.consumers.run)
+            clients.start_soon(broker.admin.run)
+            listening = await clients.start(
+                partial(
+                    broker.server.serve_listeners,
+                    await parts.ports.for_clients(),
+                    gate=budget.client_gate(),
+                )
+            )
+            listen_port = listening[0][1]
+            # Records have the port that clients dial, also if listenPort is 0.
+            store.commit_log.set_store_host(Host.parse(config.broker_ip1, listen_port))
+            if broker.delivery is not None:
+                clients.start_soon(broker.delivery.run)
+            clients.start_soon(broker.transactions.run)
+            listen = Address(announced(config.bind_address, config.broker_ip1), listen_port)
+            broker.admin.offsets.address = copies.master.own = str(listen)
+            services.start_soon(copies.run)
+            registration = None
+            # Before its first role nobody may take the node for a master or a slave.
+            if control is None or control.role is not None:
+                registration = registration_of(
+                    config,
+                    metadata.topics,
+                    listen=listen,
+                    ha_address=ha_address,
+                    on_master=ha.master_location.receive,
+                    on_master_address=copies.master.receive,
+                    security=security.client,
+                )
+            if registration is not None:
+                broker.admin.set_registration(registration)
+                services.start_soon(registration.run)
+                if parts.name_server is not None:
+                    # Clients of a node that is ready find it at its own name server.
+                    with trio.move_on_after(REGISTERED_WITHIN_S):
+                        await registration.registered.wait()
+            on_ready(
+                Ready(
+                    role=config.broker_role.value,
+                    listen=listen,
+                    ha=ha_address,
+                    store=config.store_path_root_dir,
+                    max_offset=store.commit_log.max_offset,
+                    session=session,
+                    name_server=parts.name_server_address,
+                    metrics=metrics_address,
+                )
+            )
+            clients.start_soon(import_late)
+            await ending.wait()
+            is_last = parts.stopping.is_set()
+            if is_last:
+                parts.ports.end()
+            else:
+                ha.stop_following()
+                broker.puts.refuse_all("this broker is changing its role")
+                ha.group_commit.end_replica_waits()
+            # Pulls that wait for messages are answered that there are none.
+            broker.consumers.polls.end_all()
+            async with trio.open_nursery() as ends:
+                if registration is not None and is_last:
+                    ends.start_soon(registration.stop)
+                ends.start_soon(partial(broker.server.drain, timeout_s=DRAIN_S))
+            if parts.name_server is not None and is_last:
+                await parts.name_server.drain()
+            clients.cancel_scope.cancel()
+        services.cancel_scope.cancel()
+    return broker.admin.config.config
+
+
+def _control_handlers(
+    config: BrokerConfig, store: MessageStore, control: Control | None, *, ha_address: Address
+) -> Mapping[int, Handler]:
+    """Requests of controllers, their tools and slaves; none outside of controller mode."""
+    if control is None:
+        return {}
+    from trioha.node.controller_room import controller_processor  # noqa: PLC0415
+
+    return controller_processor(config, store, control.agent, ha_address=ha_address).handlers
