@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,13 @@ def archiver_of(folder: ObjectFolder, log: Log, **settings: Any) -> Archiver:
 
 
 def new_archiver(
-    folder: ObjectFolder, log: Log, *, take_over: bool = False, store: Path | None = None, **settings: Any
+    folder: ObjectFolder,
+    log: Log,
+    *,
+    take_over: bool = False,
+    store: Path | None = None,
+    notify: Callable[[str], object] = lambda _text: None,
+    **settings: Any,
 ) -> Archiver:
     """An archiver in the log's virtual time."""
     return Archiver(
@@ -164,6 +171,7 @@ def new_archiver(
         log.store if store is None else store,
         settings=ArchiveSettings(**settings),
         take_over=take_over,
+        notify=notify,
         wall_ms=log.clock.wall_ms,
         monotonic=log.clock.monotonic,
         sleep=log.clock.sleep,

@@ -143,6 +143,26 @@ def test_a_store_of_rocketmq_is_archived_once(
     assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == before
 
 
+def test_a_log_in_another_folder_is_archived_with_the_stores_metadata(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    """storePathCommitLog of another disk."""
+    store = copy_store("store-4.9.7", tmp_path)
+    other = tmp_path / "other-disk"
+    (store / "commitlog").rename(other)
+    code, out, _ = run(capsys, str(store), "--to", url, "--commit-log", str(other))
+    assert code == 0
+    assert out.startswith("archived up to offset 134091: ")
+    folder = ObjectFolder.open(url)
+    log = b"".join(path.read_bytes() for path in sorted(other.iterdir()))
+    assert archived(folder) == (0, log[:134091])
+    reader = reader_of(folder)
+    assert len(list(reader.metadata(reader.generation()))) == 1
+    code, _, err = run(capsys, str(store), "--to", url, "--commit-log", str(tmp_path / "none"))
+    assert code == 2
+    assert err == f"trioha: {tmp_path / 'none'}: there is no such folder\n"
+
+
 def test_damage_is_exit_code_1(log: Log, capsys: pytest.CaptureFixture[str], url: str) -> None:
     end = log.end_offset
     log.append(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,52 @@ def test_old_segments_are_deleted_at_last_with_their_session(tmp_path: Path) -> 
     log.clock.sleep(45)
     archiver.step()
     assert [one.key for one in folder.list("recordings")] == []
+    # The files are still there. What has left the archive is not archived again, nor by the next archiver.
+    archiver = archiver_with(folder, log, session.parent, keep_s=30.0, retention_s=0, delete_after_s=0)
+    for _ in range(4):
+        log.clock.sleep(5)
+        assert archiver.step().recorded == 0
+    # With the next head.
+    log.clock.sleep(45)
+    archiver.step()
+    assert [one.key for one in folder.list("recordings")] == []
+    assert reader_of(folder).head.recordings == ()
+
+
+def test_old_segments_of_a_session_that_goes_on_stay_out_of_the_archive(tmp_path: Path) -> None:
+    folder, log = in_memory(), Log(tmp_path / "store")
+    session = write_session(tmp_path / "recordings" / "one", events(49), segment_records=10)
+    # The first segment was last written long before what is kept; the others' last writes tell nothing.
+    first, *_ = sorted((session / "events").iterdir())
+    os.utime(first, ns=(WALL_NS, WALL_NS))
+    log.clock.sleep(35)
+    archiver = archiver_with(folder, log, session.parent, keep_s=13.0, retention_s=0, delete_after_s=0)
+    assert archiver.step().recorded == 3
+    for _ in range(3):
+        log.clock.sleep(1)
+        assert archiver.step().recorded == 0
+        (archived,) = reader_of(folder).head.recordings
+        assert [one.first_seq for one in archived.segments] == [20, 30, 40]
+    keys = {one.key for one in folder.list("recordings/one/events")}
+    assert keys == {one.key for one in archived.segments}
+
+
+def test_segments_that_no_head_refers_to_are_swept(tmp_path: Path) -> None:
+    """As an archiver leaves them that was killed before its head, and never came back to that session."""
+    folder, log = in_memory(), Log(tmp_path / "store")
+    session = write_session(tmp_path / "recordings" / "one", events(25), segment_records=10)
+    archiver = archiver_with(folder, log, session.parent, delete_after_s=0, sweep_s=1, orphan_s=0.001)
+    archiver.step()
+    kept = {one.key for one in folder.list("recordings")}
+    assert len(kept) == 4
+    folder.put("recordings/gone/events/00000000000000000000.parquet", b"segment")
+    log.append()
+    log.clock.sleep(60)
+    archiver.step()
+    log.append()
+    log.clock.now_s += 10 * 365 * 86_400
+    archiver.step()
+    assert {one.key for one in folder.list("recordings")} == kept
 
 
 def test_without_a_folder_of_recordings_none_is_archived(tmp_path: Path) -> None:

@@ -105,6 +105,66 @@ def test_a_cut_log_that_has_grown_beyond_the_archived_end_is_not_damage(
     assert archived(folder) == (0, log.data())
 
 
+@pytest.mark.parametrize("records", [1, 2, 10])
+@pytest.mark.parametrize("kept", [0, 5, 8, 9])
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_a_cut_log_that_has_grown_beyond_the_archived_end_with_equal_sizes_is_another_history(
+    folder: ObjectFolder, log: Log, records: int, kept: int, is_settled: bool
+) -> None:
+    """Clients send the same messages again: the archived end is the start of a record in both logs."""
+    archiver = archiver_of(folder, log)
+    ends = [0]
+    for number in range(10):
+        log.append()
+        ends.append(log.end_offset)
+        if (number + 1) % records == 0:
+            archiver.step()
+    if is_settled:
+        archiver.step()
+    before = log.data()
+    log.cut(ends[kept])
+    log.clock.sleep(1)
+    log.append(20 - kept)
+    step = archiver.step()
+    assert archived(folder) == (0, log.data())
+    if step.began is not None:
+        assert archived(folder, "0001") == (0, before)
+    # Only the last record differs: as if the broker had still been writing it.
+    assert (step.began is None) == (kept == 9 and not is_settled)
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_a_cut_log_with_a_record_across_the_newest_objects_start_is_another_history(
+    folder: ObjectFolder, log: Log, is_settled: bool
+) -> None:
+    archiver = archiver_of(folder, log)
+    for _ in range(3):
+        log.append(3)
+        archiver.step()
+    if is_settled:
+        archiver.step()
+    before = log.data()
+    log.cut(0)
+    log.append(10, body=b"longer than before")
+    assert archiver.step().began == "the log differs from offset 3 on"
+    assert archived(folder) == (0, log.data())
+    assert archived(folder, "0001") == (0, before)
+
+
+def test_a_store_that_was_damaged_before_its_last_archived_record_continues(
+    folder: ObjectFolder, log: Log
+) -> None:
+    archiver = archiver_of(folder, log)
+    log.append(3)
+    before = log.data()
+    archiver.step()
+    # In the first record's body.
+    log.write(90, b"X")
+    log.append(3)
+    assert archiver.step().began is None
+    assert archived(folder) == (0, before + log.data()[len(before) :])
+
+
 def test_another_log_is_found_where_a_file_begins(folder: ObjectFolder, log: Log, tmp_path: Path) -> None:
     archiver = archiver_of(folder, log)
     log.append(100)

@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from trioha.archive.errors import ArchiveError, FencedError
-from trioha.archive.heads import HEADS_KEPT, create_head, delete_old_heads, read_head
+from trioha.archive.heads import HEADS_KEPT, create_head, old_heads, read_head
 from trioha.archive.layout import Head, Writer, encode, head_key
 from trioha.archive.objects import ObjectFolder
 
@@ -57,7 +57,7 @@ def test_a_suspended_writer_is_fenced_even_if_its_number_is_free_again(folder: O
     create_head(folder, HEAD)
     other = evolve(HEAD, writer=evolve(HEAD.writer, id="other:/store", epoch=2))
     newest = create_until(folder, other, HEADS_KEPT + 5)
-    delete_old_heads(folder, newest.number)
+    folder.delete(old_heads(folder, newest.number))
     with pytest.raises(FencedError, match="other:/store"):
         create_head(folder, evolve(HEAD, number=2))
     assert read_head(folder) == newest
@@ -66,7 +66,7 @@ def test_a_suspended_writer_is_fenced_even_if_its_number_is_free_again(folder: O
 def test_old_heads_are_deleted_and_the_newest_stay(folder: ObjectFolder) -> None:
     create_head(folder, HEAD)
     create_until(folder, HEAD, HEADS_KEPT + 3)
-    delete_old_heads(folder, HEADS_KEPT + 3)
+    folder.delete(old_heads(folder, HEADS_KEPT + 3))
     kept = sorted(one.key for one in folder.list("heads"))
     assert kept == [head_key(number) for number in range(4, HEADS_KEPT + 4)]
 

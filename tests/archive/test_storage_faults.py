@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
+from tests.archive.support import Log, archived, archiver_of
 from tests.ports import free_port
 from tests.s3 import S3Bucket, S3Server, bucket_in_environment, obstore_settled
 from tests.s3_proxy import PASSING, S3Fault, S3Proxy, s3_proxy
@@ -301,3 +302,28 @@ def test_heads_survive_random_faults(url: str, proxy: S3Proxy) -> None:
         create_head(folder, head)
         assert read_head(folder) == head
     assert len({one.fault for one in proxy.passages}) > 4
+
+
+def test_an_archive_that_may_be_written_and_not_deleted_from_grows(
+    proxy: S3Proxy, url: str, tmp_path: Path
+) -> None:
+    """A key without the permission to delete: S3 answers 403 to each deletion."""
+    log, remarks = Log(tmp_path / "store"), list[str]()
+    folder = ObjectFolder.open(url)
+    archiver = archiver_of(folder, log, notify=remarks.append, merge_objects=2, delete_after_s=0)
+    proxy.strike(S3Fault.DENIED, within="?delete")
+    for _ in range(12):
+        log.append(2)
+        assert archiver.step().deleted == 0
+    assert any(one.fault is S3Fault.DENIED for one in proxy.passages)
+    (remark,) = remarks
+    assert "nothing is deleted in the archive, which goes on" in remark
+    assert "access is denied: 403 Forbidden" in remark
+    assert archived(folder) == (0, log.data())
+    proxy.heal()
+    deleted = 0
+    for _ in range(20):
+        log.append(2)
+        deleted += archiver.step().deleted
+    assert deleted > 1
+    assert archived(folder) == (0, log.data())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from zlib import crc32
@@ -10,9 +11,11 @@ from zlib import crc32
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from obstore.store import MemoryStore
 
 from tests.archive.support import START_MS, Log, archived, archiver_of, in_memory, reader_of
 from trioha.archive.crc import combined_crc32
+from trioha.archive.errors import ArchiveError
 from trioha.archive.layout import LogObject, MetadataObject
 from trioha.archive.merging import due_merges, groups_of, thinned
 from trioha.archive.objects import ObjectFolder
@@ -290,3 +293,47 @@ def test_random_logs_cuts_and_restarts_leave_the_log_in_the_archive(
     reader = reader_of(folder)
     for generation in reader.head.generations:
         assert list(reader.objects(generation)) or generation.end_offset == generation.first_offset
+
+
+class WriteOnlyFolder(ObjectFolder):
+    """An object storage whose credentials may not delete."""
+
+    refused = 0
+    is_refusing = True
+
+    def delete(self, keys: Sequence[str]) -> None:
+        if keys and self.is_refusing:
+            self.refused += len(keys)
+            raise ArchiveError("access is denied: 403 Forbidden", url=self.url, key=keys[0])
+        super().delete(keys)
+
+
+def test_an_archiver_that_may_not_delete_goes_on_and_says_so_once(log: Log) -> None:
+    folder = WriteOnlyFolder(MemoryStore(), "memory:///archive")
+    remarks: list[str] = []
+    archiver = archiver_of(folder, log, notify=remarks.append, merge_objects=4, orphan_s=3600, sweep_s=600)
+    for _ in range(200):
+        log.append(2)
+        log.clock.sleep(10)
+        assert archiver.step().deleted == 0
+    assert archived(folder) == (0, log.data())
+    (remark,) = remarks
+    assert remark == (
+        "nothing is deleted in the archive, which goes on: memory:///archive/heads/"
+        f"{1:020d}.json.zst: access is denied: 403 Forbidden"
+    )
+    # After the first refusal one object is tried at a time, whatever has piled up.
+    assert folder.refused < 300
+    # With other credentials all of it goes, the objects that were not deleted in time included.
+    folder.is_refusing = False
+    # Objects in memory are as old as they are: today.
+    log.clock.now_s += 10 * 365 * 86_400
+    for _ in range(30):
+        log.append()
+        log.clock.sleep(600)
+        archiver.step()
+    assert archived(folder) == (0, log.data())
+    assert len(list(folder.list("heads"))) <= 30
+    reader = reader_of(folder)
+    known = {one.key for one in reader.objects(reader.generation())}
+    assert len({one.key for one in folder.list("log")} - known) < 20

@@ -21,7 +21,14 @@ from attrs import define, evolve, field, frozen
 from isal.isal_zlib import crc32
 
 from trioha.archive.config_files import digest_of, read_config_files
-from trioha.archive.continuation import Continuation, continuation_of, is_completed
+from trioha.archive.continuation import (
+    Continuation,
+    continuation_of,
+    has_last_record,
+    is_completed,
+    is_in,
+    newest_object,
+)
 from trioha.archive.errors import (
     ArchiveError,
     ChangedSourceError,
@@ -29,12 +36,13 @@ from trioha.archive.errors import (
     FencedError,
     MissingObjectError,
 )
-from trioha.archive.heads import create_head, delete_old_heads, fenced_by, read_head
+from trioha.archive.heads import create_head, fenced_by, old_heads, read_head
 from trioha.archive.layout import (
     FRAME_BYTES,
     LOG,
     METADATA,
     PAGES,
+    RECORDINGS,
     Codec,
     Generation,
     Head,
@@ -66,14 +74,16 @@ from trioha.archive.objects import ObjectFolder
 from trioha.archive.reader import ArchiveReader
 from trioha.archive.recordings import (
     archived_session,
+    began_before,
     check_packer,
+    is_old,
     store_documents,
     store_segments,
     waiting_sessions,
     with_session,
     without_old,
 )
-from trioha.archive.retention import cut_of, expired_generations, keys_of, unreferenced
+from trioha.archive.retention import cut_of, expired_generations, keys_of, recording_keys, unreferenced
 from trioha.archive.settings import ArchiveSettings
 from trioha.archive.source import LogPart, LogSource
 from trioha.recording.reader import Session
@@ -219,6 +229,10 @@ class Archiver:
         """Sizes of log objects that no head refers to yet."""
         self._dropped: list[tuple[float, str]] = []
         """Keys to be deleted and since when (monotonic) no head refers to them."""
+        self._may_delete = True
+        """Whether the last deletion was not refused."""
+        self._old_segments: set[Path] = set()
+        """Segments of recordings that end before what is kept: packed once to find that out."""
         self._published_s = 0.0
         self._retain_s = self._sweep_s = self._recordings_s = 0.0
         """When to look again what can be deleted, and for recordings (monotonic)."""
@@ -409,7 +423,10 @@ class Archiver:
 
     def _archive_log(self, draft: _Draft, now_ms: int) -> DamagedSourceError | None:
         """Archive the log up to its present end, or to damage, which is returned."""
-        self._check_last_record(draft)
+        if not self._has_last_record(draft):
+            # It was cut before the archived end and has grown beyond it: what follows is another history.
+            self._continues = False
+            self._continue(draft, now_ms)
         damage = self._archive_parts(draft)
         is_idle = not draft.objects and self._monotonic() - self._checked_s >= self.settings.renew_s
         if damage is None and not is_idle:
@@ -419,18 +436,32 @@ class Archiver:
         self._continue(draft, now_ms)
         return damage if draft.began is None else self._archive_parts(draft)
 
-    def _check_last_record(self, draft: _Draft) -> None:
-        """Archive the newest object again if the broker was still writing its last record."""
+    def _has_last_record(self, draft: _Draft) -> bool:
+        """Whether what the store has after the archived end follows the record that is archived before it.
+
+        If the broker was still writing that record, the newest object is dropped, to be archived again.
+        """
+        is_unsure, self._is_unsure = self._is_unsure, False
+        goes_on = self._source.goes_on(draft.generation.end_offset)
+        if not is_unsure and not goes_on:
+            return True
+        reader = ArchiveReader(self.folder, draft.head)
+        newest = newest_object(reader, draft.generation)
+        # A store that begins at the archived end has nothing to compare.
+        if newest is None or not self._source.has(newest.first_offset, newest.end_offset):
+            return True
+        if is_in(self._source, newest) or (goes_on and has_last_record(reader, self._source, newest)):
+            return True
         objects = draft.generation.objects
-        if not self._is_unsure or not objects:
-            return
-        self._is_unsure = False
-        newest = objects[-1]
-        if self._source.crc32(newest.first_offset, newest.end_offset) == newest.crc32:
-            return
-        if is_completed(ArchiveReader(self.folder, draft.head), self._source, newest):
-            draft.generation = evolve(draft.generation, objects=objects[:-1])
-            draft.dropped.append(newest.key)
+        if is_unsure and objects and is_completed(reader, self._source, newest):
+            shorter = evolve(draft.generation, objects=objects[:-1])
+            before = newest_object(reader, shorter)
+            # An object of one record does not show whether the log before it is the same.
+            if before is None or is_in(self._source, before):
+                draft.generation = shorter
+                draft.dropped.append(newest.key)
+                return True
+        return not goes_on
 
     def _archive_parts(self, draft: _Draft) -> DamagedSourceError | None:
         bytes_max = self.settings.object_bytes_max
@@ -665,16 +696,16 @@ class Archiver:
         assert self._head is not None
         reader = ArchiveReader(self.folder, self._head)
         known = {key for generation in self._head.generations for key in keys_of(reader, generation)}
+        known.update(recording_keys(self._head))
         known.update(key for _, key in self._dropped)
         old_ms = self._wall_ms() - round(self.settings.orphan_s * 1000)
         orphans = [
             one.key
-            for kind in (LOG, METADATA, PAGES)
+            for kind in (LOG, METADATA, PAGES, RECORDINGS)
             for one in self.folder.list(kind)
             if one.modified_ms < old_ms and one.key not in known
         ]
-        self.folder.delete(orphans)
-        return len(orphans)
+        return self._delete_objects(orphans)
 
     # -- metadata ------------------------------------------------------------------------------------------
 
@@ -717,13 +748,21 @@ class Archiver:
             return
         self._recordings_s = now_s + self.settings.recordings_s
         left = SEGMENTS_MAX
-        for waiting in waiting_sessions(self._recordings, draft.head.recordings):
+        keep_s = self.settings.keep_s
+        from_ms = None if keep_s is None else self._wall_ms() - round(keep_s * 1000)
+        for waiting in waiting_sessions(
+            self._recordings, draft.head.recordings, from_ms=from_ms, old=self._old_segments
+        ):
             new = [path for path in waiting.segments if path not in self._unpackable]
             if self._stopping.is_set():
                 return
             added: list[RecordedSegment] = []
             if new[:left]:
-                added, problems = store_segments(self.folder, waiting.session, new[:left])
+                stored, problems = store_segments(self.folder, waiting.session, new[:left])
+                added = [one for one in stored if not is_old(waiting.session, one, from_ms=from_ms)]
+                draft.dropped += [one.key for one in stored if one not in added]
+                seqs = {one.first_seq for one in stored} - {one.first_seq for one in added}
+                self._old_segments.update(path for path in new[:left] if int(path.stem) in seqs)
                 self._unpackable.update(problems)
                 for path, reason in problems.items():
                     self._notify(f"{path} is not archived: {reason}")
@@ -733,6 +772,10 @@ class Archiver:
                 draft.is_more_recorded = True
             left -= min(left, len(new))
             if not added and not is_closed:
+                continue
+            is_known = any(one.session == waiting.session.path.name for one in draft.head.recordings)
+            if not added and not is_known and from_ms is not None and began_before(waiting.session, from_ms):
+                # All of it is too old.
                 continue
             store_documents(self.folder, waiting.session)
             segments = sorted((*waiting.archived.segments, *added), key=lambda one: one.first_seq)
@@ -761,6 +804,7 @@ class Archiver:
         now_s = self._monotonic()
         self._metadata_digest = draft.metadata_digest
         if draft.head == self._head and now_s - self._published_s < self.settings.renew_s:
+            self._dropped += [(now_s, key) for key in draft.dropped]
             return 0
         draft.head = evolve(
             draft.head,
@@ -787,15 +831,38 @@ class Archiver:
         """Delete old heads, and objects that no head has referred to for long enough."""
         assert self._head is not None
         if self._head.number % _HEADS_PER_DELETION == 0:
-            delete_old_heads(self.folder, self._head.number)
+            self._delete_objects(old_heads(self.folder, self._head.number))
         due = [key for since_s, key in self._dropped if now_s - since_s >= self.settings.delete_after_s]
-        deleted = unreferenced(ArchiveReader(self.folder, self._head), self._head, due)
-        self.folder.delete(deleted)
+        unneeded = unreferenced(ArchiveReader(self.folder, self._head), self._head, due)
+        deleted = self._delete_objects(unneeded)
+        # What may not be deleted now is found again by `_sweep`.
         self._dropped = self._dropped[len(due) :]
         if now_s < self._sweep_s:
-            return len(deleted)
+            return deleted
         self._sweep_s = now_s + self.settings.sweep_s
-        return len(deleted) + self._sweep()
+        return deleted + self._sweep()
+
+    def _delete_objects(self, keys: Sequence[str]) -> int:
+        """Delete objects; how many. A refusal is reported once and ends nothing: the archive is whole.
+
+        Credentials that may write and not delete are a protection. Until a deletion succeeds again only one
+        object is tried at a time. Raises a transient ArchiveError.
+        """
+        if not keys:
+            return 0
+        if not self._may_delete:
+            keys = keys[:1]
+        try:
+            self.folder.delete(keys)
+        except ArchiveError as error:
+            if error.is_transient:
+                raise
+            if self._may_delete:
+                self._notify(f"nothing is deleted in the archive, which goes on: {error}")
+            self._may_delete = False
+            return 0
+        self._may_delete = True
+        return len(keys)
 
 
 class _Upload:

@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from attrs import frozen
+from isal.isal_zlib import crc32
 
+from trioha.archive.errors import DamagedSourceError
 from trioha.archive.layout import Generation, LogObject, MetadataObject, Page
 from trioha.archive.log_bytes import read_log_object
 from trioha.archive.reader import ArchiveReader
 from trioha.archive.source import LogSource
+from trioha.store.record_layout import BLANK_BYTES
 
 
 @frozen(kw_only=True)
@@ -45,11 +48,11 @@ def continuation_of(reader: ArchiveReader, source: LogSource) -> Continuation | 
         return Continuation(reason=reason, first_offset=first)
     if first == end:
         return None
-    newest = _newest(reader, generation)
+    newest = newest_object(reader, generation)
     if newest is None:
         reason = f"the log begins at offset {first}, before the archived end {end}"
         return Continuation(reason=reason, first_offset=first)
-    return None if _is_in(source, newest) else _shared(reader, generation, source, first)
+    return None if is_in(source, newest) else _shared(reader, generation, source, first)
 
 
 def is_completed(reader: ArchiveReader, source: LogSource, one: LogObject) -> bool:
@@ -67,28 +70,48 @@ def is_completed(reader: ArchiveReader, source: LogSource, one: LogObject) -> bo
             break
         offset += len(archived)
     start = one.first_offset
-    before = source.next_part(start, bytes_max=max(1, offset - start))
-    if before is not None and before.end_offset <= offset:
-        start = before.end_offset
-    last = source.next_part(start, bytes_max=1)
+    try:
+        before = source.next_part(start, bytes_max=max(1, offset - start))
+        if before is not None and before.end_offset <= offset:
+            start = before.end_offset
+        last = source.next_part(start, bytes_max=1)
+    except DamagedSourceError:
+        # No record of the store starts there: it is of another history.
+        return False
     return last is not None and last.end_offset == one.end_offset
 
 
-def _newest(reader: ArchiveReader, generation: Generation) -> LogObject | None:
+def has_last_record(reader: ArchiveReader, source: LogSource, one: LogObject) -> bool:
+    """Whether the store has the same bytes of an object's last record. Raises ArchiveError.
+
+    Then it has the same history, since a record names its offset, host and time; what differs before it was
+    damaged in the store.
+    """
+    last = bytearray()
+    for piece in read_log_object(reader.folder, one):
+        last += piece
+        while BLANK_BYTES <= (size := int.from_bytes(last[:4], "big")) < len(last):
+            del last[:size]
+    first = one.end_offset - len(last)
+    return source.crc32(first, one.end_offset) == crc32(last)
+
+
+def newest_object(reader: ArchiveReader, generation: Generation) -> LogObject | None:
+    """The last object of a generation, None if it has none. Raises ArchiveError."""
     if generation.objects:
         return generation.objects[-1]
-    return reader.page(generation.pages[-1]).objects[-1] if generation.pages else None
+    return _last_of(reader, generation.pages[-1]) if generation.pages else None
 
 
-def _is_in(source: LogSource, one: LogObject) -> bool:
-    """Whether the store has the same bytes."""
+def is_in(source: LogSource, one: LogObject) -> bool:
+    """Whether the store has the bytes of an object. Raises ArchiveError."""
     return source.crc32(one.first_offset, one.end_offset) == one.crc32
 
 
 def _shared(reader: ArchiveReader, generation: Generation, source: LogSource, first: int) -> Continuation:
     def is_same(one: LogObject) -> bool:
         # Those before the store's first byte are of the same history if a later one is.
-        return one.end_offset <= first or _is_in(source, one)
+        return one.end_offset <= first or is_in(source, one)
 
     count = _leading(len(generation.pages), lambda index: is_same(_last_of(reader, generation.pages[index])))
     pages, metadata = generation.pages[:count], generation.metadata

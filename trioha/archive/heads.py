@@ -58,9 +58,9 @@ def create_head(folder: ObjectFolder, head: Head) -> None:
         raise fenced_by(folder, read_head(folder))
 
 
-def delete_old_heads(folder: ObjectFolder, newest: int) -> None:
-    """Delete the heads before the newest `HEADS_KEPT`. Raises ArchiveError."""
-    folder.delete([head_key(number) for number in _numbers(folder) if number <= newest - HEADS_KEPT])
+def old_heads(folder: ObjectFolder, newest: int) -> list[str]:
+    """Keys of the heads before the newest `HEADS_KEPT`, which may be deleted. Raises ArchiveError."""
+    return [head_key(number) for number in _numbers(folder) if number <= newest - HEADS_KEPT]
 
 
 def fenced_by(folder: ObjectFolder, head: Head | None) -> FencedError:

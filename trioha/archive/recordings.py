@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
@@ -50,8 +50,18 @@ def check_packer(url: str) -> None:
         raise ArchiveError("recordings need PyArrow", url=url, hint="pip install 'trioha[spark]'")
 
 
-def waiting_sessions(folder: Path, archived: Iterable[RecordedSession]) -> Iterator[Waiting]:
-    """Sessions in `folder` with something new, oldest first; those that cannot be read are left out."""
+def waiting_sessions(
+    folder: Path,
+    archived: Iterable[RecordedSession],
+    *,
+    from_ms: int | None = None,
+    old: Container[Path] = (),
+) -> Iterator[Waiting]:
+    """Sessions in `folder` with something new, oldest first; those that cannot be read are left out.
+
+    What ended before `from_ms` is not new: the archive may have had and dropped it. A segment that was last
+    written before then is old, and so are those in `old`.
+    """
     known = {one.session: one for one in archived}
     sessions = sorted(_sessions(folder), key=lambda session: session.wall_ns)
     newest = {_node_of(session): session.path for session in sessions}
@@ -65,7 +75,14 @@ def waiting_sessions(folder: Path, archived: Iterable[RecordedSession]) -> Itera
         segments = _segments(session.path)
         complete = segments if is_ended else segments[:-1]
         seqs = {one.first_seq for one in before.segments}
-        new = tuple(path for path in complete if int(path.stem) not in seqs)
+        new = tuple(
+            path
+            for path in complete
+            if int(path.stem) not in seqs and path not in old and not _was_written_before(path, from_ms)
+        )
+        is_known = session.path.name in known
+        if not new and not is_known and from_ms is not None and began_before(session, from_ms):
+            continue
         if new or is_ended:
             yield Waiting(session, new, is_ended, before)
 
@@ -135,6 +152,16 @@ def archived_session(folder: ObjectFolder, name: str) -> Session:
             raise ArchiveError(error.reason, url=folder.url, key=key) from error
 
 
+def began_before(session: Session, from_ms: int) -> bool:
+    """Whether a session began before `from_ms`."""
+    return session.wall_ns < from_ms * 1_000_000
+
+
+def is_old(session: Session, segment: RecordedSegment, *, from_ms: int | None) -> bool:
+    """Whether a segment ends before `from_ms`."""
+    return from_ms is not None and session.wall_of(segment.last_ns) < from_ms * 1_000_000
+
+
 def with_session(sessions: tuple[RecordedSession, ...], one: RecordedSession) -> tuple[RecordedSession, ...]:
     """The list with `one` in the place of what it had of that session."""
     others = tuple(other for other in sessions if other.session != one.session)
@@ -151,9 +178,7 @@ def without_old(
     kept, dropped = [], []
     for one in sessions:
         session = documents[one.session]
-        segments = tuple(
-            segment for segment in one.segments if session.wall_of(segment.last_ns) >= from_ms * 1_000_000
-        )
+        segments = tuple(segment for segment in one.segments if not is_old(session, segment, from_ms=from_ms))
         dropped += [segment.key for segment in one.segments if segment not in segments]
         if segments or not one.closed:
             kept.append(evolve(one, segments=segments))
@@ -194,6 +219,14 @@ def _segments(session: Path) -> list[Path]:
     except FileNotFoundError:
         pass
     return [found[seq] for seq in sorted(found)]
+
+
+def _was_written_before(path: Path, from_ms: int | None) -> bool:
+    try:
+        return from_ms is not None and path.stat().st_mtime_ns < from_ms * 1_000_000
+    except OSError:
+        # It was deleted, or packed, since the folder was listed.
+        return False
 
 
 def _is_closed(session: Path) -> bool:

@@ -13,6 +13,7 @@ from attrs import evolve, field, frozen
 
 from trioha.archive.layout import RECORDINGS, Generation, Head, LogObject, MetadataObject, Page, PageContent
 from trioha.archive.reader import ArchiveReader
+from trioha.recording.layout import FACTS_FILE, SESSION_FILE
 
 
 @frozen(kw_only=True)
@@ -124,6 +125,18 @@ def keys_of(reader: ArchiveReader, generation: Generation) -> list[str]:
     return keys
 
 
+def recording_keys(head: Head) -> set[str]:
+    """Keys of all objects of recordings."""
+    return {
+        key
+        for session in head.recordings
+        for key in (
+            *(segment.key for segment in session.segments),
+            *(f"{RECORDINGS}/{session.session}/{name}" for name in (SESSION_FILE, FACTS_FILE)),
+        )
+    }
+
+
 def unreferenced(reader: ArchiveReader, head: Head, keys: Iterable[str]) -> list[str]:
     """Those of the keys that `head` does not refer to. Raises ArchiveError.
 
@@ -132,7 +145,7 @@ def unreferenced(reader: ArchiveReader, head: Head, keys: Iterable[str]) -> list
     if not head.generations:
         return list(keys)
     newest = head.generations[-1].id
-    recorded = {segment.key for session in head.recordings for segment in session.segments}
+    recorded = recording_keys(head)
     others: set[str] | None = None
     result = []
     for key in keys:

@@ -49,6 +49,7 @@ def archive(
     interval: str = "10s",
     keep: str | None = None,
     take_over: bool = False,
+    commit_log: Path | None = None,
     recordings: Path | None = None,
     cluster: str | None = None,
     broker: str | None = None,
@@ -75,6 +76,8 @@ def archive(
         Delete what a restore to a time within the last 30d (12h, 4w) does not need. By default all is kept.
     take_over
         Replace another writer without waiting whether it is alive.
+    commit_log
+        Folder of the log, if storePathCommitLog is not the folder commitlog of the store.
     recordings
         Also archive the recorded sessions in this folder (what trioha.recordDir names).
     cluster
@@ -90,12 +93,15 @@ def archive(
     )
     if not store.is_dir():
         raise StoreError("there is no such folder", path=store)
+    if commit_log is not None and not commit_log.is_dir():
+        raise StoreError("there is no such folder", path=commit_log)
     folder = ObjectFolder.open(to, create=True)
     archiver = Archiver(
         folder,
         store,
         cluster_name=cluster,
         broker_name=broker,
+        commit_log=commit_log,
         settings=settings,
         take_over=take_over,
         recordings=recordings,
