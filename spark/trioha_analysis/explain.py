@@ -1,13 +1,17 @@
-"""The story of one put: `trioha replay --explain`. Needs no Spark.
+"""The story of one put: `trioha replay --explain`.
 
 A put is named by its request id, by `@OFFSET` (a physical offset of its record, as message ids have it), or
 as `slowest` or `failed` (the first one that failed, at or after a time if one is given).
+
+What needs whole sessions is asked by a `Scan`, at most three times: which put it is, its records if they are
+not close together, and where the connections of the nodes start and had the put's end. A scan in this
+process needs no Spark; `trioha_spark.explain` has one in tasks, for sessions that are too long for it. All
+else is read here: at most a million records after the put and at the starts of its connections.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -15,19 +19,33 @@ from attrs import frozen
 
 from trioha.errors import TriohaError
 from trioha.numbers import NATURAL64, parse_int
-from trioha.recording.clocks import Link, links
+from trioha.recording.clocks import Link
 from trioha.recording.events import NO_CONNECTION, CloseReason, HaState, Kind, PutStatus, code_name
 from trioha.recording.invariants.event_batch import EventBatch, SessionSettings
 from trioha.recording.session_reader import SessionReader
 from trioha.recording.snapshot import connection_state
 from trioha.recording.state_arrays import Array, reached_offsets, shows_request
 from trioha_analysis.causes import ACK, BEFORE_RECORDS, CAUSES, FLUSH, NO_SLAVE, SEND, cause_of
+from trioha_analysis.link_work import ConnectionFrames, compare, connection_start, links_of, work_of
+from trioha_analysis.put_search import (
+    ConnectionSpan,
+    ConnectionSpans,
+    FirstFailure,
+    PutAt,
+    Question,
+    RecordsOfPut,
+    Scan,
+    SlowestEnd,
+    scan_here,
+)
 from trioha_analysis.state_at import connection_addresses
 
 Row = dict[str, Any]
 
 AFTERWARDS_RECORDS_MAX: Final = 1_000_000
 """Records after a put's end that are searched for late acks of it."""
+NEAR_RECORDS: Final = 131_072
+"""Records before and after a known one of a put in which its others are searched first."""
 REQUEST_HINT: Final = "a request id, @OFFSET, slowest or failed"
 
 
@@ -53,24 +71,22 @@ class Put:
 
 
 def explain(
-    readers: Sequence[SessionReader], request: str, *, at_wall_ns: int | None = None
+    readers: Sequence[SessionReader], request: str, *, at_wall_ns: int | None = None, scan: Scan = scan_here
 ) -> dict[str, Any]:
     """The story of a put as one JSON object: its figures, `summary` and `steps` in the order of time.
+
+    `scan` reads whole sessions.
 
     Raises TriohaError if no session has such a put.
     """
     masters = [reader for reader in readers if not reader.session.is_slave]
     if not masters:
         raise TriohaError("only a master's session has puts; name that one (and its slaves')")
-    found = [put for reader in masters if (put := _find(reader, request, at_wall_ns)) is not None]
+    found = _find(masters, request, at_wall_ns, scan)
     if not found:
         raise TriohaError(f"--explain {request}: no put of that name in these sessions; say {REQUEST_HINT}")
     put = max(found, key=_waited_us) if request == "slowest" else min(found, key=_began_ns)
-    its_links = [link for link in links(readers) if link.master is put.reader.session]
-    slaves = {
-        link.slave.path: reader for link in its_links for reader in readers if reader.session is link.slave
-    }
-    return _story(put, its_links, slaves)
+    return _story(put, readers, scan)
 
 
 def _waited_us(put: Put) -> int:
@@ -84,31 +100,39 @@ def _began_ns(put: Put) -> int:
 # -- the put ----------------------------------------------------------------------------------------------
 
 
-def _find(reader: SessionReader, request: str, at_wall_ns: int | None) -> Put | None:
-    session = reader.session
-    from_ns = 0 if at_wall_ns is None else at_wall_ns - session.wall_ns + session.monotonic_ns
-    if request in {"slowest", "failed"}:
-        end = None
-        for records in _chunks(reader):
-            ends = records[(records["kind"] == Kind.WAIT_END) & (records["ts_ns"] >= from_ns)]
-            if request == "failed":
-                ends = ends[ends["flags"] != PutStatus.PUT_OK]
-                if len(ends):
-                    end = ends[0]
-                    break
-            elif len(ends):
-                slowest = ends[ends["size"].argmax()]
-                end = slowest if end is None or slowest["size"] > end["size"] else end
-        return None if end is None else _records_of(reader, int(end["aux"]))
-    if request.startswith("@"):
-        offset = _number(request, request[1:])
-        for records in _chunks(reader):
-            puts = records[records["kind"] == Kind.PUT]
-            inside = puts[(puts["offset"] > offset) & (puts["offset"] - puts["size"] <= offset)]
-            if len(inside):
-                return _records_of(reader, int(inside["aux"][0]))
-        return None
-    return _records_of(reader, _number(request, request))
+def _find(masters: Sequence[SessionReader], request: str, at_wall_ns: int | None, scan: Scan) -> list[Put]:
+    """The put in each of the sessions that have it."""
+    if request not in {"slowest", "failed"} and not request.startswith("@"):
+        request_id = _number(request, request)
+        return _records_of([(reader, request_id) for reader in masters], scan)
+    offset = _number(request, request[1:]) if request.startswith("@") else None
+    asked: list[tuple[SessionReader, Question]] = []
+    for reader in masters:
+        session = reader.session
+        from_ns = 0 if at_wall_ns is None else at_wall_ns - session.wall_ns + session.monotonic_ns
+        if offset is not None:
+            asked.append((reader, PutAt(offset)))
+        else:
+            asked.append((reader, (SlowestEnd if request == "slowest" else FirstFailure)(from_ns)))
+    puts: list[Put] = []
+    wanted: list[tuple[SessionReader, int]] = []
+    for reader, answer in zip(masters, scan(asked), strict=True):
+        record = answer.put if isinstance(answer, PutAt) else _end_of(answer)
+        if record is None:
+            continue
+        near = RecordsOfPut(int(record["aux"]))
+        seq = int(record["seq"])
+        near.add(reader.records_between(max(reader.first_seq, seq - NEAR_RECORDS), seq + NEAR_RECORDS))
+        if near.is_whole:
+            puts.append(_put(reader, near))
+        else:
+            wanted.append((reader, near.request_id))
+    return puts + _records_of(wanted, scan)
+
+
+def _end_of(answer: Question) -> np.void | None:
+    assert isinstance(answer, SlowestEnd | FirstFailure), "these are asked for"
+    return answer.end
 
 
 def _number(request: str, text: str) -> int:
@@ -118,23 +142,20 @@ def _number(request: str, text: str) -> int:
         raise TriohaError(f"--explain {request}: not a put; say {REQUEST_HINT}") from None
 
 
-def _records_of(reader: SessionReader, request_id: int) -> Put | None:
-    by_kind: dict[int, np.void] = {}
-    for records in _chunks(reader):
-        kind = records["kind"]
-        of_put = (kind == Kind.PUT) | (kind == Kind.WAIT_BEGIN) | (kind == Kind.WAIT_END)
-        for record in records[of_put & (records["aux"] == request_id)]:
-            by_kind.setdefault(int(record["kind"]), record)
-        if Kind.WAIT_END in by_kind:
-            break
-    if not by_kind:
-        return None
-    return Put(reader, by_kind.get(Kind.PUT), by_kind.get(Kind.WAIT_BEGIN), by_kind.get(Kind.WAIT_END))
+def _records_of(wanted: Sequence[tuple[SessionReader, int]], scan: Scan) -> list[Put]:
+    """The puts with these request ids, of those sessions that have them."""
+    if not wanted:
+        return []
+    answers = scan([(reader, RecordsOfPut(request_id)) for reader, request_id in wanted])
+    return [
+        _put(reader, answer)
+        for (reader, _), answer in zip(wanted, answers, strict=True)
+        if isinstance(answer, RecordsOfPut) and answer.by_kind
+    ]
 
 
-def _chunks(reader: SessionReader) -> Iterator[Array]:
-    for chunk in reader.scan():
-        yield chunk.records
+def _put(reader: SessionReader, found: RecordsOfPut) -> Put:
+    return Put(reader, *(found.by_kind.get(kind) for kind in (Kind.PUT, Kind.WAIT_BEGIN, Kind.WAIT_END)))
 
 
 # -- its story --------------------------------------------------------------------------------------------
@@ -148,7 +169,63 @@ class _Step:
     conn: int | None = None
 
 
-def _story(put: Put, its_links: Sequence[Link], slaves: Mapping[Path, SessionReader]) -> dict[str, Any]:
+@frozen(eq=False)
+class _SlaveEnd:
+    """A connection of the put, and what its slave's session has of it."""
+
+    link: Link
+    span: ConnectionSpan
+
+
+def _slave_ends(
+    put: Put, conns: Collection[int], readers: Sequence[SessionReader], scan: Scan
+) -> list[_SlaveEnd]:
+    """The slaves' ends of these connections, as far as there are sessions of slaves."""
+    broker_name = put.reader.session.identity.broker_name
+    slaves = [
+        one
+        for one in readers
+        if one.session.is_slave and one.session.identity.broker_name == broker_name and one.records
+    ]
+    if not slaves or not conns:
+        return []
+    sessions = [put.reader, *slaves]
+    answers = scan([(one, ConnectionSpans(one.session.is_slave, put.end_offset)) for one in sessions])
+    spans = [answer.spans for answer in answers if isinstance(answer, ConnectionSpans)]
+    frames = [
+        list(_frames(index, reader, its_spans))
+        for index, (reader, its_spans) in enumerate(zip(sessions, spans, strict=True))
+    ]
+    work = list(work_of(frames[0], (one for its_frames in frames[1:] for one in its_frames)))
+    # Also the other connections that a slave's may be: the one that fits best counts.
+    slave_ends = {slave for one in work if one.master.conn in conns for slave in one.slaves}
+    compared = [
+        candidate
+        for one in work
+        if one.master.conn in conns or not slave_ends.isdisjoint(one.slaves)
+        for candidate in compare(one)
+    ]
+    places = {id(reader.session): index for index, reader in enumerate(sessions)}
+    opened = [reader.session for reader in sessions]
+    return [
+        _SlaveEnd(link, spans[places[id(link.slave)]][link.slave_conn])
+        for link in links_of(opened, compared)
+        if link.master_conn in conns
+    ]
+
+
+def _frames(
+    index: int, reader: SessionReader, spans: Mapping[int, ConnectionSpan]
+) -> Iterator[ConnectionFrames]:
+    for conn, span in sorted(spans.items()):
+        if span.start_offset is not None:
+            start = connection_start(
+                index, reader.session.path, reader.segments, conn=conn, first_seq=span.first_seq
+            )
+            yield ConnectionFrames(start, span.start_offset, span.end_offset)
+
+
+def _story(put: Put, readers: Sequence[SessionReader], scan: Scan) -> dict[str, Any]:
     reader, session = put.reader, put.reader.session
     first = put.first
     end_offset = put.end_offset
@@ -168,9 +245,11 @@ def _story(put: Put, its_links: Sequence[Link], slaves: Mapping[Path, SessionRea
                 f"{_peer(conn, addresses)} was open: sent to {at.sent_offset}, acknowledged {at.ack_offset}"
             )
             steps.append(_Step(_began_ns(put), "open", sentence, conn))
-    steps += _connection_steps(put, records, addresses, open_conns)
-    for link in its_links:
-        steps += _slave_steps(put, link, slaves[link.slave.path], addresses)
+    conns = sorted({*open_conns, *_requested(records)})
+    steps += _connection_steps(put, records, addresses, conns)
+    slave_ends = _slave_ends(put, conns, readers, scan)
+    for one in slave_ends:
+        steps += _slave_steps(one, addresses)
     flushed = records[(records["kind"] == Kind.FLUSHED) & (records["offset"] >= end_offset)]
     if len(flushed):
         took_ms = int(flushed["aux"][0]) / 1e6
@@ -201,7 +280,7 @@ def _story(put: Put, its_links: Sequence[Link], slaves: Mapping[Path, SessionRea
         "cause": cause,
         "causeConn": cause_conn,
         "summary": _summary(put, cause, cause_conn, addresses, has_slaves=bool(open_conns)),
-        "clocks": [_clock(link) for link in its_links],
+        "clocks": [_clock(one.link) for one in slave_ends],
         "steps": [
             {
                 "atMs": step.wall_ns / 1e6,
@@ -235,18 +314,21 @@ def _own_steps(put: Put) -> Iterator[_Step]:
         yield _Step(wall_of(int(put.end["ts_ns"])), "answered", sentence)
 
 
+def _requested(records: Array) -> list[int]:
+    """Connections that these records show a request of: others are probes."""
+    conns: list[int] = np.unique(records["conn"][shows_request(records)]).tolist()
+    return [conn for conn in conns if conn != NO_CONNECTION]
+
+
 def _connection_steps(
-    put: Put, records: Array, addresses: dict[int, str], open_conns: Collection[int]
+    put: Put, records: Array, addresses: dict[int, str], conns: Sequence[int]
 ) -> Iterator[_Step]:
-    """Sent, acknowledged (late acks too), refused and ended on each connection; probes are left out."""
+    """Sent, acknowledged (late acks too), refused and ended on each connection."""
     wall_of, end_offset = put.reader.session.wall_of, put.end_offset
     end_seq = None if put.end is None else int(put.end["seq"])
     kind = records["kind"]
-    conns: list[int] = np.unique(records["conn"][records["conn"] != NO_CONNECTION]).tolist()
     for conn in conns:
         own = records["conn"] == conn
-        if conn not in open_conns and not shows_request(records[own]).any():
-            continue
         peer = _peer(conn, addresses)
         frames = records[own & (kind == Kind.TRANSFER)]
         frames = frames[reached_offsets(frames) >= end_offset]
@@ -270,28 +352,16 @@ def _connection_steps(
             yield _Step(wall_of(int(ended["ts_ns"])), verb, f"{peer} {verb}: {reason}", conn)
 
 
-def _slave_steps(put: Put, link: Link, reader: SessionReader, addresses: dict[int, str]) -> Iterator[_Step]:
+def _slave_steps(end: _SlaveEnd, addresses: dict[int, str]) -> Iterator[_Step]:
     """The slave's steps, at times of the master's clock."""
-    end_offset = put.end_offset
-    found: set[int] = set()
-    peer = f"the slave {reader.session.identity.broker_id} ({_peer(link.master_conn, addresses)})"
-    for records in _chunks(reader):
-        own = records[records["conn"] == link.slave_conn]
-        for kind, what, name in (
-            (Kind.RECEIVED, "received", "took its last byte"),
-            (Kind.REPORTED, "reported", "reported it"),
-        ):
-            of_kind = own[own["kind"] == kind]
-            enough = of_kind[reached_offsets(of_kind) >= end_offset]
-            # A slave that had the bytes when it connected did not receive them in this session.
-            if kind == Kind.RECEIVED:
-                enough = enough[enough["offset"] < end_offset]
-            if len(enough) and kind not in found:
-                found.add(kind)
-                wall_ns = link.master_wall_ns(reader.session.wall_of(int(enough["ts_ns"][0])))
-                yield _Step(wall_ns, what, f"{peer} {name}", link.master_conn)
-        if len(found) == 2:
-            return
+    link, slave = end.link, end.link.slave
+    peer = f"the slave {slave.identity.broker_id} ({_peer(link.master_conn, addresses)})"
+    for ts_ns, what, name in (
+        (end.span.taken_ns, "received", "took its last byte"),
+        (end.span.acked_ns, "reported", "reported it"),
+    ):
+        if ts_ns is not None:
+            yield _Step(link.master_wall_ns(slave.wall_of(ts_ns)), what, f"{peer} {name}", link.master_conn)
 
 
 def _cause(put: Put, records: Array, opened: frozenset[int]) -> tuple[str | None, int | None]:

@@ -24,9 +24,9 @@ from trioha.recording.clocks import (
     compare_ends,
     first_events,
 )
-from trioha.recording.reader import Damage, Segment, Segments, open_session
+from trioha.recording.reader import Damage, Segment, Segments, Session, open_session
 from trioha_analysis.ranges import read_seqs
-from trioha_analysis.replay_result import ConnectionReplay, ReplayResult, SessionReplay
+from trioha_analysis.replay_result import ReplayResult, SessionReplay
 
 READ_RECORDS_MAX: Final = 1_000_000
 """Records of a session, from a connection's first one on, in which its first frames and acks are searched."""
@@ -56,77 +56,81 @@ class LinkWork:
     slaves: tuple[ConnectionStart, ...]
 
 
+@frozen
+class ConnectionFrames:
+    """A connection that has frames, and which bytes of the log they have, without holes."""
+
+    start: ConnectionStart
+    start_offset: int
+    end_offset: int
+
+
 def link_work(result: ReplayResult) -> Iterator[LinkWork]:
     """What is to be compared, by the connections of each master. Only sessions of one broker are."""
     by_broker: dict[str, list[tuple[int, SessionReplay]]] = {}
     for index, replay in enumerate(result.sessions):
         by_broker.setdefault(replay.session.identity.broker_name, []).append((index, replay))
     for replays in by_broker.values():
-        slaves = sorted(
-            (
-                (_start_offset(one), index, replay, one)
-                for index, replay in replays
-                if replay.session.is_slave
-                for one in replay.connections
-                if one.figures.frames
-            ),
-            key=_offset_of,
-        )
+        slaves = [
+            frames
+            for index, replay in replays
+            if replay.session.is_slave
+            for frames in _frames_of(index, replay)
+        ]
         for index, replay in replays:
-            if replay.session.is_slave or not slaves:
-                continue
-            for one in replay.connections:
-                if one.figures.frames:
-                    chosen = _nearest(slaves, _start_offset(one), _end_offset(one))
-                    yield LinkWork(
-                        _start_of(index, replay, one),
-                        tuple(_start_of(*slave[1:]) for slave in chosen),
-                    )
+            if not replay.session.is_slave:
+                yield from work_of(_frames_of(index, replay), slaves)
 
 
-_Slave = tuple[int, int, SessionReplay, ConnectionReplay]
+def work_of(masters: Iterable[ConnectionFrames], slaves: Iterable[ConnectionFrames]) -> Iterator[LinkWork]:
+    """What is to be compared of these connections of a master and of its slaves."""
+    ordered = sorted(slaves, key=_start_offset)
+    if ordered:
+        for one in masters:
+            yield LinkWork(one.start, tuple(slave.start for slave in _nearest(ordered, one)))
 
 
-def _offset_of(slave: _Slave) -> int:
-    return slave[0]
+def _start_offset(frames: ConnectionFrames) -> int:
+    return frames.start_offset
 
 
-def _nearest(slaves: Sequence[_Slave], start: int, end: int) -> list[_Slave]:
-    """The connections whose frames overlap `[start, end)` and that start nearest to `start`."""
-    at = bisect_left(slaves, start, key=_offset_of)
+def _nearest(slaves: Sequence[ConnectionFrames], master: ConnectionFrames) -> list[ConnectionFrames]:
+    """The connections whose frames overlap those of `master` and that start nearest to it."""
+    start, end = master.start_offset, master.end_offset
+    at = bisect_left(slaves, start, key=_start_offset)
     low, high = at - 1, at
-    chosen: list[_Slave] = []
+    chosen: list[ConnectionFrames] = []
     while len(chosen) < CANDIDATES_MAX and (low >= 0 or high < len(slaves)):
-        below = start - slaves[low][0] if low >= 0 else None
-        above = slaves[high][0] - start if high < len(slaves) else None
+        below = start - slaves[low].start_offset if low >= 0 else None
+        above = slaves[high].start_offset - start if high < len(slaves) else None
         if above is None or (below is not None and below < above):
             slave, low = slaves[low], low - 1
         else:
             slave, high = slaves[high], high + 1
-        if slave[0] <= end and _end_offset(slave[3]) >= start:
+        if slave.start_offset <= end and slave.end_offset >= start:
             chosen.append(slave)
     return chosen
 
 
-def _end_offset(one: ConnectionReplay) -> int:
-    """End of its frames in the log."""
-    figures = one.figures
-    found = figures.sent_offset if figures.received_offset is None else figures.received_offset
-    return found or 0
+def _frames_of(index: int, replay: SessionReplay) -> Iterator[ConnectionFrames]:
+    for one in replay.connections:
+        figures = one.figures
+        if figures.frames:
+            found = figures.sent_offset if figures.received_offset is None else figures.received_offset
+            end = found or 0
+            start = connection_start(
+                index, replay.session.path, replay.segments, conn=figures.conn, first_seq=figures.first_seq
+            )
+            yield ConnectionFrames(start, end - figures.body_bytes, end)
 
 
-def _start_offset(one: ConnectionReplay) -> int:
-    """Start of its frames in the log, which have no holes."""
-    return _end_offset(one) - one.figures.body_bytes
-
-
-def _start_of(index: int, replay: SessionReplay, one: ConnectionReplay) -> ConnectionStart:
-    first_seq = one.figures.first_seq
-    begin = max(0, bisect_right(replay.segments, first_seq, key=attrgetter("base_seq")) - 1)
-    end = bisect_left(replay.segments, first_seq + READ_RECORDS_MAX, key=attrgetter("base_seq"))
-    return ConnectionStart(
-        index, replay.session.path, one.figures.conn, first_seq, replay.segments[begin : max(end, begin + 1)]
-    )
+def connection_start(
+    index: int, path: Path, segments: Sequence[Segment], *, conn: int, first_seq: int
+) -> ConnectionStart:
+    """The start of a connection in the session of this index, which has these segments."""
+    begin = max(0, bisect_right(segments, first_seq, key=attrgetter("base_seq")) - 1)
+    end = bisect_left(segments, first_seq + READ_RECORDS_MAX, key=attrgetter("base_seq"))
+    return ConnectionStart(index, path, conn, first_seq, tuple(segments[begin : max(end, begin + 1)]))
 
 
 @frozen(eq=False)
@@ -140,9 +144,9 @@ class Compared:
     figures: tuple[Any, ...]
     """The fields of its `Link` but for the sessions."""
 
-    def candidate(self, result: ReplayResult) -> Candidate:
-        """With the sessions of `result`."""
-        master, slave = (result.sessions[index].session for index in (self.master_index, self.slave_index))
+    def candidate(self, sessions: Sequence[Session]) -> Candidate:
+        """With the sessions."""
+        master, slave = (sessions[index] for index in (self.master_index, self.slave_index))
         master_conn, slave_conn, *rest = self.figures
         return Candidate(Link(master, master_conn, slave, slave_conn, *rest), self.score, self.apart_ns)
 
@@ -165,9 +169,9 @@ def compare(work: LinkWork) -> Iterator[Compared]:
                 )
 
 
-def links_of(result: ReplayResult, compared: Iterable[Compared]) -> tuple[Link, ...]:
-    """The links of a replay, as `trioha.recording.clocks.links` finds them."""
-    return tuple(choose_links(one.candidate(result) for one in compared))
+def links_of(sessions: Sequence[Session], compared: Iterable[Compared]) -> tuple[Link, ...]:
+    """The links of sessions, as `trioha.recording.clocks.links` finds them."""
+    return tuple(choose_links(one.candidate(sessions) for one in compared))
 
 
 def _end(start: ConnectionStart) -> LinkEnd | None:

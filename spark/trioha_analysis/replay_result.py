@@ -175,6 +175,11 @@ class ReplayResult:
     links: tuple[Link, ...] = ()
     """Connections that both a master's and a slave's session have, if they were asked for."""
 
+    @property
+    def opened(self) -> tuple[Session, ...]:
+        """The sessions themselves."""
+        return tuple(one.session for one in self.sessions)
+
 
 @frozen(eq=False)
 class ReplayPlan:

@@ -69,7 +69,7 @@ def _run(
         result = plan.finished(finished_sessions(finish(joined, plan, detail, tables)))
         if not links:
             return result
-        return evolve(result, links=links_of(result, _compared(spark, result)))
+        return evolve(result, links=links_of(result.opened, _compared(spark, result)))
 
 
 def _compared(spark: SparkSession, result: ReplayResult) -> Iterable[Compared]:

@@ -22,7 +22,7 @@ def test_links_of_tasks_are_those_of_whole_sessions(tmp_path: Path, range_record
     # As tasks get them, and give them back.
     work = [pickle.loads(pickle.dumps(one)) for one in link_work(result)]
     compared = [pickle.loads(pickle.dumps(found)) for one in work for found in compare(one)]
-    found = links_of(result, compared)
+    found = links_of(result.opened, compared)
     assert len(found) == 8
     expected = links(open_readers([tmp_path]))
     assert [link_row(link) for link in found] == [link_row(link) for link in expected]
@@ -42,7 +42,7 @@ def test_only_the_starts_of_connections_are_read(tmp_path: Path, monkeypatch: py
             # 40 records each: the one with the start, and two more.
             assert len(start.segments) <= 3
             assert start.segments[0].base_seq <= start.first_seq
-    found = links_of(result, [found for one in work for found in compare(one)])
+    found = links_of(result.opened, [found for one in work for found in compare(one)])
     assert len(found) == 24
     assert {link.clock_error_ns for link in found} <= {(THERE_NS + BACK_NS) // 2}
 

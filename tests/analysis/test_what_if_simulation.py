@@ -212,16 +212,48 @@ def test_the_second_slave_is_waited_for_only_if_it_is_needed() -> None:
     assert one_of_two < both == all_in_sync
 
 
-def test_correlated_slaves_do_not_compensate_for_each_other() -> None:
+def test_slaves_that_are_slow_together_do_not_compensate_for_each_other() -> None:
     noisy = evolve(STEADY, slave=TimeDistribution(tuple(50 * US * (1 + step / 4) for step in range(80))))
+    times = noisy.slave.at(np.linspace(0, 1, 1000)).tolist()
     puts = paced(200)
     one = p(simulate(PAIR, noisy, puts, seed=1))
     apart = p(simulate(evolve(PAIR, slaves=2), noisy, puts, seed=1))
-    slave_correlation = p(
-        simulate(evolve(PAIR, slaves=2), evolve(noisy, slave_correlation=1.0), puts, seed=1)
-    )
+    together = evolve(noisy, slave_rows=tuple((time_s, time_s) for time_s in times))
     assert apart < 0.9 * one
-    assert slave_correlation == pytest.approx(one, rel=0.1)
+    joint = p(simulate(evolve(PAIR, slaves=2), together, puts, seed=1))
+    assert joint == pytest.approx(one, rel=0.1)
+    # A third slave, of which the recording knows nothing, is independent.
+    assert p(simulate(evolve(PAIR, slaves=3), together, puts, seed=1)) < joint
+
+
+def frames_of(outcome: Outcome) -> list[int]:
+    """Puts that each ack covers."""
+    places = np.searchsorted(outcome.end_offset, outcome.ack_offset[0])
+    return np.diff(places, prepend=-1).tolist()
+
+
+def test_joined_writers_stay_in_step_and_a_turn_of_the_node_is_one_frame() -> None:
+    def joined(writers: int) -> Puts:
+        return evolve(closed(writers, count=10 * writers), is_joined=True)
+
+    eight = simulate(PAIR, STEADY, joined(8), seed=1)
+    assert frames_of(eight) == [8] * 10
+    # All are sent when the last one is appended, and their waits end one after the other.
+    expected_us = [(50 + 60 + 100 + 8 * 1.2 + 30) + 50 * (7 - place) + 20 * (place + 1) for place in range(8)]
+    assert eight.waited_s[:8].tolist() == pytest.approx([at_us * US for at_us in expected_us], rel=0.1)
+    # A node handles sixteen requests of a connection before its other tasks run.
+    assert frames_of(simulate(PAIR, STEADY, joined(24), seed=1))[:2] == [16, 8]
+    assert max(frames_of(simulate(PAIR, STEADY, closed(8), seed=1))[1:]) < 8
+
+
+def test_a_slow_link_delivers_record_by_record() -> None:
+    """A slave acknowledges a record when it has all of it, also within a frame."""
+    slow = evolve(PAIR, bandwidth_bytes_per_s=1e6)
+    outcome = simulate(slow, STEADY, evolve(closed(4, count=40, size=3000), is_joined=True), seed=1)
+    assert set(frames_of(outcome)) == {1}
+    assert (outcome.sent_bytes[0] - 40 * 3000) % HEADER_BYTES == 0
+    # Writers return one by one, so that the first record of the next frame does not wait for three others.
+    assert p(outcome) == pytest.approx(12.2, rel=0.1)
 
 
 def test_flushed_acks_wait_for_the_slaves_disk_and_sync_flush_for_the_masters() -> None:

@@ -27,9 +27,9 @@ FORMAT = "trioha-session"
 class Recording:
     """A session that is still written."""
 
-    def __init__(self, path: Path, *, segment_records: int = 300) -> None:
+    def __init__(self, path: Path, *, segment_records: int = 300, broker_id: int = 0) -> None:
         document = encode_session(
-            SessionIdentity("cluster", "broker-a", 0, "SYNC_MASTER"),
+            SessionIdentity("cluster", "broker-a", broker_id, "SYNC_MASTER"),
             monotonic_ns=0,
             wall_ns=WALL_NS,
             program_version="0",

@@ -95,7 +95,11 @@ def model_of(
         slaves=max(_slaves(trace) for trace in traces),
         ack_mode=ack_mode_of(slaves[0] if slaves else master),
     )
-    costs = costs_of(traces, [read_records(slave, seq_to=SLAVE_RECORDS_MAX).array for slave in slaves])
+    costs = costs_of(
+        traces,
+        [read_records(slave, seq_to=SLAVE_RECORDS_MAX).array for slave in slaves],
+        is_sync_flush=scenario.is_sync_flush,
+    )
     stretches = tuple(_puts(trace, found) for trace in traces)
     recorded = figures([outcome_of(trace) for trace in traces])
     if scenario.ack_mode is AckMode.WRITTEN:
@@ -114,7 +118,7 @@ def _puts(trace: Trace, found: ProducerModel) -> Puts:
     sizes = trace.put_bytes[:PUTS_MAX]
     at_s = (trace.put_ts_ns[:PUTS_MAX] - trace.put_ts_ns[0]) / 1e9
     if found.kind is Producers.CLOSED:
-        return Puts(sizes, at_s, found.writers, found.client_s, found.think)
+        return Puts(sizes, at_s, found.writers, found.client_s, found.think, is_joined=found.is_joined)
     return Puts(sizes, at_s)
 
 

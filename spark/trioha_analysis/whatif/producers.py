@@ -4,6 +4,10 @@ In a closed loop of N writers a slow put delays the N-th put after it by as much
 the N-th one after it is regressed on the time from the put to the end that it depends on: the slope is 1 in a
 closed loop and 0 in an open one. N is the maximum number of waiting puts (without bursts), which a closed
 loop reaches if its writers think for less time than they wait.
+
+Writers that share a connection may be joined: their host handles all answers that have come, and then sends
+all their next puts in one go, so that the master appends them in one turn and sends them in one frame.
+Otherwise the first put of those that return is sent alone.
 """
 
 from __future__ import annotations
@@ -15,13 +19,17 @@ from typing import Final
 import numpy as np
 from attrs import frozen
 
+from trioha.recording.events import Kind
 from trioha.recording.state_arrays import Ints
+from trioha_analysis.whatif.simulation import PUTS_PER_TURN
 from trioha_analysis.whatif.time_distribution import ENOUGH, ZERO_TIME, Floats, TimeDistribution, slope
 from trioha_analysis.whatif.trace import NO_END, Trace
 
 CLOSED_SLOPE_MIN: Final = 0.5
 WAITING_PARTS: Final = (0.98, 0.998)
 """Quantiles of the number of waiting puts: without bursts, and with them."""
+QUICK_PART: Final = 0.1
+"""Quantile of the time for each put that bounds the serial part of it."""
 BURST_MAX: Final = 1.25
 """Bursts of a closed loop are at most this many times its number of writers."""
 
@@ -52,6 +60,8 @@ class ProducerModel:
     """Closed: serial time of the producers' host for each put."""
     think: TimeDistribution
     """Closed: from the end of a put to the arrival of the writer's next one, without `client_s`."""
+    is_joined: bool = False
+    """Closed: whether writers return together."""
 
 
 def producer_model(traces: Sequence[Trace], wanted: Producers = Producers.AUTO) -> ProducerModel:
@@ -65,8 +75,12 @@ def producer_model(traces: Sequence[Trace], wanted: Producers = Producers.AUTO) 
     if wanted is Producers.AUTO:
         is_bounded = most <= BURST_MAX * writers + 1
         kind = Producers.CLOSED if delay_slope >= CLOSED_SLOPE_MIN and is_bounded else Producers.OPEN
-    client_s, think = _think_times(traces, writers) if writers else (0.0, ZERO_TIME)
-    return ProducerModel(kind, writers, rate_per_s, delay_slope, client_s, think)
+    is_joined = _is_joined(traces, writers)
+    if is_joined:
+        client_s, think = _joined_think_times(traces)
+    else:
+        client_s, think = _think_times(traces, writers) if writers else (0.0, ZERO_TIME)
+    return ProducerModel(kind, writers, rate_per_s, delay_slope, client_s, think, is_joined)
 
 
 def _outstanding(traces: Sequence[Trace]) -> tuple[int, int]:
@@ -127,3 +141,54 @@ def _think_times(traces: Sequence[Trace], writers: int) -> tuple[float, TimeDist
         return 0.0, TimeDistribution.of(took_s)
     client_s = slope(place, took_s, probability=0.5)
     return client_s, TimeDistribution.of(took_s - client_s * place)
+
+
+def _is_joined(traces: Sequence[Trace], writers: int) -> bool:
+    """Whether most frames have the puts of several writers; False for a single one."""
+    if writers < 2:
+        return False
+    found = [np.zeros(0, np.int64)]
+    for trace in traces:
+        kind = trace.records["kind"]
+        puts = np.cumsum(kind == Kind.PUT)[kind == Kind.TRANSFER]
+        frames = np.diff(puts, prepend=0)
+        # Of frames with the same bytes for several slaves, the first one counts.
+        found.append(frames[frames > 0])
+    frames = np.concatenate(found)
+    if len(frames) < ENOUGH:
+        return False
+    return bool(np.quantile(frames, 0.25) >= max(2.0, min(writers, PUTS_PER_TURN) / 3))
+
+
+def _joined_think_times(traces: Sequence[Trace]) -> tuple[float, TimeDistribution]:
+    """As `_think_times`, for writers that return together: from the last end before they do."""
+    counts: list[Floats] = [np.zeros(0)]
+    thought: list[Floats] = [np.zeros(0)]
+    put_gaps: list[Floats] = [np.zeros(0)]
+    end_gaps: list[Floats] = [np.zeros(0)]
+    for trace in traces:
+        kind = trace.records["kind"]
+        steps = trace.records[(kind == Kind.PUT) | (kind == Kind.WAIT_END)]
+        is_put = steps["kind"] == Kind.PUT
+        gap_s = np.diff(steps["ts_ns"].astype(np.int64)) / 1e9
+        put_gaps.append(gap_s[is_put[:-1] & is_put[1:]])
+        end_gaps.append(gap_s[~is_put[:-1] & ~is_put[1:]])
+        returns = np.flatnonzero(~is_put[:-1] & is_put[1:])
+        ends = np.flatnonzero(is_put & ~np.append(is_put[1:], False))
+        last = ends[np.searchsorted(ends, returns + 1)]
+        counts.append((last - returns).astype(np.float64))
+        thought.append(gap_s[returns])
+    count, took_s = np.concatenate(counts), np.concatenate(thought)
+    if not len(count):
+        return 0.0, ZERO_TIME
+    put_s, end_s = (
+        float(np.median(gaps)) if len(gaps) else 0.0 for gaps in map(np.concatenate, (put_gaps, end_gaps))
+    )
+    # The arrival of the first one is a put's work before its append.
+    took_s = np.maximum(took_s - put_s, 0.0)
+    client_s = slope(count, took_s, probability=0.5)
+    if not client_s:
+        # As many return each time, so that it does not show: encoding and decoding take as long as the
+        # master's work for a put, but no longer than there is.
+        client_s = min(put_s + end_s, float(np.quantile(took_s / count, QUICK_PART)))
+    return client_s, TimeDistribution.of(took_s - client_s * count)

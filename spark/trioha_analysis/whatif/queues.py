@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any, Final
 
@@ -14,15 +15,17 @@ from trioha_analysis.whatif.time_distribution import TimeDistribution
 
 Call = Callable[[Any], None]
 
-PACKET_BYTES: Final = 16_384
-"""On a link of limited bandwidth the bytes of a frame arrive in packets of this size."""
+PACKET_BYTES: Final = 1448
+"""On a link of limited bandwidth the bytes of a frame arrive in packets of this size: that of a TCP segment
+on Ethernet. Larger than `PACKETS_MAX` of them, a frame arrives in that many larger ones."""
+PACKETS_MAX: Final = 64
 SOCKET_BUFFER_BYTES: Final = 2_500_000
 """Bytes that the sockets of a link buffer before its sender has to wait."""
 HEADER_BYTES: Final = 12
 REPORT_BYTES: Final = 8
-SHARED_SAMPLES: Final = 4096
-SHARED_SAMPLE_S: Final = 0.002
-"""Slaves that start within this time may share one delay sample."""
+JOINT_SAMPLES: Final = 4096
+TOGETHER_S: Final = 0.002
+"""Slaves that start within this time are served together."""
 
 
 class Clock:
@@ -106,8 +109,9 @@ class Pipe:
             clock.at(clock.now_s + self._delay_s, call, end)
             return
         free_s = max(self._free_s, clock.now_s) + overhead_bytes / self._bytes_per_s
+        packet_bytes = max(PACKET_BYTES, -(-(end - begin) // PACKETS_MAX))
         while begin < end:
-            packet_end = min(begin + PACKET_BYTES, end)
+            packet_end = min(begin + packet_bytes, end)
             free_s += (packet_end - begin) / self._bytes_per_s
             clock.at(free_s + self._delay_s, call, packet_end)
             begin = packet_end
@@ -144,20 +148,40 @@ class Disk:
 
 
 class SlaveTimes:
-    """Service times of slaves: independent, or shared by all slaves that start at about the same time."""
+    """Service times of slaves: independent, or drawn together for slaves that start together."""
 
     def __init__(
-        self, times: TimeDistribution, *, slave_correlation: float, random: np.random.Generator
+        self,
+        times: TimeDistribution,
+        *,
+        rows: Sequence[Sequence[float]],
+        slaves: int,
+        random: np.random.Generator,
     ) -> None:
+        """`rows` are times of slaves that started together; more slaves than a row has get independent
+        ones."""
         self._own = times.samples(random)
-        shared = times.at(random.random(SHARED_SAMPLES))
-        is_shared = random.random(SHARED_SAMPLES) < slave_correlation
-        self._shared: list[float] = np.where(is_shared, shared, -1.0).tolist()
+        self._rows: list[list[float]] = []
+        if rows:
+            table = np.array(rows)
+            drawn = random.permuted(table[random.integers(len(table), size=JOINT_SAMPLES)], axis=1)
+            self._rows = drawn[:, :slaves].tolist()
+        self._place = 0
+        self._row: list[float] = []
+        self._started_s = -1.0
+        self._served: set[int] = set()
 
-    def __call__(self, now_s: float) -> float:
-        """Service time in s of a batch that one slave starts at `now_s`."""
-        shared_s = self._shared[int(now_s / SHARED_SAMPLE_S) % SHARED_SAMPLES]
-        return shared_s if shared_s >= 0 else next(self._own)
+    def __call__(self, slave: int, now_s: float) -> float:
+        """Service time in s of a batch that this slave, a number from 0, starts at `now_s`."""
+        if not self._rows:
+            return next(self._own)
+        if slave in self._served or now_s - self._started_s > TOGETHER_S:
+            self._place = (self._place + 1) % JOINT_SAMPLES
+            self._row = self._rows[self._place]
+            self._started_s = now_s
+            self._served.clear()
+        self._served.add(slave)
+        return self._row[slave] if slave < len(self._row) else next(self._own)
 
 
 class Slave:
@@ -172,10 +196,11 @@ class Slave:
         per_byte_s: float,
         link_s: float,
         sync_times_s: Iterator[float] | None,
+        record_ends: Sequence[int],
         reported: Callable[[Slave, int], None],
     ) -> None:
         """`service_s` gives the service time of a batch by its start, without the time for each byte;
-        `sync_times_s` is given for a slave with flushed acks."""
+        `sync_times_s` is given for a slave with flushed acks. Records end at `record_ends`, which grows."""
         one_way_s = (scenario.rtt_s + link_s) / 2
         speed = scenario.bandwidth_bytes_per_s
         self.out = Pipe(clock, bytes_per_s=speed, delay_s=one_way_s)
@@ -184,6 +209,8 @@ class Slave:
         self._service_s = service_s
         self._per_byte_s = per_byte_s
         self._disk = None if sync_times_s is None else Disk(clock, sync_times_s, self._report)
+        self._record_ends = record_ends
+        self._own_report_offset = 0
         self._reported = reported
         self._received_offset = self._appended_offset = 0
         self._busy = False
@@ -222,6 +249,11 @@ class Slave:
             self._append()
 
     def _report(self, offset: int) -> None:
+        """Report the records that end up to `offset`, if there are new ones."""
+        whole = bisect_right(self._record_ends, offset)
+        if not whole or self._record_ends[whole - 1] <= self._own_report_offset:
+            return
+        offset = self._own_report_offset = self._record_ends[whole - 1]
         self._back.send(offset - REPORT_BYTES, offset, self._report_arrived)
 
     def _report_arrived(self, offset: int) -> None:

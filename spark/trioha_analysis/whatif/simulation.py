@@ -2,21 +2,26 @@
 
 The master is one thread: it appends puts, begins waits, sends frames, handles acks and ends the waits that an
 ack releases, each with its own cost. Work queues while the thread is busy, so frames and acks batch as in a
-real node. A put that waits alone is sent at once. A slave appends all received bytes as one batch and
+real node. All requests that have arrived are handled in one turn, up to `PUTS_PER_TURN`; if no put waited
+before, one frame with all of them is sent at its end. A slave appends all received bytes as one batch and
 reports; with trioha.haAckMode=flushed it syncs its disk before the report. Frame sizes, the needed copies and
 timeouts follow the rules of `trioha.ha`.
 
-A closed-loop writer sends its next put after the answer to the last one: a slower node gets fewer puts. Puts
-of an open loop arrive at the recorded times.
+A closed-loop writer sends its next put after the answer to the last one: a slower node gets fewer puts.
+Writers with one connection are joined: answers are sent together, their host handles all that have arrived,
+and sends the writers' next puts together. So they stay in step. Puts of an open loop arrive at the recorded
+times.
 
 Not modelled: slaves that connect, disconnect or catch up; log files and the dispatcher; processes that share
-cores.
+cores; polls of a node that waits for acks.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Final
 
 import numpy as np
 from attrs import field, frozen
@@ -33,6 +38,9 @@ from trioha_analysis.whatif.time_distribution import ZERO_TIME, TimeDistribution
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+PUTS_PER_TURN: Final = 16
+"""Requests of a connection that a node handles before other tasks run."""
+
 
 @frozen(eq=False)
 class Puts:
@@ -48,6 +56,8 @@ class Puts:
     """Closed loop: serial time of the producers' host for each put."""
     think: TimeDistribution = ZERO_TIME
     """Closed loop: from the end of a put to the arrival of the writer's next one, without `client_s`."""
+    is_joined: bool = False
+    """Closed loop: whether the producers' host handles answers, and sends puts, together."""
 
 
 @frozen(eq=False)
@@ -101,27 +111,29 @@ class _Simulation:
 
         self._put_s, self._begin_s, self._send_s = map(times, (costs.put, costs.wait_begin, costs.send))
         self._ack_s, self._end_s, self._think_s = map(times, (costs.ack, costs.wait_end, puts.think))
+        self._send_next_s = self._send_s if costs.send_next is None else times(costs.send_next)
         self._disk = Disk(clock, times(costs.sync), self._flushed) if scenario.is_sync_flush else None
         flushes = scenario.ack_mode is AckMode.FLUSHED
-        slave_times = SlaveTimes(costs.slave, slave_correlation=costs.slave_correlation, random=random)
+        slave_times = SlaveTimes(costs.slave, rows=costs.slave_rows, slaves=scenario.slaves, random=random)
+        self._ends: list[int] = []
+        """End offset of each appended put."""
         self._slaves = [
             Slave(
                 clock,
                 scenario,
-                service_s=slave_times,
+                service_s=partial(slave_times, number),
                 per_byte_s=costs.slave_per_byte_s,
                 link_s=costs.link_s,
                 sync_times_s=times(costs.sync) if flushes else None,
+                record_ends=self._ends,
                 reported=self._receive_report,
             )
-            for _ in range(scenario.slaves)
+            for number in range(scenario.slaves)
         ]
         count = len(puts.bytes)
         self._sizes: list[int] = puts.bytes.tolist()
         self._appended_offset = 0
         self._rule = scenario.sync_rule
-        self._ends: list[int] = []
-        """End offset of each appended put."""
         self._appended_s: list[float] = []
         self._next = 0
         """Closed loop: puts that have been assigned to writers."""
@@ -137,16 +149,29 @@ class _Simulation:
         self._deadlines: deque[_Wait] = deque()
         self._disk_deadlines: deque[_Wait] = deque()
         self._waiting = self._outstanding = self._outstanding_max = 0
+        self._arrived = 0
+        """Requests that the master has received and not begun to handle."""
+        self._is_reading = False
+        """Whether the reader of requests is queued or handles a turn."""
+        self._is_lone = False
+        """Whether a put of this turn was the first that waits."""
         self._think_time_s = 0.0
         self._producer_queue = 0
+        self._answered = 0
+        """Joined writers: those whose answers their host has not handled yet."""
+        self._is_thinking = False
 
     def run(self) -> Outcome:
         puts = self._puts
         if puts.writers:
-            for _ in range(min(puts.writers, len(self._sizes))):
-                # Writers do not start at the same time.
-                self._clock.at(next(self._think_s), self._arrive)
-                self._next += 1
+            first = min(puts.writers, len(self._sizes))
+            self._next = first
+            if puts.is_joined:
+                self._clock.at(next(self._think_s), self._arrive, first)
+            else:
+                for _ in range(first):
+                    # Writers do not start at the same time.
+                    self._clock.at(next(self._think_s), self._arrive)
         else:
             for at_s in puts.at_s.tolist():
                 self._clock.at(at_s, self._arrive)
@@ -164,29 +189,78 @@ class _Simulation:
 
     # -- producers -------------------------------------------------------------------------------------------
 
-    def _arrive(self, _: None) -> None:
-        self._outstanding += 1
+    def _arrive(self, requests: int | None = None) -> None:
+        """The number of requests that arrive together; None for one."""
+        requests = requests or 1
+        self._outstanding += requests
         self._outstanding_max = max(self._outstanding_max, self._outstanding)
-        self._master.do(next(self._put_s), self._append)
+        self._arrived += requests
+        if not self._is_reading:
+            self._is_reading = True
+            self._master.do(0.0, self._read)
 
     def _finish(self) -> None:
         self._outstanding -= 1
         puts = self._puts
-        if puts.writers and self._next < len(self._sizes):
-            self._next += 1
-            if not self._producer_queue or not puts.client_s:
-                # Puts that are answered together return together.
-                self._think_time_s = next(self._think_s)
-            self._producer_queue += 1
-            self._producer.do(puts.client_s, self._think, self._think_time_s)
+        if not puts.writers or self._next >= len(self._sizes):
+            return
+        self._next += 1
+        if puts.is_joined:
+            self._answered += 1
+            if not self._is_thinking:
+                self._is_thinking = True
+                # After the other answers that are sent now.
+                self._master.do(0.0, self._think_together)
+            return
+        if not self._producer_queue or not puts.client_s:
+            # Puts that are answered together return together.
+            self._think_time_s = next(self._think_s)
+        self._producer_queue += 1
+        self._producer.do(puts.client_s, self._think, self._think_time_s)
 
     def _think(self, think_s: float) -> None:
         self._producer_queue -= 1
         self._clock.at(self._clock.now_s + think_s, self._arrive)
 
+    def _think_together(self, _: None) -> None:
+        answered, self._answered = self._answered, 0
+        think_s = next(self._think_s) + self._puts.client_s * answered
+        self._clock.at(self._clock.now_s + think_s, self._return_together, answered)
+
+    def _return_together(self, requests: int) -> None:
+        self._arrive(requests)
+        self._is_thinking = bool(self._answered)
+        if self._answered:
+            self._think_together(None)
+
     # -- master ----------------------------------------------------------------------------------------------
 
-    def _append(self, _: None) -> None:
+    def _read(self, _: None) -> None:
+        """Handle a turn of the requests that have arrived."""
+        requests = min(self._arrived, PUTS_PER_TURN)
+        self._arrived -= requests
+        self._append_next(requests)
+
+    def _append_next(self, left: int) -> None:
+        """Append the next of `left` requests of a turn; others wait until it has ended."""
+        self._master.do_first(next(self._put_s), self._append, left)
+
+    def _end_turn(self) -> None:
+        if self._is_lone:
+            self._is_lone = False
+            self._push()
+        self._is_reading = bool(self._arrived)
+        if self._is_reading:
+            self._master.do(0.0, self._read)
+
+    def _appended_put(self, left: int) -> None:
+        """A request of a turn was handled, which leaves `left` of it, this one included."""
+        if left > 1:
+            self._append_next(left - 1)
+        else:
+            self._end_turn()
+
+    def _append(self, left: int) -> None:
         number = self._number
         self._number += 1
         self._put_at_s[number] = self._clock.now_s
@@ -194,6 +268,7 @@ class _Simulation:
         if scenario.copies_needed and self._in_sync() < scenario.min_in_sync_replicas - 1:
             self._status[number] = int(PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH)
             self._finish()
+            self._appended_put(left)
             return
         self._appended_offset += self._sizes[number]
         self._end_offset[number] = self._appended_offset
@@ -204,9 +279,11 @@ class _Simulation:
         if self._disk is not None:
             self._disk.write(self._appended_offset)
         if scenario.copies_needed or self._disk is not None:
-            self._master.do(next(self._begin_s), self._begin, _Wait(number, self._appended_offset))
+            wait = _Wait(number, self._appended_offset)
+            self._master.do_first(next(self._begin_s), self._begin, (wait, left))
         else:
             self._finish()
+            self._appended_put(left)
 
     def _in_sync(self) -> int:
         return sum(self._is_in_sync(slave) for slave in self._slaves)
@@ -232,7 +309,12 @@ class _Simulation:
             need = max(min(need, in_sync), scenario.min_in_sync_replicas - 1)
         return need
 
-    def _begin(self, wait: _Wait) -> None:
+    def _begin(self, put: tuple[_Wait, int]) -> None:
+        wait, left = put
+        self._begin_waits(wait)
+        self._appended_put(left)
+
+    def _begin_waits(self, wait: _Wait) -> None:
         scenario = self._scenario
         if scenario.copies_needed:
             in_sync = self._in_sync()
@@ -253,13 +335,21 @@ class _Simulation:
             self._master.do_first(next(self._end_s), self._end, wait)
             return
         if wait.copies and not self._waiting:
-            self._push()
+            self._is_lone = True
         self._waiting += 1
 
     def _push(self) -> None:
-        for slave in self._slaves:
-            if slave.ack_offset == slave.sent_offset < self._appended_offset:
-                self._master.do_first(next(self._send_s), self._send, slave)
+        idle = [
+            slave for slave in self._slaves if slave.ack_offset == slave.sent_offset < self._appended_offset
+        ]
+        # The first one is put in front last.
+        for place, slave in reversed(list(enumerate(idle))):
+            send_s = self._send_next_s if place else self._send_s
+            self._master.do_first(next(send_s), self._send_pushed, slave)
+
+    def _send_pushed(self, slave: Slave) -> None:
+        # The writer task sends what does not fit one frame.
+        self._send(slave, at_most=self._scenario.transfer_batch_bytes)
 
     def _wake(self, slave: Slave) -> None:
         if not slave.is_sending:
@@ -287,11 +377,12 @@ class _Simulation:
         if slave.sent_offset < self._appended_offset:
             self._wake(slave)
 
-    def _send(self, slave: Slave) -> None:
+    def _send(self, slave: Slave, *, at_most: int | None = None) -> None:
         unsent_bytes = self._appended_offset - slave.sent_offset
         if unsent_bytes:
             begin = slave.sent_offset
-            slave.sent_offset += min(unsent_bytes, self._batch_bytes(slave, unsent_bytes))
+            body_bytes = self._batch_bytes(slave, unsent_bytes) if at_most is None else at_most
+            slave.sent_offset += min(unsent_bytes, body_bytes)
             slave.out.send(begin, slave.sent_offset, slave.receive, overhead_bytes=HEADER_BYTES)
 
     def _batch_bytes(self, slave: Slave, unsent_bytes: int) -> int:
