@@ -51,6 +51,7 @@ from tests.interop.java import LOGBACK
 from tests.interop.name_server import name_server
 from tests.interop.rocketmq import class_path, java_tool, missing_tools
 from tests.node.wire import Wire
+from tests.ports import free_port
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
@@ -66,6 +67,7 @@ IDLE_CONNECTIONS: Final = 10
 IDLE_S: Final = 10.0
 READY_WITHIN_S: Final = 90.0
 CALL_WITHIN_S: Final = 700.0
+LOG_SHOWN: Final = 4000
 
 _COMMON: Final[dict[str, object]] = {
     "brokerClusterName": "bench",
@@ -101,11 +103,21 @@ class Pair:
     slave: subprocess.Popen[bytes]
     address: str
     """The master's listen address."""
+    logs: tuple[Path, Path]
+    """What master and slave print."""
 
     @property
     def pids(self) -> tuple[int, int]:
         """Of the brokers."""
         return self.master.pid, self.slave.pid
+
+    def state(self) -> str:
+        """Whether the brokers run, and the ends of what they said."""
+        said = []
+        for role, broker, log in (("master", self.master, self.logs[0]), ("slave", self.slave, self.logs[1])):
+            state = "runs" if broker.poll() is None else f"ended with {broker.returncode}"
+            said.append(f"{role} {state}\n{log.read_text(errors='replace')[-LOG_SHOWN:]}")
+        return "\n".join(said)
 
     def cpu_s(self) -> float:
         """CPU time of both brokers so far."""
@@ -161,7 +173,10 @@ class Bench:
 
     def call(self, pair: Pair, command: str, **fields: object) -> dict[str, Any]:
         """Have the clients work on a pair."""
-        return self.client.call(command, namesrv=pair.name_server, within_s=CALL_WITHIN_S, **fields)
+        try:
+            return self.client.call(command, namesrv=pair.name_server, within_s=CALL_WITHIN_S, **fields)
+        except DriverError as error:
+            raise DriverError(f"{pair.name}: {error}\n{pair.state()}") from error
 
     def new_name(self, what: str) -> str:
         """Of a topic or group that was not used before."""
@@ -329,22 +344,6 @@ WORKS: Final[dict[str, Callable[[Bench], None]]] = {
 # -- the pairs -----------------------------------------------------------------------------------------------
 
 
-def free_ports() -> tuple[int, int]:
-    """A port whose VIP port, two below it, is free as well, and one for slaves."""
-    while True:
-        with ExitStack() as probes:
-            first = probes.enter_context(socket.socket())
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            ha = probes.enter_context(socket.socket())
-            ha.bind(("127.0.0.1", 0))
-            try:
-                probes.enter_context(socket.socket()).bind(("127.0.0.1", port - 2))
-            except OSError:
-                continue
-            return port, ha.getsockname()[1]
-
-
 @contextmanager
 def process(command: list[str], log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process until the end of the block; killed, since its store is not needed any more."""
@@ -374,7 +373,7 @@ def await_listening(address: str, started: subprocess.Popen[bytes], log_path: Pa
         except OSError:
             if started.poll() is not None or time.monotonic() > deadline_s:
                 raise DriverError(
-                    f"nothing listens on {address}\n{log_path.read_text(errors='replace')[-4000:]}"
+                    f"nothing listens on {address}\n{log_path.read_text(errors='replace')[-LOG_SHOWN:]}"
                 ) from None
             time.sleep(0.1)
         else:
@@ -391,8 +390,8 @@ def pair_of(
     """
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as running:
-        brokers = []
-        (listen, ha), (slave_listen, slave_ha) = free_ports(), free_ports()
+        brokers, logs = [], []
+        listen, ha, slave_listen, slave_ha = (free_port() for _ in range(4))
         for role, broker_id, port, ha_port in (
             ("SYNC_MASTER", 0, listen, ha),
             ("SLAVE", 1, slave_listen, slave_ha),
@@ -415,16 +414,17 @@ def pair_of(
             started = running.enter_context(process(command(config), log_path))
             await_listening(f"127.0.0.1:{port}", started, log_path)
             brokers.append(started)
-        yield Pair(name, name_server_address, brokers[0], brokers[1], f"127.0.0.1:{listen}")
+            logs.append(log_path)
+        yield Pair(
+            name, name_server_address, brokers[0], brokers[1], f"127.0.0.1:{listen}", (logs[0], logs[1])
+        )
 
 
 @contextmanager
 def trioha_pair(folder: Path) -> Iterator[Pair]:
     """A pair of trioha nodes and a trioha name server."""
     folder.mkdir(parents=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     log_path = folder / "namesrv.log"
     trioha = [sys.executable, "-m", "trioha"]
     store = f"kvConfigPath={folder / 'kvConfig.json'}"

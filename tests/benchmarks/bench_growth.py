@@ -62,8 +62,8 @@ GIB: Final = 1 << 30
 FILL_WITHIN_S: Final = 900.0
 REACHED: Final = 0.9
 """A rate is reached if so much of it was answered."""
-FILES_PER_QUEUE: Final = 6
-"""Open files of RocketMQ: one for each round, the warm-up, and one to spare."""
+FILES_PER_QUEUE: Final = 1
+"""Open files of RocketMQ."""
 FILES_BESIDE: Final = 2000
 SPARE_GIB: Final = 3
 """Of disk, for files that are allocated ahead."""
@@ -164,7 +164,13 @@ def catch_up(growth: Growth) -> None:
             for side, master, root in turns.order(masters):
                 bench.on_step(f"catch-up: {side.name}, {gib:g} GiB")
                 found = catch_up_once(
-                    bench, master, side, number=1, file_bytes=FILE_BYTES, prepare=first_record_of(root)
+                    bench,
+                    master,
+                    side,
+                    number=1,
+                    file_bytes=FILE_BYTES,
+                    log_bytes=round(gib * GIB),
+                    prepare=first_record_of(root),
                 )
                 if counts:
                     growth.note("catch-up", side, gib, found.bytes_per_s / 1e6, cpu_s=found.cpu_s_per_gb)
@@ -234,11 +240,7 @@ def queues(growth: Growth) -> None:
 
 
 def _may_open(files: int) -> bool:
-    """Whether processes may have so many open files; raises the limit if it is allowed to.
-
-    RocketMQ's store keeps the files of a store that was shut down open until its process ends, and each round
-    of a work opens the store once more in the same process, which is warmed up.
-    """
+    """Whether processes may have so many open files; raises the limit if it is allowed to."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= files:
         return True

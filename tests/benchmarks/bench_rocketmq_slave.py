@@ -2,8 +2,9 @@
 
 All send to stores in the same JVM, in turn, round by round, in reversed order in every other round. Beside
 the speed it shows CPU seconds for each GB: the sender's, the whole slave's, and those of the slave's two busy
-threads, which store what comes and build queues of it. The clock depends on what else the machine does, and
-the slave's CPU time on whether the pages of its new file were in use before: compare medians of many rounds.
+threads, which store what comes and build queues of it. The clock depends on what else the machine does. The
+slave's CPU time depends on whether the pages of its new file were in use before, so memory is used before
+each catch-up (`use_memory`), and a slave's files are unmapped after it.
 
 `--raw KIB[xFRAMES[xSEND_KIB[xUNSENT_KIB]]],...` names raw senders: length of frames, frames to a call,
 SO_SNDBUF and TCP_NOTSENT_LOWAT (0: the system's).
@@ -27,7 +28,7 @@ from rich.table import Table
 # The rivals are modules of the tests, which are not installed.
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.benchmarks.rivals.machine import await_requests
+from tests.benchmarks.rivals.machine import await_requests, use_memory
 from tests.benchmarks.rivals.sides import (
     RAW_SENDER,
     JavaSide,
@@ -41,6 +42,7 @@ from tests.benchmarks.rivals.works import (
     BODY_BYTES,
     CATCH_UP_WITHIN_MS,
     FILE_BYTES,
+    MEMORY_FOR_LOG,
     Turns,
 )
 from tests.interop.rocketmq import ALL_VERSIONS, missing_tools
@@ -86,7 +88,7 @@ def cpu_s_by_thread(pid: int) -> dict[str, float]:
     return found
 
 
-def catch_up(sender: Sender, java: JavaSide, folder: Path) -> dict[str, float]:
+def catch_up(sender: Sender, java: JavaSide, folder: Path, *, log_bytes: int) -> dict[str, float]:
     """One catch-up of an empty slave: the figures of `COLUMNS` that one has."""
     driver = sender.master.driver
     driver.resume()
@@ -103,6 +105,7 @@ def catch_up(sender: Sender, java: JavaSide, folder: Path) -> dict[str, float]:
         slaves = java.slaves(folder, ha_port=sender.master.ha_port, number=1, file_bytes=FILE_BYTES)
         with slaves as (slave_pid,):
             await_requests(sender.master.ha_port, 1)
+            use_memory(folder.parent, round(MEMORY_FOR_LOG * log_bytes))
             pids = {"sender": driver.pid, "slave": slave_pid}
             before = {side: cpu_s_by_thread(pid) for side, pid in pids.items()}
             driver.resume()
@@ -173,7 +176,7 @@ def main() -> None:
             turns = Turns()
             for number in range(options.warm_up + options.rounds):
                 for sender in turns.order(senders):
-                    found = catch_up(sender, java, folder / "slave")
+                    found = catch_up(sender, java, folder / "slave", log_bytes=log_bytes)
                     print(f"{sender.name}: {found['MB/s']:.0f} MB/s", file=sys.stderr)
                     if number >= options.warm_up:
                         figures[sender.name].append(found)

@@ -1,15 +1,20 @@
 """What `trioha what-if` predicts, against what happens: real nodes with the settings it was asked.
 
-For each question nodes with the base settings and nodes with the changed ones run side by side, and are put
-to in turn. The model is fitted to the sessions of the first and predicts the second; compared are p50 and p99
-of put latency (from a put's append to the end of its wait, as sessions have them). Of several turns those
-count that other processes disturbed least.
+Each setting is recorded several times, in rounds: one recording of every setting after the other, so that
+changes of the machine over time concern all of them. Each recording has new processes: nodes, `trioha load`,
+and the links between slaves and master (`even_link.py`). For each question the model is fitted to each
+recording of the base settings and predicts the changed ones, of which it sees nothing. Compared are medians
+over the recordings of p50 and p99 of put latency (from a put's append to the end of its wait, as sessions
+have them).
 
-Every node, and `trioha load`, is a process of its own. Slaves dial their master through a link of the
-fault tests' proxy, with base settings too, so that only the changed link differs; the model is given
-the round trip that the link was measured to have.
+`noise` is how far two recordings of one setting differ: the median, over all pairs of them, of the larger
+over the smaller less one. Where it exceeds the goal, the error cannot be smaller either, but by chance.
 
-Run it with `make bench` or `python tests/benchmarks/bench_what_if.py [--only NAME] [--json]`.
+Questions are those of README's table; `--set others` asks about other settings and loads. The model knows
+neither: its constants come from neither.
+
+Run it with `make bench` or `python tests/benchmarks/bench_what_if.py [--set readme|others] [--only NAME]
+[--recordings 5] [--json FILE] [--markdown]`.
 """
 
 from __future__ import annotations
@@ -17,26 +22,27 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from itertools import combinations
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final
 
-import trio
 from attrs import evolve, field, frozen
 from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.benchmarks.rivals.even_link import EvenLink, round_trip_s
 from tests.benchmarks.rivals.machine import LoadMeter
-from tests.faults.proxy import Link
 from tests.interop.node import TriohaNode
 from trioha.config.model import AckMode
 from trioha.recording.reader import Session
@@ -47,15 +53,14 @@ from trioha_analysis.whatif.model import Model, find_model_sessions, model_of, p
 from trioha_analysis.whatif.scenario import Scenario
 from trioha_analysis.whatif.trace import Trace, trace_of
 
-REPEATS = 5
-TURNS = 8
-COUNTED = 3
-"""Of so many turns the calmest count."""
-DISTURBED_CORES = 0.25
-"""Cores that others kept busy during a turn that is not calm."""
-GOAL = 0.25
-PINGS = 60
-NODES = {
+RECORDINGS: Final = 5
+"""Of each setting."""
+REPEATS: Final = 3
+"""Simulations of each prediction, as the command's default."""
+WARM_UP_PUTS: Final = 300
+GOAL: Final = 0.25
+PARTS: Final = ("p50", "p99")
+NODES: Final = {
     "mappedFileSizeCommitLog": 64 << 20,
     "mappedFileSizeConsumeQueue": 6_000_000,
     "maxHashSlotNum": 50_000,
@@ -73,9 +78,9 @@ class Setup:
     writers: int = 8
     rate: float | None = None
     puts: int = 8000
-    master: dict[str, object] = field(factory=dict)
+    master: Mapping[str, object] = field(factory=dict)
     """Settings of the master."""
-    slave: dict[str, object] = field(factory=dict)
+    slave: Mapping[str, object] = field(factory=dict)
     """And of its slaves."""
     rtt_s: float = 0.0
     bytes_per_s: float = 0.0
@@ -87,296 +92,377 @@ class Question:
     """A change, as it is made for real and as the model is asked."""
 
     name: str
-    base: Setup
+    base: str
+    """Name of the recorded settings."""
     real: Setup
-    asked: dict[str, Any]
+    asked: Mapping[str, Any]
     """Fields of `Scenario`."""
 
 
 PACED = Setup(slaves=2, writers=256, rate=400.0, puts=1200)
 SYNCED = Setup(writers=256, rate=200.0, puts=600, master={"flushDiskType": "SYNC_FLUSH"})
-LOOP = Setup(slaves=1, writers=8, puts=6000)
-QUESTIONS = [
-    Question(
-        "inSyncReplicas=3",
-        PACED,
-        evolve(PACED, master={"inSyncReplicas": 3}),
-        {"in_sync_replicas": 3},
-    ),
-    Question("--rate 800", PACED, evolve(PACED, rate=800.0, puts=2400), {"rate_per_s": 800.0}),
-    Question("--rtt 5ms", PACED, evolve(PACED, rtt_s=0.005), {"rtt_s": 0.005}),
-    Question(
-        "trioha.haAckMode=flushed",
-        SYNCED,
-        evolve(SYNCED, slave={"trioha.haAckMode": "flushed"}),
-        {"ack_mode": AckMode.FLUSHED},
-    ),
-    Question("--rtt 10ms", LOOP, evolve(LOOP, rtt_s=0.01, puts=1500), {"rtt_s": 0.01}),
-    Question(
-        "--bandwidth 500k", LOOP, evolve(LOOP, bytes_per_s=5e5, puts=1200), {"bandwidth_bytes_per_s": 5e5}
-    ),
-    Question("--writers 24", LOOP, evolve(LOOP, writers=24), {"writers": 24}),
-    Question(
-        "haTransferBatchSize=2048",
-        LOOP,
-        evolve(LOOP, master={"haTransferBatchSize": 2048}),
-        {"transfer_batch_bytes": 2048},
-    ),
-]
+LOOP = Setup(slaves=1, writers=8, puts=8000)
+SLOW_PACED = evolve(PACED, rate=250.0, puts=750)
+SHORT_LOOP = evolve(LOOP, writers=4, puts=5000)
+BASES: Final = {
+    "400 puts/s, 2 slaves": PACED,
+    "200 puts/s, SYNC_FLUSH": SYNCED,
+    "8 writers": LOOP,
+    "250 puts/s, 2 slaves": SLOW_PACED,
+    "4 writers": SHORT_LOOP,
+}
 
 
-class Links:
-    """Links of the proxy, in a trio thread of their own."""
-
-    def __init__(self, count: int) -> None:
-        self.links = [Link(seed=index) for index in range(count)]
-        self._ready = threading.Event()
-        self._token: trio.lowlevel.TrioToken | None = None
-        self._scope = trio.CancelScope()
-        self._thread = threading.Thread(target=trio.run, args=(self._serve,), name="links", daemon=True)
-
-    async def _serve(self) -> None:
-        with self._scope:
-            async with trio.open_nursery() as nursery:
-                for link in self.links:
-                    await nursery.start(link.serve)
-                self._token = trio.lowlevel.current_trio_token()
-                self._ready.set()
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._ready.wait(10), "the links do not serve"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._call(self._scope.cancel)
-        self._thread.combine_repeats(10)
-
-    def _call(self, function: Callable[[], None]) -> None:
-        trio.from_thread.run_sync(function, trio_token=self._token)
-
-    def lead_to(self, port: int) -> None:
-        """Connect each accepted client to this port."""
-        for link in self.links:
-            self._call(partial(setattr, link, "target", ("127.0.0.1", port)))
-
-    def slow(self, setup: Setup) -> None:
-        """Be as fast as `setup` says."""
-        for link in self.links:
-            self._call(partial(link.slow, latency_s=setup.rtt_s / 2, bytes_per_s=setup.bytes_per_s))
+def question(name: str, base: str, asked: Mapping[str, Any], **changes: Any) -> Question:
+    """A question about `base` with these changes."""
+    return Question(name, base, evolve(BASES[base], **changes), asked)
 
 
-def ping_s(setup: Setup) -> float:
-    """Measured round trip of 8 bytes on a link of `setup`: the proxy adds more than its setting."""
-
-    async def measure() -> float:
-        link = Link()
-        took_s = []
-        async with trio.open_nursery() as nursery:
-            listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-            nursery.start_soon(partial(trio.serve_listeners, echo, listeners))
-            await nursery.start(link.serve)
-            link.target = ("127.0.0.1", listeners[0].socket.getsockname()[1])
-            async with await trio.open_tcp_stream("127.0.0.1", link.port) as stream:
-                for latency_s, bytes_per_s in ((0.0, 0.0), (setup.rtt_s / 2, setup.bytes_per_s)):
-                    link.slow(latency_s=latency_s, bytes_per_s=bytes_per_s)
-                    times_s = []
-                    for _ in range(PINGS):
-                        began_s = time.perf_counter()
-                        await stream.send_all(bytes(8))
-                        await stream.receive_some(8)
-                        times_s.append(time.perf_counter() - began_s)
-                    took_s.append(statistics.median(times_s))
-            nursery.cancel_scope.cancel()
-        return took_s[1] - took_s[0]
-
-    async def echo(stream: trio.SocketStream) -> None:
-        async for data in stream:
-            await stream.send_all(data)
-
-    return trio.run(measure)
-
-
-class Running:
-    """Nodes of `setup` that run, and what was put to them."""
-
-    def __init__(self, setup: Setup, folder: Path) -> None:
-        self._setup = setup
-        self._folder = folder
-        self._recordings = folder / "recordings"
-        self._nodes: list[TriohaNode] = []
-        self._links = Links(setup.slaves)
-        self._loads: list[tuple[int, int]] = []
-
-    def __enter__(self) -> Self:
-        setup = self._setup
-        self._links.__enter__()
-        try:
-            settings = {**NODES, "trioha.recordDir": self._recordings, **setup.master}
-            master = TriohaNode(self._folder / "master", role="SYNC_MASTER", **settings)
-            self._nodes.append(master)
-            self._links.lead_to(master.ha_port)
-            for index, link in enumerate(self._links.links):
-                settings = {**NODES, "trioha.recordDir": self._recordings, **setup.slave}
-                name = self._folder / f"slave-{index + 1}"
-                slave = TriohaNode(
-                    name, role="SLAVE", ha_master_address=link.address, **{**settings, "brokerId": index + 1}
-                )
-                self._nodes.append(slave)
-            master.wait(connections=setup.slaves)
-            load(master, writers=1, puts=20)
-            self._links.slow(setup)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for node in self._nodes:
-            node.stop()
-        self._links.__exit__()
-
-    @property
-    def pids(self) -> list[int]:
-        """Of the nodes."""
-        return [node.pid for node in self._nodes]
-
-    def load(self) -> None:
-        """Put to them as `setup` says."""
-        setup = self._setup
-        began_ns = time.monotonic_ns()
-        load(self._nodes[0], writers=setup.writers, puts=setup.puts, rate=setup.rate)
-        self._loads.append((began_ns, time.monotonic_ns()))
-
-    def recorded(self, loads: Iterable[int]) -> tuple[Session, list[Session], list[Trace]]:
-        """The sessions, and the stretches of these loads in the master's. For nodes that have ended."""
-        master, slaves = find_model_sessions([self._recordings])
-        records = read_records(master).array
-        ts_ns = records["ts_ns"]
-        windows = [self._loads[index] for index in loads]
-        return master, slaves, [trace_of(records[(ts_ns >= a) & (ts_ns <= b)]) for a, b in windows]
+SETS: Final = {
+    "readme": [
+        question(
+            "inSyncReplicas=3",
+            "400 puts/s, 2 slaves",
+            {"in_sync_replicas": 3},
+            master={"inSyncReplicas": 3},
+        ),
+        question("--rate 800", "400 puts/s, 2 slaves", {"rate_per_s": 800.0}, rate=800.0, puts=2400),
+        question("--rtt 5ms", "400 puts/s, 2 slaves", {"rtt_s": 0.005}, rtt_s=0.005),
+        question(
+            "trioha.haAckMode=flushed",
+            "200 puts/s, SYNC_FLUSH",
+            {"ack_mode": AckMode.FLUSHED},
+            slave={"trioha.haAckMode": "flushed"},
+        ),
+        question("--rtt 10ms", "8 writers", {"rtt_s": 0.01}, rtt_s=0.01, puts=1500),
+        question("--bandwidth 500k", "8 writers", {"bandwidth_bytes_per_s": 5e5}, bytes_per_s=5e5, puts=1200),
+        question("--writers 24", "8 writers", {"writers": 24}, writers=24),
+        question(
+            "haTransferBatchSize=2048",
+            "8 writers",
+            {"transfer_batch_bytes": 2048},
+            master={"haTransferBatchSize": 2048},
+        ),
+    ],
+    "others": [
+        question(
+            "inSyncReplicas=3",
+            "250 puts/s, 2 slaves",
+            {"in_sync_replicas": 3},
+            master={"inSyncReplicas": 3},
+        ),
+        question("--rate 600", "250 puts/s, 2 slaves", {"rate_per_s": 600.0}, rate=600.0, puts=1800),
+        question("--rtt 2ms", "250 puts/s, 2 slaves", {"rtt_s": 0.002}, rtt_s=0.002),
+        question("--rtt 3ms", "4 writers", {"rtt_s": 0.003}, rtt_s=0.003, puts=2500),
+        question("--bandwidth 1M", "4 writers", {"bandwidth_bytes_per_s": 1e6}, bytes_per_s=1e6, puts=2000),
+        question("--writers 16", "4 writers", {"writers": 16}, writers=16, puts=8000),
+        question(
+            "haTransferBatchSize=1024",
+            "4 writers",
+            {"transfer_batch_bytes": 1024},
+            master={"haTransferBatchSize": 1024},
+        ),
+    ],
+}
 
 
-def load(master: TriohaNode, *, writers: int, puts: int, rate: float | None = None) -> None:
-    """`trioha load` on `master`, to its end."""
+# -- recordings ----------------------------------------------------------------------------------------------
+
+
+@frozen
+class Recording:
+    """One recording of a setting."""
+
+    folder: Path
+    """Of its sessions."""
+    window_ns: tuple[int, int]
+    """Of the load, by the monotonic clock."""
+    others_cores: float
+    """Kept busy by others meanwhile."""
+    client_ms: Mapping[str, float]
+    """Percentiles that the load has measured at its side."""
+
+    def sessions(self) -> tuple[Session, list[Session]]:
+        """Of the master and its slaves."""
+        return find_model_sessions([self.folder])
+
+    def trace(self) -> Trace:
+        """The master's session during the load."""
+        records = read_records(self.sessions()[0]).array
+        low, high = self.window_ns
+        return trace_of(records[(records["ts_ns"] >= low) & (records["ts_ns"] <= high)])
+
+
+def record(setup: Setup, folder: Path) -> Recording:
+    """Record `setup` with processes of its own; only the sessions stay."""
+    recordings = folder / "recordings"
+    common = {**NODES, "trioha.recordDir": recordings}
+    nodes: list[TriohaNode] = []
+    with ExitStack() as stack:
+        master = TriohaNode(folder / "master", role="SYNC_MASTER", **common, **setup.master)
+        nodes.append(master)
+        stack.callback(master.stop)
+        links = [stack.enter_context(EvenLink()) for _ in range(setup.slaves)]
+        for index, link in enumerate(links):
+            link.lead_to(master.ha_port)
+            slave = TriohaNode(
+                folder / f"slave-{index + 1}",
+                role="SLAVE",
+                ha_master_address=link.address,
+                **{**common, **setup.slave, "brokerId": index + 1},
+            )
+            nodes.append(slave)
+            stack.callback(slave.stop)
+        master.wait(connections=setup.slaves)
+        load(master, writers=min(setup.writers, 16), puts=WARM_UP_PUTS, rate=None)
+        for link in links:
+            link.slow(latency_s=setup.rtt_s / 2, bytes_per_s=setup.bytes_per_s)
+        with LoadMeter() as meter:
+            meter.count([*(node.pid for node in nodes), *(link.pid for link in links)])
+            began_ns = time.monotonic_ns()
+            client_ms = load(master, writers=setup.writers, puts=setup.puts, rate=setup.rate)
+            window_ns = began_ns, time.monotonic_ns()
+    for node in nodes:
+        shutil.rmtree(node.root)
+    return Recording(recordings, window_ns, meter.load.others_cores or 0.0, client_ms)
+
+
+def load(master: TriohaNode, *, writers: int, puts: int, rate: float | None) -> dict[str, float]:
+    """`trioha load` on `master`, to its end; its percentiles in ms."""
     options = [] if rate is None else ["--rate", str(rate)]
-    subprocess.run(
+    done = subprocess.run(
         [
             *(sys.executable, "-m", "trioha", "load", "--json", "--broker", master.listen_address),
             *("--count", str(puts), "--concurrency", str(writers), *options),
         ],
         check=True,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
         timeout=120,
     )
-
-
-@frozen
-class Answer:
-    """Of one question."""
-
-    base_predicted: Figures
-    base_real: Figures
-    predicted: Figures
-    real: Figures
-    others_cores: float
-    """Kept busy by others during the worst turn that counts."""
-
-
-def ask(question: Question, folder: Path) -> Answer:
-    """Run base and change in turn, and predict the one from the other."""
-    turns: list[float] = []
-    with Running(question.base, folder / "base") as base, Running(question.real, folder / "real") as real:
-        while len(turns) < TURNS and sum(cores <= DISTURBED_CORES for cores in turns) < COUNTED:
-            with LoadMeter() as meter:
-                meter.count([*base.pids, *real.pids])
-                base.load()
-                real.load()
-            turns.append(meter.load.others_cores or 0.0)
-    calm = sorted(range(len(turns)), key=turns.__getitem__)[:COUNTED]
-    master, slaves, traces = base.recorded(calm)
-    model = model_of(master, slaves, traces=traces)
-    asked = evolve(model.scenario, **question.asked)
-    if question.real.rtt_s or question.real.bytes_per_s:
-        asked = evolve(asked, rtt_s=ping_s(question.real))
-    return Answer(
-        base_predicted=predicted(model, model.scenario),
-        base_real=measured(traces),
-        predicted=predicted(model, asked),
-        real=measured(real.recorded(calm)[2]),
-        others_cores=turns[calm[-1]],
-    )
-
-
-def predicted(model: Model, scenario: Scenario) -> Figures:
-    """As the command computes them."""
-    return combine_repeats([figures([play(model, scenario, repeat=repeat)]) for repeat in range(REPEATS)])
-
-
-def measured(traces: Iterable[Trace]) -> Figures:
-    """Of all these loads together, as the model takes them."""
-    return figures([outcome_of(trace) for trace in traces])
-
-
-def row(question: Question, answer: Answer) -> dict[str, Any]:
-    """For machines."""
-    found: dict[str, Any] = {"setting": question.name, "othersCores": answer.others_cores}
-    for part in ("p50", "p99"):
-        for name, ours, theirs in (
-            (part, answer.predicted, answer.real),
-            (f"{part}Base", answer.base_predicted, answer.base_real),
-        ):
-            assert ours.latency_ms is not None
-            assert theirs.latency_ms is not None
-            predicted_ms, measured_ms = ours.latency_ms[part], theirs.latency_ms[part]
-            found[name] = {
-                "predictedMs": predicted_ms,
-                "measuredMs": measured_ms,
-                "error": predicted_ms / measured_ms - 1,
-            }
+    found: dict[str, float] = json.loads(done.stdout)["latencyMs"]
     return found
+
+
+# -- predictions ---------------------------------------------------------------------------------------------
+
+
+def fitted(recording: Recording) -> Model:
+    """The model of a recording."""
+    master, slaves = recording.sessions()
+    return model_of(master, slaves, traces=[recording.trace()])
+
+
+def predicted(recording: Recording, asked: Sequence[Mapping[str, Any]]) -> list[Figures]:
+    """For each question about the recording, as the command computes it."""
+    model = fitted(recording)
+
+    def answer(scenario: Scenario) -> Figures:
+        return combine_repeats([figures([play(model, scenario, repeat=repeat)]) for repeat in range(REPEATS)])
+
+    return [answer(evolve(model.scenario, **changes)) for changes in asked]
+
+
+def measured(recording: Recording) -> Figures:
+    """What happened, computed as the model computes it."""
+    return figures([outcome_of(recording.trace())])
+
+
+def latency_ms(found: Iterable[Figures], part: str) -> list[float]:
+    """That percentile of each."""
+    return [one.latency_ms[part] for one in found if one.latency_ms is not None]
+
+
+def noise(values: Sequence[float]) -> float:
+    """How far two of the values differ, as a share: the median over all pairs."""
+    if len(values) < 2:
+        return 0.0
+    return statistics.median(max(pair) / min(pair) - 1 for pair in combinations(values, 2))
+
+
+def row(
+    asked: Question, base: list[Figures], played: list[Figures], found: list[Figures], real: list[Figures]
+) -> dict[str, Any]:
+    """Of one question: `base` measured, `played` predicted with the base settings, `found` predicted and
+    `real` measured with the changed ones."""
+    result: dict[str, Any] = {"setting": asked.name, "base": asked.base}
+    for part in PARTS:
+        for name, ours, theirs in ((part, found, real), (f"{part}Base", played, base)):
+            predicted_ms = latency_ms(ours, part)
+            measured_ms = latency_ms(theirs, part)
+            middle_ms = statistics.median(measured_ms)
+            result[name] = {
+                "predictedMs": statistics.median(predicted_ms),
+                "measuredMs": middle_ms,
+                "error": statistics.median(predicted_ms) / middle_ms - 1,
+                "noise": noise(measured_ms),
+                "predictions": predicted_ms,
+                "measurements": measured_ms,
+            }
+    return result
+
+
+MINUS: Final = "\N{MINUS SIGN}"
+COLUMNS: Final = ("recorded", "predicted", "measured", "error", "noise")
+
+
+def cells(one: Mapping[str, Any]) -> list[str]:
+    """Of one question, as text; errors beyond the goal in Markdown's bold."""
+    found = [one["setting"], one["base"]]
+    for part in PARTS:
+        value = one[part]
+        error = f"{value['error']:+.0%}".replace("-", MINUS)
+        found += [
+            f"{one[f'{part}Base']['measuredMs']:.2f}",
+            f"{value['predictedMs']:.2f}",
+            f"{value['measuredMs']:.2f}",
+            error if abs(value["error"]) <= GOAL else f"**{error}**",
+            f"{value['noise']:.0%}",
+        ]
+    base = ", ".join(f"{one[f'{part}Base']['error']:+.0%}" for part in PARTS)
+    return [*found, base.replace("-", MINUS)]
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
     """For a terminal."""
-    shown = Table(title="put latency, ms: base settings and changed ones, predicted and measured")
-    shown.add_column("setting")
-    for part in ("p50", "p99"):
-        for name in ("base", "predicted", "measured", "error"):
-            shown.add_column(f"{part} {name}", justify="right")
-    shown.add_column("error of base p50, p99", justify="right")
-    shown.add_column("others", justify="right")
+    shown = Table(title="put latency, ms: predicted from recordings of other settings, and measured")
+    shown.add_column("asked")
+    shown.add_column("recorded settings")
+    for part in PARTS:
+        for name in COLUMNS:
+            shown.add_column(f"{part}\n{name}", justify="right")
+    shown.add_column("as recorded:\np50, p99", justify="right")
     for one in rows:
-        cells = []
-        for part in ("p50", "p99"):
-            value = one[part]
-            mark = "" if abs(value["error"]) <= GOAL else " !"
-            cells += [
-                f"{one[f'{part}Base']['measuredMs']:.2f}",
-                f"{value['predictedMs']:.2f}",
-                f"{value['measuredMs']:.2f}",
-                f"{value['error']:+.0%}{mark}",
-            ]
-        base = ", ".join(f"{one[f'{part}Base']['error']:+.0%}" for part in ("p50", "p99"))
-        shown.add_row(one["setting"], *cells, base, f"{one['othersCores']:.2f}")
+        shown.add_row(*(cell.replace("**", "") for cell in cells(one)))
     return shown
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """For docs/session-analysis.md."""
+    names = [f"{part} {name}" for part in PARTS for name in COLUMNS]
+    lines = [["asked", "recorded settings", *names, "as recorded: p50, p99"]]
+    lines.append(["---", "---", *(["--:"] * len(names)), "---"])
+    for one in rows:
+        setting, *others = cells(one)
+        lines.append([f"`{setting}`", *others])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+# -- the program ---------------------------------------------------------------------------------------------
+
+
+def remember(folder: Path, kept: Mapping[str, list[Recording]]) -> None:
+    """Write what `--from` reads."""
+    found = {
+        name: [
+            {
+                "folder": str(one.folder.relative_to(folder)),
+                "windowNs": one.window_ns,
+                "othersCores": one.others_cores,
+                "clientMs": dict(one.client_ms),
+            }
+            for one in recordings
+        ]
+        for name, recordings in kept.items()
+    }
+    (folder / "recordings.json").write_text(json.dumps(found, indent=1))
+
+
+def remembered(folder: Path) -> dict[str, list[Recording]]:
+    """What `remember` wrote."""
+    found = json.loads((folder / "recordings.json").read_text())
+    return {
+        name: [
+            Recording(folder / one["folder"], tuple(one["windowNs"]), one["othersCores"], one["clientMs"])
+            for one in recordings
+        ]
+        for name, recordings in found.items()
+    }
+
+
+def record_all(questions: Sequence[Question], folder: Path, *, count: int) -> dict[str, list[Recording]]:
+    """`count` rounds of recordings of each setting, by base or question."""
+    setups = {one.base: BASES[one.base] for one in questions}
+    setups |= {key(one): one.real for one in questions}
+    kept: dict[str, list[Recording]] = {name: [] for name in setups}
+    for turn in range(count):
+        for index, (name, setup) in enumerate(setups.items()):
+            began_s = time.monotonic()
+            kept[name].append(record(setup, folder / f"{index:02d}-{turn}"))
+            remember(folder, kept)
+            others, took_s = kept[name][-1].others_cores, time.monotonic() - began_s
+            print(f"{turn}: {name}: {took_s:.1f} s, others {others:.2f} cores", file=sys.stderr)
+    return kept
+
+
+def key(asked: Question) -> str:
+    """Names the recordings of a question."""
+    return f"{asked.name} of {asked.base}"
+
+
+def answers(
+    questions: Sequence[Question], kept: Mapping[str, list[Recording]], *, processes: int
+) -> list[dict[str, Any]]:
+    """The rows of all questions."""
+    link_s = {setup_speed(one.real): None for one in questions if one.real.rtt_s or one.real.bytes_per_s}
+    measured_rtt_s = {speed: round_trip_s(latency_s=speed[0], bytes_per_s=speed[1]) for speed in link_s}
+
+    def asked_of(one: Question) -> dict[str, Any]:
+        speed = setup_speed(one.real)
+        return {**one.asked, "rtt_s": measured_rtt_s[speed]} if speed in measured_rtt_s else dict(one.asked)
+
+    with ProcessPoolExecutor(processes) as pool:
+        jobs: dict[str, list[Any]] = {}
+        for base in dict.fromkeys(one.base for one in questions):
+            asked = [{}, *(asked_of(one) for one in questions if one.base == base)]
+            jobs[base] = [pool.submit(predicted, one, asked) for one in kept[base]]
+        found = {base: [job.result() for job in waiting] for base, waiting in jobs.items()}
+        real = {name: list(pool.map(measured, recordings)) for name, recordings in kept.items()}
+    rows = []
+    for one in questions:
+        place = 1 + [other.name for other in questions if other.base == one.base].index(one.name)
+        of_base = found[one.base]
+        rows.append(
+            row(one, real[one.base], [a[0] for a in of_base], [a[place] for a in of_base], real[key(one)])
+        )
+    return rows
+
+
+def setup_speed(setup: Setup) -> tuple[float, float]:
+    """Latency and bandwidth of its links."""
+    return setup.rtt_s / 2, setup.bytes_per_s
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--set", choices=sorted(SETS), default="readme")
     parser.add_argument("--only", action="append", help="questions whose names contain this")
+    parser.add_argument("--recordings", type=int, default=RECORDINGS, help="of each setting")
+    parser.add_argument("--keep", type=Path, help="leave the recordings in this new folder")
+    parser.add_argument("--from", dest="source", type=Path, help="use recordings that --keep has left")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--markdown", action="store_true", help="print the table of the documentation")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="for the predictions")
     options = parser.parse_args()
-    rows = []
-    for question in QUESTIONS:
-        if not options.only or any(part in question.name for part in options.only):
-            with tempfile.TemporaryDirectory() as folder:
-                rows.append(row(question, ask(question, Path(folder))))
-            print(f"{len(rows)}: {json.dumps(rows[-1])}", file=sys.stderr)
-    if options.json:
-        print(json.dumps({"cores": os.cpu_count(), "rows": rows}))
+    questions = [
+        one for one in SETS[options.set] if not options.only or any(part in one.name for part in options.only)
+    ]
+    with tempfile.TemporaryDirectory() as scratch:
+        if options.source is not None:
+            kept = remembered(options.source)
+        else:
+            folder = Path(scratch) if options.keep is None else options.keep
+            folder.mkdir(parents=True, exist_ok=True)
+            kept = record_all(questions, folder, count=options.recordings)
+        rows = answers(questions, kept, processes=options.processes)
+    if options.json is not None:
+        others = statistics.median(one.others_cores for found in kept.values() for one in found)
+        document = {"cores": os.cpu_count(), "othersCores": others, "rows": rows}
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    if options.markdown:
+        print(markdown(rows), end="")
     else:
-        Console(width=None if sys.stdout.isatty() else 160).print(table(rows))
+        Console(width=None if sys.stdout.isatty() else 190).print(table(rows))
 
 
 if __name__ == "__main__":

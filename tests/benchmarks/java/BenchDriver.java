@@ -126,7 +126,7 @@ public final class BenchDriver {
                 return offered(target.store, request.getIntValue("bodyBytes"), request.getIntValue("rate"),
                     request.getDoubleValue("seconds"));
             case "close":
-                return close(name, target);
+                return close(name, target, request.getBooleanValue("remove"));
             default:
                 throw new IllegalArgumentException("unknown command " + command);
         }
@@ -187,13 +187,20 @@ public final class BenchDriver {
         }
     }
 
-    private Map<String, Object> close(String name, Opened target) {
+    /**
+     * A store that was shut down keeps its files open and mapped until the process ends, so that deleting them frees
+     * no memory; one that is to be removed deletes its files itself, and unmaps them.
+     */
+    private Map<String, Object> close(String name, Opened target, boolean remove) {
         opened.remove(name);
         long began = System.nanoTime();
         if (target.broker != null) {
             target.broker.shutdown();
         } else {
             target.store.shutdown();
+            if (remove) {
+                target.store.destroy();
+            }
         }
         return Map.of("seconds", (System.nanoTime() - began) / 1e9);
     }

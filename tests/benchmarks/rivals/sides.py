@@ -69,9 +69,9 @@ class Master:
         """Carry out a command on this store."""
         return self.driver.call(command, store=self.store, **fields)
 
-    def close(self) -> None:
-        """A clean stop; the driver stays."""
-        self.driver.call("close", store=self.store, within_s=CLOSE_WITHIN_S)
+    def close(self, *, remove: bool = False) -> None:
+        """A clean stop, after which the store may be removed; the driver stays."""
+        self.driver.call("close", store=self.store, within_s=CLOSE_WITHIN_S, remove=remove)
 
 
 @frozen
@@ -274,7 +274,10 @@ class JavaSide(Side):
 
     @contextmanager
     def slaves(self, folder: Path, *, ha_port: int, number: int, file_bytes: int) -> Iterator[list[int]]:
-        """Stores in one JVM, the same every time, so that its code is compiled when it counts."""
+        """Stores in one JVM, the same every time, so that its code is compiled when it counts.
+
+        Their files are removed when they close, with the memory of their maps.
+        """
         if self._slave_driver is None:
             self._slave_driver = self._driver("slaves")
         driver = self._slave_driver
@@ -290,7 +293,7 @@ class JavaSide(Side):
                 driver.call("open", store=name, config=config, haMasterAddress=f"127.0.0.1:{ha_port}")
             yield [driver.pid]
         finally:
-            for closing in [driver.submit("close", store=name) for name in names]:
+            for closing in [driver.submit("close", store=name, remove=True) for name in names]:
                 closing.result(CLOSE_WITHIN_S)
             driver.pause()
 

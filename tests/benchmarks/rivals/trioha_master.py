@@ -6,6 +6,7 @@ this process. Each line on stdin is a command, each gets one answer on stdout, a
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -333,6 +334,8 @@ async def serve(opening: dict[str, Any]) -> None:
 
 async def main() -> None:
     """Serve one store after the other."""
+    # As `trioha node` does: collections do not visit what was imported.
+    gc.freeze()
     configure_logs(as_json=False)
     while (command := await next_command()) is not None:
         await serve(command)

@@ -26,6 +26,7 @@ from tests.benchmarks.rivals.machine import (
     await_calm,
     await_requests,
     memory_watched,
+    use_memory,
 )
 from tests.benchmarks.rivals.sides import (
     RAW_SENDER,
@@ -42,6 +43,8 @@ FILE_BYTES = 1 << 30
 FAN_OUT_FILE_BYTES = 256 << 20
 CATCH_UP_WITHIN_MS = 120_000
 ALONE_WITHIN_MS = 60_000
+MEMORY_FOR_LOG = 1.25
+"""Memory for each byte of a slave's log: for the log itself, queues and index."""
 WRITERS = (1, 16, 256)
 SLAVES = 8
 QUEUED_RECORD_BYTES = 1300
@@ -185,12 +188,13 @@ def catch_up_once(
     *,
     number: int,
     file_bytes: int,
+    log_bytes: int,
     prepare: Callable[[Path], None] = lambda slave_root: None,
 ) -> CaughtUp:
     """`number` slaves take a master's log; `prepare` may put something into each slave's folder before.
 
     The master stands still until every slave has connected and asked for its log, so that no start of a
-    process is measured.
+    process is measured. All slaves get memory in the same condition for its `log_bytes` (`use_memory`).
     """
     driver = master.driver
     driver.resume()
@@ -204,6 +208,7 @@ def catch_up_once(
         with slave_side.slaves(folder, ha_port=master.ha_port, number=number, file_bytes=file_bytes) as pids:
             await_requests(master.ha_port, number)
             await_calm(bench.idle_timeout_s)
+            use_memory(bench.folder, round(MEMORY_FOR_LOG * number * log_bytes))
             cpu = CpuMeter(master=[driver.pid], slave=pids)
             with memory_watched([driver.pid, *pids]) as memory, LoadMeter() as meter, cpu:
                 meter.count([driver.pid, *pids])
@@ -251,7 +256,14 @@ def catch_up(bench: Bench) -> None:
     for counts in rounds_with_warm_up(sizes):
         for name, slave_side in turns.order(pairs):
             bench.on_step(f"catch-up: {name} to {slave_side.name}")
-            found = catch_up_once(bench, masters[name], slave_side, number=1, file_bytes=FILE_BYTES)
+            found = catch_up_once(
+                bench,
+                masters[name],
+                slave_side,
+                number=1,
+                file_bytes=FILE_BYTES,
+                log_bytes=sizes.catch_up_bytes,
+            )
             if not counts:
                 continue
             bench.note(
@@ -282,7 +294,12 @@ def fan_out(bench: Bench) -> None:
         for side in turns.order(bench.sides()):
             bench.on_step(f"{SLAVES} slaves: {side.name}")
             found = catch_up_once(
-                bench, masters[side.name], side, number=SLAVES, file_bytes=FAN_OUT_FILE_BYTES
+                bench,
+                masters[side.name],
+                side,
+                number=SLAVES,
+                file_bytes=FAN_OUT_FILE_BYTES,
+                log_bytes=bench.sizes.fan_out_bytes,
             )
             if counts:
                 bench.note(
@@ -441,17 +458,18 @@ def build_queues(bench: Bench, key: str, *, records: int, queues: int) -> None:
         root = roots[side.name] = bench.new_folder("queues") / "store"
         shutil.copytree(origin, root / "commitlog")
         masters[side.name] = side.open_master(root, file_bytes=LOG_FILE_BYTES)
-        masters[side.name].close()
+        masters[side.name].close(remove=True)
     turns = Turns()
     for counts in rounds_with_warm_up(evolve(bench.sizes, warm_up_rounds=bench.sizes.warm_up_rounds - 1)):
         for side in turns.order(bench.sides()):
             bench.on_step(f"{queues} queues: {side.name}")
-            for folder in ("consumequeue", "index"):
-                shutil.rmtree(roots[side.name] / folder)
+            # A closed store of RocketMQ keeps its files open, one for each queue, unless it removes them.
+            remove(roots[side.name])
+            shutil.copytree(origin, roots[side.name] / "commitlog")
             await_calm(bench.idle_timeout_s)
             with CpuMeter(broker=[masters[side.name].driver.pid]) as cpu:
                 opened = masters[side.name].reopen()
-            masters[side.name].close()
+            masters[side.name].close(remove=True)
             if opened["queued"] != records:
                 raise RuntimeError(f"{side.name} has {opened['queued']} of {records} messages in its queues")
             if counts:
