@@ -56,13 +56,14 @@ class BrokerProcessor:
 
     def _ha_status(self, request: RemotingCommand, peer: Peer) -> RemotingCommand:
         updates = StatusSubscription.of(request.ext_fields)
-        if updates is not None:
+        body = self._info.ha_status_body()
+        if updates is not None:  # A request that fails subscribes nobody.
             self._updates.subscribe(peer.connection, updates)
         return response_to(
             request,
             ResponseCode.SUCCESS,
             ext_fields=None if updates is None else updates.to_fields(),
-            body=self._info.ha_status_body(),
+            body=body,
         )
 
     async def _runtime_info(self, request: RemotingCommand) -> RemotingCommand:
