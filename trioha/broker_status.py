@@ -193,6 +193,84 @@ class ArchiveStatus:
 
 
 @frozen(kw_only=True)
+class ControllerLinkStatus:
+    """A broker's connection to one controller."""
+
+    address: str = ""
+    """`host:port`."""
+    is_connected: bool = False
+    is_leader: bool = False
+    reason: str = ""
+    """Why there is no connection, or why this one does not lead; empty if it leads."""
+
+
+@frozen(kw_only=True)
+class MemberStatus:
+    """A replica of a group in controller mode, as its master sees it."""
+
+    broker_id: int = 0
+    in_set: bool = False
+    """Whether it is in the sync-state set that the controllers have, as far as the master knows."""
+    is_required: bool = False
+    """Whether it may be in their set: in the known one, or in a proposal that is not decided."""
+    is_connected: bool = False
+    """Whether it has an HA connection; true of the master itself."""
+    ack_offset: int | None = None
+    """It holds everything before it; None without a report on its connection. On the master itself, the log's
+    end."""
+
+
+@frozen(kw_only=True)
+class ControlStatus:
+    """A broker of controller mode: its role, its group, its controllers (spec ha 5.5, 5.8)."""
+
+    role: str = "none"
+    """`master`, `slave`, or `none` before the first role since the start and while the role is past."""
+    step: str = ""
+    """What it asks the controllers for next (`trioha.controller.agent.AgentState`)."""
+    broker_id: int | None = None
+    """The id that the controllers gave it: on a master, too, whose `BrokerStatus.broker_id` is 0."""
+    master_epoch: int | None = None
+    """Of the master that the controllers named last."""
+    master_id: int | None = None
+    master_address: str | None = None
+    """`host:port` of that master for clients."""
+    log_epoch: int | None = None
+    """Last epoch of the log; None before the first."""
+    sync_state_set: tuple[int, ...] = ()
+    """Broker ids, in order: the set that is known last."""
+    sync_state_set_epoch: int | None = None
+    """Grows with each change of the set."""
+    in_sync_min: int | None = None
+    """minInSyncReplicas: with a smaller set a master refuses messages."""
+    members: tuple[MemberStatus, ...] = ()
+    """On a master: itself, the replicas of its set and those that are connected, by id."""
+    confirm_offset: int | None = None
+    """Everything before it is held by the whole sync-state set; on a slave, as its master said last."""
+    leader: str | None = None
+    """`host:port` of the leading controller; None while none is known."""
+    leader_heard_ms: int | None = None
+    """How long ago a leading controller last answered, in milliseconds; None for never."""
+    controllers: tuple[ControllerLinkStatus, ...] = ()
+    """In the order of controllerAddr."""
+    refusal: str = ""
+    """Why the controllers refused the last step; empty if they did not."""
+    role_changes: int = 0
+    """Roles that the controllers gave since the start, the first one and each new epoch included."""
+    role_changed_ms: int | None = None
+    """Wall clock in ms since 1970 of the last of them."""
+
+    @property
+    def is_set_short(self) -> bool:
+        """Whether it is a master whose set is smaller than minInSyncReplicas."""
+        return (
+            self.role == "master"
+            and self.in_sync_min is not None
+            and len(self.sync_state_set) < self.in_sync_min
+        )
+
+
+@frozen(kw_only=True)
 class BrokerStatus:
     """A broker at one moment."""
 
@@ -250,6 +328,9 @@ class BrokerStatus:
     """On a slave: its copy of the master's metadata; only trioha reports it."""
     archive: ArchiveStatus | None = None
     """Of a node with trioha.archiveUrl; only trioha reports it."""
+    control: ControlStatus | None = None
+    """Of a broker with enableControllerMode. trioha reports it; that of a RocketMQ broker is made of other
+    answers, as far as they go (`trioha.controller.group_status`)."""
     warnings: tuple[str, ...] = ()
     """What the broker warns of in its own configuration; only trioha reports it."""
 

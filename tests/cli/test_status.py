@@ -17,6 +17,9 @@ from trioha.broker_status import (
     ArchiveStatus,
     BrokerStatus,
     ConnectionStatus,
+    ControllerLinkStatus,
+    ControlStatus,
+    MemberStatus,
     MetadataStatus,
     SlaveStatus,
     TableCopyStatus,
@@ -265,6 +268,177 @@ def test_archives_are_a_table_with_a_line_for_each_problem(capsys: pytest.Captur
         f"{slave}: archive waiting: 503 [Slow Down]",
         f"{slave}: 2 log files were deleted before they were archived",
     ]
+
+
+CONTROLLER = "10.0.0.9:9878"
+MASTERS_CONTROL = ControlStatus(
+    role="master",
+    step="following",
+    broker_id=2,
+    master_epoch=5,
+    master_id=2,
+    master_address="10.0.0.2:10911",
+    log_epoch=5,
+    sync_state_set=(1, 2),
+    sync_state_set_epoch=9,
+    in_sync_min=3,
+    members=(
+        MemberStatus(broker_id=1, in_set=True, is_required=True, is_connected=True, ack_offset=123_000),
+        MemberStatus(broker_id=2, in_set=True, is_required=True, is_connected=True, ack_offset=123_456),
+        MemberStatus(broker_id=3, is_required=True, is_connected=True),
+        MemberStatus(broker_id=4, is_connected=False),
+    ),
+    confirm_offset=123_000,
+    leader=CONTROLLER,
+    leader_heard_ms=2_500,
+    controllers=(ControllerLinkStatus(address=CONTROLLER, is_connected=True, is_leader=True),),
+    role_changes=3,
+)
+
+
+def test_controller_mode_is_two_tables_and_a_line_for_each_problem(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    alone = ControlStatus(
+        role="none",
+        step="registering",
+        controllers=(
+            ControllerLinkStatus(address=CONTROLLER, reason="cannot connect: [refused]"),
+            ControllerLinkStatus(address="10.0.0.8:9878", is_connected=True, reason="none leads"),
+        ),
+        refusal="CONTROLLER_FENCED_MASTER_EPOCH: their state is older",
+    )
+    sound = evolve(MASTER, control=MASTERS_CONTROL, dispatch_fault="")
+    with brokers(node(sound), node(evolve(SLAVE, control=alone))) as (
+        master,
+        slave,
+    ):
+        assert main(["status", master, slave]) == 0
+    out = capsys.readouterr().out
+    rows = rows_of(out)
+    assert [master, "2", "master", "5", "2 at 10.0.0.2:10911", "{1, 2} epoch 9", "123,000", CONTROLLER,
+            "2.5", "3", "-"] in rows  # fmt: skip
+    assert [slave, "-", "none", "-", "-", "-", "-", "NONE", "-", "0", "-"] in rows
+    assert [row for row in rows if row[0] == master and len(row) == 6][-4:] == [
+        [master, "1", "yes", "yes", "123,000", "456"],
+        [master, "2", "yes", "yes", "123,456", "0"],
+        [master, "3", "proposed", "yes", "-", "-"],
+        [master, "4", "NO", "NO", "-", "-"],
+    ]
+    assert [line for line in out.splitlines() if line.startswith((f"{master}: ", f"{slave}: "))] == [
+        f"{master}: 2 in the sync-state set, minInSyncReplicas is 3: messages are refused",
+        f"{slave}: no controller leads: {CONTROLLER}: cannot connect: [refused]; 10.0.0.8:9878: none leads",
+        f"{slave}: refused by the controllers: CONTROLLER_FENCED_MASTER_EPOCH: their state is older",
+    ]
+
+
+def rocketmq_answers(controllers: str, *, is_master: bool) -> dict[int, RemotingCommand]:
+    """Answers of a RocketMQ broker in controller mode; `controllers` is its controllerAddr."""
+    status = BrokerStatus(max_offset=700, in_sync_slaves=1)
+    if not is_master:
+        status = BrokerStatus(max_offset=600, client=SlaveStatus(max_offset=600))
+    config = {
+        "brokerClusterName": "c",
+        "brokerName": "broker-a",
+        "brokerId": 0 if is_master else 2,
+        "brokerRole": "SYNC_MASTER" if is_master else "SLAVE",
+        "enableControllerMode": "true",
+        "controllerAddr": controllers,
+        "minInSyncReplicas": 1,
+    }
+    bodies = {
+        RequestCode.GET_BROKER_HA_STATUS: encode_ha_status(status),
+        RequestCode.GET_BROKER_RUNTIME_INFO: b'{"table":{"commitLogMaxOffset":"700"}}',
+        RequestCode.GET_BROKER_CONFIG: "".join(f"{key}={value}\n" for key, value in config.items()).encode(),
+        RequestCode.GET_BROKER_EPOCH_CACHE: protocol.EpochCache(
+            "c",
+            "broker-a",
+            0,
+            700,
+            (protocol.CachedEpoch(3, 0, 500), protocol.CachedEpoch(4, 500, 2**63 - 1)),
+        ).to_body(),
+    }
+    return {code: response_to(request(code), 0, body=body) for code, body in bodies.items()}
+
+
+def controller_answers(*, leads: bool, leader: str = "") -> dict[int, RemotingCommand]:
+    """Answers of a controller of one group of two, whose second broker is not in the set."""
+    metadata = protocol.ControllerMetadata(is_leader=leads, leader_address=leader or None)
+    code, groups = RequestCode.CONTROLLER_GET_METADATA_INFO, RequestCode.CONTROLLER_GET_SYNC_STATE_DATA
+    first = protocol.Replica("broker-a", 1, "10.0.0.1:10911", is_alive=True)
+    second = protocol.Replica("broker-a", 2, "10.0.0.2:10911", is_alive=False)
+    info = protocol.ReplicaSetInfo((first,), (second,), 1, "10.0.0.1:10911", 4, 7)
+    body = protocol.set_data_body({"broker-a": info})
+    return {
+        code: response_to(request(code), 0, ext_fields=metadata.to_fields()),
+        groups: response_to(request(groups), 0, body=body),
+    }
+
+
+def test_controller_mode_of_rocketmqs_brokers_comes_from_them_and_their_controllers(
+    capsys: pytest.CaptureFixture[str], dead_address: str
+) -> None:
+    with (
+        brokers(controller_answers(leads=True)) as (leader,),
+        brokers(controller_answers(leads=False, leader=leader)) as (follower,),
+    ):
+        addresses = f"{dead_address};{follower}"
+        both = [rocketmq_answers(addresses, is_master=is_master) for is_master in (True, False)]
+        with brokers(*both) as (master, slave):
+            assert main(["status", master, slave, "--json"]) == 0
+    shown = [broker["control"] for broker in json.loads(capsys.readouterr().out)["brokers"]]
+    for control in shown:
+        assert control.pop("leaderHeardMs") >= 0
+    same = {
+        "confirmOffset": None,
+        "controllers": [
+            {
+                "address": dead_address,
+                "isConnected": False,
+                "isLeader": False,
+                "reason": "cannot connect: Connection refused",
+            },
+            {
+                "address": follower,
+                "isConnected": True,
+                "isLeader": False,
+                "reason": f"the leader is {leader}",
+            },
+            {"address": leader, "isConnected": True, "isLeader": True, "reason": ""},
+        ],
+        "inSyncMin": 1,
+        "leader": leader,
+        "logEpoch": 4,
+        "masterAddress": "10.0.0.1:10911",
+        "masterEpoch": 4,
+        "masterId": 1,
+        "members": [
+            {"ackOffset": None, "brokerId": 1, "inSet": True, "isConnected": True, "isRequired": True},
+            {"ackOffset": None, "brokerId": 2, "inSet": False, "isConnected": False, "isRequired": False},
+        ],
+        "refusal": "",
+        "roleChangedMs": None,
+        "roleChanges": 0,
+        "step": "",
+        "syncStateSet": [1],
+        "syncStateSetEpoch": 7,
+    }
+    assert shown == [
+        {**same, "role": "master", "brokerId": 1},
+        {**same, "role": "slave", "brokerId": 2},
+    ]
+
+
+def test_a_broker_in_controller_mode_is_shown_when_no_controller_answers(
+    capsys: pytest.CaptureFixture[str], dead_address: str
+) -> None:
+    with brokers(rocketmq_answers(dead_address, is_master=True)) as (master,):
+        assert main(["status", master]) == 0
+    out = capsys.readouterr().out
+    row = next(row for row in rows_of(out) if "NONE" in row)
+    assert row[:6] == [master, "-", "master", "-", "-", "-"]
+    line = f"{master}: no controller leads: {dead_address}: cannot connect: Connection refused"
+    assert line in out.splitlines()
 
 
 def test_an_unreachable_broker_is_one_line_and_the_others_are_shown(

@@ -228,6 +228,55 @@ async def test_leader_that_hangs_is_replaced(tmp_path: Path, autojump_clock: Moc
         assert running.agent.leader == "c1:1"
 
 
+async def test_status_says_when_a_leading_controller_last_answered(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with bench(tmp_path, leader=None) as running:
+        await trio.sleep(20)
+        assert running.agent.status().leader_heard_s is None
+        running.controllers.leader = "c0:1"
+        await trio.sleep(2)
+        first_s = running.agent.status().leader_heard_s
+        assert first_s is not None
+        # It is asked for the role each 5 s.
+        await trio.sleep(5)
+        heard_s = running.agent.status().leader_heard_s
+        assert heard_s is not None
+        assert trio.current_time() - heard_s <= 5 < heard_s - first_s + 1
+        running.controllers.hanging.update(ADDRESSES)
+        await trio.sleep(60)
+        assert running.agent.leader is None
+        # Those that do not lead were heard meanwhile: that does not count.
+        heard_s = running.agent.status().leader_heard_s
+        assert heard_s is not None
+        assert trio.current_time() - heard_s >= 55
+
+
+async def test_status_counts_the_roles_and_has_the_time_of_the_last(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with bench(tmp_path) as running:
+        await trio.sleep(0.5)
+        first = running.agent.status()
+        assert first.roles == 1
+        assert first.role_since_ms is not None
+        assert first.role_since_ms <= 500
+        enter_other(running.controllers)
+        running.controllers.group.elect(9)
+        await trio.sleep(6)
+        second = running.agent.status()
+        assert second.roles == 2
+        assert second.role_since_ms is not None
+        assert 500 < second.role_since_ms <= 6_500
+        # Another set is no other role.
+        running.controllers.group.members = frozenset((1, 9))
+        running.controllers.group.set_epoch += 1
+        await trio.sleep(6)
+        assert running.agent.role is not None
+        assert running.agent.role.sync_state_set == {1, 9}
+        assert running.agent.status().roles == 2
+
+
 async def test_answer_not_leader_makes_the_agent_search(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with bench(tmp_path) as running:
         await trio.sleep(0.5)

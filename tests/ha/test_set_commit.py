@@ -10,6 +10,7 @@ from tests.ha.autoswitch.master_support import OWN, begin_life, connected
 from tests.ha.support import settled
 from tests.store.support import message, open_log
 from trioha.ha.autoswitch.master import FIRST_TICK_S
+from trioha.ha.meter import LagClock
 from trioha.recording.events import Kind
 from trioha.store.put_status import PutStatus
 
@@ -23,6 +24,28 @@ def log(tmp_path):
     log.append(message())
     yield log
     log.close()
+
+
+async def test_members_are_the_master_its_set_and_all_that_are_connected(log, autojump_clock):
+    life = begin_life(log, members=(OWN, 2, 3))
+    end = log.max_offset
+    for connection_id, broker_id, ack_offset in ((7, 2, end), (8, 4, end - 1)):
+        life.replicas.connected(connection_id, broker_id=broker_id, is_learner=broker_id == 4)
+        life.replicas.acknowledge(
+            connection_id, replica=str(broker_id), ack_offset=ack_offset, lag_clock=LagClock()
+        )
+    found = {one.broker_id: one for one in life.replicas.members(end)}
+    assert sorted(found) == [OWN, 2, 3, 4]
+    facts = {
+        broker_id: (one.in_set, one.is_required, one.is_connected, one.ack_offset)
+        for broker_id, one in found.items()
+    }
+    assert facts == {
+        OWN: (True, True, True, end),
+        2: (True, True, True, end),
+        3: (True, True, False, None),
+        4: (False, False, True, end - 1),
+    }
 
 
 @define

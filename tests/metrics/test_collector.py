@@ -56,6 +56,25 @@ async def test_every_value_is_where_its_name_says():
         ("trioha_archive_object_bytes_total",): 512,
         ("trioha_archive_failures_total",): 3,
         ("trioha_log_files_deleted_unarchived_total",): 1,
+        ("trioha_control_role", "role", "master"): 1,
+        ("trioha_control_role", "role", "slave"): 0,
+        ("trioha_control_broker_id",): 2,
+        ("trioha_control_master_id",): 2,
+        ("trioha_control_master_epoch",): 5,
+        ("trioha_control_log_epoch",): 5,
+        ("trioha_control_sync_state_set_size",): 2,
+        ("trioha_control_sync_state_set_epoch",): 9,
+        ("trioha_control_sync_state_set_min",): 1,
+        ("trioha_control_confirm_offset_bytes",): 800,
+        ("trioha_control_roles_total",): 3,
+        ("trioha_control_role_timestamp_seconds",): 1_700_000_000.5,
+        ("trioha_control_leader_known",): 1,
+        ("trioha_control_leader_silence_seconds",): 2.5,
+        ("trioha_control_refused",): 1,
+        ("trioha_control_controller_connected", "controller", "10.0.0.2:9878"): 0,
+        ("trioha_control_member_in_set", "broker_id", "1"): 0,
+        ("trioha_control_member_in_set", "broker_id", "3"): 1,
+        ("trioha_control_member_ack_offset_bytes", "broker_id", "3"): 800,
         ("trioha_master_connections_ended_total", "reason", "CONNECT_FAILED"): 8,
         ("trioha_master_mismatch",): 1,
         ("trioha_client_connections_ended_total", "reason", "idle"): 3,
@@ -81,6 +100,18 @@ async def test_a_table_that_was_never_copied_is_as_old_as_the_node(monkeypatch):
     now_s += 7.25
     (ages,) = (one for one in collector.collect() if one.name == "trioha_metadata_sync_age_seconds")
     assert {one.labels["table"]: one.value for one in ages.samples} == {"topics": 4.5, "groups": 7.25}
+
+
+async def test_a_leader_that_never_answered_is_silent_since_the_role_began(monkeypatch):
+    now_s = 50.0
+    monkeypatch.setattr("trioha.metrics.collector.time.monotonic", lambda: now_s)
+    lost = evolve(STATUS.control, leader=None, leader_heard_ms=None, role="none", role_changed_ms=None)
+    collector = NodeCollector(make_sources(status=evolve(STATUS, control=lost)))
+    now_s += 7.25
+    found = {one.name: [sample.value for sample in one.samples] for one in collector.collect()}
+    assert found["trioha_control_leader_silence_seconds"] == [7.25]
+    assert found["trioha_control_leader_known"] == [0]
+    assert found["trioha_control_role_timestamp_seconds"] == []
 
 
 async def test_names_kinds_and_labels_are_those_of_the_documentation():
@@ -133,7 +164,7 @@ async def test_a_node_without_anything_has_the_same_families_and_zeros_for_what_
         *(
             name
             for name in (one.name for one in full)
-            if name.startswith(("trioha_master_", "trioha_slave_", "trioha_archive_"))
+            if name.startswith(("trioha_master_", "trioha_slave_", "trioha_archive_", "trioha_control_"))
         ),
     } - {"trioha_slave_connections_ended", "trioha_slave_connections_max"}
 

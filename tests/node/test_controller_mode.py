@@ -17,10 +17,14 @@ from attrs import evolve
 
 from tests.controller.scripted import Group, ScriptedControllers
 from tests.interop.controller import ask, broker_settings, eventually
-from tests.interop.node import TriohaNode
+from tests.interop.node import TriohaNode, run_trioha
+from tests.metrics.pages import uses
+from tests.metrics.scraping import parsed, scrape, values_of
 from tests.ports import free_port
+from trioha.broker_status import ControlStatus
 from trioha.controller import protocol
 from trioha.controller.protocol import EpochCache, to_request
+from trioha.errors import TriohaError
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import RemotingCommand
 from trioha.remoting.server import Peer, RemotingServer
@@ -200,6 +204,81 @@ def test_a_killed_master_is_replaced_and_comes_back_as_a_slave(
     for member in (first, second):
         member.node.stop()
     assert first.log_bytes() == second.log_bytes()
+
+
+def test_status_shows_roles_epochs_sets_and_the_leading_controller(
+    controller: Controller, join: Callable[..., Member]
+) -> None:
+    settings = {"allAckInSyncStateSet": True, "minInSyncReplicas": 2, "inSyncReplicas": 2}
+    first = join("first", **settings, **{"trioha.metricsPort": 0})
+    eventually("a master", lambda: True if controller.group.master_id == 1 else None, logs=first.node.log)
+
+    def control_of(member: Member, role: str, epoch: int) -> ControlStatus:
+        def found() -> ControlStatus | None:
+            try:
+                control = member.node.status().control
+            except TriohaError:
+                # Its connection ended while the node changed its role.
+                return None
+            assert control is not None
+            return control if (control.role, control.master_epoch) == (role, epoch) else None
+
+        return eventually(f"{role} of epoch {epoch}", found, logs=member.node.log)
+
+    alone = control_of(first, "master", 1)
+    assert (alone.sync_state_set, alone.in_sync_min, alone.is_set_short) == ((1,), 2, True)
+    second = join("second", **settings)
+    controller.wait_for_set(BOTH)
+    first.stored(20)
+    end = first.epochs().max_offset
+    second.node.wait(max_offset=end)
+
+    def settled(member: Member, role: str, epoch: int) -> ControlStatus:
+        """Of a member that has all, when it knows the set and the confirm offset."""
+
+        def found() -> ControlStatus | None:
+            control = control_of(member, role, epoch)
+            return control if (control.confirm_offset, control.sync_state_set) == (end, (1, 2)) else None
+
+        return eventually("confirm offset and set", found, logs=member.node.log)
+
+    master = settled(first, "master", 1)
+    slave = settled(second, "slave", 1)
+    for control, broker_id in ((master, 1), (slave, 2)):
+        assert control.broker_id == broker_id
+        assert (control.step, control.refusal) == ("following", "")
+        assert (control.master_id, control.master_address) == (1, first.address)
+        assert (control.log_epoch, control.role_changes) == (1, 1)
+        assert (control.sync_state_set, control.is_set_short) == ((1, 2), False)
+        assert control.leader == controller.address
+        assert control.leader_heard_ms is not None
+        assert control.leader_heard_ms < 60_000
+        assert [(one.is_connected, one.is_leader) for one in control.controllers] == [(True, True)]
+        assert control.role_changed_ms is not None
+    assert master.sync_state_set_epoch == controller.group.set_epoch
+    assert [(one.broker_id, one.in_set, one.ack_offset) for one in master.members] == [
+        (1, True, end),
+        (2, True, end),
+    ]
+    assert slave.members == ()
+    values = values_of(parsed(scrape(first.node.metrics_address)[2]))
+    served = {name for name, _ in values}
+    named = {selector.name for use in uses() for selector in use.expression.selectors}
+    assert {name for name in named if name.startswith("trioha_control_")} <= served
+    assert values["trioha_control_role", frozenset({("role", "master")})] == 1
+    assert values["trioha_control_member_ack_offset_bytes", frozenset({("broker_id", "2")})] == end
+    assert values["trioha_slaves_needed", frozenset()] == 0
+    controller.elect(2)
+    controller.notify(1)
+    assert control_of(second, "master", 2).role_changes == 2
+    after = control_of(first, "slave", 2)
+    assert (after.broker_id, after.master_id, after.master_address) == (1, 2, second.address)
+    assert after.role_changed_ms is not None
+    assert master.role_changed_ms is not None
+    assert after.role_changed_ms > master.role_changed_ms
+    shown = run_trioha("status", first.address, second.address)
+    assert shown.exit_code == 0
+    assert "Controller mode" in shown.stdout
 
 
 def test_what_only_a_dead_master_had_is_cut_when_it_comes_back(

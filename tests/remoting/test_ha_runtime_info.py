@@ -16,6 +16,9 @@ from trioha.broker_status import (
     BrokerSettings,
     BrokerStatus,
     ConnectionStatus,
+    ControllerLinkStatus,
+    ControlStatus,
+    MemberStatus,
     MetadataStatus,
     SlaveStatus,
     TableCopyStatus,
@@ -93,6 +96,46 @@ ARCHIVES = st.builds(
     failures=OFFSETS,
     files_deleted_unarchived=OFFSETS,
 )
+CONTROLS = st.builds(
+    ControlStatus,
+    role=TEXT,
+    step=TEXT,
+    broker_id=st.none() | OFFSETS,
+    master_epoch=st.none() | OFFSETS,
+    master_id=st.none() | OFFSETS,
+    master_address=st.none() | TEXT,
+    log_epoch=st.none() | OFFSETS,
+    sync_state_set=st.lists(OFFSETS, max_size=3).map(tuple),
+    sync_state_set_epoch=st.none() | OFFSETS,
+    in_sync_min=st.none() | OFFSETS,
+    members=st.lists(
+        st.builds(
+            MemberStatus,
+            broker_id=OFFSETS,
+            in_set=st.booleans(),
+            is_required=st.booleans(),
+            is_connected=st.booleans(),
+            ack_offset=st.none() | OFFSETS,
+        ),
+        max_size=3,
+    ).map(tuple),
+    confirm_offset=st.none() | OFFSETS,
+    leader=st.none() | TEXT,
+    leader_heard_ms=st.none() | OFFSETS,
+    controllers=st.lists(
+        st.builds(
+            ControllerLinkStatus,
+            address=TEXT,
+            is_connected=st.booleans(),
+            is_leader=st.booleans(),
+            reason=st.text(max_size=10),
+        ),
+        max_size=3,
+    ).map(tuple),
+    refusal=st.text(max_size=10),
+    role_changes=OFFSETS,
+    role_changed_ms=st.none() | OFFSETS,
+)
 NODES = st.builds(
     BrokerStatus,
     version=TEXT,
@@ -117,6 +160,7 @@ NODES = st.builds(
     acl_refusals=st.none() | OFFSETS,
     metadata=st.none() | METADATA,
     archive=st.none() | ARCHIVES,
+    control=st.none() | CONTROLS,
     warnings=st.lists(TEXT, max_size=2).map(tuple),
 )
 
@@ -145,6 +189,57 @@ def test_the_status_of_a_master_is_read_as_it_was_written(status: BrokerStatus) 
 def test_the_status_of_a_slave_is_read_as_it_was_written(status: BrokerStatus, client: SlaveStatus) -> None:
     slave = evolve(status, client=client, max_offset=client.max_offset, in_sync_slaves=None)
     assert decode_ha_status(encode_ha_status(slave)) == slave
+
+
+def test_controller_mode_is_one_key_that_other_nodes_do_not_have() -> None:
+    plain = BrokerStatus(version="1.0", role="SYNC_MASTER", flushed_offset=0, in_sync_slaves=0)
+    control = ControlStatus(
+        role="master",
+        step="following",
+        broker_id=2,
+        master_epoch=5,
+        master_id=2,
+        master_address="10.0.0.6:10911",
+        log_epoch=5,
+        sync_state_set=(1, 2),
+        sync_state_set_epoch=9,
+        in_sync_min=2,
+        members=(
+            MemberStatus(broker_id=2, in_set=True, is_required=True, is_connected=True, ack_offset=639),
+            MemberStatus(broker_id=3, is_required=True),
+        ),
+        confirm_offset=600,
+        leader="10.0.0.1:9878",
+        leader_heard_ms=12,
+        controllers=(ControllerLinkStatus(address="10.0.0.1:9878", is_connected=True, is_leader=True),),
+        role_changes=3,
+        role_changed_ms=1_700_000_000_000,
+    )
+    before = json.loads(encode_ha_status(plain))
+    after = json.loads(encode_ha_status(evolve(plain, control=control)))
+    assert after["trioha"].pop("control") == {
+        "brokerId": 2,
+        "confirmOffset": 600,
+        "controllers": [{"address": "10.0.0.1:9878", "connected": True, "leader": True}],
+        "leader": "10.0.0.1:9878",
+        "leaderHeardMillis": 12,
+        "logEpoch": 5,
+        "masterAddress": "10.0.0.6:10911",
+        "masterBrokerId": 2,
+        "masterEpoch": 5,
+        "members": [
+            {"ackOffset": 639, "brokerId": 2, "connected": True, "inSyncStateSet": True, "required": True},
+            {"brokerId": 3, "connected": False, "inSyncStateSet": False, "required": True},
+        ],
+        "minInSyncReplicas": 2,
+        "role": "master",
+        "roleChangeTimestamp": 1_700_000_000_000,
+        "roleChanges": 3,
+        "step": "following",
+        "syncStateSet": [1, 2],
+        "syncStateSetEpoch": 9,
+    }
+    assert after == before
 
 
 def test_triohas_keys_are_added_beside_rocketmqs() -> None:

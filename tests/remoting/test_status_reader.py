@@ -219,6 +219,27 @@ async def test_the_runtime_table_is_not_requested_each_time_if_907_reports_the_o
     assert asked_codes == [HA_STATUS, RUNTIME_INFO, CONFIG, HA_STATUS]
 
 
+async def test_the_configuration_is_requested_again_when_the_broker_has_another_role(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trioha.remoting.status_reader.TABLE_INTERVAL_S", 0.0)
+    answers_now = dict(MASTER_53)
+    async with broker(answers_now) as (client, asked_codes):
+        reader = StatusReader(client)
+        assert (await reader.fetch()).role == "SYNC_MASTER"
+        assert (await reader.fetch()).role == "SYNC_MASTER"
+        answers_now[HA_STATUS] = SLAVE_53[HA_STATUS]
+        # In the midst of a change its configuration is still the old one.
+        assert (await reader.fetch()).client is not None
+        answers_now[CONFIG] = SLAVE_53[CONFIG]
+        status = await reader.fetch()
+        assert (status.role, status.broker_id) == ("SLAVE", 1)
+        await reader.fetch()
+    assert asked_codes.count(CONFIG) == 3
+    asked_again = [code for code in asked_codes if code != RUNTIME_INFO]
+    assert asked_again == [HA_STATUS, CONFIG, HA_STATUS, *2 * (HA_STATUS, CONFIG), HA_STATUS]
+
+
 NODE = BrokerStatus(
     version="1", role="ASYNC_MASTER", cluster_name="c", broker_name="b", broker_id=0, min_offset=0,
     max_offset=100, flushed_offset=0, ha_address="127.0.0.1:10912",

@@ -18,7 +18,7 @@ from trioha import __version__
 from trioha.broker.delayed_delivery import DelayProgress
 from trioha.broker.pull_processor import PullStatistics
 from trioha.broker.puts import PutService
-from trioha.broker_status import ArchiveStatus, BrokerStatus, MetadataStatus
+from trioha.broker_status import ArchiveStatus, BrokerStatus, ControlStatus, MetadataStatus
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.net.threads import run_in_thread
@@ -73,6 +73,8 @@ class BrokerInfo:
         """Of a slave's copy of the master's metadata, which is built after this object."""
         self.archive_status: Callable[[], ArchiveStatus | None] = lambda: None
         """Of the archive, which is built beside this object."""
+        self.control_status: Callable[[], ControlStatus | None] = lambda: None
+        """Of controller mode, whose parts are built beside this object."""
         self._boot_ms = time.time_ns() // 1_000_000
         self._disk: tuple[int, int, int] | None = None
         """Total, used and free bytes of the store's disk."""
@@ -105,6 +107,7 @@ class BrokerInfo:
             acl_refusals=self.acl_refusals(),
             metadata=self.metadata_status(),
             archive=self.archive_status(),
+            control=self.control_status(),
         )
 
     def ha_status_body(self) -> bytes:

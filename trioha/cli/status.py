@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, get_origin
@@ -13,16 +14,17 @@ from cattrs import Converter
 from cattrs.gen import make_dict_unstructure_fn, override
 from rich.table import Table
 
-from trioha.broker_status import BrokerStatus
+from trioha.broker_status import BrokerStatus, ControlStatus
 from trioha.cli.console import err, out, print_json
 from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
+from trioha.controller.group_status import fetch_control, is_controlled
 from trioha.controller.overview import GroupView, MemberView, Overview, fetch_overview
 from trioha.errors import ConfigError, RemoteProtocolError, TriohaError
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.client import ClientSecurity, open_client
 from trioha.remoting.fastjson import camel_case
 from trioha.remoting.name_server import fetch_broker_groups
-from trioha.remoting.status_reader import fetch_status
+from trioha.remoting.status_reader import StatusReader
 
 UNKNOWN = "-"
 """Shown for a value that the broker does not report."""
@@ -99,12 +101,18 @@ async def _ask_all(
     addresses: Sequence[Address], timeout_s: float, security: ClientSecurity
 ) -> list[BrokerStatus | TriohaError]:
     """One answer or error for each address, in their order, all asked at once."""
+    connect = partial(open_client, connect_timeout_s=timeout_s, security=security)
     answers: dict[int, BrokerStatus | TriohaError] = {}
 
     async def ask(index: int, address: Address) -> None:
         try:
-            async with open_client(address, connect_timeout_s=timeout_s, security=security) as client:
-                answers[index] = await fetch_status(client, timeout_s=timeout_s)
+            async with connect(address) as client:
+                reader = StatusReader(client)
+                found = await reader.fetch(timeout_s=timeout_s)
+                if (config := reader.config) is not None and is_controlled(found, config):
+                    control = await fetch_control(client, found, config, connect=connect, timeout_s=timeout_s)
+                    found = attrs.evolve(found, control=control)
+                answers[index] = found
         except RemoteProtocolError as error:
             answers[index] = RemoteProtocolError(f"{address}: {error}")
         except TriohaError as error:
@@ -221,6 +229,7 @@ def print_statuses(brokers: Sequence[BrokerStatus]) -> None:
             _number(broker.in_sync_slaves),
         )
     out().print(table)
+    _print_control(brokers)
     _print_connections(brokers)
     _print_clients(brokers)
     _print_metadata(brokers)
@@ -299,6 +308,98 @@ def _print_clients(brokers: Sequence[BrokerStatus]) -> None:
     for broker, client in rows:
         if client.verdict:
             out().print(f"{broker.address}: {client.verdict}", style="red", markup=False, soft_wrap=True)
+
+
+def _print_control(brokers: Sequence[BrokerStatus]) -> None:
+    """Tables of brokers in controller mode and of their masters' groups, and what is wrong with them."""
+    rows = [(broker, broker.control) for broker in brokers if broker.control is not None]
+    if not rows:
+        return
+    table = Table(title="Controller mode", title_justify="left")
+    _add_columns(table, "broker")
+    _add_columns(table, "id", justify_right=True)
+    _add_columns(table, "role")
+    _add_columns(table, "epoch", justify_right=True)
+    _add_columns(table, "master", "sync-state set")
+    _add_columns(table, "confirm offset", justify_right=True)
+    _add_columns(table, "leading controller")
+    _add_columns(table, "heard s", "roles", "since s", justify_right=True)
+    for broker, control in rows:
+        table.add_row(
+            broker.address,
+            _number(control.broker_id),
+            control.role,
+            _number(control.master_epoch),
+            UNKNOWN if control.master_id is None else f"{control.master_id} at {control.master_address}",
+            _set_text(control),
+            _number(control.confirm_offset),
+            control.leader or "NONE",
+            _seconds(control.leader_heard_ms),
+            _number(control.role_changes),
+            _seconds(
+                None
+                if control.role_changed_ms is None
+                else max(0, time.time_ns() // 1_000_000 - control.role_changed_ms)
+            ),
+            style="red" if control.leader is None or control.refusal or control.is_set_short else None,
+        )
+    out().print(table)
+    _print_members(rows)
+    for broker, control in rows:
+        for text in _control_problems(control):
+            out().print(f"{broker.address}: {text}", style="red", markup=False, soft_wrap=True)
+
+
+def _print_members(rows: Sequence[tuple[BrokerStatus, ControlStatus]]) -> None:
+    if not any(control.members for _, control in rows):
+        return
+    table = Table(title="Replicas, as their master sees them", title_justify="left")
+    _add_columns(table, "master")
+    _add_columns(table, "id", justify_right=True)
+    _add_columns(table, "in set", "connected")
+    _add_columns(table, "ack offset", "lag bytes", justify_right=True)
+    for broker, control in rows:
+        for member in control.members:
+            is_well = member.in_set and member.is_connected
+            lag = None if member.ack_offset is None else broker.max_offset - member.ack_offset
+            table.add_row(
+                broker.address,
+                str(member.broker_id),
+                "yes" if member.in_set else "proposed" if member.is_required else "NO",
+                "yes" if member.is_connected else "NO",
+                _number(member.ack_offset),
+                _number(lag),
+                style=None if is_well else "red",
+            )
+    out().print(table)
+
+
+def _control_problems(control: ControlStatus) -> list[str]:
+    """What keeps a broker of controller mode from its work, one line each."""
+    problems = []
+    if control.leader is None:
+        reasons = "; ".join(f"{link.address}: {link.reason}" for link in control.controllers if link.reason)
+        problems.append(f"no controller leads{f': {reasons}' if reasons else ''}")
+    if control.refusal:
+        problems.append(f"refused by the controllers: {control.refusal}")
+    if control.is_set_short:
+        problems.append(
+            f"{len(control.sync_state_set)} in the sync-state set, minInSyncReplicas is "
+            f"{control.in_sync_min}: messages are refused"
+        )
+    return problems
+
+
+def _set_text(control: ControlStatus) -> str:
+    """Members and epoch of the set."""
+    if control.sync_state_set_epoch is None:
+        return UNKNOWN
+    members = ", ".join(map(str, control.sync_state_set))
+    return f"{{{members}}} epoch {control.sync_state_set_epoch}"
+
+
+def _seconds(milliseconds: int | None) -> str:
+    return UNKNOWN if milliseconds is None else f"{milliseconds / 1000:.1f}"
 
 
 def _print_metadata(brokers: Sequence[BrokerStatus]) -> None:

@@ -165,7 +165,13 @@ class AgentStatus:
     role: Role | None
     leader: str | None
     """`host:port` of the leading controller; None while this broker works alone."""
+    leader_heard_s: float | None
+    """When a controller that leads last answered, on trio's clock; None for never."""
     controllers: tuple[LinkStatus, ...]
+    roles: int
+    """Roles since the start: the first one, and each new epoch."""
+    role_since_ms: int | None
+    """Wall clock in ms since 1970 when the last of them was decided."""
     refusal: str | None
     """Why the last step was refused; None if it was not."""
     heartbeats: int
@@ -209,6 +215,8 @@ class ControllerAgent:
         self._changes: StateChanges[Role] = StateChanges()
         self._hurry = trio.Event()
         self._notices = 0
+        self._roles = 0
+        self._role_since_ms: int | None = None
         self._refusal: str | None = None
         self._reported: object = None
         """The refusal that was logged last: each is logged once."""
@@ -270,7 +278,10 @@ class ControllerAgent:
             broker_id=self.broker_id,
             role=self.role,
             leader=self.leader,
+            leader_heard_s=self._links.leader_heard_s,
             controllers=self._links.status(),
+            roles=self._roles,
+            role_since_ms=self._role_since_ms,
             refusal=self._refusal,
             heartbeats=self._links.heartbeats,
             notices=self._notices,
@@ -542,6 +553,8 @@ class ControllerAgent:
         outcome = tracker.apply(decision)
         if outcome.is_change and (role := tracker.role) is not None:
             if outcome is Outcome.NEW_ROLE:
+                self._roles += 1
+                self._role_since_ms = self._clock_ms()
                 log.info(
                     "role from the controllers",
                     role="master" if role.is_master else "slave",
@@ -570,6 +583,8 @@ class ControllerAgent:
         answer = await link.client.request(
             to_request(fields, body=body), timeout_s=self._settings.request_timeout_s
         )
+        if answer.code != ResponseCode.CONTROLLER_NOT_LEADER:
+            self._links.heard(link)
         if answer.code != ResponseCode.SUCCESS and answer.code not in accepted:
             raise _RefusedError(answer.code, answer.remark or "")
         return answer

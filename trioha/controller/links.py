@@ -111,6 +111,8 @@ class ControllerLinks:
         self.heartbeats = 0
         """Sent to all controllers together."""
         self.leader_changes = 0
+        self.leader_heard_s: float | None = None
+        """When a controller that leads last answered, on trio's clock; None for never."""
 
     @property
     def leader(self) -> Link | None:
@@ -156,6 +158,11 @@ class ControllerLinks:
             )
         for each in self._links.values():
             each.ask_now.set()
+
+    def heard(self, link: Link) -> None:
+        """`link` has answered a request."""
+        if link is self._leader:
+            self.leader_heard_s = trio.current_time()
 
     def send_heartbeats(self) -> None:
         """Send a heartbeat to every connected controller now, before the next period."""
@@ -245,8 +252,10 @@ class ControllerLinks:
             return
         link.metadata, link.reason = metadata, None
         if self._leader is link:
+            self.heard(link)
             return
         self._leader = link
+        self.heard(link)
         self._is_alone_reported = False
         self.leader_changes += 1
         log.info("leading controller", controller=link.address, group=metadata.group)

@@ -24,6 +24,7 @@ from typing import Final
 
 import trio
 
+from trioha.broker_status import MemberStatus
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.ha.meter import LagClock
 from trioha.ha.replicas import UNACKED_S_MAX, Replicas
@@ -129,6 +130,22 @@ class SetReplicas(Replicas):
         if broker_id not in self._ids.values():
             self._forget_ack(broker_id)
         self.set.disconnected(broker_id, connection_id=connection_id, now_s=trio.current_time())
+
+    def members(self, log_end: int) -> tuple[MemberStatus, ...]:
+        """The master, the replicas of its set and those that are connected, by id, at the log's end
+        `log_end`."""
+        sync_state_set = self.set
+        connected = set(self._ids.values()) | {sync_state_set.own_id}
+        return tuple(
+            MemberStatus(
+                broker_id=broker_id,
+                in_set=broker_id in sync_state_set.members,
+                is_required=broker_id in sync_state_set.required,
+                is_connected=broker_id in connected,
+                ack_offset=log_end if broker_id == sync_state_set.own_id else self._acks.get(broker_id),
+            )
+            for broker_id in sorted(connected | sync_state_set.required)
+        )
 
     def _forget_ack(self, broker_id: int) -> None:
         if self._acks.pop(broker_id, None) is not None:

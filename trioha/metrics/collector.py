@@ -8,29 +8,24 @@ is an increase. Time series of a slave end with its connection. docs/metrics.md 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Final, get_args
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-)
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from trioha.broker_status import ArchiveState, ArchiveStatus, BrokerStatus
 from trioha.metrics.busiest import BusiestCounts, Count
+from trioha.metrics.control import control_families
+from trioha.metrics.families import PREFIX, add_ms, counter, counts_of, gauge, label_text, value_of
 from trioha.metrics.sources import Sources
 from trioha.recording.events import CloseReason, HaState
 from trioha.remoting.serving import ServerStatistics
 from trioha.store.put_status import PutStatus
 
-PREFIX: Final = "trioha_"
 REST: Final = "(other)"
 """Topic and group of what has no time series of its own; no topic may have such a name."""
-LABEL_CHARS_MAX: Final = 255
 ACK_REFUSALS: Final = (CloseReason.ACK_BEYOND_SENT, CloseReason.ACK_WENT_BACK)
 SLAVE_ENDS: Final = (
     *(CloseReason.EOF, CloseReason.IO_ERROR, CloseReason.HOUSEKEEPING, CloseReason.SHUTDOWN),
@@ -60,31 +55,6 @@ CLIENT_ENDS: Final = {
 """Reasons for which connections of clients end, and their counters in `ServerStatistics`."""
 HTTP_CODES: Final = (200, 400, 404, 405, 431, 500)
 
-_UNITS: Final = frozenset(("bytes", "seconds"))
-
-
-def gauge(name: str, documentation: str, *labels: str) -> GaugeMetricFamily:
-    """A family of gauges; its unit is the last word of its name."""
-    return GaugeMetricFamily(PREFIX + name, documentation, labels=labels, unit=_unit(name))
-
-
-def counter(name: str, documentation: str, *labels: str) -> CounterMetricFamily:
-    """A family of counters; `name` ends with _total."""
-    assert name.endswith("_total"), name
-    return CounterMetricFamily(
-        PREFIX + name, documentation, labels=labels, unit=_unit(name.removesuffix("_total"))
-    )
-
-
-def _unit(name: str) -> str:
-    last = name.rpartition("_")[2]
-    return last if last in _UNITS else ""
-
-
-def label_text(text: str) -> str:
-    """A label's value of any text of a peer: UTF-8, with an end."""
-    return text[:LABEL_CHARS_MAX].encode("utf-8", "backslashreplace").decode()
-
 
 class NodeCollector(Collector):
     """Computes the metrics of a node."""
@@ -106,6 +76,7 @@ class NodeCollector(Collector):
         yield from self._connections(status)
         yield from self._link(status)
         yield from self._metadata(status)
+        yield from control_families(status.control, age_s=time.monotonic() - self._started_s)
         yield from _archive(status.archive)
         yield from self._clients(self._sources.clients())
         yield from self._resources()
@@ -125,13 +96,13 @@ class NodeCollector(Collector):
 
     def _puts(self, status: BrokerStatus) -> Iterator[Metric]:
         puts = self._sources.puts()
-        yield _counts(
+        yield counts_of(
             counter("puts_total", "Puts by their result.", "status"),
             [one.name for one in PutStatus],
             status.put_statuses,
         )
-        yield _value(counter("put_messages_total", "Messages that were stored."), puts.messages_stored)
-        yield _value(
+        yield value_of(counter("put_messages_total", "Messages that were stored."), puts.messages_stored)
+        yield value_of(
             counter("put_bytes_total", "Bytes of the records that were stored."), puts.bytes_appended
         )
 
@@ -143,10 +114,10 @@ class NodeCollector(Collector):
             counter("topic_put_bytes_total", "Bytes of records that were stored, by topic.", "topic"),
             label_count=1,
         )
-        yield _value(
+        yield value_of(
             counter("pull_messages_total", "Messages that consumers were given."), groups.whole.messages
         )
-        yield _value(
+        yield value_of(
             counter("pull_bytes_total", "Bytes of records that consumers were given."),
             groups.whole.total_bytes,
         )
@@ -167,34 +138,34 @@ class NodeCollector(Collector):
 
     def _long_polls(self) -> Iterator[Metric]:
         polls = self._sources.long_polls
-        yield _value(gauge("long_polls", "Pulls that wait for messages."), polls.open_polls)
-        yield _value(
+        yield value_of(gauge("long_polls", "Pulls that wait for messages."), polls.open_polls)
+        yield value_of(
             gauge("long_polls_max", "Pulls that may wait at a time: trioha.longPollsMax."),
             self._sources.limits.long_polls,
         )
-        yield _value(
+        yield value_of(
             counter("long_polls_refused_total", "Pulls that could not wait because too many did."),
             polls.refused,
         )
 
     def _slaves(self, status: BrokerStatus) -> Iterator[Metric]:
         """Of all slaves together."""
-        yield _value(gauge("slaves_connected", "Open connections of slaves."), len(status.connections))
-        yield _value(
+        yield value_of(gauge("slaves_connected", "Open connections of slaves."), len(status.connections))
+        yield value_of(
             gauge("slaves_in_sync", "Distinct slaves that a put may wait for."), status.in_sync_slaves
         )
-        yield _value(
+        yield value_of(
             gauge("slaves_needed", "Slaves whose acknowledgement a put waits for."),
             self._sources.limits.slaves_needed,
         )
-        yield _counts(
+        yield counts_of(
             counter(
                 "slave_connections_ended_total", "Connections of slaves that ended, by reason.", "reason"
             ),
             [one.name for one in SLAVE_ENDS],
             status.ended_connections,
         )
-        yield _counts(
+        yield counts_of(
             counter(
                 "acks_refused_total",
                 "Acknowledgements that could not be true; each ended its connection.",
@@ -207,7 +178,7 @@ class NodeCollector(Collector):
         for reasons in status.probes.values():
             for reason, count in reasons.items():
                 probes[reason] = probes.get(reason, 0) + count
-        yield _counts(
+        yield counts_of(
             counter("ha_probes_total", "Connections at the HA port without a valid request.", "reason"),
             [one.name for one in (CloseReason.EOF, CloseReason.NO_REQUEST, CloseReason.NOT_ALLOWED)],
             probes,
@@ -232,9 +203,9 @@ class NodeCollector(Collector):
             lag_bytes.add_metric((*values, "sent"), status.max_offset - max(one.sent_offset, 0))
             lag_bytes.add_metric((*values, "acknowledged"), one.lag_bytes)
             lag_s.add_metric((*values, "sent"), ages_s.get(one.connection_id or 0, 0.0))
-            _add_ms(lag_s, (*values, "acknowledged"), one.lag_ms)
+            add_ms(lag_s, (*values, "acknowledged"), one.lag_ms)
             in_sync.add_metric(values, one.in_sync)
-            _add_ms(silence, values, one.last_received_ms)
+            add_ms(silence, values, one.last_received_ms)
             if one.ack_latency_us is not None:
                 ack_p50.add_metric(values, one.ack_latency_us.p50 / 1e6)
                 ack_p99.add_metric(values, one.ack_latency_us.p99 / 1e6)
@@ -254,7 +225,7 @@ class NodeCollector(Collector):
             if link.last_read_ms:
                 silence.add_metric((), max(0.0, time.time() - link.last_read_ms / 1000))
             blocked.add_metric((), bool(link.verdict))
-            _counts(ended, [one.name for one in LINK_ENDS], self._sources.master_connections_ended())
+            counts_of(ended, [one.name for one in LINK_ENDS], self._sources.master_connections_ended())
         yield from (connected, reported, silence, blocked, ended)
 
     def _metadata(self, status: BrokerStatus) -> Iterator[Metric]:
@@ -268,14 +239,14 @@ class NodeCollector(Collector):
                 if copy.age_ms is None:
                     # Never: as old as the node, so that it grows and is seen.
                     ages.add_metric((table,), time.monotonic() - self._started_s)
-                _add_ms(ages, (table,), copy.age_ms)
+                add_ms(ages, (table,), copy.age_ms)
                 failures.add_metric((table,), copy.failures)
         yield from (ages, failures)
-        yield _value(
+        yield value_of(
             counter("offset_regressions_total", "Offsets of the master that were before those of the slave."),
             None if metadata is None else metadata.regressions,
         )
-        yield _value(
+        yield value_of(
             gauge(
                 "offset_regressions_kept", "Offsets of the slave that are kept before which the master is."
             ),
@@ -284,17 +255,17 @@ class NodeCollector(Collector):
 
     def _clients(self, clients: ServerStatistics) -> Iterator[Metric]:
         limits = self._sources.limits
-        yield _value(gauge("client_connections", "Open connections of clients."), clients.connections_open)
-        yield _value(
+        yield value_of(gauge("client_connections", "Open connections of clients."), clients.connections_open)
+        yield value_of(
             gauge("client_connections_max", "Connections of clients that may be open at a time."),
             limits.client_connections,
         )
-        yield _value(
+        yield value_of(
             counter("client_connections_accepted_total", "Connections of clients that were served."),
             clients.connections_accepted,
         )
         ended = {reason: getattr(clients, name) for reason, name in CLIENT_ENDS.items()}
-        yield _counts(
+        yield counts_of(
             counter(
                 "client_connections_ended_total",
                 "Connections of clients that the client did not end in order, by reason.",
@@ -303,38 +274,38 @@ class NodeCollector(Collector):
             CLIENT_ENDS,
             ended,
         )
-        yield _value(counter("requests_total", "Requests of clients."), clients.requests)
-        yield _value(
+        yield value_of(counter("requests_total", "Requests of clients."), clients.requests)
+        yield value_of(
             counter("busy_answers_total", "Requests answered SYSTEM_BUSY for lack of memory."),
             clients.busy_answers,
         )
-        yield _value(
+        yield value_of(
             gauge("client_memory_bytes", "Bytes held for clients: requests and answers."), clients.held_bytes
         )
-        yield _value(
+        yield value_of(
             gauge("client_memory_max_bytes", "Bytes that may be held for them: trioha.clientBytesMax."),
             limits.client_bytes,
         )
-        yield _value(
+        yield value_of(
             counter("client_memory_waits_total", "Connections of clients that had to wait for memory."),
             clients.memory_waits,
         )
 
     def _resources(self) -> Iterator[Metric]:
         descriptors = self._sources.descriptors()
-        yield _value(gauge("descriptors_open", "Open file descriptors."), descriptors.open)
-        yield _value(gauge("descriptors_max", "File descriptors that may be open."), descriptors.limit)
-        yield _value(
+        yield value_of(gauge("descriptors_open", "Open file descriptors."), descriptors.open)
+        yield value_of(gauge("descriptors_max", "File descriptors that may be open."), descriptors.limit)
+        yield value_of(
             gauge("descriptors_reserved", "File descriptors that connections leave free."),
             descriptors.reserve,
         )
-        yield _value(
+        yield value_of(
             gauge("slave_connections_max", "Connections at the HA port that may be open at a time."),
             self._sources.limits.ha_connections,
         )
 
     def _faults(self, status: BrokerStatus) -> Iterator[Metric]:
-        yield _value(
+        yield value_of(
             counter("acl_refusals_total", "Requests that access control refused."), status.acl_refusals
         )
         bugs = counter("faults_total", "Connections and requests that a fault of trioha ended.", "kind")
@@ -347,7 +318,7 @@ class NodeCollector(Collector):
         yield from (bugs, shortages)
         http = self._sources.http
         answers = {str(code): count for code, count in http.answers.items()}
-        yield _counts(
+        yield counts_of(
             counter("metrics_requests_total", "Requests at the port for metrics, by status code.", "code"),
             map(str, HTTP_CODES),
             answers,
@@ -358,7 +329,7 @@ class NodeCollector(Collector):
             "send_timeout": http.send_timeouts,
             "reset": http.broken_connections,
         }
-        yield _counts(
+        yield counts_of(
             counter(
                 "metrics_connections_ended_total",
                 "Connections at the port for metrics that ended without an answer, by reason.",
@@ -382,31 +353,31 @@ def _node(status: BrokerStatus) -> Iterator[Metric]:
         },
     )
     yield info
-    yield _value(
+    yield value_of(
         gauge("config_warnings", "Warnings about the configuration at the start."), len(status.warnings)
     )
 
 
 def _log(status: BrokerStatus) -> Iterator[Metric]:
     end = status.max_offset
-    yield _value(gauge("log_start_offset_bytes", "First byte of the commit log."), status.min_offset)
-    yield _value(gauge("log_end_offset_bytes", "End of the commit log."), end)
-    yield _value(gauge("log_flushed_offset_bytes", "The log is on disk up to here."), status.flushed_offset)
-    yield _value(
+    yield value_of(gauge("log_start_offset_bytes", "First byte of the commit log."), status.min_offset)
+    yield value_of(gauge("log_end_offset_bytes", "End of the commit log."), end)
+    yield value_of(gauge("log_flushed_offset_bytes", "The log is on disk up to here."), status.flushed_offset)
+    yield value_of(
         gauge("log_dispatched_offset_bytes", "Consume queues and index have the log up to here."),
         status.dispatched_offset,
     )
-    yield _value(gauge("log_files", "Files of the commit log."), status.files)
+    yield value_of(gauge("log_files", "Files of the commit log."), status.files)
     flushed, dispatched = status.flushed_offset, status.dispatched_offset
-    yield _value(
+    yield value_of(
         gauge("flush_lag_bytes", "Bytes of the log that are not on disk."),
         None if flushed is None else max(0, end - flushed),
     )
-    yield _value(
+    yield value_of(
         gauge("dispatch_lag_bytes", "Bytes of the log that are not in consume queues and index."),
         None if dispatched is None else max(0, end - dispatched),
     )
-    yield _value(
+    yield value_of(
         gauge("dispatch_fault", "Whether there was a record that could not be dispatched."),
         bool(status.dispatch_fault),
     )
@@ -427,28 +398,14 @@ def _archive(archive: ArchiveStatus | None) -> Iterator[Metric]:
     if archive is not None:
         for state in dict.fromkeys((*get_args(ArchiveState), archive.state)):
             states.add_metric((state,), state == archive.state)
-        _value(offset, archive.archived_offset)
-        _value(lag_bytes, archive.lag_bytes)
-        _add_ms(lag_s, (), archive.lag_ms)
-        _value(objects, archive.objects)
-        _value(stored, archive.object_bytes)
-        _value(failures, archive.failures)
-        _value(deleted, archive.files_deleted_unarchived)
+        value_of(offset, archive.archived_offset)
+        value_of(lag_bytes, archive.lag_bytes)
+        add_ms(lag_s, (), archive.lag_ms)
+        value_of(objects, archive.objects)
+        value_of(stored, archive.object_bytes)
+        value_of(failures, archive.failures)
+        value_of(deleted, archive.files_deleted_unarchived)
     yield from (states, offset, lag_bytes, lag_s, objects, stored, failures, deleted)
-
-
-def _value(family: GaugeMetricFamily | CounterMetricFamily, value: float | None) -> Metric:
-    """`family` with one sample; with none for None."""
-    if value is not None:
-        family.add_metric((), value)
-    return family
-
-
-def _counts(family: CounterMetricFamily, known: Iterable[str], counts: Mapping[str, int]) -> Metric:
-    """`family` with a sample for each of `known`, and for others that were counted."""
-    for name in dict.fromkeys((*known, *counts)):
-        family.add_metric((name,), counts.get(name, 0))
-    return family
 
 
 def _named(
@@ -469,11 +426,6 @@ def _named(
         messages.add_metric(labels, count.messages)
         total_bytes.add_metric(labels, count.total_bytes)
     yield from (messages, total_bytes)
-
-
-def _add_ms(family: GaugeMetricFamily, labels: tuple[str, ...], value_ms: int | None) -> None:
-    if value_ms is not None:
-        family.add_metric(labels, value_ms / 1000)
 
 
 def _host(address: str) -> str:

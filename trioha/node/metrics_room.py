@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 from attrs import frozen
 
-from trioha.config.broker import BrokerConfig
+from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.net.border import ConnectionBorder
 from trioha.net.descriptors import Gate, open_descriptors
 from trioha.node.addresses import announced
@@ -102,6 +102,15 @@ def _sources(
             client_bytes=config.client_bytes_max,
             ha_connections=budget.ha_connections,
             long_polls=config.long_polls_max,
-            slaves_needed=config.slave_acks_needed,
+            slaves_needed=_slaves_needed(config),
         ),
     )
+
+
+def _slaves_needed(config: BrokerConfig) -> int:
+    """Slaves that a put waits for, whoever is in sync."""
+    if not config.enable_controller_mode:
+        return config.slave_acks_needed
+    # With allAckInSyncStateSet a put waits for the set, which may be the master alone.
+    waits = config.broker_role is not BrokerRole.SLAVE and not config.all_ack_in_sync_state_set
+    return config.in_sync_replicas - 1 if waits else 0

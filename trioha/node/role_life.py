@@ -208,6 +208,10 @@ async def _serve(
     broker.info.metadata_status = copies.status
     if archive is not None:
         broker.info.archive_status = partial(archive.status, store_room.retention)
+    if control is not None:
+        from trioha.node.control_status import control_status  # noqa: PLC0415
+
+        broker.info.control_status = partial(control_status, config, store, control, ha.replicas)
     metrics = MetricsRoom.build(config, broker=broker, ha=ha, store=store_room, budget=budget)
     metrics_address: Address | None = None
     async with trio.open_nursery() as services:

@@ -28,6 +28,9 @@ from trioha.broker_status import (
     BrokerSettings,
     BrokerStatus,
     ConnectionStatus,
+    ControllerLinkStatus,
+    ControlStatus,
+    MemberStatus,
     MetadataStatus,
     SlaveStatus,
     TableCopyStatus,
@@ -101,6 +104,39 @@ _ARCHIVE_KEYS: Final = {
     "failures": "failures",
     "files_deleted_unarchived": "filesDeletedUnarchived",
 }
+_CONTROLLER_LINK_KEYS: Final = {
+    "address": "address",
+    "is_connected": "connected",
+    "is_leader": "leader",
+    "reason": "reason",
+}
+_MEMBER_KEYS: Final = {
+    "broker_id": "brokerId",
+    "in_set": "inSyncStateSet",
+    "is_required": "required",
+    "is_connected": "connected",
+    "ack_offset": "ackOffset",
+}
+_CONTROL_KEYS: Final = {
+    "role": "role",
+    "step": "step",
+    "broker_id": "brokerId",
+    "master_epoch": "masterEpoch",
+    "master_id": "masterBrokerId",
+    "master_address": "masterAddress",
+    "log_epoch": "logEpoch",
+    "sync_state_set": "syncStateSet",
+    "sync_state_set_epoch": "syncStateSetEpoch",
+    "in_sync_min": "minInSyncReplicas",
+    "members": "members",
+    "confirm_offset": "confirmOffset",
+    "leader": "leader",
+    "leader_heard_ms": "leaderHeardMillis",
+    "controllers": "controllers",
+    "refusal": "refusal",
+    "role_changes": "roleChanges",
+    "role_changed_ms": "roleChangeTimestamp",
+}
 _BROKER_KEYS: Final = {
     "max_offset": "masterCommitLogMaxOffset",
     "in_sync_slaves": "inSyncSlaveNums",
@@ -125,10 +161,13 @@ _BROKER_KEYS: Final = {
     "acl_refusals": "aclRefusals",
     "metadata": "metadata",
     "archive": "archive",
+    "control": "control",
     "warnings": "warnings",
 }
 _BROKER_KEYS_OF_ROCKETMQ: Final = frozenset(list(_BROKER_KEYS.values())[:3])
-_OMITTED_IF_EMPTY: Final = frozenset({"dispatch_fault", "error", "probes", "settings", "warnings"})
+_OMITTED_IF_EMPTY: Final = frozenset(
+    {"dispatch_fault", "error", "members", "probes", "reason", "refusal", "settings", "warnings"}
+)
 """Fields that are not written with their defaults, beside those whose default is None."""
 
 
@@ -342,4 +381,7 @@ _register(BrokerSettings, SETTING_KEYS)
 _register(TableCopyStatus, _TABLE_COPY_KEYS)
 _register(MetadataStatus, _METADATA_KEYS)
 _register(ArchiveStatus, _ARCHIVE_KEYS)
+_register(ControllerLinkStatus, _CONTROLLER_LINK_KEYS)
+_register(MemberStatus, _MEMBER_KEYS)
+_register(ControlStatus, _CONTROL_KEYS)
 _register(BrokerStatus, _BROKER_KEYS)

@@ -44,7 +44,9 @@ class StatusReader:
     """Reads the status of one broker again and again, one request at a time.
 
     What a RocketMQ broker has only in its configuration (exact role, names, limits) is requested once for a
-    connection, and its runtime table at most once in `TABLE_INTERVAL_S` where 907 reports the offsets.
+    connection, and again, at most once in `TABLE_INTERVAL_S`, while it has another role by 907: in controller
+    mode connections outlast roles. Its runtime table is requested at most once in that time where 907 reports
+    the offsets.
     """
 
     def __init__(
@@ -82,9 +84,16 @@ class StatusReader:
         """How long to wait for an update."""
         self._with_table = with_table
         self._config: Mapping[str, str] | None = None
+        self._config_asked_s = -math.inf
         self._table: Mapping[str, str] = {}
         self._table_until_s = -math.inf
         self._runtime_info = BrokerRuntimeInfo()
+
+    @property
+    def config(self) -> Mapping[str, str] | None:
+        """The configuration of a RocketMQ broker, empty if it refused; None before it was asked for, and of a
+        trioha node."""
+        return self._config
 
     async def fetch(self, *, timeout_s: float = 3.0) -> BrokerStatus:
         """The broker's status now, with at most `timeout_s` for all requests together.
@@ -121,7 +130,11 @@ class StatusReader:
                 raise _refused(self._client, RequestCode.GET_BROKER_RUNTIME_INFO, runtime_info)
         if status is not None and is_trioha:
             return status
-        if self._config is None:
+        if self._config is None or (
+            _has_other_role(status, self._config)
+            and trio.current_time() >= self._config_asked_s + TABLE_INTERVAL_S
+        ):
+            self._config_asked_s = trio.current_time()
             config = await ask(RequestCode.GET_BROKER_CONFIG)
             self._bytes_read += len(config.body)
             # A broker may refuse its configuration to everybody but administrators: that is not an error.
@@ -227,6 +240,12 @@ def _completed(
         ),
         settings=settings_of(config),
     )
+
+
+def _has_other_role(status: BrokerStatus | None, config: Mapping[str, str]) -> bool:
+    """Whether a broker was a slave when it answered `config` and is a master by 907, or the reverse."""
+    role = config.get("brokerRole")
+    return status is not None and role is not None and (role == "SLAVE") == (status.client is None)
 
 
 def _offset_of(table: Mapping[str, str], key: str) -> int | None:
