@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -22,9 +22,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tests.faults.cluster import exit_on_sigterm
+from tests.faults.controlled.controllers import (
+    SCRIPTED,
+    VERSION,
+    ControllerService,
+    controller_service,
+    real_controller_is_there,
+)
+from tests.faults.controlled.plan import is_controlled
 from tests.faults.disks import private_mounts
-from tests.faults.plan import make_plan
-from tests.faults.runner import Report
+from tests.faults.report import Report
+from tests.faults.runner import describe_plan
 
 RUN_WITHIN_S = 180.0
 """A run takes some 8 s; one that takes this long hangs, which is a violation too."""
@@ -43,9 +51,11 @@ class _Job:
     deadline_s: float
 
     @classmethod
-    def start(cls, seed: int, folder: Path, *, private_mounts: Sequence[str]) -> _Job:
+    def start(
+        cls, seed: int, folder: Path, *, private_mounts: Sequence[str], controller: Sequence[str]
+    ) -> _Job:
         folder.mkdir(parents=True)
-        command = [sys.executable, "-m", "tests.faults.runner", str(seed), str(folder)]
+        command = [sys.executable, "-m", "tests.faults.runner", str(seed), str(folder), *controller]
         if private_mounts:
             command = [*private_mounts, *command, "--small-disks"]
         with (folder / "run.out").open("w") as out, (folder / "run.err").open("w") as err:
@@ -84,25 +94,53 @@ class _Job:
             self.process.wait()
 
 
-def run_seeds(seeds: Sequence[int], *, jobs: int, root: Path, keep: bool) -> Iterator[Report]:
+def run_seeds(
+    seeds: Sequence[int], *, jobs: int, root: Path, keep: bool, controller: str | None = None
+) -> Iterator[Report]:
     """Run each seed in a folder of its own below `root`, `jobs` at a time; reports come as runs end.
 
-    Folders of runs that broke nothing are removed unless `keep`. Closing the iterator ends all runs.
+    `controller`: `scripted`, or a version of RocketMQ; None for the real one where that can be had. Folders
+    of runs that broke nothing are removed unless `keep`. Closing the iterator ends all runs.
     """
+    with ExitStack() as stack:
+        service = None
+        if any(map(is_controlled, seeds)) and wants_real(controller):
+            folder = Path(tempfile.mkdtemp(prefix="controller-", dir=root))
+            stack.callback(shutil.rmtree, folder)
+            service = stack.enter_context(controller_service(folder / "service"))
+        yield from _run_seeds(seeds, jobs=jobs, root=root, keep=keep, service=service)
+
+
+def wants_real(controller: str | None) -> bool:
+    """Whether groups have a real controller. Raises ValueError for any other word."""
+    if controller not in {None, SCRIPTED, VERSION}:
+        raise ValueError(f"--controller is {SCRIPTED} or {VERSION}, not {controller}")
+    return controller == VERSION or (controller is None and real_controller_is_there())
+
+
+def _run_seeds(
+    seeds: Sequence[int], *, jobs: int, root: Path, keep: bool, service: ControllerService | None
+) -> Iterator[Report]:
     mounts = private_mounts()
+    arguments = [] if service is None else service.arguments()
     waiting = list(reversed(seeds))
     running: list[_Job] = []
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 seed = waiting.pop()
-                running.append(_Job.start(seed, root / f"seed-{seed}", private_mounts=mounts))
+                folder = root / f"seed-{seed}"
+                running.append(_Job.start(seed, folder, private_mounts=mounts, controller=arguments))
             time.sleep(POLL_S)
+            if service is not None:
+                service.look()
             for job in list(running):
                 report = job.report()
                 if report is None:
                     continue
                 running.remove(job)
+                if service is not None:
+                    service.forget(str(job.seed))
                 if report.ok and not keep:
                     shutil.rmtree(job.folder)
                 yield report
@@ -119,6 +157,7 @@ def faults(
     folder: Path | None = None,
     keep: bool = False,
     plan: bool = False,
+    controller: str | None = None,
     json_: Annotated[bool, Parameter(name="--json")] = False,
 ) -> int:
     """Break clusters of real nodes in random ways and check that no promise is broken.
@@ -139,6 +178,9 @@ def faults(
         Keep the folders of all runs, not only of those that broke something.
     plan
         Print the plans and run nothing.
+    controller
+        Of the third of runs that have one: `scripted`, or `5.5.0`, a real one. By default the real one, if
+        Java, Maven and its jars are there.
     json_
         Print one JSON object for each run, and one for all.
     """
@@ -147,21 +189,24 @@ def faults(
     seeds = range(seed, seed + count)
     if plan:
         for number in seeds:
-            print(json.dumps(make_plan(number).describe(), default=str))
+            print(json.dumps(describe_plan(number), default=str))
         return 0
+    wants_real(controller)
     exit_on_sigterm()
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     root = Path(tempfile.mkdtemp(prefix="trioha-faults-", dir=folder))
     try:
-        reports = _run(seeds, jobs=jobs, root=root, keep=keep, as_json=json_)
+        reports = _run(seeds, jobs=jobs, root=root, keep=keep, as_json=json_, controller=controller)
     finally:
         with suppress(OSError):  # not empty: something was kept
             root.rmdir()
     return 0 if all(report.ok for report in reports) else 1
 
 
-def _run(seeds: Sequence[int], *, jobs: int, root: Path, keep: bool, as_json: bool) -> list[Report]:
+def _run(
+    seeds: Sequence[int], *, jobs: int, root: Path, keep: bool, as_json: bool, controller: str | None
+) -> list[Report]:
     err = Console(stderr=True)
     reports: list[Report] = []
     columns = (
@@ -174,7 +219,7 @@ def _run(seeds: Sequence[int], *, jobs: int, root: Path, keep: bool, as_json: bo
     began_s = time.monotonic()
     with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
         bar = progress.add_task("seeds", total=len(seeds), note="")
-        for report in run_seeds(seeds, jobs=jobs, root=root, keep=keep):
+        for report in run_seeds(seeds, jobs=jobs, root=root, keep=keep, controller=controller):
             reports.append(report)
             broken = sum(not one.ok for one in reports)
             progress.update(bar, advance=1, note=f"{broken} broken" if broken else "")
@@ -211,6 +256,10 @@ def summarize(reports: Sequence[Report], *, seconds: float) -> dict[str, object]
         "offset_checks": sum(report.offset_checks for report in reports),
         "failed_syncs": sum(report.failed_syncs for report in reports),
         "hostile_frames": sum(report.hostile_frames for report in reports),
+        "controllers": dict(Counter(report.controller for report in reports if report.controller)),
+        "elections": sum(report.elections for report in reports),
+        "deaths": sum(report.deaths for report in reports),
+        "passed_over": sum(report.passed_over for report in reports),
         "promises": sum(report.promises for report in reports),
         "bytes": sum(max(0, report.end_offset) for report in reports),
         "faults": dict(faults.most_common()),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Literal
@@ -33,6 +35,20 @@ class ArchivePlan:
     kills_at_s: tuple[float, ...]
     """When the archiver is killed and started again, in seconds since the load began."""
     seed: int
+
+
+def draw_archive(seed: int, nodes: Sequence[str], *, last_kill_s: float) -> ArchivePlan | None:
+    """What is archived in the run of a seed: in half of all runs one node. Drawn apart from the rest."""
+    chance = random.Random(f"archive {seed}")
+    target = chance.choice((None, None, "file", "s3"))
+    if target is None:
+        return None
+    return ArchivePlan(
+        node=chance.choice(nodes),
+        target=target,
+        kills_at_s=tuple(sorted(chance.uniform(0.5, last_kill_s) for _ in range(chance.randint(0, 2)))),
+        seed=seed,
+    )
 
 
 class NodeArchive:

@@ -1,7 +1,7 @@
 """A master, its slaves behind faulty links, and a producer, for one run.
 
 Theory of operation. The runner's main thread does one thing after the other and may block. Each node has a
-thread of its own (`_Keeper`) in which its process is made and awaited: a slow start delays no other node;
+thread of its own (`Keeper`) in which its process is made and awaited: a slow start delays no other node;
 the thread lives as long as the cluster, because the kernel ends a node with the thread that made it. Links,
 producer and peers are trio tasks in one more thread (`_World`), so that they go on while the others block.
 """
@@ -16,12 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import trio
 
@@ -30,6 +28,7 @@ from tests.faults.archives import NodeArchive
 from tests.faults.disks import SmallDisk
 from tests.faults.faults import MASTER, DiskFull, FailingSync, slave_name
 from tests.faults.invariants import check_failed_sync, check_promises
+from tests.faults.keeper import Keeper, Node
 from tests.faults.metadata import (
     COPY_PERIOD_S,
     Copy,
@@ -48,15 +47,12 @@ from tests.faults.peers import Guest, Impostor, harass, occupy, pose, visit
 from tests.faults.plan import Plan
 from tests.faults.producer import Producer, Promise
 from tests.faults.proxy import Link
+from tests.faults.trio_thread import TrioThread
 from tests.hostile.counters import ConnectionCounters
-from tests.interop.node import TriohaNode
 from trioha.errors import StoreError
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexShape
 
-T = TypeVar("T")
-
-READY_WITHIN_S = 30.0
 LOST_WITHIN_S = 5.0
 CAUGHT_UP_WITHIN_S = 30.0
 """A slave that was refused again and again waits up to 5 s before it dials once more."""
@@ -71,123 +67,7 @@ DELAY_LEVELS = "1h 2h"
 """No message that strangers had stored for later comes during a run, or while it stops."""
 
 
-class _Node(TriohaNode):
-    """A node process that its keeper knows as soon as it is there."""
-
-    def __init__(self, root: Path, *, on_spawned: Callable[[subprocess.Popen[str]], None], **options: Any):
-        self._on_spawned = on_spawned
-        super().__init__(root, **options)
-
-    def _wait_ready(self) -> dict[str, str]:
-        self._on_spawned(self._process)
-        return super()._wait_ready()
-
-
-class _Keeper:
-    """One node over all its starts. Used by the main thread only."""
-
-    def __init__(self, name: str, *, make: Callable[..., _Node], on_ready: Callable[[_Node], None]) -> None:
-        self.name = name
-        self.kills = 0
-        self.starts = 0
-        self.failed_syncs = 0
-        self._make = make
-        self._on_ready = on_ready
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
-        self._spawned = threading.Event()
-        self._process: subprocess.Popen[str] | None = None
-        self._starting: Future[_Node] | None = None
-
-    @property
-    def is_up(self) -> bool:
-        """Whether the node is meant to run."""
-        return self._starting is not None
-
-    @property
-    def ready_node(self) -> _Node | None:
-        """The node if it runs and is ready now."""
-        starting = self._starting
-        if starting is None or not starting.done() or starting.exception() is not None:
-            return None
-        node = starting.result()
-        return node if node.is_running else None
-
-    def start(self) -> None:
-        """Begin to start the node without waiting for it."""
-        assert not self.is_up, f"{self.name} is up"
-        self.starts += 1
-        self._spawned.clear()
-        self._starting = self._thread.submit(self._start)
-
-    def _start(self) -> _Node:
-        node = self._make(on_spawned=self._note)
-        self._on_ready(node)
-        return node
-
-    def _note(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self._spawned.set()
-
-    def node(self) -> _Node:
-        """The running node, once it is ready. Raises AssertionError if it does not come up or is gone."""
-        assert self._starting is not None, f"{self.name} is not up"
-        node = self._starting.result(READY_WITHIN_S)
-        assert node.is_running, f"{self.name} has ended by itself\n{node.log()}"
-        return node
-
-    def kill(self) -> None:
-        """`kill -9`, wherever it is on its way up; returns when it is gone."""
-        assert self._starting is not None, f"{self.name} is not up"
-        self.kills += 1
-        assert self._spawned.wait(READY_WITHIN_S), f"{self.name}: no process"
-        assert self._process is not None
-        ended_itself = self._process.poll() is not None
-        if not ended_itself:
-            self._process.kill()
-        try:
-            node = self._starting.result(READY_WITHIN_S)
-        except AssertionError:
-            if ended_itself:
-                raise
-        else:
-            node.kill()
-            assert not ended_itself, f"{self.name} had ended by itself\n{node.log()}"
-        finally:
-            self._starting = None
-
-    def wait_failed(self, *, within_s: float) -> bool:
-        """Whether the node ends by itself in time, as one must whose disk fails; if not, it is killed.
-
-        Raises AssertionError if it ends with any other exit code than 2.
-        """
-        node = self.node()
-        code = node.wait_ended(within_s=within_s)
-        if code is None:
-            self.kill()
-            return False
-        self._starting = None
-        self.failed_syncs += 1
-        assert code == 2, f"{self.name} ended with {code} after a sync failed\n{node.log()}"
-        return True
-
-    def stop(self) -> None:
-        """SIGTERM. Raises AssertionError unless it ends with 0 and in time."""
-        node = self.node()
-        node.stop()  # kills it if that takes too long
-        self._starting = None
-
-    def close(self) -> None:
-        """End every process, also after a failure."""
-        try:
-            if self.is_up:
-                # Its end, and whether it had come, was judged before.
-                with suppress(AssertionError):
-                    self.kill()
-        finally:
-            self._thread.shutdown()
-
-
-class _World:
+class _World(TrioThread):
     """Links, producer and peers, in a trio thread of their own."""
 
     def __init__(self, plan: Plan, *, master_store: Path, violations: list[str]) -> None:
@@ -195,10 +75,6 @@ class _World:
         self._plan = plan
         self._master_store = master_store
         self._violations = violations
-        self._ready = threading.Event()
-        self._failure: BaseException | None = None
-        self._token: trio.lowlevel.TrioToken | None = None
-        self._nursery: trio.Nursery | None = None
         self._produced = trio.Event()
         self._guests = 0
         self._guests_gone = trio.Event()
@@ -210,37 +86,24 @@ class _World:
         """What passes them."""
         self.producer = Producer(plan.setup.load, seed=plan.seed)
         self._impostors: dict[int, trio.CancelScope] = {}
-        self._thread = threading.Thread(target=self._run, name="world", daemon=True)
-        self._thread.start()
-        assert self._ready.wait(WORLD_WITHIN_S), "the links' thread did not start"
-        if self._failure is not None:
-            raise self._failure
+        super().__init__()
 
-    def _run(self) -> None:
-        try:
-            trio.run(self._main)
-        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
-            self._failure = error
-        finally:
-            self._ready.set()
+    async def _begin(self, nursery: trio.Nursery) -> None:
+        for index in range(self._plan.setup.slaves):
+            link = Link(seed=self._plan.seed + index)
+            await nursery.start(link.serve)
+            self.links.append(link)
+            metadata_link = Link(watch=self.copies[index].connection)
+            await nursery.start(metadata_link.serve)
+            self.metadata_links.append(metadata_link)
+        nursery.start_soon(self._watch_writes)
 
-    async def _main(self) -> None:
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            self._token = trio.lowlevel.current_trio_token()
-            for index in range(self._plan.setup.slaves):
-                link = Link(seed=self._plan.seed + index)
-                await nursery.start(link.serve)
-                self.links.append(link)
-                metadata_link = Link(watch=self.copies[index].connection)
-                await nursery.start(metadata_link.serve)
-                self.metadata_links.append(metadata_link)
-            self._ready.set()
-            while True:
-                written_s = last_write_s(self._master_store)
-                if written_s is not None:
-                    self.producer.ledger.note_write(written_s)
-                await trio.sleep(WRITES_SEEN_EVERY_S)
+    async def _watch_writes(self) -> None:
+        while True:
+            written_s = last_write_s(self._master_store)
+            if written_s is not None:
+                self.producer.ledger.note_write(written_s)
+            await trio.sleep(WRITES_SEEN_EVERY_S)
 
     def _check_copy(self, index: int, copy: Copy) -> None:
         """What the master had acknowledged when it was asked is in its answer."""
@@ -248,28 +111,6 @@ class _World:
             acknowledged = self.producer.ledger.acknowledged_before(copy.asked_s)
             where = f"the answer to {slave_name(index)}"
             self._violations += check_offsets(copy.offsets, acknowledged, where=where)
-
-    def call(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Call a function in the trio thread."""
-        if self._failure is not None:
-            raise self._failure
-        return trio.from_thread.run_sync(partial(function, *arguments, **options), trio_token=self._token)
-
-    def run(self, function: Callable[..., Any], *arguments: Any, within_s: float) -> Any:
-        """Run an async function in the trio thread; raises TooSlowError after `within_s`."""
-
-        async def bounded() -> Any:
-            with trio.fail_after(within_s):
-                return await function(*arguments)
-
-        if self._failure is not None:
-            raise self._failure
-        return trio.from_thread.run(bounded, trio_token=self._token)
-
-    def spawn(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Start a task that lives until the end at most."""
-        assert self._nursery is not None
-        self.call(self._nursery.start_soon, function, *arguments)
 
     def invite(self, stay: Callable[[], Awaitable[None]]) -> None:
         """Start a peer that leaves by itself."""
@@ -318,13 +159,6 @@ class _World:
         self.links[index].target = target
         self.links[index].cut(reset=False)
 
-    def close(self) -> None:
-        if self._thread.is_alive() and self._nursery is not None and self._token is not None:
-            trio.from_thread.run_sync(self._nursery.cancel_scope.cancel, trio_token=self._token)
-        self._thread.join(WORLD_WITHIN_S)
-        if self._failure is not None:
-            raise self._failure
-
 
 class Cluster:
     """Everything that a run is about. A context manager that leaves no process and no thread behind.
@@ -370,7 +204,7 @@ class Cluster:
         self._archive: NodeArchive | None = None
         self._world = _World(plan, master_store=self.store(MASTER), violations=self.violations)
         self.keepers = {
-            name: _Keeper(name, make=partial(self._make, name), on_ready=partial(self._take_ready, name))
+            name: Keeper(name, make=partial(self._make, name), on_ready=partial(self._take_ready, name))
             for name in plan.setup.nodes
         }
 
@@ -407,7 +241,7 @@ class Cluster:
         """What a node wrote to stderr, over all its starts."""
         return self.folder / f"{name}.log"
 
-    def _make(self, name: str, *, on_spawned: Callable[[subprocess.Popen[str]], None]) -> _Node:
+    def _make(self, name: str, *, on_spawned: Callable[[subprocess.Popen[str]], None]) -> Node:
         setup = self.plan.setup
         options: dict[str, Any] = {
             "mappedFileSizeCommitLog": setup.file_bytes,
@@ -428,7 +262,7 @@ class Cluster:
             program = disks.program(self._disk_fault(name))
         options["program"] = [*_with_descriptors(setup.descriptors_max), *program]
         if name == MASTER:
-            return _Node(
+            return Node(
                 self.store(name),
                 on_spawned=on_spawned,
                 role=setup.role,
@@ -439,7 +273,7 @@ class Cluster:
                 **options,
             )
         index = setup.nodes.index(name) - 1
-        return _Node(
+        return Node(
             self.store(name),
             on_spawned=on_spawned,
             role="SLAVE",
@@ -459,7 +293,7 @@ class Cluster:
             **options,
         )
 
-    def _take_ready(self, name: str, node: _Node) -> None:
+    def _take_ready(self, name: str, node: Node) -> None:
         """In a keeper's thread: lead links to the node that is up, and the producer if it is the master."""
         self._lead(name, ("127.0.0.1", node.ha_port), node.listen_address)
 
@@ -707,14 +541,14 @@ class Cluster:
         self._wait_metadata(nodes)
         return end_offset
 
-    def _wait_metadata(self, nodes: dict[str, _Node]) -> None:
+    def _wait_metadata(self, nodes: dict[str, Node]) -> None:
         """Wait until the tables of all nodes are equal, and on their disks."""
         deadline_s = time.monotonic() + self.metadata_within_s
         while differences := self._metadata_differences(nodes):
             assert time.monotonic() < deadline_s, "; ".join(differences)
             self.pause(0.1)
 
-    def _metadata_differences(self, nodes: dict[str, _Node]) -> list[str]:
+    def _metadata_differences(self, nodes: dict[str, Node]) -> list[str]:
         consumed = self.consumed
         tables = {name: trio.run(fetch_tables, node.listen_address) for name, node in nodes.items()}
         return [
@@ -727,7 +561,7 @@ class Cluster:
             *file_differences([self.store(name) for name in nodes], consumed),
         ]
 
-    def _wait_end(self, name: str, node: _Node, end_offset: int) -> None:
+    def _wait_end(self, name: str, node: Node, end_offset: int) -> None:
         status = node.wait(max_offset=end_offset, within_s=CAUGHT_UP_WITHIN_S)
         deadline_s = time.monotonic() + CAUGHT_UP_WITHIN_S
         # A slave whose master lost its log may still have the old one, and then nothing for a moment.
@@ -738,7 +572,7 @@ class Cluster:
             f"{name} ends at {status.max_offset}, not {end_offset}\n{node.log()}"
         )
 
-    def _wait_all_acked(self, node: _Node, end_offset: int, *, followers: int) -> None:
+    def _wait_all_acked(self, node: Node, end_offset: int, *, followers: int) -> None:
         deadline_s = time.monotonic() + CAUGHT_UP_WITHIN_S
         while True:
             connections = node.status().connections
@@ -805,7 +639,7 @@ class Cluster:
                 where = f"{slave}, when {name} had ended"
                 self.violations += check_offsets(offsets, copy.offsets, where=where)
 
-    def _last_success(self, node: _Node) -> tuple[float, dict[Queue, int]] | None:
+    def _last_success(self, node: Node) -> tuple[float, dict[Queue, int]] | None:
         return trio.run(fetch_last_success, node.listen_address)
 
     def _check_offsets_on_disk(self, *, is_clean: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import asdict, evolve, frozen
 
-from tests.faults.archives import ArchivePlan
+from tests.faults.archives import ArchivePlan, draw_archive
 from tests.faults.faults import (
     MASTER,
     Cut,
@@ -166,26 +166,12 @@ def make_plan(seed: int) -> Plan:
         setup=setup,
         faults=tuple(sorted(planned, key=lambda one: one.at_s)),
         master_stops_first=chance.random() < 0.5,
-        archive=_draw_archive(seed, setup),
+        archive=draw_archive(seed, setup.nodes, last_kill_s=LAST_FAULT_S),
     )
     if plan.has_impostors:
         # A master that is none may well show a slave a log that its own does not follow.
         plan = evolve(plan, setup=evolve(setup, gap_policy="fail"))
     return plan
-
-
-def _draw_archive(seed: int, setup: Setup) -> ArchivePlan | None:
-    """Drawn apart from the rest, which is what it was before there were archives."""
-    chance = random.Random(f"archive {seed}")
-    target = chance.choice((None, None, "file", "s3"))
-    if target is None:
-        return None
-    return ArchivePlan(
-        node=chance.choice(setup.nodes),
-        target=target,
-        kills_at_s=tuple(sorted(chance.uniform(0.5, LAST_FAULT_S) for _ in range(chance.randint(0, 2)))),
-        seed=seed,
-    )
 
 
 def _collide(one: Planned, other: Planned) -> bool:

@@ -18,9 +18,15 @@ from attrs import evolve
 from trioha.archive.archiver import Archiver
 from trioha.archive.layout import LOG, LogObject, log_key
 from trioha.archive.objects import ObjectFolder
+from trioha.ha.set_commit import SetGroupCommit
+from trioha.ha.sync_state_set import SyncStateSet
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.offsets import ConsumerOffsets
 from trioha.metadata.replica import CopiedTable, MetadataReplica
+from trioha.store.log_files import LogFiles
+from trioha.store.messages import AppendResult
+from trioha.store.put_status import PutStatus
+from trioha.watermark import Wait
 
 QUEUE_OFFSET_END = 28
 """End of the queue offset in a record."""
@@ -42,6 +48,14 @@ class Defect(StrEnum):
     """An archiver stores one byte of a record wrong, one that no checksum covers."""
     ARCHIVED_OBJECT_LOST = "archived-object-lost"
     """An archiver does not store one object."""
+    ACKED_BY_ITSELF = "acked-by-itself"
+    """A master in controller mode answers PUT_OK before all of its sync-state set have the message."""
+    SET_SHRUNK_ALONE = "set-shrunk-alone"
+    """A master takes a slave whose connection was lost out of its set without asking a controller."""
+    SET_GROWN_EARLY = "set-grown-early"
+    """A master proposes a slave for its set as soon as it is connected."""
+    CUT_COMES_BACK = "cut-comes-back"
+    """Bytes that were cut are in their file again: their cut was not on the disk."""
 
     @property
     def program(self) -> list[str]:
@@ -134,7 +148,57 @@ def _lose_an_archived_object() -> None:
     ObjectFolder.put = put_others
 
 
+def _answer_before_all_have_it() -> None:
+    begin = SetGroupCommit._begin_waits
+
+    def begin_alone(
+        self: SetGroupCommit, appended: AppendResult, request_id: int, started_s: float
+    ) -> tuple[PutStatus, Wait | None, Wait | None]:
+        status, _, disk = begin(self, appended, request_id, started_s)
+        return status, None, disk
+
+    SetGroupCommit._begin_waits = begin_alone
+
+
+def _shrink_the_set_alone() -> None:
+    disconnected = SyncStateSet.disconnected
+
+    def shrink(self: SyncStateSet, broker_id: int, *, connection_id: int, now_s: float) -> None:
+        disconnected(self, broker_id, connection_id=connection_id, now_s=now_s)
+        self.members -= {broker_id}
+        self.open_proposal = None
+        self._changed()
+
+    SyncStateSet.disconnected = shrink
+
+
+def _grow_the_set_early() -> None:
+    def connected(self: SyncStateSet, *candidates: int) -> set[int]:
+        return set(candidates)
+
+    SyncStateSet._caught_up = connected
+
+
+def _let_cut_bytes_come_back() -> None:
+    cut = LogFiles.cut
+
+    def cut_in_memory(self: LogFiles, offset: int) -> None:
+        last = next(file for file in reversed(self.files) if file.start_offset <= offset)
+        at, path = offset - last.start_offset, last.path
+        lost = path.read_bytes()[at:]
+        cut(self, offset)
+        with path.open("r+b") as written:
+            written.seek(at)
+            written.write(lost)
+
+    LogFiles.cut = cut_in_memory
+
+
 _PLANT = {
+    Defect.ACKED_BY_ITSELF: _answer_before_all_have_it,
+    Defect.SET_SHRUNK_ALONE: _shrink_the_set_alone,
+    Defect.SET_GROWN_EARLY: _grow_the_set_early,
+    Defect.CUT_COMES_BACK: _let_cut_bytes_come_back,
     Defect.ARCHIVED_BYTE_CHANGED: _archive_a_byte_wrong,
     Defect.ARCHIVED_OBJECT_LOST: _lose_an_archived_object,
     Defect.GROUPS_NOT_WRITTEN: _do_not_write_groups,

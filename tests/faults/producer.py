@@ -59,12 +59,16 @@ class Promise:
     key: str
     physical_offset: int
     body_crc32: int
+    answered_by: str = ""
+    """`host:port` of the node that did."""
 
 
 class Producer:
     """Sends for as long as `run` lives, to whichever address is in use."""
 
-    def __init__(self, settings: LoadSettings, *, seed: int) -> None:
+    def __init__(self, settings: LoadSettings, *, seed: int, commits: bool = True) -> None:
+        """`commits`: whether it also commits offsets, as a consumer of all that was promised."""
+        self._commits = commits
         self._settings = settings
         self._seed = seed
         self._chance = random.Random(f"producer {seed}")
@@ -76,6 +80,7 @@ class Producer:
         self._lost = trio.Event()
         self._lost.set()
         self._connected = trio.Event()
+        self._leaving = trio.Event()
         self._stopped = False
         self._has_sent_all = False
         self._all_committed = trio.Event()
@@ -100,6 +105,11 @@ class Producer:
             # Not twice: all waiting tasks wait for the next address already.
             self._address_known = trio.Event()
 
+    def leave(self) -> None:
+        """Connect anew, to the address in use; answers that are under way are lost."""
+        if self._client is not None:
+            self._leaving.set()
+
     def forget(self) -> None:
         """What was promised is void: the log that held it is gone, on purpose."""
         self.promises.clear()
@@ -119,14 +129,16 @@ class Producer:
         """Send until `stop`."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stay_connected)
-            nursery.start_soon(self._commit)
+            if self._commits:
+                nursery.start_soon(self._commit)
             async with trio.open_nursery() as senders:
                 for _ in range(self._settings.concurrency):
                     senders.start_soon(self._send)
             # All that was promised is committed in the end, unless the master refuses it.
             self._has_sent_all = True
-            with trio.move_on_after(COMMITTED_WITHIN_S):
-                await self._all_committed.wait()
+            if self._commits:
+                with trio.move_on_after(COMMITTED_WITHIN_S):
+                    await self._all_committed.wait()
             nursery.cancel_scope.cancel()
 
     async def _stay_connected(self) -> None:
@@ -142,7 +154,10 @@ class Producer:
                     # A master that was killed does not have the last commits: all follow again.
                     self._committed.clear()
                     self._connected.set()
-                    await client.wait_lost()
+                    async with trio.open_nursery() as waiting:
+                        waiting.start_soon(self._wait_leaving, waiting.cancel_scope)
+                        await client.wait_lost()
+                        waiting.cancel_scope.cancel()
             except PeerError:
                 pass  # not up, or down again: tried again below
             finally:
@@ -150,6 +165,11 @@ class Producer:
                 self._connected = trio.Event()
                 self._lost.set()
             await trio.sleep(RECONNECT_PAUSE_S)
+
+    async def _wait_leaving(self, scope: trio.CancelScope) -> None:
+        self._leaving = trio.Event()
+        await self._leaving.wait()
+        scope.cancel()
 
     async def _commit(self) -> None:
         """Commit offsets of a group that has consumed all that was promised."""
@@ -229,7 +249,9 @@ class Producer:
             queue = (header.topic, stored.queue_id)
             self.consumed[queue] = max(self.consumed.get(queue, 0), stored.queue_offset + 1)
             # Store host and physical offset, in hex (spec store 2.7).
-            self.promises.append(Promise(key, int(message_id[-16:], 16), crc32(body)))
+            self.promises.append(
+                Promise(key, int(message_id[-16:], 16), crc32(body), answered_by=client.address)
+            )
 
     def _body(self) -> bytes:
         longest = self._settings.body_bytes_max

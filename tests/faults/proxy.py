@@ -3,7 +3,8 @@
 Theory of operation. A `Link` listens on a port of its own and joins each connection that it accepts to one
 that it makes to `target`. Of every pair, two pumps carry bytes, one for each `Direction`. A pump reads a
 piece, holds it back for as long as the link says (frozen, slow), and sends it on whole: bytes are never
-changed, reordered or lost while both ends live. What the link does to them:
+changed, reordered or lost while both ends live. (Only `words` are: addresses in what a target answers, so
+that it leads clients to links, too.) What the link does to them:
 
 | call | what the two ends see |
 |---|---|
@@ -21,9 +22,10 @@ A link belongs to the trio thread that serves it.
 from __future__ import annotations
 
 import random
+import re
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
 
@@ -48,6 +50,39 @@ class Direction(StrEnum):
 BOTH = (Direction.TO_TARGET, Direction.TO_CLIENT)
 Watch = Callable[[Direction, bytes], None]
 """Is called with all bytes of one connection, before they are sent on."""
+
+
+class Substitution:
+    """Replaces words in a stream of bytes by others of their length, however the stream is cut.
+
+    The end of a piece is kept back while it may be the begin of a word.
+    """
+
+    def __init__(self, words: Mapping[bytes, bytes]) -> None:
+        assert all(len(word) == len(other) for word, other in words.items()), "frames have lengths"
+        self._words = words
+        self._pattern = re.compile(b"|".join(map(re.escape, words)))
+        self._kept = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """What may be sent on after `data`; all of it if `data` is empty, which is the stream's end."""
+        if not self._words:
+            return data
+        whole = self._pattern.sub(lambda found: self._words[found[0]], self._kept + data)
+        kept_bytes = self._begun_bytes(whole) if data else 0
+        self._kept = whole[len(whole) - kept_bytes :]
+        return whole[: len(whole) - kept_bytes]
+
+    def _begun_bytes(self, data: bytes) -> int:
+        longest = max(map(len, self._words)) - 1
+        return next(
+            (
+                size
+                for size in range(min(longest, len(data)), 0, -1)
+                if any(len(word) > size and word.startswith(data[-size:]) for word in self._words)
+            ),
+            0,
+        )
 
 
 @define(eq=False)
@@ -85,6 +120,8 @@ class _Pair:
     client: trio.SocketStream
     target: trio.SocketStream
     watch: Watch | None = None
+    substitution: Substitution = field(factory=lambda: Substitution({}))
+    """For what the target sends."""
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     is_dead: bool = False
     """The ends receive nothing from each other any more."""
@@ -104,6 +141,8 @@ class Link:
         """Where the link listens on 127.0.0.1, once it serves."""
         self.accepted = 0
         """Connections that were joined to the target."""
+        self.words: Mapping[bytes, bytes] = {}
+        """What is replaced in that which targets of new connections send."""
         self._lanes = {way: _Lane(random.Random(f"{seed} {way}")) for way in BOTH}
         self._pairs: list[_Pair] = []
         self._present = trio.Event()
@@ -211,7 +250,8 @@ class Link:
             await _close(client, reset=True)
             return
         self.accepted += 1
-        pair = _Pair(client, target, None if self._watch is None else self._watch())
+        watch = None if self._watch is None else self._watch()
+        pair = _Pair(client, target, watch, Substitution(self.words))
         self._pairs.append(pair)
         try:
             with pair.scope:
@@ -242,10 +282,16 @@ class Link:
                     except trio.BrokenResourceError:
                         data = b""
                         pair.resets = [pair.client, pair.target]
+                    is_end = not data
+                    if way is Direction.TO_CLIENT:
+                        data = pair.substitution.feed(bytes(data))
                     if lane.bytes_per_s:
                         await trio.sleep(len(data) / lane.bytes_per_s)
-                    await send.send((trio.current_time() + lane.latency_s, bytes(data)))
-                    if not data:
+                    due_s = trio.current_time() + lane.latency_s
+                    if data:
+                        await send.send((due_s, bytes(data)))
+                    if is_end:
+                        await send.send((due_s, b""))
                         return
 
     async def _deliver(

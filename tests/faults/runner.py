@@ -7,6 +7,7 @@ With `--small-disks` it mounts disks, and so has to run in a mount namespace of 
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -14,10 +15,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import cattrs
-from attrs import asdict, field, frozen
-
 from tests.faults.cluster import DELAY_LEVELS, INDEX, QUEUES, Cluster, exit_on_sigterm, processes_naming
+from tests.faults.controlled.plan import is_controlled, make_group_plan
+from tests.faults.controlled.runner import run_group
 from tests.faults.faults import MASTER
 from tests.faults.invariants import (
     check_clean_store,
@@ -29,6 +29,7 @@ from tests.faults.invariants import (
 from tests.faults.metadata import file_differences
 from tests.faults.plan import Plan, make_plan
 from tests.faults.rebuilt import Shape, check_rebuilt
+from tests.faults.report import Report
 from trioha.errors import TriohaError
 from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.tags import DelayLevels
@@ -37,59 +38,30 @@ PLAN_FILE = "plan.json"
 REPORT_FILE = "report.json"
 
 
-@frozen
-class Report:
-    """How a run went."""
-
-    seed: int
-    folder: str
-    violations: list[str]
-    """Empty if all invariants held."""
-    seconds: float
-    end_offset: int = -1
-    """Where all logs ended; -1 if the run did not come so far."""
-    promises: int = 0
-    """Messages that were answered PUT_OK."""
-    kills: int = 0
-    starts: int = 0
-    metadata_copies: int = 0
-    """Copies of consumer offsets that slaves have received."""
-    offset_checks: int = 0
-    """How often the offsets of a slave were checked when the node that it copies from had ended."""
-    failed_syncs: int = 0
-    """Nodes that ended because a sync failed."""
-    hostile_frames: int = 0
-    """Hostile frames that were answered, passed over or closed for."""
-    statuses: dict[str, int] = field(factory=dict)
-    faults: list[str] = field(factory=list)
-    """The faults of the plan, by kind."""
-    archive: str | None = None
-    """Where the archive was that was restored and compared: file or s3."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether all invariants held."""
-        return not self.violations
-
-    def to_json(self) -> dict[str, Any]:
-        """For machines."""
-        return {"ok": self.ok, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Report:
-        """The value of `to_json`."""
-        return cattrs.structure({key: value for key, value in document.items() if key != "ok"}, cls)
-
-
-def run_seed(seed: int, folder: Path, *, small_disks: bool = False) -> Report:
+def run_seed(seed: int, folder: Path, *, small_disks: bool = False, controller: str | None = None) -> Report:
     """Carry out the plan of `seed` in `folder`, which is made, and check all invariants.
 
-    With `small_disks`, disks that fill up are mounted, and not only said to be full.
+    With `small_disks`, disks of a pair or chain that fill up are mounted, and not only said to be full.
+    `controller` names a real one (`controlled.controllers`); without it groups have a scripted one.
     Everything stays in the folder: stores, logs, recordings, `plan.json` and `report.json`.
     """
-    plan = make_plan(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / PLAN_FILE).write_text(json.dumps(plan.describe(), indent=2, default=str) + "\n")
+    (folder / PLAN_FILE).write_text(json.dumps(describe_plan(seed), indent=2, default=str) + "\n")
+    if is_controlled(seed):
+        report = run_group(seed, folder, controller=controller)
+    else:
+        report = run_cluster(make_plan(seed), folder, small_disks=small_disks)
+    (folder / REPORT_FILE).write_text(json.dumps(report.to_json(), indent=2) + "\n")
+    return report
+
+
+def describe_plan(seed: int) -> dict[str, Any]:
+    """The plan of a seed, for machines."""
+    return make_group_plan(seed).describe() if is_controlled(seed) else make_plan(seed).describe()
+
+
+def run_cluster(plan: Plan, folder: Path, *, small_disks: bool = False) -> Report:
+    """A run of a master and its slaves, without a controller."""
     began_s = time.monotonic()
     violations: list[str] = []
     end_offset = -1
@@ -110,8 +82,8 @@ def run_seed(seed: int, folder: Path, *, small_disks: bool = False) -> Report:
     left = processes_naming(folder)
     if left:
         violations.append(f"processes are left: {left}")
-    report = Report(
-        seed=seed,
+    return Report(
+        seed=plan.seed,
         folder=str(folder),
         violations=violations,
         seconds=round(time.monotonic() - began_s, 2),
@@ -127,8 +99,6 @@ def run_seed(seed: int, folder: Path, *, small_disks: bool = False) -> Report:
         faults=[type(planned.fault).__name__ for planned in plan.faults],
         archive=None if plan.archive is None else plan.archive.target,
     )
-    (folder / REPORT_FILE).write_text(json.dumps(report.to_json(), indent=2) + "\n")
-    return report
 
 
 def carry_out(plan: Plan, cluster: Cluster) -> None:
@@ -180,7 +150,13 @@ def check_end(plan: Plan, cluster: Cluster, end_offset: int) -> list[str]:
 def main() -> int:
     """Run one seed and print its report as one line of JSON; exit code 1 if an invariant did not hold."""
     exit_on_sigterm()
-    report = run_seed(int(sys.argv[1]), Path(sys.argv[2]), small_disks="--small-disks" in sys.argv[3:])
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.runner")
+    parser.add_argument("seed", type=int)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--small-disks", action="store_true")
+    parser.add_argument("--controller")
+    found = parser.parse_args()
+    report = run_seed(found.seed, found.folder, small_disks=found.small_disks, controller=found.controller)
     print(json.dumps(report.to_json()), flush=True)
     return 0 if report.ok else 1
 

@@ -8,12 +8,14 @@ from functools import partial
 
 import pytest
 
-from tests.faults.__main__ import run_seeds
+from tests.faults.__main__ import run_seeds, wants_real
 from tests.faults.cluster import processes_naming
+from tests.faults.controlled.controllers import SCRIPTED, VERSION
+from tests.faults.controlled.plan import is_controlled
 
 pytestmark = pytest.mark.process
 
-SEEDS = range(8, 20)
+SEEDS = range(8, 26)
 """`python -m tests.faults` runs any number of others."""
 
 
@@ -28,6 +30,9 @@ def test_no_promise_is_broken_whatever_fault_comes(tmp_path):
     # The faults were real, and so was the load.
     assert sum(report.kills for report in reports) >= 10
     assert all(report.promises for report in reports)
+    groups = [report for report in reports if is_controlled(report.seed)]
+    assert {report.controller for report in groups} == {VERSION if wants_real(None) else SCRIPTED}
+    assert sum(report.elections for report in groups) >= 2 * len(groups)
     assert sum(report.offset_checks for report in reports)
     assert {report.archive for report in reports} == {None, "file", "s3"}
     assert list(tmp_path.iterdir()) == []

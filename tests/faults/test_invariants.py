@@ -15,7 +15,7 @@ from tests.faults.invariants import (
     held_messages,
 )
 from tests.faults.producer import Promise
-from tests.faults.runner import Report
+from tests.faults.report import Report
 from tests.recording.sessions import Event, write_session
 from trioha.recording.events import CloseReason, Kind, PutStatus
 from trioha.store.message_properties import encode_properties

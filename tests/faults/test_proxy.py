@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 import trio
 
-from tests.faults.proxy import BOTH, Direction, Link
+from tests.faults.proxy import BOTH, Direction, Link, Substitution
 
 PATIENCE_S = 5
 QUIET_S = 0.1
@@ -229,3 +229,24 @@ async def test_no_target_refuses_and_a_healed_link_joins_again():
         await again.send_all(b"fine")
         with trio.fail_after(PATIENCE_S):
             assert await read(await accepted.receive(), 4) == b"fine"
+
+
+WORDS = {b"127.0.0.1:12345": b"127.0.0.1:54321", b"127.0.0.1:23456": b"127.0.0.1:65432"}
+TEXT = b'{"a":"127.0.0.1:12345","b":"127.0.0.1:23456;127.0.0.1:12345","c":"127.0.0.1:11111"}'
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 2, 7, 16, 1000])
+def test_words_are_replaced_however_the_stream_is_cut(piece_bytes):
+    substitution = Substitution(WORDS)
+    pieces = [TEXT[at : at + piece_bytes] for at in range(0, len(TEXT), piece_bytes)]
+    sent = b"".join(map(substitution.feed, pieces)) + substitution.feed(b"")
+    assert sent == TEXT.replace(b"12345", b"54321").replace(b"23456", b"65432")
+
+
+def test_nothing_is_kept_back_but_the_begin_of_a_word():
+    substitution = Substitution(WORDS)
+    assert substitution.feed(b"abc") == b"abc"
+    assert substitution.feed(b"x127.0.0.1:123") == b"x"
+    assert substitution.feed(b"99") == b"127.0.0.1:12399"
+    assert substitution.feed(b"y127") == b"y"
+    assert substitution.feed(b"") == b"127"

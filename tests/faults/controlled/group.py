@@ -1,0 +1,672 @@
+"""A group of nodes in controller mode, its controller, its links and its producers, for one run.
+
+Theory of operation. As in `tests.faults.cluster`: the main thread breaks one thing after the other and may
+block, nodes have threads of their own, links and producers are trio tasks in one more.
+
+Each node has ports that stay, and links to all that it dials: its controller, and the client's and HA port of
+each other node. Controllers and masters answer with addresses; on their way through a link they become those
+of the links of that node (`Link.words`). So each pair can be cut off from each other, in each direction.
+Producers dial nodes directly: a master that is cut off from all others is still reached by its clients.
+
+One producer follows the master, as the controller or a name server says who that is. Each node has another
+one, which sends to it whatever its role: a node that is no master has to refuse it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import trio
+from attrs import evolve, frozen
+
+from tests.faults import disks
+from tests.faults.archives import NodeArchive
+from tests.faults.cluster import DELAY_LEVELS, INDEX, QUEUES
+from tests.faults.controlled.controllers import Controller, open_controller
+from tests.faults.controlled.faults import Mend, Side, Who
+from tests.faults.controlled.invariants import History, read_epochs
+from tests.faults.controlled.plan import GroupPlan
+from tests.faults.keeper import Keeper, Node
+from tests.faults.producer import Producer, Promise
+from tests.faults.proxy import BOTH, Link
+from tests.faults.trio_thread import TrioThread
+from tests.interop.controller import CLUSTER, ask
+from tests.interop.node import DIE_WITH_PARENT
+from tests.ports import free_port
+from trioha.controller import protocol
+from trioha.controller.protocol import EpochCache, MemberSet, ReplicaInfo, to_request
+from trioha.errors import PeerError, RemoteProtocolError, TriohaError
+from trioha.remoting.client import RemotingClient, open_client
+from trioha.remoting.codes import ResponseCode
+from trioha.remoting.name_server import fetch_broker_groups
+
+BEGUN_WITHIN_S = 60.0
+SETTLED_WITHIN_S = 90.0
+"""A controller may have to start, and the last of several elections may have to be waited for."""
+KEPT_FOR_S = 3.0
+"""How long nodes without a controller are looked at until all are equal, before it is let back."""
+WORLD_WITHIN_S = 10.0
+POLL_S = 0.05
+FIND_EVERY_S = 0.2
+ASK_TIMEOUT_S = 1.0
+STUBBORN_RATE = 20.0
+DIRECT = "127.0.0.1"
+
+LinkName = tuple[str, str, str]
+"""What it leads to (`CONTROLLER`, `CLIENT` or `HA`), who dials, and whose port that is."""
+CONTROLLER = "controller"
+CLIENT = "client"
+HA = "ha"
+
+
+@frozen
+class NodePorts:
+    """Where a node listens, over all its starts."""
+
+    listen: int
+    ha: int
+
+    @property
+    def address(self) -> str:
+        """Where clients dial it."""
+        return f"{DIRECT}:{self.listen}"
+
+
+@frozen
+class Seen:
+    """What the controller said last."""
+
+    epoch: int
+    master: str | None
+    """Name of the node; None while there is none."""
+    members: frozenset[int]
+
+
+class _World(TrioThread):
+    """Links and producers, in a trio thread of their own."""
+
+    def __init__(
+        self,
+        plan: GroupPlan,
+        ports: Mapping[str, NodePorts],
+        *,
+        broker_name: str,
+        controller: str,
+        name_server: str | None,
+    ) -> None:
+        self._plan = plan
+        self._ports = ports
+        self._names = {one.address: name for name, one in ports.items()}
+        self._broker_name = broker_name
+        self._controller = controller
+        self._name_server = name_server
+        self._produced = trio.Event()
+        self._finding = trio.CancelScope()
+        self.links: dict[LinkName, Link] = {}
+        self.targets: dict[LinkName, tuple[str, int]] = {}
+        self.seen = Seen(0, None, frozenset())
+        self.masters: dict[int, set[str]] = {}
+        """Of each epoch, as the controller said it."""
+        load = plan.setup.load
+        self.follower = Producer(load, seed=plan.seed << 4, commits=False)
+        stubborn = evolve(load, concurrency=2, rate=STUBBORN_RATE)
+        self.producers = [
+            self.follower,
+            *(
+                Producer(stubborn, seed=(plan.seed << 4) + number, commits=False)
+                for number in range(1, plan.setup.members + 1)
+            ),
+        ]
+        super().__init__()
+
+    async def _begin(self, nursery: trio.Nursery) -> None:
+        host, _, port = self._controller.rpartition(":")
+        for dialler in self._ports:
+            self.targets[CONTROLLER, dialler, ""] = (host, int(port))
+            for other, ports in self._ports.items():
+                if other != dialler:
+                    self.targets[CLIENT, dialler, other] = (DIRECT, ports.listen)
+                    self.targets[HA, dialler, other] = (DIRECT, ports.ha)
+        for number, (name, target) in enumerate(self.targets.items()):
+            link = self.links[name] = Link(seed=self._plan.seed + number)
+            link.target = target
+            await nursery.start(link.serve)
+        for dialler in self._ports:
+            words = {
+                f"{DIRECT}:{target[1]}".encode(): self.links[name].address.encode()
+                for name, target in self.targets.items()
+                if name[1] == dialler and name[0] != CONTROLLER
+            }
+            for name, link in self.links.items():
+                if name[1] == dialler and name[0] != HA:
+                    link.words = words
+        nursery.start_soon(self._watch_controller)
+
+    async def _watch_controller(self) -> None:
+        """Ask the controller for the master, again and again."""
+        while True:
+            with suppress(PeerError, RemoteProtocolError):
+                async with open_client(self._controller, connect_timeout_s=ASK_TIMEOUT_S) as client:
+                    while True:
+                        await self._look(client)
+                        await trio.sleep(POLL_S)
+            await trio.sleep(POLL_S)
+
+    async def _look(self, client: RemotingClient) -> None:
+        asked = to_request(protocol.ReplicaInfoRequest(broker_name=self._broker_name))
+        answer = await client.request(asked, timeout_s=ASK_TIMEOUT_S)
+        if answer.code != ResponseCode.SUCCESS:
+            return  # nobody has registered yet
+        info = ReplicaInfo.of(answer.ext_fields)
+        has_master = info.master_id is not None and info.master_id > 0 and info.master_address
+        master = self._names.get(str(info.master_address)) if has_master else None
+        self.seen = Seen(info.master_epoch or 0, master, MemberSet.of_body(answer.body).members)
+        if master is not None:
+            self.masters.setdefault(self.seen.epoch, set()).add(master)
+
+    async def produce(self) -> None:
+        """Run all producers until `wait_produced`."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._find)
+            async with trio.open_nursery() as producers:
+                for producer in self.producers:
+                    producers.start_soon(producer.run)
+                for producer, ports in zip(self.producers[1:], self._ports.values(), strict=True):
+                    producer.use(ports.address)
+            nursery.cancel_scope.cancel()
+        self._produced.set()
+
+    async def wait_produced(self) -> None:
+        """End the load; returns when all answers are there."""
+        for producer in self.producers:
+            producer.stop()
+        await self._produced.wait()
+
+    async def _find(self) -> None:
+        """Lead the producer that follows the master to it."""
+        used: str | None = None
+        while True:
+            found = self._ports[self.seen.master].address if self.seen.master is not None else None
+            if self._name_server is not None:
+                found = await self._registered_master(self._name_server)
+            if found is not None and found != used:
+                used = found
+                # A new address counts when the connection to the old one has ended: that ends here.
+                self.follower.use(found)
+                self.follower.leave()
+            await trio.sleep(FIND_EVERY_S)
+
+    async def _registered_master(self, name_server: str) -> str | None:
+        try:
+            async with open_client(name_server, connect_timeout_s=ASK_TIMEOUT_S) as client:
+                groups = await fetch_broker_groups(client, timeout_s=ASK_TIMEOUT_S)
+        except (PeerError, RemoteProtocolError):
+            return None
+        return next((one.addresses.get(0) for one in groups if one.broker_name == self._broker_name), None)
+
+
+class Group:
+    """Everything that a run is about. A context manager that leaves no process and no thread behind.
+
+    Methods belong to the main thread. They raise AssertionError where a node does not do what it must.
+    """
+
+    def __init__(
+        self,
+        plan: GroupPlan,
+        folder: Path,
+        *,
+        controller: str | None = None,
+        programs: Mapping[str, list[str]] | None = None,
+    ) -> None:
+        """`controller` names a real one (`controllers.ControllerService.arguments`); None: a scripted one.
+
+        `programs` are what nodes, and the archiver (`archiver`), run instead of `trioha`: those of
+        `tests.faults.planted`.
+        """
+        self.plan = plan
+        self.folder = folder
+        self.passed_over = 0
+        """Faults that found nothing to break."""
+        self.deaths = 0
+        """Nodes that died at a call that they were armed for."""
+        self.history = History()
+        self._programs = programs or {}
+        self._broken: set[str] = set()
+        self._archive: NodeArchive | None = None
+        self._name_server: subprocess.Popen[bytes] | None = None
+        self._is_controller_up = True
+        self._broker_name = f"faults-{plan.seed}"
+        self.ports = {name: _ports() for name in plan.setup.nodes}
+        self.controller: Controller = open_controller(controller, folder=folder, run=str(plan.seed))
+        name_server = self._start_name_server() if plan.setup.finds_master_by == "name server" else None
+        self._name_server_address = name_server or f"{DIRECT}:9"
+        self.world = _World(
+            plan,
+            self.ports,
+            broker_name=self._broker_name,
+            controller=self.controller.address,
+            name_server=name_server,
+        )
+        self.keepers = {
+            name: Keeper(name, make=partial(self._make, name), on_ready=_ignore) for name in plan.setup.nodes
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            for keeper in self.keepers.values():
+                keeper.close()
+            if self._archive is not None:
+                self._archive.close()
+        finally:
+            try:
+                self.controller.close()
+                if self._name_server is not None:
+                    self._name_server.kill()
+                    self._name_server.wait()
+            finally:
+                self.world.close()
+
+    # -- what there is -------------------------------------------------------------------------------------
+
+    def store(self, name: str) -> Path:
+        """Store of a node."""
+        return self.folder / name
+
+    def recordings(self, name: str) -> Path:
+        """Recorded sessions of a node."""
+        return self.folder / "recordings" / name
+
+    def log_file(self, name: str) -> Path:
+        """What a node wrote to stderr, over all its starts."""
+        return self.folder / f"{name}.log"
+
+    @property
+    def promises(self) -> list[Promise]:
+        """What was answered PUT_OK so far, by anybody."""
+        return [promise for producer in self.world.producers for promise in list(producer.promises)]
+
+    @property
+    def statuses(self) -> dict[str, int]:
+        """Puts of the producer that follows the master, by their answers."""
+        return dict(self.world.follower.statuses)
+
+    @property
+    def kills(self) -> int:
+        """How often a node was killed."""
+        return sum(keeper.kills for keeper in self.keepers.values())
+
+    @property
+    def elections(self) -> int:
+        """Epochs that had a master, as the controller said."""
+        return len(self.world.masters)
+
+    def broker_id(self, name: str) -> int | None:
+        """The id that the controller gave a node; None if it has none yet."""
+        try:
+            return int((self.store(name) / "brokerIdentity").read_text().rpartition("#")[2])
+        except FileNotFoundError:
+            return None
+
+    def epochs(self, name: str) -> EpochCache:
+        """The epochs of a node's log. Raises TriohaError."""
+        answer = ask(self.ports[name].address, to_request(protocol.EpochCacheRequest()))
+        return EpochCache.of_body(answer.body)
+
+    # -- nodes ---------------------------------------------------------------------------------------------
+
+    def _make(self, name: str, *, on_spawned: Callable[[subprocess.Popen[str]], None]) -> Node:
+        setup, number = self.plan.setup, self.plan.setup.nodes.index(name)
+        shim = [sys.executable, "-m", "tests.faults.controlled.dying"]
+        program = self._programs.get(name, [*shim, str(self._disk_file(name)), str(self._death_file(name))])
+        return Node(
+            self.store(name),
+            on_spawned=on_spawned,
+            role="SLAVE",
+            ha_port=self.ports[name].ha,
+            program=program,
+            brokerId=-1,
+            brokerClusterName=CLUSTER,
+            brokerName=self._broker_name,
+            listenPort=self.ports[name].listen,
+            namesrvAddr=self._name_server_address,
+            enableControllerMode="true",
+            controllerAddr=self.world.links[CONTROLLER, name, ""].address,
+            allAckInSyncStateSet="true",
+            inSyncReplicas=1,
+            minInSyncReplicas=setup.min_in_sync_replicas,
+            slaveTimeout=setup.slave_timeout_ms,
+            flushDiskType=setup.flush_disk_types[number],
+            flushIntervalCommitLog=50,
+            mappedFileSizeCommitLog=setup.file_bytes,
+            mappedFileSizeConsumeQueue=QUEUES.file_bytes,
+            maxHashSlotNum=INDEX.hash_slots,
+            maxIndexNum=INDEX.index_num,
+            maxMessageSize=60_000,
+            messageDelayLevel=DELAY_LEVELS,
+            haSendHeartbeatInterval=200,
+            haHousekeepingInterval=setup.housekeeping_ms,
+            haTransferBatchSize=setup.transfer_batch_bytes,
+            haMaxTimeSlaveNotCatchup=setup.not_caught_up_ms,
+            syncBrokerMetadataPeriod=500,
+            syncControllerMetadataPeriod=1000,
+            brokerHeartbeatInterval=200,
+            controllerHeartBeatTimeoutMills=setup.silent_ms,
+            **{
+                "trioha.haAckMode": setup.ack_mode,
+                "trioha.haTailCheck": setup.tail_check_bytes,
+                "trioha.recordDir": self.recordings(name),
+            },
+        )
+
+    def take(self, who: Who, which: int) -> str | None:
+        """A node in that role that nothing is the matter with: it is for one fault from now on."""
+        master = self.world.seen.master
+        free = [
+            name
+            for name in self.keepers
+            if (name == master) == (who is Who.MASTER) and name not in self._broken
+        ]
+        if not free:
+            return None
+        name = free[which % len(free)]
+        self._broken.add(name)
+        return name
+
+    def take_elected(self, *, not_name: str, within_s: float) -> str | None:
+        """The master that is elected in place of a node, if one is in time."""
+        deadline_s = time.monotonic() + within_s
+        while time.monotonic() < deadline_s:
+            if self.world.seen.master not in {None, not_name}:
+                return self.take(Who.MASTER, 0)
+            self.pause(POLL_S / 5)
+        return None
+
+    def release(self, name: str) -> None:
+        """Its fault is over."""
+        self._broken.discard(name)
+
+    def start(self, name: str) -> None:
+        """Begin to start a node."""
+        self.keepers[name].start()
+
+    def kill(self, name: str) -> None:
+        """`kill -9`."""
+        self.keepers[name].kill()
+        self._note_epochs(name)
+
+    def _note_epochs(self, name: str) -> None:
+        """A node has ended: what epochs did its log have?"""
+        self.history.note_epochs(name, read_epochs(self.store(name)))
+
+    def stop(self, name: str) -> None:
+        """SIGTERM, and a clean end."""
+        self.keepers[name].stop()
+        self._note_epochs(name)
+        assert not (self.store(name) / "abort").exists(), f"{name}: abort is there after a clean stop"
+
+    def hang(self, name: str) -> None:
+        """SIGSTOP."""
+        self.keepers[name].node().hang()
+
+    def resume(self, name: str) -> None:
+        """SIGCONT."""
+        self.keepers[name].node().resume()
+
+    def _death_file(self, name: str) -> Path:
+        return self.folder / f"{name}.death"
+
+    def arm(self, name: str, doing: str, at_call: int) -> None:
+        """Let a node die at a call to its disk while it does something: see `controlled.dying`."""
+        self._death_file(name).write_text(f"{doing} {at_call}")
+
+    def disarm(self, name: str, *, within_s: float) -> bool:
+        """Whether the node died of it, waiting for that until it follows its master again."""
+        file = self._death_file(name)
+        deadline_s = time.monotonic() + within_s
+        while file.exists() and time.monotonic() < deadline_s and not self._follows(name):
+            self.pause(POLL_S)
+        try:
+            file.unlink()
+        except FileNotFoundError:
+            self.keepers[name].reap()
+            self._note_epochs(name)
+            self.deaths += 1
+            return True
+        return False
+
+    def _follows(self, name: str) -> bool:
+        node = self.keepers[name].ready_node
+        if node is None:
+            return False
+        try:
+            client = node.status().client
+        except (TriohaError, AssertionError):
+            return False
+        return client is not None and client.state == "TRANSFER"
+
+    def _disk_file(self, name: str) -> Path:
+        return self.folder / f"{name}.disk"
+
+    def set_disk(self, name: str, *, is_full: bool) -> None:
+        """Leave a node's disk no space, or give it some. The node must be there."""
+        disks.set_fault(self._disk_file(name), disks.FULL if is_full else disks.HEALTHY)
+        self.keepers[name].node()
+
+    def pause(self, seconds: float) -> None:
+        """Let the others go on for a while."""
+        time.sleep(seconds)
+
+    # -- links ---------------------------------------------------------------------------------------------
+
+    def link(self, link: LinkName, call: str, *arguments: Any, **options: Any) -> None:
+        """Call a method of a link."""
+        self.world.call(getattr(self.world.links[link], call), *arguments, **options)
+
+    def links_of(self, name: str, side: Side) -> Iterator[LinkName]:
+        """Links between a node and others."""
+        for link in self.world.links:
+            kind, *ends = link
+            if name in ends and side in {Side.BOTH, Side.CONTROLLER if kind == CONTROLLER else Side.MEMBERS}:
+                yield link
+
+    def cut_off(self, name: str, side: Side, *, is_silent: bool) -> None:
+        """Cut a node off: bytes do not arrive, or connections end and are refused."""
+        for link in self.links_of(name, side):
+            if is_silent:
+                self.link(link, "freeze", *BOTH)
+            else:
+                self.world.call(setattr, self.world.links[link], "target", None)
+                self.link(link, "cut", reset=True)
+
+    def heal(self, name: str) -> None:
+        """End all faults of a node's links."""
+        for link in self.links_of(name, Side.BOTH):
+            self.world.call(setattr, self.world.links[link], "target", self.world.targets[link])
+            self.link(link, "heal")
+
+    def replication_links(self, which: int) -> list[LinkName]:
+        """The link of a slave to its master; none while there is no master."""
+        master = self.world.seen.master
+        slaves = [name for name in self.keepers if name != master]
+        return [] if master is None else [(HA, slaves[which % len(slaves)], master)]
+
+    # -- controller and name server ------------------------------------------------------------------------
+
+    def stop_controller(self) -> Mend | None:
+        """`kill -9` of the controller; returns what starts it again, None if it is down."""
+        if not self._is_controller_up:
+            return None
+        self._is_controller_up = False
+        self.controller.kill()
+        return self._start_controller
+
+    def _start_controller(self) -> None:
+        self.controller.start()
+        self._is_controller_up = True
+
+    def designate(self, which: int) -> None:
+        """Ask the controller to elect a slave; it may refuse, and it may be down."""
+        slaves = [name for name in self.keepers if name != self.world.seen.master]
+        broker_id = self.broker_id(slaves[which % len(slaves)])
+        if broker_id is None:
+            return
+        wish = protocol.ElectRequest(
+            cluster_name=CLUSTER,
+            broker_name=self._broker_name,
+            broker_id=broker_id,
+            is_designated=True,
+            invoke_time_ms=time.time_ns() // 1_000_000,
+        )
+        with suppress(TriohaError):
+            ask(self.controller.address, to_request(wish))
+
+    def _start_name_server(self) -> str:
+        port = free_port()
+        with (self.folder / "name-server.log").open("wb") as log:
+            self._name_server = subprocess.Popen(
+                [
+                    *DIE_WITH_PARENT,
+                    *(sys.executable, "-m", "trioha", "namesrv", "--port", str(port)),
+                    *("--set", f"kvConfigPath={self.folder / 'kvConfig.json'}"),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        return f"{DIRECT}:{port}"
+
+    # -- the course of a run -------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start all nodes, begin the load, and wait until all are in the sync-state set and puts are kept."""
+        for keeper in self.keepers.values():
+            keeper.start()
+        for keeper in self.keepers.values():
+            keeper.node()
+        plan = self.plan.archive
+        if plan is not None:
+            program = tuple(self._programs.get("archiver", ()))
+            self._archive = NodeArchive(
+                plan, store=self.store(plan.node), folder=self.folder, program=program
+            )
+            self._archive.start()
+        self.world.spawn(self.world.produce)
+        self.wait(lambda: self.promises and self._all_in_sync(), "a set of all, and a put", BEGUN_WITHIN_S)
+
+    def wait(self, holds: Callable[[], object], what: str, within_s: float) -> None:
+        """Wait for something. Raises AssertionError after `within_s`."""
+        deadline_s = time.monotonic() + within_s
+        while not holds():
+            assert time.monotonic() < deadline_s, (
+                f"not within {within_s:.0f} s: {what}; the controller said {self.world.seen}, puts were "
+                f"answered {self.statuses}"
+            )
+            self.pause(POLL_S)
+
+    def restart_archiver(self) -> None:
+        """Kill the archiver, and start it again."""
+        assert self._archive is not None
+        self._archive.restart()
+
+    @property
+    def archiver_logs(self) -> list[Path]:
+        """What the archiver wrote, if there was one."""
+        return [] if self._archive is None else [self._archive.log_file]
+
+    def finish_archive(self, end_offset: int) -> list[str]:
+        """Archive the rest of a store whose node has stopped, and restore it; what differs."""
+        if self._archive is None:
+            return []
+        return self._archive.finish(end_offset=end_offset, file_bytes=self.plan.setup.file_bytes)
+
+    def settle(self) -> int:
+        """Mend everything, end the load, and wait until all are equal; returns the end of the log.
+
+        The controller is out of reach then: roles, set and epochs are kept.
+        """
+        for name, keeper in self.keepers.items():
+            self.heal(name)
+            if not keeper.is_up:
+                keeper.start()
+        if not self._is_controller_up:
+            self._start_controller()
+        for keeper in self.keepers.values():
+            keeper.node()
+        # The last puts go to a whole group, which must store some of them after all its faults.
+        kept = len(self.world.follower.promises)
+        self.wait(
+            lambda: len(self.world.follower.promises) > kept, "a put after all faults", SETTLED_WITHIN_S
+        )
+        self.pause(0.2)
+        self.world.run(self.world.wait_produced, within_s=SETTLED_WITHIN_S)
+        deadline_s = time.monotonic() + SETTLED_WITHIN_S
+        while True:
+            self.wait(self._all_in_sync, "all are in the sync-state set", SETTLED_WITHIN_S)
+            for name in self.keepers:
+                self.cut_off(name, Side.CONTROLLER, is_silent=False)
+            try:
+                self.wait(self._is_equal, "all logs are equal", KEPT_FOR_S)
+            except AssertionError:
+                assert time.monotonic() < deadline_s, self.differences()
+                for name in self.keepers:
+                    self.heal(name)
+                self.pause(1.0)
+            else:
+                return self.epochs(self.plan.setup.nodes[0]).max_offset
+
+    def _all_in_sync(self) -> bool:
+        ids = {self.broker_id(name) for name in self.keepers}
+        return self.world.seen.master is not None and self.world.seen.members == ids
+
+    def _is_equal(self) -> bool:
+        return not self.differences()
+
+    def differences(self) -> str:
+        """In what the nodes are not equal yet; empty if they are."""
+        found = {}
+        for name, keeper in self.keepers.items():
+            try:
+                epochs, status = self.epochs(name), keeper.node().status()
+            except TriohaError as problem:
+                return f"{name}: {problem}"
+            found[name] = (
+                epochs.max_offset,
+                status.dispatched_offset,
+                tuple((one.epoch, one.start_offset) for one in epochs.epochs),
+            )
+        (first, *others) = found.values()
+        if first[0] == first[1] and all(one == first for one in others):
+            return ""
+        return f"logs, queues and epochs end at {found}"
+
+    def end(self) -> None:
+        """Stop all nodes, each cleanly, the master last."""
+        master = self.world.seen.master
+        for name in sorted(self.keepers, key=lambda name: name == master):
+            self.stop(name)
+
+
+def _ports() -> NodePorts:
+    listen = free_port()
+    return NodePorts(listen, listen + 1)
+
+
+def _ignore(_: Node) -> None:
+    """The links lead to a node already, whether it is ready or not."""

@@ -1,0 +1,147 @@
+"""The invariants of a run with a controller: each check returns its violations, a line for each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from attrs import define, field
+
+from tests.faults.invariants import NAMED_MAX
+from tests.faults.producer import Promise
+from trioha.errors import StoreError
+from trioha.recording.events import CloseReason, Kind
+from trioha.recording.invariants import Severity, judge_session
+from trioha.recording.layout import CLOSED_NOTE
+from trioha.recording.reader import find_sessions, open_session, read_facts, read_segments
+from trioha.recording.records import read_records
+from trioha.store.epochs import EpochTable
+
+EPOCH_FILE = "epochFileCheckpoint"
+_BECAME_MASTER = re.compile(r"role from the controllers .*\bepoch=(\d+) .*\brole=master\b")
+_VERDICTS = {CloseReason.GAP, CloseReason.DIVERGED}
+"""What a slave says of a master whose log is another one: never so in these runs."""
+_NOT_JUDGED = {"timeout-after-its-time", "put-ok-has-copies"}
+"""Puts that wait end at once where a master loses its role, or where a member leaves the set."""
+
+
+def read_epochs(store: Path) -> EpochTable:
+    """The epochs of a store that nobody has open. Raises StoreError."""
+    path = store / EPOCH_FILE
+    try:
+        return EpochTable.decode(path.read_bytes())
+    except FileNotFoundError:
+        return EpochTable()
+    except ValueError as error:
+        raise StoreError(f"no epochs: {error}", path=path) from error
+
+
+@define
+class History:
+    """Who was master of each epoch, and where its bytes began, by everything that said so."""
+
+    masters: dict[int, dict[str, set[str]]] = field(factory=dict)
+    """By epoch, node and source."""
+    starts: dict[int, dict[int, set[str]]] = field(factory=dict)
+    """By epoch, offset and node."""
+
+    def note_master(self, epoch: int, node: str, source: str) -> None:
+        """Somebody said that a node was master of an epoch."""
+        self.masters.setdefault(epoch, {}).setdefault(node, set()).add(source)
+
+    def note_epochs(self, node: str, table: EpochTable) -> None:
+        """A node's log had these epochs."""
+        for entry in table.entries:
+            self.starts.setdefault(entry.epoch, {}).setdefault(entry.start_offset, set()).add(node)
+
+    def note_log(self, node: str, text: str) -> None:
+        """What a node logged of its roles."""
+        for found in _BECAME_MASTER.finditer(text):
+            self.note_master(int(found[1]), node, "its log")
+
+    def note_promises(self, promises: Iterable[Promise], table: EpochTable, names: Mapping[str, str]) -> None:
+        """Who answered PUT_OK is master of the epoch of that offset, as the last log has it."""
+        for promise in promises:
+            entry = table.entry_at(promise.physical_offset)
+            self.note_master(
+                -1 if entry is None else entry.epoch, names[promise.answered_by], "its answers PUT_OK"
+            )
+
+    def violations(self) -> list[str]:
+        """Epochs with several masters or begins, and messages of no epoch."""
+        found = [
+            f"epoch {epoch} had several masters: "
+            + "; ".join(f"{node} by {' and '.join(sorted(by))}" for node, by in sorted(masters.items()))
+            for epoch, masters in sorted(self.masters.items())
+            if len(masters) > 1
+        ]
+        found += [
+            f"epoch {epoch} begins at several offsets: "
+            + "; ".join(f"{offset} on {', '.join(sorted(nodes))}" for offset, nodes in sorted(starts.items()))
+            for epoch, starts in sorted(self.starts.items())
+            if len(starts) > 1
+        ]
+        if -1 in self.masters:
+            found.append(f"PUT_OK was said of messages before the first epoch by {sorted(self.masters[-1])}")
+        return found
+
+
+def check_epoch_files(stores: Sequence[Path], *, end_offset: int) -> list[str]:
+    """All stores have the same epochs, which begin in their order and within the log."""
+    try:
+        tables = {store.name: read_epochs(store) for store in stores}
+    except StoreError as error:
+        return [str(error)]
+    first = next(iter(tables.values()))
+    violations = [
+        f"epochs of {name} are {table.entries}, not {first.entries}"
+        for name, table in tables.items()
+        if table != first
+    ]
+    if not first.entries or first.entries[-1].start_offset > end_offset:
+        violations.append(f"epochs {first.entries} of a log that ends at {end_offset}")
+    return violations
+
+
+def check_group_recordings(folder: Path, *, unclean_ends: int) -> list[str]:
+    """A node's sessions, one for each role, can be read and say only what can be true.
+
+    All but `unclean_ends` of them were closed in order. No slave found its master's log to be another one.
+    """
+    try:
+        sessions = [open_session(path) for path in find_sessions([folder])]
+    except StoreError as error:
+        return [str(error)]
+    violations: list[str] = []
+    unclosed = 0
+    for session in sessions:
+        where = f"{folder.name}/{session.path.name}"
+        facts, damage = read_facts(session)
+        is_closed = bool(facts) and facts[-1].fields.get("text") == CLOSED_NOTE
+        unclosed += not is_closed
+        violations += [
+            f"{where}: {one.path} at {one.position}: {one.reason}"
+            for one in (*damage, *read_segments(session).damage, *read_records(session).damage)
+            # How a recorder ends that is killed while it begins a segment, or before its first fact.
+            if is_closed or not (one.reason.startswith("a header of") or one.reason == "missing")
+        ]
+        violations += [
+            f"{where}: {violation.invariant}: {violation.sentence}"
+            for verdict in judge_session(session)
+            if verdict.invariant.severity is Severity.ERROR and verdict.invariant.name not in _NOT_JUDGED
+            for violation in verdict.violations[:NAMED_MAX]
+        ]
+        records = read_records(session).array
+        closed = records[records["kind"] == Kind.CLOSED]
+        violations += [
+            f"{where}: a connection ended as {CloseReason(int(record['flags'])).name}, own log "
+            f"{int(record['aux'])}"
+            for record in closed
+            if int(record["flags"]) in _VERDICTS
+        ]
+    if unclosed > unclean_ends:
+        violations.append(
+            f"{folder.name}: {unclosed} sessions were not closed, the node was killed {unclean_ends} times"
+        )
+    return violations
