@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
@@ -33,6 +33,11 @@ class Who(StrEnum):
 
     MASTER = "master"
     SLAVE = "slave"
+
+    @property
+    def other(self) -> Who:
+        """The other role."""
+        return Who.SLAVE if self is Who.MASTER else Who.MASTER
 
 
 class Side(StrEnum):
@@ -61,9 +66,13 @@ class NodeFault(GroupFault):
     who: Who
     which: int
     """Of several slaves."""
+    is_for_any: ClassVar = True
+    """Whether it is for another node where none in that role is whole."""
 
     def begin(self, group: Group) -> Mend | None:
         name = group.take(self.who, self.which)
+        if name is None and self.is_for_any:
+            name = group.take(self.who.other, self.which)
         if name is None:
             group.passed_over += 1
             return None
@@ -133,6 +142,7 @@ class KillElected(NodeFault):
     """The master is killed, and its successor a moment after its election."""
 
     after_s: float
+    is_for_any: ClassVar = False
 
     def _break(self, group: Group, name: str) -> Mend:
         group.kill(name)
@@ -155,6 +165,7 @@ class DieInRoleChange(NodeFault):
     """A slave dies at a call to its disk while it prepares for another role: the master is killed."""
 
     at_call: int
+    is_for_any: ClassVar = False
 
     def _break(self, group: Group, name: str) -> Mend:
         group.arm(name, "role", self.at_call)
@@ -178,6 +189,7 @@ class DieInCut(NodeFault):
     cut to follow its successor."""
 
     at_call: int
+    is_for_any: ClassVar = False
 
     def _break(self, group: Group, name: str) -> Mend:
         group.arm(name, "cut", self.at_call)
