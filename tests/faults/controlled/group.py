@@ -480,7 +480,7 @@ class Group:
         self.world.call(getattr(self.world.links[link], call), *arguments, **options)
 
     def links_of(self, name: str, side: Side) -> Iterator[LinkName]:
-        """Links between a node and others, that to its controller first: it must not report the other ends."""
+        """Links between a node and others; first that to its controller, to which it reports what ends."""
         for link in sorted(self.world.links, key=lambda link: link[0] != CONTROLLER):
             kind, *ends = link
             if name in ends and side in {Side.BOTH, Side.CONTROLLER if kind == CONTROLLER else Side.MEMBERS}:
