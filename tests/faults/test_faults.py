@@ -41,7 +41,10 @@ def test_no_promise_is_broken_whatever_fault_comes(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_no_process_behind(tmp_path, number):
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.faults", "--count", "4", "--jobs", "2", "--folder", str(tmp_path)],
+        [
+            *(sys.executable, "-m", "tests.faults", "--count", "4", "--jobs", "2"),
+            *("--controller", SCRIPTED, "--folder", str(tmp_path)),
+        ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
