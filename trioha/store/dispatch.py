@@ -62,7 +62,11 @@ class Dispatcher:
         self.on_written: list[Callable[[Sequence[Queue]], None]] = []
         """Called with the queues that were written, when `dispatched` has moved; must not raise."""
         self.limit: Watermark | None = None
-        """Records that end after it are not dispatched yet; None for no limit."""
+        """Records that end after it are not dispatched yet, unless queues have them; None for no limit."""
+        self._queued_offset = queues.max_physical_offset
+        """End of the last record that was in the queues when dispatch went back, or began. Queues keep what
+        they have, and a clean stop vouches for queues and index together: no limit may keep the index
+        shorter."""
         self.is_awaited: Callable[[], bool] = lambda: False
         """Whether consumers wait for messages."""
         self.last_store_timestamp_ms = 0
@@ -102,6 +106,7 @@ class Dispatcher:
         self.last_store_timestamp_ms = min(self.last_store_timestamp_ms, last_store_timestamp_ms)
         self.stuck_at = -1
         position = min(offset, self.position)
+        self._queued_offset = min(offset, max(self._queued_offset, self.position))
         self.dispatched.rewind(position if redispatch_from is None else min(position, redispatch_from))
 
     def forget_queues(self) -> None:
@@ -117,7 +122,7 @@ class Dispatcher:
         passed = 0
         until_offset = min(until_offset, self._log.max_offset)
         if self.limit is not None:
-            until_offset = min(until_offset, self.limit.offset)
+            until_offset = min(until_offset, max(self.limit.offset, self._queued_offset))
         collector = self._collector
         while passed < records_max and self.position < until_offset:
             start = self.position
