@@ -22,6 +22,8 @@ from tests.store.support import message, open_log
 from trioha.controller.agent import ControllerAgent
 from trioha.node.controlled_ha import ControlledHa
 from trioha.node.role_life import Control
+from trioha.node.role_recording import SetRecorder
+from trioha.recording.events import NoSink
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.store.put_status import PutStatus
 
@@ -122,6 +124,7 @@ async def test_set_that_was_decided_before_the_life_subscribed_is_known_to_it(
             keeper=life.keeper,
             set=life.set,
             control=Control(agent=agent, role=agent.role),
+            recorder=SetRecorder(NoSink(), lambda: life.set, set_epoch=1),
         )
         decision = await agent.alter_sync_state_set(frozenset((1, 2)), 1, master_epoch=1)
         assert decision is not None

@@ -178,6 +178,10 @@ async def test_session_document_describes_the_records_and_names_the_node(tmp_pat
     assert document["put_statuses"]["2"] == "FLUSH_SLAVE_TIMEOUT"
     assert document["close_reasons"]["3"] == "HOUSEKEEPING"
     assert document["link_events"]["2"] == "BACK_OFF"
+    assert (document["minor_version"], document["kinds"]["74"]) == (1, "LOG_CUT")
+    assert document["roles"] == {"0": "NONE", "1": "MASTER", "2": "SLAVE"}
+    assert document["set_events"]["3"] == "UNDECIDED"
+    assert document["controller_events"] == {"0": "LOST", "1": "LEADER"}
     assert not list(recorder.path.glob("*.tmp"))
 
 

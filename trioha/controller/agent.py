@@ -270,6 +270,10 @@ class ControllerAgent:
         """Every role from now on, also those with another set or address only: `with ... as roles`."""
         return self._changes.subscribe()
 
+    def leaders(self) -> AbstractContextManager[Subscription[str | None]]:
+        """The address of each later leader, None where it is lost: `with ... as leaders`."""
+        return self._links.leaders.subscribe()
+
     def status(self) -> AgentStatus:
         """The agent now."""
         tracker = self._tracker

@@ -30,6 +30,7 @@ from attrs import frozen
 
 from trioha.controller.protocol import ControllerMetadata, MetadataRequest, to_request
 from trioha.errors import ConfigError, PeerError, RemoteProtocolError
+from trioha.ha.state_changes import StateChanges
 from trioha.net.border import ConnectionBorder
 from trioha.remoting.address import parse_address
 from trioha.remoting.client import RemotingClient, open_client
@@ -113,6 +114,8 @@ class ControllerLinks:
         self.leader_changes = 0
         self.leader_heard_s: float | None = None
         """When a controller that leads last answered, on trio's clock; None for never."""
+        self.leaders: StateChanges[str | None] = StateChanges()
+        """Address of each new leader, None where it is lost."""
 
     @property
     def leader(self) -> Link | None:
@@ -150,6 +153,7 @@ class ControllerLinks:
         if link is not self._leader:
             return
         self._leader = None
+        self.leaders.publish(None)
         self._found = trio.Event()
         if not self._is_alone_reported:
             self._is_alone_reported = True
@@ -258,6 +262,7 @@ class ControllerLinks:
         self.heard(link)
         self._is_alone_reported = False
         self.leader_changes += 1
+        self.leaders.publish(link.address)
         log.info("leading controller", controller=link.address, group=metadata.group)
         self._found.set()
 

@@ -30,9 +30,11 @@ from trioha.ha.sync_state_set import SyncStateSet
 from trioha.net.tls import MutualTlsFiles, mutual_server_context
 from trioha.node.controller_room import epochs_of, known_confirm_offset
 from trioha.node.role_life import Control
-from trioha.recording.events import EventSink
+from trioha.node.role_recording import SetRecorder, record_epoch, recorded_cut
+from trioha.recording.events import EventSink, GroupRole
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.client import ClientSecurity
+from trioha.store.epochs import EpochEntry
 from trioha.store.message_store import MessageStore
 from trioha.watermark import Watermark
 
@@ -95,6 +97,7 @@ class ControlledHa:
     keeper: SetKeeper
     set: SyncStateSet
     control: Control
+    recorder: SetRecorder
 
     async def keep_set(self) -> None:
         """Ask the controllers for the sets that the master wishes, and take those that they decide."""
@@ -105,7 +108,7 @@ class ControlledHa:
                 # Also a set that was decided since the controllers gave this role.
                 self._take_set(role, self.control.agent.role)
                 alter = partial(self.control.agent.alter_sync_state_set, master_epoch=role.epoch)
-                nursery.start_soon(self.keeper.run, self.set, alter)
+                nursery.start_soon(self.keeper.run, self.set, self.recorder.asking(alter))
                 async for later in changes:
                     self._take_set(role, later)
 
@@ -137,14 +140,16 @@ def build_controlled(
     log_ = store.commit_log
     epochs = epochs_of(store).entries
     own_id = NO_ID if role is None else role.broker_id
+    set_epoch = role.sync_state_set_epoch if role is not None else 0
+    recorder = SetRecorder(sink, lambda: sync_state_set, set_epoch=set_epoch)
     sync_state_set = SyncStateSet(
         own_id,
         members=role.sync_state_set if role is not None and is_master else frozenset((own_id,)),
-        set_epoch=role.sync_state_set_epoch if role is not None else 0,
+        set_epoch=set_epoch,
         epoch_start_offset=epochs[-1].start_offset if epochs else 0,
         confirm_offset=known_confirm_offset(store),
         log_end=lambda: log_.max_offset,
-        propose=keeper.propose if is_master else lambda _: None,
+        propose=recorder.proposing(keeper.propose) if is_master else lambda _: None,
         all_ack=config.all_ack_in_sync_state_set,
         not_caught_up_s_max=config.ha_max_time_slave_not_catchup / 1000,
     )
@@ -178,7 +183,12 @@ def build_controlled(
         poll_acks=master.poll_acks,
     )
     if is_master:
-        replicas.on_set_changed = lambda: store.limit_dispatch(sync_state_set.limit)
+
+        def handle_set() -> None:
+            store.limit_dispatch(sync_state_set.limit)
+            recorder.changed()
+
+        replicas.on_set_changed = handle_set
         store.limit_dispatch(sync_state_set.limit)
         store.confirm_offset = lambda: sync_state_set.confirm_offset
     return ControlledHa(
@@ -188,6 +198,7 @@ def build_controlled(
         keeper=keeper,
         set=sync_state_set,
         control=control,
+        recorder=recorder,
     )
 
 
@@ -226,14 +237,19 @@ def build_follower(
 
     assert control.role is not None, "without a role there is nobody to follow"
     assert store.epochs is not None, "a store of controller mode has epochs"
+    broker_id = control.role.broker_id
+
+    def adopted(entry: EpochEntry) -> None:
+        record_epoch(sink, entry, code=GroupRole.SLAVE, broker_id=broker_id)
+
     return AutoSwitchSlave(
         master_address=str(location),
         connect=connect,
         commit_log=store.commit_log,
         epochs=store.epochs,
-        cut=store.cut,
+        cut=recorded_cut(sink, store),
         identity=SlaveIdentity(
-            control.role.broker_id,
+            broker_id,
             is_async_learner=config.async_learner,
             is_sync_from_last_file=config.sync_from_last_file,
         ),
@@ -243,5 +259,6 @@ def build_follower(
         ack_mode=config.ha_ack_mode,
         gap_policy=config.ha_gap_policy,
         on_confirm=FollowedConfirmOffset(store).receive,
+        on_epoch=adopted,
         connection_ids=connection_ids,
     )

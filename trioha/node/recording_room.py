@@ -43,6 +43,7 @@ async def recording(config: BrokerConfig) -> AsyncIterator[tuple[EventSink, Path
                 "syncFlushTimeout": config.sync_flush_timeout,
                 "inSyncReplicas": config.in_sync_replicas,
                 "minInSyncReplicas": config.min_in_sync_replicas,
+                "enableControllerMode": config.enable_controller_mode,
                 "allAckInSyncStateSet": config.all_ack_in_sync_state_set,
                 "enableAutoInSyncReplicas": config.enable_auto_in_sync_replicas,
                 "flushDiskType": config.flush_disk_type.value,

@@ -38,7 +38,7 @@ from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.config.model import HaVerify
 from trioha.controller.role import Role
 from trioha.net.threads import run_in_thread
-from trioha.node.role_life import NodeParts, Ready, live
+from trioha.node.role_life import Control, NodeParts, Ready, live
 from trioha.node.store_room import watch_progress
 
 log = structlog.get_logger(__name__)
@@ -107,7 +107,7 @@ async def live_roles(
     base_address = config.master_address
     while True:
         if parts.control is not None:
-            parts = evolve(parts, control=evolve(parts.control, role=role.control))
+            parts = evolve(parts, control=_control_of(parts.control, role.control))
         async with trio.open_nursery() as changes:
             ending = trio.Event()
             changes.start_soon(_set_after, ending, parts.stopping.wait)
@@ -121,6 +121,11 @@ async def live_roles(
         config = evolve(config, master_address=base_address)
         await _prepare(parts, role.of(config), role.control)
         on_ready = _report
+
+
+def _control_of(control: Control, role: Role | None) -> Control:
+    """`control` for a life in `role`."""
+    return evolve(control, role=role, former=control.role)
 
 
 def _role_for(parts: NodeParts, wanted: NodeRole) -> NodeRole:

@@ -131,6 +131,8 @@ class Control:
     agent: ControllerAgent
     role: Role | None = None
     """None before the first role of this start."""
+    former: Role | None = None
+    """The role of the life before; None if it had none, or there was none."""
 
 
 @frozen
@@ -215,6 +217,11 @@ async def _serve(
     metrics = MetricsRoom.build(config, broker=broker, ha=ha, store=store_room, budget=budget)
     metrics_address: Address | None = None
     async with trio.open_nursery() as services:
+        if control is not None and session is not None:
+            from trioha.node.role_recording import record_changes, record_role  # noqa: PLC0415
+
+            record_role(sink, store, control)
+            services.start_soon(record_changes, sink, store, control, config)
         services.start_soon(store_room.run)
         await services.start(partial(ha.run, ha_listeners, gate=budget.ha_gate()))
         if metrics is not None:

@@ -73,6 +73,19 @@ class Kind(IntEnum):
     """flags: the kind it stands for; offset, aux, size: as there (size of STATE, HEARTBEAT: their flags)."""
     DROPPED = 61
     """aux: how many events were dropped here."""
+    ROLE = 70
+    """offset: end of the log; aux: the master's epoch, -1 without a role; size: id from the controllers, -1
+    without one; flags: the new `GroupRole`, and the former one times 16."""
+    EPOCH = 71
+    """offset: where it begins; aux: epoch; size: id from the controllers; flags: own `GroupRole`."""
+    SYNC_STATE_SET = 72
+    """offset: confirm offset; aux: set epoch; size: members; flags: `SetEvent`."""
+    CONFIRMED = 73
+    """offset: confirm offset; aux: end of the log."""
+    LOG_CUT = 74
+    """offset, aux: begin and end of the bytes of one epoch that were cut; size: the epoch."""
+    CONTROLLER = 75
+    """flags: `ControllerEvent`."""
 
 
 class HaState(IntEnum):
@@ -99,6 +112,39 @@ class LinkEvent(IntEnum):
     CONNECTED = 1
     BACK_OFF = 2
     """The connection was lost or refused; aux is 0, size the pause before the next try in ms."""
+
+
+class GroupRole(IntEnum):
+    """Role that controllers gave to a broker (ROLE, EPOCH)."""
+
+    NONE = 0
+    MASTER = 1
+    SLAVE = 2
+
+
+OLD_ROLE_SHIFT = 4
+"""Bits by which the former role of a ROLE is shifted in `flags`."""
+
+
+class SetEvent(IntEnum):
+    """What happened to the sync-state set (SYNC_STATE_SET)."""
+
+    CHANGED = 0
+    """The controllers have this set; also the first one of a master."""
+    PROPOSED = 1
+    """The master asked for it; aux is the set epoch that it knows."""
+    REFUSED = 2
+    """It is not the controllers' set: they refused it, or were not asked."""
+    UNDECIDED = 3
+    """No answer came, or none that decides: it may be the controllers' set."""
+
+
+class ControllerEvent(IntEnum):
+    """What happened to the leading controller, as a broker knows it (CONTROLLER)."""
+
+    LOST = 0
+    LEADER = 1
+    """The fact before it has its address."""
 
 
 class CloseReason(IntEnum):

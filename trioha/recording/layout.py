@@ -36,15 +36,20 @@ from attrs import field, frozen
 from trioha.recording.events import (
     RECORD_BYTES,
     CloseReason,
+    ControllerEvent,
     Direction,
+    GroupRole,
     HaState,
     Kind,
     LinkEvent,
     PutStatus,
+    SetEvent,
 )
 
 FORMAT: Final = "trioha-session"
 VERSION: Final = 1
+MINOR_VERSION: Final = 1
+"""Of `session.json`. It grows with new kinds and facts, which readers of the same version pass over."""
 
 SESSION_FILE: Final = "session.json"
 EVENTS_FOLDER: Final = "events"
@@ -120,6 +125,7 @@ def encode_session(
     document: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
+        "minor_version": MINOR_VERSION,
         "record_bytes": RECORD_BYTES,
         "byte_order": "little",
         "fields": [{"name": name, "dtype": dtype, "offset": offset} for name, dtype, offset in FIELDS],
@@ -129,6 +135,9 @@ def encode_session(
         "close_reasons": _table(CloseReason),
         "link_events": _table(LinkEvent),
         "directions": _table(Direction),
+        "roles": _table(GroupRole),
+        "set_events": _table(SetEvent),
+        "controller_events": _table(ControllerEvent),
         "node": {
             "clusterName": identity.cluster_name,
             "brokerName": identity.broker_name,

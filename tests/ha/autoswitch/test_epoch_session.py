@@ -44,6 +44,7 @@ def session_of(store, *, tail_check_bytes=1024, confirmed=None):
         epochs=store.epochs,
         cut=store.cut,
         on_confirm=(confirmed if confirmed is not None else []).append,
+        on_epoch=[].append,
     )
 
 

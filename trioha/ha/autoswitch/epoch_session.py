@@ -67,8 +67,10 @@ class EpochSession:
         epochs: EpochLog,
         cut: Callable[[int], None],
         on_confirm: Callable[[int], None],
+        on_epoch: Callable[[EpochEntry], None],
     ) -> None:
-        """`cut` is `MessageStore.cut`. `on_confirm` is called with each other confirm offset.
+        """`cut` is `MessageStore.cut`. `on_confirm` is called with each other confirm offset, `on_epoch` with
+        each epoch of the master that begins in the own log now.
 
         Of `settings`, `start` is not used: the master decides where an empty slave starts.
         """
@@ -76,6 +78,7 @@ class EpochSession:
         self._epochs = epochs
         self._cut = cut
         self._on_confirm = on_confirm
+        self._on_epoch = on_epoch
         self._tail_check_bytes = settings.tail_check_bytes
         self._appender = ReplicaAppender(commit_log, boundaries_only=settings.verify is HaVerify.FRAME)
         self.failed_cut: StoreError | None = None
@@ -316,6 +319,7 @@ class EpochSession:
         for entry in known.entries:
             if entry.epoch > own.last_epoch and entry.start_offset <= end_offset:
                 self._epochs.append(entry.epoch, entry.start_offset)
+                self._on_epoch(entry)
         self._find_next_epoch()
 
     # -- frames --------------------------------------------------------------------------------------------

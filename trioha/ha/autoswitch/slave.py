@@ -32,7 +32,7 @@ from trioha.ha.replication_session import ReplicationSettings
 from trioha.ha.slave import HaSlave
 from trioha.recording.events import CloseReason, HaState
 from trioha.store.commit_log import CommitLog
-from trioha.store.epochs import EpochLog
+from trioha.store.epochs import EpochEntry, EpochLog
 
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 """RocketMQ's slave sends its handshake again after so long. An answer that is late on a connection that loses
@@ -41,6 +41,10 @@ nothing will not come: here another connection is made."""
 
 def _ignore(_offset: int) -> None:
     """The confirm offset of a slave whose node does not use it."""
+
+
+def _ignore_epoch(_entry: EpochEntry) -> None:
+    """An epoch of a slave that does not record them."""
 
 
 @frozen
@@ -153,12 +157,13 @@ class AutoSwitchSlave(HaSlave):
         identity: SlaveIdentity,
         replication: ReplicationSettings | None = None,
         on_confirm: Callable[[int], None] = _ignore,
+        on_epoch: Callable[[EpochEntry], None] = _ignore_epoch,
         **options: Any,
     ) -> None:
         """`epochs` and `cut` are the `MessageStore`'s; `options` are those of `HaSlave`.
 
         `on_confirm` is called with each other confirm offset, which is never beyond the own log's end. It may
-        go back, with a cut or with another master.
+        go back, with a cut or with another master. `on_epoch` is called with each epoch that is adopted.
         """
         self._replication = EpochSession(
             commit_log,
@@ -166,6 +171,7 @@ class AutoSwitchSlave(HaSlave):
             epochs=epochs,
             cut=cut,
             on_confirm=on_confirm,
+            on_epoch=on_epoch,
         )
 
         def make_connection(stream: trio.abc.Stream, **rest: Any) -> EpochConnection:

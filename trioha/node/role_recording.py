@@ -1,0 +1,215 @@
+"""What a recorded session says of controller mode: role, epochs, sync-state set, cuts, leading controller.
+
+All of these are rare. The confirm offset moves with acks, so it is looked at each `CONFIRM_PERIOD_S`, and
+recorded where it has moved: nothing is recorded, or done, for a put.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from trioha.config.broker import BrokerConfig
+from trioha.controller.role import NO_EPOCH, Role
+from trioha.ha.autoswitch.master import Alter, SetDecision
+from trioha.ha.sync_state_set import Proposal, SyncStateSet
+from trioha.node.role_life import Control
+from trioha.recording.events import (
+    OLD_ROLE_SHIFT,
+    ControllerEvent,
+    EventSink,
+    GroupRole,
+    Kind,
+    SetEvent,
+)
+from trioha.store.epochs import EpochEntry, EpochTable
+from trioha.store.message_store import MessageStore
+
+CONFIRM_PERIOD_S: Final = 0.2
+NO_ID: Final = -1
+
+
+def record_role(sink: EventSink, store: MessageStore, control: Control) -> None:
+    """Record the role of a life, at its start; of a master also its epoch and its first set."""
+    role, code = control.role, _code_of(control.role)
+    epoch, broker_id = _epoch_and_id(control)
+    max_offset = store.commit_log.max_offset
+    former = _code_of(control.former)
+    sink.fact(
+        "role",
+        role=code.name,
+        former=former.name,
+        epoch=epoch,
+        brokerId=broker_id,
+        masterId=NO_ID if role is None else role.master_id,
+        masterAddress=None if role is None else role.master_address,
+        maxOffset=max_offset,
+    )
+    sink.emit(
+        Kind.ROLE,
+        offset=max_offset,
+        aux=epoch,
+        size=broker_id,
+        flags=code | former << OLD_ROLE_SHIFT,
+    )
+    if role is None or not role.is_master:
+        return
+    if store.epochs is not None and store.epochs.entries:
+        record_epoch(sink, store.epochs.entries[-1], code=code, broker_id=broker_id)
+    _record_set(
+        sink,
+        SetEvent.CHANGED,
+        members=role.sync_state_set,
+        set_epoch=role.sync_state_set_epoch,
+        confirm_offset=store.confirm_offset(),
+    )
+
+
+def _code_of(role: Role | None) -> GroupRole:
+    if role is None:
+        return GroupRole.NONE
+    return GroupRole.MASTER if role.is_master else GroupRole.SLAVE
+
+
+def _epoch_and_id(control: Control) -> tuple[int, int]:
+    if control.role is not None:
+        return control.role.epoch, control.role.broker_id
+    broker_id = control.agent.broker_id
+    return NO_EPOCH, NO_ID if broker_id is None else broker_id
+
+
+def _record_leader(sink: EventSink, address: str | None) -> None:
+    if address is None:
+        sink.emit(Kind.CONTROLLER, flags=ControllerEvent.LOST)
+    else:
+        sink.fact("controller", address=address)
+        sink.emit(Kind.CONTROLLER, flags=ControllerEvent.LEADER)
+
+
+def record_epoch(sink: EventSink, entry: EpochEntry, *, code: GroupRole, broker_id: int) -> None:
+    """Record that an epoch has begun in the log."""
+    sink.emit(Kind.EPOCH, offset=entry.start_offset, aux=entry.epoch, size=broker_id, flags=code)
+
+
+def record_cut(sink: EventSink, epochs: EpochTable, *, offset: int, end_offset: int) -> None:
+    """Record that the bytes from `offset` to `end_offset` were cut, one event for each of their epochs.
+
+    `epochs` are those before the cut.
+    """
+    for entry in epochs.entries:
+        begin, end = max(entry.start_offset, offset), epochs.end_of(entry, end_offset)
+        if begin < end:
+            sink.emit(Kind.LOG_CUT, offset=begin, aux=end, size=entry.epoch)
+
+
+def recorded_cut(sink: EventSink, store: MessageStore) -> Callable[[int], None]:
+    """`MessageStore.cut`, recorded when it is done."""
+
+    def cut(offset: int) -> None:
+        epochs = EpochTable() if store.epochs is None else store.epochs.table
+        end_offset = store.commit_log.max_offset
+        store.cut(offset)
+        record_cut(sink, epochs, offset=offset, end_offset=end_offset)
+
+    return cut
+
+
+async def record_changes(
+    sink: EventSink, store: MessageStore, control: Control, config: BrokerConfig
+) -> None:
+    """Record how the confirm offset moves and which controller leads, until cancelled."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_record_controllers, sink, control)
+        if _has_confirm_offset(control, config):
+            nursery.start_soon(_record_confirm_offset, sink, store)
+
+
+def _has_confirm_offset(control: Control, config: BrokerConfig) -> bool:
+    """Whether it says what all of the set hold. Without allAckInSyncStateSet a master's is its log's end."""
+    role = control.role
+    return role is not None and (config.all_ack_in_sync_state_set or not role.is_master)
+
+
+async def _record_controllers(sink: EventSink, control: Control) -> None:
+    with control.agent.leaders() as leaders:
+        _record_leader(sink, control.agent.leader)
+        async for address in leaders:
+            _record_leader(sink, address)
+
+
+async def _record_confirm_offset(sink: EventSink, store: MessageStore) -> None:
+    recorded_offset = -1
+
+    def record() -> None:
+        nonlocal recorded_offset
+        offset = store.confirm_offset()
+        if offset != recorded_offset:
+            recorded_offset = offset
+            sink.emit(Kind.CONFIRMED, offset=offset, aux=store.commit_log.max_offset)
+
+    try:
+        while True:
+            record()
+            await trio.sleep(CONFIRM_PERIOD_S)
+    finally:
+        record()
+
+
+def _record_set(
+    sink: EventSink, event: SetEvent, *, members: frozenset[int], set_epoch: int, confirm_offset: int
+) -> None:
+    sink.fact("sync_state_set", event=event.name, members=sorted(members), setEpoch=set_epoch)
+    sink.emit(Kind.SYNC_STATE_SET, offset=confirm_offset, aux=set_epoch, size=len(members), flags=event)
+
+
+class SetRecorder:
+    """Records what happens to a master's sync-state set, between the set and those who ask for it."""
+
+    def __init__(
+        self, sink: EventSink, sync_state_set: Callable[[], SyncStateSet], *, set_epoch: int
+    ) -> None:
+        """`sync_state_set` is called at each event. `set_epoch` is that of the role, which is recorded with
+        it."""
+        self._sink = sink
+        self._set = sync_state_set
+        self._set_epoch = set_epoch
+
+    def proposing(self, propose: Callable[[Proposal], None]) -> Callable[[Proposal], None]:
+        """`propose`, recorded."""
+
+        def recorded(proposal: Proposal) -> None:
+            self._record(SetEvent.PROPOSED, proposal.members, proposal.known_epoch)
+            propose(proposal)
+
+        return recorded
+
+    def asking(self, alter: Alter) -> Alter:
+        """`alter`, with its answers recorded; of a set that was accepted see `changed`."""
+
+        async def recorded(members: frozenset[int], known_epoch: int) -> SetDecision | None:
+            decision = await alter(members, known_epoch)
+            if decision is None:
+                self._record(SetEvent.UNDECIDED, members, known_epoch)
+            elif decision.set_epoch <= known_epoch:
+                self._record(SetEvent.REFUSED, members, known_epoch)
+            return decision
+
+        return recorded
+
+    def changed(self) -> None:
+        """Record the known set, if it is another one."""
+        found = self._set()
+        if found.set_epoch != self._set_epoch:
+            self._set_epoch = found.set_epoch
+            self._record(SetEvent.CHANGED, found.members, found.set_epoch)
+
+    def _record(self, event: SetEvent, members: frozenset[int], set_epoch: int) -> None:
+        _record_set(
+            self._sink,
+            event,
+            members=members,
+            set_epoch=set_epoch,
+            confirm_offset=self._set().confirm_offset,
+        )
