@@ -39,7 +39,8 @@ SCHEMAS: Final = {
     "sessions": pa.schema(
         [
             *(("session", _TEXT), ("clusterName", _TEXT), ("brokerName", _TEXT), ("brokerId", _LONG)),
-            *(("role", _TEXT), ("beganAtMs", _LONG), ("durationMs", _DOUBLE)),
+            *(("role", _TEXT), ("brokerControllerId", _LONG), ("epoch", _LONG)),
+            *(("beganAtMs", _LONG), ("durationMs", _DOUBLE)),
             *_longs("events", "dropped", "lost"),
             ("damage", pa.list_(_TEXT)),
             *_longs("puts", "putBytes", "maxOffset", "flushedOffset", "dispatchedOffset"),
@@ -87,6 +88,13 @@ SCHEMAS: Final = {
             *(("aheadMs", _DOUBLE), ("uncertainMs", _DOUBLE)),
             *(("thereMs", _PERCENTILES), ("slaveMs", _PERCENTILES), ("backMs", _PERCENTILES)),
         ]
+    ),
+    # role, epoch: of the life; of EPOCH and LOG_CUT epoch is their own. address: the master's, or the leading
+    # controller's.
+    "roles": _schema(
+        *(("brokerControllerId", _LONG), ("role", _TEXT), ("atMs", _DOUBLE), ("seq", _LONG)),
+        *(("kind", _TEXT), ("epoch", _LONG), ("offset", _LONG), ("endOffset", _LONG), ("setEpoch", _LONG)),
+        *(("members", pa.list_(_LONG)), ("address", _TEXT), ("sentence", _TEXT)),
     ),
     "invariants": _schema(
         *(("invariant", _TEXT), ("severity", _TEXT), ("sentence", _TEXT)), *_longs("checked", "violations")

@@ -12,6 +12,9 @@ from trioha.distribution import Distribution
 from trioha.recording.clocks import Link
 from trioha.recording.events import NO_CONNECTION, CloseReason, Kind, PutStatus, code_name
 from trioha.recording.histogram import Histogram
+from trioha.recording.invariants.group import GroupResult
+from trioha.recording.role_lives import RoleEvent, RoleLife, describe
+from trioha.recording.state import known
 from trioha_analysis.causes import ACK, CAUSES
 from trioha_analysis.replay_result import ConnectionReplay, Reconnect, ReplayResult, SessionReplay
 
@@ -58,8 +61,15 @@ def document(result: ReplayResult, links: Sequence[Link] = ()) -> dict[str, list
         ],
         "causes": [row for session in sessions for row in _cause_rows(session, links)],
         "links": [link_row(link) for link in links],
-        "invariants": [row for session in sessions for row in _invariant_rows(session)],
-        "violations": [row for session in sessions for row in _violation_rows(session)],
+        "roles": [row for session in sessions for row in _role_rows(session)],
+        "invariants": [
+            *(row for session in sessions for row in _invariant_rows(session)),
+            *(row for group in result.groups for row in _group_invariant_rows(group)),
+        ],
+        "violations": [
+            *(row for session in sessions for row in _violation_rows(session)),
+            *(row for group in result.groups for row in _group_violation_rows(group)),
+        ],
     }
 
 
@@ -74,7 +84,7 @@ def session_columns(replay: SessionReplay) -> Row:
 
 
 def _session_row(replay: SessionReplay) -> Row:
-    identity, node = replay.session.identity, replay.node
+    identity, node, life = replay.session.identity, replay.node, replay.life
     first_ns = replay.grid.origin_ns if node.first_ts_ns is None else node.first_ts_ns
     last_ns = first_ns if node.last_ts_ns is None else node.last_ts_ns
     latency_ns = sum((one.figures.ack_latency_histogram for one in replay.connections), Histogram())
@@ -82,6 +92,8 @@ def _session_row(replay: SessionReplay) -> Row:
         **session_columns(replay),
         "clusterName": identity.cluster_name,
         "role": identity.role,
+        "brokerControllerId": None if life is None else known(life.broker_id),
+        "epoch": None if life is None else known(life.epoch),
         "beganAtMs": _wall_ms(replay, first_ns),
         "durationMs": (last_ns - first_ns) / 1e6,
         "events": node.events,
@@ -236,6 +248,86 @@ def _violation_rows(replay: SessionReplay) -> list[Row]:
             "sentence": violation.sentence,
         }
         for violation in sorted(violations, key=lambda violation: violation.seq)
+    ]
+
+
+def _role_rows(replay: SessionReplay) -> list[Row]:
+    """`epoch` is that of the life, and of EPOCH and LOG_CUT their own."""
+    life = replay.life
+    if life is None:
+        return []
+    return [
+        {
+            **session_columns(replay),
+            "brokerControllerId": known(life.broker_id),
+            "role": life.role.name,
+            "atMs": event.at_ns / 1e6,
+            "seq": event.seq,
+            "kind": event.kind.name,
+            "epoch": known(_epoch_of(life, event)),
+            "offset": None if event.kind is Kind.CONTROLLER else event.offset,
+            "endOffset": event.aux if event.kind is Kind.LOG_CUT else None,
+            "setEpoch": event.aux if event.kind is Kind.SYNC_STATE_SET else None,
+            "members": _members(event),
+            "address": _address(life, event),
+            "sentence": describe(life, event),
+        }
+        for event in (life.began, *life.events)
+    ]
+
+
+def _epoch_of(life: RoleLife, event: RoleEvent) -> int:
+    if event.kind is Kind.EPOCH:
+        return event.aux
+    return event.size if event.kind is Kind.LOG_CUT else life.epoch
+
+
+def _members(event: RoleEvent) -> list[int] | None:
+    found = event.fact.get("members")
+    return found if isinstance(found, list) and all(type(one) is int for one in found) else None
+
+
+def _address(life: RoleLife, event: RoleEvent) -> str | None:
+    """Of the master, or of the leading controller."""
+    if event.kind is Kind.ROLE:
+        return life.master_address
+    found = event.fact.get("address")
+    return found if isinstance(found, str) else None
+
+
+def _group_invariant_rows(group: GroupResult) -> list[Row]:
+    """`session` and `brokerId` are null; so is `checked` if the sessions show nothing of an invariant."""
+    return [
+        {
+            "session": None,
+            "brokerName": group.broker_name,
+            "brokerId": None,
+            "invariant": verdict.invariant.name,
+            "severity": verdict.invariant.severity.value,
+            "sentence": verdict.invariant.sentence,
+            "checked": verdict.checked or None,
+            "violations": verdict.count,
+        }
+        for verdict in group.verdicts
+    ]
+
+
+def _group_violation_rows(group: GroupResult) -> list[Row]:
+    """`brokerId` is the id from the controllers: in its sessions a master has 0."""
+    return [
+        {
+            "session": one.session,
+            "brokerName": group.broker_name,
+            "brokerId": one.broker_id,
+            "invariant": one.invariant,
+            "severity": one.severity.value,
+            "seq": one.seq,
+            "atMs": one.at_ns // 1_000_000,
+            "conn": None,
+            "sentence": one.sentence,
+        }
+        for verdict in group.verdicts
+        for one in verdict.violations
     ]
 
 

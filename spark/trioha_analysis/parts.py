@@ -23,6 +23,7 @@ from trioha.recording.invariants.event_batch import EventBatch
 from trioha.recording.packed import BLOCK_RECORDS
 from trioha.recording.reader import Damage, Segment, Session, open_session
 from trioha.recording.records import read_segment, record_dtype
+from trioha.recording.role_lives import RoleEvents
 from trioha.recording.time_series import TimeGrid
 from trioha_analysis.causes import BEFORE_RECORDS, CauseCounts, count_causes
 
@@ -82,6 +83,8 @@ class NodePart:
     probes: Mapping[int, int] = field(factory=dict)
     """`CloseReason` of the connections that opened and closed here and never requested the log: they have
     neither a part nor events."""
+    roles: RoleEvents = field(factory=RoleEvents)
+    """Of controller mode."""
 
 
 @frozen
@@ -187,7 +190,15 @@ def aggregate_range(work: Range) -> tuple[NodePart, dict[int, ConnectionPart]]:
     events = records.array[np.flatnonzero(_IS_EVENT[records.array["kind"]])]
     if part.probes:
         events = events[~np.isin(events["conn"], list(part.probes))]
-    node = NodePart(part.node, records.damage, judgement, causes, (events[:EVENTS_MAX],), part.probes)
+    node = NodePart(
+        part.node,
+        records.damage,
+        judgement,
+        causes,
+        (events[:EVENTS_MAX],),
+        part.probes,
+        RoleEvents.of(batch),
+    )
     return node, dict(part.connections)
 
 
@@ -200,6 +211,7 @@ def join_node(parts: Sequence[NodePart]) -> NodePart:
         reduce(CauseCounts.__add__, (part.causes for part in parts)),
         _first_events([events for part in parts for events in part.events]),
         {conn: reason for part in parts for conn, reason in part.probes.items()},
+        reduce(RoleEvents.__add__, (part.roles for part in parts)),
     )
 
 

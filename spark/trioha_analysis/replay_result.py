@@ -19,6 +19,7 @@ from trioha.recording.counters import NodeCounters
 from trioha.recording.events import CloseReason, Kind
 from trioha.recording.figures import ConnectionResult, NodeResult, connection_result, node_result
 from trioha.recording.invariants import SessionSettings, Verdict, judge, verdicts
+from trioha.recording.invariants.group import GroupResult, groups_of, judge_group
 from trioha.recording.probes import ProbeCount, probe_counts
 from trioha.recording.reader import (
     Damage,
@@ -33,6 +34,7 @@ from trioha.recording.reader import (
 )
 from trioha.recording.reconnects import Connection, Span, pair
 from trioha.recording.records import read_segment, record_dtype
+from trioha.recording.role_lives import RoleLife, role_life
 from trioha.recording.time_series import TimeGrid, TimeSeries
 from trioha_analysis.causes import CauseCounts
 from trioha_analysis.parts import RANGE_RECORDS, NodePart, Run, runs_of
@@ -98,6 +100,8 @@ class SessionReplay:
     segments: tuple[Segment, ...]
     log_end_series: TimeSeries
     """End of the node's log, by the events of all its connections."""
+    life: RoleLife | None = None
+    """Its role under controllers; None without."""
 
     @property
     def name(self) -> str:
@@ -174,6 +178,13 @@ class ReplayResult:
     sessions: tuple[SessionReplay, ...]
     links: tuple[Link, ...] = ()
     """Connections that both a master's and a slave's session have, if they were asked for."""
+    groups: tuple[GroupResult, ...] = ()
+    """Groups of brokers under controllers, by their names."""
+
+    @property
+    def lives(self) -> tuple[RoleLife, ...]:
+        """Roles of all sessions that have one."""
+        return tuple(one.life for one in self.sessions if one.life is not None)
 
     @property
     def opened(self) -> tuple[Session, ...]:
@@ -220,7 +231,7 @@ class ReplayPlan:
         by_session: dict[int, dict[int, ConnectionPart]] = {}
         for index, conn in sorted(connections):
             by_session.setdefault(index, {})[conn] = connections[index, conn]
-        return ReplayResult(
+        result = ReplayResult(
             tuple(
                 session_replay(
                     session,
@@ -232,6 +243,7 @@ class ReplayPlan:
                 for index, session in enumerate(self.sessions)
             )
         )
+        return evolve(result, groups=tuple(map(judge_group, groups_of(result.lives))))
 
     def finished(self, found: Mapping[int, SessionReplay]) -> ReplayResult:
         """The result from those of the sessions that have records, made without their segments; by index."""
@@ -332,6 +344,7 @@ def session_replay(
         events=events[~np.isin(events["conn"], list(probes))],
         segments=segments.segments,
         log_end_series=sum((one.figures.series["max"] for one in connections), TimeSeries()),
+        life=role_life(session, node_part.roles, facts, last_ts_ns=node.last_ts_ns),
     )
 
 

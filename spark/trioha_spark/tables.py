@@ -26,6 +26,7 @@ class ReplayTables:
     waits: DataFrame
     causes: DataFrame
     links: DataFrame
+    roles: DataFrame
     invariants: DataFrame
     violations: DataFrame
 

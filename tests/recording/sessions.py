@@ -56,8 +56,12 @@ def write_session(
     served: Container[int] = (),
     certificates: dict[int, str] | None = None,
     settings: Mapping[str, object] | None = None,
+    other_facts: Iterable[tuple[int, Mapping[str, object]]] = (),
 ) -> Path:
-    """Write a whole session as a node does; in the connections `served` it was the master."""
+    """Write a whole session as a node does; in the connections `served` it was the master.
+
+    `other_facts`: each with the index of the event after it.
+    """
     identity = SessionIdentity("cluster", "broker-a", broker_id, role, settings=dict(settings or {}))
     document = encode_session(identity, monotonic_ns=0, wall_ns=WALL_NS, program_version="0")
     writer = SessionWriter(path, document=document, base_ts_ns=0, segment_records=segment_records)
@@ -70,6 +74,7 @@ def write_session(
         if certificates and conn in certificates:
             fact["certificate"] = certificates[conn]
         facts.append((0, json.dumps(fact)))
+    facts += [(index, json.dumps(fact)) for index, fact in other_facts]
     writer.write(Block(records, len(records), facts))
     writer.close()
     return path

@@ -340,6 +340,8 @@ def test_every_invariant_has_a_planted_fault() -> None:
     elsewhere = {
         *("no-record-missing", "ack-within-log", "nothing-after-the-end", "put-ok-has-copies"),
         *("report-within-log", "reports-go-forward", "received-contiguous"),
+        # tests/recording/test_group_invariants.py
+        "put-ok-is-confirmed",
     }
     assert {name for name, *_ in PLANTED} | elsewhere == {invariant.name for invariant in INVARIANTS}
 

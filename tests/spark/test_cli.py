@@ -43,7 +43,7 @@ def test_replay_prints_only_json_and_writes_the_report(session: Path, tmp_path: 
     document = json.loads(done.stdout)
     assert set(document) == {
         *("sessions", "connections", "reconnects", "probes", "gaps", "waits", "causes", "links"),
-        *("invariants", "violations"),
+        *("roles", "invariants", "violations"),
     }
     assert [row["receivedOffset"] for row in document["connections"]] == [1300, 1500]
     assert report.stat().st_size > 1_000_000
@@ -63,7 +63,7 @@ def test_replay_writes_its_tables_as_parquet(session: Path, tmp_path: Path) -> N
     assert {path.stem for path in (tmp_path / "new" / "tables").iterdir()} == {
         *("sessions", "connections", "seconds", "events", "reconnects", "probes", "gaps", "waits", "causes"),
         "links",
-        *("invariants", "violations"),
+        *("roles", "invariants", "violations"),
     }
 
 

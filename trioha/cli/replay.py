@@ -57,7 +57,7 @@ def replay(
         the first after --at).
     json
         Print one JSON object with `sessions`, `connections`, `reconnects`, `probes`, `gaps`, `waits`,
-        `causes`, `links`, `invariants`, `violations`.
+        `causes`, `links`, `roles`, `invariants`, `violations`.
 
     Exits with 1 if an invariant of severity error does not hold.
     """
@@ -197,6 +197,7 @@ def _print(document: dict[str, list[dict[str, Any]]]) -> None:
         _print_waits(document["waits"])
         _print_causes(document["causes"])
     _print_gaps(document["gaps"])
+    _print_roles(document["roles"])
     _print_links(document["links"])
     _print_violations(document)
     for row in document["sessions"]:
@@ -212,7 +213,7 @@ def _print_sessions(rows: list[dict[str, Any]], probes: list[dict[str, Any]]) ->
     for row in rows:
         table.add_row(
             _node(row),
-            escape(row["role"]),
+            escape(_role(row)),
             _time(row["beganAtMs"]),
             f"{row['durationMs'] / 1000:,.1f}",
             *map(_number, (row["events"], row["puts"], row["putBytes"], row["maxOffset"], row["reconnects"])),
@@ -286,6 +287,25 @@ def _print_gaps(rows: list[dict[str, Any]]) -> None:
         out().print(f"and {len(rows) - GAPS_SHOWN:,} more: see --json", style="dim")
 
 
+def _print_roles(rows: list[dict[str, Any]]) -> None:
+    """Roles, epochs and cuts; what the sync-state set and the controllers did is in --json and the report."""
+    shown = [row for row in rows if row["kind"] in {"ROLE", "LOG_CUT"} and row["brokerControllerId"]]
+    if not shown:
+        return
+    table = _table("Roles", "node", "time", "role", "what")
+    for row in sorted(shown, key=_at)[:ROLES_SHOWN]:
+        node = escape(f"{row['brokerName']} {row['brokerControllerId']}")
+        table.add_row(node, _time(row["atMs"]), row["role"], escape(row["sentence"]))
+    out().print(table)
+    if len(shown) > ROLES_SHOWN:
+        out().print(f"and {len(shown) - ROLES_SHOWN:,} more: see --json", style="dim")
+
+
+def _at(row: dict[str, Any]) -> float:
+    at_ms: float = row["atMs"]
+    return at_ms
+
+
 def _print_links(rows: list[dict[str, Any]]) -> None:
     for row in rows[:LINKS_SHOWN]:
         if row["aheadMs"] is not None:
@@ -304,6 +324,7 @@ EXPLAINED_HERE_MAX = 100_000_000
 CAUSES_SHOWN = 12
 GAPS_SHOWN = 12
 LINKS_SHOWN = 8
+ROLES_SHOWN = 30
 VIOLATIONS_SHOWN = 20
 
 
@@ -345,6 +366,13 @@ def _table(title: str, *columns: str) -> Table:
 
 def _node(row: dict[str, Any]) -> str:
     return escape(f"{row['brokerName']} {row['brokerId']}")
+
+
+def _role(row: dict[str, Any]) -> str:
+    if row["epoch"] is None:
+        role: str = row["role"]
+        return role
+    return f"{row['role']}, broker {row['brokerControllerId']} in epoch {row['epoch']}"
 
 
 def _number(value: int | None) -> str:

@@ -38,6 +38,16 @@ class SessionSettings:
         identity = session.identity
         return cls(session.is_slave, identity.settings, identity.source != SOURCE_NODE)
 
+    @property
+    def has_roles(self) -> bool:
+        """Whether controllers gave the node its role."""
+        return self.values.get("enableControllerMode") is True
+
+    @property
+    def waits_for_set(self) -> bool:
+        """Whether puts wait for the sync-state set of controllers, which may become smaller meanwhile."""
+        return self.has_roles and self.values.get("allAckInSyncStateSet") is True
+
     def milliseconds(self, key: str) -> int | None:
         """A setting in ms; None if the session does not have it."""
         value = self.values.get(key)

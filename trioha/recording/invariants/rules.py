@@ -67,6 +67,8 @@ class Invariant:
     """Settings (ms) that it needs."""
     of_samples: bool = False
     """Whether it can be judged in a monitor's samples."""
+    by_set: bool | None = None
+    """True if it is of masters whose puts wait for the sync-state set only, False if it is not of those."""
 
     def __reduce__(self) -> tuple[Callable[[str], Invariant], tuple[str]]:
         """Pickled by its name: results of sessions travel between processes."""
@@ -75,6 +77,8 @@ class Invariant:
     def applies_to(self, settings: SessionSettings) -> bool:
         """Whether it can be judged in a session with these settings."""
         if settings.is_sampled and not self.of_samples:
+            return False
+        if self.by_set is not None and self.by_set is not settings.waits_for_set:
             return False
         role = "slave" if settings.is_slave else "master"
         return role in self.roles and all(settings.milliseconds(key) is not None for key in self.needs)
@@ -112,7 +116,9 @@ def _says_back(what: str) -> Callable[[np.void, np.void, SessionSettings], str]:
 
 def _is_early(new: Columns, _old: Columns, settings: SessionSettings) -> Bools:
     limit_ms = np.full(256, -1, np.int64)
-    limit_ms[PutStatus.FLUSH_SLAVE_TIMEOUT] = _ms(settings, "slaveTimeout")
+    if not settings.has_roles:
+        # A master that loses its role, or too many of its set, ends waits for slaves at once.
+        limit_ms[PutStatus.FLUSH_SLAVE_TIMEOUT] = _ms(settings, "slaveTimeout")
     limit_ms[PutStatus.FLUSH_DISK_TIMEOUT] = _ms(settings, "syncFlushTimeout")
     early: Bools = new["size"] + EARLY_US < limit_ms[new["flags"]] * 1000
     return early
@@ -303,6 +309,24 @@ INVARIANTS: Final = (
             "and did not have them"
         ),
         _MASTER,
+        # The set may become smaller while a put waits for it.
+        by_set=False,
+    ),
+    Invariant(
+        "put-ok-is-confirmed",
+        "With allAckInSyncStateSet under controllers, no put that was PUT_OK lies beyond the confirm offset.",
+        Severity.ERROR,
+        PrecedingEventRule(
+            lambda new, old, _: (old["flags"] == PutStatus.PUT_OK) & (new["offset"] < old["offset"]),
+            checks=(Kind.CONFIRMED,),
+            sets=(Kind.WAIT_END,),
+            outlives_holes=True,
+        ),
+        lambda new, old, _: (
+            f"the confirm offset is {new['offset']}, request {old['aux']} was PUT_OK at {old['offset']}"
+        ),
+        _MASTER,
+        by_set=True,
     ),
     Invariant(
         "timeout-after-its-time",

@@ -1,0 +1,87 @@
+"""Sessions of a group of brokers on Spark: its invariants are judged by executors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.analysis.replays import replay_here
+from tests.node.recorded_failover import record_failovers
+from tests.recording.group_sessions import MASTER, SLAVE, Life, failover, leads, role, write_group
+from tests.spark.test_cli import trioha
+from trioha.recording.events import Kind
+from trioha_analysis.document import document
+from trioha_analysis.replay_result import Detail, ReplayResult
+from trioha_spark import replay as replay_module
+from trioha_spark.replay import replay
+from trioha_spark.tables import tables
+
+pytestmark = pytest.mark.spark
+
+
+def planted() -> dict[str, Life]:
+    """A failover in which every invariant of groups is broken once."""
+    lives = failover()
+    # Broker 3 believes to be master of epoch 2, then of epoch 1.
+    lives["other"] = Life(
+        "5", MASTER, (role(150, MASTER, SLAVE, epoch=2, broker_id=3, log_end=500), leads(150))
+    )
+    lives["back"] = Life(
+        "6", SLAVE, (role(160, SLAVE, MASTER, epoch=1, broker_id=3, log_end=500), leads(160))
+    )
+    lives["second master"] = lives["second master"].with_event(Kind.ROLE, offset=299)
+    lives["second slave"] = lives["second slave"].with_event(Kind.LOG_CUT, offset=299)
+    return lives
+
+
+def found(result: ReplayResult) -> dict[str, int]:
+    (group,) = result.groups
+    return {verdict.invariant.name: verdict.count for verdict in group.verdicts}
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_a_real_failover_replays_as_in_one_process_and_breaks_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    sessions = record_failovers(tmp_path)
+    result = replay([sessions], spark=spark, detail=Detail.FIGURES, range_records=300)
+    assert document(result) == document(replay_here(sessions))
+    assert set(found(result).values()) == {0}
+    assert all(verdict.checked for verdict in result.groups[0].verdicts)
+
+
+def test_planted_violations_are_found_by_executors(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_group(tmp_path, planted().values())
+    expected = document(replay_here(folder))
+
+    def forbidden(_: object) -> object:
+        raise AssertionError("the driver judges")
+
+    monkeypatch.setattr(replay_module, "judge_group", forbidden)
+    result = replay([folder], spark=spark, range_records=3)
+    assert found(result) == {
+        "one-master-per-epoch": 1,
+        "epochs-go-forward": 1,
+        "confirmed-is-kept": 1,
+        "cut-was-not-put-ok": 1,
+    }
+    assert document(result) == expected
+    rows = tables(spark, result).violations.filter("invariant = 'cut-was-not-put-ok'").collect()
+    assert [(row["session"], row["brokerId"], row["seq"]) for row in rows] == [
+        ("20260101T000000.200Z-broker-a-1", 1, 2)
+    ]
+
+
+def test_the_command_prints_roles_and_exits_with_1_for_a_broken_group(tmp_path: Path) -> None:
+    folder = write_group(tmp_path, planted().values())
+    done = trioha("replay", folder, "--master", "local[1]")
+    assert (done.returncode, done.stderr) == (1, "")
+    text = " ".join(done.stdout.split())
+    assert "SLAVE to MASTER in epoch 2; the log ends at 299" in text
+    for name in ("one-master-per-epoch", "epochs-go-forward", "confirmed-is-kept", "cut-was-not-put-ok"):
+        assert f"{name}:" in text
