@@ -163,13 +163,15 @@ class _TimeSeries:
     def _times(self, ts_ns: NDArray[np.int64]) -> list[str]:
         """Times of the monotonic clock as the wall clock of `zone`."""
         session = self.replay.session
-        wall_ns = ts_ns - session.monotonic_ns + session.wall_ns
-        quarters, places = np.unique(wall_ns // QUARTER_NS, return_inverse=True)
-        zone_ns = np.array(
-            [offset_ns(int(quarter) * QUARTER_NS, self.zone) for quarter in quarters], np.int64
-        )
-        moments = (wall_ns + zone_ns[places]).astype("datetime64[ns]")
-        return [str(time) for time in np.datetime_as_string(moments, unit="us")]
+        return wall_times(ts_ns - session.monotonic_ns + session.wall_ns, self.zone)
+
+
+def wall_times(wall_ns: NDArray[np.int64], zone: tzinfo | None) -> list[str]:
+    """Times, ns since 1970, on a clock of `zone`, as Plotly reads them."""
+    quarters, places = np.unique(wall_ns // QUARTER_NS, return_inverse=True)
+    zone_ns = np.array([offset_ns(int(quarter) * QUARTER_NS, zone) for quarter in quarters], np.int64)
+    moments = (wall_ns + zone_ns[places]).astype("datetime64[ns]")
+    return [str(time) for time in np.datetime_as_string(moments, unit="us")]
 
 
 def _latency_figure(connections: Sequence[ConnectionReplay]) -> Figure:

@@ -9,12 +9,15 @@ from typing import Final
 import pandas as pd
 
 from trioha.recording.clocks import Link
+from trioha.recording.invariants import Verdict
+from trioha.recording.invariants.group import GroupVerdict, groups_of
 from trioha.recording.probes import probes_line
 from trioha.recording.times import clock_text, zone_text
 from trioha_analysis.arrow_tables import row_tables
 from trioha_analysis.document import document
 from trioha_analysis.replay_result import ReplayResult, SessionReplay, busiest_connections
 from trioha_analysis.reports.page import ROWS_MAX, Page, Section, table_html, to_frame
+from trioha_analysis.reports.role_timeline import role_timeline
 from trioha_analysis.reports.session_figures import session_figures
 
 NOTE: Final = (
@@ -55,6 +58,13 @@ _GAPS: Final = {
     ("", "reason"): "reason",
     ("", "description"): "sentence",
 }
+_ROLES: Final = {
+    ("", "broker"): "member",
+    ("", "time"): "time",
+    ("", "role"): "role",
+    ("", "epoch"): "epoch",
+    ("", "description"): "sentence",
+}
 _LINKS: Final = {
     ("master", "broker"): "brokerName",
     ("master", "connection"): "conn",
@@ -75,7 +85,7 @@ def session_report(result: ReplayResult, links: Sequence[Link] = (), *, zone: tz
     `links` as `trioha.recording.clocks.links` finds them.
     """
     frames = {name: to_frame(table) for name, table in row_tables(document(result, links)).items()}
-    for name in ("violations", "connections", "gaps"):
+    for name in ("violations", "connections", "gaps", "roles"):
         frame = frames[name]
         frame["node"] = frame["brokerName"] + " " + frame["brokerId"].astype("string")
         if "atMs" in frame:
@@ -86,6 +96,7 @@ def session_report(result: ReplayResult, links: Sequence[Link] = (), *, zone: tz
         sections=[
             Section(notes=[NOTE, f"Times are {_zone_text(result, zone)}."]),
             _invariants(result, frames["violations"]),
+            *_roles(result, frames["roles"], zone),
             *_tables("Connections", frames["connections"], _CONNECTIONS, text_columns=5),
             *_tables("Refused offsets", frames["gaps"], _GAPS, text_columns=6),
             *_tables("Clock offsets and one-way delays", frames["links"], _LINKS, text_columns=1),
@@ -106,8 +117,27 @@ def _zone_text(result: ReplayResult, zone: tzinfo | None) -> str:
     )
 
 
+def _roles(result: ReplayResult, rows: pd.DataFrame, zone: tzinfo | None) -> Iterator[Section]:
+    """Roles of each group of brokers over time, and what happened to them as a table."""
+    groups = groups_of(result.lives)
+    if not groups:
+        return
+    ids = rows["brokerControllerId"].astype("string").fillna("without id")
+    rows = rows.assign(member=rows["brokerName"] + " " + ids).sort_values("atMs", kind="stable")
+    yield Section(
+        "Roles",
+        figures=[
+            role_timeline(lives, zone) for lives in groups if any(life.broker_id >= 0 for life in lives)
+        ],
+    )
+    yield from _tables("Role events", rows, _ROLES, text_columns=5)
+
+
 def _invariants(result: ReplayResult, violations: pd.DataFrame) -> Section:
-    judged = [verdict for replay in result.sessions for verdict in replay.verdicts if verdict.is_judged]
+    judged: list[Verdict | GroupVerdict] = [
+        verdict for replay in result.sessions for verdict in replay.verdicts if verdict.is_judged
+    ]
+    judged += [verdict for group in result.groups for verdict in group.verdicts if verdict.checked]
     broken = [verdict for verdict in judged if verdict.count]
     if not broken:
         return Section(notes=[f"All invariants hold ({len(judged)} were judged in all)."])
@@ -144,8 +174,11 @@ def _session(replay: SessionReplay, links: Sequence[Link], zone: tzinfo | None) 
         f"Damage: {damage.path} at byte {damage.position}: {damage.reason}"
         for damage in replay.damage[:DAMAGE_MAX]
     ]
+    heading = f"{identity.broker_name} {identity.broker_id}, {identity.role}"
+    if replay.life is not None and replay.life.epoch >= 0:
+        heading += f": broker {replay.life.broker_id} in epoch {replay.life.epoch}"
     return Section(
-        f"{identity.broker_name} {identity.broker_id}, {identity.role}",
+        heading,
         notes=notes,
         warnings=warnings,
         figures=session_figures(replay, connections, links, zone),
