@@ -25,6 +25,7 @@ from trioha.broker_status import ControlStatus
 from trioha.controller import protocol
 from trioha.controller.protocol import EpochCache, to_request
 from trioha.errors import TriohaError
+from trioha.net.tls import ServerTls
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import RemotingCommand
 from trioha.remoting.server import Peer, RemotingServer
@@ -73,7 +74,7 @@ class Controller:
 
 
 @contextmanager
-def scripted_controller() -> Iterator[Controller]:
+def scripted_controller(tls: ServerTls | None = None) -> Iterator[Controller]:
     ready = threading.Event()
     started: list[tuple[Controller, trio.lowlevel.TrioToken, trio.CancelScope]] = []
 
@@ -90,7 +91,8 @@ def scripted_controller() -> Iterator[Controller]:
                 return scripted.carry_out(own[0], code, evolve(command, body=bytes(command.body)))
 
             async def serve(task_status: trio.TaskStatus[Any]) -> None:
-                await RemotingServer(handler).serve(host="127.0.0.1", port=0, task_status=task_status)  # type: ignore[arg-type]
+                server = RemotingServer(handler, tls=tls)  # type: ignore[arg-type]
+                await server.serve(host="127.0.0.1", port=0, task_status=task_status)
 
             ((host, port),) = await nursery.start(serve)
             own.append(f"{host}:{port}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import structlog
 import trio
@@ -10,6 +11,7 @@ import trio
 from trioha.broker.controller_processor import ControllerProcessor
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.controller.agent import AgentSettings, ControllerAgent, Offsets
+from trioha.controller.links import ANSWER_BYTES_MAX
 from trioha.controller.role import NO_EPOCH, Role
 from trioha.errors import StoreError
 from trioha.metadata.table import TableFull
@@ -17,6 +19,7 @@ from trioha.metadata.topics import TopicConfig, TopicTable, is_topic_name
 from trioha.net.threads import run_in_thread
 from trioha.node.role_changes import NodeRole, Roles
 from trioha.remoting.address import Address
+from trioha.remoting.client import ClientSecurity, open_client
 from trioha.store.epochs import EpochTable
 from trioha.store.message_store import MessageStore
 from trioha.watermark import Watermark
@@ -24,13 +27,19 @@ from trioha.watermark import Watermark
 log = structlog.get_logger(__name__)
 
 
-async def open_agent(config: BrokerConfig, store: MessageStore, *, listen: Address) -> ControllerAgent:
+async def open_agent(
+    config: BrokerConfig, store: MessageStore, *, listen: Address, security: ClientSecurity
+) -> ControllerAgent:
     """The agent of a node that clients and controllers reach at `listen`.
 
+    `security` is for its connections to controllers.
     Raises StoreError for an identity on disk that cannot be used.
     """
     settings = agent_settings(config, listen=listen)
-    return await run_in_thread(lambda: ControllerAgent.open(settings, offsets=lambda: offsets_of(store)))
+    connect = partial(open_client, frame_bytes_max=ANSWER_BYTES_MAX, security=security)
+    return await run_in_thread(
+        lambda: ControllerAgent.open(settings, offsets=lambda: offsets_of(store), connect=connect)
+    )
 
 
 def agent_settings(config: BrokerConfig, *, listen: Address) -> AgentSettings:

@@ -140,6 +140,6 @@ async def _join_controllers(
     for listener in listeners:
         await listener.aclose()
     listen = Address(announced(config.bind_address, config.broker_ip1), port)
-    agent = await open_agent(config, parts.store, listen=listen)
+    agent = await open_agent(config, parts.store, listen=listen, security=parts.security.client)
     await services.start(run_agent, agent, roles)
     return Control(agent=agent)
