@@ -183,6 +183,17 @@ def test_a_member_that_comes_back_as_a_learner_leaves():
     assert master.proposed == [{1}]
 
 
+def test_a_learner_that_comes_back_as_a_replica_is_proposed():
+    master = Master()
+    master.connect(2, is_learner=True)
+    master.ack(2)
+    master.disconnect(2)
+    master.connect(2)
+    assert master.proposals == []
+    master.ack(2)
+    assert master.proposed == [{1, 2}]
+
+
 def test_a_slave_that_caught_up_while_a_proposal_was_open_is_proposed_at_the_next_tick():
     master = Master()
     master.connect(2)
