@@ -46,6 +46,19 @@ def test_every_known_defect_is_answered():
     assert all(tests for number, (_, tests) in rows.items() if number not in later)
 
 
+def test_every_test_of_rocketmqs_controller_mode_is_answered():
+    rows = {}
+    for line in (DOCS / "rocketmq-tests.md").read_text().splitlines():
+        if found := re.match(r"\| `(\w+\.\w+)`", line):
+            _, _, behaviour, tests, _ = line.split("|")
+            rows[found[1]] = (behaviour.strip(), NAMED_TEST.findall(tests))
+    classes = {name.split(".")[0] for name in rows}
+    assert {"AutoSwitchHATest", "EpochFileCacheTest", "CheckpointFileTest"} <= classes
+    assert {"ReplicasManagerTest", "ReplicasManagerRegisterTest", "AutoSwitchRoleIntegrationTest"} <= classes
+    assert sum(name.startswith("AutoSwitchHATest.") for name in rows) == 10
+    assert all(behaviour and tests for behaviour, tests in rows.values())
+
+
 def test_every_path_and_name_that_contributing_gives_is_there():
     named = NAMED_PATH.findall(CONTRIBUTING.read_text())
     assert len(named) >= 50
