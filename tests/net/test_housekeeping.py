@@ -51,3 +51,16 @@ async def test_an_exception_of_one_task_ends_all_and_is_raised(autojump_clock):
 
     with pytest.RaisesGroup(ZeroDivisionError):
         await Housekeeping(idle_timeout_s=20).run(trio.sleep_forever, fail)
+
+
+async def test_what_came_while_the_process_was_stopped_counts(autojump_clock):
+    """SIGCONT: the deadline has passed, and the peer's bytes wait. Which task runs first is chance."""
+    for _ in range(30):
+        housekeeping = Housekeeping(idle_timeout_s=20)
+
+        async def receive(housekeeping=housekeeping):
+            await trio.sleep(20)
+            housekeeping.deadline_s = trio.current_time() + 20
+            await trio.sleep_forever()
+
+        assert await ended_after(housekeeping, receive) == (40.0, True)
