@@ -8,11 +8,13 @@ from attrs import evolve
 
 from tests.broker.consuming import GROUP, PEER, TOPIC, Broker, Waiting, bodies_of, records_of
 from tests.ha.support import settled
+from tests.store.support import message
 from trioha.metadata.groups import SubscriptionGroup
 from trioha.metadata.topics import TopicConfig
 from trioha.remoting.address import Address
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.serving import Peer
+from trioha.store.dispatch_service import AWAITED_GATHER_S, DispatchService
 from trioha.store.tags import java_hash
 
 SUSPEND = 2 | 4
@@ -255,6 +257,26 @@ async def test_a_pull_waits_until_its_queue_has_a_message(polling, nursery, auto
     answer, at_s = waiting.answers["pull"]
     assert (answer.remark, bodies_of(answer), at_s) == ("FOUND", [b"a"], trio.current_time())
     assert polling.room.polls.open_polls == 0
+
+
+async def test_a_pull_does_not_wait_for_records_to_be_gathered(polling, nursery, autojump_clock):
+    async def at_once(work):
+        work()
+
+    nursery.start_soon(DispatchService(polling.store, sync_flush=False, sync=at_once).run)
+    await settled()
+    for body in (b"dispatched", b"gathered"):
+        polling.store.commit_log.append(message(body, topic=TOPIC))
+        await settled()
+    began_s = trio.current_time()
+    waiting = Waiting(nursery)
+    waiting.add("pull", polling.pull(queueOffset=1, sysFlag=SUSPEND))
+    await settled()
+    assert waiting.answers == {}
+    await trio.sleep(1)
+    answer, at_s = waiting.answers["pull"]
+    assert bodies_of(answer) == [b"gathered"]
+    assert at_s - began_s <= AWAITED_GATHER_S
 
 
 async def test_a_pull_that_waits_in_vain_is_answered_when_its_time_is_over(polling, nursery, autojump_clock):

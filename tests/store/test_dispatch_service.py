@@ -76,6 +76,27 @@ async def test_a_lone_record_is_dispatched_at_once_and_those_after_it_together(
     assert store.dispatcher.position == last.end_offset
 
 
+async def test_a_consumer_that_begins_to_wait_hurries_the_records_that_are_gathered(
+    store, nursery, autojump_clock
+):
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    await trio.sleep(1)
+    store.commit_log.append(message())
+    await trio.testing.wait_all_tasks_blocked()
+    last = store.commit_log.append(message())
+    store.dispatcher.hurry()
+    await trio.testing.wait_all_tasks_blocked()
+    assert store.dispatcher.position < last.end_offset
+    began_s = trio.current_time()
+    store.dispatcher.hurry()
+    await store.dispatcher.dispatched.reached(last.end_offset)
+    assert trio.current_time() - began_s <= AWAITED_GATHER_S
+    # It waits in vain, and nothing is dispatched sooner for that.
+    store.dispatcher.hurry()
+    await trio.sleep(1)
+    assert store.dispatcher.position == last.end_offset
+
+
 async def test_with_sync_flush_records_are_dispatched_after_they_are_on_disk(store, nursery, autojump_clock):
     nursery.start_soon(DispatchService(store, sync_flush=True, sync=at_once).run)
     first = store.commit_log.append(message())

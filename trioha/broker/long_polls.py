@@ -12,7 +12,7 @@ A poll parks its task itself: an Event for each would double what an idle pull t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final
@@ -86,6 +86,8 @@ class LongPolls:
         self._earlier = trio.Event()
         """Set when there is an earlier deadline than `run` sleeps for."""
         self.open_polls = 0
+        self.on_open: Callable[[], None] = lambda: None
+        """Called when a poll was opened; must not raise."""
         self.refused = 0
         """Polls that were refused because there were too many."""
         self._is_stopping = False
@@ -109,6 +111,7 @@ class LongPolls:
             self._deadlines = [entry for entry in self._deadlines if not entry[2].is_over]
             heapify(self._deadlines)
             self._deadlines_max = max(_ENDED_MAX, 2 * len(self._deadlines))
+        self.on_open()
         return poll
 
     def arrived(self, queues: Iterable[QueueKey]) -> None:

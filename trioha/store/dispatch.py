@@ -69,6 +69,8 @@ class Dispatcher:
         shorter."""
         self.is_awaited: Callable[[], bool] = lambda: False
         """Whether consumers wait for messages."""
+        self.hurry: Callable[[], None] = lambda: None
+        """Called when a consumer begins to wait: it waits for records that are not dispatched yet, too."""
         self.last_store_timestamp_ms = 0
         """storeTimestamp of the last record dispatched: the checkpoint's logicsMsgTimestamp, once the queues
         are on disk."""

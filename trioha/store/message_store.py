@@ -334,12 +334,12 @@ class MessageStore:
         that wait for restarts and cuts of the log are detached by themselves (`Callbacks`).
         """
         dispatcher = self.dispatcher
-        on_written, is_awaited = dispatcher.on_written, dispatcher.is_awaited
+        on_written, is_awaited, hurry = dispatcher.on_written, dispatcher.is_awaited, dispatcher.hurry
         dispatcher.on_written = [*on_written]
         try:
             yield
         finally:
-            dispatcher.on_written, dispatcher.is_awaited = on_written, is_awaited
+            dispatcher.on_written, dispatcher.is_awaited, dispatcher.hurry = on_written, is_awaited, hurry
             confirm_offset = self.confirm_offset()
             self.confirm_offset = lambda: confirm_offset
 
