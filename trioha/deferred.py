@@ -40,6 +40,13 @@ class Deferred(Generic[T]):
         """The value. Call it once, when it is ready; it may raise."""
         raise NotImplementedError
 
+    def expected(self) -> T | None:
+        """What `result` will most likely return: the same object then; None if that is not known.
+
+        For callers that have time before the value is there. It may raise what `result` would raise.
+        """
+        return None
+
     def abandon(self) -> None:
         """Nobody needs the value any more; `on_ready` is not called."""
         self._on_ready = None

@@ -14,7 +14,7 @@ Requests have the bytes that a Java client of 5.x sends (JSON headers; `--binary
 beforehand, so that the pair and not its load is the limit. Each tree, compiled and (with `--pure`) in plain
 Python, has a pair of its own, and the pairs work in turn. The figures are user and system time of master and
 slave for each request; those of the clock depend on other load. `--poll`
-leaves on busy polling (`trioha.haBusyPoll`), which hides CPU time.
+leaves on busy polling (`trioha.haBusyPoll`, `trioha.clientBusyPoll`), which hides CPU time.
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ def start(
     settings = {"storePathRootDir": folder / "store", **settings}
     if not poll:
         settings["trioha.haBusyPoll"] = 0
+        if "trioha.clientBusyPoll" in (tree / "trioha/config/model.py").read_text():
+            settings["trioha.clientBusyPoll"] = 0
     options = [word for key, value in settings.items() for word in ("-p", f"{key}={value}")]
     log = running.enter_context((folder / "log").open("w"))
     python = tree / ".venv/bin/python"
@@ -295,7 +297,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--against", type=Path, help="another source tree, with or without a .venv")
     parser.add_argument("--pure", action="store_true", help="each tree in plain Python, too")
-    parser.add_argument("--poll", action="store_true", help="with trioha.haBusyPoll")
+    parser.add_argument("--poll", action="store_true", help="with busy polling")
     parser.add_argument("--binary", action="store_true", help="headers in ROCKETMQ's binary form")
     options = parser.parse_args()
     if options.binary:

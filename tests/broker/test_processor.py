@@ -383,6 +383,42 @@ async def test_a_sync_put_is_put_ok_only_after_the_slaves_ack(tmp_path, nursery,
         assert answers[0][1] - started == 1.5
 
 
+async def test_the_expected_answer_is_the_answer_if_the_slave_acknowledges(tmp_path, nursery, autojump_clock):
+    broker = Broker(tmp_path, need=1)
+    nursery.start_soon(broker.group_commit.run)
+    processor, expected, answers = broker.processor, [], []
+
+    def expecting(asked, peer):
+        answer = processor(asked, peer)
+        expected.append(answer.expected())
+        return answer
+
+    broker.processor = expecting
+    assert (await broker.send()).code == ResponseCode.SLAVE_NOT_AVAILABLE
+    assert expected == [None]
+    async with connected(broker.master) as (peer, _):
+        await peer.report(0)
+        await settled()
+        assert (await broker.send()).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+        assert expected[1].code == ResponseCode.SUCCESS
+
+        async def send():
+            answers.append(await broker.send())
+
+        async with trio.open_nursery() as producer:
+            producer.start_soon(send)
+            end_offset = 0
+            while end_offset < broker.log.max_offset:
+                offset, body = await peer.next_frame()
+                end_offset = offset + len(body)
+            await peer.report(broker.log.max_offset)
+    assert answers[0] is expected[2]
+    assert SendMessageResponseHeader.of(answers[0]).queue_offset == 2
+    # To expect an answer counts nothing.
+    statuses = broker.puts.statistics().statuses
+    assert statuses == {"PUT_OK": 1, "FLUSH_SLAVE_TIMEOUT": 1, "SLAVE_NOT_AVAILABLE": 1}
+
+
 async def test_timeouts_and_missing_slaves_are_answered_as_stored(tmp_path, nursery, autojump_clock):
     broker = Broker(tmp_path, need=1)
     nursery.start_soon(broker.group_commit.run)

@@ -120,6 +120,7 @@ def test_an_empty_file_gives_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "ha_distinct_by": DistinctBy.ADDRESS,
         "ha_transfer_batch_max": 1048576,
         "ha_busy_poll": 400,
+        "client_busy_poll": 200,
         "ha_start_from": StartFrom.LAST_FILE,
         "ha_ack_mode": AckMode.WRITTEN,
         "ha_role": HaRole.REPLICA,
@@ -271,6 +272,7 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         trioha.haDistinctBy=connection
         trioha.haTransferBatchMax=2097152
         trioha.haBusyPoll=50
+        trioha.clientBusyPoll=60
         trioha.haStartFrom=1073741824
         trioha.haAckMode=flushed
         trioha.haRole=observer
@@ -416,6 +418,7 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "ha_distinct_by": DistinctBy.CONNECTION,
         "ha_transfer_batch_max": 2097152,
         "ha_busy_poll": 50,
+        "client_busy_poll": 60,
         "ha_start_from": 1073741824,
         "ha_ack_mode": AckMode.FLUSHED,
         "ha_role": HaRole.OBSERVER,

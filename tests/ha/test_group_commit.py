@@ -706,8 +706,9 @@ async def test_a_lone_put_is_pushed_at_the_end_of_its_turn_and_its_ack_polled_fo
     commit, slaves = pushing
     deferred = begun(commit, 100)
     assert slaves.pushes == 0
-    commit.end_turn()
+    poll = commit.end_turn()
     assert (slaves.pushes, slaves.polled) == (1, [])
+    poll()
     assert await deferred is PutStatus.PUT_OK
     assert (len(slaves.polled), trio.current_time()) == (1, 0.0)
 
@@ -715,9 +716,8 @@ async def test_a_lone_put_is_pushed_at_the_end_of_its_turn_and_its_ack_polled_fo
 async def test_puts_of_one_turn_are_pushed_once_and_not_polled_for(pushing, autojump_clock):
     commit, slaves = pushing
     puts = [begun(commit, end_offset) for end_offset in (80, 90, 100)]
-    commit.end_turn()
-    commit.end_turn()
-    await trio.testing.wait_all_tasks_blocked()
+    assert commit.end_turn() is None
+    assert commit.end_turn() is None
     assert (slaves.pushes, slaves.polled) == (1, [])
     slaves.poll_acks(None)
     assert [await put for put in puts] == [PutStatus.PUT_OK] * 3
@@ -726,10 +726,10 @@ async def test_puts_of_one_turn_are_pushed_once_and_not_polled_for(pushing, auto
 async def test_a_put_that_another_one_follows_is_not_polled_for(pushing, autojump_clock):
     commit, slaves = pushing
     first = begun(commit, 90)
-    commit.end_turn()
+    poll = commit.end_turn()
     second = begun(commit, 100)
-    commit.end_turn()
-    await trio.testing.wait_all_tasks_blocked()
+    assert commit.end_turn() is None
+    poll()
     assert (slaves.pushes, slaves.polled) == (1, [])
     for put in (first, second):
         put.abandon()

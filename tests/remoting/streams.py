@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import trio
 
+from trioha.net.busy_poll import BusyPoll
 from trioha.net.transport import DirectStream
 
 
@@ -39,6 +40,12 @@ class MemoryTransport(trio.abc.HalfCloseableStream):
             incoming.note_change()
             return data
         return b"" if incoming.is_ended else None
+
+    def is_readable(self) -> bool:
+        return bool(self._incoming.data) or self._incoming.is_ended
+
+    def poll_readable(self, polls: BusyPoll) -> bool:
+        return polls.until(self.is_readable)
 
     def peek(self, max_bytes: int) -> bytes:
         return bytes(self._incoming.data[:max_bytes])

@@ -108,7 +108,10 @@ class PutService:
     def put_and_answer(
         self, message: Message | MessageBatch, *, wait_store_ok: bool, answer: Callable[[PutResult], T]
     ) -> T | Deferred[T]:
-        """As `put`, with what `answer` makes of the result: a put that waits needs no task."""
+        """As `put`, with what `answer` makes of the result: a put that waits needs no task.
+
+        `answer` may be called before the put has ended, too, with the result that is expected, PUT_OK.
+        """
         appended, request_id = self._append(message)
         if not (request_id and wait_store_ok and self._group_commit.waits):
             return answer(self._answered(appended, request_id))
@@ -117,6 +120,7 @@ class PutService:
             appended,
             request_id=request_id,
             answer=lambda status, appended, now_s: answer(counted(status, appended, now_s)),
+            expected=lambda: answer(PutResult(PutStatus.PUT_OK, appended)),
         )
 
     def _append(self, message: Message | MessageBatch) -> tuple[AppendResult, int]:

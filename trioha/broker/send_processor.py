@@ -28,6 +28,7 @@ from trioha.remoting.send_message import (
 from trioha.remoting.serving import Peer
 from trioha.store.message_properties import encode_properties, join_properties, parse_properties
 from trioha.store.messages import Message, MessageBatch
+from trioha.store.put_status import PutStatus
 from trioha.store.record import Host
 from trioha.store.record_layout import TRANSACTION_MASK
 from trioha.store.tags import DelayLevels
@@ -48,6 +49,7 @@ FORBIDDEN_TOPICS: Final = frozenset(
 
 BATCH_BITS: Final = 0xC0
 """Bits of sysFlag: the body is a batch that consumers take apart."""
+PUT_OK: Final = PutStatus.PUT_OK
 _WAIT_FALSE = b"WAIT\x01false"
 _INNER_NUM = b"INNER_NUM\x01"
 
@@ -99,7 +101,7 @@ class SendProcessor:
         response = self._puts.put_and_answer(
             message,
             wait_store_ok=wait_store_ok,
-            answer=lambda result: _respond(request, message, queue_id, result),
+            answer=_Response(request, message, queue_id),
         )
         topics = self._topics
         if topics.changed_at:
@@ -272,6 +274,25 @@ async def _respond_when_kept(
         response = await response
     await written.reached(change)
     return response
+
+
+class _Response:
+    """Makes the response to a send from the put's result; the one of PUT_OK only once."""
+
+    __slots__ = ("_message", "_queue_id", "_request", "_success")
+
+    def __init__(self, request: RemotingCommand, message: Message | MessageBatch, queue_id: int) -> None:
+        self._request = request
+        self._message = message
+        self._queue_id = queue_id
+        self._success: RemotingCommand | None = None
+
+    def __call__(self, result: PutResult) -> RemotingCommand:
+        if result.status is not PUT_OK:
+            return _respond(self._request, self._message, self._queue_id, result)
+        if self._success is None:
+            self._success = _respond(self._request, self._message, self._queue_id, result)
+        return self._success
 
 
 def _respond(

@@ -561,6 +561,10 @@ class BrokerConfig:
     """How long a node may poll for its peer's next bytes before it sleeps, microseconds; 0 for not at all, as
     on a machine with one core."""
 
+    client_busy_poll: int = _setting("trioha.clientBusyPoll", values.integer(low=0, high=1000), default=200)
+    """How long a broker may poll for the next request of the only client that sends, one request at a time,
+    before it sleeps, microseconds; 0 for not at all, as on a machine with one core."""
+
     ha_start_from: StartFrom | int = _setting(
         "trioha.haStartFrom",
         values.one_of_or_integer(StartFrom, low=0, high=LONG_MAX),

@@ -13,6 +13,7 @@ answer.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final, TypeVar
 
 import trio
@@ -84,10 +85,6 @@ class GroupCommit:
         """Waiting puts, including released ones whose task has not run yet."""
         self._lone: Wait | None = None
         """Wait of the put that `begin` found alone, until `end_turn`."""
-        self._polled: Wait | None = None
-        """What `_poll` polls for next."""
-        self._is_pushed = trio.Event()
-        """Set when `_polled` is."""
         self._replica_timeouts = Timeouts(settings.slave_timeout_s)
         self._disk_timeouts = Timeouts(settings.sync_flush_timeout_s)
 
@@ -184,10 +181,18 @@ class GroupCommit:
             self._record_end(appended, request_id, started_s, now_s, status)
         return answer(status, appended, now_s)
 
-    def begin(self, appended: AppendResult, *, request_id: int, answer: Answer[T]) -> Deferred[T]:
+    def begin(
+        self,
+        appended: AppendResult,
+        *,
+        request_id: int,
+        answer: Answer[T],
+        expected: Callable[[], T] | None = None,
+    ) -> Deferred[T]:
         """As `wait`, without a task: the result comes from the `Deferred`.
 
         Call `end_turn` after all puts that come together: they are sent to the slaves in one frame.
+        `expected` makes what `answer` returns for PUT_OK.
         """
         started_s = self._now_s()
         status, copies, disk = self._begin_waits(appended, request_id, started_s)
@@ -202,38 +207,27 @@ class GroupCommit:
             copies=copies,
             disk=disk,
             answer=answer,
+            expected=expected,
         )
 
-    def end_turn(self) -> None:
+    def end_turn(self) -> Callable[[], None] | None:
         """If the first put that waits was begun since the last call, send to slaves what was appended.
 
-        If it is the only one, the acks are polled for as soon as the other tasks have run that are ready now.
+        If it is the only one, returns a function that polls for the acks: call it once the other tasks have
+        run that are ready now, since the slave works meanwhile.
         """
-        if self._lone is None:
-            return
         lone, self._lone = self._lone, None
-        if self._push is None:
-            return
+        if lone is None or self._push is None:
+            return None
         self._push()
-        if self._poll_acks is not None and self._waiting == 1:
-            self._polled = lone
-            self._is_pushed.set()
+        if self._poll_acks is None or self._waiting > 1:
+            return None
+        return partial(self._poll, lone)
 
-    async def _poll(self) -> None:
-        while True:
-            await self._is_pushed.wait()
-            self._is_pushed = trio.Event()
-            lone, self._polled = self._polled, None
-            # Others that are ready run first, as dispatch: the slave works meanwhile.
-            await trio.lowlevel.checkpoint()
-            # If another task has put meanwhile, polling would delay that put.
-            if (
-                lone is not None
-                and lone.result is None
-                and self._waiting == 1
-                and self._poll_acks is not None
-            ):
-                self._poll_acks(lone)
+    def _poll(self, lone: Wait) -> None:
+        # If another task has put meanwhile, polling would delay that put.
+        if lone.result is None and self._waiting == 1 and self._poll_acks is not None:
+            self._poll_acks(lone)
 
     def _begin_waits(
         self, appended: AppendResult, request_id: int, started_s: float
@@ -285,7 +279,6 @@ class GroupCommit:
         async with trio.open_nursery() as tasks:
             tasks.start_soon(self._replica_timeouts.run)
             tasks.start_soon(self._disk_timeouts.run)
-            tasks.start_soon(self._poll)
 
 
 class _WaitingPut(Deferred[T]):
@@ -297,6 +290,7 @@ class _WaitingPut(Deferred[T]):
         "_commit",
         "_copies",
         "_disk",
+        "_expected",
         "_request_id",
         "_started_s",
         "_status",
@@ -313,6 +307,7 @@ class _WaitingPut(Deferred[T]):
         copies: Wait | None,
         disk: Wait | None,
         answer: Answer[T],
+        expected: Callable[[], T] | None,
     ) -> None:
         self.is_ready = False
         self._on_ready = None
@@ -324,6 +319,7 @@ class _WaitingPut(Deferred[T]):
         self._copies = copies
         self._disk = disk
         self._answer = answer
+        self._expected = expected
         commit._waiting += 1
         if copies is not None and copies.result is None:
             copies.listen(self)
@@ -350,6 +346,10 @@ class _WaitingPut(Deferred[T]):
         if self._commit._is_recorded:
             self._commit._record_end(self._appended, self._request_id, self._started_s, now_s, status)
         return self._answer(status, self._appended, now_s)
+
+    def expected(self) -> T | None:
+        """The answer to the put if its waits end well."""
+        return self._expected() if self._expected is not None and self._status is PUT_OK else None
 
     def abandon(self) -> None:
         """End the waits."""

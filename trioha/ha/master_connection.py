@@ -283,13 +283,15 @@ class MasterLink(ABC):
                 if not self._is_answered:
                     self._is_answered = True
                     self._verdict.answered()
-                statistics.rate.add(received_bytes, trio.current_time())
-                statistics.last_read_ms = time.time_ns() // 1_000_000
                 self._receive(buffer[:received_bytes])
-                if self._ack_offset > self.reported_offset:
-                    self._report(self._ack_offset)
-                # From now, not from the receive: the time that appending took is not silence of the master.
-                housekeeping.deadline_s = trio.current_time() + housekeeping_s
+                ack_offset = self._ack_offset
+                if ack_offset > self.reported_offset:
+                    self._report(ack_offset)
+                # After the report: the master waits for that. Time that appending took is not its silence.
+                now_s = trio.current_time()
+                housekeeping.deadline_s = now_s + housekeeping_s
+                statistics.rate.add(received_bytes, now_s)
+                statistics.last_read_ms = time.time_ns() // 1_000_000
         except trio.BrokenResourceError:
             self._end(CloseReason.IO_ERROR)
         except RemoteProtocolError as error:
@@ -375,8 +377,6 @@ class MasterLink(ABC):
         """Report `offset` to the master: at once if the socket accepts it, else through the writer task."""
         has_grown = offset != self.reported_offset
         self.reported_offset = offset
-        self._last_report_s = trio.current_time()
-        self._statistics.last_write_ms = time.time_ns() // 1_000_000
         if has_grown:
             self._sink.emit(Kind.REPORTED, conn=self.connection_id, offset=offset, aux=self._log.max_offset)
         else:
@@ -390,6 +390,8 @@ class MasterLink(ABC):
         self._outbox.put(self._encode_report(offset))
         if not self._outbox.is_empty:
             self._unsent.set()
+        self._last_report_s = trio.current_time()
+        self._statistics.last_write_ms = time.time_ns() // 1_000_000
 
     async def _report_flushed(self) -> None:
         """Report what was synced while nothing was received."""

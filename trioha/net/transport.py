@@ -47,6 +47,14 @@ class DirectStream(Protocol):
         """Received bytes, at most `max_bytes`; b"" at the end of the stream, None if none have arrived."""
         ...
 
+    def is_readable(self) -> bool:
+        """Whether bytes, the end of the stream or an error have arrived: receiving would not wait."""
+        ...
+
+    def poll_readable(self, polls: BusyPoll) -> bool:
+        """Poll for bytes, the end of the stream or an error; whether they have arrived."""
+        ...
+
     async def wait_readable(self) -> None:
         """Return when bytes, the end of the stream or an error have arrived."""
         ...
@@ -167,6 +175,16 @@ class SocketTransport(trio.abc.HalfCloseableStream):
         """Whether bytes, the end of the stream or an error have arrived: receiving would not wait."""
         return bool(self._readable.poll(0))
 
+    def poll_readable(self, polls: BusyPoll) -> bool:
+        """Poll for bytes, the end of the stream or an error; whether they have arrived.
+
+        A long poll counts as several calls, since no other task runs meanwhile.
+        """
+        if not polls.until(self.is_readable):
+            return False
+        self._calls += int(polls.took_s / POLLED_S_PER_CALL)
+        return True
+
     def peek(self, max_bytes: int) -> bytes:
         """Received bytes, without consuming them; b"" if there are none, or after an error."""
         try:
@@ -193,9 +211,8 @@ class SocketTransport(trio.abc.HalfCloseableStream):
                 if (
                     polls is not None
                     and self._received_bytes <= IN_STEP_BYTES_MAX
-                    and polls.until(self.is_readable)
+                    and self.poll_readable(polls)
                 ):
-                    self._calls += int(polls.took_s / POLLED_S_PER_CALL)
                     continue
                 await self.wait_readable()
             except OSError as error:

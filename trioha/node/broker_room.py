@@ -20,6 +20,7 @@ from trioha.broker_status import BrokerSettings, BrokerStatus
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.config.update import ConfigFile
 from trioha.metadata.metadata_store import MetadataStore
+from trioha.net.busy_poll import has_cores_to_spare
 from trioha.node.admin_room import AdminRoom
 from trioha.node.budget import DescriptorBudget
 from trioha.node.consumer_room import ConsumerRoom
@@ -187,4 +188,5 @@ def server_limits(config: BrokerConfig, budget: DescriptorBudget) -> ServerLimit
         in_flight_bytes_max=config.client_bytes_max // 2,
         frame_bytes_max=config.frame_bytes_max,
         idle_timeout_s=config.client_idle_timeout / 1000,
+        busy_poll_s=config.client_busy_poll / 1e6 if has_cores_to_spare() else 0.0,
     )

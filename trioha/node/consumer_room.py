@@ -89,7 +89,8 @@ class ConsumerRoom:
             per_connection_max=max(1, config.requests_in_flight_max * 3 // 4),
         )
         store.dispatcher.is_awaited = lambda: polls.open_polls > 0
-        polls.on_open = lambda: store.dispatcher.hurry()  # That of the node's present role.
+        # Looked up at each call: the dispatch service is made after this.
+        polls.on_open = lambda: store.dispatcher.hurry()  # noqa: PLW0108
         pulls = PullProcessor(store, metadata, clients, polls, settings=settings)
         offsets = OffsetProcessor(store, metadata, settings=settings)
         if confirm is None:

@@ -42,7 +42,7 @@ from trioha.remoting.closures import ClosureLog
 from trioha.remoting.memory import ClientMemory
 from trioha.remoting.opening import open_stream
 from trioha.remoting.server_connection import ServerConnection
-from trioha.remoting.serving import Handler, Peer, ServerLimits, ServerStatistics
+from trioha.remoting.serving import AfterTurn, Handler, Peer, ServerLimits, ServerStatistics
 
 __all__ = ["Handler", "Peer", "RemotingServer", "ServerLimits", "ServerStatistics"]
 
@@ -79,8 +79,8 @@ class RemotingServer:
         """Set when a connection has ended."""
         self.on_closed: Callable[[Peer], None] | None = None
         """Called once for each connection after its end; must not block."""
-        self.after_turn: Callable[[], None] = lambda: None
-        """Called when the requests of a connection that came together were handled; must not raise."""
+        self.after_turn: AfterTurn = lambda: None
+        """Called when the requests of a connection that came together were handled; see `AfterTurn`."""
 
     def push(self, connection: int, frame: bytes, *, may_wait: bool = False) -> bool:
         """Send a whole frame that no request waits for to the connection of that number, if it takes it now.

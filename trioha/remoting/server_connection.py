@@ -9,6 +9,13 @@ turn, as far as the socket accepts them at once, else by the writer. The writer 
 deferred answers that became ready since it ran last; if the connection has only one request in flight, its
 answer is sent at once, without the writer, since no other one could go with it.
 
+A request that comes alone and waits for slaves is answered within one turn of the reader: it encodes the
+answer that it expects while the slave works, lets other tasks run once, and then calls what `after_turn` has
+returned, which polls for the acks. If no other connection has sent a request meanwhile, it also polls for the
+next request of this one, at most `busy_poll_s`, before it waits for it: a client that sends one request at a
+time costs neither wake-ups nor turns of the scheduler between two of them. Polls become rare where they fail
+(`net.busy_poll`).
+
 A request is in flight from its read until its answer is written. A connection with `in_flight_max` requests
 or `in_flight_bytes_max` bytes in flight is not read from until some are answered; nor is one for which
 `ClientMemory` has no room. So a peer that sends requests and does not read the answers blocks itself, and is
@@ -34,6 +41,7 @@ import trio
 from trioha.deferred import Deferred
 from trioha.errors import RemoteProtocolError
 from trioha.net.border import ConnectionBorder
+from trioha.net.busy_poll import BusyPoll
 from trioha.net.housekeeping import Housekeeping
 from trioha.net.transport import DirectStream, release, send_all_parts, send_now, send_parts_now
 from trioha.remoting.closures import ClosureLog
@@ -41,7 +49,7 @@ from trioha.remoting.codec import FrameDecoder, encode_head
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
 from trioha.remoting.memory import ClientMemory
-from trioha.remoting.serving import Handler, Peer, ServerLimits, ServerStatistics
+from trioha.remoting.serving import AfterTurn, Handler, Peer, ServerLimits, ServerStatistics
 
 REQUESTS_PER_TURN: Final = 16
 """After so many requests the reader yields to other connections. Sends of one turn go to slaves in one frame:
@@ -79,9 +87,8 @@ class ServerConnection:
         counters: ServerStatistics,
         border: ConnectionBorder,
         closures: ClosureLog,
-        after_turn: Callable[[], None] = lambda: None,
+        after_turn: AfterTurn = lambda: None,
     ) -> None:
-        """`after_turn` is called when the reader has handled the requests of a turn; must not raise."""
         self._stream = stream
         self._direct = stream if isinstance(stream, DirectStream) else None
         self.peer = peer
@@ -117,6 +124,13 @@ class ServerConnection:
         """Deferred answers, with their requests and what these cost."""
         self._ready: list[Deferred[RemotingCommand]] = []
         """Those that are ready, and whose results were not taken yet."""
+        self._expected: tuple[RemotingCommand, bytes] | None = None
+        """The answer that the only request in flight will most likely get, and its frame without the body."""
+        self._busy_poll = BusyPoll(limits.busy_poll_s) if limits.busy_poll_s else None
+        self._is_answered = False
+        """Whether the last turn had one request, which was answered: the next one comes after that."""
+        self._requests_seen = 0
+        """Requests that the server had received at the end of the last turn."""
         self._is_turn = False
         """Whether answers are put into the outbox by a task that sends it at the end of its turn."""
         self._is_sending = False
@@ -238,9 +252,33 @@ class ServerConnection:
                     await trio.lowlevel.checkpoint()
                     self._is_turn = True
             self._note_unfinished()
-            self._after_turn()
+            poll = self._after_turn()
             self._end_turn()
+            if poll is not None:
+                await self._poll_answer(poll)
+            requests_seen, self._requests_seen = self._requests_seen, self._counters.requests
+            self._is_answered = self._requests_seen == requests_seen + 1 and not self._in_flight
         self._end(is_broken=False)
+
+    async def _poll_answer(self, poll: Callable[[], None]) -> None:
+        """Do what can be done before the answer to the only request in flight comes, then `poll` for it."""
+        self._expect_answer()
+        await trio.lowlevel.checkpoint()
+        # Another request of this connection would wait until the poll is over.
+        if self._direct is None or not self._direct.is_readable():
+            poll()
+
+    def _expect_answer(self) -> None:
+        """Encode the answer that is expected, so that it can be sent at once when it comes."""
+        if len(self._deferred) != 1:
+            return
+        (deferred,) = self._deferred
+        try:
+            answer = deferred.expected()
+            if answer is not None:
+                self._expected = answer, encode_head(answer)
+        except Exception:  # noqa: BLE001 - `_done` meets it again, and reports it
+            self._expected = None
 
     async def _receive(self) -> bytes:
         """Received bytes, which are already in the account; none at the end of the stream."""
@@ -261,6 +299,9 @@ class ServerConnection:
                 account.change(len(data) - allowed_bytes)
             return data
         await direct.checkpoint_if_due()
+        if self._is_answered and (self._busy_poll is None or not direct.poll_readable(self._busy_poll)):
+            # To look for bytes at once would be in vain.
+            await direct.wait_readable()
         while True:
             allowed_bytes = account.readable_bytes(wanted_bytes)
             if not allowed_bytes:
@@ -413,8 +454,9 @@ class ServerConnection:
             self._counters.oneway_requests += command.is_oneway
             self._leave_flight(1, cost_bytes)
             return
+        expected, self._expected = self._expected, None
         try:
-            head = encode_head(answer)
+            head = expected[1] if expected is not None and expected[0] is answer else encode_head(answer)
             body, slices = answer.body, answer.slices
             answer_bytes = len(head) + (answer.body_bytes if slices else len(body))
         except Exception as error:  # noqa: BLE001 - an answer that no frame can hold is the handler's bug, too

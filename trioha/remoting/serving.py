@@ -41,6 +41,9 @@ class ServerLimits:
     """How long a connection waits for room in `total_bytes_max` before unfinished frames are dropped."""
     receive_bytes_max: int = field(default=64 * 1024, validator=ge(1))
     """Bytes of one read, which are handled before other connections are served."""
+    busy_poll_s: float = field(default=0.0, validator=ge(0))
+    """How long a connection that alone sends requests, one at a time, is polled for the next one after an
+    answer."""
 
     def __attrs_post_init__(self) -> None:
         if self.total_bytes_max < bytes_max_for(self.frame_bytes_max):
@@ -67,6 +70,12 @@ Handler: TypeAlias = Callable[
 ]
 """Handles a request. Returns the answer if it is known at once (cheapest), a `Deferred` of it, which needs no
 task, any other awaitable of it, or None for no answer, which is right for one-way requests only."""
+
+
+AfterTurn: TypeAlias = Callable[[], "Callable[[], None] | None"]
+"""Called when the requests of a connection that came together were handled. What it returns is called once
+the other tasks have run that are ready then, unless another request of the connection has come; it may block
+for a moment to let the answer come. Neither may raise."""
 
 
 @define

@@ -1,0 +1,271 @@
+"""A client that alone sends requests, one at a time: what is done before its answer comes, and polling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from tests.remoting.test_deferred_answers import Answer, Answers, ask, connected, until_asked
+from tests.remoting.test_server import read_command
+from trioha.net.busy_poll import BusyPoll
+from trioha.remoting import server_connection
+from trioha.remoting.codes import ResponseCode
+from trioha.remoting.command import RemotingCommand, response_to
+from trioha.remoting.server import Peer, RemotingServer, ServerLimits
+
+POLLS = ServerLimits(busy_poll_s=0.001)
+
+
+class ExpectedAnswer(Answer):
+    """Knows its result before it comes; `other` replaces it."""
+
+    def __init__(self, asked: RemotingCommand) -> None:
+        super().__init__(asked)
+        self.likely = response_to(asked, 0, body=asked.body, remark="as expected")
+        self.other: RemotingCommand | None = None
+        self.asked_for = 0
+
+    def expected(self) -> RemotingCommand:
+        self.asked_for += 1
+        if self.error is not None:
+            raise self.error
+        return self.likely
+
+    def result(self) -> RemotingCommand:
+        super().result()
+        return self.likely if self.other is None else self.other
+
+
+class ExpectedAnswers(Answers):
+    """A handler of such answers; `failing` makes each one a bug."""
+
+    error: Exception | None = None
+
+    def __call__(self, asked: RemotingCommand, peer: Peer) -> ExpectedAnswer:
+        answer = ExpectedAnswer(asked)
+        answer.error = self.error
+        self.append(answer)
+        return answer
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[RemotingCommand]:
+    """The answers that were encoded, in order."""
+    commands: list[RemotingCommand] = []
+    encode_head = server_connection.encode_head
+
+    def note(command: RemotingCommand) -> bytes:
+        commands.append(command)
+        return encode_head(command)
+
+    monkeypatch.setattr(server_connection, "encode_head", note)
+    return commands
+
+
+async def test_the_only_answer_is_encoded_before_it_comes(encoded: list[RemotingCommand]) -> None:
+    answers, seen = ExpectedAnswers(), []
+    server = RemotingServer(answers)
+
+    def poll() -> None:
+        seen.append(len(encoded))
+        answers[-1].come()
+
+    server.after_turn = lambda: poll
+    async with connected(server) as (stream, decoder):
+        for number in (1, 2):
+            await stream.send_all(ask(number))
+            found = await read_command(stream, decoder)
+            assert found is not None
+            assert (found.opaque, found.remark, found.body) == (number, "as expected", b"%d" % number)
+    assert (seen, len(encoded)) == ([1, 2], 2)
+    assert server.statistics.held_bytes == 0
+
+
+async def test_an_answer_other_than_the_expected_one_is_sent_as_it_is(
+    encoded: list[RemotingCommand],
+) -> None:
+    answers = ExpectedAnswers()
+    server = RemotingServer(answers)
+
+    def poll() -> None:
+        answer = answers[-1]
+        assert isinstance(answer, ExpectedAnswer)
+        answer.other = response_to(answer.asked, ResponseCode.FLUSH_SLAVE_TIMEOUT)
+        answer.come()
+
+    server.after_turn = lambda: poll
+    async with connected(server) as (stream, decoder):
+        await stream.send_all(ask(1))
+        found = await read_command(stream, decoder)
+        assert found is not None
+        assert (found.opaque, found.code, found.remark) == (1, ResponseCode.FLUSH_SLAVE_TIMEOUT, None)
+    assert len(encoded) == 2
+
+
+async def test_an_expected_answer_that_cannot_be_made_is_one_error() -> None:
+    answers = ExpectedAnswers()
+    answers.error = ZeroDivisionError("planted")
+    server = RemotingServer(answers)
+
+    def poll() -> None:
+        answers[-1].come()
+
+    server.after_turn = lambda: poll
+    async with connected(server) as (stream, decoder):
+        with capture_logs():
+            await stream.send_all(ask(1))
+            found = await read_command(stream, decoder)
+        assert found is not None
+        assert (found.code, found.remark) == (ResponseCode.SYSTEM_ERROR, "ZeroDivisionError: planted")
+        assert isinstance(answers[0], ExpectedAnswer)
+        assert answers[0].asked_for == 1
+    assert server.statistics.handler_errors == 1
+
+
+async def test_nothing_is_expected_of_several_requests(encoded: list[RemotingCommand]) -> None:
+    answers = ExpectedAnswers()
+    server = RemotingServer(answers)
+    seen: list[int] = []
+    server.after_turn = lambda: lambda: seen.append(len(encoded))
+    async with connected(server) as (stream, decoder):
+        await stream.send_all(ask(1) + ask(2))
+        await until_asked(answers, 2)
+        for answer in answers:
+            answer.come()
+        found = [await read_command(stream, decoder) for _ in range(2)]
+        assert [one.opaque for one in found if one] == [1, 2]
+    assert (seen, len(encoded)) == ([0], 2)
+
+
+async def test_a_poll_does_not_hold_up_another_request_of_the_connection() -> None:
+    answers = Answers()
+    server = RemotingServer(answers)
+    polled: list[int] = []
+    to_send: list[Callable[[], int]] = []
+
+    def after_turn() -> Callable[[], None]:
+        # The client sends its next request while the first one is handled.
+        if to_send:
+            to_send.pop()()
+        return lambda: polled.append(len(answers))
+
+    server.after_turn = after_turn
+    async with connected(server) as (stream, decoder):
+        to_send.append(lambda: stream.socket._sock.send(ask(2)))
+        await stream.send_all(ask(1))
+        await until_asked(answers, 2)
+        assert polled == [2]
+        for answer in answers:
+            answer.come()
+        found = [await read_command(stream, decoder) for _ in range(2)]
+        assert [one.opaque for one in found if one] == [1, 2]
+
+
+class Poll(BusyPoll):
+    """Sends what the test has prepared for this moment, and polls for it; without any it fails."""
+
+    prepared: list[Callable[[], object]]
+    calls: int
+
+    def until(self, poll: Callable[[], bool]) -> bool:
+        type(self).calls += 1
+        if not self.prepared:
+            return False
+        self.prepared.pop(0)()
+        while not poll():
+            pass
+        return True
+
+
+@pytest.fixture
+def polls(monkeypatch: pytest.MonkeyPatch) -> type[Poll]:
+    """Polls of all connections of a server."""
+    Poll.prepared, Poll.calls = [], 0
+    monkeypatch.setattr(server_connection, "BusyPoll", Poll)
+    return Poll
+
+
+def at_once(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+    return response_to(asked, 0, body=asked.body)
+
+
+async def test_the_next_request_of_a_client_that_is_alone_is_polled_for(polls: type[Poll]) -> None:
+    server = RemotingServer(at_once, limits=POLLS)
+    async with connected(server) as (stream, decoder):
+        sock = stream.socket._sock
+        polls.prepared += [lambda number=number: sock.send(ask(number)) for number in range(2, 6)]
+        await stream.send_all(ask(1))
+        found = [await read_command(stream, decoder) for _ in range(5)]
+        assert [one.opaque for one in found if one] == [1, 2, 3, 4, 5]
+        await trio.testing.wait_all_tasks_blocked()
+        assert polls.calls == 5
+        # After a poll that failed, the client is waited for.
+        await stream.send_all(ask(6))
+        answer = await read_command(stream, decoder)
+        assert answer is not None
+        assert answer.opaque == 6
+
+
+async def test_the_end_of_a_client_that_is_polled_for_is_seen(polls: type[Poll]) -> None:
+    server = RemotingServer(at_once, limits=POLLS)
+    async with connected(server) as (stream, decoder):
+        polls.prepared.append(lambda: stream.socket._sock.shutdown(trio.socket.SHUT_WR))
+        await stream.send_all(ask(1))
+        assert await read_command(stream, decoder) is not None
+        assert await read_command(stream, decoder) is None
+    assert polls.calls == 1
+    assert server.statistics.broken_connections == 0
+
+
+async def test_clients_that_send_in_turn_are_not_polled_for(polls: type[Poll]) -> None:
+    server = RemotingServer(at_once, limits=POLLS)
+    async with connected(server) as (one, one_decoder):
+        host, port = one.socket.getpeername()
+        async with await trio.open_tcp_stream(host, port) as other:
+            other_decoder = type(one_decoder)()
+            # The first request of all finds no other client.
+            await one.send_all(ask(0))
+            assert await read_command(one, one_decoder) is not None
+            await trio.testing.wait_all_tasks_blocked()
+            assert polls.calls == 1
+            for number in range(5):
+                for stream, decoder in ((other, other_decoder), (one, one_decoder)):
+                    await stream.send_all(ask(number))
+                    assert await read_command(stream, decoder) is not None
+            await trio.testing.wait_all_tasks_blocked()
+            assert polls.calls == 1
+            await one.send_all(ask(9))
+            assert await read_command(one, one_decoder) is not None
+            await trio.testing.wait_all_tasks_blocked()
+            assert polls.calls == 2
+
+
+async def test_several_requests_or_one_that_waits_are_not_polled_after(polls: type[Poll]) -> None:
+    answers = Answers()
+    server = RemotingServer(answers, limits=POLLS)
+    async with connected(server) as (stream, decoder):
+        await stream.send_all(ask(1))
+        await until_asked(answers, 1)
+        assert polls.calls == 0
+        answers[0].come()
+        assert await read_command(stream, decoder) is not None
+        await stream.send_all(ask(2) + ask(3))
+        await until_asked(answers, 3)
+        for answer in answers[1:]:
+            answer.come()
+        for _ in range(2):
+            assert await read_command(stream, decoder) is not None
+        assert polls.calls == 0
+
+
+async def test_without_a_limit_nothing_is_polled_and_all_is_answered(polls: type[Poll]) -> None:
+    async with connected(RemotingServer(at_once)) as (stream, decoder):
+        for number in range(3):
+            await stream.send_all(ask(number))
+            answer = await read_command(stream, decoder)
+            assert answer is not None
+            assert answer.opaque == number
+    assert polls.calls == 0
