@@ -9,7 +9,15 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from trioha.ha.meter import LagClock
-from trioha.ha.sync_state_set import UNCERTAIN_S, Proposal, SyncStateSet
+from trioha.ha.sync_state_set import (
+    JOIN_AGAIN_S,
+    JOIN_LAG_BYTES,
+    JOIN_LAG_S,
+    JOIN_S,
+    UNCERTAIN_S,
+    Proposal,
+    SyncStateSet,
+)
 
 OWN = 1
 
@@ -114,13 +122,122 @@ def test_a_slave_that_has_caught_up_is_proposed_once():
 def test_a_slave_below_the_confirm_offset_is_not_proposed():
     master = Master()
     master.connect(2)
+    master.now_s += 1
     master.ack(2, 999)
     assert master.proposals == []
     master.append()
-    master.ack(2, 1000)
+    master.ack(2, 1000 - 1)
     assert master.proposals == [], "alone, the master has confirmed its whole log"
     master.ack(2, 1100)
     assert master.proposed == [{1, 2}]
+
+
+# -- joining ---------------------------------------------------------------------------------------------
+
+
+def test_a_slave_that_never_holds_the_logs_end_comes_in_under_steady_load():
+    """Each ack is of bytes that others have followed: RocketMQ's slave would wait for a pause of the puts."""
+    master = Master()
+    master.connect(2)
+    for _ in range(1000):
+        held = master.max_offset
+        master.append()
+        master.ack(2, held - 50)
+        assert master.clocks[2].oldest_s is not None
+        master.now_s += 0.0005
+        if master.proposals:
+            break
+    assert master.proposed == [{1, 2}]
+    assert held - 50 >= master.set.confirm_offset
+
+
+@pytest.mark.parametrize("all_ack", [True, False])
+def test_puts_are_confirmed_by_a_joining_slave_too_which_is_no_member_yet(all_ack):
+    master = Master(all_ack=all_ack)
+    master.connect(2)
+    master.ack(2, 900)
+    assert (master.set.is_alone, master.set.required, master.set.size) == (False, {1}, 1)
+    master.append()
+    assert master.set.confirm.offset == 1000
+    assert master.set.confirm_offset == (1000 if all_ack else 1100)
+    assert master.set.limit is (master.set.confirm if all_ack else None)
+    master.ack(2, 999)
+    assert master.proposals == []
+    master.ack(2, 1000)
+    assert (master.proposed, master.set.required) == ([{1, 2}], {1, 2})
+    master.ack(2, 1050)
+    assert master.set.confirm.offset == 1050
+
+
+def test_a_joining_slave_that_is_not_there_in_time_holds_up_no_put_longer():
+    master = Master()
+    joins = []
+    master.set.on_join = lambda: joins.append(master.set.joins_until_s)
+    master.connect(2)
+    master.ack(2, 900)
+    assert joins == [master.now_s + JOIN_S]
+    master.append()
+    master.now_s += JOIN_S - 0.01
+    master.set.end_joins(master.now_s)
+    assert master.set.confirm_offset == 1000
+    master.now_s += 0.01
+    master.set.end_joins(master.now_s)
+    assert (master.set.is_alone, master.set.confirm_offset) == (True, 1100)
+    assert master.set.joins_until_s is None
+    # It tries again later, as near as it was.
+    for after_s, is_joining in ((JOIN_AGAIN_S - 0.01, False), (0.01, True)):
+        master.now_s += after_s
+        master.clocks[2] = LagClock()
+        master.append()
+        master.ack(2, master.max_offset - 1)
+        assert master.set.is_alone is not is_joining
+
+
+def test_a_slave_that_is_lost_while_it_joins_holds_up_no_put():
+    master = Master()
+    master.connect(2)
+    master.ack(2, 900)
+    master.append()
+    master.disconnect(2)
+    assert (master.set.is_alone, master.set.confirm_offset) == (True, 1100)
+    # Nor does one that comes back again and again.
+    master.connect(2)
+    master.ack(2, 900)
+    assert master.set.is_alone
+
+
+@pytest.mark.parametrize("why", ["time", "bytes", "learner"])
+def test_a_slave_that_is_far_from_the_end_does_not_join(why):
+    master = Master(max_offset=1 << 30, epoch_start_offset=0)
+    master.connect(2, is_learner=why == "learner")
+    master.now_s += JOIN_LAG_S + 0.01 if why == "time" else 0
+    master.ack(2, master.max_offset - JOIN_LAG_BYTES - 1 if why == "bytes" else master.max_offset - 1)
+    assert master.set.is_alone
+
+
+def test_several_slaves_join_and_come_in_one_after_the_other():
+    master = Master()
+    for broker_id in (2, 3):
+        master.connect(broker_id)
+        master.ack(broker_id, 900)
+    master.append()
+    master.ack(2)
+    assert master.proposed == [{1, 2}]
+    assert master.set.confirm_offset == 1000, "3 joins still"
+    master.accept()
+    master.append()
+    master.ack(3, 1100)
+    assert master.proposed == [{1, 2, 3}]
+
+
+def test_a_refused_slave_holds_up_no_put_until_it_is_asked_for_again():
+    master = Master()
+    master.connect(2)
+    master.ack(2, 900)
+    master.ack(2, 1000)
+    master.refuse()
+    master.append()
+    assert (master.set.is_alone, master.set.confirm_offset) == (True, 1100)
 
 
 def test_with_another_member_a_slave_comes_in_at_the_confirm_offset_not_at_the_logs_end():
@@ -554,6 +671,15 @@ class AnyOrder(RuleBasedStateMachine):
             self.master.connect(broker_id)
         self.receive_and_ack(broker_id, part)
 
+    @rule(broker_id=SLAVES, size=st.integers(1, 50))
+    def ack_under_load(self, broker_id, size):
+        """A slave that has all that there was when the next put came: it joins, and may come in later."""
+        if broker_id not in self.master.connection_ids:
+            self.master.connect(broker_id)
+        self.held[broker_id] = max(self.held[broker_id], self.master.max_offset)
+        self.append(size)
+        self.master.ack(broker_id, self.held[broker_id])
+
     @rule(broker_id=SLAVES)
     def disconnect(self, broker_id):
         if broker_id in self.master.connection_ids:
@@ -562,6 +688,11 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(after_s=st.sampled_from([0.5, 1.0, 5.0, 16.0]))
     def tick(self, after_s):
         self.master.tick(after_s)
+
+    @rule(after_s=st.sampled_from([0.1, 0.5, 1.0]))
+    def end_joins(self, after_s):
+        self.master.now_s += after_s
+        self.master.set.end_joins(self.master.now_s)
 
     # -- controller
 

@@ -165,6 +165,10 @@ class SetReplicas(Replicas):
         """What `k` required replicas have reached, the master not counted; lowered if one goes."""
         return self._copies.copies(k)
 
+    def held_offset(self, end_offset: int) -> int:
+        """End of what each replica that may be elected holds."""
+        return end_offset if self.set.is_alone else self.set.confirm.offset
+
     def is_eligible(self, connection_id: int, end_offset: int) -> bool:  # noqa: ARG002
         """Whether the connection's replica is in the set, at any end offset."""
         return self._ids.get(connection_id) in self.set.members
@@ -218,7 +222,8 @@ class SetGroupCommit(GroupCommit):
         mark = None
         if settings.all_in_sync:
             need = len(self._set.required) - 1
-            if need:
+            if not self._set.is_alone:
+                # Also for replicas that join, which are not required yet.
                 mark = self._set.confirm
         else:
             need = settings.copies_needed

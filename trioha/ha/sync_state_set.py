@@ -8,7 +8,9 @@ in sync waits for all of `required`, and the confirm offset is the end of what a
 
 | event | state before | state after |
 |---|---|---|
-| a replica catches up | no open proposal | a proposal with it is open |
+| a replica is close to the end | no open proposal | it joins |
+| a replica holds all before the confirm offset | no open proposal | a proposal with it is open |
+| a joining replica is lost, or not there in time | joining | it joins no more |
 | a member is lost, is overdue, or never connected | no open proposal | one without it is open |
 | any of these | a proposal is open | looked at again when that has ended |
 | the controller has a later set epoch | any | that set is known; nothing is open or uncertain |
@@ -24,16 +26,31 @@ controllers' set, and stays required.
 Invariants:
 
 1. The controller's set is a part of `required`.
-2. `confirm` never moves back. It moves to what each of `required` has acknowledged, and to the log's end when
-   the master becomes, or stops being, the only one. A member that is not connected, or has not reported yet
-   on its connection, holds it where it is. (RocketMQ's passes over a member that is connected and has not
-   reported.)
+2. `confirm` never moves back. It moves to what each of `required`, and of those that join, has acknowledged,
+   and to the log's end when the master becomes, or stops being, the only one. A member that is not connected,
+   or has not reported yet on its connection, holds it where it is. (RocketMQ's passes over a member that is
+   connected and has not reported.)
 3. A replica is proposed only if it holds all before the confirm offset, before the master's epoch, and before
    this life. (A master that was restarted within its epoch has confirmed more than its checkpoint says.)
 
 With allAckInSyncStateSet a put is PUT_OK when `confirm` has reached its end, or while the master is the only
 one of `required`. So at each moment all that may be elected hold all that was PUT_OK: by 1 they are in
 `required`; a put that was PUT_OK before one came in is held by it by 3, later ones by 2.
+
+Joining. By 3 alone a replica hardly ever comes in while the master is alone and takes puts all the time: its
+confirm offset is then the log's end, which moves on before an ack of it is there. (RocketMQ's replicas wait
+for a pause of the puts.) So a replica that is close to the end, by `JOIN_LAG_S` and `JOIN_LAG_BYTES` at most,
+joins: from then on `confirm` waits for it, too, as if it were required. It stands where it was, at the log's
+end of that moment, until the replica is there; then the replica is proposed, by 3. Meanwhile puts wait for
+one more ack, and for no more than `JOIN_S`: a replica that is not there by then joins no more, and tries
+again `JOIN_AGAIN_S` later. A joining replica is no member: it does not count for inSyncReplicas or
+minInSyncReplicas.
+
+With allAckInSyncStateSet joining loosens no rule of RocketMQ's: what is proposed still holds all before the
+confirm offset, which only waits for more than RocketMQ's does. So the invariants hold as they are. Without it
+RocketMQ's confirm offset is the log's end at any time; here a joining replica has to hold all up to the end
+of the moment when it began to join. Puts do not wait for it: what is PUT_OK meanwhile it may miss, as it may
+miss what is PUT_OK a moment after it is a member.
 
 A replica has caught up to the moment when its oldest unacknowledged byte was appended, and to now if there is
 none. RocketMQ takes the time of its last transfer for that, also while bytes that it has sent are not
@@ -64,6 +81,16 @@ UNCERTAIN_S: Final = 10.0
 then."""
 
 
+JOIN_LAG_S: Final = 0.5
+"""A replica joins whose oldest missing byte is younger."""
+JOIN_LAG_BYTES: Final = 16 * 1024 * 1024
+"""And not more of them: of a replica that has just connected the age of its missing bytes is not known."""
+JOIN_S: Final = 1.0
+"""How long puts wait for a joining replica: less than the default of slaveTimeout, 3 s."""
+JOIN_AGAIN_S: Final = 5.0
+"""Before a replica joins again that was not there in time."""
+
+
 @frozen
 class Proposal:
     """A set that the controller is asked for."""
@@ -85,6 +112,10 @@ class _Link:
     """Its last report; -1 before the first."""
     lag_clock: LagClock | None = None
     """When its unacknowledged bytes were appended; None before its first report."""
+    join_offset: int = 0
+    """The log's end when it began to join."""
+    join_until_s: float = 0.0
+    """When it joins no more."""
 
     def caught_up_s(self, now_s: float) -> float:
         """Until when it had all that was appended."""
@@ -128,7 +159,9 @@ class SyncStateSet:
         """Where the master's epoch begins. Set it anew when the same master gets a higher epoch."""
         self.all_ack = all_ack
         self.on_change: Callable[[], None] | None = None
-        """Called when `members` or `required` has changed; must not raise."""
+        """Called when `members`, `required` or who joins has changed; must not raise."""
+        self.on_join: Callable[[], None] | None = None
+        """Called when a replica joins: call `end_joins` at `joins_until_s`. Must not raise."""
         self.before_release: Callable[[], None] | None = None
         """Called when a replica is no longer required, before `confirm` moves for that; must not raise."""
         self._uncertain: dict[Proposal, float] = {}
@@ -144,7 +177,12 @@ class SyncStateSet:
         """No proposal before this time."""
         self.required = frozenset((own_id,)) | members
         """All that the controller may have in its set: see the module's docstring."""
+        self._joining: frozenset[int] = frozenset()
+        """Connected replicas for which `confirm` waits before they are proposed."""
+        self._joins_again_s: dict[int, float] = {}
+        """When those may join again that joined and were not proposed, by broker id."""
         self._others = tuple(self.required - {own_id})
+        """Those for which `confirm` waits."""
         self._begun_offset = end = log_end()
         """The log's end when this life began: an earlier life of the epoch may have confirmed up to it."""
         self.confirm = Watermark(end if not self._others else min(confirm_offset, end))
@@ -153,7 +191,7 @@ class SyncStateSet:
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other replica is required."""
+        """Whether `confirm` waits for no other replica."""
         return not self._others
 
     @property
@@ -180,6 +218,7 @@ class SyncStateSet:
 
     def connected(self, broker_id: int, *, connection_id: int, is_learner: bool, now_s: float) -> None:
         """A replica's handshake has come; the connection takes the place of an older one of the same id."""
+        self._end_join(broker_id, now_s=now_s)
         self._links[broker_id] = _Link(connection_id, is_learner, now_s)
         self._lost.discard(broker_id)
 
@@ -195,9 +234,10 @@ class SyncStateSet:
             return
         link.ack_offset = ack_offset
         link.lag_clock = lag_clock
-        if broker_id in self.required:
+        if broker_id in self._others:
             self._update_confirm()
         if broker_id not in self.members and self.open_proposal is None and now_s >= self._retry_s:
+            self._join(broker_id, link, now_s)
             self._propose((self.members - self._lost) | self._caught_up(broker_id))
 
     def disconnected(self, broker_id: int, *, connection_id: int, now_s: float) -> None:
@@ -206,6 +246,7 @@ class SyncStateSet:
         if link is None or link.connection_id != connection_id:
             # A newer connection has taken its place.
             return
+        self._end_join(broker_id, now_s=now_s)
         del self._links[broker_id]
         self._lost.add(broker_id)
         if len(self._lost) > len(self.required):
@@ -215,6 +256,7 @@ class SyncStateSet:
 
     def tick(self, now_s: float) -> None:
         """Look at all replicas. Call it 3 s after the start, then each 5 s."""
+        self.end_joins(now_s)
         if now_s >= self._retry_s:
             # The answer to any proposal tells what became of an uncertain one.
             self._propose(self._wish(now_s), even_if_known=bool(self._uncertain))
@@ -233,15 +275,66 @@ class SyncStateSet:
         }
         return (self.members - overdue) | self._caught_up(*(self._links.keys() - self.members))
 
+    def _least_offset(self, broker_id: int) -> int:
+        """What a replica must hold to be proposed: invariant 3."""
+        if self.all_ack or broker_id not in self._joining:
+            confirmed = self.confirm_offset
+        else:
+            confirmed = self._links[broker_id].join_offset
+        return max(confirmed, self.epoch_start_offset, self._begun_offset)
+
     def _caught_up(self, *candidates: int) -> set[int]:
         """Those of `candidates`, connected replicas outside of the set, that may come in: invariant 3."""
-        least = max(self.confirm_offset, self.epoch_start_offset, self._begun_offset)
         links = self._links
         return {
             candidate
             for candidate in candidates
-            if links[candidate].ack_offset >= least and not links[candidate].is_learner
+            if links[candidate].ack_offset >= self._least_offset(candidate)
+            and not links[candidate].is_learner
         }
+
+    # -- joining -------------------------------------------------------------------------------------------
+
+    def _join(self, broker_id: int, link: _Link, now_s: float) -> None:
+        """Let a connected replica outside of the set join, if it is close to the log's end."""
+        if (
+            broker_id in self._joining
+            or broker_id in self.required
+            or link.is_learner
+            or now_s < self._joins_again_s.get(broker_id, 0.0)
+            or now_s - link.caught_up_s(now_s) > JOIN_LAG_S
+            or self._log_end() - link.ack_offset > JOIN_LAG_BYTES
+            or link.ack_offset >= self._least_offset(broker_id)
+        ):
+            return
+        link.join_offset = self._log_end()
+        link.join_until_s = now_s + JOIN_S
+        self._joining |= {broker_id}
+        log.debug("a replica joins", broker_id=broker_id, missing_bytes=link.join_offset - link.ack_offset)
+        self._changed()
+        if self.on_join is not None:
+            self.on_join()
+
+    @property
+    def joins_until_s(self) -> float | None:
+        """When the first of the joining replicas has to be there; None if none joins."""
+        return min((self._links[one].join_until_s for one in self._joining), default=None)
+
+    def end_joins(self, now_s: float) -> None:
+        """Let those join no more that are not there in time."""
+        for broker_id in self._joining:
+            if now_s >= self._links[broker_id].join_until_s:
+                log.info("a replica that joined is late", broker_id=broker_id, again_s=JOIN_AGAIN_S)
+                self._end_join(broker_id, now_s=now_s)
+
+    def _end_join(self, broker_id: int, *, now_s: float) -> None:
+        """A replica joins no more, if it did, without being proposed."""
+        if broker_id not in self._joining:
+            return
+        self._joining -= {broker_id}
+        self._joins_again_s = {one: at_s for one, at_s in self._joins_again_s.items() if at_s > now_s}
+        self._joins_again_s[broker_id] = now_s + JOIN_AGAIN_S
+        self._changed()
 
     # -- proposals -----------------------------------------------------------------------------------------
 
@@ -253,6 +346,8 @@ class SyncStateSet:
             return
         self.open_proposal = proposal = Proposal(wish, self.set_epoch)
         log.info("sync-state set proposed", members=sorted(wish), set_epoch=self.set_epoch)
+        # Required from now on.
+        self._joining -= wish
         self._changed()
         self._propose_to(proposal)
 
@@ -308,11 +403,13 @@ class SyncStateSet:
         for proposal in self._uncertain:
             required |= proposal.members
         if required != self.required:
-            was_alone = self.is_alone
             if self.before_release is not None and not self.required <= required:
                 self.before_release()
             self.required = required
-            self._others = tuple(required - {self.own_id})
+        others = tuple((required | self._joining) - {self.own_id})
+        if set(others) != set(self._others):
+            was_alone = self.is_alone
+            self._others = others
             if was_alone or self.is_alone:
                 # The log's end was, or is now, the confirm offset.
                 self.confirm.advance(self._log_end())

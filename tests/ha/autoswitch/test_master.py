@@ -237,6 +237,18 @@ async def test_a_slave_with_the_masters_own_id_is_refused(log):
     assert life.set.members == {OWN}
 
 
+async def test_a_node_that_is_not_the_master_answers_no_handshake(log):
+    """A slave, or a node without a role: the peer would cut its log by epochs that are no master's."""
+    fill(log, 5000)
+    life = begin_life(log, is_master=False)
+    async with connected(life) as peer:
+        await peer.send(encode_slave_handshake(SlaveHandshake(False, False, 2)))
+        assert await peer.stream.receive_some(65536) == b""
+        await settled()
+        assert peer.reasons == [CloseReason.NOT_ALLOWED]
+    assert life.set.is_alone
+
+
 # -- where sending starts --------------------------------------------------------------------------------
 
 

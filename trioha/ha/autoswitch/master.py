@@ -51,8 +51,14 @@ class AutoSwitchMaster(HaMaster):
         admission: AdmissionSettings | None = None,
         tls: ssl.SSLContext | None = None,
         connection_ids: Iterator[int] | None = None,
+        is_master: bool = True,
     ) -> None:
-        """`epochs` returns the log's epochs as of now; the last one is the master's."""
+        """`epochs` returns the log's epochs as of now; the last one is the master's.
+
+        Without `is_master` every handshake is refused: a slave, or a node without a role yet, has no epoch to
+        serve, and a peer that dials it by mistake would cut its log by a list of epochs that is not the
+        master's. RocketMQ's slaves answer.
+        """
         super().__init__(
             commit_log=commit_log,
             replicas=replicas,
@@ -64,6 +70,7 @@ class AutoSwitchMaster(HaMaster):
         )
         self._set_replicas = replicas
         self._epochs = epochs
+        self._is_master = is_master
 
     def _connection(
         self, stream: trio.abc.Stream, *, peer: PeerIdentity, on_state: Callable[[HaState], None]
@@ -83,6 +90,9 @@ class AutoSwitchMaster(HaMaster):
     def _admit(self, connection: AutoSwitchConnection, handshake: SlaveHandshake) -> CloseReason | None:
         """Why the handshake is refused; None if not, then `connection` is the only one of its broker id."""
         broker_id, peer = handshake.broker_id, connection.peer
+        if not self._is_master:
+            log.warning(f"slave[{peer.address}] refused: this node is not the master", broker_id=broker_id)
+            return CloseReason.NOT_ALLOWED
         if broker_id == self._set_replicas.set.own_id:
             log.warning(f"slave[{peer.address}] refused: it has this master's broker id {broker_id}")
             return CloseReason.NOT_ALLOWED
@@ -140,6 +150,8 @@ class SetKeeper:
         """The next one to ask for."""
         self._proposed = trio.Event()
 
+        self._joined = trio.Event()
+
     def propose(self, proposal: Proposal) -> None:
         """For `SyncStateSet`."""
         self._proposal = proposal
@@ -149,6 +161,7 @@ class SetKeeper:
         """Until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tick, sync_state_set)
+            nursery.start_soon(self._end_joins, sync_state_set)
             while True:
                 await self._proposed.wait()
                 self._proposed = trio.Event()
@@ -169,6 +182,21 @@ class SetKeeper:
         else:
             confirmed_s = asked_s if decision.is_confirmed else None
             sync_state_set.refused(proposal, confirmed_s=confirmed_s, now_s=now_s)
+
+    def _note_join(self) -> None:
+        self._joined.set()
+
+    async def _end_joins(self, sync_state_set: SyncStateSet) -> None:
+        """Let replicas join for no longer than they may: puts wait for them."""
+        sync_state_set.on_join = self._note_join
+        while True:
+            self._joined = trio.Event()
+            until_s = sync_state_set.joins_until_s
+            if until_s is None:
+                await self._joined.wait()
+            else:
+                await trio.sleep_until(until_s)
+                sync_state_set.end_joins(trio.current_time())
 
     @staticmethod
     async def _tick(sync_state_set: SyncStateSet) -> None:
