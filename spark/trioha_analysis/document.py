@@ -24,6 +24,7 @@ GAP_SENTENCES: Final = {
     CloseReason.GAP: "the master's log has no record at {offset}; the own log ends at {own}",
     CloseReason.AHEAD: "the master's log ends at {offset}, below the end of the own log at {own}",
     CloseReason.DIVERGED: "the own log and the master's differ at {offset}; the own log ends at {own}",
+    CloseReason.CUT_REFUSED: "the master's log differs from {offset} on, which the own one has confirmed",
     CloseReason.OFFSET_MISMATCH: "the master pushed offset {offset}; the own log ends at {own}",
     CloseReason.BAD_RECORD: "the record at {offset} is damaged; the own log ends at {own}",
     CloseReason.BAD_SIZE: "invalid size or offset at {offset}; the own log ends at {own}",

@@ -127,6 +127,8 @@ def test_an_empty_file_gives_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "ha_gap_policy": GapPolicy.FAIL,
         "ha_verify": HaVerify.RECORD,
         "ha_tail_check": 65536,
+        "ha_accept_cut": None,
+        "hang_timeout": 15_000,
         "ha_allowed_peers": (),
         "queues_max": 100_000,
         "auto_create_topic_enable": True,
@@ -425,6 +427,8 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
         "ha_gap_policy": GapPolicy.RESYNC,
         "ha_verify": HaVerify.FRAME,
         "ha_tail_check": 0,
+        "ha_accept_cut": None,
+        "hang_timeout": 15_000,
         "ha_allowed_peers": (ip_network("10.0.0.7"), ip_network("10.1.0.0/16"), ip_network("::1")),
         "queues_max": 77,
         "auto_create_topic_enable": False,
@@ -1127,12 +1131,14 @@ IN_CONTROLLER_MODE = "enableControllerMode=true\ncontrollerAddr=c0:9878;c1:9878\
 @pytest.mark.parametrize("text", ["", "brokerId=-1\nbrokerRole=SLAVE\n", "minInSyncReplicas=2\n"])
 def test_in_controller_mode_the_controllers_give_id_and_role(conf: Path, text: str) -> None:
     text += "asyncLearner=true\nsyncFromLastFile=true\nallAckInSyncStateSet=true\n"
+    text += "trioha.haAcceptCut=4711\ntrioha.hangTimeout=20000\n"
     loaded = load(conf, IN_CONTROLLER_MODE + text)
     assert loaded.warnings == ()
     assert loaded.config.enable_controller_mode
     assert loaded.config.controller_addr == ("c0:9878", "c1:9878")
     assert loaded.config.async_learner
     assert loaded.config.sync_from_last_file
+    assert (loaded.config.ha_accept_cut, loaded.config.hang_timeout) == (4711, 20_000)
 
 
 @pytest.mark.parametrize(

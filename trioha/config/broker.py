@@ -149,7 +149,7 @@ _BY_KEY: Final[dict[str, tuple[str, Setting]]] = {
 
 _OF_OTHER_MODE: Final[dict[bool, tuple[str, ...]]] = {
     True: ("ha_start_from", "ha_gap_policy"),
-    False: ("controller_addr", "async_learner", "sync_from_last_file"),
+    False: ("controller_addr", "async_learner", "sync_from_last_file", "ha_accept_cut", "hang_timeout"),
 }
 """Settings that have no effect, by `enable_controller_mode`."""
 

@@ -591,6 +591,16 @@ class BrokerConfig:
     )
     """Bytes at the end of its log that a slave compares with its master's on every connect; 0 for none."""
 
+    ha_accept_cut: int | None = _setting(
+        "trioha.haAcceptCut", values.optional_integer(low=0, high=LONG_MAX), default=None
+    )
+    """The offset at which a slave of controller mode may cut its log although later bytes may have been
+    confirmed to producers; None for nowhere. The slave's refusal names it; it is for that cut alone."""
+
+    hang_timeout: int = _setting("trioha.hangTimeout", values.integer(low=1000), default=15_000)
+    """Milliseconds for which a sync of the disk or a change of the role may make no progress in controller
+    mode; then the node sends no heartbeats to the controllers, so that they elect another master."""
+
     ha_allowed_peers: tuple[IPv4Network | IPv6Network, ...] = _setting(
         "trioha.haAllowedPeers", values.networks, default=()
     )

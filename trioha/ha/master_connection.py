@@ -42,6 +42,8 @@ OBSERVED_AGE_S: Final = 60.0
 """An observer requests from a record at least this old: no put waits so long."""
 GAP_REASONS: Final = frozenset((CloseReason.GAP, CloseReason.AHEAD, CloseReason.DIVERGED))
 """The own log does not continue the master's, or the other way round."""
+VERDICT_REASONS: Final = GAP_REASONS | {CloseReason.LOG_RESTARTED, CloseReason.CUT_REFUSED}
+"""What keeps a log from following its master's for longer than a connection."""
 
 
 @define
@@ -297,7 +299,7 @@ class MasterLink(ABC):
         except RemoteProtocolError as error:
             self._refuse(self._log.max_offset, CloseReason.BAD_SIZE, str(error))
         except ReplicationError as error:
-            if error.reason in GAP_REASONS or error.reason is CloseReason.LOG_RESTARTED:
+            if error.reason in VERDICT_REASONS:
                 self._verdict.set_gap(error)
             if error.reason is CloseReason.PROBED:
                 log.info(str(error), master=self._master_address)

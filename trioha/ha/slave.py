@@ -42,7 +42,7 @@ log = structlog.get_logger(__name__)
 CONNECT_TIMEOUT_S: Final = 5.0
 BACK_OFF_MIN_S: Final = 0.1
 BACK_OFF_MAX_S: Final = 5.0
-LASTING_REASONS: Final = GAP_REASONS | {CloseReason.INTERNAL_ERROR}
+LASTING_REASONS: Final = GAP_REASONS | {CloseReason.CUT_REFUSED, CloseReason.INTERNAL_ERROR}
 """Ends that another connection does not mend: the back-off grows even if frames were received."""
 
 Connect = Callable[[], Awaitable[trio.abc.Stream]]

@@ -38,7 +38,7 @@ LINK_ENDS: Final = (
     *(CloseReason.CONNECT_FAILED, CloseReason.EOF, CloseReason.IO_ERROR, CloseReason.HOUSEKEEPING),
     *(CloseReason.OFFSET_MISMATCH, CloseReason.BAD_SIZE, CloseReason.BAD_RECORD, CloseReason.STORE_ERROR),
     *(CloseReason.GAP, CloseReason.AHEAD, CloseReason.DIVERGED, CloseReason.PROBED),
-    *(CloseReason.MASTER_CHANGED, CloseReason.INTERNAL_ERROR),
+    *(CloseReason.MASTER_CHANGED, CloseReason.CUT_REFUSED, CloseReason.INTERNAL_ERROR),
 )
 """Reasons for which a slave's connections to its master end."""
 CLIENT_ENDS: Final = {

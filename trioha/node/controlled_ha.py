@@ -3,8 +3,8 @@
 | role | master's side | slave's side | puts wait for | queues are built up to |
 |---|---|---|---|---|
 | master | serves the group, keeps its set | - | the set, or inSyncReplicas | the confirm offset |
-| slave | has no set | follows the named master | refused | the master's confirm offset |
-| none yet | has no set | - | refused | the checkpoint's confirm offset |
+| slave | refuses handshakes | follows the named master | refused | the master's confirm offset |
+| none yet | refuses handshakes | - | refused | the checkpoint's confirm offset |
 """
 
 from __future__ import annotations
@@ -168,6 +168,7 @@ def build_controlled(
         admission=admission,
         tls=mutual_server_context(tls_files) if tls_files is not None else None,
         connection_ids=connection_ids,
+        is_master=is_master,
     )
     group_commit = SetGroupCommit(
         evolve(
@@ -210,6 +211,13 @@ class FollowedConfirmOffset:
         self._limit = Watermark(known_confirm_offset(store))
         store.limit_dispatch(self._limit)
         store.confirm_offset = lambda: self._limit.offset
+        # A session that has no confirm offset yet says nothing of a cut.
+        store.on_cut.add(self._stay_in_log)
+        store.commit_log.on_restart(self._stay_in_log)
+
+    def _stay_in_log(self) -> None:
+        """The log was cut, or begins anew: what follows has to be confirmed, too."""
+        self._limit.lower(min(self._limit.offset, self._store.commit_log.max_offset))
 
     def receive(self, offset: int) -> None:
         """What the master said last, as far as the own log has it. It may go back."""
@@ -232,6 +240,7 @@ def build_follower(
     location: NamedMaster,
 ) -> AutoSwitchSlave:
     """The slave of a role that has another broker for its master."""
+    from trioha.ha.autoswitch.epoch_session import Kept  # noqa: PLC0415
     from trioha.ha.autoswitch.slave import AutoSwitchSlave, SlaveIdentity  # noqa: PLC0415
     from trioha.ha.replication_session import ReplicationSettings  # noqa: PLC0415
 
@@ -260,5 +269,12 @@ def build_follower(
         gap_policy=config.ha_gap_policy,
         on_confirm=FollowedConfirmOffset(store).receive,
         on_epoch=adopted,
+        kept=Kept(
+            lambda: known_confirm_offset(store),
+            counts_acks=not config.async_learner,
+            accepted_cut=config.ha_accept_cut,
+        )
+        if config.all_ack_in_sync_state_set
+        else None,
         connection_ids=connection_ids,
     )

@@ -199,6 +199,8 @@ class CloseReason(IntEnum):
     """A newer connection of the same broker took its place (controller mode)."""
     NO_EPOCH = 24
     """The slave requested bytes that no epoch of the master's log names (controller mode)."""
+    CUT_REFUSED = 25
+    """The slave would have to cut what was confirmed to producers, and keeps it (controller mode)."""
 
 
 def code_name(names: type[IntEnum], code: int) -> str:

@@ -7,6 +7,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from attrs import define
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from tests.ha.autoswitch.support import begin_epoch, epochs_of, frames_of, open_
 from tests.store.crashes import Crash, CrashingDisk
 from tests.store.support import log_bytes
 from trioha.errors import RemoteProtocolError
-from trioha.ha.autoswitch.epoch_session import EpochSession
+from trioha.ha.autoswitch.epoch_session import EpochSession, Kept
 from trioha.ha.autoswitch.frames import (
     MasterHandshake,
     MasterStreamDecoder,
@@ -37,7 +38,7 @@ def open_small_store(root):
     return open_epoch_store(root, file_bytes=FILE_BYTES)
 
 
-def session_of(store, *, tail_check_bytes=1024, confirmed=None):
+def session_of(store, *, tail_check_bytes=1024, confirmed=None, kept=None):
     return EpochSession(
         store.commit_log,
         ReplicationSettings(tail_check_bytes=tail_check_bytes),
@@ -45,6 +46,7 @@ def session_of(store, *, tail_check_bytes=1024, confirmed=None):
         cut=store.cut,
         on_confirm=(confirmed if confirmed is not None else []).append,
         on_epoch=[].append,
+        kept=kept,
     )
 
 
@@ -271,6 +273,114 @@ def test_a_master_that_begins_at_a_files_start_is_followed_from_there(tmp_path):
     session.begin()
     assert session.receive_handshake(handshake_of(master)) == FILE_BYTES
     assert session.is_checked
+
+
+# -- what may have been confirmed ------------------------------------------------------------------------
+
+
+def pair_of(tmp_path, *, shared=3, lost=2):
+    """A slave that has `lost` messages which its master of the same epoch has lost; the shared end."""
+    master, store = (open_small_store(tmp_path / name) for name in ("master", "slave"))
+    begin_epoch(master, 1)
+    shared_end = put(master, *(b"shared" * 20 for _ in range(shared)))
+    follow(session_of(store), store, master)
+    if lost:
+        put(store, *(b"only the slave has it" for _ in range(lost)))
+    return master, store, shared_end
+
+
+def refusal_of(session, store, master):
+    """Why the slave does not follow; its log is as it was."""
+    before = log_bytes(store.commit_log), epochs_of(store)
+    with pytest.raises(ReplicationError) as refused:
+        follow(session, store, master)
+    assert (log_bytes(store.commit_log), epochs_of(store)) == before
+    return refused.value
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_slave_refuses_to_cut_what_was_confirmed(tmp_path, epoch):
+    """All lost their power: the master came back with a shorter log, in its epoch or in a new one."""
+    master, store, shared_end = pair_of(tmp_path)
+    if epoch == 2:
+        begin_epoch(master, 2)
+    confirmed = store.commit_log.max_offset
+    session = session_of(store, kept=Kept(lambda: confirmed))
+    refusal = refusal_of(session, store, master)
+    assert (refusal.reason, refusal.offset) == (CloseReason.CUT_REFUSED, shared_end)
+    assert f"trioha.haAcceptCut={shared_end}" in str(refusal)
+    assert f"everything before {confirmed} may have been confirmed" in str(refusal)
+    # It stays out, however often it connects.
+    assert refusal_of(session, store, master).reason is CloseReason.CUT_REFUSED
+
+
+def test_bytes_beyond_the_confirm_offset_are_cut(tmp_path):
+    master, store, shared_end = pair_of(tmp_path)
+    begin_epoch(master, 2)
+    put(master, b"of epoch 2")
+    follow(session_of(store, kept=Kept(lambda: shared_end)), store, master)
+    assert log_bytes(store.commit_log) == log_bytes(master.commit_log)
+
+
+def test_the_cut_that_an_operator_allows_is_done_and_no_other(tmp_path):
+    master, store, shared_end = pair_of(tmp_path)
+    confirmed = store.commit_log.max_offset
+    for allowed in (shared_end - 1, shared_end + 1):
+        session = session_of(store, kept=Kept(lambda: confirmed, accepted_cut=allowed))
+        assert refusal_of(session, store, master).reason is CloseReason.CUT_REFUSED
+    follow(session_of(store, kept=Kept(lambda: confirmed, accepted_cut=shared_end)), store, master)
+    assert log_bytes(store.commit_log) == log_bytes(master.commit_log)
+
+
+def test_the_confirm_offset_of_this_session_counts_and_does_not_go_back(tmp_path):
+    master, store, shared_end = pair_of(tmp_path)
+    session = session_of(store, kept=Kept(lambda: 0))
+    session.receive_confirm(1 << 40)
+    session.receive_confirm(shared_end)
+    begin_epoch(master, 2)
+    assert refusal_of(session, store, master).reason is CloseReason.CUT_REFUSED
+
+
+@pytest.mark.parametrize(
+    ("epoch", "counts_acks", "is_refused"), [(1, True, True), (2, True, False), (1, False, False)]
+)
+def test_what_was_acknowledged_in_an_epoch_must_be_in_its_masters_log(
+    tmp_path, epoch, counts_acks, is_refused
+):
+    """The last put may have been confirmed by an ack after which no frame came.
+
+    A master of a later epoch was elected without these bytes, so they were not confirmed. A learner's acks
+    confirm nothing.
+    """
+    master, _, shared_end = pair_of(tmp_path, lost=0)
+    store = open_small_store(tmp_path / "other")
+    session = session_of(store, kept=Kept(lambda: 0, counts_acks=counts_acks))
+    session.begin()
+    session.receive_handshake(handshake_of(master))
+    for header, body in frames_of(master, 0):
+        session.receive_header(header)
+        session.receive_body(memoryview(body), confirm_offset=0)
+    put(store, b"received and acknowledged")
+    if epoch == 2:
+        begin_epoch(master, 2)
+    if is_refused:
+        assert refusal_of(session, store, master).offset == shared_end
+    else:
+        follow(session, store, master)
+        assert log_bytes(store.commit_log) == log_bytes(master.commit_log)
+
+
+def test_a_log_with_confirmed_bytes_is_not_set_aside_for_a_master_that_is_empty(tmp_path):
+    """The same disk was lost whole: the master of the next epoch begins at 0."""
+    _, store, _ = pair_of(tmp_path)
+    empty = open_small_store(tmp_path / "empty")
+    begin_epoch(empty, 2)
+    confirmed = store.commit_log.max_offset
+    session = session_of(store, kept=Kept(lambda: confirmed))
+    refusal = refusal_of(session, store, empty)
+    assert (refusal.reason, refusal.offset) == (CloseReason.CUT_REFUSED, 0)
+    allowed = session_of(store, kept=Kept(lambda: confirmed, accepted_cut=0))
+    assert refusal_of(allowed, store, empty).reason is CloseReason.LOG_RESTARTED
 
 
 @settings(max_examples=40, deadline=None)

@@ -17,6 +17,9 @@ Invariants, at each moment and after each crash:
   Only at the start of a file is nothing compared, since a master may have deleted the file before.
 - Nothing is acknowledged beyond what was compared, nor anything that will be cut: until step 4 the report is
   where the tail check starts.
+- With allAckInSyncStateSet nothing is cut that may have been confirmed to a producer (`Kept`): a master without
+  it has lost it, in a power loss or with its disk. CUT_REFUSED ends the connection, the slave stays outside of
+  the set with its log as it is, and an operator decides (trioha.haAcceptCut). RocketMQ's slave cuts it.
 - The cut is on disk before anything new is: a cut that fails ends the node (`failed_cut`).
 - An epoch's entry is on disk before its first byte is in the log, so no byte ever counts as another epoch's;
   entries beyond the log's end are dropped when a connection begins.
@@ -37,6 +40,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import structlog
+from attrs import frozen
 
 from trioha.config.model import HaVerify
 from trioha.errors import RemoteProtocolError, StoreError
@@ -56,6 +60,24 @@ NEVER = I64.high
 _SHOWN_MAX = 8
 
 
+@frozen
+class Kept:
+    """What a slave does not cut to follow a master.
+
+    All before the confirm offset is held by each member of the sync-state set, so a master that was elected
+    from it has that, unless its disk lost it. The slave learns the confirm offset with the frame after the
+    ack that moved it. So what it has acknowledged counts, too, where the master is of the same epoch: it sent
+    these bytes, and within an epoch a log does not become shorter.
+    """
+
+    confirmed_offset: Callable[[], int]
+    """End of what was confirmed, as the node knows it: from its checkpoint, or from an earlier life."""
+    counts_acks: bool = True
+    """Whether this slave's acks may have confirmed a put: not those of a learner."""
+    accepted_cut: int | None = None
+    """trioha.haAcceptCut: the offset of the one cut below it that an operator has allowed."""
+
+
 class EpochSession:
     """Replicates the logs of changing masters into the own one, over one connection after the other."""
 
@@ -68,9 +90,12 @@ class EpochSession:
         cut: Callable[[int], None],
         on_confirm: Callable[[int], None],
         on_epoch: Callable[[EpochEntry], None],
+        kept: Kept | None = None,
     ) -> None:
         """`cut` is `MessageStore.cut`. `on_confirm` is called with each other confirm offset, `on_epoch` with
         each epoch of the master that begins in the own log now.
+
+        `kept` is that of a group with allAckInSyncStateSet; None where confirm offsets promise nothing.
 
         Of `settings`, `start` is not used: the master decides where an empty slave starts.
         """
@@ -79,6 +104,11 @@ class EpochSession:
         self._cut = cut
         self._on_confirm = on_confirm
         self._on_epoch = on_epoch
+        self._kept = kept
+        self._kept_offset = 0 if kept is None else kept.confirmed_offset()
+        """End of what was confirmed; goes back only with an accepted cut."""
+        self._acked = (-1, 0)
+        """The master's epoch, and the log's end, when the last connection that was joined had ended."""
         self._tail_check_bytes = settings.tail_check_bytes
         self._appender = ReplicaAppender(commit_log, boundaries_only=settings.verify is HaVerify.FRAME)
         self.failed_cut: StoreError | None = None
@@ -110,6 +140,8 @@ class EpochSession:
         if self.failed_cut is not None:
             raise self.failed_cut
         self._appender.discard()
+        if self._is_joined:
+            self._acked = (self._known.last_epoch, log_.max_offset)
         self._is_joined = False
         self._empty_heartbeats = 0
         self._request_offset = 0
@@ -192,6 +224,7 @@ class EpochSession:
         if offset is None:
             self._handle_nothing_in_common(theirs)
             offset = 0
+        self._check_kept(offset)
         if offset <= log_.min_offset:
             raise ReplicationError(
                 CloseReason.LOG_RESTARTED,
@@ -205,6 +238,35 @@ class EpochSession:
                 offset=offset,
             )
         return offset
+
+    def _check_kept(self, offset: int) -> None:
+        """Refuse to cut at `offset` what may have been confirmed, unless an operator allowed it."""
+        kept = self._kept
+        if kept is None:
+            return
+        end_offset = self._kept_offset
+        if kept.counts_acks and self._acked[0] == self._known.last_epoch:
+            end_offset = max(end_offset, self._acked[1])
+        end_offset = min(end_offset, self._log.max_offset)
+        if offset >= end_offset:
+            return
+        if offset == kept.accepted_cut:
+            log.warning(
+                "cut below the confirm offset, as trioha.haAcceptCut allows",
+                end_offset=offset,
+                confirmed_offset=end_offset,
+                hint="remove the setting: it is for this cut alone",
+            )
+            self._kept_offset, self._acked = offset, (-1, 0)
+            return
+        raise ReplicationError(
+            CloseReason.CUT_REFUSED,
+            f"to follow this master the log must be cut at {offset}, but everything before {end_offset} may "
+            f"have been confirmed to producers: {end_offset - offset} bytes that the master has lost. This "
+            f"slave keeps them and stays outside of the sync-state set. To give them up, start it with "
+            f"trioha.haAcceptCut={offset}",
+            offset=offset,
+        )
 
     def _handle_nothing_in_common(self, theirs: EpochTable) -> None:
         """No epoch is in both lists. Returns if that is because the own epochs are none of the master's."""
@@ -442,6 +504,7 @@ class EpochSession:
 
     def _confirm(self, offset: int) -> None:
         self.confirm_offset = offset
+        self._kept_offset = max(self._kept_offset, offset)
         self._on_confirm(offset)
 
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 import trio
 from attrs import frozen
 
-from trioha.ha.autoswitch.epoch_session import EpochSession
+from trioha.ha.autoswitch.epoch_session import EpochSession, Kept
 from trioha.ha.autoswitch.frames import (
     BODY_BYTES_MAX,
     EpochBodyPart,
@@ -158,12 +158,14 @@ class AutoSwitchSlave(HaSlave):
         replication: ReplicationSettings | None = None,
         on_confirm: Callable[[int], None] = _ignore,
         on_epoch: Callable[[EpochEntry], None] = _ignore_epoch,
+        kept: Kept | None = None,
         **options: Any,
     ) -> None:
         """`epochs` and `cut` are the `MessageStore`'s; `options` are those of `HaSlave`.
 
         `on_confirm` is called with each other confirm offset, which is never beyond the own log's end. It may
         go back, with a cut or with another master. `on_epoch` is called with each epoch that is adopted.
+        `kept` is that of `EpochSession`.
         """
         self._replication = EpochSession(
             commit_log,
@@ -172,6 +174,7 @@ class AutoSwitchSlave(HaSlave):
             cut=cut,
             on_confirm=on_confirm,
             on_epoch=on_epoch,
+            kept=kept,
         )
 
         def make_connection(stream: trio.abc.Stream, **rest: Any) -> EpochConnection:
