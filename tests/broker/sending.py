@@ -77,7 +77,17 @@ class Puts(PutService):
 class Sending:
     """Store, tables and processors of a master; `wall` is patched into its log."""
 
-    def __init__(self, tmp_path, wall, *, levels="1s 5s 10s", offsets=None, is_slave=False, auto_create=True):
+    def __init__(
+        self,
+        tmp_path,
+        wall,
+        *,
+        levels="1s 5s 10s",
+        offsets=None,
+        is_slave=False,
+        auto_create=True,
+        safe_offset=None,
+    ):
         self.wall = wall
         delay_levels = DelayLevels(levels)
         self.store = open_store(tmp_path, dispatch=DispatchSettings(delay_levels=delay_levels))
@@ -119,7 +129,12 @@ class Sending:
         )
         self.offsets = DelayOffsets() if offsets is None else offsets
         self.delivery = DelayedDelivery(
-            self.store, self.puts, self.offsets, delay_levels=delay_levels, now_ms=wall.now_ms
+            self.store,
+            self.puts,
+            self.offsets,
+            delay_levels=delay_levels,
+            safe_offset=safe_offset,
+            now_ms=wall.now_ms,
         )
         self.store.dispatcher.on_written.append(self.delivery.arrived)
 

@@ -7,7 +7,14 @@ from attrs import evolve
 from tests.broker.sending import START_MS, TOPIC, Sending
 from tests.ha.support import settled
 from tests.store.support import VECTORS, copy_store, expected
-from trioha.broker.delayed_delivery import CLOCK_CHECK_S, RETRY_S, SLICE_MESSAGES
+from trioha.broker.delayed_delivery import (
+    CLOCK_CHECK_S,
+    END_S,
+    PUBLISH_S,
+    RETRY_S,
+    SLICE_MESSAGES,
+    UNPUBLISHED_MAX,
+)
 from trioha.broker.delayed_messages import delivered
 from trioha.errors import StoreError
 from trioha.metadata.offsets import DelayOffsets
@@ -128,6 +135,93 @@ async def test_after_a_restart_delivery_goes_on_at_the_offset_of_each_level(tmp_
         nursery.cancel_scope.cancel()
     assert again.deliveries == [(8.0, b"due-while-down"), (10.0, b"due-later")]
     again.close()
+
+
+# -- offsets wait until deliveries are safe --------------------------------------------------------------
+
+
+class Safe:
+    """The end of what a master's loss does not take."""
+
+    def __init__(self, offset=0):
+        self.offset = offset
+
+    def __call__(self):
+        return self.offset
+
+
+async def test_an_offset_follows_when_the_delivered_record_is_safe(tmp_path, wall, autojump_clock, nursery):
+    """A slave that has the offset and not the record would never deliver the message."""
+    safe = Safe()
+    broker = Sending(tmp_path, wall, safe_offset=safe)
+    nursery.start_soon(broker.delivery.run)
+    ends = []
+    for body in (b"first", b"second"):
+        await broker.delayed(1, body)
+        await trio.sleep(1.5)
+        ends.append(broker.log.max_offset)
+    assert [body for _, body in broker.deliveries] == [b"first", b"second"]
+    assert broker.delivery.progress()[0].delivered_offset == 2
+    assert broker.offsets.find(1) == 0
+    for safe.offset, published in ((ends[0] - 1, 0), (ends[0], 1), (ends[1] - 1, 1), (ends[1], 2)):
+        await trio.sleep(2 * PUBLISH_S)
+        assert broker.offsets.find(1) == published
+
+
+async def test_a_message_whose_delivery_was_not_safe_is_delivered_again(tmp_path, wall, autojump_clock):
+    safe = Safe()
+    broker = Sending(tmp_path, wall, safe_offset=safe)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker.delivery.run)
+        await broker.delayed(1, b"safe")
+        await trio.sleep(2)
+        safe.offset = broker.log.max_offset
+        await broker.delayed(1, b"not safe")
+        await trio.sleep(2)
+        nursery.cancel_scope.cancel()
+    broker.close()
+    again = Sending(tmp_path, wall, offsets=broker.offsets)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(again.delivery.run)
+        await trio.sleep(2)
+        nursery.cancel_scope.cancel()
+    assert [body for _, body in again.deliveries] == [b"not safe"]
+    again.close()
+
+
+async def test_the_end_of_delivery_waits_a_moment_for_the_last_deliveries(tmp_path, wall, autojump_clock):
+    safe = Safe()
+    broker = Sending(tmp_path, wall, safe_offset=safe)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker.delivery.run)
+        await broker.delayed(1, b"last")
+        await trio.sleep(1.2)
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await trio.sleep(END_S / 2)
+            safe.offset = broker.log.max_offset
+    assert broker.offsets.find(1) == 1
+    broker.close()
+
+
+async def test_a_stuck_slave_holds_up_the_offsets_and_no_delivery(tmp_path, wall, autojump_clock, nursery):
+    """What waits is bounded: steps are joined, and none is published before it is safe."""
+    safe = Safe()
+    broker = Sending(tmp_path, wall, safe_offset=safe)
+    nursery.start_soon(broker.delivery.run)
+    ends = {}
+    for number in range(2 * UNPUBLISHED_MAX + 10):
+        await broker.delayed(1, b"%d" % number)
+        await trio.sleep(1.1)
+        ends[number + 1] = broker.log.max_offset
+    assert broker.delivery.delivered == len(ends)
+    assert broker.offsets.find(1) == 0
+    for count in (1, 500, len(ends) // 2, len(ends)):
+        safe.offset = ends[count]
+        await trio.sleep(2 * PUBLISH_S)
+        published = broker.offsets.find(1) or 0
+        assert count - 8 < published <= count
+    assert published == len(ends)
 
 
 async def test_a_backlog_of_one_level_does_not_hold_up_the_others(broker, nursery, autojump_clock):

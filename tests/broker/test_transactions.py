@@ -546,6 +546,24 @@ async def test_the_position_is_kept_when_the_log_up_to_it_is_on_disk(start, auto
     assert master.position == (1, 1)
 
 
+async def test_the_position_is_kept_when_slaves_have_the_log_up_to_it(start, autojump_clock):
+    """A promoted slave that begins to read after a commitment that it lacks would drop the message."""
+    master = await start()
+    master.held_offset = 0
+    await master.end(await master.send())
+    end_offset = master.log.max_offset
+    await trio.sleep(10)
+    # Later decisions do not hold up the position of earlier ones.
+    await master.end(await master.send())
+    assert master.position == (None, None)
+    master.held_offset = end_offset
+    await trio.sleep(1)
+    assert master.position == (1, 1)
+    master.held_offset = None
+    await trio.sleep(10)
+    assert master.position == (2, 2)
+
+
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("op_interval_s", [0.0, 3.0])
 async def test_open_transactions_go_on_after_a_restart(start, autojump_clock, clean, op_interval_s):

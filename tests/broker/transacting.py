@@ -70,12 +70,15 @@ class Master:
             sink=events,
         )
         self.puts = PutService(commit_log=self.log, group_commit=group_commit, sink=events, is_slave=False)
+        self.held_offset = None
+        """What slaves have; None for all."""
         self.service = TransactionService(
             self.store,
             self.metadata,
             self.clients,
             self.puts,
             settings=self.settings,
+            held_offset=lambda: self.log.max_offset if self.held_offset is None else self.held_offset,
             now_ms=self.now_ms,
         )
         _follow_dispatch(self.store, self.service)

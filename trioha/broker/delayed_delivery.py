@@ -4,9 +4,13 @@ Theory of operation. Each delay level has a queue in the schedule topic, in whic
 the other: they wait equally long. So only the first undelivered message of each level counts. One task
 sleeps until the earliest of these is due, or until the dispatcher reports entries in an empty queue of the
 schedule topic, and reads only the queues of these levels. A due message is put into its real topic as a new
-record, without waiting for disk or slaves, as RocketMQ does; then the level's offset in delayOffset.json
-advances. After a restart delivery goes on at that offset: a message may be
-delivered twice after a crash, and none is lost.
+record, without waiting for disk or slaves, as RocketMQ does.
+
+The level's offset in delayOffset.json, which slaves copy, follows later: when the delivered record is on disk
+and each slave that may become master has it. A restarted or promoted master goes on at that offset. With
+RocketMQ's, which follows at once, it would pass over a message whose delivered record went down with the old
+master. Here a message may be delivered twice after a crash, and none is lost. While a slave is stuck,
+delivery goes on and the offset waits.
 
 Due times are wall clock times. The wall clock may be set, and a computer may sleep while trio's clock
 stands still: no sleep is longer than `CLOCK_CHECK_S`. A message that seems to be due later than its level's
@@ -20,12 +24,13 @@ Only a master delivers: the records reach slaves by replication.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
 import trio
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from trioha.broker.delayed_messages import delivered
 from trioha.broker.puts import PutResult, PutService
@@ -46,6 +51,12 @@ CLOCK_CHECK_S: Final = 5.0
 """Longest sleep while messages wait."""
 RETRY_S: Final = 1.0
 """Before the next try of a put that was refused, or of a queue that could not be read."""
+PUBLISH_S: Final = 0.1
+"""Between two looks at whether deliveries are safe, while some are not."""
+END_S: Final = 1.0
+"""How long the end of delivery waits for the last ones."""
+UNPUBLISHED_MAX: Final = 1024
+"""Steps of one level that wait to be safe; beyond that every second one joins the next."""
 SLICE_MESSAGES: Final = 64
 """Messages of one level that are delivered before other tasks and levels run."""
 _AT_ONCE: Final = float("-inf")
@@ -76,6 +87,17 @@ class _Level:
     without messages."""
     is_stalled: bool = False
     """Whether the last try failed for now."""
+    unpublished: deque[tuple[int, int]] = field(factory=deque)
+    """Physical end of what was delivered, and `offset` after that, both ascending: not known to be safe."""
+
+    def delivered_to(self, end_offset: int) -> None:
+        """All before `offset` is delivered by records that end at `end_offset` at most."""
+        steps = self.unpublished
+        if steps and steps[-1][0] == end_offset:
+            steps.pop()
+        steps.append((end_offset, self.offset))
+        if len(steps) > UNPUBLISHED_MAX:
+            self.unpublished = deque(list(steps)[::-2][::-1])
 
 
 class DelayedDelivery:
@@ -88,14 +110,21 @@ class DelayedDelivery:
         offsets: DelayOffsets,
         *,
         delay_levels: DelayLevels,
+        safe_offset: Callable[[], int] | None = None,
         now_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        """`now_ms`: the wall clock, ms since 1970."""
+        """`safe_offset`: the end of what this master's loss does not take, by default the log's end.
+
+        `now_ms`: the wall clock, ms since 1970.
+        """
         self._store = store
         self._puts = puts
         self._offsets = offsets
         self._delay_levels = delay_levels
+        self._safe_offset = safe_offset or (lambda: store.commit_log.max_offset)
         self._now_ms = now_ms
+        self._unsafe = trio.Event()
+        """Set while a level has deliveries that are not safe yet."""
         self._levels: dict[int, _Level] = {}
         self._changed = trio.Event()
         """Set when a level is to be looked at earlier than `run` sleeps for."""
@@ -135,7 +164,41 @@ class DelayedDelivery:
         ]
 
     async def run(self) -> None:
-        """Deliver until cancelled, which leaves each offset after the last message that was delivered."""
+        """Deliver until cancelled; then wait up to `END_S` until the offsets of what was delivered are
+        published."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._publish_when_safe)
+                nursery.start_soon(self._deliver_when_due)
+        finally:
+            with trio.move_on_after(END_S, shield=True):
+                await self._publish_all()
+
+    async def _publish_when_safe(self) -> None:
+        while True:
+            await self._unsafe.wait()
+            await self._publish_all()
+            self._unsafe = trio.Event()
+
+    async def _publish_all(self) -> None:
+        """Publish until all deliveries are safe: disk and slaves have no common event to wait for."""
+        while not self._publish():  # noqa: ASYNC110
+            await trio.sleep(PUBLISH_S)
+
+    def _publish(self) -> bool:
+        """Publish the offsets of deliveries that are safe; whether all are."""
+        is_all = True
+        safe_offset = self._safe_offset()
+        for level in self._levels.values():
+            steps, offset = level.unpublished, None
+            while steps and steps[0][0] <= safe_offset:
+                offset = steps.popleft()[1]
+            if offset is not None:
+                self._offsets.put(level.level, offset)
+            is_all = is_all and not steps
+        return is_all
+
+    async def _deliver_when_due(self) -> None:
         while True:
             self._changed = trio.Event()
             now_ms = self._now_ms()
@@ -166,6 +229,7 @@ class DelayedDelivery:
             # The log was started again without records.
             del self._levels[level.level]
             return
+        end_offset = self._store.commit_log.max_offset
         start_offset = level.offset = max(level.offset, queue.min_offset)
         level.due_ms = _NEVER if level.offset >= queue.max_offset else now_ms
         try:
@@ -186,7 +250,14 @@ class DelayedDelivery:
         elif level.offset == start_offset and level.due_ms <= now_ms:
             self._stall(level, "the queue's next entry cannot be read")
             level.due_ms = now_ms + RETRY_S * 1000
-        self._offsets.put(level.level, level.offset)
+        log_ = self._store.commit_log
+        if log_.max_offset > end_offset:
+            level.delivered_to(log_.max_offset)
+        else:
+            # Nothing was put: the offset is as safe as the deliveries before it.
+            level.delivered_to(level.unpublished[-1][0] if level.unpublished else 0)
+        if not self._publish():
+            self._unsafe.set()
 
     def _due_ms(self, level: int, entry: Entry, now_ms: int) -> int:
         """When an entry's message is due; blank entries are at once."""

@@ -142,8 +142,13 @@ class MetadataSync:
         first_s: float = 3.0,
         period_s: float = 10.0,
         connect: Connect = open_client,
+        is_following: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`broker_name` is that of the pair: a guessed address must be of a broker of that name."""
+        """`broker_name` is that of the pair: a guessed address must be of a broker of that name.
+
+        While `is_following` is false, delay offsets are not copied: a master keeps them below what the slaves
+        have whose connections it sees, so they could name deliveries that this slave's log lacks.
+        """
         self._replica = replica
         self._master = master
         self._broker_name = broker_name
@@ -151,6 +156,7 @@ class MetadataSync:
         self._first_s = first_s
         self._period_s = period_s
         self._connect = connect
+        self._is_following = is_following
         self._steps = {table: _Step() for table in CopiedTable}
         self._unknown: set[CopiedTable] = set()
         """Tables that the broker at `_unknown_at` does not know."""
@@ -198,7 +204,7 @@ class MetadataSync:
                 if self._master.is_guess:
                     await self._check_is_master(client)
                 for table in CopiedTable:
-                    if table not in self._unknown:
+                    if table not in self._unknown and self._may_copy(table):
                         await self._step(table, partial(self._copy_table, client, table))
         except (PeerError, RemoteProtocolError, ConfigError) as error:
             # Before the first step: the steps have their own.
@@ -208,6 +214,9 @@ class MetadataSync:
             for step in self._steps.values():
                 step.failures += 1
                 step.error = reason[:300]
+
+    def _may_copy(self, table: CopiedTable) -> bool:
+        return table is not CopiedTable.DELAY_OFFSETS or self._is_following()
 
     async def _step(self, table: CopiedTable, copy: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -239,6 +248,8 @@ class MetadataSync:
         else:
             answer = await _ask(client, request(CODES[table]), timeout_s=TIMEOUT_S)
             bodies = [bytes(answer.body)]
+        if not self._may_copy(table):
+            return
         for _ in self._replica.take(table, bodies):
             await trio.sleep(PAUSE_S)
 

@@ -8,7 +8,7 @@ restore        after the start: op records and half messages from the kept posit
 +- follow      each half message that dispatch has put into its queue becomes an open transaction
 +- check       a round each transactionCheckInterval, if a transaction is due: asks its producer, or gives up
 +- write ops   op records that could not be written at once, or are gathered
-+- position    keeps the position as offsets of CID_RMQ_SYS_TRANS, when the log up to it is on disk
++- position    keeps it as offsets of CID_RMQ_SYS_TRANS, when the log up to it is on disk and at slaves
 ```
 
 `follow` waits for dispatch, `check` for the round of the earliest check, the others until there is work: an
@@ -113,14 +113,19 @@ class TransactionService:
         puts: PutService,
         *,
         settings: TransactionSettings | None = None,
+        held_offset: Callable[[], int] | None = None,
         now_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        """`now_ms`: the wall clock, which producers' times of birth are compared with."""
+        """`held_offset`: the end of what each slave has that may become master, by default the log's end.
+
+        `now_ms`: the wall clock, which producers' times of birth are compared with.
+        """
         self._store = store
         self._metadata = metadata
         self._clients = clients
         self._puts = puts
         self.settings = settings or TransactionSettings()
+        self._held_offset = held_offset or (lambda: store.commit_log.max_offset)
         self._now_ms = now_ms
         self.push: Callable[[int, bytes], bool] = lambda _connection, _frame: False
         """Sends a frame to a connection; False if it has ended. Set by the owner of the server."""
@@ -385,8 +390,12 @@ class TransactionService:
             self._has_moved = trio.Event()
             await trio.sleep(POSITION_INTERVAL_S)
             position = self._table.position
-            if not await commit_log.flushed.reached(commit_log.max_offset):
+            end_offset = commit_log.max_offset
+            if not await commit_log.flushed.reached(end_offset):
                 continue
+            # A slave copies it. One that lacks the decisions before it would drop what they committed.
+            while self._held_offset() < end_offset:  # noqa: ASYNC110 - replicas have no common event
+                await trio.sleep(POSITION_INTERVAL_S)
             try:
                 offsets.commit(TRANSACTION_GROUP, HALF_TOPIC, QUEUE_ID, position.half_offset)
                 offsets.commit(TRANSACTION_GROUP, OP_TOPIC, QUEUE_ID, position.op_offset)

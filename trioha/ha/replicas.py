@@ -170,6 +170,22 @@ class Replicas:
                 acks[ack.replica] = max(acks.get(ack.replica, 0), ack.ack_offset)
         return sorted(acks.values(), reverse=True)[k - 1] if len(acks) >= k else 0
 
+    def held_offset(self, end_offset: int) -> int:
+        """End of what each connected replica holds of a log that ends at `end_offset`; all without any.
+
+        One whose ack has been due for haMaxTimeSlaveNotCatchup is passed over: an observer acknowledges
+        nothing, and a slave that is stuck must not hold up what waits for this.
+        """
+        now_s = trio.current_time()
+        return min(
+            (
+                ack.ack_offset
+                for ack in self._connections.values()
+                if ack.unacked_for_s(now_s) < self._unacked_s_max
+            ),
+            default=end_offset,
+        )
+
     def is_eligible(self, connection_id: int, end_offset: int) -> bool:
         """Whether a put that ends at `end_offset` may wait for this connection's replica."""
         ack = self._connections.get(connection_id)

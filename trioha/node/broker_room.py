@@ -92,8 +92,19 @@ class BrokerRoom:
             consumers.follow(ha.slave.is_connected)
         delay_levels = DelayLevels(config.message_delay_level)
         retries = Retries(metadata.topics, metadata.groups, consumes_in_order=consumers.locks.has_locks)
+        log = store.commit_log
+
+        def held_offset() -> int:
+            """End of what each slave has that may become master."""
+            return ha.replicas.held_offset(log.max_offset)
+
         transactions = TransactionRoom.build(
-            config, store, metadata=metadata, clients=consumers.clients, puts=puts
+            config,
+            store,
+            metadata=metadata,
+            clients=consumers.clients,
+            puts=puts,
+            held_offset=held_offset,
         )
         send = SendProcessor(
             puts,
@@ -116,7 +127,13 @@ class BrokerRoom:
         )
         delivery: DelayedDelivery | None = None
         if not puts.is_slave:
-            delivery = DelayedDelivery(store, puts, metadata.delay_offsets, delay_levels=delay_levels)
+            delivery = DelayedDelivery(
+                store,
+                puts,
+                metadata.delay_offsets,
+                delay_levels=delay_levels,
+                safe_offset=lambda: min(log.flushed.offset, held_offset()),
+            )
             store.dispatcher.on_written.append(delivery.arrived)
             info.delay_progress = delivery.progress
         admin = AdminRoom.build(config, store, metadata, consumers, config_file=config_file)

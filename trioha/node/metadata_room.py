@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -77,9 +77,15 @@ class MetadataCopyRoom:
 
     @classmethod
     def build(
-        cls, config: BrokerConfig, store: MessageStore, metadata: MetadataStore, *, security: ClientSecurity
+        cls,
+        config: BrokerConfig,
+        store: MessageStore,
+        metadata: MetadataStore,
+        *,
+        security: ClientSecurity,
+        is_following: Callable[[], bool],
     ) -> MetadataCopyRoom:
-        """`security` is that of the node's own connections."""
+        """`security` is that of the node's own connections. `is_following`: whether a slave gets the log."""
         endpoint = config.ha_master_endpoint
         master = MasterAddress(
             config.master_address, ha_address=None if endpoint is None else Address(*endpoint)
@@ -103,6 +109,7 @@ class MetadataCopyRoom:
             first_s=0.0 if config.enable_controller_mode else config.metadata_sync_first / 1000,
             period_s=config.metadata_sync_period / 1000,
             connect=partial(open_client, security=security),
+            is_following=is_following,
         )
         return cls(sync, master)
 

@@ -39,12 +39,21 @@ class TransactionRoom:
         metadata: MetadataStore,
         clients: ClientRegistry,
         puts: PutService,
+        held_offset: Callable[[], int],
     ) -> TransactionRoom:
-        """Dispatch of `store` gives half messages to the service from now on."""
+        """Dispatch of `store` gives half messages to the service from now on.
+
+        `held_offset`: the end of what each slave has that may become master.
+        """
         service = None
         if config.broker_role is not BrokerRole.SLAVE:
             service = TransactionService(
-                store, metadata, clients, puts, settings=transaction_settings(config)
+                store,
+                metadata,
+                clients,
+                puts,
+                settings=transaction_settings(config),
+                held_offset=held_offset,
             )
             _follow_dispatch(store, service)
         processor = TransactionProcessor(service)
