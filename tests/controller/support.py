@@ -36,6 +36,8 @@ class Bench:
     roles: list[Role]
     """All that the agent published."""
     offsets: Offsets
+    hang: str | None = None
+    """What hangs in the broker."""
 
 
 @asynccontextmanager
@@ -74,7 +76,9 @@ async def running_agent(
         connect=controllers.connect,
         run_blocking=at_once,
         clock_ms=lambda: int(trio.current_time() * 1000),
+        hanging=lambda: started.hang,
     )
+    started.hang = None
     started.agent, started.controllers, started.roles = agent, controllers, []
 
     async def collect() -> None:

@@ -96,6 +96,29 @@ async def test_heartbeats_reach_every_controller_each_second(
         assert (heartbeat.timeout_ms, heartbeat.election_priority) == (10_000, 2**31 - 1)
 
 
+async def test_a_broker_that_hangs_sends_no_heartbeats_and_asks_for_no_election(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with bench(tmp_path) as running:
+        controllers = running.controllers
+        await trio.sleep(0.5)
+        running.hang = "a sync has begun"
+        before = len(controllers.heartbeats)
+        controllers.group.master_id = None
+        del controllers.requests[:]
+        await trio.sleep(20)
+        assert len(controllers.heartbeats) == before
+        assert Code.CONTROLLER_ELECT_MASTER not in controllers.requests
+        # It goes on to ask for its role: another master may be elected.
+        assert Code.CONTROLLER_GET_REPLICA_INFO in controllers.requests
+        assert running.agent.status().hang == "a sync has begun"
+        running.hang = None
+        await trio.sleep(10)
+        assert len(controllers.heartbeats) > before
+        assert Code.CONTROLLER_ELECT_MASTER in controllers.requests
+        assert running.agent.status().hang is None
+
+
 async def test_role_is_asked_for_each_5_seconds(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with bench(tmp_path) as running:
         await trio.sleep(0.5)

@@ -5,6 +5,8 @@ Real controllers: tests/interop/test_failover.py.
 
 from __future__ import annotations
 
+import re
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,14 +22,25 @@ from tests.interop.controller import ask, broker_settings, eventually
 from tests.interop.node import TriohaNode, run_trioha
 from tests.metrics.pages import uses
 from tests.metrics.scraping import parsed, scrape, values_of
+from tests.node.test_transactions import (
+    FAST_CHECKS,
+    NO_CHECKS,
+    decide_by_checks,
+    delivered,
+    end_of,
+    half_message,
+    place_of,
+)
+from tests.node.wire import Wire
 from tests.ports import free_port
 from trioha.broker_status import ControlStatus
 from trioha.controller import protocol
 from trioha.controller.protocol import EpochCache, to_request
 from trioha.errors import TriohaError
 from trioha.net.tls import ServerTls
-from trioha.remoting.codes import RequestCode
+from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand
+from trioha.remoting.end_transaction import Decision
 from trioha.remoting.server import Peer, RemotingServer
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
@@ -132,7 +145,9 @@ class Member:
     def _start(self) -> TriohaNode:
         return TriohaNode(self.root, role="SLAVE", **self._settings)
 
-    def restart(self) -> None:
+    def restart(self, **settings: object) -> None:
+        """Start it again, with further settings."""
+        self._settings |= settings
         self.node = self._start()
 
     def end(self) -> None:
@@ -310,6 +325,84 @@ def test_what_only_a_dead_master_had_is_cut_when_it_comes_back(
     for member in (first, second):
         member.node.stop()
     assert first.log_bytes() == second.log_bytes()
+
+
+def test_a_slave_keeps_confirmed_messages_that_its_masters_disk_has_lost(
+    controller: Controller, join: Callable[..., Member], tmp_path: Path
+) -> None:
+    """All lost their power; the master comes back first, in its epoch, with what its disk still has."""
+    first = join("first")
+    eventually("a master", lambda: True if controller.group.master_id == 1 else None, logs=first.node.log)
+    second = join("second")
+    controller.wait_for_set(BOTH)
+    first.stored(50)
+    first.node.stop()
+    shutil.copytree(first.root, tmp_path / "old")
+    first.restart()
+    controller.wait_for_set(BOTH)
+    first.stored(50)
+    end = first.epochs().max_offset
+    second.node.wait(max_offset=end)
+    for member in (first, second):
+        member.node.kill()
+    confirmed = second.log_bytes()
+    shutil.rmtree(first.root)
+    shutil.copytree(tmp_path / "old", first.root)
+    controller.group.members = frozenset((1,))
+    controller.group.set_epoch += 1
+    first.restart()
+    second.restart()
+
+    def refusal() -> str | None:
+        client = second.node.status().client
+        return client.verdict if client is not None and "CUT_REFUSED" in client.verdict else None
+
+    verdict = eventually("a refusal", refusal, logs=second.node.log)
+    second.node.stop()
+    assert second.log_bytes() == confirmed
+    # The operator gives them up.
+    found = re.search(r"trioha\.haAcceptCut=(\d+)", verdict)
+    assert found is not None
+    second.restart(**{"trioha.haAcceptCut": found[1]})
+    controller.wait_for_set(BOTH)
+    first.stored(10)
+    for member in (first, second):
+        member.node.stop()
+    assert first.log_bytes() == second.log_bytes()
+
+
+def test_transactions_that_are_open_are_decided_at_the_next_master(
+    controller: Controller, join: Callable[..., Member]
+) -> None:
+    first = join("first", **NO_CHECKS)
+    eventually("a master", lambda: True if controller.group.master_id == 1 else None, logs=first.node.log)
+    second = join("second", **FAST_CHECKS)
+    controller.wait_for_set(BOTH)
+    first.stored(1)
+    bodies = [b"%d" % number for number in range(24)]
+    decisions = {body: (Decision.COMMIT, Decision.ROLLBACK)[number % 2] for number, body in enumerate(bodies)}
+    with Wire(first.node.listen_address) as wire:
+        opaques = wire.start(*map(half_message, bodies))
+        answers = wire.answers(opaques)
+        places = {body: place_of(answers[opaque]) for opaque, body in zip(opaques, bodies, strict=True)}
+        decided = bodies[:8]
+        ended = wire.answers(wire.start(*(end_of(*places[body], decisions[body]) for body in decided)))
+        assert {answer.code for answer in ended.values()} == {ResponseCode.SUCCESS}
+    # A put that all of the set have comes after the decisions, which wait for nobody.
+    first.stored(1)
+    first.node.kill()
+    controller.elect(2)
+    second.stored(1)
+    # Halfs are where they were: producers may decide before they are asked.
+    by_themselves = bodies[8:12]
+    with Wire(second.node.listen_address) as wire:
+        for body in by_themselves:
+            answer = wire.ask(end_of(*places[body], decisions[body]))
+            assert answer.code == ResponseCode.SUCCESS, answer
+    undecided = set(bodies[12:])
+    assert decide_by_checks(second.node, decisions, undecided) == undecided
+    committed = {body for body, decision in decisions.items() if decision is Decision.COMMIT}
+    assert delivered(second.node) == dict.fromkeys(committed, 1)
 
 
 def test_a_node_without_a_controller_waits_and_serves_what_it_has(

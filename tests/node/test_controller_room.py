@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -10,10 +11,11 @@ from attrs import evolve
 
 from tests.node.role_nodes import WITHIN_S, role_node
 from tests.ports import free_port
+from tests.store.support import message, open_store
 from trioha.config.broker import BrokerRole
 from trioha.controller.role import Role
 from trioha.metadata.topics import TopicConfig, TopicSettings, TopicTable
-from trioha.node.controller_room import WAITING, adopt_topics, node_role
+from trioha.node.controller_room import WAITING, adopt_topics, node_role, stored_topics
 from trioha.remoting.client import open_client
 from trioha.store.epochs import EpochLog
 
@@ -24,8 +26,8 @@ NOWHERE = "127.0.0.1:9"
 def test_a_new_master_has_every_topic_of_its_log() -> None:
     topics = TopicTable(evolve(TopicSettings(), default_queue_nums=4))
     topics.put(TopicConfig("known", read_queue_nums=2, write_queue_nums=2))
-    queues = [("known", 1), ("new", 0), ("wide", 3), ("wide", 11), ("%LMQ%/a b", 0)]
-    adopt_topics(topics, queues)
+    stored = {"known": 2, "new": 1, "wide": 12}
+    adopt_topics(topics, stored)
     assert {name: topic.write_queue_nums for name, topic in topics.topics.items()} == {
         "known": 2,
         "new": 4,
@@ -33,8 +35,28 @@ def test_a_new_master_has_every_topic_of_its_log() -> None:
     }
     assert topics.topics["wide"].is_writable
     changes = topics.changes.offset
-    adopt_topics(topics, queues)
+    adopt_topics(topics, stored)
     assert topics.changes.offset == changes
+
+
+def test_only_topics_with_messages_since_the_last_change_of_the_table_are_adopted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queues of a deleted topic stay on a slave; light queues are no topics."""
+    clock = SimpleNamespace(now_ms=0, time_ns=lambda: clock.now_ms * 1_000_000)
+    monkeypatch.setattr("trioha.store.commit_log.time", clock)
+    store = open_store(tmp_path)
+    for stored_ms, topic, queue_id in (
+        (1_000, "deleted", 0), (1_000, "known", 0), (1_999, "deleted", 1), (2_000, "new", 0),
+        (2_001, "%LMQ%light", 0), (2_002, "wide", 3), (2_003, "wide", 1),
+    ):  # fmt: skip
+        clock.now_ms = stored_ms
+        store.commit_log.append(message(topic=topic, queue_id=queue_id))
+    while store.dispatcher.dispatch(store.commit_log.max_offset):
+        pass
+    assert stored_topics(store, known={"known"}, since_ms=2_000) == {"new": 1, "wide": 4}
+    assert stored_topics(store, known={"known"}, since_ms=0) == {"deleted": 2, "new": 1, "wide": 4}
+    store.close()
 
 
 def role(epoch: int, *, is_master: bool) -> Role:

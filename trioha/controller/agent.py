@@ -28,6 +28,9 @@ Notices are no decisions: anybody can send a request to a broker's port. A notic
 makes the agent ask the leader at once, but not more often than each `NOTICE_PERIOD_S`, and the role comes
 from its answer alone.
 
+A broker that hangs, its disk or a change of its role, sends no heartbeats and asks for no election until that
+is over: the controllers elect another (`node.hang_watch`).
+
 While no controller leads, the broker keeps its role: RocketMQ's brokers do, too. A master goes on to take
 writes. It cannot change its sync-state set then: if a member leaves it, puts that wait for the whole set time
 out, and that is what keeps a master that was replaced from confirming a message that its successor lacks.
@@ -180,6 +183,8 @@ class AgentStatus:
     """Received from controllers, or from others."""
     stale_decisions: int
     """Older than the role."""
+    hang: str | None
+    """What of this broker hangs, so that it sends no heartbeats; None if nothing does."""
     contradictory_decisions: int
     """With another master for the role's epoch: a fault of the controllers."""
 
@@ -204,13 +209,18 @@ class ControllerAgent:
         connect: Connect = connect_to_controller,
         run_blocking: RunBlocking = trio.to_thread.run_sync,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        hanging: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`offsets` says what heartbeats say; `clock_ms` is the wall clock."""
+        """`offsets` says what heartbeats say; `clock_ms` is the wall clock. `hanging` says what of this
+        broker hangs, None if nothing does: then there are no heartbeats."""
         self._settings = settings
         self._files = files
         self._offsets = offsets
         self._run_blocking = run_blocking
         self._clock_ms = clock_ms
+        self._hanging = hanging
+        self._hang: str | None = None
+        """What hung at the last heartbeat."""
         self._tracker: RoleTracker | None = None
         self._changes: StateChanges[Role] = StateChanges()
         self._hurry = trio.Event()
@@ -244,12 +254,16 @@ class ControllerAgent:
         *,
         offsets: Callable[[], Offsets],
         connect: Connect = connect_to_controller,
+        hanging: Callable[[], str | None] = lambda: None,
     ) -> ControllerAgent:
-        """An agent with the identity on disk. Blocks. Raises StoreError for one that cannot be used."""
+        """An agent with the identity on disk; for options see `__init__`.
+
+        Blocks. Raises StoreError for an identity that cannot be used.
+        """
         files = IdentityFiles.open(
             settings.identity_path, cluster_name=settings.cluster_name, broker_name=settings.broker_name
         )
-        return cls(settings, files, offsets=offsets, connect=connect)
+        return cls(settings, files, offsets=offsets, connect=connect, hanging=hanging)
 
     @property
     def role(self) -> Role | None:
@@ -289,6 +303,7 @@ class ControllerAgent:
             refusal=self._refusal,
             heartbeats=self._links.heartbeats,
             notices=self._notices,
+            hang=self._hang,
             stale_decisions=0 if tracker is None else tracker.stale,
             contradictory_decisions=0 if tracker is None else tracker.contradictions,
         )
@@ -496,6 +511,8 @@ class ControllerAgent:
         # An election is among living brokers.
         self._links.send_heartbeats()
         self._state = AgentState.FOLLOWING
+        if self._hang is not None:
+            return
         answer = await self._request(
             link,
             protocol.ElectRequest(
@@ -612,7 +629,7 @@ class ControllerAgent:
 
     def _heartbeat(self) -> RemotingCommand | None:
         broker_id = self.broker_id
-        if broker_id is None:
+        if broker_id is None or self._note_hang():
             return None
         settings, offsets = self._settings, self._offsets()
         heartbeat = protocol.Heartbeat(
@@ -627,6 +644,21 @@ class ControllerAgent:
             election_priority=settings.election_priority,
         )
         return to_request(heartbeat, oneway=True)
+
+    def _note_hang(self) -> bool:
+        """Whether this broker hangs; its beginning and its end are logged."""
+        hang, before = self._hanging(), self._hang
+        self._hang = hang
+        if hang is not None and before is None:
+            log.error(
+                "no heartbeats to the controllers: this broker hangs",
+                reason=hang,
+                role="none" if self.role is None else "master" if self.role.is_master else "slave",
+                hint="they elect another master; look at the disk, and restart this node if it stays so",
+            )
+        elif hang is None and before is not None:
+            log.warning("heartbeats to the controllers go on: this broker does not hang any more")
+        return hang is not None
 
     def _describe(self) -> str:
         role = self.role

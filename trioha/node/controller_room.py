@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 
 import structlog
@@ -22,23 +23,30 @@ from trioha.remoting.address import Address
 from trioha.remoting.client import ClientSecurity, open_client
 from trioha.store.epochs import EpochTable
 from trioha.store.message_store import MessageStore
+from trioha.store.topics import LMQ_PREFIX
 from trioha.watermark import Watermark
 
 log = structlog.get_logger(__name__)
 
 
 async def open_agent(
-    config: BrokerConfig, store: MessageStore, *, listen: Address, security: ClientSecurity
+    config: BrokerConfig,
+    store: MessageStore,
+    *,
+    listen: Address,
+    security: ClientSecurity,
+    hanging: Callable[[], str | None],
 ) -> ControllerAgent:
-    """The agent of a node that clients and controllers reach at `listen`.
+    """The agent of a node that clients and controllers reach at `listen`; `hanging` says what hangs in it.
 
     `security` is for its connections to controllers.
     Raises StoreError for an identity on disk that cannot be used.
     """
     settings = agent_settings(config, listen=listen)
     connect = partial(open_client, frame_bytes_max=ANSWER_BYTES_MAX, security=security)
+    offsets = partial(offsets_of, store)
     return await run_in_thread(
-        lambda: ControllerAgent.open(settings, offsets=lambda: offsets_of(store), connect=connect)
+        lambda: ControllerAgent.open(settings, offsets=offsets, connect=connect, hanging=hanging)
     )
 
 
@@ -146,18 +154,44 @@ def known_confirm_offset(store: MessageStore) -> int:
     return min(max(store.confirm_offset(), store.last_confirm_offset), store.commit_log.max_offset)
 
 
-def adopt_topics(topics: TopicTable, queues: Iterable[tuple[str, int]]) -> None:
+def stored_topics(store: MessageStore, *, known: Container[str], since_ms: int) -> dict[str, int]:
+    """Topics with messages stored at or after `since_ms`, ms since 1970, and how many queues they have.
+
+    Not those of `known`, nor light queues (`%LMQ%...`), which are no topics. Blocks.
+    """
+    found: dict[str, int] = {}
+    for name, queue_id in store.queues.queue_offsets():
+        if name in known or name.startswith(LMQ_PREFIX) or not is_topic_name(name):
+            continue
+        if _last_stored_ms(store, name, queue_id) >= since_ms:
+            found[name] = max(found.get(name, 0), queue_id + 1)
+    return found
+
+
+def _last_stored_ms(store: MessageStore, topic: str, queue_id: int) -> float:
+    """When the last message of a queue was stored; infinite if that cannot be read, -1 without any."""
+    try:
+        return store.reads.store_timestamp(topic, queue_id, store.reads.max_offset(topic, queue_id) - 1)
+    except StoreError as error:
+        log.warning("a queue cannot be read", topic=topic, queue_id=queue_id, reason=str(error))
+        return math.inf
+
+
+def adopt_topics(topics: TopicTable, stored: Mapping[str, int]) -> None:
     """Add the topics that a new master's log has and that its copy of the metadata does not have yet.
 
     A slave copies metadata in periods: a topic that its master made just before it died would be lost, and
     with it the messages that were acknowledged. It gets as many queues as the log shows, and no fewer than a
-    new topic. `queues` are topics and queue ids.
+    new topic.
+
+    `stored` are the topics with messages since the table's last change (its DataVersion has that time, of the
+    master's clock, as records have), and their numbers of queues. A topic whose messages are all older was
+    deleted then: its queues stay on a slave until retention.
     """
-    found: dict[str, int] = {}
-    for topic, queue_id in queues:
-        if topics.find(topic) is None and is_topic_name(topic):
-            found[topic] = max(found.get(topic, topics.settings.default_queue_nums), queue_id + 1)
-    for name, queue_nums in found.items():
+    for name, stored_queues in stored.items():
+        if topics.find(name) is not None:
+            continue
+        queue_nums = max(stored_queues, topics.settings.default_queue_nums)
         try:
             topics.put(TopicConfig(name, read_queue_nums=queue_nums, write_queue_nums=queue_nums))
         except TableFull as full:

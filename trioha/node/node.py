@@ -30,6 +30,7 @@ from trioha.config.update import ConfigFile
 from trioha.node.addresses import announced
 from trioha.node.archive_room import ArchiveRoom, check_archive
 from trioha.node.budget import descriptor_budget
+from trioha.node.hang_watch import HangWatch
 from trioha.node.metadata_room import open_metadata
 from trioha.node.namesrv_room import open_name_server
 from trioha.node.ports import Ports, bound_port
@@ -103,6 +104,7 @@ async def run_node(
                         name_server_address=name_server_address,
                         ports=ports,
                         budget=budget,
+                        hangs=HangWatch(config.hang_timeout / 1000),
                         stopping=trio.Event() if stopping is None else stopping,
                         warnings=warnings,
                         config_file=config_file,
@@ -140,6 +142,8 @@ async def _join_controllers(
     for listener in listeners:
         await listener.aclose()
     listen = Address(announced(config.bind_address, config.broker_ip1), port)
-    agent = await open_agent(config, parts.store, listen=listen, security=parts.security.client)
+    agent = await open_agent(
+        config, parts.store, listen=listen, security=parts.security.client, hanging=parts.hangs.hanging
+    )
     await services.start(run_agent, agent, roles)
     return Control(agent=agent)

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Final
 
 import structlog
 import trio
@@ -37,11 +38,14 @@ from attrs import evolve, field, frozen
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.config.model import HaVerify
 from trioha.controller.role import Role
+from trioha.metadata.table import wall_clock_ms
 from trioha.net.threads import run_in_thread
 from trioha.node.role_life import Control, NodeParts, Ready, live
 from trioha.node.store_room import watch_progress
 
 log = structlog.get_logger(__name__)
+
+_CHANGE: Final = "a change of the role"
 
 
 @frozen
@@ -112,6 +116,7 @@ async def live_roles(
             ending = trio.Event()
             changes.start_soon(_set_after, ending, parts.stopping.wait)
             changes.start_soon(_set_after, ending, partial(roles.other_than, wanted))
+            changes.start_soon(_watch_change, parts, ending)
             config = await live(parts, role.of(config), ending=ending, on_ready=on_ready)
             changes.cancel_scope.cancel()
         if parts.stopping.is_set():
@@ -119,7 +124,10 @@ async def live_roles(
         wanted = roles.current
         role = _role_for(parts, wanted)
         config = evolve(config, master_address=base_address)
-        await _prepare(parts, role.of(config), role.control)
+        with parts.hangs.working(_CHANGE) as change:
+            await _prepare_unless_stopped(parts, role.of(config), role.control, on_step=change.step)
+        if parts.stopping.is_set():
+            return
         on_ready = _report
 
 
@@ -144,13 +152,42 @@ def _role_for(parts: NodeParts, wanted: NodeRole) -> NodeRole:
     return WAITING
 
 
+async def _watch_change(parts: NodeParts, ending: trio.Event) -> None:
+    """The end of a life for another role, until cancelled: it is a part of the change."""
+    await ending.wait()
+    if parts.stopping.is_set():
+        return
+    with parts.hangs.working(_CHANGE):
+        await trio.sleep_forever()
+
+
+async def _prepare_unless_stopped(
+    parts: NodeParts, config: BrokerConfig, control: Role | None, *, on_step: Callable[[], None]
+) -> None:
+    """`_prepare`, ended within a moment when the node stops: a start does the rest."""
+    async with trio.open_nursery() as nursery:
+
+        async def end_when_stopped() -> None:
+            await parts.stopping.wait()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(end_when_stopped)
+        await _prepare(parts, config, control, on_step=on_step)
+        nursery.cancel_scope.cancel()
+
+
 async def _set_after(event: trio.Event, wait: Callable[[], Awaitable[object]]) -> None:
     await wait()
     event.set()
 
 
-async def _prepare(parts: NodeParts, config: BrokerConfig, control: Role | None) -> None:
-    """Have store and metadata go on in the role of `config`. Takes as long as the log was not dispatched."""
+async def _prepare(
+    parts: NodeParts, config: BrokerConfig, control: Role | None, *, on_step: Callable[[], None]
+) -> None:
+    """Have store and metadata go on in the role of `config`. Takes as long as the log was not dispatched.
+
+    `on_step` is called while that goes on. Cancelled, it leaves a store whose next start does the rest.
+    """
     is_slave = config.broker_role is BrokerRole.SLAVE
     log.info("changing role", role=config.broker_role.value, broker_id=config.broker_id)
     if control is not None and control.is_master:
@@ -162,17 +199,21 @@ async def _prepare(parts: NodeParts, config: BrokerConfig, control: Role | None)
             parts.store.take_role,
             is_slave=is_slave,
             check_crc=is_slave and config.ha_verify is HaVerify.FRAME,
-            on_progress=watch_progress(),
+            on_progress=watch_progress(on_step),
         )
     )
+    topics = parts.metadata.topics
+    changed_ms = 0 if topics.version is None else topics.version.timestamp_ms
     parts.metadata.take_role(is_slave=is_slave)
     if control is not None and control.is_master:
-        from trioha.node.controller_room import adopt_topics  # noqa: PLC0415
+        from trioha.node.controller_room import adopt_topics, stored_topics  # noqa: PLC0415
 
-        adopt_topics(parts.metadata.topics, parts.store.queues.queue_offsets())
-        # Name servers compare it: the entry of a later master replaces that of an earlier one.
-        topics = parts.metadata.topics
-        topics.version = evolve(topics.version, state_version=control.epoch)
+        known = frozenset(topics.topics)
+        find_stored = partial(stored_topics, parts.store, known=known, since_ms=changed_ms)
+        adopt_topics(topics, await run_in_thread(find_stored))
+        # Name servers compare it: the entry of a later master replaces that of an earlier one. Its time is of
+        # this master's clock from now on, as the records are.
+        topics.version = evolve(topics.version, state_version=control.epoch, timestamp_ms=wall_clock_ms())
 
 
 def _report(ready: Ready) -> None:

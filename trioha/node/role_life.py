@@ -62,6 +62,7 @@ from trioha.node.archive_room import ArchiveRoom
 from trioha.node.broker_room import BrokerRoom
 from trioha.node.budget import DescriptorBudget
 from trioha.node.ha_room import HaRoom
+from trioha.node.hang_watch import HangWatch
 from trioha.node.late_imports import import_late
 from trioha.node.metadata_room import MetadataCopyRoom
 from trioha.node.metrics_room import MetricsRoom
@@ -147,6 +148,8 @@ class NodeParts:
     name_server_address: Address | None
     ports: Ports
     budget: DescriptorBudget
+    hangs: HangWatch
+    """Syncs of the disk and changes of the role: a node that hangs sends no heartbeats to controllers."""
     stopping: trio.Event
     """Set when the node is to stop."""
     warnings: tuple[str, ...] = ()
@@ -190,6 +193,7 @@ async def _serve(
         sink=sink,
         retention_floor=ha.master.retention_floor,
         archived_offset=(lambda: EVERYTHING) if archive is None else archive.service.archived_offset,
+        working=partial(parts.hangs.working, "a sync of the log"),
     )
     ha_listeners, ha_address = await parts.ports.for_slaves()
     broker = BrokerRoom.build(
@@ -206,7 +210,13 @@ async def _serve(
         config_file=parts.config_file,
         handlers=_control_handlers(config, store, control, ha_address=ha_address),
     )
-    copies = MetadataCopyRoom.build(config, store, metadata, security=security.client)
+    copies = MetadataCopyRoom.build(
+        config,
+        store,
+        metadata,
+        security=security.client,
+        is_following=(lambda: True) if ha.slave is None else ha.slave.is_connected,
+    )
     broker.info.metadata_status = copies.status
     if archive is not None:
         broker.info.archive_status = partial(archive.status, store_room.retention)

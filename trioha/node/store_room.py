@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import structlog
@@ -92,9 +93,10 @@ async def open_store(config: BrokerConfig, *, queue_files: int) -> MessageStore:
     return store
 
 
-def watch_progress() -> Callable[[str, int, int], None]:
+def watch_progress(on_step: Callable[[], None] = lambda: None) -> Callable[[str, int, int], None]:
     """Logs the progress of long work on a store every few seconds, and ends it if the node is cancelled.
 
+    Calls `on_step` each time.
     Called in the thread that works on the store, which is never abandoned: lock and files must have an owner.
     """
     reported_s = time.monotonic()
@@ -102,6 +104,7 @@ def watch_progress() -> Callable[[str, int, int], None]:
     def on_progress(what: str, done: int, total: int) -> None:
         nonlocal reported_s
         trio.from_thread.check_cancelled()
+        on_step()
         if time.monotonic() - reported_s >= PROGRESS_INTERVAL_S:
             reported_s = time.monotonic()
             log.info(what, done=done, total=total)
@@ -159,9 +162,10 @@ class StoreRoom:
         sink: EventSink,
         retention_floor: Callable[[], int],
         archived_offset: Callable[[], int | None] = lambda: EVERYTHING,
+        working: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> StoreRoom:
         """`retention_floor` gives the lowest offset that slaves still need, `archived_offset` the end of what
-        is archived, None while that is not known."""
+        is archived, None while that is not known. Syncs of the log run within `working()`."""
         is_slave = config.broker_role is BrokerRole.SLAVE
         sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         flush_times_s = Histogram(FLUSH_BOUNDS_S)
@@ -178,6 +182,7 @@ class StoreRoom:
                 sync_flush=sync_flush or (is_slave and config.ha_ack_mode is AckMode.FLUSHED),
                 interval_s=config.flush_interval_commit_log / 1000,
                 on_flushed=on_flushed,
+                working=working,
             ),
             DispatchService(
                 store,

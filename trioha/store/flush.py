@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import trio
@@ -37,14 +38,16 @@ class FlushService:
         interval_s: float,
         on_flushed: OnFlushed,
         sync: Callable[[int, int, int], Awaitable[None]] | None = None,
+        working: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """`sync(start_offset, end_offset, store_timestamp_ms)` is the port to the disk: by default a worker
-        thread; tests in virtual time replace it."""
+        thread; tests in virtual time replace it. Each runs within `working()`."""
         self._store = store
         self._sync_flush = sync_flush
         self._interval_s = interval_s
         self._on_flushed = on_flushed
         self._sync = sync or self._sync_in_thread
+        self._working = working
 
     async def run(self) -> None:
         """Flush until cancelled. Raises StoreError when the disk fails."""
@@ -66,7 +69,8 @@ class FlushService:
         flushed = log.flushed.wait_for(end_offset)
         started_ns = time.monotonic_ns()
         try:
-            await self._sync(start_offset, end_offset, log.last_store_timestamp_ms)
+            with self._working():
+                await self._sync(start_offset, end_offset, log.last_store_timestamp_ms)
         except OSError as error:
             self._store.mark_failed()
             raise StoreError(
