@@ -40,6 +40,7 @@ from trioha.config.model import HaVerify
 from trioha.controller.role import Role
 from trioha.metadata.table import wall_clock_ms
 from trioha.net.threads import run_in_thread
+from trioha.node.offsets_at_promotion import offsets_beyond, set_back
 from trioha.node.role_life import Control, NodeParts, Ready, live
 from trioha.node.store_room import watch_progress
 
@@ -202,6 +203,10 @@ async def _prepare(
             on_progress=watch_progress(on_step),
         )
     )
+    if not is_slave and parts.store.dispatcher.position >= parts.store.commit_log.max_offset:
+        consumers = parts.metadata.consumer_offsets
+        queue_end = parts.store.reads.max_offset
+        set_back(consumers, await run_in_thread(lambda: offsets_beyond(consumers, queue_end)))
     topics = parts.metadata.topics
     changed_ms = 0 if topics.version is None else topics.version.timestamp_ms
     parts.metadata.take_role(is_slave=is_slave)
