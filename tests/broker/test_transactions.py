@@ -557,7 +557,7 @@ async def test_the_position_is_kept_when_slaves_have_the_log_up_to_it(start, aut
     await master.end(await master.send())
     assert master.position == (None, None)
     master.held_offset = end_offset
-    await trio.sleep(1)
+    await trio.sleep(5)
     assert master.position == (1, 1)
     master.held_offset = None
     await trio.sleep(10)

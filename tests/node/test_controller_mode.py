@@ -371,6 +371,54 @@ def test_a_slave_keeps_confirmed_messages_that_its_masters_disk_has_lost(
     assert first.log_bytes() == second.log_bytes()
 
 
+def test_brokers_of_controllers_that_lost_their_state_go_on_with_their_logs(
+    controller: Controller, join: Callable[..., Member]
+) -> None:
+    """As docs/controller-mode.md says."""
+    members = first, second = join("first"), join("second")
+    controller.wait_for_set(BOTH)
+    first.stored(10)
+    controller.elect(1)
+    controller.wait_for_set(BOTH)
+    first.stored(40)
+    assert [epoch.epoch for epoch in first.epochs().epochs] == [1, 2]
+    end = first.epochs().max_offset
+    second.node.wait(max_offset=end)
+    for member in members:
+        member.node.stop()
+    controller.scripted.group = Group()
+    first.restart()
+    hint = "restore the state of the controllers"
+    eventually("a hint", lambda: True if hint in first.node.log() else None, logs=first.node.log)
+    assert "CONTROLLER_BROKER_NEED_TO_BE_REGISTERED" in first.node.log()
+    assert first.node.load(1).statuses == {"SERVICE_NOT_AVAILABLE": 1}
+    first.node.stop()
+    # With a new id the epochs tell.
+    (first.root / "brokerIdentity").unlink()
+    first.restart()
+    eventually("an id", lambda: True if controller.group.master_id == 1 else None, logs=first.node.log)
+    eventually(
+        "words", lambda: True if "older than its log" in first.node.log() else None, logs=first.node.log
+    )
+    assert first.node.load(1).statuses == {"SERVICE_NOT_AVAILABLE": 1}
+    first.node.stop()
+    controller.scripted.group = Group()
+    for member in members:
+        (member.root / "brokerIdentity").unlink()
+        (member.root / "epochFileCheckpoint.bak").unlink(missing_ok=True)
+        (member.root / "epochFileCheckpoint").write_text("1\n0\n0-0\n")
+    first.restart()
+    first.stored(10)
+    second.restart()
+    controller.wait_for_set(BOTH)
+    first.stored(10)
+    epochs = [(epoch.epoch, epoch.start_offset) for epoch in first.epochs().epochs]
+    assert epochs == [(0, 0), (1, end)]
+    for member in members:
+        member.node.stop()
+    assert first.log_bytes() == second.log_bytes()
+
+
 def test_transactions_that_are_open_are_decided_at_the_next_master(
     controller: Controller, join: Callable[..., Member]
 ) -> None:

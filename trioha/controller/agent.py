@@ -621,7 +621,16 @@ class ControllerAgent:
                 state=self._state.value,
                 reason=str(refused),
                 controller=link.address,
+                **({"hint": hint} if (hint := self._hint_at(refused)) else {}),
             )
+
+    def _hint_at(self, refused: _RefusedError) -> str:
+        """What an operator does about a refusal that no later answer mends; empty for others."""
+        is_past = refused.code == ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH
+        is_unknown = refused.code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+        if is_past or (is_unknown and self._state is AgentState.REGISTERING):
+            return "restore the state of the controllers; if it is lost, see docs/controller-mode.md"
+        return ""
 
     def _lose_if_it_follows(self, link: Link, refused: _RefusedError) -> None:
         if refused.code == ResponseCode.CONTROLLER_NOT_LEADER:
