@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
+from obstore.exceptions import GenericError
 
 from tests.archive.support import Log, archived, archiver_of
 from tests.ports import free_port
@@ -16,6 +17,7 @@ from tests.s3 import S3Bucket, S3Server, bucket_in_environment, obstore_settled
 from tests.s3_proxy import PASSING, S3Fault, S3Proxy, s3_proxy
 from trioha.archive import objects
 from trioha.archive.errors import ArchiveError, FencedError, MissingObjectError
+from trioha.archive.failures import archive_error
 from trioha.archive.heads import create_head, read_head
 from trioha.archive.layout import Head, Writer, head_key
 from trioha.archive.objects import ObjectFolder
@@ -253,6 +255,24 @@ def test_an_endpoint_without_tls_has_to_be_allowed(url: str, monkeypatch: pytest
     error = fails(READS["get"], ObjectFolder.open(url))
     assert not error.is_transient
     assert str(error) == f"{url}/log/a: the endpoint is an http:// URL; AWS_ALLOW_HTTP=true allows it"
+
+
+@pytest.mark.parametrize(("url", "variable"), [("gs://b/a", "GOOGLE"), ("az://b/a", "AZURE")])
+def test_the_variable_that_allows_an_endpoint_without_tls_is_that_of_the_storage(url, variable) -> None:
+    error = archive_error(GenericError("HTTP error: builder error: BadScheme"), url=url, key=None)
+    assert error is not None
+    assert error.hint == f"{variable}_ALLOW_HTTP=true allows it"
+
+
+def test_an_error_as_json_is_named_as_one_as_xml_is() -> None:
+    said = '{"error":{"code":400,"message":"invalid name"}}'
+    error = archive_error(
+        GenericError(f"Server returned non-2xx status code: 400 Bad Request: {said}"),
+        url="gs://b/a",
+        key=None,
+    )
+    assert error is not None
+    assert error.reason == "the server answers 400 Bad Request: invalid name"
 
 
 def test_a_range_after_the_end_is_not_tried_again(folder: ObjectFolder, proxy: S3Proxy) -> None:

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 from attrs import field, frozen
 
 from trioha.archive.errors import ArchiveError
-from trioha.archive.objects import CLIENT_OPTIONS, VARIABLES, ObjectFolder
+from trioha.archive.failures import VARIABLES
+from trioha.archive.objects import CLIENT_OPTIONS, ObjectFolder
 
 REMOTE_SCHEMES: Final = ("s3", "gs", "az")
 _FOLDERS_OPEN: Final = 16

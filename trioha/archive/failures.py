@@ -10,13 +10,16 @@ from __future__ import annotations
 import errno
 import re
 from typing import Final
+from urllib.parse import urlsplit
 
 from trioha.archive.errors import ArchiveError, MissingObjectError
 
+VARIABLES: Final = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
+"""What environment variables of a scheme begin with."""
 _REASON_MAX: Final = 300
 _STATUS: Final = re.compile(r"non-2xx status code: (\d{3}) ?([A-Za-z -]*)")
 _CODE: Final = re.compile(r"<Code>([^<]{1,100})</Code>")
-_MESSAGE: Final = re.compile(r"<Message>([^<]{1,200})")
+_MESSAGE: Final = re.compile(r'<Message>([^<]{1,200})|"message": ?"([^"]{1,200})"')
 _ENDED: Final = re.compile(
     "IncompleteMessage|IncompleteBody|UnexpectedEof|ConnectionReset|BrokenPipe|Interrupted"
 )
@@ -61,15 +64,15 @@ def archive_error(error: Exception, *, url: str, key: str | None) -> ArchiveErro
     if any(service in text for service in _METADATA_SERVICES):
         return failed("there are no credentials: neither the environment nor this machine has any")
     if "BadScheme" in text:
-        return failed("the endpoint is an http:// URL", hint="AWS_ALLOW_HTTP=true allows it")
+        variable = VARIABLES.get(urlsplit(url).scheme, "AWS")
+        return failed("the endpoint is an http:// URL", hint=f"{variable}_ALLOW_HTTP=true allows it")
     status = _STATUS.search(text)
     if status is not None:
         number, name = int(status[1]), status[2].strip()
-        code, said = _CODE.search(text), _MESSAGE.search(text)
+        code, message = _CODE.search(text), _MESSAGE.search(text)
+        said = message and (message[1] or message[2])
         codes = frozenset((code[1],)) if code else frozenset()
-        reason = ": ".join(
-            part for part in (f"{number} {name}".strip(), code and code[1], said and said[1]) if part
-        )
+        reason = ": ".join(part for part in (f"{number} {name}".strip(), code and code[1], said) if part)
         if codes & _NO_BUCKET:
             return failed("there is no such bucket")
         if number in _DENIED or codes & _DENIED_CODES:

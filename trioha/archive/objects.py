@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from attrs import frozen
 
 from trioha.archive.errors import ArchiveError, MissingObjectError
-from trioha.archive.failures import archive_error, was_repeated
+from trioha.archive.failures import VARIABLES, archive_error, was_repeated
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore
@@ -32,8 +32,6 @@ RETRY_FOR_S: Final = 60.0
 BACKOFF_S: Final = 0.1
 """Before the first repetition of a request; twice as much before each further one."""
 T = TypeVar("T")
-VARIABLES: Final = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
-"""What environment variables of a scheme begin with."""
 CLIENT_OPTIONS: Final = (
     "timeout",
     "connect_timeout",
