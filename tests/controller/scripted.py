@@ -179,6 +179,8 @@ class ScriptedControllers:
                 if not group.addresses:
                     return response_to(command, ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST)
                 return self._master(command, protocol.ReplicaInfo)
+            case RequestCode.CONTROLLER_GET_SYNC_STATE_DATA:
+                return response_to(command, ResponseCode.SUCCESS, body=self._set_data())
             case _:
                 assert code is RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET
                 return self._alter(command)
@@ -198,6 +200,23 @@ class ScriptedControllers:
             ext_fields=fields.to_fields(),
             body=group.set_of().to_body(),
         )
+
+    def _set_data(self) -> bytes:
+        """What tools are answered of the group."""
+        group = self.group
+        in_sync, others = (
+            tuple(
+                protocol.Replica(NAME, broker_id, address, broker_id in group.alive)
+                for broker_id, address in sorted(group.addresses.items())
+                if (broker_id in group.members) is is_member
+            )
+            for is_member in (True, False)
+        )
+        address = None if group.master_id is None else group.addresses[group.master_id]
+        info = protocol.ReplicaSetInfo(
+            in_sync, others, group.master_id, address, group.epoch, group.set_epoch
+        )
+        return protocol.set_data_body({NAME: info} if group.addresses else {})
 
     def _elect(self, command: RemotingCommand) -> RemotingCommand:
         group, candidate = self.group, protocol.ElectRequest.of(command.ext_fields)

@@ -24,9 +24,22 @@ from tests.doctor.cases import (
     pair,
     tables,
 )
-from trioha.broker_status import ArchiveStatus, BrokerRuntimeInfo, ConnectionStatus
+from trioha.broker_status import ArchiveStatus, BrokerRuntimeInfo, ConnectionStatus, ControlStatus
+from trioha.controller.protocol import CachedEpoch, EpochCache, Replica, ReplicaSetInfo
+from trioha.doctor.case import Case
 from trioha.doctor.diagnosis import diagnose
-from trioha.doctor.facts import BrokerFacts, Facts, ListedBroker, NameServerFacts, Probe, Thresholds
+from trioha.doctor.facts import (
+    BrokerFacts,
+    ConfFacts,
+    ControllerFacts,
+    EpochFileFacts,
+    Facts,
+    IdentityFacts,
+    ListedBroker,
+    NameServerFacts,
+    Probe,
+    Thresholds,
+)
 from trioha.doctor.findings import CHECKS, Finding, Severity
 from trioha.doctor.tables import OffsetTable
 
@@ -116,6 +129,64 @@ def archived(**changes: object) -> PairFacts:
         object_bytes=999,
     )
     return pair().with_master_status(archive=evolve(healthy, **changes))
+
+
+CONTROLLER: Final = "10.0.0.5:9878"
+
+
+def epochs(*pairs: tuple[int, int], end: int = END) -> EpochCache:
+    """Epochs of a log that ends at `end`: numbers and starts."""
+    return EpochCache("c", "broker-a", 0, end, tuple(CachedEpoch(*each, 2**63 - 1) for each in pairs))
+
+
+def controlled(kind: str = "trioha", **config: str) -> PairFacts:
+    """A healthy pair in controller mode, with these settings beside the usual ones on both brokers."""
+    both = pair(kind, role="SYNC_MASTER", copies=2)
+    mode = {
+        "enableControllerMode": "true",
+        "controllerAddr": CONTROLLER,
+        "allAckInSyncStateSet": "true",
+        "minInSyncReplicas": "1",
+        **config,
+    }
+    both = both.with_master_config(**mode).with_slave_config(**{**mode, "brokerId": "2"})
+    both = both.with_master(epochs=epochs((1, 0), (2, 700))).with_slave(epochs=epochs((1, 0), (2, 700)))
+    master_control = slave_control = None
+    if kind == "trioha":
+        common = {"master_epoch": 2, "master_id": 1, "sync_state_set": (1, 2), "sync_state_set_epoch": 3}
+        master_control = ControlStatus(role="master", broker_id=1, **common)  # type: ignore[arg-type]
+        slave_control = ControlStatus(role="slave", broker_id=2, **common)  # type: ignore[arg-type]
+    return both.with_master_status(control=master_control).with_slave_status(
+        control=slave_control, broker_id=2
+    )
+
+
+def entry(broker_id: int, address: str, *, is_alive: bool = True) -> Replica:
+    return Replica("broker-a", broker_id, address, is_alive)
+
+
+IN_SET: Final = ReplicaSetInfo((entry(1, MASTER), entry(2, SLAVE)), (), 1, MASTER, 2, 3)
+"""The pair as its controllers have it."""
+
+
+def leader(info: ReplicaSetInfo | None = IN_SET, **changes: object) -> ControllerFacts:
+    groups = {} if info is None else {"broker-a": info}
+    return evolve(ControllerFacts(address=CONTROLLER, is_leader=True, groups=groups), **changes)
+
+
+def under(
+    *controllers: ControllerFacts, both: PairFacts | None = None, files: tuple[ConfFacts, ...] = ()
+) -> list[Finding]:
+    """Findings of a pair in controller mode under these controllers, by default a healthy one."""
+    return (both or controlled()).findings(*files, controllers=controllers or (leader(),))
+
+
+def controlled_file(text: str, **facts: object) -> ConfFacts:
+    """A file of controller mode that has these lines beside the usual ones, and the facts of its store."""
+    usual = (
+        f"brokerClusterName=c; brokerName=broker-a; enableControllerMode=true; controllerAddr={CONTROLLER}"
+    )
+    return evolve(conf(f"{usual}; namesrvAddr=10.0.0.5:9876; {text}"), **facts)
 
 
 FAULTS: Final[Mapping[str, list[tuple[Callable[[], list[Finding]], str]]]] = {
@@ -516,6 +587,173 @@ FAULTS: Final[Mapping[str, list[tuple[Callable[[], list[Finding]], str]]]] = {
             f"trioha.archiveUrl=s3://backups/a of {MASTER}, {SLAVE}",
         )
     ],
+    "controller-unreachable": [
+        (
+            lambda: under(leader(), ControllerFacts(address="10.0.0.6:9878", error="refused")),
+            "refused; named by another controller",
+        ),
+        (
+            lambda: under(ControllerFacts(address=CONTROLLER, error="refused")),
+            f"refused; named by {MASTER}, {SLAVE}; no controller answers",
+        ),
+    ],
+    "controllers-without-leader": [
+        (
+            lambda: under(
+                ControllerFacts(address=CONTROLLER, leader="10.0.0.6:9878"),
+                ControllerFacts(address="10.0.0.6:9878", error="refused"),
+            ),
+            f"answer without leading: {CONTROLLER} (names 10.0.0.6:9878); no answer: 10.0.0.6:9878",
+        )
+    ],
+    "controllers-differ": [
+        (
+            lambda: under(both=controlled().with_slave_config(controllerAddr=f"{CONTROLLER};10.0.0.6:9878")),
+            f"{MASTER} lacks 10.0.0.6:9878",
+        )
+    ],
+    "not-at-controllers": [
+        (lambda: under(leader(None)), f"{CONTROLLER} has no group of that name, not this broker of broker-a"),
+        (
+            lambda: under(leader(evolve(IN_SET, in_sync=(entry(1, MASTER),)))),
+            f"{CONTROLLER} has ids 1, not this broker of broker-a, id 2",
+        ),
+        (
+            lambda: under(
+                leader(evolve(IN_SET, in_sync=(entry(1, MASTER), entry(2, SLAVE, is_alive=False)))),
+                both=controlled("5.5.0"),
+            ),
+            f"takes id 2 at {SLAVE} for dead",
+        ),
+        (
+            lambda: under(
+                leader(None),
+                both=controlled().with_master_status(
+                    control=ControlStatus(broker_id=1, refusal="CONTROLLER_BROKER_ID_INVALID")
+                ),
+            ),
+            "they refused it: CONTROLLER_BROKER_ID_INVALID",
+        ),
+    ],
+    "group-without-master": [
+        (
+            lambda: under(
+                leader(
+                    ReplicaSetInfo((entry(1, MASTER, is_alive=False),), (entry(2, SLAVE),), None, None, 2, 3)
+                )
+            ),
+            "sync-state set {1}, of which do not live: 1; living brokers outside of it: 2",
+        )
+    ],
+    "past-master": [
+        (
+            lambda: under(leader(evolve(IN_SET, master_id=2, master_address=SLAVE, master_epoch=3))),
+            f"it is master of epoch 2; the controllers have broker 2 at {SLAVE} as master of epoch 3",
+        ),
+        (
+            lambda: under(
+                leader(evolve(IN_SET, master_id=2, master_address=SLAVE, master_epoch=3)),
+                both=controlled("5.5.0"),
+            ),
+            f"it is master; the controllers have broker 2 at {SLAVE} as master of epoch 3",
+        ),
+    ],
+    "outside-sync-state-set": [
+        (
+            lambda: under(
+                leader(evolve(IN_SET, in_sync=(entry(1, MASTER),), not_in_sync=(entry(2, SLAVE),)))
+            ),
+            "id 2 is not in {1} of epoch 2",
+        )
+    ],
+    "in-sync-minimum-not-reached": [
+        (
+            lambda: under(
+                leader(evolve(IN_SET, in_sync=(entry(1, MASTER),), not_in_sync=(entry(2, SLAVE),))),
+                both=controlled(minInSyncReplicas="2"),
+            ),
+            "minInSyncReplicas is 2, in sync: 1; the set is {1}",
+        ),
+        (
+            lambda: under(both=controlled(minInSyncReplicas="3")),
+            "minInSyncReplicas is 3, in sync: 2; the group has only 2",
+        ),
+        (
+            lambda: under(both=controlled("5.5.0", minInSyncReplicas="2")),
+            "minInSyncReplicas is 2, and the group has 2 brokers: without one of them messages are refused",
+        ),
+    ],
+    "identity-differs": [
+        (
+            lambda: under(files=(controlled_file("", identity=IdentityFacts(path="/s/i", error="is odd")),)),
+            "is odd",
+        ),
+        (
+            lambda: under(
+                files=(
+                    controlled_file(
+                        "",
+                        identity=IdentityFacts(
+                            path="/s/i", cluster_name="c", broker_name="other", broker_id=1
+                        ),
+                    ),
+                )
+            ),
+            "/s/i is of c/other, the file says c/broker-a",
+        ),
+        (
+            lambda: diagnose(
+                Facts(
+                    files=tuple(
+                        controlled_file(
+                            "listenPort=10911",
+                            path=path,
+                            identity=IdentityFacts(
+                                path=path, cluster_name="c", broker_name="broker-a", broker_id=7
+                            ),
+                        )
+                        for path in ("a.conf", "b.conf")
+                    )
+                )
+            ),
+            "a.conf and b.conf have one id",
+        ),
+    ],
+    "epochs-do-not-fit": [
+        (
+            lambda: under(both=controlled().with_slave(epochs=epochs((1, 0), (2, END + 1)))),
+            f"epoch 2 begins at {END + 1}, the log ends at {END}",
+        ),
+        (
+            lambda: under(both=controlled("5.5.0").with_slave(epochs=epochs((1, 0), (2, 800)))),
+            f"epoch 2 begins at 700 in the log of {MASTER}, at 800 in that of {SLAVE}",
+        ),
+        (
+            lambda: under(leader(evolve(IN_SET, master_epoch=1))),
+            "its log has epoch 2, the controllers are at epoch 1",
+        ),
+        (
+            lambda: under(
+                files=(
+                    controlled_file("", epoch_file=EpochFileFacts(path="/s/e", error="it has no entries")),
+                )
+            ),
+            "it has no entries",
+        ),
+        (
+            lambda: under(
+                files=(
+                    controlled_file(
+                        "",
+                        epoch_file=EpochFileFacts(
+                            path="/s/e", last_epoch=2, last_start_offset=501, log_end_max=500
+                        ),
+                    ),
+                )
+            ),
+            "epoch 2 begins at 501, the log's files end at 500",
+        ),
+    ],
     "clocks-apart": [
         (
             lambda: pair().with_slave(clock=clock(ahead_ms=3_001)).findings(),
@@ -641,6 +879,69 @@ SOUND: Final[Mapping[str, list[Callable[[], list[Finding]]]]] = {
                 )
             )
             .findings(name_servers=listed((0, MASTER), (1, SLAVE)))
+        ),
+    ],
+    "controller-unreachable": [under],
+    "controllers-without-leader": [
+        # controller-unreachable reports it.
+        lambda: under(ControllerFacts(address=CONTROLLER, error="refused")),
+        lambda: under(leader(gap="SYSTEM_ERROR")),
+    ],
+    "controllers-differ": [
+        lambda: under(both=controlled(controllerAddr=f" {CONTROLLER} ; 10.0.0.6:9878;")),
+        lambda: pair().findings(),
+    ],
+    "not-at-controllers": [
+        # Registered by another address, as behind a proxy.
+        lambda: under(
+            leader(evolve(IN_SET, in_sync=(entry(1, "10.9.0.1:10911"), entry(2, "10.9.0.2:10911"))))
+        ),
+        lambda: under(ControllerFacts(address=CONTROLLER, error="refused")),
+        lambda: under(both=controlled("5.5.0")),
+    ],
+    "group-without-master": [under],
+    "past-master": [lambda: under(both=controlled("5.5.0")), under],
+    "outside-sync-state-set": [
+        lambda: under(
+            leader(evolve(IN_SET, in_sync=(entry(1, MASTER),), not_in_sync=(entry(2, SLAVE),))),
+            both=controlled().with_slave_config(asyncLearner="true"),
+        ),
+        # not-at-controllers reports it.
+        lambda: under(
+            leader(
+                evolve(IN_SET, in_sync=(entry(1, MASTER),), not_in_sync=(entry(2, SLAVE, is_alive=False),))
+            )
+        ),
+    ],
+    "in-sync-minimum-not-reached": [
+        under,
+        lambda: under(
+            leader(evolve(IN_SET, in_sync=(*IN_SET.in_sync, entry(3, "10.0.0.3:10911")))),
+            both=controlled(minInSyncReplicas="2"),
+        ),
+    ],
+    "identity-differs": [
+        lambda: under(
+            files=(
+                controlled_file(
+                    "brokerId=-1; brokerRole=SLAVE",
+                    identity=IdentityFacts(path="/i", cluster_name="c", broker_name="broker-a", broker_id=1),
+                ),
+            )
+        )
+    ],
+    "epochs-do-not-fit": [
+        # A slave that has not received the last epoch yet.
+        lambda: under(both=controlled().with_slave(epochs=epochs((1, 0)))),
+        lambda: under(
+            files=(
+                controlled_file(
+                    "",
+                    epoch_file=EpochFileFacts(
+                        path="/s/e", last_epoch=2, last_start_offset=500, log_end_max=500
+                    ),
+                ),
+            )
         ),
     ],
     "slave-not-connected": [
@@ -806,6 +1107,23 @@ def test_a_healthy_pair_has_no_findings(kind: str, role: str) -> None:
     assert pair(kind, role=role).findings() == []
     assert archived().findings() == []
     assert pair(kind, role=role).findings(name_servers=listed((0, MASTER), (1, SLAVE))) == []
+
+
+@pytest.mark.parametrize("kind", ["trioha", "5.3.3", "5.5.0"])
+def test_a_healthy_pair_in_controller_mode_has_no_findings(kind: str) -> None:
+    assert under(both=controlled(kind)) == []
+    names = listed((0, MASTER), (2, SLAVE))
+    assert controlled(kind).findings(controllers=(leader(),), name_servers=names) == []
+    # The file of the master, found by its store's identity, and that of the slave by its address.
+    identity = IdentityFacts(path="/i", cluster_name="c", broker_name="broker-a", broker_id=1)
+    usual = "mappedFileSizeCommitLog=10000; brokerId=-1; brokerRole=SLAVE"
+    files = (
+        controlled_file(f"{usual}; listenPort=10911; brokerIP1=10.0.0.1", path="m.conf", identity=identity),
+        controlled_file(f"{usual}; brokerIP1=10.0.0.2", path="s.conf"),
+    )
+    facts = controlled(kind).facts(*files, controllers=(leader(),))
+    assert diagnose(facts) == []
+    assert [node.conf and node.conf.path for node in Case.of(facts).nodes] == ["m.conf", "s.conf"]
 
 
 def test_every_check_has_facts_with_and_without_its_fault() -> None:

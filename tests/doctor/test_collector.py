@@ -15,15 +15,26 @@ from attrs import evolve
 
 from tests.doctor.cases import MASTER, SLAVE, pair
 from trioha.broker_status import BrokerStatus
+from trioha.controller.protocol import (
+    CachedEpoch,
+    ControllerMetadata,
+    EpochCache,
+    Replica,
+    ReplicaSetInfo,
+    parse_broker_names,
+    set_data_body,
+)
 from trioha.doctor import collector
 from trioha.doctor.collector import Collector, Targets
-from trioha.doctor.facts import Facts
+from trioha.doctor.conf_files import read_conf
+from trioha.doctor.facts import ConfFacts, ControllerFacts, EpochFileFacts, Facts, IdentityFacts
 from trioha.errors import ConfigError
 from trioha.remoting.address import Address
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to
 from trioha.remoting.ha_runtime_info import encode_ha_status
 from trioha.remoting.server import Peer, RemotingServer
+from trioha.store.epochs import EpochEntry, EpochTable
 
 Answer = Callable[[RemotingCommand], RemotingCommand]
 TOPICS = {
@@ -307,3 +318,125 @@ async def test_a_file_that_cannot_be_read_is_refused() -> None:
     nowhere = Collector(targets=Targets(files=(Path("/nowhere/broker.conf"),)))
     with pytest.raises(ConfigError, match="cannot be read"):
         await nowhere.collect()
+
+
+# -- controllers -------------------------------------------------------------------------------------------
+
+EPOCHS = EpochCache("c", "broker-a", 0, 700, (CachedEpoch(3, 0, 2**63 - 1),))
+GROUP = ReplicaSetInfo((Replica("broker-a", 1, MASTER, is_alive=True),), (), 1, MASTER, 3, 4)
+
+
+class FakeController:
+    """Answers as a controller that leads, or names the one that does."""
+
+    def __init__(self, *, leads: bool = False, leader: str = "", group_code: int = 0) -> None:
+        self.metadata = ControllerMetadata(is_leader=leads, leader_address=leader or None)
+        self.group_code = group_code
+        self.names: list[list[str]] = []
+
+    def __call__(self, asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        if asked.code == RequestCode.CONTROLLER_GET_METADATA_INFO:
+            return response_to(asked, ResponseCode.SUCCESS, ext_fields=self.metadata.to_fields())
+        assert asked.code == RequestCode.CONTROLLER_GET_SYNC_STATE_DATA
+        self.names.append(parse_broker_names(asked.body))
+        return response_to(asked, self.group_code, body=set_data_body({"broker-a": GROUP}))
+
+
+def controlled_broker(controllers: str) -> FakeBroker:
+    broker = FakeBroker(status_of(MASTER))
+    lines = (
+        "brokerName=broker-a",
+        "brokerId=0",
+        "enableControllerMode=true",
+        f"controllerAddr={controllers}",
+    )
+    broker.bodies[RequestCode.GET_BROKER_CONFIG] = "\n".join(lines).encode()
+    broker.bodies[RequestCode.GET_BROKER_EPOCH_CACHE] = EPOCHS.to_body()
+    return broker
+
+
+async def facts_of_controlled(controllers: str) -> Facts:
+    async with serving(controlled_broker(controllers)) as (broker,):
+        return await Collector(targets=Targets(addresses=(broker,)), timeout_s=5.0).collect()
+
+
+async def test_controllers_and_epochs_of_a_broker_in_controller_mode_are_facts() -> None:
+    leading = FakeController(leads=True)
+    async with serving(leading) as (leader,):
+        following = FakeController(leader=str(leader))
+        async with serving(following) as (follower,):
+            facts = await facts_of_controlled(f"127.0.0.1:1;{follower}; ;nonsense")
+    assert facts.brokers[0].epochs == EPOCHS
+    found = {one.address: one for one in facts.controllers}
+    assert set(found) == {"127.0.0.1:1", str(follower), "nonsense", str(leader)}
+    assert found[str(leader)] == ControllerFacts(
+        address=str(leader), is_leader=True, groups={"broker-a": GROUP}
+    )
+    assert found[str(follower)] == ControllerFacts(address=str(follower), leader=str(leader))
+    assert "refused" in (found["127.0.0.1:1"].error or "")
+    assert found["nonsense"].error
+    assert leading.names == [["broker-a"]]
+    assert following.names == []
+
+
+async def test_a_leader_that_refuses_its_groups_is_a_leader_with_a_gap() -> None:
+    async with serving(FakeController(leads=True, group_code=ResponseCode.SYSTEM_ERROR)) as (leader,):
+        (found,) = (await facts_of_controlled(str(leader))).controllers
+    assert (found.is_leader, found.error, found.groups) == (True, None, {})
+    assert found.gap is not None
+    assert "SYSTEM_ERROR" in found.gap
+
+
+async def test_without_controller_mode_no_controller_is_asked() -> None:
+    broker = FakeBroker(status_of(MASTER))
+    broker.bodies[RequestCode.GET_BROKER_CONFIG] = b"brokerName=broker-a\ncontrollerAddr=127.0.0.1:1\n"
+    async with serving(broker) as (address,):
+        facts = await Collector(targets=Targets(addresses=(address,)), timeout_s=5.0).collect()
+    assert facts.controllers == ()
+    assert facts.brokers[0].epochs is None
+    assert RequestCode.GET_BROKER_EPOCH_CACHE not in [code for _, code in broker.asked]
+
+
+def conf_of(folder: Path, text: str = "") -> ConfFacts:
+    path = folder / "broker.conf"
+    path.write_text(f"brokerName=broker-a\nenableControllerMode=true\nstorePathRootDir={folder}\n{text}")
+    return read_conf(path)
+
+
+def test_identity_and_epochs_of_a_store_on_this_host_are_facts(tmp_path: Path) -> None:
+    assert (conf_of(tmp_path).identity, conf_of(tmp_path).epoch_file) == (None, None)
+    (tmp_path / "brokerIdentity").write_text("c#broker-a#3")
+    (tmp_path / "epochs").write_bytes(EpochTable((EpochEntry(2, 0), EpochEntry(5, 90))).encode())
+    (tmp_path / "commitlog").mkdir()
+    for name, size in (("00000000000000000000", 64), ("00000000000000000064", 60), ("abort", 900)):
+        (tmp_path / "commitlog" / name).write_bytes(bytes(size))
+    facts = conf_of(tmp_path, f"storePathEpochFile={tmp_path}/epochs\n")
+    assert facts.identity == IdentityFacts(
+        path=str(tmp_path / "brokerIdentity"), cluster_name="c", broker_name="broker-a", broker_id=3
+    )
+    assert facts.epoch_file == EpochFileFacts(
+        path=str(tmp_path / "epochs"), last_epoch=5, last_start_offset=90, log_end_max=124
+    )
+    assert read_conf(_plain(tmp_path)).identity is None
+
+
+def _plain(folder: Path) -> Path:
+    path = folder / "plain.conf"
+    path.write_text(f"brokerName=broker-a\nstorePathRootDir={folder}\n")
+    return path
+
+
+@pytest.mark.parametrize("text", ["", "c#broker-a", "c#broker-a#x", "c#broker-a#0", "#", "c#b#1#2"])
+def test_a_damaged_identity_is_a_fact_and_not_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "brokerIdentity").write_text(text)
+    identity = conf_of(tmp_path).identity
+    assert identity is not None
+    assert identity.error is not None
+
+
+@pytest.mark.parametrize("data", [b"", b"1\n0\n", b"1\n7\n1-0\n", b"\xff\n0\n1-0\n", b"2\n0\n2-0\n1-9\n"])
+def test_damaged_epochs_are_a_fact_and_not_an_error(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "epochFileCheckpoint").write_bytes(data)
+    epoch_file = conf_of(tmp_path).epoch_file
+    assert epoch_file is not None
+    assert epoch_file.error is not None

@@ -5,6 +5,7 @@ Real controllers: tests/interop/test_failover.py.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import threading
@@ -36,6 +37,8 @@ from tests.ports import free_port
 from trioha.broker_status import ControlStatus
 from trioha.controller import protocol
 from trioha.controller.protocol import EpochCache, to_request
+from trioha.doctor.checks import AREAS
+from trioha.doctor.findings import CHECKS
 from trioha.errors import TriohaError
 from trioha.net.tls import ServerTls
 from trioha.remoting.codes import RequestCode, ResponseCode
@@ -45,6 +48,8 @@ from trioha.remoting.server import Peer, RemotingServer
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 BOTH = frozenset((1, 2))
+ON_ONE_HOST = {"advertised-address-local", "vip-port-unreachable"}
+"""What the doctor says of brokers that announce 127.0.0.1, with listenPort in range."""
 NOWHERE = "127.0.0.1:9"
 """A name server that nobody asks for in these tests."""
 
@@ -296,6 +301,39 @@ def test_status_shows_roles_epochs_sets_and_the_leading_controller(
     shown = run_trioha("status", first.address, second.address)
     assert shown.exit_code == 0
     assert "Controller mode" in shown.stdout
+
+
+def test_the_doctor_finds_what_is_wrong_with_a_group(
+    controller: Controller, join: Callable[..., Member]
+) -> None:
+    first = join("first", allAckInSyncStateSet=True)
+    eventually("a master", lambda: True if controller.group.master_id == 1 else None, logs=first.node.log)
+    second = join("second", allAckInSyncStateSet=True)
+    controller.wait_for_set(BOTH)
+    first.stored(20)
+    second.node.wait(max_offset=first.epochs().max_offset)
+    assert "controllers" in AREAS
+    own = {name for name, one in CHECKS.items() if one.area == "controllers"}
+
+    def found() -> dict[str, str]:
+        answer = run_trioha("doctor", "--json", "--timeout", "20", first.address, second.address)
+        findings = json.loads(answer.stdout)["findings"]
+        assert {one["id"] for one in findings} <= own | ON_ONE_HOST, findings
+        return {one["id"]: one["evidence"] for one in findings if one["id"] in own}
+
+    assert found() == {}
+    # The set cannot change any more.
+    controller.scripted.refuse[RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET] = 1
+    controller.group.members = frozenset((1,))
+    assert found() == {"outside-sync-state-set": "id 2 is not in {1} of epoch 1"}
+    controller.group.members = BOTH
+    controller.scripted.leader, address = "127.0.0.1:1", controller.scripted.leader
+    assert found() == {
+        "controller-unreachable": "cannot connect: Connection refused; named by another controller",
+        "controllers-without-leader": (
+            f"answer without leading: {address} (names 127.0.0.1:1); no answer: 127.0.0.1:1"
+        ),
+    }
 
 
 def test_what_only_a_dead_master_had_is_cut_when_it_comes_back(

@@ -147,6 +147,19 @@ class IdentityFiles:
         )
 
 
+def read_identity(path: Path) -> tuple[str, str, int] | None:
+    """Cluster, broker name and id in a `brokerIdentity`; None without one. Raises StoreError if it is
+    damaged."""
+    fields = _read(path)
+    if fields is None:
+        return None
+    try:
+        cluster_name, broker_name, text = fields
+        return cluster_name, broker_name, parse_int(text, _ID)
+    except ValueError as error:
+        raise StoreError(f"is not cluster{SEPARATOR}brokerName{SEPARATOR}id: {error}", path=path) from None
+
+
 def _read(path: Path) -> list[str] | None:
     """The fields of a file; None if it is missing."""
     try:

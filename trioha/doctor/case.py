@@ -16,7 +16,16 @@ from attrs import define, frozen
 
 from trioha.broker_status import BrokerStatus
 from trioha.config.rocketmq_keys import ROCKETMQ_KEYS
-from trioha.doctor.facts import BrokerFacts, ConfFacts, Facts, ListedBroker, NameServerFacts, Thresholds
+from trioha.controller.protocol import Replica, ReplicaSetInfo
+from trioha.doctor.facts import (
+    BrokerFacts,
+    ConfFacts,
+    ControllerFacts,
+    Facts,
+    ListedBroker,
+    NameServerFacts,
+    Thresholds,
+)
 from trioha.doctor.versions import BrokerVersion
 from trioha.host_port import split_host_port
 from trioha.numbers import I64, parse_int
@@ -24,7 +33,7 @@ from trioha.numbers import I64, parse_int
 CLUSTER_DEFAULT: Final = "DefaultCluster"
 SLAVE: Final = "SLAVE"
 SYNC_MASTER: Final = "SYNC_MASTER"
-_TRUE: Final = "true"
+TRUE: Final = "true"
 
 
 @frozen(eq=False)
@@ -72,7 +81,7 @@ class Node:
 
     def is_true(self, key: str) -> bool:
         """Whether `setting` is true, as Java reads it."""
-        return (self.setting(key) or "").lower() == _TRUE
+        return (self.setting(key) or "").lower() == TRUE
 
     def place(self, key: str) -> str:
         """Where `setting` was found: `file:line: key`, or `address: key`."""
@@ -177,10 +186,40 @@ class Node:
         return self.is_true("enableControllerMode")
 
     @property
+    def controllers(self) -> tuple[str, ...]:
+        """controllerAddr; empty outside of controller mode."""
+        if not self.uses_controller:
+            return ()
+        return tuple(
+            part.strip() for part in (self.setting("controllerAddr") or "").split(";") if part.strip()
+        )
+
+    @property
+    def group_id(self) -> int | None:
+        """The id that controllers gave it, on a master, too; None where it is not known."""
+        control = None if self.status is None else self.status.control
+        if control is not None and control.broker_id is not None:
+            return control.broker_id
+        if self.conf is not None and self.conf.identity is not None and self.conf.identity.error is None:
+            return self.conf.identity.broker_id
+        # A master in controller mode reports 0, and a file has -1.
+        broker_id = self.broker_id
+        return broker_id if broker_id is not None and broker_id > 0 else None
+
+    def is_replica(self, replica: Replica) -> bool:
+        """Whether it is the broker that a controller lists: by its id, else by its address."""
+        if self.group_id is not None:
+            return self.group_id == replica.broker_id
+        return self.broker is not None and same_address(self.broker.address, replica.address)
+
+    @property
     def slave_acks_needed(self) -> int | None:
         """Slaves that a put of it waits for; None where inSyncReplicas is not known."""
         if self.role != SYNC_MASTER:
             return 0
+        if self.uses_controller:
+            copies = 1 if self.is_true("allAckInSyncStateSet") else self.number("inSyncReplicas")
+            return max(0, (1 if copies is None else copies) - 1)
         if self.version.is_4:
             return 1
         copies = self.number("inSyncReplicas")
@@ -238,12 +277,13 @@ class Case:
 
     nodes: tuple[Node, ...]
     name_servers: tuple[NameServerFacts, ...]
+    controllers: tuple[ControllerFacts, ...]
     thresholds: Thresholds
 
     @classmethod
     def of(cls, facts: Facts) -> Case:
         """Put the facts together."""
-        return cls(tuple(_nodes(facts)), facts.name_servers, facts.thresholds)
+        return cls(tuple(_nodes(facts)), facts.name_servers, facts.controllers, facts.thresholds)
 
     @property
     def running(self) -> list[Node]:
@@ -285,6 +325,22 @@ class Case:
     def pairs(self) -> list[Pair]:
         """Each slave whose master is known, with it."""
         return [pair for slave in self.slaves if (pair := self._pair_of(slave)) is not None]
+
+    @property
+    def controlled(self) -> list[Node]:
+        """Nodes in controller mode."""
+        return [node for node in self.nodes if node.uses_controller]
+
+    @property
+    def leader(self) -> ControllerFacts | None:
+        """The leading controller, if its groups are known; None if there is no such one, or more than one."""
+        leaders = [one for one in self.controllers if one.is_leader and one.gap is None]
+        return leaders[0] if len(leaders) == 1 else None
+
+    def controlled_group(self, node: Node) -> ReplicaSetInfo | None:
+        """The group of a node as the leading controller has it."""
+        leader = self.leader
+        return None if leader is None or node.name is None else leader.groups.get(node.name)
 
     def slaves_of(self, master: Node) -> list[Node]:
         """The slaves that belong to `master`."""
@@ -375,7 +431,20 @@ def _is_of(conf: ConfFacts, node: Node) -> bool:
         return host is not None and node.broker is not None and f"{host}:{port}" == node.broker.address
     if alone.name is None:
         return False
+    if alone.uses_controller:
+        return (alone.cluster, alone.name) == (node.cluster, node.name) and _is_at(alone, node)
     return (alone.cluster, alone.name, alone.broker_id) == (node.cluster, node.name, node.broker_id)
+
+
+def _is_at(alone: Node, node: Node) -> bool:
+    """Whether a file of controller mode, which has no id, is that of a running broker of its group."""
+    assert node.broker is not None, "a running broker"
+    if alone.group_id is not None and node.group_id is not None:
+        return alone.group_id == node.group_id
+    host, port = alone.setting("brokerIP1"), alone.setting("listenPort") or "10911"
+    if host is None:
+        return str(port_of(node.broker.address)) == port
+    return f"{host}:{port}" == node.broker.address
 
 
 def _version_of_status(status: BrokerStatus | None) -> BrokerVersion:

@@ -22,11 +22,23 @@ import trio
 from attrs import evolve, field, frozen
 
 from trioha.broker_status import BrokerStatus
-from trioha.doctor.case import SLAVE
+from trioha.controller.protocol import (
+    ControllerMetadata,
+    EpochCache,
+    EpochCacheRequest,
+    MetadataRequest,
+    SetDataRequest,
+    broker_names_body,
+    parse_set_data,
+    to_request,
+)
+from trioha.doctor.case import SLAVE, TRUE
 from trioha.doctor.conf_files import read_conf
 from trioha.doctor.facts import (
     BrokerFacts,
     ClockReading,
+    ConfFacts,
+    ControllerFacts,
     Facts,
     ListedBroker,
     NameServerFacts,
@@ -55,6 +67,8 @@ TASKS_MAX: Final = 32
 """Brokers that are asked at the same time."""
 BROKERS_MAX: Final = 1024
 """Brokers of one examination: the first ones that were named or listed."""
+CONTROLLERS_MAX: Final = 64
+"""Controllers of one examination."""
 CLOSED_WITHIN_S: Final = 5.0
 """A trioha node that closes a connection from another host within this time, or within the deadline of
 requests if that is shorter, does not admit that host. A RocketMQ broker admits all hosts, and counts the
@@ -104,10 +118,12 @@ class Collector:
             for facts in list(brokers.values()):
                 if facts.status is not None and facts.status.role != SLAVE:
                     nursery.start_soon(self._ask_again, facts, brokers)
+        controllers = await self._ask_controllers(tuple(brokers.values()), files)
         return Facts(
             brokers=tuple(brokers[address] for address in asked),
             files=tuple(files),
             name_servers=tuple(name_servers),
+            controllers=controllers,
             assumed_version=self.assumed_version,
             thresholds=self.thresholds,
         )
@@ -151,6 +167,56 @@ class Collector:
             ),
         )
 
+    # -- controllers -------------------------------------------------------------------------------------
+
+    async def _ask_controllers(
+        self, brokers: Sequence[BrokerFacts], files: Sequence[ConfFacts]
+    ) -> tuple[ControllerFacts, ...]:
+        """All controllers that brokers or files name, and the leader that these name."""
+        settings = [broker.config or {} for broker in brokers]
+        settings += [{key: value.value for key, value in file.values.items()} for file in files]
+        controlled = [each for each in settings if each.get("enableControllerMode", "").lower() == TRUE]
+        texts = [part.strip() for each in controlled for part in each.get("controllerAddr", "").split(";")]
+        addresses = [text for text in dict.fromkeys(texts) if text][:CONTROLLERS_MAX]
+        names = list(dict.fromkeys(filter(None, (each.get("brokerName") for each in controlled))))
+        found: dict[str, ControllerFacts] = {}
+        async with trio.open_nursery() as nursery:
+            for address in addresses:
+                nursery.start_soon(self._ask_controller, address, names, found)
+        if not any(facts.is_leader for facts in found.values()):
+            named = {facts.leader for facts in found.values() if facts.leader} - found.keys()
+            for address in sorted(named)[:1]:
+                await self._ask_controller(address, names, found)
+        return tuple(found.values())
+
+    async def _ask_controller(self, text: str, names: list[str], found: dict[str, ControllerFacts]) -> None:
+        facts = ControllerFacts(address=text)
+        try:
+            async with self._limit, self._client(parse_address(text)) as client:
+                metadata = await client.request(to_request(MetadataRequest()), timeout_s=self.timeout_s)
+                if metadata.code != ResponseCode.SUCCESS:
+                    found[text] = evolve(facts, error=_refusal(MetadataRequest.CODE, metadata))
+                    return
+                said = ControllerMetadata.of(metadata.ext_fields)
+                facts = evolve(facts, is_leader=said.is_leader, leader=said.leader_address)
+                if said.is_leader and names:
+                    facts = await self._with_groups(client, facts, names)
+        except (PeerError, RemoteProtocolError, ConfigError) as error:
+            if facts.is_leader:
+                facts = evolve(facts, gap=_reason(error))
+            else:
+                facts = evolve(facts, error=_reason(error))
+        found[text] = facts
+
+    async def _with_groups(
+        self, client: RemotingClient, facts: ControllerFacts, names: list[str]
+    ) -> ControllerFacts:
+        asked = to_request(SetDataRequest(), body=broker_names_body(names))
+        answer = await client.request(asked, timeout_s=self.timeout_s)
+        if answer.code != ResponseCode.SUCCESS:
+            return evolve(facts, gap=_refusal(SetDataRequest.CODE, answer))
+        return evolve(facts, groups=parse_set_data(answer.body))
+
     # -- brokers -----------------------------------------------------------------------------------------
 
     async def _ask(self, text: str, is_named: bool, found: dict[str, BrokerFacts]) -> None:
@@ -162,6 +228,7 @@ class Collector:
                     facts = evolve(facts, status=await self._status(client))
                     facts = await self._with_config(client, facts)
                     facts = await self._with_table(client, facts)
+                    facts = await self._with_epochs(client, facts)
                     facts = evolve(facts, tables=await self._tables(client))
             except (PeerError, RemoteProtocolError, ConfigError) as error:
                 if facts.status is None:
@@ -221,6 +288,15 @@ class Collector:
             return facts
         reading = clock_reading(booted_ms=booted_ms, uptime_s=uptime_s, sent_s=sent_s, received_s=received_s)
         return evolve(facts, clock=reading)
+
+    async def _with_epochs(self, client: RemotingClient, facts: BrokerFacts) -> BrokerFacts:
+        """`facts` with the epochs of a broker in controller mode. Raises as `_with_config`."""
+        if (facts.config or {}).get("enableControllerMode", "").lower() != TRUE:
+            return facts
+        answer = await client.request(to_request(EpochCacheRequest()), timeout_s=self.timeout_s)
+        if answer.code != ResponseCode.SUCCESS:
+            return evolve(facts, gaps=(*facts.gaps, _refusal(EpochCacheRequest.CODE, answer)))
+        return evolve(facts, epochs=EpochCache.of_body(answer.body))
 
     async def _tables(self, client: RemotingClient) -> Tables:
         tables = Tables()

@@ -13,6 +13,7 @@ from attrs import Factory, frozen
 
 from trioha.broker_status import BrokerStatus
 from trioha.config.broker import LoadedConfig
+from trioha.controller.protocol import EpochCache, ReplicaSetInfo
 from trioha.doctor.tables import Tables
 from trioha.errors import ConfigError
 
@@ -81,6 +82,8 @@ class BrokerFacts:
     """Which facts are missing, and why."""
     clock: ClockReading | None = None
     tables: Tables = Factory(Tables)
+    epochs: EpochCache | None = None
+    """In controller mode: the epochs of its log, and the end of the log at that moment."""
     advertised: Probe | None = None
     """The address that it announces to clients, dialled if it is not `address`."""
     vip: Probe | None = None
@@ -102,6 +105,33 @@ class ConfValue:
 
 
 @frozen(kw_only=True)
+class IdentityFacts:
+    """A brokerIdentity file on this host."""
+
+    path: str
+    error: str | None = None
+    """Why it cannot be used."""
+    cluster_name: str = ""
+    broker_name: str = ""
+    broker_id: int = 0
+
+
+@frozen(kw_only=True)
+class EpochFileFacts:
+    """An epoch file on this host, beside the log's files."""
+
+    path: str
+    error: str | None = None
+    """Why it cannot be used."""
+    last_epoch: int = -1
+    """-1 without an epoch."""
+    last_start_offset: int = 0
+    """Where the last epoch begins."""
+    log_end_max: int | None = None
+    """The log ends at or before this: the end of its last file; None without files."""
+
+
+@frozen(kw_only=True)
 class ConfFacts:
     """A broker.conf."""
 
@@ -110,6 +140,10 @@ class ConfFacts:
     """The last line of each key, which is the one that counts."""
     loaded: LoadedConfig | ConfigError | None = None
     """What `trioha node` makes of the file: settings with warnings, or why it refuses it."""
+    identity: IdentityFacts | None = None
+    """In controller mode: of its store, if that is on this host and has an id."""
+    epoch_file: EpochFileFacts | None = None
+    """Likewise."""
 
 
 @frozen(kw_only=True)
@@ -133,6 +167,22 @@ class NameServerFacts:
 
 
 @frozen(kw_only=True)
+class ControllerFacts:
+    """A controller that a broker in controller mode names."""
+
+    address: str
+    error: str | None = None
+    """Why it did not answer; None if it did."""
+    is_leader: bool = False
+    leader: str | None = None
+    """The leader that it names, `host:port`."""
+    groups: Mapping[str, ReplicaSetInfo] = Factory(dict)
+    """Of a leader: the examined groups that it has, by broker name."""
+    gap: str | None = None
+    """Of a leader: why its groups could not be read."""
+
+
+@frozen(kw_only=True)
 class Thresholds:
     """From which differences on checks report. Users set them."""
 
@@ -148,6 +198,8 @@ class Facts:
     brokers: tuple[BrokerFacts, ...] = ()
     files: tuple[ConfFacts, ...] = ()
     name_servers: tuple[NameServerFacts, ...] = ()
+    controllers: tuple[ControllerFacts, ...] = ()
+    """All that brokers in controller mode and their files name, and the leader that these name."""
     assumed_version: str | None = None
     """Version that the user gives for files without a running broker."""
     thresholds: Thresholds = Factory(Thresholds)

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from trioha.doctor.checks import addresses, archives, clocks, identity, logs, metadata, settings, sync
+from trioha.doctor.checks import (
+    addresses,
+    archives,
+    clocks,
+    controllers,
+    identity,
+    logs,
+    metadata,
+    settings,
+    sync,
+)
 
 AREAS: Final = {
     identity.__name__.rpartition(".")[2]: "Who is who",
@@ -14,6 +24,7 @@ AREAS: Final = {
     settings.__name__.rpartition(".")[2]: "Settings",
     metadata.__name__.rpartition(".")[2]: "Topics, groups and offsets",
     archives.__name__.rpartition(".")[2]: "Archives",
+    controllers.__name__.rpartition(".")[2]: "Controller mode",
     clocks.__name__.rpartition(".")[2]: "Clocks",
 }
 """Headings of the modules in the documentation, in their order there."""

@@ -149,6 +149,9 @@ def no_master(case: Case) -> Iterator[Observation]:
             continue
         if any(node.role == "UNKNOWN" for node in group.nodes):
             continue
+        if any(node.uses_controller for node in group.nodes):
+            # group-without-master reports it: the controllers choose the master.
+            continue
         if len(case.nodes) == 1 and not group.listed:
             continue
         if any(pair.slave in group.slaves for pair in case.pairs):
@@ -175,7 +178,8 @@ def two_masters(case: Case) -> Iterator[Observation]:
     that registered last.
     """
     for group in case.groups:
-        if len(group.masters) > 1:
+        # In controller mode past-master reports it.
+        if len(group.masters) > 1 and not all(node.uses_controller for node in group.masters):
             masters = " and ".join(node.label for node in group.masters)
             yield Observation(
                 subject=group.label,

@@ -169,6 +169,9 @@ def setting_not_in_effect(case: Case) -> Iterator[Observation]:
     for node, conf in case.with_files:
         for value in conf.values.values():
             running = node.running_config.get(value.key)
+            if node.uses_controller and value.key in {"brokerId", "brokerRole"}:
+                # The controllers decide.
+                continue
             if running is None or _problem_of(value) is not None or _is_same(value.key, value.value, running):
                 continue
             if value.key in {"haListenPort", "listenPort"} and (
