@@ -208,7 +208,7 @@ async def _prepare(
         queue_end = parts.store.reads.max_offset
         set_back(consumers, await run_in_thread(lambda: offsets_beyond(consumers, queue_end)))
     topics = parts.metadata.topics
-    changed_ms = 0 if topics.version is None else topics.version.timestamp_ms
+    changed_ms = topics.version.timestamp_ms
     parts.metadata.take_role(is_slave=is_slave)
     if control is not None and control.is_master:
         from trioha.node.controller_room import adopt_topics, stored_topics  # noqa: PLC0415
