@@ -31,24 +31,25 @@ from tests.recording.sessions import Event, write_session
 from trioha.recording.events import GroupRole, Kind, PutStatus, SetEvent
 from trioha.recording.invariants import SessionSettings, judge_session
 from trioha.recording.invariants.event_batch import EventBatch
-from trioha.recording.invariants.group import GROUP_INVARIANTS, GroupResult, groups_of, judge_group
+from trioha.recording.invariants.group import (
+    GROUP_INVARIANTS,
+    GroupResult,
+    groups_of,
+    judge_group,
+    judge_sessions,
+)
 from trioha.recording.reader import open_session, read_facts
 from trioha.recording.records import read_records
-from trioha.recording.role_lives import RoleEvents, RoleLife, describe, role_life
+from trioha.recording.role_lives import RoleEvents, RoleLife, describe, read_life, role_life
 
 
 def life_of(path: Path) -> RoleLife | None:
-    """The life of a session in one piece."""
-    session = open_session(path)
-    records = read_records(session).array
-    found = RoleEvents.of(EventBatch(records, SessionSettings.of(session), is_first=True))
-    return role_life(session, found, read_facts(session)[0], last_ts_ns=int(records["ts_ns"][-1]))
+    return read_life(open_session(path))
 
 
 def judged(folder: Path, lives: Sequence[Life]) -> GroupResult:
-    found = [life_of(life.write(folder)) for life in lives]
-    (group,) = groups_of(life for life in found if life is not None)
-    return judge_group(group)
+    (result,) = judge_sessions([open_session(life.write(folder)) for life in lives])
+    return result
 
 
 def broken(result: GroupResult) -> dict[str, list[tuple[str, int, str]]]:

@@ -16,7 +16,9 @@ from attrs import field, frozen
 
 from trioha.recording.events import OLD_ROLE_SHIFT, GroupRole, Kind, PutStatus, SetEvent, code_name
 from trioha.recording.invariants.event_batch import EventBatch, SessionSettings
-from trioha.recording.reader import Fact, Session
+from trioha.recording.invariants.judge import PART_RECORDS
+from trioha.recording.reader import Fact, Session, read_facts, read_segments
+from trioha.recording.records import read_segment
 from trioha.recording.state_arrays import Array, Ints
 
 ROLE_KINDS: Final = (Kind.ROLE, Kind.EPOCH, Kind.SYNC_STATE_SET, Kind.LOG_CUT, Kind.CONTROLLER)
@@ -183,6 +185,25 @@ def role_life(
         put_ok=next(_events(session, found.put_ok, ()), None),
         confirmed=next(_events(session, found.confirmed, ()), None),
     )
+
+
+def read_life(session: Session) -> RoleLife | None:
+    """The life of a session, read part by part; None if it has no ROLE.
+
+    Raises StoreError if a segment was removed.
+    """
+    settings = SessionSettings.of(session)
+    found = RoleEvents()
+    last_ts_ns: int | None = None
+    is_first = True
+    for segment in read_segments(session).segments:
+        for first in range(0, segment.records, PART_RECORDS):
+            records = read_segment(session, segment, first=first, count=PART_RECORDS).array
+            if len(records):
+                found += RoleEvents.of(EventBatch(records, settings, is_first))
+                last_ts_ns = int(records["ts_ns"].max())
+                is_first = False
+    return role_life(session, found, read_facts(session)[0], last_ts_ns=last_ts_ns)
 
 
 def _group_role(code: int) -> GroupRole:

@@ -14,7 +14,8 @@ from attrs import frozen
 
 from trioha.recording.events import GroupRole, Kind, SetEvent
 from trioha.recording.invariants.rules import Severity
-from trioha.recording.role_lives import RoleEvent, RoleLife
+from trioha.recording.reader import Session
+from trioha.recording.role_lives import RoleEvent, RoleLife, read_life
 
 GROUP_FOUND_MAX: Final = 1000
 """Violations of an invariant that are kept of a group."""
@@ -87,6 +88,15 @@ def groups_of(lives: Iterable[RoleLife]) -> list[tuple[RoleLife, ...]]:
     for life in lives:
         groups.setdefault(life.group, []).append(life)
     return [tuple(sorted(groups[group], key=_start)) for group in sorted(groups)]
+
+
+def judge_sessions(sessions: Iterable[Session]) -> list[GroupResult]:
+    """The verdicts on all groups of these sessions, in this process.
+
+    Raises StoreError if a segment was removed.
+    """
+    lives = (read_life(session) for session in sessions)
+    return list(map(judge_group, groups_of(life for life in lives if life is not None)))
 
 
 def judge_group(lives: Sequence[RoleLife]) -> GroupResult:
