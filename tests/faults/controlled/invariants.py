@@ -13,6 +13,7 @@ from tests.faults.producer import Promise
 from trioha.errors import StoreError
 from trioha.recording.events import CloseReason, Kind
 from trioha.recording.invariants import Severity, judge_session
+from trioha.recording.invariants.group import judge_sessions
 from trioha.recording.layout import CLOSED_NOTE
 from trioha.recording.reader import find_sessions, open_session, read_facts, read_segments
 from trioha.recording.records import read_records
@@ -22,8 +23,6 @@ EPOCH_FILE = "epochFileCheckpoint"
 _BECAME_MASTER = re.compile(r"role from the controllers .*\bepoch=(\d+) .*\brole=master\b")
 _VERDICTS = {CloseReason.GAP, CloseReason.DIVERGED}
 """What a slave says of a master whose log is another one: never so in these runs."""
-_NOT_JUDGED = {"timeout-after-its-time", "put-ok-has-copies"}
-"""Puts that wait end at once where a master loses its role, or where a member leaves the set."""
 
 
 def read_epochs(store: Path) -> EpochTable:
@@ -129,7 +128,7 @@ def check_group_recordings(folder: Path, *, unclean_ends: int) -> list[str]:
         violations += [
             f"{where}: {violation.invariant}: {violation.sentence}"
             for verdict in judge_session(session)
-            if verdict.invariant.severity is Severity.ERROR and verdict.invariant.name not in _NOT_JUDGED
+            if verdict.invariant.severity is Severity.ERROR
             for violation in verdict.violations[:NAMED_MAX]
         ]
         records = read_records(session).array
@@ -145,3 +144,16 @@ def check_group_recordings(folder: Path, *, unclean_ends: int) -> list[str]:
             f"{folder.name}: {unclosed} sessions were not closed, the node was killed {unclean_ends} times"
         )
     return violations
+
+
+def check_group_roles(folders: Iterable[Path]) -> list[str]:
+    """The sessions of all nodes together: one master for each epoch, and nothing promised was lost."""
+    try:
+        (group,) = judge_sessions([open_session(path) for path in find_sessions(folders)])
+    except StoreError as error:
+        return [str(error)]
+    return [
+        f"{one.session}: {one.invariant}: {one.sentence}"
+        for verdict in group.verdicts
+        for one in verdict.violations[:NAMED_MAX]
+    ]

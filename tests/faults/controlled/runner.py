@@ -15,6 +15,7 @@ from tests.faults.controlled.group import Group
 from tests.faults.controlled.invariants import (
     check_epoch_files,
     check_group_recordings,
+    check_group_roles,
     read_epochs,
 )
 from tests.faults.controlled.plan import GroupPlan, make_group_plan
@@ -114,7 +115,7 @@ def check_group_end(plan: GroupPlan, group: Group, end_offset: int) -> list[str]
         violations += check_rebuilt(store, shape)
         violations += check_clean_store(store, file_bytes=setup.file_bytes, end_offset=end_offset)
         violations += check_group_recordings(group.recordings(name), unclean_ends=group.keepers[name].kills)
-    return violations
+    return violations + check_group_roles(map(group.recordings, setup.nodes))
 
 
 def check_history(group: Group, store: Path) -> list[str]:

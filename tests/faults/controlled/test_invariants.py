@@ -2,8 +2,16 @@
 
 import pytest
 
-from tests.faults.controlled.invariants import EPOCH_FILE, History, check_epoch_files, read_epochs
+from tests.faults.controlled.invariants import (
+    EPOCH_FILE,
+    History,
+    check_epoch_files,
+    check_group_roles,
+    read_epochs,
+)
 from tests.faults.producer import Promise
+from tests.recording.group_sessions import failover
+from trioha.recording.events import Kind
 from trioha.store.epochs import EpochEntry, EpochTable
 
 ONE = EpochTable((EpochEntry(1, 0), EpochEntry(2, 100)))
@@ -74,3 +82,14 @@ def test_an_epoch_that_begins_twice_and_a_message_of_no_epoch_are_found():
         "epoch 2 begins at several offsets: 100 on a; 120 on b",
         "PUT_OK was said of messages before the first epoch by ['a']",
     ]
+
+
+def test_a_cut_of_what_was_put_ok_is_found_in_the_sessions_of_all_nodes(tmp_path):
+    lives = failover()
+    lives["first master"].write(tmp_path / "first")
+    lives["second master"].write(tmp_path / "second")
+    folders = [tmp_path / "first", tmp_path / "second"]
+    assert check_group_roles(folders) == []
+    lives["second slave"].with_event(Kind.LOG_CUT, offset=299).write(tmp_path / "first")
+    (violation,) = check_group_roles(folders)
+    assert "cut-was-not-put-ok: bytes of epoch 1 from 299 to 400 were cut" in violation
