@@ -120,8 +120,7 @@ class _Pair:
     client: trio.SocketStream
     target: trio.SocketStream
     watch: Watch | None = None
-    substitution: Substitution = field(factory=lambda: Substitution({}))
-    """For what the target sends."""
+    substitutions: Mapping[Direction, Substitution] = field(factory=dict)
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     is_dead: bool = False
     """The ends receive nothing from each other any more."""
@@ -143,6 +142,8 @@ class Link:
         """Connections that were joined to the target."""
         self.words: Mapping[bytes, bytes] = {}
         """What is replaced in that which targets of new connections send."""
+        self.words_to_target: Mapping[bytes, bytes] = {}
+        """What is replaced in that which they are sent."""
         self._lanes = {way: _Lane(random.Random(f"{seed} {way}")) for way in BOTH}
         self._pairs: list[_Pair] = []
         self._present = trio.Event()
@@ -251,7 +252,11 @@ class Link:
             return
         self.accepted += 1
         watch = None if self._watch is None else self._watch()
-        pair = _Pair(client, target, watch, Substitution(self.words))
+        substitutions = {
+            Direction.TO_CLIENT: Substitution(self.words),
+            Direction.TO_TARGET: Substitution(self.words_to_target),
+        }
+        pair = _Pair(client, target, watch, substitutions)
         self._pairs.append(pair)
         try:
             with pair.scope:
@@ -283,8 +288,7 @@ class Link:
                         data = b""
                         pair.resets = [pair.client, pair.target]
                     is_end = not data
-                    if way is Direction.TO_CLIENT:
-                        data = pair.substitution.feed(bytes(data))
+                    data = pair.substitutions[way].feed(bytes(data))
                     if lane.bytes_per_s:
                         await trio.sleep(len(data) / lane.bytes_per_s)
                     due_s = trio.current_time() + lane.latency_s

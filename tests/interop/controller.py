@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 from attrs import define, field, frozen
 
 from tests.interop.java import OPENED
+from tests.interop.node import DIE_WITH_PARENT, TriohaNode
 from tests.interop.rocketmq import class_path, java_tool, name_server_class_path
 from tests.ports import free_port
 from trioha.controller import protocol
@@ -28,6 +29,7 @@ from trioha.controller.protocol import ControllerMetadata, ReplicaSetInfo, to_re
 from trioha.errors import TriohaError
 from trioha.remoting.client import open_client
 from trioha.remoting.command import RemotingCommand
+from trioha.remoting.name_server import fetch_broker_groups
 
 WITHIN_S = 75.0
 """For each condition that a test waits for; most come true in a second or two."""
@@ -43,6 +45,8 @@ _LOGBACK = """\
   <root level="LEVEL"><appender-ref ref="STDERR"/></root>
 </configuration>
 """
+_JAVA_ONLY = frozenset(("timerWheelEnable", "enableCompaction"))
+"""Settings that trioha does not have."""
 _FLAGS = (
     "-Xms48m",
     "-Xmx256m",
@@ -99,6 +103,8 @@ class JavaProcess:
     main_class: str
     settings: dict[str, object]
     log_level: str = "WARN"
+    flags: Sequence[str] = _FLAGS
+    """Of the JVM."""
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def start(self) -> None:
@@ -112,7 +118,8 @@ class JavaProcess:
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [
-                    java_tool("java"), *_FLAGS, f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
+                    *DIE_WITH_PARENT, java_tool("java"), *self.flags,
+                    f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
                     f"-Drmq.logback.configurationFile={logback}", "-Drocketmq.client.logUseSlf4j=true",
                     "-cp", self.class_path, self.main_class, "-c", str(config),
                 ],
@@ -131,6 +138,12 @@ class JavaProcess:
     def log(self) -> str:
         """The end of its log."""
         return f"--- {self.name}\n" + self.log_path.read_text(errors="replace")[-4000:]
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs."""
+        assert self.process is not None, f"{self.name} does not run"
+        return self.process.pid
 
     @property
     def is_running(self) -> bool:
@@ -286,41 +299,6 @@ def controllers(
             process.kill()
 
 
-@contextmanager
-def real_broker(
-    version: str,
-    *,
-    folder: Path,
-    name: str,
-    broker_name: str,
-    controller_address: str,
-    name_server: str,
-    log_level: str = "WARN",
-    **settings: object,
-) -> Iterator[RealBroker]:
-    """A real broker in controller mode, on a store in `folder`, until the block ends."""
-    port = free_port()
-    home = folder / name
-    home.mkdir(parents=True)
-    process = JavaProcess(
-        name=name,
-        folder=home,
-        class_path=class_path(version),
-        main_class="org.apache.rocketmq.broker.BrokerStartup",
-        settings={
-            **broker_settings(broker_name, controller_address, name_server, home / "store", port),
-            **settings,
-        },
-        log_level=log_level,
-    )
-    broker = RealBroker(f"127.0.0.1:{port}", home / "store", process)
-    try:
-        process.start()
-        yield broker
-    finally:
-        process.kill()
-
-
 def broker_settings(
     broker_name: str, controller_address: str, name_server: str, root: Path, port: int
 ) -> dict[str, object]:
@@ -353,34 +331,165 @@ def broker_settings(
     }
 
 
-@frozen
-class RealBroker:
-    """One real broker."""
+class Member(ABC):
+    """A broker of a group, which may end, hang, and start again on its store and its ports."""
 
-    address: str
-    """`host:port` for clients."""
-    root: Path
-    process: JavaProcess
+    def __init__(self, folder: Path, name: str, *, port: int) -> None:
+        self.name = name
+        self.root = folder / name / "store"
+        self.root.parent.mkdir(parents=True)
+        self.address = f"127.0.0.1:{port}"
+        """For clients."""
+        self.ha_address = f"127.0.0.1:{port + 1}"
+
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """Of the process that runs."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it, or start it again on its files."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """`kill -9`; nothing happens if it does not run."""
+
+    @abstractmethod
+    def hang(self) -> None:
+        """SIGSTOP: it keeps its connections and says nothing."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """SIGCONT."""
+
+    @abstractmethod
+    def log(self) -> str:
+        """The end of its log."""
 
     def epochs(self) -> protocol.EpochCache:
         """The epochs of its log. Raises TriohaError."""
         return protocol.EpochCache.of_body(ask(self.address, to_request(protocol.EpochCacheRequest())).body)
 
-    def identity(self) -> str:
-        """The text of its brokerIdentity."""
-        return (self.root / "brokerIdentity").read_text()
+    @property
+    def max_offset(self) -> int:
+        """End of its log. Raises TriohaError."""
+        return self.epochs().max_offset
+
+    def epoch_file(self) -> str:
+        """The text of its epoch file."""
+        return (self.root / "epochFileCheckpoint").read_text()
 
 
-def accepts_connections(address: str) -> bool:
-    """Whether something listens there."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=1).close()
-    except OSError:
-        return False
-    return True
+class RealMember(Member):
+    """A broker of RocketMQ."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        *,
+        version: str,
+        port: int,
+        broker_name: str,
+        controller_address: str,
+        name_server: str,
+        log_level: str = "WARN",
+        flags: Sequence[str] = _FLAGS,
+        **settings: object,
+    ) -> None:
+        super().__init__(folder, name, port=port)
+        common = broker_settings(broker_name, controller_address, name_server, self.root, port)
+        self._process = JavaProcess(
+            name=name,
+            folder=self.root.parent,
+            class_path=class_path(version),
+            main_class="org.apache.rocketmq.broker.BrokerStartup",
+            settings={**common, **settings},
+            log_level=log_level,
+            flags=flags,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self) -> None:
+        self._process.start()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def hang(self) -> None:
+        self._process.hang()
+
+    def resume(self) -> None:
+        self._process.resume()
+
+    def log(self) -> str:
+        return self._process.log()
 
 
-def master_of(group: ReplicaSetInfo, brokers: Sequence[RealBroker]) -> RealBroker:
-    """The broker that the controllers name master."""
-    return next(broker for broker in brokers if broker.address == group.master_address)
+class TriohaMember(Member):
+    """A trioha node."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        *,
+        port: int,
+        broker_name: str,
+        controller_address: str,
+        name_server: str,
+        **settings: object,
+    ) -> None:
+        super().__init__(folder, name, port=port)
+        common = broker_settings(broker_name, controller_address, name_server, self.root, port)
+        self._settings: dict[str, Any] = {
+            key: str(value).lower() if isinstance(value, bool) else value
+            for key, value in {**common, **settings}.items()
+            if key not in _JAVA_ONLY
+        }
+        self._node: TriohaNode | None = None
+
+    @property
+    def node(self) -> TriohaNode:
+        """The process that runs."""
+        assert self._node is not None, f"{self.name} does not run"
+        return self._node
+
+    @property
+    def pid(self) -> int:
+        return self.node.pid
+
+    def start(self) -> None:
+        assert self._node is None
+        self._node = TriohaNode(self.root, role="SLAVE", **self._settings)
+
+    def kill(self) -> None:
+        if self._node is not None:
+            self._node.kill()
+            self._node = None
+
+    def hang(self) -> None:
+        self.node.hang()
+
+    def resume(self) -> None:
+        self.node.resume()
+
+    def log(self) -> str:
+        return f"--- {self.name}\n" + ("" if self._node is None else self._node.log())
+
+
+def wait_until_registered(name_server: str, broker_name: str, master: Member) -> None:
+    """Wait until a name server has the master of a group: a real slave asks it for the HA address."""
+
+    async def is_registered() -> bool | None:
+        async with open_client(name_server) as client:
+            for group in await fetch_broker_groups(client):
+                if group.broker_name == broker_name and group.addresses.get(0) == master.address:
+                    return True
+        return None
+
+    eventually("the master is registered", lambda: trio.run(is_registered), logs=master.log)

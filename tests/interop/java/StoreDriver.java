@@ -79,6 +79,7 @@ public final class StoreDriver {
     private final Clients clients = new Clients();
     private final Transactions transactions = new Transactions();
     private final SteadyProducers steadyProducers = new SteadyProducers();
+    private final TimedProducers timedProducers = new TimedProducers();
     private MQClientAPIImpl client;
 
     private StoreDriver(PrintStream answers) {
@@ -148,6 +149,9 @@ public final class StoreDriver {
         }
         if (command.startsWith("steady")) {
             return steadyProducers.perform(command, request);
+        }
+        if (command.startsWith("timed")) {
+            return timedProducers.perform(command, request);
         }
         if (command.equals("ask")) {
             return ask(request.getString("address"));
