@@ -250,3 +250,14 @@ def test_nothing_is_kept_back_but_the_begin_of_a_word():
     assert substitution.feed(b"99") == b"127.0.0.1:12399"
     assert substitution.feed(b"y127") == b"y"
     assert substitution.feed(b"") == b"127"
+
+
+async def test_a_link_replaces_other_words_in_each_direction():
+    link = Link()
+    link.words = {b"12345": b"54321"}
+    link.words_to_target = {b"23456": b"65432"}
+    async with joined(link) as (client, target, *_):
+        await client.send_all(b"12345 23456.")
+        assert await read(target, 12) == b"12345 65432."
+        await target.send_all(b"12345 23456.")
+        assert await read(client, 12) == b"54321 23456."

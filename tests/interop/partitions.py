@@ -89,10 +89,6 @@ class Partitions(TrioThread):
         """namesrvAddr of a broker."""
         return self._links[broker].names.address
 
-    def announced(self, broker: int) -> str:
-        """The address under which the controllers know a broker."""
-        return self._links[broker].notices.address
-
     def separate(self, broker: int, *sides: Side) -> None:
         """Hold back all bytes between a broker and the controller, or the other broker, both ways."""
 
