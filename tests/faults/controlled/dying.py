@@ -35,7 +35,7 @@ _CHANGES = (
 
 
 @define
-class _Death:
+class Death:
     """Counts calls while something goes on."""
 
     file: Path
@@ -74,7 +74,7 @@ def install(file: Path) -> None:
     from trioha.node import controller_room
     from trioha.store.message_store import MessageStore
 
-    death = _Death(file)
+    death = Death(file)
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
