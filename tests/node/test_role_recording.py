@@ -151,7 +151,9 @@ def test_a_cut_is_recorded_for_each_epoch_that_lost_bytes(store: MessageStore) -
     second = store.epochs.entries[-1].start_offset
     # The first record's end: one more of epoch 1 is cut, and all of epoch 2.
     at = store.commit_log.first_record_from(1)
-    recorded_cut(events, store)(at)
+    for step in recorded_cut(events, store)(at):
+        assert events.of(Kind.LOG_CUT) == []
+        step()
     assert store.commit_log.max_offset == at
     assert [event[2:5] for event in events.of(Kind.LOG_CUT)] == [(at, second, 1), (second, end, 2)]
 
@@ -160,10 +162,10 @@ def test_a_cut_that_fails_is_not_recorded(store: MessageStore, monkeypatch: pyte
     def fail(_: int) -> None:
         raise OSError("disk")
 
-    monkeypatch.setattr(store, "cut", fail)
+    monkeypatch.setattr(store, "cut_steps", fail)
     events = Events()
     with pytest.raises(OSError, match="disk"):
-        recorded_cut(events, store)(1)
+        list(recorded_cut(events, store)(1))
     assert events.seen == []
 
 

@@ -168,6 +168,8 @@ class MasterLink(ABC):
         self._tail_checked = trio.Event()
         self._is_answered = False
         """Whether the master has sent a byte."""
+        self._is_unsettled = False
+        """Whether what was received waits for `_settle`."""
         self._outbox = Outbox(stream, timeout_s=settings.housekeeping_interval_s)
         self._unsent = trio.Event()
         """Set while the outbox holds reports for the writer task to send."""
@@ -286,6 +288,8 @@ class MasterLink(ABC):
                     self._is_answered = True
                     self._verdict.answered()
                 self._receive(buffer[:received_bytes])
+                if self._is_unsettled:
+                    await self._settle()
                 ack_offset = self._ack_offset
                 if ack_offset > self.reported_offset:
                     self._report(ack_offset)
@@ -309,6 +313,10 @@ class MasterLink(ABC):
         except StoreError as error:
             # A full disk: the log stays whole, and later connections find out when there is space again.
             self._refuse(self._log.max_offset, CloseReason.STORE_ERROR, str(error))
+
+    async def _settle(self) -> None:
+        """Complete what `_receive` could not: it has set `_is_unsettled`."""
+        self._is_unsettled = False
 
     @abstractmethod
     def _receive(self, data: memoryview) -> None:

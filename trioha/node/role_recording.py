@@ -6,7 +6,7 @@ recorded where it has moved: nothing is recorded, or done, for a put.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import trio
@@ -104,13 +104,13 @@ def record_cut(sink: EventSink, epochs: EpochTable, *, offset: int, end_offset: 
             sink.emit(Kind.LOG_CUT, offset=begin, aux=end, size=entry.epoch)
 
 
-def recorded_cut(sink: EventSink, store: MessageStore) -> Callable[[int], None]:
-    """`MessageStore.cut`, recorded when it is done."""
+def recorded_cut(sink: EventSink, store: MessageStore) -> Callable[[int], Iterator[Callable[[], None]]]:
+    """`MessageStore.cut_steps`, recorded when it is done."""
 
-    def cut(offset: int) -> None:
+    def cut(offset: int) -> Iterator[Callable[[], None]]:
         epochs = EpochTable() if store.epochs is None else store.epochs.table
         end_offset = store.commit_log.max_offset
-        store.cut(offset)
+        yield from store.cut_steps(offset)
         record_cut(sink, epochs, offset=offset, end_offset=end_offset)
 
     return cut

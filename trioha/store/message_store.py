@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import structlog
@@ -78,6 +78,20 @@ class StoreSettings:
 
 def _unknown() -> int:
     return 0
+
+
+class _Step:
+    """A blocking call whose exception is kept."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+        self.error: Exception | None = None
+
+    def __call__(self) -> None:
+        try:
+            self._call()
+        except Exception as error:  # noqa: BLE001 - raised by the iterator
+            self.error = error
 
 
 def _reason(error: Exception) -> str:
@@ -269,7 +283,9 @@ class MessageStore:
             # Until the node has a role, checkpoints keep the last one.
             store.confirm_offset = lambda: store.last_confirm_offset
             store.limit_dispatch(Watermark(checkpoint.confirm_physical_offset))
-        store._sync_cut_queues()
+        with closing(store._cut_queue_syncs()) as works:
+            for work in works:
+                work.run()
         if cut_at is not None:
             store._lower_checkpoint()
             remove_cut(settings.commit_log_directory)
@@ -408,15 +424,27 @@ class MessageStore:
     def cut(self, offset: int) -> None:
         """End the log at `offset`, the start of a record or the log's end, and all that was built from it.
 
-        All of it is on disk when this returns: log, queues, index, checkpoint and epochs. After a crash at
-        any moment the next opening finds the store uncut, or cut. Waits for offsets end with REWOUND,
-        connections of this log's slaves end, and puts are refused until the queues are at the log's end
-        (`enable_puts`). The index may begin before the end: dispatch completes it.
+        As `cut_steps`, all of it in this thread. Blocks.
+        """
+        for step in self.cut_steps(offset):
+            step()
 
-        Blocks for some syncs, in trio's thread, so that nothing can be stored meanwhile. Raises StoreError
-        with nothing changed if no record starts at `offset`. After any other StoreError the node has to end:
-        the next opening completes the cut. Any exception of a step or a callback is such a StoreError: if the
-        node went on, that opening would also cut what was stored since.
+    def cut_steps(self, offset: int) -> Iterator[Callable[[], None]]:
+        """End the log at `offset`, the start of a record or the log's end, and all that was built from it.
+
+        Everything is cut when the first step is there, or when the iterator ends. Steps only put it on disk:
+        each blocks for as long as the disk takes for all queues, and may run in a worker thread; ask for the
+        next one in trio's thread, when it has ended, and store nothing before the iterator has. Its end means
+        that all is on disk: log, queues, index, checkpoint and epochs. After a crash at any moment the next
+        opening finds the store uncut, or cut. Waits for offsets end with REWOUND, connections of this log's
+        slaves end, and puts are refused until the queues are at the log's end (`enable_puts`). The index may
+        begin before the end: dispatch completes it.
+
+        The iterator blocks for a few syncs itself, so that nothing can be stored meanwhile. It has to be
+        exhausted. It raises StoreError with nothing changed if no record starts at `offset`. After any other
+        StoreError the node has to end: the next opening completes the cut. Any exception of the cut, of a
+        step or of a callback is such a StoreError: if the node went on, that opening would also cut what was
+        stored since. A step raises nothing.
         """
         log_ = self.commit_log
         if log_.first_record_from(offset) != offset:
@@ -442,6 +470,12 @@ class MessageStore:
             save_cut(log_.directory, offset)
             log_.cut(offset, last_store_timestamp_ms=last_store_timestamp_ms)
             self._cut_derived()
+            with closing(self._cut_queue_syncs()) as works:
+                for work in works:
+                    step = _Step(work.run)
+                    yield step
+                    if step.error is not None:
+                        raise step.error
             self._lower_checkpoint()
             remove_cut(log_.directory)
             log.warning("commit log cut", end_offset=offset, bytes=cut_bytes)
@@ -458,7 +492,7 @@ class MessageStore:
             ) from error
 
     def _cut_derived(self) -> None:
-        """Cut queues, index and epochs to the log's end, on disk. Raises StoreError and OSError."""
+        """Cut queues, index and epochs to the log's end. Raises StoreError and OSError."""
         log_ = self.commit_log
         end_offset = log_.max_offset
         index_from: int | None = None
@@ -479,19 +513,18 @@ class MessageStore:
         )
         # It may wait for the limit to move beyond where the log ended.
         self._end_dispatch_wait()
-        self._sync_cut_queues()
 
-    def _sync_cut_queues(self) -> None:
-        """Put queues and index on disk: no entry that was cut may come back when others have its place.
+    def _cut_queue_syncs(self) -> Generator[SyncWork, None, None]:
+        """Work to `run` that puts queues and index on disk: no entry that was cut may come back when others
+        have its place.
 
-        Syncs that are running have their own files. Blocks. Raises OSError, and StoreError for want of
-        descriptors.
+        Syncs that are running have their own files. Raises StoreError for want of descriptors.
         """
         for parts in (self.queues, self.index):
             for _ in range(_SHORTAGES_MAX):
                 work = parts.sync_work()
                 try:
-                    work.run()
+                    yield work
                 except BaseException:
                     work.close()
                     raise
@@ -514,6 +547,8 @@ class MessageStore:
         log_ = self.commit_log
         names = frozenset(name for name, max_offset in self.queues.queue_offsets().items() if max_offset)
         with self._checkpoint_lock:
+            # Syncs that began during the cut may have seen the old checkpoint.
+            self._cuts += 1
             if names != self._listed_queues:
                 save_queue_manifest(self.settings.root, names)
                 self._listed_queues = names

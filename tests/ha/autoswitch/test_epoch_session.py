@@ -38,12 +38,22 @@ def open_small_store(root):
     return open_epoch_store(root, file_bytes=FILE_BYTES)
 
 
+def cut_at_once(store):
+    """`MessageStore.cut_steps` without a thread."""
+
+    def cut(offset):
+        store.cut(offset)
+        return iter(())
+
+    return cut
+
+
 def session_of(store, *, tail_check_bytes=1024, confirmed=None, kept=None):
     return EpochSession(
         store.commit_log,
         ReplicationSettings(tail_check_bytes=tail_check_bytes),
         epochs=store.epochs,
-        cut=store.cut,
+        cut=cut_at_once(store),
         on_confirm=(confirmed if confirmed is not None else []).append,
         on_epoch=[].append,
         kept=kept,

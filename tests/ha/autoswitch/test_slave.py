@@ -12,6 +12,7 @@ from tests.ha.autoswitch.support import (
     begin_epoch,
     entries,
     epochs_of,
+    frames_of,
     make_slave,
     open_epoch_store,
     put,
@@ -27,7 +28,9 @@ from trioha.ha.autoswitch.frames import (
     SLAVE_HANDSHAKE,
     MasterHandshake,
     SlaveHandshake,
+    TransferHeader,
     encode_master_handshake,
+    encode_transfer_header,
 )
 from trioha.ha.autoswitch.slave import HANDSHAKE_TIMEOUT_S, SlaveIdentity
 from trioha.ha.replication_session import ReplicationSettings
@@ -533,12 +536,55 @@ async def test_a_log_without_epochs_follows_a_master_that_has_its_tail(store, ma
     assert epochs_of(store) == epochs_of(master)
 
 
+@pytest.mark.parametrize("replication", [None, UNCHECKED], ids=["in a body", "at the handshake"])
+async def test_nothing_is_stored_before_a_cut_is_on_disk_and_what_came_meanwhile_follows(
+    store, master, replication, autojump_clock
+):
+    """The queues are synced in a worker thread: the loop goes on, and a role that ends waits for it."""
+    end_offset = put(master, b"shared")
+    await replicate(*make_slave(store)[:2], master)
+    put(store, b"orphan")
+    begin_epoch(master, 3)
+    put(master, b"new")
+    syncs, ends = [], []
+    may_end = trio.Event()
+
+    async def sync(step):
+        syncs.append(store.commit_log.max_offset)
+        await may_end.wait()
+        ends.append(store.commit_log.max_offset)
+        step()
+
+    slave, dialer, _ = make_slave(store, run_blocking=sync, replication=replication)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        peer = await peer_of(dialer)
+        start = await peer.serve(master)
+        last = master.epochs.entries[-1]
+        heartbeat = TransferHeader(master.commit_log.max_offset, 0, last.epoch, last.start_offset, 0)
+        frames = [*frames_of(master, start), (heartbeat, b"")]
+        await peer.send(b"".join(encode_transfer_header(header) + body for header, body in frames))
+        await trio.sleep(1)
+        # A role that ends now does not leave the cut half done.
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await trio.sleep(1)
+            assert syncs == [end_offset]
+            may_end.set()
+    assert (len(syncs), set(ends)) == (2, {end_offset})
+    assert not (store.commit_log.directory / "trioha-cut.json").exists()
+    slave, dialer, _ = make_slave(store, run_blocking=sync)
+    await replicate(slave, dialer, master)
+    assert log_bytes(store.commit_log) == log_bytes(master.commit_log)
+
+
 async def test_a_cut_that_fails_ends_the_node(store, master, autojump_clock):
     await replicate(*make_slave(store)[:2], master)
     put(store, b"orphan")
     slave, dialer, _ = make_slave(store, replication=UNCHECKED)
 
     def fail(offset):
+        yield lambda: None
         raise StoreError("the cut cannot be completed: disk", path=store.commit_log.directory)
 
     slave._replication._cut = fail

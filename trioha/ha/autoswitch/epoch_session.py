@@ -37,7 +37,7 @@ with this very frame; any other ends the connection, and the next handshake says
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import structlog
 from attrs import frozen
@@ -55,6 +55,8 @@ from trioha.store.replica import ReplicaAppender
 
 log = structlog.get_logger(__name__)
 
+CutStep = Callable[[], None]
+"""A part of a cut that blocks."""
 NEVER = I64.high
 """Beyond every offset."""
 _SHOWN_MAX = 8
@@ -87,13 +89,13 @@ class EpochSession:
         settings: ReplicationSettings,
         *,
         epochs: EpochLog,
-        cut: Callable[[int], None],
+        cut: Callable[[int], Iterator[CutStep]],
         on_confirm: Callable[[int], None],
         on_epoch: Callable[[EpochEntry], None],
         kept: Kept | None = None,
     ) -> None:
-        """`cut` is `MessageStore.cut`. `on_confirm` is called with each other confirm offset, `on_epoch` with
-        each epoch of the master that begins in the own log now.
+        """`cut` is `MessageStore.cut_steps`. `on_confirm` is called with each other confirm offset,
+        `on_epoch` with each epoch of the master that begins in the own log now.
 
         `kept` is that of a group with allAckInSyncStateSet; None where confirm offsets promise nothing.
 
@@ -111,6 +113,12 @@ class EpochSession:
         """The master's epoch, and the log's end, when the last connection that was joined had ended."""
         self._tail_check_bytes = settings.tail_check_bytes
         self._appender = ReplicaAppender(commit_log, boundaries_only=settings.verify is HaVerify.FRAME)
+        self.cut_step: CutStep | None = None
+        """What a cut waits for: while it is not None, call it in a worker thread, then `cut_step_done`, and
+        nothing else."""
+        self._cut_steps: Iterator[CutStep] = iter(())
+        self._held_body: tuple[memoryview, int] | None = None
+        """Bytes after the consistent point that came before the cut has ended, and the confirm offset."""
         self.failed_cut: StoreError | None = None
         """Why a cut could not be completed: the log must not be used any more."""
         self.confirm_offset = -1
@@ -139,6 +147,7 @@ class EpochSession:
         log_ = self._log
         if self.failed_cut is not None:
             raise self.failed_cut
+        assert self.cut_step is None, "a cut ends before its connection does"
         self._appender.discard()
         if self._is_joined:
             self._acked = (self._known.last_epoch, log_.max_offset)
@@ -322,18 +331,34 @@ class EpochSession:
                     own=_shown(self._epochs.table),
                     master=_shown(self._known),
                 )
-                try:
-                    self._cut(offset)
-                except StoreError as error:
-                    self.failed_cut = error
-                    raise
-                if self.confirm_offset > offset:
-                    self._confirm(offset)
-            elif any(
+                self._cut_steps = self._cut(offset)
+                self.cut_step_done()
+                return
+            if any(
                 entry.start_offset >= offset and entry not in self._known.entries
                 for entry in self._epochs.entries
             ):
                 self._epochs.truncate_suffix(offset)
+        self._begin_new_bytes()
+
+    def cut_step_done(self) -> None:
+        """Go on with a cut whose `cut_step` has ended, or begin it. Raises what `receive_body` does."""
+        try:
+            self.cut_step = next(self._cut_steps, None)
+        except StoreError as error:
+            self.cut_step, self.failed_cut = None, error
+            raise
+        if self.cut_step is not None:
+            return
+        if self.confirm_offset > self._consistent_offset:
+            self._confirm(self._consistent_offset)
+        self._begin_new_bytes()
+        held, self._held_body = self._held_body, None
+        if held is not None:
+            self.receive_body(held[0], confirm_offset=held[1])
+
+    def _begin_new_bytes(self) -> None:
+        log_ = self._log
         self._is_joined = True
         self._find_next_epoch()
         if not log_.is_empty:
@@ -467,6 +492,9 @@ class EpochSession:
             if self._compared_offset < self._consistent_offset:
                 return
             self._join()
+            if self.cut_step is not None:
+                self._held_body = (data, confirm_offset)
+                return
         if data:
             self._adopt_epochs(self._appender.next_offset + len(data))
             try:

@@ -10,13 +10,13 @@ A slave is made for one master and lives until the controller names another role
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final
 
 import trio
 from attrs import frozen
 
-from trioha.ha.autoswitch.epoch_session import EpochSession, Kept
+from trioha.ha.autoswitch.epoch_session import CutStep, EpochSession, Kept
 from trioha.ha.autoswitch.frames import (
     BODY_BYTES_MAX,
     EpochBodyPart,
@@ -30,10 +30,12 @@ from trioha.ha.autoswitch.frames import (
 from trioha.ha.master_connection import MasterLink
 from trioha.ha.replication_session import ReplicationSettings
 from trioha.ha.slave import HaSlave
+from trioha.net.threads import run_in_thread
 from trioha.recording.events import CloseReason, HaState
 from trioha.store.commit_log import CommitLog
 from trioha.store.epochs import EpochEntry, EpochLog
 
+RunBlocking = Callable[[CutStep], Awaitable[None]]
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 """RocketMQ's slave sends its handshake again after so long. An answer that is late on a connection that loses
 nothing will not come: here another connection is made."""
@@ -71,13 +73,17 @@ class EpochConnection(MasterLink):
         session: EpochSession,
         commit_log: CommitLog,
         identity: SlaveIdentity,
+        run_blocking: RunBlocking,
         **options: Any,
     ) -> None:
-        """`options` are those of `MasterLink`."""
+        """`run_blocking` has a cut put on disk. `options` are those of `MasterLink`."""
         super().__init__(stream, session=session, commit_log=commit_log, **options)
         self._replication = session
         self._identity = identity
         self._handshaken = trio.Event()
+        self._run_blocking = run_blocking
+        self._ended_frames: Sequence[TransferHeader] = ()
+        """Of the body with which a cut began."""
         self._decoder = MasterStreamDecoder(
             body_bytes_max=min(BODY_BYTES_MAX, commit_log.file_bytes),
             joined_within_bytes=commit_log.file_bytes,
@@ -122,18 +128,42 @@ class EpochConnection(MasterLink):
 
     def _receive(self, data: memoryview) -> None:
         """Append what `data` completes. Raises ReplicationError at a frame that does not continue the log."""
+        self._decoder.feed(data)
+        self._handle_events()
+
+    async def _settle(self) -> None:
+        """Complete a cut that `_receive` began, and handle what came after it.
+
+        Nothing ends it halfway: what a new role stored would be cut by the next start.
+        """
+        session = self._replication
+        while self._is_unsettled:
+            with trio.CancelScope(shield=True):
+                while (step := session.cut_step) is not None:
+                    await self._run_blocking(step)
+                    session.cut_step_done()
+            self._is_unsettled = False
+            ended, self._ended_frames = self._ended_frames, ()
+            self._after_body(ended)
+            self._handle_events()
+
+    def _handle_events(self) -> None:
+        """Handle what was received, up to the beginning of a cut."""
         decoder, session = self._decoder, self._replication
-        decoder.feed(data)
-        while (event := decoder.next_event()) is not None:
+        while not self._is_unsettled and (event := decoder.next_event()) is not None:
             match event:
                 case TransferHeader():
                     session.receive_header(event)
                     self._after_header(event.offset, event.body_bytes)
                 case EpochBodyPart():
                     session.receive_body(event.data, confirm_offset=event.confirm_offset)
-                    self._after_body(event.ended)
+                    if session.cut_step is None:
+                        self._after_body(event.ended)
+                    else:
+                        self._ended_frames = event.ended
                 case MasterHandshake():
                     self._handle_handshake(event)
+            self._is_unsettled = session.cut_step is not None
 
     def _handle_handshake(self, handshake: MasterHandshake) -> None:
         at_most = self._observed_offset() if self._is_observer else None
@@ -153,19 +183,21 @@ class AutoSwitchSlave(HaSlave):
         *,
         commit_log: CommitLog,
         epochs: EpochLog,
-        cut: Callable[[int], None],
+        cut: Callable[[int], Iterator[CutStep]],
         identity: SlaveIdentity,
         replication: ReplicationSettings | None = None,
         on_confirm: Callable[[int], None] = _ignore,
         on_epoch: Callable[[EpochEntry], None] = _ignore_epoch,
         kept: Kept | None = None,
+        run_blocking: RunBlocking = run_in_thread,
         **options: Any,
     ) -> None:
-        """`epochs` and `cut` are the `MessageStore`'s; `options` are those of `HaSlave`.
+        """`epochs` and `cut` (`cut_steps`) are the `MessageStore`'s; `options` are those of `HaSlave`.
 
         `on_confirm` is called with each other confirm offset, which is never beyond the own log's end. It may
         go back, with a cut or with another master. `on_epoch` is called with each epoch that is adopted.
-        `kept` is that of `EpochSession`.
+        `kept` is that of `EpochSession`. `run_blocking` puts cuts on disk: by default in a worker thread,
+        which virtual time would leap over.
         """
         self._replication = EpochSession(
             commit_log,
@@ -178,7 +210,9 @@ class AutoSwitchSlave(HaSlave):
         )
 
         def make_connection(stream: trio.abc.Stream, **rest: Any) -> EpochConnection:
-            return EpochConnection(stream, session=self._replication, identity=identity, **rest)
+            return EpochConnection(
+                stream, session=self._replication, identity=identity, run_blocking=run_blocking, **rest
+            )
 
         super().__init__(
             commit_log=commit_log, replication=replication, make_connection=make_connection, **options
