@@ -155,6 +155,9 @@ class Producer:
                     self._committed.clear()
                     self._connected.set()
                     async with trio.open_nursery() as waiting:
+                        self._leaving = trio.Event()
+                        if address != self._address:
+                            self._leaving.set()  # it has changed since this one was dialled
                         waiting.start_soon(self._wait_leaving, waiting.cancel_scope)
                         await client.wait_lost()
                         waiting.cancel_scope.cancel()
@@ -167,7 +170,6 @@ class Producer:
             await trio.sleep(RECONNECT_PAUSE_S)
 
     async def _wait_leaving(self, scope: trio.CancelScope) -> None:
-        self._leaving = trio.Event()
         await self._leaving.wait()
         scope.cancel()
 

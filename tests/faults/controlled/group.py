@@ -14,11 +14,12 @@ one, which sends to it whatever its role: a node that is no master has to refuse
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -245,7 +246,8 @@ class Group:
         self._name_server: subprocess.Popen[bytes] | None = None
         self._is_controller_up = True
         self._broker_name = f"faults-{plan.seed}"
-        self.ports = {name: _ports() for name in plan.setup.nodes}
+        self._reserved = ExitStack()
+        self.ports = {name: self._reserve_ports() for name in plan.setup.nodes}
         self.controller: Controller = open_controller(controller, folder=folder, run=str(plan.seed))
         name_server = self._start_name_server() if plan.setup.finds_master_by == "name server" else None
         self._name_server_address = name_server or f"{DIRECT}:9"
@@ -281,6 +283,7 @@ class Group:
                     self._name_server.kill()
                     self._name_server.wait()
             finally:
+                self._reserved.close()
                 self.world.close()
 
     # -- what there is -------------------------------------------------------------------------------------
@@ -328,6 +331,15 @@ class Group:
         """The epochs of a node's log. Raises TriohaError."""
         answer = ask(self.ports[name].address, to_request(protocol.EpochCacheRequest()))
         return EpochCache.of_body(answer.body)
+
+    def _reserve_ports(self) -> NodePorts:
+        """Ports that stay this run's, also while the node is down: bound, but not listened on."""
+        listen = free_port()
+        for port in (listen, listen + 1):
+            place = self._reserved.enter_context(socket.socket())
+            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            place.bind((DIRECT, port))
+        return NodePorts(listen, listen + 1)
 
     # -- nodes ---------------------------------------------------------------------------------------------
 
@@ -661,11 +673,6 @@ class Group:
         master = self.world.seen.master
         for name in sorted(self.keepers, key=lambda name: name == master):
             self.stop(name)
-
-
-def _ports() -> NodePorts:
-    listen = free_port()
-    return NodePorts(listen, listen + 1)
 
 
 def _ignore(_: Node) -> None:
