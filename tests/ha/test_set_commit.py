@@ -1,5 +1,6 @@
 """Group commit by the sync-state set: what puts of a master in controller mode wait for."""
 
+import math
 from functools import partial
 
 import pytest
@@ -335,6 +336,42 @@ def kept(log, nursery):
         return life, controller
 
     return kept
+
+
+async def test_a_slave_comes_into_the_set_under_2000_puts_a_second(log, nursery, autojump_clock):
+    """It is never at the log's end: each ack is 5 ms old. No put waits for longer than an ack takes."""
+    life, controller = begin_life(log), Controller(delay_s=0.003)
+    nursery.start_soon(partial(life.keeper.run, life.set, controller.alter))
+    nursery.start_soon(life.commit.run)
+    puts = Puts(life, nursery)
+    async with connected(life) as two:
+        await two.join(life.log.max_offset)
+
+        received, to_acknowledge = trio.open_memory_channel(math.inf)
+
+        async def acknowledge():
+            async for received_s, end_offset in to_acknowledge:
+                await trio.sleep_until(received_s + 0.005)
+                await two.report(end_offset)
+
+        async def receive():
+            while True:
+                header, body = await two.next_frame()
+                received.send_nowait((trio.current_time(), header.offset + len(body)))
+
+        # Out of the set again, as a slave that was away.
+        life.set.decided(frozenset({OWN}), 50)
+        controller.members, controller.set_epoch = frozenset({OWN}), 50
+        async with trio.open_nursery() as slave:
+            slave.start_soon(receive)
+            slave.start_soon(acknowledge)
+            for _ in range(2000):
+                puts.put()
+                await trio.sleep(0.0005)
+            assert life.set.members == {OWN, 2}
+            await trio.sleep(0.1)
+            assert puts.statuses == [PUT_OK] * 2000
+            slave.cancel_scope.cancel()
 
 
 async def test_the_set_grows_when_the_controller_accepts(kept, autojump_clock):

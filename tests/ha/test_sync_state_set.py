@@ -758,6 +758,13 @@ class AnyOrder(RuleBasedStateMachine):
         else:
             self.lose_answer()
 
+    @rule(broker_id=SLAVES, size=st.integers(1, 50))
+    def grow_under_load(self, broker_id, size):
+        """A set that grows too early grows here."""
+        self.ack_under_load(broker_id, size)
+        if self.under_way is None:
+            self.ask(is_refused=False, is_lost=None)
+
     @rule()
     def handle_late(self):
         """A request whose answer was given up is applied after all; none lives for `UNCERTAIN_S`."""
