@@ -1,0 +1,293 @@
+"""Bugs of controller mode to plant, one at a time: each must be found, or the simulation proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from unittest.mock import patch
+
+from attrs import evolve
+
+from trioha.controller import agent as agent_module
+from trioha.controller.agent import ControllerAgent
+from trioha.controller.protocol import MemberSet, RoleNotice
+from trioha.controller.role import MasterDecision, Outcome, Role, RoleTracker
+from trioha.ha.autoswitch.epoch_session import EpochSession
+from trioha.ha.set_commit import SetGroupCommit
+from trioha.ha.sync_state_set import Proposal, SyncStateSet
+from trioha.node import controller_room
+from trioha.store import message_store
+
+from trioha.store.epochs import EpochLog
+
+from trioha.store.mapped_file import MappedFile
+from trioha.store.message_store import MessageStore
+from trioha.store.messages import AppendResult
+from trioha.store.put_status import PutStatus
+from trioha.watermark import Wait, Watermark
+
+Plant = Callable[[], Iterator[None]]
+PLANTED: dict[str, Plant] = {}
+"""What is wrong, and how to make it so."""
+
+
+def _plants(what: str) -> Callable[[Plant], Plant]:
+    def note(plant: Plant) -> Plant:
+        PLANTED[what] = plant
+        return plant
+
+    return note
+
+
+@contextmanager
+def planted(what: str) -> Iterator[None]:
+    """The bug of that name is there inside."""
+    with contextmanager(PLANTED[what])():
+        yield
+
+
+# -- cuts ------------------------------------------------------------------------------------------------
+
+
+@_plants("a cut is not on disk when new bytes come")
+def _cut_in_memory() -> Iterator[None]:
+    def remove_cut(directory: Path) -> None:
+        with suppress(FileNotFoundError):
+            (directory / "trioha-cut.json").unlink()
+
+    with (
+        patch.object(message_store, "save_cut", lambda directory, offset: None),
+        patch.object(message_store, "remove_cut", remove_cut),
+        patch.object(MappedFile, "sync", lambda file: None),
+        patch("trioha.store.log_files.sync_directory", lambda directory: None),
+    ):
+        yield
+
+
+@_plants("a start does not complete a cut")
+def _cut_half_done() -> Iterator[None]:
+    with patch.object(message_store, "load_cut", lambda directory: None):
+        yield
+
+
+@_plants("a slave keeps what its master does not have")
+def _no_cut() -> Iterator[None]:
+    real = EpochSession._join
+
+    def join(session: EpochSession) -> None:
+        cut, session._cut = session._cut, lambda offset: None
+        try:
+            real(session)
+        finally:
+            session._cut = cut
+
+    with patch.object(EpochSession, "_join", join):
+        yield
+
+
+@_plants("a slave is cut farther than it must be")
+def _cut_too_far() -> Iterator[None]:
+    real = EpochSession._find_consistent_offset
+
+    def find(session: EpochSession, handshake: object) -> int:
+        offset = real(session, handshake)  # type: ignore[arg-type]
+        log = session._log
+        if log.min_offset < offset < log.max_offset:
+            return log.last_record_offset(before=offset)
+        return offset
+
+    with patch.object(EpochSession, "_find_consistent_offset", find):
+        yield
+
+
+@_plants("the epochs of cut bytes stay")
+def _stale_entries() -> Iterator[None]:
+    with patch.object(EpochLog, "truncate_suffix", lambda epochs, offset: None):
+        yield
+
+
+# -- roles -----------------------------------------------------------------------------------------------
+
+
+@_plants("a stale epoch is accepted")
+def _stale_epoch() -> Iterator[None]:
+    real = RoleTracker._judge
+
+    def judge(tracker: RoleTracker, decision: MasterDecision) -> Outcome:
+        outcome = real(tracker, decision)
+        is_older = decision.master_id is not None and decision.epoch < tracker.epoch
+        return Outcome.NEW_ROLE if is_older else outcome
+
+    with patch.object(RoleTracker, "_judge", judge):
+        yield
+
+
+def _decision(fields: Mapping[str, str], body: bytes | memoryview) -> MasterDecision:
+    notice, members = RoleNotice.of(fields), MemberSet.of_body(body)
+    return MasterDecision(
+        epoch=notice.master_epoch or 0,
+        master_id=notice.master_id,
+        master_address=notice.master_address,
+        members=members.members,
+        set_epoch=members.epoch,
+    )
+
+
+@_plants("a notice is believed")
+def _believed_notice() -> Iterator[None]:
+    def role_changed(agent: ControllerAgent, fields: Mapping[str, str], body: bytes | memoryview) -> None:
+        if agent._tracker is not None:
+            agent._apply(_decision(fields, body))
+
+    with patch.object(ControllerAgent, "role_changed", role_changed):
+        yield
+
+
+@_plants("a late notice is believed")
+def _believed_late_notice() -> Iterator[None]:
+    def role_changed(agent: ControllerAgent, fields: Mapping[str, str], body: bytes | memoryview) -> None:
+        tracker, decision = agent._tracker, _decision(fields, body)
+        if tracker is None or tracker.role is None or decision.epoch >= tracker.role.epoch:
+            agent._hurry.set()
+            return
+        assert decision.master_id is not None
+        tracker.role = Role(
+            is_master=decision.master_id == tracker.broker_id,
+            epoch=decision.epoch,
+            broker_id=tracker.broker_id,
+            master_id=decision.master_id,
+            master_address=decision.master_address,
+            sync_state_set=decision.members,
+            sync_state_set_epoch=decision.set_epoch,
+        )
+        agent._changes.publish(tracker.role)
+
+    with patch.object(ControllerAgent, "role_changed", role_changed):
+        yield
+
+
+@_plants("a new master begins no epoch")
+def _no_epoch() -> Iterator[None]:
+    real = controller_room.take_epoch
+
+    def take_epoch(store: MessageStore, role: Role, config: object) -> None:
+        epochs = store.epochs
+        assert epochs is not None
+        last = epochs.last_epoch
+        real(store, evolve(role, epoch=last) if last > 0 else role, config)  # type: ignore[arg-type]
+
+    with patch.object(controller_room, "take_epoch", take_epoch):
+        yield
+
+
+# -- the sync-state set ----------------------------------------------------------------------------------
+
+
+@_plants("a replica is proposed before it holds everything")
+def _set_grown_too_early() -> Iterator[None]:
+    def caught_up(one: SyncStateSet, *candidates: int) -> set[int]:
+        links = one._links
+        return {each for each in candidates if links[each].ack_offset >= 0 and not links[each].is_learner}
+
+    with patch.object(SyncStateSet, "_caught_up", caught_up):
+        yield
+
+
+@_plants("an asyncLearner is proposed")
+def _proposed_learner() -> Iterator[None]:
+    real = SyncStateSet.connected
+
+    def connected(one: SyncStateSet, broker_id: int, **options: object) -> None:
+        real(one, broker_id, **{**options, "is_learner": False})  # type: ignore[arg-type]
+
+    with patch.object(SyncStateSet, "connected", connected):
+        yield
+
+
+@_plants("the union is ignored while a proposal is open")
+def _no_union() -> Iterator[None]:
+    real = SyncStateSet._changed
+
+    def changed(one: SyncStateSet) -> None:
+        proposal, one.open_proposal = one.open_proposal, None
+        try:
+            real(one)
+        finally:
+            one.open_proposal = proposal
+
+    with patch.object(SyncStateSet, "_changed", changed):
+        yield
+
+
+@_plants("a proposal whose answer was lost is forgotten")
+def _forgotten_proposal() -> Iterator[None]:
+    def lost(one: SyncStateSet, proposal: Proposal, *, now_s: float) -> None:
+        one.refused(proposal, confirmed_s=None, now_s=now_s)
+
+    with patch.object(SyncStateSet, "lost", lost):
+        yield
+
+
+@_plants("an undecided answer counts as a refusal")
+def _all_decisive() -> Iterator[None]:
+    with patch.object(agent_module, "_DECISIVE", frozenset(range(3000))):
+        yield
+
+
+@_plants("a member that is lost leaves the set without the controllers")
+def _left_alone() -> Iterator[None]:
+    real = SyncStateSet.disconnected
+
+    def disconnected(one: SyncStateSet, broker_id: int, *, connection_id: int, now_s: float) -> None:
+        real(one, broker_id, connection_id=connection_id, now_s=now_s)
+        if broker_id not in one._links and broker_id in one.members:
+            one.members -= {broker_id}
+            one.open_proposal = None
+            one._changed()
+
+    with patch.object(SyncStateSet, "disconnected", disconnected):
+        yield
+
+
+# -- acknowledgements ------------------------------------------------------------------------------------
+
+
+@_plants("a put is PUT_OK below the confirm offset")
+def _ok_too_early() -> Iterator[None]:
+    real = SetGroupCommit._begin_waits
+
+    def begin_waits(
+        one: SetGroupCommit, appended: AppendResult, request_id: int, started_s: float
+    ) -> tuple[PutStatus, Wait | None, Wait | None]:
+        status, copies, disk = real(one, appended, request_id, started_s)
+        if copies is not None:
+            copies.end()
+            copies = Watermark(1).wait_for(1)
+        return status, copies, disk
+
+    with patch.object(SetGroupCommit, "_begin_waits", begin_waits):
+        yield
+
+
+@_plants("the confirm offset is what any of the set holds")
+def _any_confirms() -> Iterator[None]:
+    def update_confirm(one: SyncStateSet) -> None:
+        most = max((link.ack_offset for link in one._links.values()), default=-1)
+        if most > one.confirm.offset:
+            one.confirm.advance(most)
+
+    with patch.object(SyncStateSet, "_update_confirm", update_confirm):
+        yield
+
+
+@_plants("queues are built beyond the confirm offset")
+def _early_queues() -> Iterator[None]:
+    with patch.object(MessageStore, "limit_dispatch", lambda store, limit: None):
+        yield
+
+
+@_plants("a slave acknowledges what it will cut")
+def _acked_before_cut() -> Iterator[None]:
+    with patch.object(EpochSession, "ack_offset", property(lambda session: session._log.max_offset)):
+        yield

@@ -1,0 +1,86 @@
+"""Seeds of controller mode that must hold, seeds that must replay, and bugs that must be found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.failover.plan import Fault, plan_of
+from tests.simulation.failover.planted import PLANTED, planted
+from tests.simulation.failover.world import simulate
+from tests.simulation.world import SimulationError
+
+SEEDS = 200
+SEEDS_PER_TEST = 10
+SEEDS_TO_FIND_A_BUG = 100
+"""So many seeds find each planted bug; most need a few."""
+FIRST_SEEDS: dict[str, int] = {}
+"""Where to begin, for bugs that need a rare course of events."""
+REPLAYED_SEEDS = (1, 4, 6)
+ROOT = Path(__file__).parent.parent.parent.parent
+
+
+@pytest.mark.parametrize("first_seed", range(0, SEEDS, SEEDS_PER_TEST))
+def test_every_promise_holds_through_failovers(first_seed: int) -> None:
+    failures = []
+    for seed in range(first_seed, first_seed + SEEDS_PER_TEST):
+        try:
+            simulate(seed)
+        except SimulationError as error:
+            failures.append(str(error))
+    assert not failures, "\n\n".join(failures)
+
+
+@pytest.mark.parametrize("seed", REPLAYED_SEEDS)
+def test_a_seed_replays_exactly(seed: int) -> None:
+    first, again = simulate(seed), simulate(seed)
+    assert first == again
+    assert first.events > 100
+
+
+def test_a_seed_replays_exactly_in_another_process() -> None:
+    here = [f"trace {simulate(seed).digest[:12]}" for seed in range(REPLAYED_SEEDS[0], REPLAYED_SEEDS[0] + 3)]
+    command = [sys.executable, "-m", "tests.simulation.failover", "--seed", str(REPLAYED_SEEDS[0])]
+    there = subprocess.run(
+        [*command, "--count", "3"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout.splitlines()
+    assert [line.rpartition(", ")[2] for line in there[:3]] == here
+    assert there[3] == "3 of 3 seeds passed"
+
+
+def test_the_seeds_cover_what_they_should() -> None:
+    plans = [plan_of(seed) for seed in range(SEEDS)]
+    assert {fault for plan in plans for fault in plan.faults} == set(Fault)
+    for values in (
+        {plan.brokers == 3 for plan in plans},
+        {plan.learner is None for plan in plans},
+        {plan.all_ack for plan in plans},
+        {plan.is_durable for plan in plans},
+        {plan.reads_are_local for plan in plans},
+        {plan.none_is_an_epoch for plan in plans},
+        {plan.controllers == 3 for plan in plans},
+        {plan.min_in_sync_replicas == 2 for plan in plans},
+        {plan.gap_policy == "fail" for plan in plans},
+    ):
+        assert values == {True, False}
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_a_planted_bug_is_found(what: str) -> None:
+    first_seed = FIRST_SEEDS.get(what, 0)
+    with (
+        planted(what),
+        pytest.raises(SimulationError, match=r"see it again: python -m tests.simulation.failover --seed"),
+    ):
+        for seed in range(first_seed, first_seed + SEEDS_TO_FIND_A_BUG):
+            simulate(seed)

@@ -1,0 +1,572 @@
+"""Brokers in controller mode, their controllers and the network between them, under faults from one seed.
+
+What must hold, with allAckInSyncStateSet; the reference is what was confirmed by any master so far:
+
+| when | invariant |
+|---|---|
+| a put is PUT_OK | it is below the master's confirm offset; each broker that may be elected holds it |
+| a controller accepts a set, or elects | each member holds the whole reference |
+| a broker takes a role | the controllers gave it: one master for each epoch; its epochs only grow |
+| a log is cut, or set aside by a member | none of the bytes are of the reference |
+| a broker starts after a crash | its log is what was written, or as cut: never between |
+| each half second | a log is the reference up to its broker's confirm offset, and its queues end within it |
+| always, also without it | up to their consistent point by epochs any two logs are the same |
+| after all faults | one master, all follow, puts are PUT_OK, logs and epochs are equal, queues are what the log says |
+"""
+
+from __future__ import annotations
+
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import combinations
+from pathlib import Path
+
+import trio
+from attrs import frozen
+from trio.testing import MockClock
+
+from tests.descriptors import left_open, open_descriptors
+from tests.simulation.determinism import pinned, stream_of
+from tests.simulation.failover.broker import Broker, Life, Request
+from tests.simulation.failover.controllers import Controllers, State
+from tests.simulation.failover.network import Network
+from tests.simulation.failover.plan import FailoverPlan, Fault, plan_of
+from tests.simulation.failover.rooms import simulated_surroundings
+from tests.simulation.network import Link
+from tests.simulation.trace import Trace
+from tests.simulation.world import (
+    GOOD_LINK,
+    SimulationError,
+    SpinGuard,
+    _collector_off,
+    _limit_raised,
+    _memory_folder,
+)
+from trioha.controller import protocol
+from trioha.controller.protocol import MemberSet
+from trioha.controller.role import Role
+from trioha.errors import PeerError
+from trioha.recording.events import CloseReason
+from trioha.remoting.client import ConnectionLostError, RemotingClient, running
+from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.command import request
+from trioha.store.put_status import PutStatus
+
+CHECK_INTERVAL_S = 0.5
+CONNECT_TIMEOUT_S = 3.0
+TRACE_LINES_MAX = 500_000
+BOUND_S = 120.0
+"""Without faults all is well again after so long at most."""
+FINAL_PUTS = 3
+IMPOSSIBLE_ENDS = frozenset(
+    (CloseReason.ACK_BEYOND_SENT, CloseReason.ACK_WENT_BACK, CloseReason.INTERNAL_ERROR)
+)
+"""A slave never makes a master end a connection so."""
+
+
+@frozen
+class Outcome:
+    """What one run did."""
+
+    seed: int
+    digest: str
+    """Of all that happened: equal for equal seeds."""
+    events: int
+    virtual_s: float
+    reference_bytes: int
+    epochs: int
+    cuts: int
+    faults: int
+    statuses: dict[str, int]
+    """Puts by status."""
+
+
+def simulate(seed: int, *, show: Callable[[str], None] | None = None) -> Outcome:
+    """Run one seed; raises SimulationError where an invariant does not hold. `show` gets every trace line."""
+    before = open_descriptors()
+    with (
+        _limit_raised(),
+        _collector_off(),
+        tempfile.TemporaryDirectory(prefix="failover-", dir=_memory_folder()) as folder,
+    ):
+        trace = Trace(show)
+        world = World(plan_of(seed), folder=Path(folder).resolve(), trace=trace)
+        with pinned(seed, on_log_fault=world.logged), simulated_surroundings():
+            try:
+                trio.run(
+                    world.run, clock=MockClock(autojump_threshold=0), instruments=[SpinGuard(world.fail)]
+                )
+            except Exception:  # noqa: BLE001 - any exception is a finding of this seed
+                world.violations.append(f"exception:\n{traceback.format_exc()}")
+        if not world.violations and (left := left_open(before)):
+            world.violations.append(f"left open: {', '.join(left)}")
+    if world.violations:
+        raise SimulationError(
+            f"seed {seed}: {world.violations[0]}\n"
+            f"last of {trace.count} events:\n{trace.last_lines()}\n"
+            f"seed {seed}: {world.violations[0]}\n"
+            f"see it again: python -m tests.simulation.failover --seed {seed} --trace"
+        )
+    return Outcome(
+        seed=seed,
+        digest=trace.digest,
+        events=trace.count,
+        virtual_s=world.virtual_s,
+        reference_bytes=len(world.reference),
+        epochs=world.controllers.state.epoch,
+        cuts=world.cuts,
+        faults=world.faults,
+        statuses=dict(sorted(sum((one.statuses for one in world.brokers), Counter()).items())),
+    )
+
+
+class World:
+    """One seed's brokers, controllers, links and faults."""
+
+    def __init__(self, plan: FailoverPlan, *, folder: Path, trace: Trace) -> None:
+        self.plan = plan
+        self.trace = trace
+        self.violations: list[str] = []
+        self.virtual_s = 0.0
+        self.faults = self.cuts = 0
+        self.produces = True
+        """Whether producers put messages."""
+        self.reference = bytearray()
+        """What masters have confirmed, from offset 0."""
+        self.network = Network(plan.quality, plan.direct_streams, stream_of(plan.seed, "links"))
+        self._rng = stream_of(plan.seed, "faults")
+        self.controllers = Controllers(
+            plan,
+            trace=trace,
+            rng=stream_of(plan.seed, "controllers"),
+            send_notice=self._send_notice,
+            on_elected=self._elected,
+            on_set=self._set_accepted,
+        )
+        self.brokers = [Broker(number, self, folder) for number in range(1, plan.brokers + 1)]
+        self._masters: dict[int, int] = {}
+        """Broker id by epoch, as the controllers elected them."""
+        self._lives: dict[int, str] = {}
+        """Name of the broker that lived as master, by epoch."""
+        self._is_calm = False
+        self._scope = trio.CancelScope()
+
+    def fail(self, what: str) -> None:
+        """An invariant does not hold: the run ends as soon as this returns to trio."""
+        self.violations.append(f"at {trio.current_time():.6f} s {what}")
+        self._scope.cancel()
+
+    def logged(self, what: str) -> None:
+        """A fault was logged; some are expected here."""
+        if not any(expected in what for expected in EXPECTED_LOGS):
+            self.fail(what)
+
+    def restart_s(self) -> float:
+        """How long a broker is down."""
+        return self._rng.choice((0.01, 0.5, 3.0, 12.0))
+
+    async def run(self) -> None:
+        """The whole life of the world."""
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                self.nursery = self.controllers.nursery = nursery
+                nursery.start_soon(self.controllers.run)
+                for broker in self.brokers:
+                    nursery.start_soon(broker.run)
+                nursery.start_soon(self._check_for_ever)
+                with trio.move_on_after(self.plan.chaos_s):
+                    await self._break_things()
+                await self._end_well()
+                nursery.cancel_scope.cancel()
+        self.virtual_s = trio.current_time()
+        self._check_end()
+
+    def _broker(self, broker_id: int) -> Broker | None:
+        address = self.controllers.state.addresses.get(broker_id)
+        return next((one for one in self.brokers if one.address == address), None)
+
+    # -- network -------------------------------------------------------------------------------------------
+
+    async def connect_slave(self, broker: Broker, host: str) -> trio.abc.Stream:
+        """A link from a broker to the HA port of another."""
+        other = next(one for one in self.brokers if one.host == host)
+        return (await self.network.connect(broker.name, other.name, other.ha_port)).near
+
+    @asynccontextmanager
+    async def controller_client(self, broker: Broker, address: str) -> AsyncIterator[RemotingClient]:
+        """A client of a controller. Raises ConnectionLostError."""
+        name = address.partition(":")[0]
+        try:
+            with trio.fail_after(CONNECT_TIMEOUT_S):
+                link = await self.network.connect(broker.name, name, self.controllers.ports[name])
+        except (OSError, trio.TooSlowError) as error:
+            raise ConnectionLostError(f"cannot connect: {error}", address=address) from error
+        client = RemotingClient(link.near, address)
+        async with running(client):
+            yield client
+
+    async def ask_ha_address(self, broker: Broker, address: str, *, timeout_s: float) -> str:
+        """The answer of another broker to the question for its HA address (906). Raises PeerError."""
+        other = next(one for one in self.brokers if one.address == address)
+        asked = Request(request(RequestCode.EXCHANGE_BROKER_HA_INFO), done=trio.Event())
+        assert asked.done is not None
+        with trio.move_on_after(timeout_s):
+            await self.network.reached(broker.name, other.name)
+            other.receive(asked)
+            await asked.done.wait()
+            await trio.sleep(self.network.quality.latency_s)
+            found = "" if asked.answer is None else asked.answer.ext_fields.get("masterHaAddress", "")
+            if found:
+                return found
+        raise PeerError("is not serving as master yet", address=address, code=ResponseCode.SUCCESS)
+
+    def _send_notice(
+        self, broker_id: int, notice: protocol.RoleNotice, members: MemberSet, after_s: float
+    ) -> None:
+        broker = self._broker(broker_id)
+        if broker is None:
+            return
+        command = request(
+            RequestCode.NOTIFY_BROKER_ROLE_CHANGED,
+            ext_fields=notice.to_fields(),
+            body=members.to_body(),
+            oneway=True,
+        )
+
+        async def send() -> None:
+            await trio.sleep(after_s)
+            broker.note(f"gets a notice of epoch {notice.master_epoch}, master {notice.master_id}")
+            broker.receive(Request(command))
+
+        self.nursery.start_soon(send)
+
+    def connection_ended(self, broker: Broker, link: Link, reason: CloseReason) -> None:
+        """A slave's connection ended at its master."""
+        if reason in IMPOSSIBLE_ENDS:
+            broker.fail(f"link {link.number} ended with {reason.name}")
+
+    # -- faults --------------------------------------------------------------------------------------------
+
+    async def _break_things(self) -> None:
+        rng, plan = self._rng, self.plan
+        while True:
+            await trio.sleep(rng.expovariate(1 / plan.fault_interval_s))
+            fault = rng.choice(plan.faults)
+            self.faults += 1
+            self._check_now()
+            self._break(fault)
+
+    def _master(self) -> Broker | None:
+        master_id = self.controllers.state.master_id
+        return None if master_id is None else self._broker(master_id)
+
+    def _break(self, fault: Fault) -> None:
+        rng, controllers, network = self._rng, self.controllers, self.network
+        broker = rng.choice(self.brokers)
+        if fault in {Fault.KILL_MASTER, Fault.POWER_MASTER, Fault.HANG_MASTER}:
+            broker = self._master() or broker
+        others = [one for one in self.brokers if one is not broker]
+        duration_s = rng.choice((0.5, 3.0, 8.0, 25.0)) * rng.random()
+        self.trace.note("fault", f"{fault.value}: {broker.name} {duration_s:.3f} s")
+        match fault:
+            case Fault.KILL | Fault.KILL_MASTER:
+                broker.crash(power=False, restart_after_s=self.restart_s())
+            case Fault.POWER | Fault.POWER_MASTER:
+                broker.crash(power=True, restart_after_s=self.restart_s())
+            case Fault.CRASH_IN_CUT:
+                broker.interrupts_cut = (rng.randint(0, 12), self.plan.is_durable and rng.random() < 0.5)
+            case Fault.HANG | Fault.HANG_MASTER:
+                if broker.is_up and not broker.process.is_hung:
+                    broker.process.hang()
+                    self.nursery.start_soon(self._resume, broker, duration_s)
+            case Fault.PARTITION:
+                network.block(broker.name, rng.choice(others).name, duration_s)
+            case Fault.ALONE:
+                for name in (*(one.name for one in others), *controllers.ports):
+                    network.block(broker.name, name, duration_s)
+            case Fault.NO_CONTROLLERS:
+                for name in controllers.ports:
+                    network.block(broker.name, name, duration_s)
+            case Fault.RESET:
+                for link in network.links(frozenset((broker.name,))):
+                    if rng.random() < 0.5:
+                        link.reset()
+            case Fault.SILENCE:
+                for link in network.links(frozenset((broker.name, rng.choice(others).name))):
+                    link.silence()
+            case Fault.LEADER_MOVES | Fault.LEADER_KILLED:
+                leader = controllers.leader
+                controllers.depose(stays=fault is Fault.LEADER_MOVES)
+                if leader is not None and fault is Fault.LEADER_KILLED:
+                    for link in network.links(frozenset((leader,))):
+                        link.reset()
+                self.nursery.start_soon(self._lead_again, rng.choice((0.0, 0.3, 2.0)))
+            case Fault.CONTROLLERS_DOWN:
+                controllers.depose(stays=rng.random() < 0.5)
+                self.nursery.start_soon(self._lead_again, duration_s)
+            case Fault.SLOW_CONTROLLERS:
+                controllers.slow_until_s = trio.current_time() + duration_s
+            case Fault.FLAKY_CONTROLLERS:
+                controllers.flaky_until_s = trio.current_time() + duration_s
+            case Fault.DESIGNATED:
+                if controllers.leader is not None and controllers.state.master_id is not None:
+                    controllers.elect(but=controllers.state.master_id)
+            case Fault.FORGED_NOTICE:
+                self._forge_notice(broker)
+
+    async def _resume(self, broker: Broker, after_s: float) -> None:
+        await trio.sleep(after_s)
+        if broker.process.is_hung:
+            broker.note("goes on")
+            broker.process.resume()
+
+    async def _lead_again(self, after_s: float) -> None:
+        await trio.sleep(after_s)
+        self.controllers.lead()
+
+    def _forge_notice(self, broker: Broker) -> None:
+        rng, state = self._rng, self.controllers.state
+        if broker.id is None:
+            return
+        master_id = rng.randint(1, self.plan.brokers)
+        notice = protocol.RoleNotice(
+            master_id=master_id,
+            master_address=f"10.0.0.{master_id}:10911",
+            master_epoch=state.epoch + rng.randint(-1, 3),
+            set_epoch=state.set_epoch + rng.randint(0, 3),
+        )
+        members = MemberSet(frozenset((master_id,)), state.set_epoch + 1)
+        self._send_notice(broker.id, notice, members, 0.0)
+
+    # -- invariants ----------------------------------------------------------------------------------------
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether what is confirmed must survive: without allAckInSyncStateSet it may be lost."""
+        return self.plan.all_ack
+
+    def _confirm(self, broker: Broker, offset: int) -> None:
+        """A master has confirmed its log up to `offset`: compare it with the reference, which may grow."""
+        data = broker.data()[:offset]
+        known = min(len(self.reference), offset)
+        if data[:known] != self.reference[:known]:
+            at = next(at for at in range(known) if data[at] != self.reference[at])
+            broker.fail(f"has other bytes at {at} than were confirmed, its confirm offset is {offset}")
+        elif offset > len(self.reference):
+            self.reference += data[len(self.reference) :]
+
+    def put_ok(self, broker: Broker, life: Life, start: int, data: bytes) -> None:
+        """A put is answered PUT_OK."""
+        if not self.is_safe:
+            return
+        end = start + len(data)
+        confirm_offset = broker.confirm_offset
+        if end > confirm_offset:
+            broker.fail(f"put [{start}, {end}) is PUT_OK, the confirm offset is {confirm_offset}")
+        self._confirm(broker, confirm_offset)
+        state = self.controllers.state
+        assert life.role is not None
+        if state.epoch == life.role.epoch:
+            electable = state.members
+        else:
+            electable = frozenset(() if state.master_id is None else (state.master_id,))
+            electable |= state.members
+        for broker_id in sorted(electable):
+            holder = self._broker(broker_id)
+            if holder is None or not holder.holds(start, data):
+                broker.fail(
+                    f"put [{start}, {end}) of epoch {life.role.epoch} is PUT_OK, and broker {broker_id} of the "
+                    f"set {sorted(state.members)} of epoch {state.epoch} does not hold it"
+                )
+        if self.plan.min_in_sync_replicas > 1:
+            copies = sum(one.holds(start, data) for one in self.brokers)
+            if copies < self.plan.min_in_sync_replicas:
+                broker.fail(f"put [{start}, {end}) is PUT_OK, {copies} brokers hold it")
+
+    def _set_accepted(self, state: State) -> None:
+        for broker_id in sorted(state.members):
+            broker = self._broker(broker_id)
+            assert broker is not None, "only registered brokers are in a set"
+            if broker.number == self.plan.learner:
+                broker.fail("is an asyncLearner and in the sync-state set")
+            if self.is_safe and not broker.holds(0, bytes(self.reference)):
+                broker.fail(
+                    f"comes into the set {sorted(state.members)} of epoch {state.epoch} and lacks what was "
+                    f"confirmed up to {len(self.reference)}"
+                )
+
+    def _elected(self, state: State) -> None:
+        assert state.master_id is not None
+        self._masters[state.epoch] = state.master_id
+        self._set_accepted(state)
+
+    def role_given(self, broker: Broker, role: Role, last: Role | None) -> None:
+        """A broker's agent has another role."""
+        broker.note(f"role {'master' if role.is_master else 'slave'} of epoch {role.epoch}")
+        if last is not None and role.epoch < last.epoch:
+            broker.fail(f"goes back from epoch {last.epoch} to {role.epoch}")
+        if self._masters.get(role.epoch) != role.master_id:
+            broker.fail(
+                f"takes broker {role.master_id} for the master of epoch {role.epoch}, the controllers elected "
+                f"{self._masters.get(role.epoch)}"
+            )
+
+    def life_began(self, broker: Broker, life: Life) -> None:
+        """A broker serves in a role."""
+        broker.note(f"serves as {life.config.broker_role.value}")
+        if not life.is_master:
+            return
+        role, store = life.role, broker.store
+        assert role is not None
+        assert store is not None
+        assert store.epochs is not None
+        if self._lives.setdefault(role.epoch, broker.name) != broker.name:
+            broker.fail(f"is master of epoch {role.epoch}, which {self._lives[role.epoch]} was")
+        if store.epochs.last_epoch != role.epoch:
+            broker.fail(f"is master of epoch {role.epoch}, its log is at {store.epochs.last_epoch}")
+        if self.is_safe and not broker.holds(0, bytes(self.reference)) and self._is_current(role):
+            broker.fail(f"is master of epoch {role.epoch} and lacks what was confirmed")
+
+    def _is_current(self, role: Role) -> bool:
+        return self.controllers.state.epoch == role.epoch
+
+    def log_cut(self, broker: Broker, offset: int, data: bytes) -> None:
+        """A broker is about to cut its log of `data` at `offset`."""
+        self.cuts += 1
+        gone = data[offset : len(self.reference)]
+        if self.is_safe and gone and self._is_of_reference(offset, data):
+            broker.fail(f"cuts its log at {offset}, what was confirmed goes on to {len(self.reference)}")
+
+    def _is_of_reference(self, offset: int, data: bytes) -> bool:
+        """Whether the record at `offset` is one that was confirmed."""
+        size = int.from_bytes(data[offset : offset + 4], "big")
+        return data[offset : offset + size] == self.reference[offset : offset + size] and size > 0
+
+    def log_set_aside(self, broker: Broker, data: bytes) -> None:
+        """A broker is about to begin its log anew."""
+        if self.is_safe and broker.id in self.controllers.state.members and self._is_of_reference(0, data):
+            broker.fail("sets its log aside, and is in the sync-state set")
+
+    async def _check_for_ever(self) -> None:
+        while True:
+            await trio.sleep(CHECK_INTERVAL_S)
+            self._check_now()
+            if self.trace.count > TRACE_LINES_MAX:
+                self.fail(f"more than {TRACE_LINES_MAX} events: something runs in circles")
+
+    def _check_now(self) -> None:
+        up = [broker for broker in self.brokers if broker.is_up]
+        logs = {broker.name: broker.data() for broker in up}
+        if self.is_safe:
+            for broker in up:
+                if (life := broker.life) is not None and life.is_master:
+                    self._confirm(broker, broker.confirm_offset)
+            for broker in up:
+                self._check_log(broker, logs[broker.name])
+        for one, other in combinations(up, 2):
+            self._check_pair(one, other, logs)
+
+    def _check_log(self, broker: Broker, data: bytes) -> None:
+        store, reference = broker.store, self.reference
+        assert store is not None
+        confirmed = min(broker.confirm_offset, len(data))
+        dispatched = store.dispatcher.position
+        for what, offset in (("confirm offset", confirmed), ("queues", dispatched)):
+            if data[:offset] != reference[:offset]:
+                broker.fail(f"{what} {offset}: the log is not what was confirmed, {len(reference)} bytes")
+
+    def _check_pair(self, one: Broker, other: Broker, logs: dict[str, bytes]) -> None:
+        """Log matching: as far as the epochs say that two logs are the same, they are."""
+        assert one.store is not None
+        assert other.store is not None
+        if one.store.epochs is None or other.store.epochs is None:
+            return
+        mine, theirs = logs[one.name], logs[other.name]
+        entries = other.store.epochs.entries
+        offset = one.store.epochs.table.consistent_offset(len(mine), entries, len(theirs))
+        if offset is not None and mine[:offset] != theirs[:offset]:
+            at = next(at for at in range(offset) if mine[at] != theirs[at])
+            self.fail(f"{one.name} and {other.name} differ at {at}, their epochs agree up to {offset}")
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    async def _end_well(self) -> None:
+        """No more faults: after bounded time all is well."""
+        self.trace.note("world", "no more faults")
+        self.produces = False
+        self._is_calm = self.controllers.is_calm = True
+        self.network.heal(GOOD_LINK)
+        self.controllers.slow_until_s = self.controllers.flaky_until_s = 0.0
+        for broker in self.brokers:
+            broker.interrupts_cut = None
+            broker.process.resume()
+        await trio.sleep(2.5)
+        self.controllers.lead()
+        await self._until(self._all_follow, BOUND_S)
+        master = self._master()
+        assert master is not None
+        for _ in range(FINAL_PUTS):
+            life = master.life
+            assert life is not None
+            status = await self._put_finally(master, life)
+            if status is not PutStatus.PUT_OK:
+                self.fail(f"after all faults a put is {status.name}")
+        await self._until(self._all_follow, BOUND_S)
+        self._check_now()
+
+    async def _put_finally(self, master: Broker, life: Life) -> PutStatus:
+        return await master.put(life)
+
+    async def _until(self, holds: Callable[[], str], bound_s: float) -> None:
+        deadline_s = trio.current_time() + bound_s
+        while reason := holds():
+            if trio.current_time() > deadline_s:
+                self.fail(f"after {bound_s:.0f} s without faults {reason}")
+                await trio.sleep_forever()
+            await trio.sleep(CHECK_INTERVAL_S)
+
+    def _all_follow(self) -> str:
+        """What is not well yet; empty if all is."""
+        state, plan = self.controllers.state, self.plan
+        master = self._master()
+        if master is None or master.life is None or not master.life.is_master:
+            return "there is no master"
+        if master.life.role is None or master.life.role.epoch != state.epoch:
+            return "the master is not of the last epoch"
+        wanted = {one.id for one in self.brokers if one.number != plan.learner}
+        if state.members != wanted:
+            return f"the set is {sorted(state.members)}, not all brokers"
+        end = master.log.max_offset
+        epochs = master.store.epochs.entries if master.store and master.store.epochs else ()
+        for broker in self.brokers:
+            if not broker.is_up or broker.life is None:
+                return f"{broker.name} is down"
+            assert broker.store is not None
+            assert broker.store.epochs is not None
+            slave = broker.life.ha.slave
+            text = "" if slave is None else f", {slave.status().state} {slave.status().verdict}"
+            if broker.log.max_offset != end:
+                return f"{broker.name} is at {broker.log.max_offset}, the master at {end}{text}"
+            if broker.store.epochs.entries != epochs:
+                return f"{broker.name} has epochs {broker.store.epochs.entries}, the master {epochs}"
+            if self.is_safe and (broker.confirm_offset != end or broker.store.dispatcher.position != end):
+                return (
+                    f"{broker.name} has confirmed {broker.confirm_offset} and dispatched "
+                    f"{broker.store.dispatcher.position} of {end}"
+                )
+        return ""
+
+    def _check_end(self) -> None:
+        if self.violations:
+            return
+        for broker in self.brokers:
+            self.violations += [f"{broker.name}: {what}" for what in broker.check_queues()]
+        for link in self.network.links():
+            self.violations.append(f"link {link.number} is open after the end")
+
+
+EXPECTED_LOGS = ("the role is past, waiting for the next one",)
+"""Parts of log lines of level error that faults of this simulation cause."""
