@@ -7,7 +7,7 @@ import sys
 import time
 
 from tests.simulation.failover.plan import plan_of
-from tests.simulation.failover.world import simulate
+from tests.simulation.failover.world import Outcome, simulate
 from tests.simulation.world import SimulationError
 
 
@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="print the plan and every event")
     arguments = parser.parse_args()
     failed = 0
+    passed: list[Outcome] = []
     for seed in range(arguments.seed, arguments.seed + arguments.count):
         if arguments.trace:
             print(plan_of(seed))
@@ -30,16 +31,22 @@ def main() -> int:
             text = str(error)
             print(text if arguments.count == 1 else text.partition("\nlast of")[0], flush=True)
             continue
+        passed.append(outcome)
         if arguments.count > 100 and seed % 100:
             continue
         print(
-            f"seed {seed}: ok, {outcome.virtual_s:.1f} virtual s in {time.process_time() - started_s:.2f} s of "
-            f"CPU, {outcome.faults} faults, {outcome.epochs} epochs, {outcome.cuts} cuts, "
+            f"seed {seed}: ok, {outcome.virtual_s:.1f} virtual s in {time.process_time() - started_s:.2f} s, "
+            f"{outcome.faults} faults, {outcome.epochs} epochs, {outcome.cuts} cuts, "
             f"{outcome.reference_bytes} bytes, {outcome.events} events, {outcome.statuses}, "
             f"trace {outcome.digest[:12]}",
             flush=True,
         )
-    print(f"{arguments.count - failed} of {arguments.count} seeds passed")
+    print(
+        f"{len(passed)} of {arguments.count} seeds passed: {sum(one.epochs for one in passed)} epochs, "
+        f"{sum(one.cuts for one in passed)} cuts, {sum(one.faults for one in passed)} faults, "
+        f"{sum(one.statuses.get('PUT_OK', 0) for one in passed)} puts PUT_OK, "
+        f"{time.process_time():.0f} s of CPU"
+    )
     return 1 if failed else 0
 
 

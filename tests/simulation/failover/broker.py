@@ -1,7 +1,7 @@
 """A simulated broker in controller mode: a process that runs the node's own code, from crash to crash.
 
-Real are the store with its cuts, the agent and its identity, the changes of roles (`live_roles`), each life of
-a role (`live`, with replication, the sync-state set, group commit, flush and dispatch) and the requests of
+Real are the store with its cuts, the agent and its identity, the changes of roles (`live_roles`), each life
+of a role (`live`, with replication, the sync-state set, group commit, flush and dispatch) and the requests of
 controllers and slaves. In place of sockets there are links; in place of the rooms for clients there are
 producers that put messages, and no metadata is copied (`rooms`).
 """
@@ -138,7 +138,7 @@ class Broker:
         self.safe: bytes | None = None
         """After a crash: what is surely in the log."""
         self._ends: tuple[set[int], int, bytes] | None = None
-        """After a crash: at which offsets the log may end beside later ones than the second, and its bytes."""
+        """After a crash: where a cut ends the log, from which offset on it may end otherwise, and its bytes."""
         self._settings: StoreSettings | None = None
         self._scope = trio.CancelScope()
         self._image: Image | None = None
@@ -243,6 +243,7 @@ class Broker:
         self._ends = (ends, safe_end, data)
         self._image = self.disk.after_power_cut() if power else self.disk.after_kill()
         self._is_synced = power
+        self.world.power_cuts += power
         self._restart_after_s = restart_after_s
         self.ha_port.close()
         for link in self.world.network.links(frozenset((self.name,))):

@@ -1,9 +1,9 @@
 """Simulated controllers: they answer as RocketMQ's do, with one replicated state, and fail in their ways.
 
-What real ones of 5.3.3 and 5.5.0 answer is in `tests/controller/scripted.py` and docs/controller-mode.md. Here
-the master is elected when it is dead (its connection ended, or it was silent), by the best of epoch and offset
-among the living of the sync-state set; leaders change, and a deposed one answers reads for a while from what
-it knew (DLedger; with JRaft reads go through the log).
+What real ones of 5.3.3 and 5.5.0 answer is in `tests/controller/scripted.py` and docs/controller-mode.md.
+When the master is dead (its connection ended, or it was silent), the best of epoch and offset among the living
+of the sync-state set is elected. Leaders change, and a deposed one answers reads for a while from what it knew
+(DLedger; with JRaft reads go through the log).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a simulated broker's disk holds when its process or its power ends.
 
 A kill leaves the page cache: everything that was written. A power cut leaves of each file its content as of
-its last sync or what was written since, and of each directory its names as of its last sync or the newest ones;
-of a file of the log, which is written through a map, also any mixture of old and new sectors.
+its last sync or what was written since, and of each directory its names as of its last sync or the newest
+ones; of a file of the log, which is written through a map, also any mixture of old and new sectors.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Disk:
     def synced(self, fd: int) -> None:
         """A sync of this descriptor has ended."""
         status = os.fstat(fd)
-        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        path = Path(f"/proc/self/fd/{fd}").readlink()
         if stat.S_ISDIR(status.st_mode):
             if path.is_relative_to(self.root):
                 self._names[path] = self._names_in(path)

@@ -67,7 +67,8 @@ class Network:
 
     async def reached(self, near: str, far: str) -> None:
         """Wait until two hosts reach each other."""
-        while (until_s := self._blocked_until_s.get(frozenset((near, far)), 0.0)) > trio.current_time():
+        pair = frozenset((near, far))
+        while (until_s := self._blocked_until_s.get(pair, 0.0)) > trio.current_time():  # noqa: ASYNC110
             await trio.sleep_until(until_s)
 
     def block(self, one: str, other: str, duration_s: float) -> None:

@@ -21,7 +21,9 @@ class Fault(Enum):
     HANG = "broker hangs"
     HANG_MASTER = "master hangs"
     PARTITION = "brokers are cut off from each other"
+    NO_SLAVES = "master is cut off from its slaves"
     ALONE = "broker is cut off from all"
+    ALONE_MASTER = "master is cut off from all"
     NO_CONTROLLERS = "broker is cut off from the controllers"
     RESET = "links are reset"
     SILENCE = "links are half open"
@@ -98,7 +100,7 @@ def plan_of(seed: int) -> FailoverPlan:
         all_ack=all_ack,
         in_sync_replicas=1 if all_ack else rng.choice((1, 2)),
         min_in_sync_replicas=rng.choice((1, 1, 2)),
-        slave_timeout_s=rng.choice((0.5, 3.0)),
+        slave_timeout_s=3.0 if is_durable else rng.choice((0.5, 3.0)),
         not_caught_up_s=rng.choice((3.0, 15.0)),
         file_bytes=rng.choice((4096, 8192, 16384)),
         tail_check_bytes=rng.choice((500, 65536)),

@@ -18,9 +18,7 @@ from trioha.ha.set_commit import SetGroupCommit
 from trioha.ha.sync_state_set import Proposal, SyncStateSet
 from trioha.node import controller_room
 from trioha.store import message_store
-
 from trioha.store.epochs import EpochLog
-
 from trioha.store.mapped_file import MappedFile
 from trioha.store.message_store import MessageStore
 from trioha.store.messages import AppendResult

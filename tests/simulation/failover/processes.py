@@ -1,8 +1,8 @@
 """Simulated processes: which one a task belongs to, processes that hang, and their crashes.
 
-A task belongs to the process of the task that spawned it, by a context variable. A process that hangs (SIGSTOP,
-a long pause of a virtual machine) runs none of its tasks: what wakes one of them meanwhile waits until it goes
-on, and then all its timers are late at once. Sockets and kernel go on without it.
+A task belongs to the process of the task that spawned it, by a context variable. A process that hangs
+(SIGSTOP, a long pause of a virtual machine) runs none of its tasks: what wakes one of them meanwhile waits
+until it goes on, and then all its timers are late at once. Sockets and kernel go on without it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import trio
 from trio._core import _run
 
 
-class Crash(BaseException):  # noqa: N818 - no error: what a kill is to the code that runs
+class Crash(BaseException):
     """The process ended here, in the middle of a call."""
 
 

@@ -71,7 +71,7 @@ class _Clients:
     async def drain(self, *, timeout_s: float) -> None:
         """Wait for the answers of the puts that wait."""
         with trio.move_on_after(timeout_s):
-            while self._broker.pending:
+            while self._broker.pending:  # noqa: ASYNC110
                 await trio.sleep(0.01)
 
 
