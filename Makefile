@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup kernel demo test test-pure test-pythons test-all test-interop lint bench bench-report faults hostile model screenshots java
+.PHONY: help setup kernel demo test test-pure test-pythons test-all test-interop lint bench bench-report faults hostile model simulation screenshots java
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,10 @@ hostile: kernel ## send N hostile frames of a seed to real nodes (make hostile N
 
 model: kernel ## compare a node that is killed with a model of queues and groups, N times (make model N=1000)
 	@TRIOHA_MODEL_EXAMPLES=$(N) $(BIN)/pytest -n 0 tests/node/test_model.py $(ARGS)
+
+simulation: N = 10000
+simulation: kernel ## simulate N seeds of failovers in virtual time (make simulation N=1000 SEED=5000)
+	@$(BIN)/python -m tests.simulation.failover --seed $(or $(SEED),0) --count $(N) $(ARGS)
 
 screenshots: kernel ## take the pictures in docs/images, from nodes that really run (two minutes)
 	@$(BIN)/python docs/make_screenshots.py

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 CLIENT_PORT = 10911
 HA_PORT = 10912
+CHECK_S = 0.5
 BUDGET = DescriptorBudget(
     limit=4096, clients=64, clients_per_peer=64, ha_connections=16, queue_files=16, name_server_clients=0,
     metrics_connections=0, reserve=8, lowered=None, is_short=False,
@@ -132,13 +133,13 @@ class Broker:
         self.pending = 0
         """Puts without an answer."""
         self.interrupts_cut: tuple[int, bool] | None = None
-        """After how many syncs the next cut is interrupted, and whether by a power cut."""
+        """After how many more syncs it crashes, and whether by a power cut: it has begun to cut its log."""
         self.cuts_to: int | None = None
         """Where the log is being cut now."""
         self.safe: bytes | None = None
         """After a crash: what is surely in the log."""
         self._ends: tuple[set[int], int, bytes] | None = None
-        """After a crash: where a cut ends the log, from which offset on it may end otherwise, and its bytes."""
+        """After a crash: where a cut ends the log; from where on it may end otherwise; and its bytes."""
         self._settings: StoreSettings | None = None
         self._scope = trio.CancelScope()
         self._image: Image | None = None
@@ -189,6 +190,9 @@ class Broker:
             finally:
                 self._go_down()
             await trio.sleep(self._restart_after_s)
+            while self._is_synced and self.world.is_master(self):  # noqa: ASYNC110
+                # A machine that lost power boots for longer than the controllers need to notice that.
+                await trio.sleep(CHECK_S)
 
     async def _live(self) -> None:
         """As `trioha.node.node.run_node` does it in controller mode."""
@@ -232,18 +236,19 @@ class Broker:
         """Be killed, or lose power, now. Nothing happens to a process that is down."""
         if not self.is_up:
             return
+        self.interrupts_cut = None
         self.note(f"crash {power=} restart_after_s={restart_after_s:.3f}")
         log = self.log
         # Of a log that is being cut the cut bytes may be there or not: never a part of them.
-        self.cuts_to, cuts_to = None, self.cuts_to
+        cuts_to = self.cuts_to
+        self.cuts_to = None
         data = self._data_before_cut if cuts_to is not None else bytes_of(log, 0, log.max_offset)
         safe_end = min(log.flushed.offset, len(data)) if power else len(data)
-        ends = set() if cuts_to is None else {cuts_to}
+        ends: set[int] = set() if cuts_to is None else {cuts_to}
         self.safe = data[: min([safe_end, *ends])]
         self._ends = (ends, safe_end, data)
         self._image = self.disk.after_power_cut() if power else self.disk.after_kill()
         self._is_synced = power
-        self.world.power_cuts += power
         self._restart_after_s = restart_after_s
         self.ha_port.close()
         for link in self.world.network.links(frozenset((self.name,))):
@@ -255,6 +260,7 @@ class Broker:
     _data_before_cut = b""
 
     def _go_down(self) -> None:
+        self.ha_port.close()
         self.life = self.agent = None
         self.pending = 0
         for request in self._requests:

@@ -1,9 +1,9 @@
 """Simulated controllers: they answer as RocketMQ's do, with one replicated state, and fail in their ways.
 
 What real ones of 5.3.3 and 5.5.0 answer is in `tests/controller/scripted.py` and docs/controller-mode.md.
-When the master is dead (its connection ended, or it was silent), the best of epoch and offset among the living
-of the sync-state set is elected. Leaders change, and a deposed one answers reads for a while from what it knew
-(DLedger; with JRaft reads go through the log).
+When the master is dead (its connection ended, or it was silent), the best of epoch and offset among the
+living of the sync-state set is elected. Leaders change, and a deposed one answers reads for a while from what
+it knew (DLedger; with JRaft reads go through the log).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Controllers:
         leader, self.leader = self.leader, None
         self._trace.note("group", f"{leader} does not lead any more")
         if leader is not None and stays and self.plan.reads_are_local and not self.is_calm:
-            until_s = trio.current_time() + self._rng.uniform(0, STALE_READS_S_MAX)
+            until_s = trio.current_time() + STALE_READS_S_MAX * self._rng.random() ** 0.5
             # Ids and addresses are never changed in place for others: see `_changed`.
             self._deposed[leader] = (until_s, self.state)
 
@@ -123,9 +123,12 @@ class Controllers:
             nursery.start_soon(self._watch)
 
     async def _accept(self, name: str, port: Port) -> None:
-        async with trio.open_nursery() as nursery:
-            while True:
-                nursery.start_soon(self._serve, name, await port.next())
+        try:
+            async with trio.open_nursery() as nursery:
+                while True:
+                    nursery.start_soon(self._serve, name, await port.next())
+        finally:
+            port.close()
 
     async def _serve(self, name: str, link: Link) -> None:
         decoder = FrameDecoder()

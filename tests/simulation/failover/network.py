@@ -35,7 +35,9 @@ class Port:
         """The process has ended: what waits is reset."""
         self.is_open = False
         while self._waiting:
-            self._waiting.popleft().reset()
+            link = self._waiting.popleft()
+            link.reset()
+            link.far._end.close()
 
 
 @define(eq=False)

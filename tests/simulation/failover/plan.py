@@ -17,7 +17,7 @@ class Fault(Enum):
     KILL_MASTER = "master is killed"
     POWER = "broker loses power"
     POWER_MASTER = "master loses power"
-    CRASH_IN_CUT = "the next cut is interrupted"
+    CRASH_IN_CUT = "cuts are interrupted"
     HANG = "broker hangs"
     HANG_MASTER = "master hangs"
     PARTITION = "brokers are cut off from each other"
@@ -32,11 +32,14 @@ class Fault(Enum):
     CONTROLLERS_DOWN = "no controller leads"
     SLOW_CONTROLLERS = "controllers are slow"
     FLAKY_CONTROLLERS = "controllers lose requests and answers, or do not decide"
+    TWO_LEADERS = "a deposed controller goes on answering"
     DESIGNATED = "an administrator has another master elected"
     FORGED_NOTICE = "somebody sends a notice"
 
 
 POWER_FAULTS = (Fault.POWER, Fault.POWER_MASTER)
+OFTEN = (Fault.ALONE_MASTER, Fault.ALONE_MASTER, Fault.DESIGNATED)
+"""After these a log is to be cut: they are more often than the others."""
 
 
 @frozen
@@ -86,7 +89,8 @@ def plan_of(seed: int) -> FailoverPlan:
     brokers = rng.choice((2, 3, 3))
     is_durable = rng.random() < 0.5
     faults = [fault for fault in Fault if is_durable or fault not in POWER_FAULTS]
-    chosen = tuple(fault for fault in faults if rng.random() < 0.7) or tuple(faults)
+    chosen = [fault for fault in faults if rng.random() < 0.7] or faults
+    chosen += [fault for fault in OFTEN if fault in chosen]
     heartbeat_s, housekeeping_s = rng.choice(((5.0, 20.0), (1.0, 4.0), (1.0, 4.0)))
     all_ack = rng.random() < 0.85
     return FailoverPlan(
@@ -94,7 +98,7 @@ def plan_of(seed: int) -> FailoverPlan:
         brokers=brokers,
         learner=brokers if brokers == 3 and rng.random() < 0.2 else None,
         controllers=rng.choice((1, 3, 3)),
-        reads_are_local=rng.random() < 0.3,
+        reads_are_local=rng.random() < 0.4,
         none_is_an_epoch=rng.random() < 0.5,
         is_durable=is_durable,
         all_ack=all_ack,
@@ -122,5 +126,5 @@ def plan_of(seed: int) -> FailoverPlan:
         body_bytes_max=rng.choice((40, 400, 1500)),
         chaos_s=rng.uniform(15.0, 45.0),
         fault_interval_s=rng.choice((1.0, 2.0, 4.0)),
-        faults=chosen,
+        faults=tuple(chosen),
     )

@@ -185,7 +185,7 @@ def _synced(real: Callable[[int], None]) -> Callable[[int], None]:
         broker = CURRENT.get()
         if broker is None:
             return real(fd)
-        if broker.cuts_to is not None and broker.interrupts_cut is not None:
+        if broker.interrupts_cut is not None and broker.is_up:
             left, power = broker.interrupts_cut
             if left == 0:
                 broker.interrupts_cut = None

@@ -10,7 +10,7 @@ What must hold, with allAckInSyncStateSet; the reference is what was confirmed b
 | a log is cut, or set aside by a member | none of the bytes are of the reference |
 | a broker starts after a crash | its log is what was written, or as cut: never between |
 | each half second | a log is the reference up to its broker's confirm offset, and its queues end within it |
-| always, without power cuts | up to their consistent point by epochs any two logs are the same |
+| each half second | up to their consistent point by epochs any two logs are the same |
 | after all faults | one master, all follow, puts are PUT_OK, logs, epochs and queues are equal |
 """
 
@@ -134,7 +134,7 @@ class World:
         self.trace = trace
         self.violations: list[str] = []
         self.virtual_s = 0.0
-        self.faults = self.cuts = self.power_cuts = 0
+        self.faults = self.cuts = 0
         self.produces = True
         """Whether producers put messages."""
         self.reference = bytearray()
@@ -154,7 +154,8 @@ class World:
         """Broker id by epoch, as the controllers elected them."""
         self._lives: dict[int, str] = {}
         """Name of the broker that lived as master, by epoch."""
-        self._is_calm = False
+        self.interrupts_cuts = False
+        """Whether brokers may crash while they cut their logs, or soon afterwards."""
         self._scope = trio.CancelScope()
 
     def fail(self, what: str) -> None:
@@ -186,6 +187,10 @@ class World:
                 nursery.cancel_scope.cancel()
         self.virtual_s = trio.current_time()
         self._check_end()
+
+    def is_master(self, broker: Broker) -> bool:
+        """Whether the controllers take a broker for the master."""
+        return self._master() is broker
 
     def _broker(self, broker_id: int) -> Broker | None:
         address = self.controllers.state.addresses.get(broker_id)
@@ -267,12 +272,15 @@ class World:
         return None if master_id is None else self._broker(master_id)
 
     def _break(self, fault: Fault) -> None:
-        rng, controllers, network = self._rng, self.controllers, self.network
+        rng, plan, controllers, network = self._rng, self.plan, self.controllers, self.network
         broker = rng.choice(self.brokers)
         if fault in OF_MASTERS:
             broker = self._master() or broker
         others = [one for one in self.brokers if one is not broker]
         duration_s = rng.choice((0.5, 3.0, 8.0, 25.0)) * rng.random()
+        if fault is Fault.ALONE_MASTER:
+            # Long enough that another one is elected, and this one has a tail of its own.
+            duration_s += plan.dead_after_s * rng.random() * 2
         self.trace.note("fault", f"{fault.value}: {broker.name} {duration_s:.3f} s")
         match fault:
             case Fault.KILL | Fault.KILL_MASTER:
@@ -280,7 +288,7 @@ class World:
             case Fault.POWER | Fault.POWER_MASTER:
                 broker.crash(power=True, restart_after_s=self.restart_s())
             case Fault.CRASH_IN_CUT:
-                broker.interrupts_cut = (rng.randint(0, 12), self.plan.is_durable and rng.random() < 0.5)
+                self.interrupts_cuts = not self.interrupts_cuts
             case Fault.HANG | Fault.HANG_MASTER:
                 if broker.is_up and not broker.process.is_hung:
                     broker.process.hang()
@@ -317,11 +325,33 @@ class World:
                 controllers.slow_until_s = trio.current_time() + duration_s
             case Fault.FLAKY_CONTROLLERS:
                 controllers.flaky_until_s = trio.current_time() + duration_s
+            case Fault.TWO_LEADERS:
+                self.nursery.start_soon(self._have_two_leaders)
             case Fault.DESIGNATED:
-                if controllers.leader is not None and controllers.state.master_id is not None:
-                    controllers.elect(but=controllers.state.master_id)
+                self._designate()
             case Fault.FORGED_NOTICE:
                 self._forge_notice(broker)
+
+    def _designate(self) -> None:
+        controllers = self.controllers
+        if controllers.leader is not None and controllers.state.master_id is not None:
+            controllers.elect(but=controllers.state.master_id)
+
+    async def _have_two_leaders(self) -> None:
+        """Brokers find the new leader, then lose it while the deposed one takes itself for the leader."""
+        rng, controllers = self._rng, self.controllers
+        controllers.depose(stays=True)
+        controllers.lead()
+        for link in self._controller_links():
+            link.reset()
+        await trio.sleep(rng.uniform(1.1, 2.0))
+        self._designate()
+        await trio.sleep(rng.uniform(0.2, 1.0))
+        for link in self._controller_links():
+            link.reset()
+
+    def _controller_links(self) -> list[Link]:
+        return [link for name in self.controllers.ports for link in self.network.links(frozenset((name,)))]
 
     async def _resume(self, broker: Broker, after_s: float) -> None:
         await trio.sleep(after_s)
@@ -357,8 +387,8 @@ class World:
     def _confirm(self, broker: Broker, offset: int) -> None:
         """A log must not change before `offset` any more: compare it with the reference, which may grow.
 
-        That is the confirm offset, or with power cuts the end of what was PUT_OK: what the slaves have on disk
-        is confirmed, but the master may lose it, and goes on in its epoch.
+        That is the confirm offset, or with power cuts the end of what was PUT_OK: a master that is alone in
+        its set confirms what is not on its disk yet.
         """
         data = broker.data()[:offset]
         known = min(len(self.reference), offset)
@@ -388,7 +418,7 @@ class World:
             holder = self._broker(broker_id)
             if holder is None or not holder.holds(start, data):
                 broker.fail(
-                    f"put [{start}, {end}) of epoch {life.role.epoch} is PUT_OK, broker {broker_id} of the set "
+                    f"put [{start}, {end}) of epoch {life.role.epoch} is PUT_OK, broker {broker_id} of "
                     f" {sorted(state.members)} of epoch {state.epoch} does not hold it"
                 )
         if self.plan.min_in_sync_replicas > 1:
@@ -445,7 +475,10 @@ class World:
 
     def log_cut(self, broker: Broker, offset: int, data: bytes) -> None:
         """A broker is about to cut its log of `data` at `offset`."""
-        self.cuts += 1
+        self.cuts += offset < len(data)
+        if self.interrupts_cuts and self._rng.random() < 0.7:
+            power = self.plan.is_durable and self._rng.random() < 0.6
+            broker.interrupts_cut = (self._rng.randint(0, 16), power)
         gone = data[offset : len(self.reference)]
         if self.is_safe and gone and self._is_of_reference(offset, data):
             broker.fail(f"cuts its log at {offset}, what was confirmed goes on to {len(self.reference)}")
@@ -476,18 +509,17 @@ class World:
                     self._confirm(broker, broker.confirm_offset)
             for broker in up:
                 self._check_log(broker, logs[broker.name])
-        if not self.power_cuts:
-            for one, other in combinations(up, 2):
-                self._check_pair(one, other, logs)
+        for one, other in combinations(up, 2):
+            self._check_pair(one, other, logs)
 
     def _check_log(self, broker: Broker, data: bytes) -> None:
         store, reference = broker.store, self.reference
         assert store is not None
         confirmed = min(broker.confirm_offset, len(data))
         dispatched = store.dispatcher.position
+        if self.plan.is_durable:
+            confirmed, dispatched = min(confirmed, len(reference)), min(dispatched, len(reference))
         for what, offset in (("confirm offset", confirmed), ("queues", dispatched)):
-            if self.plan.is_durable:
-                offset = min(offset, len(reference))
             if data[:offset] != reference[:offset]:
                 broker.fail(f"{what} {offset}: the log is not what was confirmed, {len(reference)} bytes")
 
@@ -510,13 +542,15 @@ class World:
         """No more faults: after bounded time all is well."""
         self.trace.note("world", "no more faults")
         self.produces = False
-        self._is_calm = self.controllers.is_calm = True
+        self.controllers.is_calm = True
+        self.interrupts_cuts = False
         self.network.heal(GOOD_LINK)
         self.controllers.slow_until_s = self.controllers.flaky_until_s = 0.0
         for broker in self.brokers:
             broker.interrupts_cut = None
             broker.process.resume()
-        await trio.sleep(2.5)
+        # Until half-open links are found out.
+        await trio.sleep(2.5 + self.plan.housekeeping_interval_s)
         self.controllers.lead()
         await self._until(self._all_follow, BOUND_S)
         master = self._master()
@@ -559,6 +593,8 @@ class World:
                 return f"{broker.name} is down"
             assert broker.store is not None
             assert broker.store.epochs is not None
+            if broker.life.role is None or broker.life.role.epoch != state.epoch:
+                return f"{broker.name} has no role in epoch {state.epoch}"
             slave = broker.life.ha.slave
             text = "" if slave is None else f", {slave.status().state} {slave.status().verdict}"
             if broker.log.max_offset != end:
