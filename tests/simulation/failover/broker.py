@@ -248,6 +248,9 @@ class Broker:
         self.safe = data[: min([safe_end, *ends])]
         self._ends = (ends, safe_end, data)
         self._image = self.disk.after_power_cut() if power else self.disk.after_kill()
+        if (cut_offset := self._image.cut_offset) is not None:
+            # From the moment that the mark is on disk the log is cut.
+            self._ends = ({cut_offset}, len(data) + 1, data)
         self._is_synced = power
         self._restart_after_s = restart_after_s
         self.ha_port.close()

@@ -73,6 +73,7 @@ class Controllers:
     ) -> None:
         self.plan = plan
         self.state = State()
+        self._past: list[State] = []
         self.ports = {f"c{number}": Port() for number in range(1, plan.controllers + 1)}
         self.leader: str | None = next(iter(self.ports))
         self.is_calm = False
@@ -105,6 +106,12 @@ class Controllers:
             self.leader = self._rng.choice(names)
             self._deposed.pop(self.leader, None)
             self._trace.note("group", f"{self.leader} leads")
+
+    def lose_state(self) -> None:
+        """The state is again what it was at some time."""
+        if self._past:
+            self.state = self._rng.choice(self._past)
+            self._trace.note("group", f"lost state: master {self.state.master_id} epoch {self.state.epoch}")
 
     def believes_to_lead(self, name: str) -> bool:
         """Whether a controller answers as the leader."""
@@ -297,6 +304,7 @@ class Controllers:
             refusal = ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
         if refusal is not None:
             return response_to(command, refusal, ext_fields=protocol.AlteredSet(new_set_epoch=0).to_fields())
+        self._past.append(state)
         self.state = state = evolve(state, members=proposed.members, set_epoch=state.set_epoch + 1)
         self._trace.note("group", f"set {sorted(state.members)} set epoch {state.set_epoch}")
         self._on_set(state)
@@ -334,6 +342,7 @@ class Controllers:
                 self.state = evolve(state, master_id=None, epoch=epoch)
                 self._trace.note("group", f"no master, epoch {epoch}")
             return
+        self._past.append(state)
         self.state = state = evolve(
             state,
             master_id=elected,

@@ -43,10 +43,13 @@ class Image:
         for path in sorted(self.files):
             if path.parent.name == LOG_FOLDER and path.name.isdecimal() and int(path.name) == len(data):
                 data += self.files[path].content
+        return data[: self.cut_offset]
+
+    @property
+    def cut_offset(self) -> int | None:
+        """Where a start will cut the log; None for no cut."""
         marker = self.files.get(Path(LOG_FOLDER) / MARKER)
-        if marker is not None and marker.content:
-            data = data[: json.loads(marker.content)["offset"]]
-        return data
+        return json.loads(marker.content)["offset"] if marker is not None and marker.content else None
 
 
 class Disk:

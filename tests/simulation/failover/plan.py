@@ -35,9 +35,12 @@ class Fault(Enum):
     TWO_LEADERS = "a deposed controller goes on answering"
     DESIGNATED = "an administrator has another master elected"
     FORGED_NOTICE = "somebody sends a notice"
+    LOST_STATE = "the controllers' state is restored from an older one"
 
 
 POWER_FAULTS = (Fault.POWER, Fault.POWER_MASTER)
+LOST_STATE_SHARE = 0.06
+"""Of seeds in which controllers lose their state: afterwards little can be promised."""
 OFTEN = (Fault.ALONE_MASTER, Fault.ALONE_MASTER, Fault.DESIGNATED)
 """After these a log is to be cut: they are more often than the others."""
 
@@ -89,8 +92,11 @@ def plan_of(seed: int) -> FailoverPlan:
     brokers = rng.choice((2, 3, 3))
     is_durable = rng.random() < 0.5
     faults = [fault for fault in Fault if is_durable or fault not in POWER_FAULTS]
+    faults.remove(Fault.LOST_STATE)
     chosen = [fault for fault in faults if rng.random() < 0.7] or faults
     chosen += [fault for fault in OFTEN if fault in chosen]
+    if stream_of(seed, "lost state").random() < LOST_STATE_SHARE:
+        chosen.append(Fault.LOST_STATE)
     heartbeat_s, housekeeping_s = rng.choice(((5.0, 20.0), (1.0, 4.0), (1.0, 4.0)))
     all_ack = rng.random() < 0.85
     return FailoverPlan(

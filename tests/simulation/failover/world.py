@@ -12,6 +12,9 @@ What must hold, with allAckInSyncStateSet; the reference is what was confirmed b
 | each half second | a log is the reference up to its broker's confirm offset, and its queues end within it |
 | each half second | up to their consistent point by epochs any two logs are the same |
 | after all faults | one master, all follow, puts are PUT_OK, logs, epochs and queues are equal |
+
+Where the controllers lost their state, all that is left is that a broker's epochs only grow, that its process
+goes on, and that its store is sound.
 """
 
 from __future__ import annotations
@@ -154,6 +157,8 @@ class World:
         """Broker id by epoch, as the controllers elected them."""
         self._lives: dict[int, str] = {}
         """Name of the broker that lived as master, by epoch."""
+        self.has_lost_state = False
+        """Whether the controllers forgot what they had decided."""
         self.interrupts_cuts = False
         """Whether brokers may crash while they cut their logs, or soon afterwards."""
         self._scope = trio.CancelScope()
@@ -329,6 +334,9 @@ class World:
                 self.nursery.start_soon(self._have_two_leaders)
             case Fault.DESIGNATED:
                 self._designate()
+            case Fault.LOST_STATE:
+                self.has_lost_state = True
+                controllers.lose_state()
             case Fault.FORGED_NOTICE:
                 self._forge_notice(broker)
 
@@ -381,8 +389,8 @@ class World:
 
     @property
     def is_safe(self) -> bool:
-        """Whether what is confirmed must survive: without allAckInSyncStateSet it may be lost."""
-        return self.plan.all_ack
+        """Whether what is confirmed must survive."""
+        return self.plan.all_ack and not self.has_lost_state
 
     def _confirm(self, broker: Broker, offset: int) -> None:
         """A log must not change before `offset` any more: compare it with the reference, which may grow.
@@ -448,7 +456,7 @@ class World:
         broker.note(f"role {'master' if role.is_master else 'slave'} of epoch {role.epoch}")
         if last is not None and role.epoch < last.epoch:
             broker.fail(f"goes back from epoch {last.epoch} to {role.epoch}")
-        if self._masters.get(role.epoch) != role.master_id:
+        if self._masters.get(role.epoch) != role.master_id and not self.has_lost_state:
             broker.fail(
                 f"takes broker {role.master_id} for the master of epoch {role.epoch}, elected was "
                 f"{self._masters.get(role.epoch)}"
@@ -463,7 +471,7 @@ class World:
         assert role is not None
         assert store is not None
         assert store.epochs is not None
-        if self._lives.setdefault(role.epoch, broker.name) != broker.name:
+        if self._lives.setdefault(role.epoch, broker.name) != broker.name and not self.has_lost_state:
             broker.fail(f"is master of epoch {role.epoch}, which {self._lives[role.epoch]} was")
         if store.epochs.last_epoch != role.epoch:
             broker.fail(f"is master of epoch {role.epoch}, its log is at {store.epochs.last_epoch}")
@@ -509,8 +517,9 @@ class World:
                     self._confirm(broker, broker.confirm_offset)
             for broker in up:
                 self._check_log(broker, logs[broker.name])
-        for one, other in combinations(up, 2):
-            self._check_pair(one, other, logs)
+        if not self.has_lost_state:
+            for one, other in combinations(up, 2):
+                self._check_pair(one, other, logs)
 
     def _check_log(self, broker: Broker, data: bytes) -> None:
         store, reference = broker.store, self.reference
@@ -552,6 +561,9 @@ class World:
         # Until half-open links are found out.
         await trio.sleep(2.5 + self.plan.housekeeping_interval_s)
         self.controllers.lead()
+        if self.has_lost_state:
+            # Brokers whose log is of later epochs wait for an operator.
+            return
         await self._until(self._all_follow, BOUND_S)
         master = self._master()
         assert master is not None

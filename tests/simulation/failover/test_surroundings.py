@@ -1,0 +1,94 @@
+"""The simulated processes and disks do what they say."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import trio
+import trio.testing
+
+from tests.simulation.failover.disk import Disk
+from tests.simulation.failover.processes import CURRENT, Process, hanging_enabled
+
+
+async def test_a_hung_process_runs_no_task_and_all_its_timers_are_late_at_once(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    process = Process("b1")
+    woken: list[tuple[str, float]] = []
+    event = trio.Event()
+
+    async def sleep_for(name: str, seconds: float) -> None:
+        await trio.sleep(seconds)
+        woken.append((name, trio.current_time() - started_s))
+
+    async def wait_for_event() -> None:
+        with trio.move_on_after(4):
+            await event.wait()
+            woken.append(("event", trio.current_time() - started_s))
+
+    async def live() -> None:
+        CURRENT.set(SimpleNamespace(process=process))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sleep_for, "early", 1)
+            nursery.start_soon(sleep_for, "first", 3)
+            nursery.start_soon(sleep_for, "second", 5)
+            nursery.start_soon(wait_for_event)
+            nursery.start_soon(sleep_for, "late", 20)
+
+    started_s = trio.current_time()
+    with hanging_enabled():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(live)
+            await trio.sleep(2)
+            process.hang()
+            await trio.sleep(1.5)
+            event.set()
+            await sleep_for("another process", 1)
+            await trio.sleep(5.5)
+            process.resume()
+    assert sorted(woken) == [
+        ("another process", 4.5),
+        ("early", 1),
+        ("event", 10),
+        ("first", 10),
+        ("late", 20),
+        ("second", 10),
+    ]
+
+
+def test_a_kill_leaves_what_was_written_and_a_power_cut_what_was_synced_or_more(tmp_path: Path) -> None:
+    left: dict[bytes | None, int] = {}
+    for seed in range(40):
+        disk = Disk(tmp_path / f"{seed}", random.Random(seed))
+        file = disk.root / "checkpoint"
+        with patch.object(os, "fsync", disk.synced), file.open("wb") as opened:
+            opened.write(b"old")
+            opened.flush()
+            os.fsync(opened.fileno())
+            folder = os.open(disk.root, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
+        file.write_bytes(b"new")
+        (disk.root / "unsynced").write_bytes(b"x")
+        killed, cut = disk.after_kill(), disk.after_power_cut()
+        assert {str(path): one.content for path, one in killed.files.items()} == {
+            "checkpoint": b"new",
+            "unsynced": b"x",
+        }
+        content = cut.files[Path("checkpoint")].content
+        assert content in {b"old", b"new"}
+        unsynced = cut.files.get(Path("unsynced"))
+        for one in (content, None if unsynced is None else b"there"):
+            left[one] = left.get(one, 0) + 1
+        disk.restore(cut, is_synced=True)
+        assert file.read_bytes() == content
+        again = disk.after_power_cut()
+        assert {path: one.content for path, one in again.files.items()} == {
+            path: one.content for path, one in cut.files.items()
+        }
+    assert set(left) == {b"old", b"new", None, b"there"}
