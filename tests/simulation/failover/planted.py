@@ -9,16 +9,14 @@ from unittest.mock import patch
 
 from attrs import evolve
 
-from trioha.controller import agent as agent_module
 from trioha.controller.agent import ControllerAgent
 from trioha.controller.protocol import MemberSet, RoleNotice
 from trioha.controller.role import MasterDecision, Outcome, Role, RoleTracker
 from trioha.ha.autoswitch.epoch_session import EpochSession
 from trioha.ha.set_commit import SetGroupCommit
-from trioha.ha.sync_state_set import Proposal, SyncStateSet
+from trioha.ha.sync_state_set import SyncStateSet
 from trioha.node import controller_room
 from trioha.store import message_store
-from trioha.store.epochs import EpochLog
 from trioha.store.mapped_file import MappedFile
 from trioha.store.message_store import MessageStore
 from trioha.store.messages import AppendResult
@@ -96,12 +94,6 @@ def _cut_too_far() -> Iterator[None]:
         return offset
 
     with patch.object(EpochSession, "_find_consistent_offset", find):
-        yield
-
-
-@_plants("the epochs of cut bytes stay")
-def _stale_entries() -> Iterator[None]:
-    with patch.object(EpochLog, "truncate_suffix", lambda epochs, offset: None):
         yield
 
 
@@ -215,21 +207,6 @@ def _no_union() -> Iterator[None]:
             one.open_proposal = proposal
 
     with patch.object(SyncStateSet, "_changed", changed):
-        yield
-
-
-@_plants("a proposal whose answer was lost is forgotten")
-def _forgotten_proposal() -> Iterator[None]:
-    def lost(one: SyncStateSet, proposal: Proposal, *, now_s: float) -> None:
-        one.refused(proposal, confirmed_s=None, now_s=now_s)
-
-    with patch.object(SyncStateSet, "lost", lost):
-        yield
-
-
-@_plants("an undecided answer counts as a refusal")
-def _all_decisive() -> Iterator[None]:
-    with patch.object(agent_module, "_DECISIVE", frozenset(range(3000))):
         yield
 
 

@@ -426,8 +426,8 @@ class World:
             holder = self._broker(broker_id)
             if holder is None or not holder.holds(start, data):
                 broker.fail(
-                    f"put [{start}, {end}) of epoch {life.role.epoch} is PUT_OK, broker {broker_id} of "
-                    f" {sorted(state.members)} of epoch {state.epoch} does not hold it"
+                    f"put [{start}, {end}) of epoch {life.role.epoch} is PUT_OK, broker {broker_id} of the "
+                    f"set {sorted(state.members)} of epoch {state.epoch} does not hold it"
                 )
         if self.plan.min_in_sync_replicas > 1:
             copies = sum(one.holds(start, data) for one in self.brokers)
@@ -486,7 +486,7 @@ class World:
         self.cuts += offset < len(data)
         if self.interrupts_cuts and self._rng.random() < 0.7:
             power = self.plan.is_durable and self._rng.random() < 0.6
-            broker.interrupts_cut = (self._rng.randint(0, 16), power)
+            broker.interrupts_cut = (self._rng.randint(0, 8), power)
         gone = data[offset : len(self.reference)]
         if self.is_safe and gone and self._is_of_reference(offset, data):
             broker.fail(f"cuts its log at {offset}, what was confirmed goes on to {len(self.reference)}")
