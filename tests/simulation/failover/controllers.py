@@ -270,6 +270,8 @@ class Controllers:
     def _elect_for(self, command: RemotingCommand) -> RemotingCommand:
         asked = protocol.ElectRequest.of(command.ext_fields)
         code = ResponseCode.SUCCESS
+        if asked.broker_id not in self.state.addresses:
+            return response_to(command, ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED)
         if self.state.master_id is not None and self._is_alive(self.state.master_id):
             code = ResponseCode.CONTROLLER_MASTER_STILL_EXIST
         else:

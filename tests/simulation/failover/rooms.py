@@ -34,6 +34,10 @@ from trioha.store.message_store import MessageStore
 from trioha.store.retention import Retention
 
 
+SYNCS_OF_CUT = 9
+"""An interruption after as many syncs, or more, comes when the cut is over."""
+
+
 def current() -> Broker:
     """The broker whose task runs."""
     broker = CURRENT.get()
@@ -211,10 +215,20 @@ def _checked_cut(store: MessageStore, offset: int) -> None:
     broker.world.log_cut(broker, offset, data)
     broker._data_before_cut = data
     broker.cuts_to = offset
+    later, broker.interrupts_cut = _split(broker.interrupts_cut)
     _cut(store, offset)
     broker.cuts_to = None
+    broker.interrupts_cut = later
     if log.max_offset != offset or log.flushed.offset != offset:
         broker.fail(f"cut at {offset}, ends at {log.max_offset}, on disk is {log.flushed.offset}")
+
+
+def _split(interruption: tuple[int, bool] | None) -> tuple[tuple[int, bool] | None, tuple[int, bool] | None]:
+    """An interruption after the cut, and one in the middle of it: one of them, or none."""
+    if interruption is None:
+        return None, None
+    syncs, power = interruption
+    return ((syncs - SYNCS_OF_CUT, power), None) if syncs >= SYNCS_OF_CUT else (None, interruption)
 
 
 def _checked_archive(log: CommitLog, directory: Path) -> None:
