@@ -33,7 +33,6 @@ from trioha.store.commit_log import CommitLog
 from trioha.store.message_store import MessageStore
 from trioha.store.retention import Retention
 
-
 SYNCS_OF_CUT = 9
 """An interruption after as many syncs, or more, comes when the cut is over."""
 
