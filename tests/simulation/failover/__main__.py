@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from tests.simulation.failover.plan import plan_of
+from tests.simulation.failover.plan import cutting_plan_of, plan_of
 from tests.simulation.failover.world import Outcome, simulate
 from tests.simulation.world import SimulationError
 
@@ -17,15 +17,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="first seed")
     parser.add_argument("--count", type=int, default=1, help="how many seeds, one after the other")
     parser.add_argument("--trace", action="store_true", help="print the plan and every event")
+    parser.add_argument("--cuts", action="store_true", help="cuts of logs only, most of them interrupted")
     arguments = parser.parse_args()
+    make_plan = cutting_plan_of if arguments.cuts else plan_of
     failed = 0
     passed: list[Outcome] = []
     for seed in range(arguments.seed, arguments.seed + arguments.count):
         if arguments.trace:
-            print(plan_of(seed))
+            print(make_plan(seed))
         started_s = time.process_time()
         try:
-            outcome = simulate(seed, show=print if arguments.trace else None)
+            outcome = simulate(seed, show=print if arguments.trace else None, plan=make_plan(seed))
         except SimulationError as error:
             failed += 1
             text = str(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from tests.simulation.determinism import stream_of
 from tests.simulation.network import LinkQuality
@@ -84,6 +84,27 @@ class FailoverPlan:
     """How long faults happen."""
     fault_interval_s: float
     faults: tuple[Fault, ...]
+    interrupts_cuts: bool = False
+    """Whether cuts are interrupted from the start."""
+
+
+def cutting_plan_of(seed: int) -> FailoverPlan:
+    """The world of a seed with cuts, all of them interrupted: masters are cut off, or replaced alive."""
+    return evolve(
+        plan_of(seed),
+        is_durable=True,
+        slave_timeout_s=3.0,
+        all_ack=True,
+        in_sync_replicas=1,
+        min_in_sync_replicas=1,
+        dead_after_s=4.0,
+        metadata_period_s=1.0,
+        pause_s=0.2,
+        chaos_s=45.0,
+        fault_interval_s=4.0,
+        faults=(Fault.ALONE_MASTER, Fault.NO_SLAVES, Fault.DESIGNATED, Fault.DESIGNATED),
+        interrupts_cuts=True,
+    )
 
 
 def plan_of(seed: int) -> FailoverPlan:

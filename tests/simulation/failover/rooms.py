@@ -227,7 +227,8 @@ def _split(interruption: tuple[int, bool] | None) -> tuple[tuple[int, bool] | No
     if interruption is None:
         return None, None
     syncs, power = interruption
-    return ((syncs - SYNCS_OF_CUT, power), None) if syncs >= SYNCS_OF_CUT else (None, interruption)
+    later = 0 if current().world.plan.interrupts_cuts else syncs - SYNCS_OF_CUT
+    return ((later, power), None) if syncs >= SYNCS_OF_CUT else (None, interruption)
 
 
 def _checked_archive(log: CommitLog, directory: Path) -> None:
