@@ -57,7 +57,7 @@ from trioha.remoting.client import ConnectionLostError, RemotingClient, running
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request
 from trioha.store.put_status import PutStatus
-from trioha.store.record_layout import BLANK
+from trioha.store.record_layout import MAGIC_BLANK
 
 CHECK_INTERVAL_S = 0.5
 CONNECT_TIMEOUT_S = 3.0
@@ -503,7 +503,7 @@ class World:
     def _is_of_reference(self, offset: int, data: bytes) -> bool:
         """Whether the record at `offset` is one that was confirmed."""
         size = int.from_bytes(data[offset : offset + 4], "big")
-        if int.from_bytes(data[offset + 4 : offset + 8], "big") == BLANK:
+        if int.from_bytes(data[offset + 4 : offset + 8], "big") == MAGIC_BLANK:
             # The end of a file, which two masters may leave free alike.
             offset += size
             size = int.from_bytes(data[offset : offset + 4], "big")
