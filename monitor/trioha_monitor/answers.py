@@ -27,6 +27,8 @@ from trioha.broker_status import (
     BrokerSettings,
     BrokerStatus,
     ConnectionStatus,
+    ControllerLinkStatus,
+    ControlStatus,
     SlaveStatus,
 )
 from trioha.distribution import Distribution
@@ -44,6 +46,10 @@ WARNINGS_MAX: Final = 16
 """Warnings kept of one node."""
 PROBING_HOSTS_MAX: Final = 64
 """Hosts whose probes are counted separately."""
+MEMBERS_MAX: Final = 64
+"""Replicas kept of one group in controller mode, and ids of its set."""
+CONTROLLERS_MAX: Final = 16
+"""Controllers kept of one node."""
 OFFSET: Final = Range(-1, I64.high)
 """An offset; RocketMQ says -1 for none."""
 
@@ -95,6 +101,10 @@ class AnswerFilter:
         kept_status = evolve(
             status,
             role=clean(status.role),
+            # In controller mode a master's own id is 0, but not in the sync-state set.
+            broker_id=status.broker_id
+            if status.control is None
+            else _own_id(status.control, status.broker_id),
             cluster_name=_text(status.cluster_name),
             broker_name=_text(status.broker_name),
             version=_text(status.version),
@@ -109,6 +119,7 @@ class AnswerFilter:
             settings=_settings(status.settings),
             table=_table(status.table),
             archive=None if status.archive is None else _archive(status.archive),
+            control=None if status.control is None else _control(status.control),
             warnings=_warnings(status.warnings),
         )
         return Answer(kept_status, more, probes)
@@ -238,6 +249,56 @@ def _archive(archive: ArchiveStatus) -> ArchiveStatus:
         object_bytes=_known(archive.object_bytes) or 0,
         failures=_known(archive.failures) or 0,
         files_deleted_unarchived=_known(archive.files_deleted_unarchived) or 0,
+    )
+
+
+def _own_id(control: ControlStatus, broker_id: int | None) -> int | None:
+    """A broker's id in its group; None while it is not known. Ids from controllers are above 0."""
+    return control.broker_id or broker_id or None
+
+
+def _control(control: ControlStatus) -> ControlStatus:
+    for what, number, within in (
+        ("broker id", control.broker_id, I64),
+        ("epoch", control.master_epoch, I64),
+        ("master's id", control.master_id, I64),
+        ("last epoch of the log", control.log_epoch, I64),
+        ("epoch of the sync-state set", control.sync_state_set_epoch, I64),
+        ("confirm offset", control.confirm_offset, OFFSET),
+    ):
+        _check(what, number, within)
+    for broker_id in control.sync_state_set[:MEMBERS_MAX]:
+        _check("id in the sync-state set", broker_id, I64)
+    for member in control.members[:MEMBERS_MAX]:
+        _check("id of a replica", member.broker_id, I64)
+        _check("ack offset of a replica", member.ack_offset, OFFSET)
+    return ControlStatus(
+        role=clean(control.role),
+        step=clean(control.step),
+        broker_id=control.broker_id,
+        master_epoch=control.master_epoch,
+        master_id=control.master_id,
+        master_address=_text(control.master_address),
+        log_epoch=control.log_epoch,
+        sync_state_set=control.sync_state_set[:MEMBERS_MAX],
+        sync_state_set_epoch=control.sync_state_set_epoch,
+        in_sync_min=_known(control.in_sync_min),
+        members=control.members[:MEMBERS_MAX],
+        confirm_offset=control.confirm_offset,
+        leader=_text(control.leader),
+        leader_heard_ms=_known(control.leader_heard_ms),
+        controllers=tuple(
+            ControllerLinkStatus(
+                address=clean(link.address),
+                is_connected=link.is_connected,
+                is_leader=link.is_leader,
+                reason=clean(link.reason, length_max=REASON_MAX),
+            )
+            for link in control.controllers[:CONTROLLERS_MAX]
+        ),
+        refusal=clean(control.refusal, length_max=REASON_MAX),
+        role_changes=_known(control.role_changes) or 0,
+        role_changed_ms=_known(control.role_changed_ms),
     )
 
 

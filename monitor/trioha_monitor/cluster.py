@@ -29,6 +29,7 @@ from attrs import frozen
 
 from trioha.broker_status import BrokerStatus
 from trioha.net.border import ConnectionBorder
+from trioha.recording.reconnects import Reconnects
 from trioha_monitor.answers import Answer
 from trioha_monitor.faults import BORDER, fault_of_this_program
 from trioha_monitor.matching import LOST_KEPT_MS, ConnectionRows, ReplicaEvents, SlaveRows
@@ -47,6 +48,18 @@ STALE_AFTER_MS = 3000
 """Then its replicas are STALE (or after five intervals, if that is more)."""
 OWN_ROW_AFTER_MS = 1500
 """A slave that no master lists gets a row of its own after this: answers of several nodes cross."""
+
+
+def _is_deposed_by(node: Node, master: BrokerStatus) -> bool:
+    """Whether `node` was master of an earlier epoch of the group of `master` by its last answer."""
+    status, control = node.status, master.control
+    if status is None or status.control is None or control is None or control.master_epoch is None:
+        return False
+    return (
+        status.control.role == "master"
+        and (status.cluster_name, status.broker_name) == (master.cluster_name, master.broker_name)
+        and (status.control.master_epoch or 0) < control.master_epoch
+    )
 
 
 @frozen
@@ -205,10 +218,33 @@ class Cluster:
         rows_change = node.answered(answer, at_ms=at_ms)
         if node.identity != identity:
             self._slaves.identities_changed()
+            rows_change = self._take_over(node) or rows_change
         rows_change = self._observe_connections(node, answer.status, at_ms=at_ms) or rows_change
         if rows_change:
             self._slaves.assign(at_ms=at_ms)
         self._update_own_row(node, at_ms=at_ms)
+
+    def _take_over(self, node: Node) -> bool:
+        """Drop the rows of masters that a role change has ended; returns whether there were any.
+
+        In controller mode the replicas of a master that is a slave now, or that has not answered since its
+        group has a master of a later epoch, are replicas of that one.
+        """
+        status = node.status
+        if status is None or status.control is None:
+            return False
+        ended = [] if node.is_master else [node]
+        if status.control.role == "master":
+            ended += [other for other in self._nodes.values() if _is_deposed_by(other, status)]
+        dropped = False
+        for each in ended:
+            each.is_deposed = each is not node
+            dropped = dropped or bool(each.rows)
+            each.rows.clear()
+            each.reconnects = Reconnects()
+        if ended:
+            self._slaves.identities_changed()
+        return dropped
 
     def _observe_connections(self, node: Node, status: BrokerStatus, *, at_ms: int) -> bool:
         """Handle the connections that a master lists; returns whether any came or went."""

@@ -32,6 +32,7 @@ SCREEN_KEYS: list[BindingType] = [
     _key("pane.log", "3", "pane('log')", "Log", "Logs, disks, puts"),
     _key("pane.events", "4", "pane('events')", "Events", "The timeline of events"),
     _key("pane.groups", "5", "pane('groups')", "Groups", "Topics, groups and their lag"),
+    _key("pane.roles", "6", "pane('roles')", "Roles", "Controller mode: roles, epochs, sync-state sets"),
     _key(
         "monitor.pause",
         "space",

@@ -47,6 +47,7 @@ from trioha_monitor.consumption_feed import (
     consumption_session,
     watch_consumption,
 )
+from trioha_monitor.control_feed import ControlFeed
 from trioha_monitor.faults import BORDER, fault_of_this_program
 from trioha_monitor.series import Severity
 from trioha_monitor.texts import clean
@@ -94,14 +95,19 @@ OpenSession = Callable[[str, FeedTimes], AbstractAsyncContextManager[Ask]]
 async def remoting_session(
     address: str, times: FeedTimes, *, security: ClientSecurity = NO_SECURITY
 ) -> AsyncIterator[Ask]:
-    """A session over RocketMQ's remoting protocol: updates of 907 from trioha, else 907 if known, else 28."""
-    connecting = open_client(
-        address,
+    """A session over RocketMQ's remoting protocol: updates of 907 from trioha, else 907 if known, else 28.
+
+    Of a RocketMQ broker in controller mode its controllers are asked, too.
+    """
+    connect = partial(
+        open_client,
         connect_timeout_s=times.connect_timeout_s,
         frame_bytes_max=FRAME_BYTES_MAX,
         security=security,
     )
-    async with connecting as client:
+    async with connect(address) as client, trio.open_nursery() as nursery:
+        control = ControlFeed(client, connect=connect, timeout_s=times.request_timeout_s)
+        nursery.start_soon(control.run)
         reader = StatusReader(
             client,
             with_table=True,
@@ -121,9 +127,10 @@ async def remoting_session(
                     f"sent {unrequested - unrequested_before} unrequested frames", address=address
                 )
             unrequested_before = unrequested
-            return status
+            return await control.with_control(status, reader.config)
 
         yield ask
+        nursery.cancel_scope.cancel()
 
 
 async def watch_node(

@@ -19,6 +19,7 @@ from trioha_monitor.answers import (
     view_slave,
 )
 from trioha_monitor.replicas import Replica, SlaveReport
+from trioha_monitor.roles import RoleHistory, compare_control
 from trioha_monitor.series import AppendClock, RateMeter, SeriesRecorder, Severity
 from trioha_monitor.texts import REASON_MAX, Names, clean, format_elapsed
 from trioha_monitor.timeline import Timeline
@@ -28,6 +29,9 @@ REFUSALS_EVERY_MS = 10_000
 """Refusals for one reason make one event in so many milliseconds: a peer may retry for ever."""
 PUTS_QUIET_MS = 5000
 """Puts succeed again when none has failed for this long."""
+ROLE_CHANGE_MS = 1000
+"""The connection to a node in controller mode may end this long after an answer without being an event: its
+connections end with its role, and it accepts new ones at once."""
 PUT_OK = "PUT_OK"
 
 _END_WORDS = {
@@ -114,6 +118,12 @@ class NodeEvents:
             if before is None or text not in before.warnings:
                 self._add(EventKind.CONFIG, text, Severity.WARNING, at_ms=at_ms)
         self._compare_disk(before, status, at_ms=at_ms)
+        if status.control is not None:
+            compare_control(
+                None if before is None else before.control,
+                status.control,
+                lambda kind, text, severity: self._add(kind, text, severity, at_ms=at_ms),
+            )
 
     def _compare(self, before: BrokerStatus, status: BrokerStatus, *, at_ms: int) -> None:
         restarted = before.table.booted_ms is not None and status.table.booted_ms not in {
@@ -125,7 +135,7 @@ class NodeEvents:
         )
         if restarted:
             self._add(EventKind.NODE, "was restarted", Severity.WARNING, at_ms=at_ms)
-        if (before.role, before.broker_name, before.broker_id) != (
+        if status.control is None and (before.role, before.broker_name, before.broker_id) != (
             status.role,
             status.broker_name,
             status.broker_id,
@@ -269,6 +279,11 @@ class Node:
     """Since when no row of a master is assigned to this slave; None while one is."""
     unwanted_since_ms: int | None = None
     """Since when the name server no longer lists it."""
+    is_deposed: bool = False
+    """Whether another node of its group has answered as master of a later epoch since its last answer."""
+    roles: RoleHistory = field(factory=RoleHistory)
+    _may_change_role: bool = False
+    """Whether its connection has ended since its last answer as connections do that end with a role."""
     _fault_names: Names = field(factory=Names)
 
     @property
@@ -279,7 +294,7 @@ class Node:
     @property
     def is_master(self) -> bool:
         """Whether its role is a master's."""
-        return self.status is not None and self.status.role.endswith("MASTER")
+        return self.status is not None and not self.is_deposed and self.status.role.endswith("MASTER")
 
     @property
     def label(self) -> str:
@@ -288,6 +303,9 @@ class Node:
 
     def failed(self, fault: str, *, at_ms: int) -> None:
         """A request to it failed."""
+        if self._begins_role_change(at_ms):
+            self._may_change_role = True
+            return
         reason = clean(fault, length_max=REASON_MAX)
         self.faults[self._fault_names.of(reason)] += 1
         if self.health is not Health.DOWN:
@@ -299,9 +317,21 @@ class Node:
                 meter.clear()
             for row in self.rows:
                 row.restart_meters()
+            self.roles.gone(at_ms=at_ms)
         self.reason = reason
         if self.report is not None:
             self.report.answers = False
+
+    def _begins_role_change(self, at_ms: int) -> bool:
+        """Whether a node that answered just now ended its connection: it may serve in another role next."""
+        return (
+            self.status is not None
+            and self.status.control is not None
+            and self.health is Health.UP
+            and self.answered_ms is not None
+            and at_ms - self.answered_ms < ROLE_CHANGE_MS
+            and not self._may_change_role
+        )
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -310,7 +340,8 @@ class Node:
         if status is None:
             return ()
         master_address = None if status.client is None else status.client.master_address
-        return status.role, status.cluster_name, status.broker_name, status.ha_address, master_address
+        epoch = None if status.control is None else status.control.master_epoch
+        return status.role, status.cluster_name, status.broker_name, status.ha_address, master_address, epoch
 
     def answered(self, answer: Answer, *, at_ms: int) -> bool:
         """It answered; returns whether rows must be assigned to slaves again."""
@@ -322,6 +353,9 @@ class Node:
         if self.health is not Health.UP:
             self.health, self.reason, self.since_ms = Health.UP, "", at_ms
         self.answered_ms = at_ms
+        self.is_deposed = self._may_change_role = False
+        if status.control is not None:
+            self.roles.add(status.control.role, status.control.master_epoch, at_ms=at_ms)
         before, self.status = self.status, status
         if before is None or before.settings != status.settings:
             self.limits = limits_of(status)
@@ -402,4 +436,6 @@ class Node:
             waiting_probes=self.waiting_probes,
             probes=probe_counts(status.probes),
             warnings=status.warnings,
+            control=status.control,
+            roles=self.roles.freeze(),
         )

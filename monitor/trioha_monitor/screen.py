@@ -1,4 +1,4 @@
-"""The main screen: a top line, in a replay its time axis, one of five panes, and a footer."""
+"""The main screen: a top line, in a replay its time axis, one of six panes, and a footer."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from trioha_monitor.panes.groups import GroupsPane
 from trioha_monitor.panes.log import LogPane
 from trioha_monitor.panes.pane import Pane, PaneModel
 from trioha_monitor.panes.replicas import ReplicasPane, ha_status_text
+from trioha_monitor.panes.roles import RolesPane
 from trioha_monitor.panes.slave import SlavePane
 from trioha_monitor.playback import Playback, Recording
 from trioha_monitor.rendering import Part, RenderContext, palette_of
@@ -43,7 +44,10 @@ PANES = (
     ("log", "Log"),
     ("events", "Events"),
     ("groups", "Groups"),
+    ("roles", "Roles"),
 )
+CONTROLLED_PANE = "roles"
+"""The pane that the top line names only where a broker is in controller mode."""
 JUMP_HINT = "12:03:05 local, or 12:03:05Z · +90s, -5m from here · 25% · end"
 UNTIL_HINT = "lag > 10MB · lag > 3s · event · event lost · event puts of 10.0.0.7"
 
@@ -84,11 +88,12 @@ class MonitorScreen(Screen[None]):
             "log": LogPane(),
             "events": EventsPane(),
             "groups": GroupsPane(),
+            "roles": RolesPane(),
         }
 
     def compose(self) -> ComposeResult:
         """Top to bottom."""
-        yield TopBar(PANES, id="top")
+        yield TopBar(id="top")
         if self._playback is not None:
             yield ReplayBar(id="replay")
         with ContentSwitcher(initial="replicas", id="panes"):
@@ -137,9 +142,12 @@ class MonitorScreen(Screen[None]):
         if view is None or context is None or not self._is_composed:
             return
         context = self._render_context = evolve(context, end_ms=view.time_ms, span_ms=self.span_s * 1000)
-        self.query_one(TopBar).show(
-            view, context, pane=self.pane.id or "", states=self._states(view, context)
+        pane = self.pane.id or ""
+        is_controlled = any(node.control is not None for node in view.nodes)
+        names = tuple(
+            each for each in PANES if each[0] != CONTROLLED_PANE or is_controlled or pane == CONTROLLED_PANE
         )
+        self.query_one(TopBar).show(view, context, names, pane=pane, states=self._states(view, context))
         if self._playback is not None:
             # Of the view's moment: a fast replay is far ahead of its last view.
             state = evolve(self._playback.state(), time_ms=view.time_ms)

@@ -25,6 +25,7 @@ from enum import Enum
 
 from attrs import Factory, field, frozen
 
+from trioha.broker_status import ControlStatus
 from trioha.distribution import Distribution
 from trioha_monitor.series import Series, Severity
 
@@ -104,7 +105,11 @@ class EventKind(Enum):
     VERDICT = "verdict"
     """Another verdict, if no other kind reports it."""
     ROLE = "role"
-    """A node has another role, name or id than before."""
+    """A node has another role, name or id than before; in controller mode also another epoch."""
+    SET = "set"
+    """The sync-state set of a master in controller mode has other members."""
+    CONTROLLER = "controller"
+    """Another controller leads, none does, or the controllers refuse a node."""
     NODE = "node"
     """A node appeared, stopped answering, answers again, restarted, or left the name server."""
     PUTS = "puts"
@@ -313,6 +318,18 @@ def node_label(broker_name: str | None, broker_id: int | None) -> str:
 
 
 @frozen
+class RoleSpan:
+    """From when on a node had a role."""
+
+    time_ms: int
+    """Its start, on the axis of `ClusterView.time_ms`."""
+    role: str
+    """`master`, `slave` or `none`; empty while the node did not answer."""
+    epoch: int | None = None
+    """Of its master."""
+
+
+@frozen
 class NodeView:
     """One node. A node that is DOWN keeps its last figures."""
 
@@ -360,6 +377,10 @@ class NodeView:
     """HA connections that ended since its start, by reason; empty where unknown."""
     warnings: tuple[str, ...] = ()
     """Its warnings about its settings."""
+    control: ControlStatus | None = None
+    """Its role, group and controllers, as it reports them; None outside of controller mode."""
+    roles: tuple[RoleSpan, ...] = ()
+    """Its roles so far, oldest first; bounded, empty outside of controller mode."""
 
     @property
     def is_master(self) -> bool:

@@ -6,6 +6,7 @@ from math import sin
 
 from attrs import evolve
 
+from trioha.broker_status import ControllerLinkStatus, ControlStatus, MemberStatus
 from trioha.distribution import Distribution
 from trioha.errors import TriohaError
 from trioha_monitor.playback import PlaybackState, Tick
@@ -23,6 +24,7 @@ from trioha_monitor.view import (
     NodeView,
     PutRate,
     ReplicaView,
+    RoleSpan,
     SlaveView,
     TimelineEvent,
     Verdict,
@@ -311,6 +313,173 @@ def busy_view() -> ClusterView:
         replicas=replicas,
         events=busy_events(),
         consumption=busy_groups(),
+        is_live=True,
+    )
+
+
+CONTROLLERS = ("10.0.0.1:9878", "10.0.0.2:9878", "10.0.0.3:9878")
+
+
+def control(role: str, broker_id: int, **changes: object) -> ControlStatus:
+    """A broker of a group of three whose second one is master of epoch 5."""
+    base = ControlStatus(
+        role=role,
+        step="following",
+        broker_id=broker_id,
+        master_epoch=5,
+        master_id=2,
+        master_address=FIRST,
+        log_epoch=5,
+        sync_state_set=(2, 3),
+        sync_state_set_epoch=11,
+        in_sync_min=2,
+        confirm_offset=END - 61_234,
+        leader=CONTROLLERS[1],
+        leader_heard_ms=2_300,
+        controllers=(
+            ControllerLinkStatus(address=CONTROLLERS[0], reason="cannot connect: Connection refused"),
+            ControllerLinkStatus(address=CONTROLLERS[1], is_connected=True, is_leader=True),
+            ControllerLinkStatus(
+                address=CONTROLLERS[2], is_connected=True, reason=f"the leader is {CONTROLLERS[1]}"
+            ),
+        ),
+        role_changes=3,
+        role_changed_ms=NOW_MS - 48_000,
+    )
+    return evolve(base, **changes)
+
+
+def roles(*spans: tuple[float, str, int | None]) -> tuple[RoleSpan, ...]:
+    """Roles since so many seconds ago."""
+    return tuple(RoleSpan(NOW_MS - round(ago_s * 1000), role, epoch) for ago_s, role, epoch in spans)
+
+
+def controlled_view() -> ClusterView:
+    """A group whose first master was killed and came back, and one of RocketMQ that lost its controllers."""
+    member = MemberStatus(in_set=True, is_required=True, is_connected=True)
+    master = NodeView(
+        address=FIRST,
+        health=Health.UP,
+        for_s=3800.0,
+        age_s=0.04,
+        role="SYNC_MASTER",
+        cluster="DefaultCluster",
+        broker_name="broker-a",
+        broker_id=2,
+        version="0.1.0",
+        ha_address="127.0.0.1:10922",
+        source="907",
+        lists_replicas=True,
+        connected_replicas=2,
+        in_sync_replicas=1,
+        limits=LIMITS,
+        log=LogView(
+            min_offset=0,
+            max_offset=END,
+            flushed_offset=END,
+            dispatched_offset=END - 61_234,
+            append_bytes_per_s=1_236_000.0,
+            append_history=lag_series("peak", unit=8.0),
+        ),
+        control=control(
+            "master",
+            2,
+            members=(
+                evolve(member, broker_id=1, in_set=False, is_required=True, ack_offset=END - 9_000_000),
+                evolve(member, broker_id=2, ack_offset=END),
+                evolve(member, broker_id=3, ack_offset=END - 61_234),
+            ),
+        ),
+        roles=roles((900, "slave", 4), (48, "master", 5)),
+    )
+    first = NodeView(
+        address=MASTER,
+        health=Health.UP,
+        for_s=21.0,
+        age_s=0.05,
+        role="SLAVE",
+        cluster="DefaultCluster",
+        broker_name="broker-a",
+        broker_id=1,
+        version="0.1.0",
+        source="907",
+        lists_replicas=False,
+        limits=LIMITS,
+        log=LogView(min_offset=0, max_offset=END - 9_000_000, flushed_offset=END - 9_000_000),
+        slave=SlaveView("127.0.0.1:10922", "TRANSFER", END - 9_000_000, 1_231_000.0, 0.02, 0, False, ""),
+        control=control("slave", 1, role_changes=1, confirm_offset=END - 9_000_000),
+        roles=roles((900, "master", 4), (51, "", None), (21, "none", None), (19, "slave", 5)),
+    )
+    third = evolve(
+        first,
+        address=SECOND,
+        broker_id=3,
+        for_s=3800.0,
+        log=LogView(min_offset=0, max_offset=END - 61_234, flushed_offset=END - 61_234),
+        slave=SlaveView("127.0.0.1:10922", "TRANSFER", END - 61_234, 1_231_000.0, 0.02, 0, False, ""),
+        control=control("slave", 3),
+        roles=roles((900, "slave", 4), (47, "slave", 5)),
+    )
+    lost = NodeView(
+        address="10.0.0.9:10911",
+        health=Health.UP,
+        for_s=900.0,
+        age_s=0.1,
+        role="SYNC_MASTER",
+        cluster="DefaultCluster",
+        broker_name="broker-b",
+        broker_id=1,
+        version="V5_3_3",
+        source="907",
+        lists_replicas=True,
+        log=LogView(min_offset=0, max_offset=4_000_000),
+        control=ControlStatus(
+            role="master",
+            broker_id=1,
+            log_epoch=2,
+            in_sync_min=2,
+            controllers=(
+                ControllerLinkStatus(address=CONTROLLERS[0], reason="cannot connect: Connection refused"),
+            ),
+        ),
+        roles=roles((75, "master", 2)),
+    )
+    told = (
+        (EventKind.ROLE, "broker-a #2", "is master of epoch 5; was slave of broker 1 in epoch 4",
+         Severity.WARNING, 48.0),
+        (EventKind.ROLE, "broker-a #3", "is slave of broker 2 in epoch 5; was slave of broker 1 in epoch 4",
+         Severity.NOTICE, 47.0),
+        (EventKind.SET, "broker-a #2", "sync-state set {2, 3}, 3 came in", Severity.GOOD, 46.0),
+        (EventKind.ROLE, "broker-a #1", "is slave of broker 2 in epoch 5; had no role",
+         Severity.NOTICE, 19.0),
+        (EventKind.CONTROLLER, "broker-b #1", (f"no controller leads: {CONTROLLERS[0]}: cannot connect: "
+         "Connection refused"), Severity.BAD, 12.0),
+    )  # fmt: skip
+    events = [TimelineEvent(NOW_MS - 60_000, EventKind.NODE, "broker-a #1", "", "no longer answers: "
+                            "Connection refused", Severity.BAD, 1)]  # fmt: skip
+    for number, (kind, node, text, severity, ago_s) in enumerate(told, start=2):
+        events.append(TimelineEvent(NOW_MS - round(ago_s * 1000), kind, node, "", text, severity, number))
+    caught_up = replica(
+        1, Verdict.OK, master=FIRST, master_label="broker-a #2", label="broker-a #3", node=SECOND
+    )
+    behind = replica(
+        2,
+        Verdict.OK,
+        master=FIRST,
+        master_label="broker-a #2",
+        label="broker-a #1",
+        node=MASTER,
+        diff_bytes=9_000_000,
+        ack_offset=END - 9_000_000,
+        lag_s=1.9,
+        in_sync=False,
+        lag_history=lag_series("peak"),
+    )
+    return ClusterView(
+        time_ms=NOW_MS,
+        nodes=(first, master, third, lost),
+        replicas=(behind, caught_up),
+        events=tuple(events),
         is_live=True,
     )
 

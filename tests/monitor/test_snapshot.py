@@ -10,7 +10,7 @@ import trio
 from attrs import evolve
 from textual.pilot import Pilot
 
-from tests.monitor.scenes import FakePlayback, busy_view
+from tests.monitor.scenes import FakePlayback, busy_view, controlled_view
 from trioha_monitor.app import MonitorApp
 from trioha_monitor.rendering import LIGHT
 from trioha_monitor.view import Show
@@ -60,6 +60,24 @@ def until_shown(*keys: str) -> Callable[[Pilot[None]], Awaitable[None]]:
 def test_screen(source: str, screen: str, size: tuple[int, int], snap_compare: Callable[..., bool]) -> None:
     app = MonitorApp(feed_of_sessions, playback=FakePlayback()) if source == "replay" else MonitorApp(feed)
     assert snap_compare(app, terminal_size=size, run_before=until_shown(SCREENS[screen]))
+
+
+async def controlled_feed(show: Show) -> None:
+    show(controlled_view())
+    await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("screen", ["replicas", "log", "roles"])
+def test_controller_mode(screen: str, size: tuple[int, int], snap_compare: Callable[..., bool]) -> None:
+    keys = {**SCREENS, "roles": "6"}
+    app = MonitorApp(controlled_feed)
+    assert snap_compare(app, terminal_size=size, run_before=until_shown(keys[screen]))
+
+
+def test_help_on_roles(snap_compare: Callable[..., bool]) -> None:
+    app = MonitorApp(controlled_feed)
+    assert snap_compare(app, terminal_size=(100, 60), run_before=until_shown("6", "question_mark"))
 
 
 def test_the_light_theme(snap_compare: Callable[..., bool]) -> None:

@@ -307,7 +307,8 @@ def test_a_graph_of_lag_has_the_masters_limits_and_the_replicas_events() -> None
     in_seconds = lag_curve(view.replicas[0], view, LOOK, in_seconds=True)
     assert [limit.label for limit in in_bytes.limits] == ["haMaxGapNotInSync 256 MiB"]
     assert [limit.value for limit in in_seconds.limits] == [3.0, 20.0]
-    assert len(in_bytes.marks) == 1
+    # A change of its role, and that it connected.
+    assert [mark.is_role_change for mark in in_bytes.marks] == [True, False]
 
 
 def test_the_copied_text_is_what_mqadmin_prints() -> None:

@@ -14,10 +14,39 @@ from textual.app import ComposeResult
 from trioha_monitor.panes.pane import HelpTopic, Pane, PaneModel, terms_of, title_of
 from trioha_monitor.rendering import SEVERITY_GLYPHS, Line, RenderContext
 from trioha_monitor.texts import format_age
-from trioha_monitor.view import TimelineEvent
+from trioha_monitor.view import EventKind, TimelineEvent
 from trioha_monitor.widgets.columns import Column
 from trioha_monitor.widgets.line_view import LineView
 from trioha_monitor.widgets.row_table import RowTable
+
+
+class EventList(RowTable[TimelineEvent]):
+    """Events, newest first."""
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name
+        super().__init__(event_columns(), key_of=lambda event: event.number, text_of=_text_of, id=id)
+        self._events: tuple[TimelineEvent, ...] | None = None
+        self._newest_first: tuple[TimelineEvent, ...] = ()
+
+    def show_events(
+        self,
+        events: tuple[TimelineEvent, ...],
+        context: RenderContext,
+        *,
+        kinds: frozenset[EventKind] | None = None,
+    ) -> None:
+        """Show those of `events`, oldest first, that are of `kinds`; None for all."""
+        is_new = events is not self._events
+        if is_new:
+            self._events = events
+            self._newest_first = tuple(
+                event for event in reversed(events) if kinds is None or event.kind in kinds
+            )
+        self.show_rows(self._newest_first, context, arrange=is_new)
+
+    def event(self, number: int | None) -> TimelineEvent | None:
+        """The listed event of that number."""
+        return next((event for event in self.rows if event.number == number), None)
 
 
 class EventsPane(Pane):
@@ -25,13 +54,9 @@ class EventsPane(Pane):
 
     def __init__(self) -> None:
         super().__init__(id="events")
-        self._events: tuple[TimelineEvent, ...] | None = None
-        self._newest_first: tuple[TimelineEvent, ...] = ()
         self._render_context: RenderContext | None = None
         self.chosen = LineView(id="events-chosen")
-        self.table = RowTable[TimelineEvent](
-            event_columns(), key_of=lambda event: event.number, text_of=_text_of, id="events-table"
-        )
+        self.table = EventList(id="events-table")
 
     def compose(self) -> ComposeResult:
         """A table, and the whole text of its chosen event."""
@@ -61,6 +86,7 @@ class EventsPane(Pane):
                         "in-sync state changed; its log does not continue; another verdict",
                     ),
                     ("role node", "another role or name; a node is gone, back, new or restarted"),
+                    ("set controller", "the sync-state set changed; another controller leads, or none"),
                     ("puts disk config clock", "failing puts, disk faults, settings, a clock that was set"),
                 ],
             ),
@@ -69,10 +95,7 @@ class EventsPane(Pane):
     def show(self, model: PaneModel) -> None:
         """Show `model`."""
         events, self._render_context = model.held.events, model.context
-        is_new = events is not self._events
-        if is_new:
-            self._events, self._newest_first = events, events[::-1]
-        self.table.show_rows(self._newest_first, model.context, arrange=is_new)
+        self.table.show_events(events, model.context)
         title = title_of("Events", self.table, shown=len(self.table.rows), of=len(events))
         if title != str(self.table.border_title):
             self.table.border_title = Text(title)
@@ -85,7 +108,7 @@ class EventsPane(Pane):
     @on(RowTable.Selected, "#events-table")
     def _show_chosen(self) -> None:
         """Show the event under the cursor: its cell in the table may be too narrow."""
-        event = next((event for event in self.table.rows if event.number == self.table.cursor), None)
+        event = self.table.event(self.table.cursor)
         context = self._render_context
         if event is None or context is None:
             self.chosen.border_title = ""
@@ -107,7 +130,7 @@ class EventsPane(Pane):
     @on(RowTable.Opened, "#events-table")
     def _open(self, message: RowTable.Opened) -> None:
         message.stop()
-        event = next((event for event in self.table.rows if event.number == message.key), None)
+        event = self.table.event(message.key)
         if event is not None:
             self.post_message(self.MomentChosen(event.time_ms))
 

@@ -104,7 +104,7 @@ class LogPane(Pane):
         newest = model.view.node(chosen.address) or chosen
         rate = newest.log.append_bytes_per_s
         marks = tuple(
-            Mark(event.time_ms, event.severity)
+            Mark.of(event)
             for event in model.view.events
             if event.node == chosen.label and event.time_ms > model.context.end_ms - model.context.span_ms
         )

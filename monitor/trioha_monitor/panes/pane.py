@@ -10,7 +10,9 @@ from attrs import frozen
 from textual.containers import Vertical
 from textual.message import Message
 
-from trioha_monitor.rendering import Line, RenderContext
+from trioha.broker_status import ControlStatus
+from trioha_monitor.rendering import Line, Part, RenderContext
+from trioha_monitor.roles import set_text
 from trioha_monitor.texts import NOTHING, format_age, format_offset, format_seconds
 from trioha_monitor.view import ClusterView, Health, NodeView
 from trioha_monitor.widgets.columns import Column
@@ -145,23 +147,27 @@ def node_columns() -> tuple[Column[NodeView], ...]:
     )
 
 
+def health_column() -> Column[NodeView]:
+    """The column of a node's health."""
+    return Column(
+        "health",
+        "State",
+        "UP answers, LATE answers slowly, DOWN does not answer; and for how long",
+        _health,
+        order=lambda node: -node.health.severity,
+    )
+
+
 def identity_columns() -> tuple[Column[NodeView], ...]:
     """Columns of identity and health of a node."""
     return (
-        Column(
-            "health",
-            "State",
-            "UP answers, LATE answers slowly, DOWN does not answer; and for how long",
-            _health,
-            order=lambda node: -node.health.severity,
-        ),
+        health_column(),
         Column(
             "role",
             "Role",
-            "SYNC_MASTER, ASYNC_MASTER or SLAVE; MASTER if it does not report which",
-            lambda node, context: (
-                (node.role or NOTHING, context.palette.muted if is_old(node) else context.palette.accent),
-            ),
+            "SYNC_MASTER, ASYNC_MASTER or SLAVE; MASTER if it does not report which; with the epoch in "
+            "controller mode",
+            role_cell,
             order=lambda node: node.role,
             rank=2,
         ),
@@ -197,6 +203,30 @@ def rate_cell(node: NodeView, context: RenderContext) -> Line:
     return context.figure(context.rate(rate), is_old=is_old(node) or not rate)
 
 
+def role_cell(node: NodeView, context: RenderContext) -> Line:
+    """The role of a node, in controller mode with its epoch."""
+    palette, control = context.palette, node.control
+    text = node.role or NOTHING
+    if control is not None:
+        epoch = "" if control.master_epoch is None else f" e{control.master_epoch}"
+        text = "NO ROLE" if control.role == "none" else f"{control.role.upper()}{epoch}"
+        if control.role == "none" and not is_old(node):
+            return ((text, palette.warn),)
+    return ((text, palette.muted if is_old(node) else palette.accent),)
+
+
+def _control_note(control: ControlStatus, context: RenderContext) -> list[Part]:
+    """A master's set, and whether no controller leads."""
+    palette = context.palette
+    parts: list[Part] = []
+    if control.role == "master" and control.sync_state_set_epoch is not None:
+        style = palette.bad if control.is_set_short else palette.text
+        parts += [(" set ", palette.muted), (set_text(control.sync_state_set), style)]
+    if control.leader is None:
+        parts.append((" ▲ no controller", palette.warn))
+    return parts
+
+
 def _health(node: NodeView, context: RenderContext) -> Line:
     if node.health is Health.CONNECTING:
         return (context.health(node.health),)
@@ -210,6 +240,9 @@ def _note(node: NodeView, context: RenderContext, width: int) -> Line:
         return ((node.reason, palette.bad),)
     if node.health is Health.CONNECTING:
         return (("waiting for its first answer", palette.muted),)
+    control = [] if node.control is None else _control_note(node.control, context)
+    if node.control is not None and node.control.role == "none":
+        return (("waits for a role", palette.warn), *control)
     if node.slave is not None:
         slave = node.slave
         if slave.complaint:
@@ -218,14 +251,14 @@ def _note(node: NodeView, context: RenderContext, width: int) -> Line:
         start = ("← ", palette.good) if transfers else (f"▲ {slave.state or 'READY'} ", palette.warn)
         line = [start, (f"{slave.master_address or 'no master'} ", palette.text)]
         reported = format_offset(slave.reported_offset)
-        room = width - sum(len(text) for text, _ in line) - len(reported)
+        room = width - sum(len(text) for text, _ in (*line, *control)) - len(reported)
         if slave.reported_offset is not None and room >= 0:
             # A cut number is useless: the table of replicas has all of it.
             label = "reported " if room >= len("reported ") else ""
             line += [(label, palette.muted), (reported, palette.text)]
         if slave.read_age_s is not None and slave.read_age_s > node.limits.heartbeat_s:
             line.append((f" silent for {format_seconds(slave.read_age_s)}", palette.warn))
-        return tuple(line)
+        return (*line, *control)
     if not node.lists_replicas:
         return (("this version does not list its replicas", palette.muted),)
     count = node.connected_replicas
@@ -235,6 +268,7 @@ def _note(node: NodeView, context: RenderContext, width: int) -> Line:
     if count and node.in_sync_replicas is not None:
         style = palette.good if node.in_sync_replicas >= count - node.observers else palette.warn
         line += [(", ", palette.muted), (f"{node.in_sync_replicas} in sync", style)]
+    line += control
     if probes := sum(probe.count for probe in node.probes):
         words = f", {probes:,} probe{'' if probes == 1 else 's'}"
         if sum(len(text) for text, _ in line) + len(words) <= width:

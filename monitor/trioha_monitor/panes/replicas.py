@@ -90,7 +90,7 @@ class ReplicasPane(Pane):
                 [
                     ("bars", "the worst lag of each span of time, in the colour of the worst verdict"),
                     ("╌╌╌", "the broker's own limits; a limit far above is named at the top"),
-                    ("▾", "an event: see Events"),
+                    ("▾ ◆", "an event, a change of a role: see Events"),
                 ],
             ),
         )

@@ -17,7 +17,7 @@ from rich.text import Text
 from trioha_monitor.rendering import ByteUnits, Line, Palette, Part, RenderContext
 from trioha_monitor.series import Bucket, Series, Severity
 from trioha_monitor.texts import format_bytes, format_duration, format_scale, format_seconds, format_span
-from trioha_monitor.view import ClusterView, ReplicaView
+from trioha_monitor.view import ClusterView, EventKind, ReplicaView, TimelineEvent
 from trioha_monitor.widgets.line_view import LineView
 
 SPARK_MIN_BYTES = 262_144
@@ -26,7 +26,19 @@ EIGHTHS = " ▁▂▃▄▅▆▇█"
 JUMP_MS = 10_000
 """After a jump of the time by more than this, no column is reused."""
 
+EVENT_GLYPH = "▾"
+ROLE_GLYPH = "◆"
+"""Ticks of the time axis: of events, and of changes of roles."""
+
 Columns = tuple[Bucket | None, ...]
+Ticks = tuple[tuple[int, Severity, str], ...]
+"""Columns of ticks, with their severity and glyph."""
+
+
+def column_of(time_ms: int, context: RenderContext, width: int) -> int:
+    """The column of a moment among `width`; outside of 0 to `width` - 1 if it is not drawn."""
+    last = context.end_ms * width // context.span_ms
+    return time_ms * width // context.span_ms - last + width - 1
 
 
 @define(eq=False)
@@ -206,6 +218,12 @@ class Mark:
 
     time_ms: int
     severity: Severity
+    is_role_change: bool = False
+
+    @classmethod
+    def of(cls, event: TimelineEvent) -> Mark:
+        """The tick of an event."""
+        return cls(event.time_ms, event.severity, event.kind is EventKind.ROLE)
 
 
 @frozen
@@ -281,22 +299,23 @@ class Graph(LineView):
             # A peer's text must not be read as markup.
             self.border_title, self.border_subtitle = Text(title), Text(subtitle)
 
-    def _marks(self, curve: Curve, context: RenderContext, width: int) -> tuple[tuple[int, Severity], ...]:
-        """Columns of the events in the time that is drawn, with the worst severity of each."""
-        last = context.end_ms * width // context.span_ms
-        columns: dict[int, Severity] = {}
+    def _marks(self, curve: Curve, context: RenderContext, width: int) -> Ticks:
+        """Columns of the events in the time that is drawn, with the worst severity and the glyph of each."""
+        columns: dict[int, tuple[Severity, str]] = {}
         for mark in curve.marks:
-            column = mark.time_ms * width // context.span_ms - last + width - 1
+            column = column_of(mark.time_ms, context, width)
             if 0 <= column < width:
-                columns[column] = max(mark.severity, columns.get(column, Severity.GOOD))
-        return tuple(sorted(columns.items()))
+                severity, glyph = columns.get(column, (Severity.GOOD, EVENT_GLYPH))
+                glyph = ROLE_GLYPH if mark.is_role_change else glyph
+                columns[column] = max(mark.severity, severity), glyph
+        return tuple((column, *columns[column]) for column in sorted(columns))
 
 
 def _picture(
     curve: Curve,
     context: RenderContext,
     columns: Columns,
-    marks: Sequence[tuple[int, Severity]],
+    marks: Ticks,
     *,
     height: int,
 ) -> list[Line]:
@@ -326,8 +345,8 @@ def _picture(
         lines.append(((label, palette.muted), *runs(cells)))
     zero = "0 s" if curve.quantity is Quantity.SECONDS else "0 B"
     axis: list[Part] = [("─", palette.muted)] * width
-    for column, severity in marks:
-        axis[column] = ("▾", palette.of(severity))
+    for column, severity, glyph in marks:
+        axis[column] = (glyph, palette.of(severity))
     lines.append(((f"{zero:>{GUTTER - 2}} └", palette.muted), *runs(axis)))
     lines.append(((_time_axis(context, width), palette.muted),))
     return lines
@@ -410,11 +429,12 @@ def lag_curve(replica: ReplicaView, view: ClusterView, context: RenderContext, *
 
 
 def replica_marks(replica: ReplicaView, view: ClusterView, context: RenderContext) -> tuple[Mark, ...]:
-    """Events of a replica in the time that is drawn."""
+    """Events of a replica, and changes of its master's role and its own, in the time that is drawn."""
     marks: list[Mark] = []
     for event in reversed(view.events):
         if event.time_ms < context.end_ms - context.span_ms:
             break
-        if event.replica and event.replica in {replica.address, replica.label}:
-            marks.append(Mark(event.time_ms, event.severity))
+        is_own = event.replica and event.replica in {replica.address, replica.label}
+        if is_own or (event.kind is EventKind.ROLE and event.node in {replica.label, replica.master_label}):
+            marks.append(Mark.of(event))
     return tuple(marks)

@@ -33,16 +33,25 @@ class TopBar(LineView):
             super().__init__()
             self.pane = pane
 
-    def __init__(self, names: tuple[tuple[str, str], ...], *, id: str) -> None:  # noqa: A002 - Textual's name
-        """`names` are ids and labels of the panes."""
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
-        self._names = names
         self._places: list[tuple[int, int, str]] = []
 
-    def show(self, view: ClusterView, context: RenderContext, *, pane: str, states: tuple[Part, ...]) -> None:
-        """Show the state of the cluster in `view`, and `states` to point out: paused, recording."""
+    def show(
+        self,
+        view: ClusterView,
+        context: RenderContext,
+        names: tuple[tuple[str, str], ...],
+        *,
+        pane: str,
+        states: tuple[Part, ...],
+    ) -> None:
+        """Show the state of the cluster in `view`, and `states` to point out: paused, recording.
+
+        `names` are ids and labels of the panes, `pane` is the id of the visible one.
+        """
         palette, width = context.palette, self.size.width
-        left = self._panes(pane, context)
+        left = self._panes(names, pane, context)
         at = sum(cell_len(text) for text, _ in left)
         clock = f"{datetime.fromtimestamp(view.time_ms / 1000).astimezone():%H:%M:%S}"
         right: list[Part] = [(f" {clock}", palette.muted)]
@@ -63,17 +72,17 @@ class TopBar(LineView):
         line.append((" " * max(0, width - used), palette.text))
         self.show_lines([(*line, *right)])
 
-    def _panes(self, pane: str, context: RenderContext) -> list[Part]:
+    def _panes(self, names: tuple[tuple[str, str], ...], pane: str, context: RenderContext) -> list[Part]:
         """Names of the panes; close together where the terminal is narrow."""
         palette, is_wide = context.palette, self.size.width >= WIDE
         line: list[Part] = [("trioha ", palette.strong + palette.accent)] if is_wide else []
         at, places = sum(cell_len(text) for text, _ in line), []
-        for number, (name, label) in enumerate(self._names, start=1):
+        for number, (name, label) in enumerate(names, start=1):
             style = palette.strong + palette.reverse if name == pane else palette.muted
             text = f" {number} {label} " if is_wide else f"{number} {label}"
             places.append((at, at + len(text), name))
             line.append((text, style))
-            if not is_wide and number < len(self._names):
+            if not is_wide and number < len(names):
                 line.append((" ", palette.muted))
                 at += 1
             at += len(text)
