@@ -37,6 +37,7 @@ from trioha.net.threads import run_in_thread
 from trioha.node.budget import DescriptorBudget
 from trioha.node.controller_room import WAITING, agent_settings, offsets_of, run_agent
 from trioha.node.ha_room import HaRoom
+from trioha.node.hang_watch import HangWatch
 from trioha.node.metadata_room import metadata_settings
 from trioha.node.role_changes import Roles, live_roles
 from trioha.node.role_life import Control, NodeParts
@@ -206,6 +207,7 @@ class Broker:
         self._settings = store.settings
         self._check_recovered()
         metadata = MetadataStore.open(metadata_settings(config))
+        hangs = HangWatch(config.hang_timeout / 1000)
         agent = self.agent = ControllerAgent(
             agent_settings(config, listen=Address(self.host, CLIENT_PORT)),
             IdentityFiles.open(config.store_path_broker_identity, cluster_name=CLUSTER, broker_name=NAME),
@@ -213,6 +215,7 @@ class Broker:
             connect=self._connect_to_controller,
             run_blocking=run_in_thread,
             clock_ms=lambda: round(trio.current_time() * 1000),
+            hanging=hangs.hanging,
         )
         parts = NodeParts(
             store=store,
@@ -224,6 +227,7 @@ class Broker:
             ports=_Ports(self),  # type: ignore[arg-type]
             budget=BUDGET,
             stopping=trio.Event(),
+            hangs=hangs,
             control=Control(agent=agent),
         )
         async with trio.open_nursery() as services:

@@ -104,6 +104,9 @@ def test_every_promise_holds_where_all_cuts_are_interrupted() -> None:
 def test_a_planted_bug_is_found(what: str) -> None:
     with (
         planted(what),
-        pytest.raises(SimulationError, match=r"see it again: python -m tests.simulation.failover --seed"),
+        pytest.raises(
+            SimulationError, match=r"see it again: python -m tests.simulation.failover --seed"
+        ) as found,
     ):
         simulate_all(seeds_for(what), cutting_plan_of if what in CUTTING else plan_of)
+    assert "exception:" not in str(found.value), "an invariant finds it"
