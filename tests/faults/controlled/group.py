@@ -235,6 +235,8 @@ class Group:
         """
         self.plan = plan
         self.folder = folder
+        self.settled_within_s = SETTLED_WITHIN_S
+        """How long it may take at the end until all nodes are in the set."""
         self.passed_over = 0
         """Faults that found nothing to break."""
         self.deaths = 0
@@ -630,7 +632,7 @@ class Group:
         self.world.run(self.world.wait_produced, within_s=SETTLED_WITHIN_S)
         deadline_s = time.monotonic() + SETTLED_WITHIN_S
         while True:
-            self.wait(self._all_in_sync, "all are in the sync-state set", SETTLED_WITHIN_S)
+            self.wait(self._all_in_sync, "all are in the sync-state set", self.settled_within_s)
             for name in self.keepers:
                 self.cut_off(name, Side.CONTROLLER, is_silent=False)
             try:
