@@ -202,11 +202,11 @@ def _synced(real: Callable[[int], None]) -> Callable[[int], None]:
     return sync
 
 
-_cut = MessageStore.cut
+_cut_steps = MessageStore.cut_steps
 _archive = CommitLog.archive
 
 
-def _checked_cut(store: MessageStore, offset: int) -> None:
+def _checked_cut(store: MessageStore, offset: int) -> Iterator[Callable[[], None]]:
     broker = current()
     log = store.commit_log
     data = bytes_of(log, 0, log.max_offset)
@@ -215,7 +215,7 @@ def _checked_cut(store: MessageStore, offset: int) -> None:
     broker._data_before_cut = data
     broker.cuts_to = offset
     later, broker.interrupts_cut = _split(broker.interrupts_cut)
-    _cut(store, offset)
+    yield from _cut_steps(store, offset)
     broker.cuts_to = None
     broker.interrupts_cut = later
     if log.max_offset != offset or log.flushed.offset != offset:
@@ -254,7 +254,7 @@ def simulated_surroundings() -> Iterator[None]:
         (trio.from_thread, "check_cancelled", lambda: None),
         (os, "fsync", _synced(os.fsync)),
         (os, "fdatasync", _synced(os.fdatasync)),
-        (MessageStore, "cut", _checked_cut),
+        (MessageStore, "cut_steps", _checked_cut),
         (CommitLog, "archive", _checked_archive),
     ]
     with ExitStack() as stack:
