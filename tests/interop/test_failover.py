@@ -6,7 +6,7 @@ then, and both epoch files are equal.
 
 Where a master is lost, its last messages are kept from its slave before: it must be cut when it comes back.
 
-A RocketMQ master that is replaced while it lives (hung, separated) does three things that no slave can mend,
+A master of 5.5.0 that is replaced while it lives (hung, separated) does three things that no slave can mend,
 a real one neither. After its slave has gone it confirms messages alone, until it hears of its successor. It
 gives consumers messages that it never confirmed: they hide those of its successor at the same places of the
 queues. And it confirms what it finds to do when it wakes up. Where the first broker is RocketMQ's, messages
