@@ -15,6 +15,8 @@ from trioha.store.dispatch_service import (
     AWAITED_GATHER_S,
     BESIDE_RECORDS,
     BESIDE_RECORDS_COMPILED,
+    BUSY_GATHER_S,
+    BUSY_RECORDS,
     GATHER_S,
     PROGRESS_INTERVAL_S,
     RECHECK_S,
@@ -76,6 +78,25 @@ async def test_a_lone_record_is_dispatched_at_once_and_those_after_it_together(
     assert store.dispatcher.position == last.end_offset
 
 
+@pytest.mark.parametrize(
+    ("records", "gather_s"), [(BUSY_RECORDS - 1, GATHER_S), (BUSY_RECORDS, BUSY_GATHER_S)]
+)
+async def test_after_many_records_more_time_is_given_to_those_that_follow(
+    store, nursery, autojump_clock, records, gather_s
+):
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    await trio.sleep(1)
+    for _ in range(records):
+        first = store.commit_log.append(message())
+    await trio.testing.wait_all_tasks_blocked()
+    assert store.dispatcher.position == first.end_offset
+    last = store.commit_log.append(message())
+    await trio.sleep(gather_s * 0.9)
+    assert store.dispatcher.position == first.end_offset
+    await trio.sleep(gather_s * 0.2)
+    assert store.dispatcher.position == last.end_offset
+
+
 async def test_a_consumer_that_begins_to_wait_hurries_the_records_that_are_gathered(
     store, nursery, autojump_clock
 ):
@@ -95,6 +116,30 @@ async def test_a_consumer_that_begins_to_wait_hurries_the_records_that_are_gathe
     store.dispatcher.hurry()
     await trio.sleep(1)
     assert store.dispatcher.position == last.end_offset
+
+
+async def test_what_is_gathered_is_dispatched_at_once_for_a_reader_of_it(store, nursery, autojump_clock):
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    await trio.sleep(1)
+    store.commit_log.append(message())
+    await trio.testing.wait_all_tasks_blocked()
+    last = store.commit_log.append(message())
+    store.dispatcher.catch_up()
+    assert store.dispatcher.position == last.end_offset
+    # What comes after it is gathered from then on.
+    newest = store.commit_log.append(message())
+    await trio.testing.wait_all_tasks_blocked()
+    assert store.dispatcher.position == last.end_offset
+    await store.dispatcher.dispatched.reached(newest.end_offset)
+
+
+async def test_a_reader_does_not_make_dispatch_pass_the_disk(store, nursery, autojump_clock):
+    nursery.start_soon(DispatchService(store, sync_flush=True, sync=at_once).run)
+    first = store.commit_log.append(message())
+    store.commit_log.append(message())
+    store.commit_log.flushed.advance(first.end_offset)
+    store.dispatcher.catch_up()
+    assert store.dispatcher.position == first.end_offset
 
 
 async def test_with_sync_flush_records_are_dispatched_after_they_are_on_disk(store, nursery, autojump_clock):

@@ -169,6 +169,7 @@ class AdminOffsets:
         return self._traffic.pulls.per_s(f"{topic.name}@{group}")
 
     def _new_progress(self, request: RemotingCommand, size: AnswerSize) -> _Progress:
+        self._store.dispatcher.catch_up()
         broker_name = self._metadata.topics.settings.broker_name
         return _Progress(QueueTable(broker_name, size), request.version >= Version.V5_0_0)
 
@@ -254,6 +255,7 @@ class AdminOffsets:
             queues = range(queue_id, queue_id + 1)
         committed = self._metadata.consumer_offsets.of_group(group, topic.name)
         reads = self._store.reads
+        self._store.dispatcher.catch_up()
         if queue_id != _ALL_QUEUES and offset != END:
             low, high = reads.min_offset(topic.name, queue_id), reads.max_offset(topic.name, queue_id)
             if not low <= offset <= high:

@@ -163,6 +163,7 @@ class AdminTopics:
         topic = self._topic(request, "topic[{}] not exist")
         reads = self._store.reads
         table = QueueTable(self._metadata.topics.settings.broker_name, AnswerSize())
+        self._store.dispatcher.catch_up()
         async with self._turn:
             try:
                 for queue_id in range(topic.queue_nums):

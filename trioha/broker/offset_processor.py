@@ -51,6 +51,7 @@ class OffsetProcessor:
     def _begins_at_0(self, topic: str, queue_id: int, *, version: int) -> bool:
         """Whether a new group begins at 0. In a queue without messages only clients of 4.9 do."""
         reads = self._store.reads
+        self._store.dispatcher.catch_up()
         try:
             if reads.min_offset(topic, queue_id) > 0:
                 return False
@@ -86,6 +87,7 @@ class OffsetProcessor:
         return _offset(request, self._max_offset(*_queue_of(request)))
 
     def _max_offset(self, topic: str, queue_id: int) -> int:
+        self._store.dispatcher.catch_up()
         try:
             return self._store.reads.max_offset(topic, queue_id, log_end=self.log_end())
         except StoreError as error:
@@ -105,6 +107,7 @@ class OffsetProcessor:
         fields = HeaderFields(request.ext_fields)
         is_upper = (fields.optional("boundaryType") or "").upper() == "UPPER"
         reads = self._store.reads
+        self._store.dispatcher.catch_up()
         try:
             offset = reads.offset_by_time(topic, queue_id, fields.number("timestamp", I64), upper=is_upper)
         except StoreError as error:

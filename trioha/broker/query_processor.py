@@ -40,6 +40,7 @@ class QueryProcessor:
         begin_ms, end_ms = fields.number("beginTimestamp", I64), fields.number("endTimestamp", I64)
         if fields.flag("_UNIQUE_KEY_QUERY"):
             limit = UNIQUE_KEY_MESSAGES_MAX
+        self._store.dispatcher.catch_up()
         try:
             records = self._store.reads.by_key(topic, key, limit=limit, begin_ms=begin_ms, end_ms=end_ms)
         except StoreError as error:

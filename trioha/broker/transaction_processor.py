@@ -50,6 +50,7 @@ class TransactionProcessor:
             raise BadRequestError("The transaction state table offset wrong")
         if service.followed.offset > header.queue_offset:
             return self._decide(service, request, header.decision, half)
+        service.catch_up()
         return self._decide_later(service, request, header.decision, half)
 
     async def _decide_later(

@@ -180,6 +180,10 @@ class TransactionService:
 
     # -- decisions ---------------------------------------------------------------------------------------
 
+    def catch_up(self) -> None:
+        """Have half messages that were stored just now dispatched at once, so that they can be decided."""
+        self._store.dispatcher.catch_up()
+
     def half_message_at(self, physical_offset: int) -> HalfMessage | None:
         """The half message that the log has there; None if it has none."""
         return HalfMessage.of(self._store.reads.record_at(physical_offset))

@@ -71,6 +71,8 @@ class Dispatcher:
         """Whether consumers wait for messages."""
         self.hurry: Callable[[], None] = lambda: None
         """Called when a consumer begins to wait: it waits for records that are not dispatched yet, too."""
+        self.catch_up: Callable[[], None] = lambda: None
+        """Called before queues or index are read for a client that may have stored something just now."""
         self.last_store_timestamp_ms = 0
         """storeTimestamp of the last record dispatched: the checkpoint's logicsMsgTimestamp, once the queues
         are on disk."""
