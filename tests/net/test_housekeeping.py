@@ -1,5 +1,7 @@
 """The tasks of a connection and its idle timeout."""
 
+import socket
+
 import pytest
 import trio
 
@@ -63,4 +65,36 @@ async def test_what_came_while_the_process_was_stopped_counts(autojump_clock):
             housekeeping.deadline_s = trio.current_time() + 20
             await trio.sleep_forever()
 
+        assert await ended_after(housekeeping, receive) == (40.0, True)
+
+
+async def test_what_came_counts_also_if_the_first_look_for_it_was_interrupted(autojump_clock, monkeypatch):
+    """SIGCONT in epoll_wait: Python repeats it only within its time limit, which has passed by then."""
+    manager = type(trio._core._run.GLOBAL_RUN_CONTEXT.runner.io_manager)
+    look = manager.get_events
+    for _ in range(30):
+        await hear_after_an_interruption(manager, look, monkeypatch)
+
+
+async def hear_after_an_interruption(manager, look, monkeypatch):
+    housekeeping = Housekeeping(idle_timeout_s=20)
+    began_s = trio.current_time()
+    ours, theirs = socket.socketpair()
+
+    def find_nothing(self, timeout_s):
+        if trio.current_time() < began_s + 20:
+            return look(self, timeout_s)
+        interrupted.undo()
+        theirs.send(b"x")
+        return []
+
+    async def receive():
+        await trio.lowlevel.wait_readable(ours)
+        ours.recv(1)
+        housekeeping.deadline_s = trio.current_time() + 20
+        await trio.sleep_forever()
+
+    with ours, theirs, monkeypatch.context() as interrupted:
+        ours.setblocking(False)
+        interrupted.setattr(manager, "get_events", find_nothing)
         assert await ended_after(housekeeping, receive) == (40.0, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import trio
@@ -207,6 +208,37 @@ async def test_the_next_request_of_a_client_that_is_alone_is_polled_for(polls: t
         answer = await read_command(stream, decoder)
         assert answer is not None
         assert answer.opaque == 6
+
+
+async def test_other_tasks_run_between_the_requests_of_a_client_that_is_polled_for(polls: type[Poll]) -> None:
+    """Also where each is answered at once: slaves, dispatch and timers do not wait for 16 of them."""
+    handled, seen, ready = 0, [], trio.Event()
+
+    def note(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        nonlocal handled
+        handled += 1
+        ready.set()
+        return at_once(asked, peer)
+
+    async def look() -> None:
+        nonlocal ready
+        while True:
+            await ready.wait()
+            ready = trio.Event()
+            seen.append(handled)
+
+    server = RemotingServer(note, limits=POLLS)
+    async with connected(server) as (stream, decoder), trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        sock = stream.socket._sock
+        polls.prepared += [lambda number=number: sock.send(ask(number)) for number in range(2, 31)]
+        await stream.send_all(ask(1))
+        for _ in range(30):
+            assert await read_command(stream, decoder) is not None
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    # Of two tasks of one turn either runs first, so it may be some; they were 16.
+    assert max(later - earlier for earlier, later in pairwise([0, *seen])) <= 4
 
 
 async def test_the_end_of_a_client_that_is_polled_for_is_seen(polls: type[Poll]) -> None:

@@ -49,6 +49,8 @@ class Housekeeping:
         while trio.current_time() < self.deadline_s:
             await trio.sleep_until(self.deadline_s)
             # A process that was stopped finds the deadline passed, and the peer's bytes unread: they count.
+            # The look for bytes that was interrupted finds none; the next one does, and the turn after reads.
+            await trio.lowlevel.checkpoint()
             await trio.lowlevel.checkpoint()
         self.is_expired = True
         connection.cancel()
