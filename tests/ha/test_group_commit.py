@@ -747,3 +747,21 @@ async def test_puts_are_answered_at_once_where_no_more_acks_will_come(make, auto
     # One that the slaves have is still PUT_OK.
     acknowledge(replicas, "a", 100)
     assert await outcome(commit, 100) == (PutStatus.PUT_OK, 0.0)
+
+
+async def test_what_connected_slaves_hold_leaves_out_one_that_copies_a_long_log(autojump_clock):
+    replicas = Replicas(gap_bytes_max=1000)
+    near, far = LagClock(), LagClock()
+    for connection, ack_offset, clock in ((1, 9_500, near), (2, 3_000, far)):
+        clock.appended(10_000, trio.current_time())
+        replicas.acknowledge(
+            connection,
+            replica=f"replica {connection}",
+            ack_offset=ack_offset,
+            is_stable_identity=True,
+            has_unsent=False,
+            lag_clock=clock,
+        )
+    assert replicas.held_offset(10_000) == 9_500
+    replicas.forget(1)
+    assert replicas.held_offset(10_000) == 10_000

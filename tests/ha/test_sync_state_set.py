@@ -446,6 +446,28 @@ def test_a_refused_newcomer_is_no_longer_required_and_asked_for_again_a_second_l
     assert master.proposed == [{1, 2}]
 
 
+def test_a_lost_member_leaves_although_the_controller_refuses_another_replica():
+    """A replica that holds everything and is not alive to the controller, whom it cannot reach."""
+    master = Master(members=frozenset({1, 3}), confirm_offset=1000)
+    for broker_id in (2, 3):
+        master.connect(broker_id)
+        master.ack(broker_id)
+    refused = master.proposals[-1]
+    assert refused.members == {1, 2, 3}
+    master.set.refused(refused, confirmed_s=master.now_s, now_s=master.now_s)
+    # Within the time in which nothing is proposed.
+    master.disconnect(3)
+    assert master.set.open_proposal is None
+    master.now_s += 1.0
+    master.append()
+    master.ack(2)
+    assert master.proposals[-1].members == {1}
+    master.set.decided(frozenset({1}), 6)
+    master.append()
+    master.ack(2)
+    assert master.proposals[-1].members == {1, 2}
+
+
 def test_a_newcomer_whose_proposals_answer_was_lost_stays_required():
     master = Master()
     master.connect(2)

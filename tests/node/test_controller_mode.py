@@ -45,6 +45,7 @@ from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand
 from trioha.remoting.end_transaction import Decision
 from trioha.remoting.server import Peer, RemotingServer
+from trioha.store.checkpoint import Checkpoint
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 BOTH = frozenset((1, 2))
@@ -162,6 +163,10 @@ class Member:
     def log_bytes(self) -> bytes:
         """The whole log, from its files."""
         return b"".join(path.read_bytes() for path in sorted((self.root / "commitlog").iterdir()))
+
+    def confirmed_on_disk(self) -> int:
+        """The confirm offset in its checkpoint."""
+        return Checkpoint.load(self.root / "checkpoint").confirm_physical_offset
 
     def epochs(self) -> EpochCache:
         return EpochCache.of_body(answer_of(self.address, to_request(protocol.EpochCacheRequest())).body)
@@ -381,6 +386,8 @@ def test_a_slave_keeps_confirmed_messages_that_its_masters_disk_has_lost(
     first.stored(50)
     end = first.epochs().max_offset
     second.node.wait(max_offset=end)
+    # What the slave knows to be confirmed is in its checkpoint about a second later.
+    eventually("the confirm offset on disk", lambda: second.confirmed_on_disk() >= end or None)
     for member in (first, second):
         member.node.kill()
     confirmed = second.log_bytes()

@@ -70,6 +70,13 @@ def tables(address: str) -> list[Any]:
     return [parse_pretty(bytes(answer.body).decode()) for answer in answers]
 
 
+def delivered_after_delay(node: TriohaNode, level: int) -> int:
+    """How many delayed messages the node says are delivered: those that its slave has, too."""
+    return int(
+        {int(key): value for key, value in tables(node.listen_address)[3]["offsetTable"].items()}[level]
+    )
+
+
 def stop_when_copied(master: TriohaNode, slave: TriohaNode) -> None:
     """Stop both as soon as the slave has the master's log and offsets."""
     slave.wait(max_offset=master.max_offset)
@@ -184,6 +191,7 @@ def test_a_pair_that_exchanges_its_roles_twice_goes_on_where_it_was(
     wait_until(lambda: messages(first, "Topic") == 55)
     commit(first, "Topic", "group", 30)
     second = slave_of(first, start, "second")
+    wait_until(lambda: delivered_after_delay(first, 1) == 5)
     stop_when_copied(first, second)
 
     promoted = start("second", role="ASYNC_MASTER")
@@ -193,6 +201,7 @@ def test_a_pair_that_exchanges_its_roles_twice_goes_on_where_it_was(
     send(promoted, "Topic", 2, delay_level=1)
     wait_until(lambda: messages(promoted, "Topic") == 67)
     returned = slave_of(promoted, start, "first")
+    wait_until(lambda: delivered_after_delay(promoted, 1) == 7)
     stop_when_copied(promoted, returned)
 
     again = start("first", role="ASYNC_MASTER")

@@ -7,6 +7,7 @@ from pathlib import Path
 import trio
 
 from tests.node.role_nodes import ASYNC_MASTER, WITHIN_S, pull, put, role_node, slave_of
+from trioha.broker.half_messages import TRANSACTION_GROUP
 from trioha.metadata.offsets import ConsumerOffsets
 from trioha.node.offsets_at_promotion import offsets_beyond, set_back
 from trioha.remoting.client import open_client
@@ -21,6 +22,7 @@ def test_offsets_beyond_their_queues_are_set_to_the_ends() -> None:
     for group, topic, queue_id, offset in (
         ("beyond", "T", 0, 105), ("at", "T", 0, 100), ("before", "T", 0, 7), ("first", "T", 1, 0),
         ("beyond", "gone", 3, 5), ("light", "%LMQ%light", 0, 9),
+        (TRANSACTION_GROUP, "T", 0, 105),
     ):  # fmt: skip
         offsets.commit(group, topic, queue_id, offset)
     set_back(offsets, offsets_beyond(offsets, lambda topic, queue_id: ENDS.get((topic, queue_id), 0)))
@@ -31,6 +33,8 @@ def test_offsets_beyond_their_queues_are_set_to_the_ends() -> None:
         "T@first": {1: 0},
         "gone@beyond": {3: 0},
         "%LMQ%light@light": {0: 9},
+        # The service of transactions knows what to read then.
+        f"T@{TRANSACTION_GROUP}": {0: 105},
     }
     assert offsets_beyond(offsets, lambda topic, queue_id: ENDS.get((topic, queue_id), 0)) == {}
 

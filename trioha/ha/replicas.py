@@ -174,7 +174,8 @@ class Replicas:
         """End of what each connected replica holds of a log that ends at `end_offset`; all without any.
 
         One whose ack has been due for haMaxTimeSlaveNotCatchup is passed over: an observer acknowledges
-        nothing, and a slave that is stuck must not hold up what waits for this.
+        nothing, and a slave that is stuck must not hold up what waits for this. So is one that is
+        haSlaveFallbehindMax behind: it copies a long log.
         """
         now_s = trio.current_time()
         return min(
@@ -182,6 +183,7 @@ class Replicas:
                 ack.ack_offset
                 for ack in self._connections.values()
                 if ack.unacked_for_s(now_s) < self._unacked_s_max
+                and end_offset - ack.ack_offset < self._gap_bytes_max
             ),
             default=end_offset,
         )

@@ -181,6 +181,8 @@ class SyncStateSet:
         """Connected replicas for which `confirm` waits before they are proposed."""
         self._joins_again_s: dict[int, float] = {}
         """When those may join again that joined and were not proposed, by broker id."""
+        self._refused: frozenset[int] = frozenset()
+        """Replicas that the controller refused, since it last agreed to a set."""
         self._others = tuple(self.required - {own_id})
         """Those for which `confirm` waits."""
         self._begun_offset = end = log_end()
@@ -342,6 +344,10 @@ class SyncStateSet:
         if self.open_proposal is not None:
             return
         wish |= {self.own_id}
+        if not self.members <= wish:
+            # The controller refuses a whole set for one replica in it that is not alive to it, and a lost
+            # member could not leave.
+            wish -= self._refused
         if wish == self.members and not even_if_known:
             return
         self.open_proposal = proposal = Proposal(wish, self.set_epoch)
@@ -364,6 +370,7 @@ class SyncStateSet:
         self.set_epoch = set_epoch
         self.open_proposal = None
         self._uncertain.clear()
+        self._refused = frozenset()
         self._retry_s = 0.0
         self._changed()
         # Connections may have been lost while the proposal was open.
@@ -380,6 +387,7 @@ class SyncStateSet:
         self.open_proposal = None
         self._retry_s = now_s + RETRY_S
         if confirmed_s is not None:
+            self._refused = proposal.members - self.members
             self._uncertain = {
                 one: lost_s for one, lost_s in self._uncertain.items() if confirmed_s < lost_s + UNCERTAIN_S
             }

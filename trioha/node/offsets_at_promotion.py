@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import structlog
 
+from trioha.broker.half_messages import TRANSACTION_GROUP
 from trioha.metadata.offsets import ConsumerOffsets
 from trioha.store.topics import LMQ_PREFIX
 
@@ -25,12 +26,13 @@ Offsets = dict[tuple[str, str, int], int]
 def offsets_beyond(offsets: ConsumerOffsets, queue_end: Callable[[str, int], int]) -> Offsets:
     """The offsets beyond the ends of their queues, with these ends; `queue_end` is 0 for no queue.
 
-    Not those of light queues (`%LMQ%...`), which may not be built here.
+    Not those of light queues (`%LMQ%...`), which may not be built here, nor those of transactions, whose
+    service reads all of its queues then.
     """
     found = {}
     for key, queues in offsets.items():
         topic, _, group = key.partition("@")
-        if topic.startswith(LMQ_PREFIX):
+        if topic.startswith(LMQ_PREFIX) or group == TRANSACTION_GROUP:
             continue
         for queue_id, offset in queues.items():
             if offset > 0 and offset > (end := queue_end(topic, queue_id)):

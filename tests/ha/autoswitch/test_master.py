@@ -9,6 +9,7 @@ from attrs import evolve
 from tests.ha.autoswitch.master_support import OWN, SlavePeer, begin_life, connected, table
 from tests.ha.support import SETTINGS, settled
 from tests.store.support import message, open_log
+from trioha.controller.agent import SetDecision
 from trioha.ha.autoswitch.frames import (
     EPOCHS_MAX,
     MASTER_HANDSHAKE_BYTES,
@@ -515,6 +516,25 @@ async def test_a_lost_connection_of_a_member_proposes_the_set_without_it(log):
         await peer.stream.aclose()
         await settled()
         assert life.set.open_proposal.members == {OWN}
+
+
+async def test_a_later_set_without_this_master_leaves_no_proposal_open(log, nursery, autojump_clock):
+    """It is of another master's epoch: what this one asks for meanwhile must not wait for ever."""
+    end = fill(log, 3000)
+    life = begin_life(log)
+    answers = [
+        SetDecision(members=frozenset({2}), set_epoch=9, is_confirmed=True),
+        SetDecision(members=frozenset({OWN, 2}), set_epoch=10, is_confirmed=True),
+    ]
+
+    async def alter(members, known_epoch):
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    nursery.start_soon(life.keeper.run, life.set, alter)
+    async with connected(life) as peer:
+        await peer.join(end)
+        await trio.sleep(10)
+        assert life.set.members == {OWN, 2}
 
 
 async def test_status_shows_members_as_in_sync(log):

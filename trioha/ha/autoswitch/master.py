@@ -179,6 +179,8 @@ class SetKeeper:
             sync_state_set.lost(proposal, now_s=now_s)
         elif decision.set_epoch > proposal.known_epoch:
             sync_state_set.decided(decision.members, decision.set_epoch)
+            # A set without this master decides nothing here; the role that goes with it will come.
+            sync_state_set.refused(proposal, confirmed_s=None, now_s=now_s)
         else:
             confirmed_s = asked_s if decision.is_confirmed else None
             sync_state_set.refused(proposal, confirmed_s=confirmed_s, now_s=now_s)
