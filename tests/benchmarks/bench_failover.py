@@ -1,7 +1,8 @@
 """Time from the SIGKILL of a master to the first message that its successor accepts from a Java producer.
 
-A pair of trioha and one of RocketMQ 5.x stand under the same real controller (one node) and name server, with
-allAckInSyncStateSet. In each round, first for one pair and then for the other, a producer sends one message
+A pair of trioha and one of RocketMQ 5.x stand under the same real controller (one node), with
+allAckInSyncStateSet, each with a real name server of its own: a producer makes its topic at any broker that
+its name server knows. In each round, first for one pair and then for the other, a producer sends one message
 after the other, the master is killed, and the round ends with the first SEND_OK of the other broker; then the
 killed one is started again and follows. So the brokers of a pair are killed in turn.
 
@@ -12,7 +13,7 @@ broker which takes over, from the kill to the first message that it accepted; th
     python tests/benchmarks/bench_failover.py [--rounds 20] [--json] [--poll-ms 100] [--rocketmq 5.3.3]
 
 Only the comparison counts, and only on a machine that does nothing else. Needs Maven and a JDK; 20 rounds
-take some ten minutes.
+take some five minutes.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ class Pair:
     broker_name: str
     members: tuple[Member, Member]
     group: Controllers
+    name_server: str
     results: Series = Factory(Series)
 
     def wait_in_step(self) -> tuple[Member, Member]:
@@ -111,10 +113,10 @@ def own_children() -> Iterator[int]:
                 yield int(path.parent.name)
 
 
-def kill_master(pair: Pair, java: JavaDriver, names: str, *, poll_ms: int) -> None:
+def kill_master(pair: Pair, java: JavaDriver, *, poll_ms: int) -> None:
     """One round of one pair."""
     master, slave = pair.wait_in_step()
-    producer = TimedProducer.start(java, names, topic=f"Topic{next(_topics)}", poll_ms=poll_ms)
+    producer = TimedProducer.start(java, pair.name_server, topic=f"Topic{next(_topics)}", poll_ms=poll_ms)
     try:
         if producer.accepted(master.address, SENT_BEFORE) < SENT_BEFORE:
             raise AssertionError(f"{pair.name}: the master does not accept messages\n{master.log()}")
@@ -140,10 +142,11 @@ def kill_master(pair: Pair, java: JavaDriver, names: str, *, poll_ms: int) -> No
 
 
 @contextmanager
-def pair_of(name: str, folder: Path, group: Controllers, names: str, *, version: str) -> Iterator[Pair]:
+def pair_of(name: str, folder: Path, group: Controllers, *, version: str) -> Iterator[Pair]:
     """A pair in step; the trioha one if that is its name."""
     broker_name = f"bench-{name.partition(' ')[0]}"
     with ExitStack() as running:
+        names = running.enter_context(name_server(version, folder=folder / "names"))
         members: list[Member] = []
         for member_name in ("first", "second"):
             settings: dict[str, Any] = {
@@ -162,7 +165,7 @@ def pair_of(name: str, folder: Path, group: Controllers, names: str, *, version:
             members.append(member)
             wait_until_registered(names, broker_name, members[0])
         first, second = members
-        pair = Pair(name, broker_name, (first, second), group)
+        pair = Pair(name, broker_name, (first, second), group, names)
         pair.wait_in_step()
         yield pair
 
@@ -228,17 +231,16 @@ def main() -> None:
             running.enter_context(tempfile.TemporaryDirectory(prefix="trioha-bench-", dir=options.folder))
         )
         group = running.enter_context(controllers(version, folder=base, consensus=consensus))
-        names = running.enter_context(name_server(version, folder=base / "names"))
         java = running.enter_context(java_driver(version, folder=base / "clients"))
         pairs = tuple(
-            running.enter_context(pair_of(name, base / name.partition(" ")[0], group, names, version=version))
+            running.enter_context(pair_of(name, base / name.partition(" ")[0], group, version=version))
             for name in (TRIOHA, f"RocketMQ {version}")
         )
         for number in range(options.rounds + 1):
             for pair in pairs if number % 2 else pairs[::-1]:
                 if options.wait_idle:
                     await_calm(options.wait_idle)
-                kill_master(pair, java, names, poll_ms=options.poll_ms)
+                kill_master(pair, java, poll_ms=options.poll_ms)
                 step = f"round {number}, {pair.name}: {pair.results.millis[-1]:.0f} ms"
                 print(step, file=sys.stderr, flush=True)
             if number == 0:
