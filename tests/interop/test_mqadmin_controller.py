@@ -1,0 +1,137 @@
+"""mqadmin on brokers of controller mode: it prints the same for a trioha pair as for a real one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from attrs import define, frozen
+
+from tests.interop.clients import RocketClients
+from tests.interop.controller import CLUSTER, eventually
+from tests.interop.replica_group import Cluster, Member, ReplicaGroup, cluster
+from tests.interop.rocketmq import VERSIONS, is_5
+from tests.interop.test_autoswitch_slave import VERSIONS_5
+
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.timeout(400)]
+COMMANDS = ("getSyncStateSet", "getBrokerEpoch", "electMaster", "getControllerMetaData")
+KINDS = ("rocketmq", "trioha")
+
+
+@define
+class Pair:
+    """A group of two brokers of one kind, the first of which is master."""
+
+    group: ReplicaGroup
+    first: Member
+    second: Member
+
+    def normal(self, printed: str) -> list[str]:
+        """Lines in which names, addresses, and numbers that may differ are replaced, in order."""
+        for text, name in (
+            (self.first.address, "FIRST"),
+            (self.second.address, "SECOND"),
+            (self.group.broker_name, "NAME"),
+        ):
+            printed = printed.replace(text, name)
+        # How often a set changes while a pair comes together is not the same each time.
+        printed = re.sub(r"(#SyncStateSetEpoch\s+)\d+", r"\1N", printed)
+        lines = [re.sub(r"\b\d{3,18}\b", "OFFSET", line).rstrip() for line in printed.splitlines()]
+        return sorted(line for line in lines if line)
+
+
+@frozen
+class Admin:
+    """mqadmin and the two pairs."""
+
+    clients: RocketClients
+    cluster: Cluster
+    pairs: dict[str, Pair]
+
+    def __call__(self, command: str, *arguments: str) -> str:
+        return self.clients.mqadmin(command, self.cluster.names, *arguments)
+
+    def sync_state_set(self, pair: Pair) -> str:
+        return self("getSyncStateSet", "-a", self.leader, "-b", pair.group.broker_name)
+
+    def epochs(self, pair: Pair) -> str:
+        """Of both brokers: name servers have each change of a role a moment after it."""
+
+        def ask() -> str | None:
+            said = self("getBrokerEpoch", "-b", pair.group.broker_name)
+            return said if pair.first.address in said and pair.second.address in said else None
+
+        return eventually("mqadmin finds both brokers", ask, logs=pair.group.log)
+
+    def elect(self, pair: Pair, member: Member) -> str:
+        """mqadmin of 5.5.0 prints nothing: it cannot read the answer of the controller, which has elected."""
+        asked = {"-a": self.leader, "-b": member.broker_id, "-bn": pair.group.broker_name, "-c": CLUSTER}
+        return self("electMaster", *(str(part) for option in asked.items() for part in option))
+
+    @property
+    def leader(self) -> str:
+        return self.cluster.controllers.leader()
+
+
+@pytest.fixture(scope="module", params=VERSIONS_5, ids=[f"rocketmq-{version}" for version in VERSIONS_5])
+def admin(
+    request: pytest.FixtureRequest,
+    clients_of_this_run: dict[str, RocketClients],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Admin]:
+    folder = tmp_path_factory.mktemp("mqadmin-controller")
+    clients = clients_of_this_run[request.param]
+    with cluster(request.param, folder=folder / "cluster") as running:
+        groups = {kind: ReplicaGroup(running, folder / kind, f"pair-of-{kind}", {}) for kind in KINDS}
+        try:
+            pairs = {
+                kind: Pair(group, group.join(kind, "first"), group.join(kind, "second"))
+                for kind, group in groups.items()
+            }
+            for pair in pairs.values():
+                pair.group.wait_set(pair.first, pair.second)
+                pair.first.stored(10)
+                pair.group.wait_equal(pair.first, pair.second)
+            yield Admin(clients, running, pairs)
+        finally:
+            for group in groups.values():
+                group.end()
+
+
+def test_set_epochs_and_election_are_printed_as_for_real_brokers(admin: Admin) -> None:
+    printed = {}
+    for kind, pair in admin.pairs.items():
+        before = [admin.sync_state_set(pair), admin.epochs(pair)]
+        elected = admin.elect(pair, pair.second)
+        assert pair.group.wait_master(pair.second) is pair.second
+        pair.second.stored(5)
+        pair.group.wait_set(pair.first, pair.second)
+        pair.group.wait_equal(pair.second, pair.first)
+        printed[kind] = [*before, elected, admin.sync_state_set(pair), admin.epochs(pair)]
+
+    pair, said = admin.pairs["trioha"], printed["trioha"]
+    first, second = pair.first.address, pair.second.address
+    assert re.search(rf"^#MasterAddr\s+{first}$", said[0], re.MULTILINE), said[0]
+    assert re.search(r"^#SyncStateSetNums\s+2$", said[0], re.MULTILINE), said[0]
+    assert re.search(rf"^#MasterAddr\s+{second}$", said[3], re.MULTILINE), said[3]
+    assert re.search(r"^#MasterEpoch\s+2$", said[3], re.MULTILINE), said[3]
+    assert said[4].count("Epoch") > said[1].count("Epoch"), said
+    for own, real in zip(said, printed["rocketmq"], strict=True):
+        assert pair.normal(own) == admin.pairs["rocketmq"].normal(real)
+
+
+def test_the_controllers_are_printed(admin: Admin) -> None:
+    said = admin("getControllerMetaData", "-a", admin.leader)
+    assert re.search(rf"^#ControllerLeaderAddress\s+{admin.leader}$", said, re.MULTILINE), said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_versions_before_5_do_not_have_these_commands(
+    command: str, clients_of_this_run: dict[str, RocketClients]
+) -> None:
+    older = [clients for version, clients in clients_of_this_run.items() if not is_5(version)]
+    if not older:
+        pytest.skip(f"only {', '.join(VERSIONS)} here")
+    for clients in older:
+        assert f"The sub command {command} not exist" in clients.mqadmin(command, "127.0.0.1:9")
