@@ -45,6 +45,8 @@ PAGED_TIMEOUT_S: Final = 30.0
 """For a page of topics or groups; as RocketMQ's slaves of 5.4."""
 PAGE_ENTRIES: Final = 2000
 """As RocketMQ's slaves of 5.4."""
+FOLLOWING_EVERY_S: Final = 1.0
+"""How often a slave that does not follow its master's log looks whether it does: then more may be copied."""
 PAUSE_S: Final = 0.002
 """Between slices of an answer: replication passes through the loop several times for each put."""
 PAGES_MAX: Final = 1000
@@ -193,8 +195,17 @@ class MetadataSync:
             if address is not None:
                 with BORDER.around(address):
                     await self._copy(address)
-            with trio.move_on_after(self._period_s):
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Until the next copy: a period, or less if the master changes or the log is followed from now on."""
+        was_following, due_s = self._is_following(), trio.current_time() + self._period_s
+        while (now_s := trio.current_time()) < due_s:
+            with trio.move_on_at(due_s if was_following else min(due_s, now_s + FOLLOWING_EVERY_S)):
                 await self._master.changed()
+                return
+            if not was_following and self._is_following():
+                return
 
     async def _copy(self, address: str) -> None:
         if address != self._unknown_at:
