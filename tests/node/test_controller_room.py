@@ -24,7 +24,8 @@ NOWHERE = "127.0.0.1:9"
 
 
 def test_a_new_master_has_every_topic_of_its_log() -> None:
-    topics = TopicTable(evolve(TopicSettings(), default_queue_nums=4))
+    # As many as a producer asks for, though the broker would allow more.
+    topics = TopicTable(evolve(TopicSettings(), default_queue_nums=8))
     topics.put(TopicConfig("known", read_queue_nums=2, write_queue_nums=2))
     stored = {"known": 2, "new": 1, "wide": 12}
     adopt_topics(topics, stored)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Mapping
 from functools import partial
+from typing import Final
 
 import structlog
 import trio
@@ -95,6 +96,8 @@ def controller_processor(
     )
 
 
+PRODUCER_QUEUE_NUMS: Final = 4
+"""How many queues a producer asks for when it makes a topic: its default of defaultTopicQueueNums."""
 WAITING = NodeRole(BrokerRole.SLAVE, 0)
 """Of a node to which the controllers gave no role since its start: it serves what is stored."""
 
@@ -181,8 +184,9 @@ def adopt_topics(topics: TopicTable, stored: Mapping[str, int]) -> None:
     """Add the topics that a new master's log has and that its copy of the metadata does not have yet.
 
     A slave copies metadata in periods: a topic that its master made just before it died would be lost, and
-    with it the messages that were acknowledged. It gets as many queues as the log shows, and no fewer than a
-    new topic.
+    with it the messages that were acknowledged. It gets as many queues as the log shows, and no fewer than
+    producers ask for: with more, messages would go to queues that the next master does not have if that is a
+    RocketMQ broker, which makes the topic anew with the producer's number.
 
     `stored` are the topics with messages since the table's last change (its DataVersion has that time, of the
     master's clock, as records have), and their numbers of queues. A topic whose messages are all older was
@@ -191,7 +195,7 @@ def adopt_topics(topics: TopicTable, stored: Mapping[str, int]) -> None:
     for name, stored_queues in stored.items():
         if topics.find(name) is not None:
             continue
-        queue_nums = max(stored_queues, topics.settings.default_queue_nums)
+        queue_nums = max(stored_queues, min(PRODUCER_QUEUE_NUMS, topics.settings.default_queue_nums))
         try:
             topics.put(TopicConfig(name, read_queue_nums=queue_nums, write_queue_nums=queue_nums))
         except TableFull as full:
