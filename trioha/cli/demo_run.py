@@ -72,7 +72,8 @@ SETTINGS: Final = {
 }
 """What both nodes share: small log files, so that they roll, and a short wait for a slave that is gone."""
 MASTER_SETTINGS: Final = {"brokerRole": "SYNC_MASTER", "brokerId": "0", "listenPort": "0"}
-SLAVE_SETTINGS: Final = {"brokerRole": "SLAVE", "brokerId": "1"}
+# Its port for slaves of its own is any: the one after its listenPort may be taken when it starts again.
+SLAVE_SETTINGS: Final = {"brokerRole": "SLAVE", "brokerId": "1", "haListenPort": "0"}
 
 CHECKS: Final = 13
 """Of a demo that runs to its end."""
