@@ -27,7 +27,7 @@ ACCOUNT: Final = "devstoreaccount1"
 KEY: Final = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """Every Azurite has this account and this key: they are documented, and no secret."""
 CONTAINER: Final = "backup"
-INSTALL_WITHIN_S: Final = 300.0
+INSTALL_WITHIN_S: Final = 600.0
 END_WITHIN_S: Final = 60.0
 _API: Final = "2021-08-06"
 
@@ -40,8 +40,12 @@ def missing_tools() -> str | None:
     return None
 
 
-def _installed() -> Path:
-    """The program; npm fetches it the first time. Raises CalledProcessError with npm's words in `stderr`."""
+class NotInstalledError(Exception):
+    """npm could not fetch Azurite: the text is what it said."""
+
+
+def installed() -> Path:
+    """The program; npm fetches it the first time. Raises NotInstalledError."""
     folder = cache_folder() / f"azurite-{VERSION}"
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "node_modules" / ".bin" / "azurite-blob"
@@ -49,37 +53,34 @@ def _installed() -> Path:
     with (folder / "lock").open("w") as lock:
         flock(lock, LOCK_EX)
         if not stamp.exists():
-            subprocess.run(
-                [
-                    *(
-                        "npm",
-                        "install",
-                        "--prefix",
-                        str(folder),
-                        "--no-audit",
-                        "--no-fund",
-                        "--ignore-scripts",
-                    ),
-                    f"azurite@{VERSION}",
-                ],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=INSTALL_WITHIN_S,
-                check=True,
-            )
+            try:
+                subprocess.run(
+                    [
+                        *("npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund"),
+                        *("--ignore-scripts", f"azurite@{VERSION}"),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    timeout=INSTALL_WITHIN_S,
+                    check=True,
+                )
+            except subprocess.CalledProcessError as error:
+                raise NotInstalledError(error.stderr.strip()[-300:]) from error
+            except subprocess.TimeoutExpired as error:
+                raise NotInstalledError(f"npm took more than {INSTALL_WITHIN_S:.0f} s") from error
             stamp.touch()
     return program
 
 
 @contextmanager
-def azurite(folder: Path) -> Iterator[dict[str, str]]:
+def azurite(program: Path, folder: Path) -> Iterator[dict[str, str]]:
     """A server with an empty container for as long as the block runs; the environment that leads to it."""
     port = free_port()
     process = subprocess.Popen(
         [
             *DIE_WITH_PARENT,
-            *(str(_installed()), "--location", str(folder), "--skipApiVersionCheck", "--disableTelemetry"),
+            *(str(program), "--location", str(folder), "--skipApiVersionCheck", "--disableTelemetry"),
             *("--blobHost", "127.0.0.1", "--blobPort", str(port)),
         ],
         stdin=subprocess.DEVNULL,

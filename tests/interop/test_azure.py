@@ -21,7 +21,7 @@ FILE_BYTES = 1 << 20
 pytestmark = [
     pytest.mark.interop,
     pytest.mark.process,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(azurite.missing_tools() is not None, reason=str(azurite.missing_tools())),
 ]
 
@@ -32,12 +32,21 @@ def obstore_runs() -> None:
     start_obstore()
 
 
+@pytest.fixture(scope="module")
+def program() -> Path:
+    """Azurite; on a machine that cannot have it these tests are skipped."""
+    try:
+        return azurite.installed()
+    except azurite.NotInstalledError as error:
+        pytest.skip(f"no Azurite: {error}")
+
+
 @pytest.fixture
-def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def url(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Of an archive that is not there yet."""
     folder = tmp_path / "azurite"
     folder.mkdir()
-    with obstore_settled(), azurite.azurite(folder) as environment:
+    with obstore_settled(), azurite.azurite(program, folder) as environment:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         yield f"az://{azurite.CONTAINER}/archives/a"
