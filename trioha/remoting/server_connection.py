@@ -258,7 +258,7 @@ class ServerConnection:
                 await self._poll_answer(poll)
             requests_seen, self._requests_seen = self._requests_seen, self._counters.requests
             self._is_answered = self._requests_seen == requests_seen + 1 and not self._in_flight
-            if self._is_answered and poll is None:
+            if self._is_answered and poll is None and self._busy_poll is not None:
                 # Other tasks first, before a poll for the next request: the client works meanwhile.
                 await trio.lowlevel.checkpoint()
         self._end(is_broken=False)
