@@ -181,15 +181,9 @@ def check_recordings(
     unclosed = 0
     for session in sessions:
         where = f"{folder.name}/{session.path.name}"
-        facts, damage = read_facts(session)
-        is_closed = bool(facts) and facts[-1].fields.get("text") == CLOSED_NOTE
+        is_closed, damage = read_ending(session)
         unclosed += not is_closed
-        violations += [
-            f"{where}: {one.path} at {one.position}: {one.reason}"
-            for one in (*damage, *read_segments(session).damage, *read_records(session).damage)
-            # How a recorder ends that is killed while it begins a segment, or before its first fact.
-            if is_closed or not (one.reason.startswith("a header of") or one.reason == "missing")
-        ]
+        violations += [f"{where}: {one}" for one in damage]
         violations += [
             f"{where}: {problem}"
             for problem in _check_session(
@@ -207,6 +201,18 @@ def check_recordings(
             f"{folder.name}: {unclosed} sessions were not closed, {unclean_ends} nodes were killed"
         )
     return violations
+
+
+def read_ending(session: Session) -> tuple[bool, list[str]]:
+    """Whether a session was closed in order, and what in it cannot be read."""
+    facts, damage = read_facts(session)
+    is_closed = bool(facts) and facts[-1].fields.get("text") == CLOSED_NOTE
+    return is_closed, [
+        f"{one.path} at {one.position}: {one.reason}"
+        for one in (*damage, *read_segments(session).damage, *read_records(session).damage)
+        # How a recorder ends that is killed while it begins a segment, or before its first fact.
+        if is_closed or not (one.reason.startswith("a header of") or one.reason == "missing")
+    ]
 
 
 def _check_session(

@@ -8,14 +8,13 @@ from pathlib import Path
 
 from attrs import define, field
 
-from tests.faults.invariants import NAMED_MAX
+from tests.faults.invariants import NAMED_MAX, read_ending
 from tests.faults.producer import Promise
 from trioha.errors import StoreError
 from trioha.recording.events import CloseReason, Kind
 from trioha.recording.invariants import Severity, judge_session
 from trioha.recording.invariants.group import judge_sessions
-from trioha.recording.layout import CLOSED_NOTE
-from trioha.recording.reader import find_sessions, open_session, read_facts, read_segments
+from trioha.recording.reader import find_sessions, open_session
 from trioha.recording.records import read_records
 from trioha.store.epochs import EpochTable
 
@@ -116,15 +115,9 @@ def check_group_recordings(folder: Path, *, unclean_ends: int) -> list[str]:
     unclosed = 0
     for session in sessions:
         where = f"{folder.name}/{session.path.name}"
-        facts, damage = read_facts(session)
-        is_closed = bool(facts) and facts[-1].fields.get("text") == CLOSED_NOTE
+        is_closed, damage = read_ending(session)
         unclosed += not is_closed
-        violations += [
-            f"{where}: {one.path} at {one.position}: {one.reason}"
-            for one in (*damage, *read_segments(session).damage, *read_records(session).damage)
-            # How a recorder ends that is killed while it begins a segment, or before its first fact.
-            if is_closed or not (one.reason.startswith("a header of") or one.reason == "missing")
-        ]
+        violations += [f"{where}: {one}" for one in damage]
         violations += [
             f"{where}: {violation.invariant}: {violation.sentence}"
             for verdict in judge_session(session)
