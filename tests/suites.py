@@ -14,6 +14,11 @@ One Python's fast suites run without the compiled kernel, with `TRIOHA_PURE=1`. 
 Python of `.venv`; where there is no other, the fast suites run there both ways. Without `--all` it is that of
 `.venv`, since `make test` runs them compiled there. The other Pythons compile the kernel if they find a
 compiler. Each job's line says how its kernel ran.
+
+Whatever failed is named once more in the table at the end. Tests of interop that failed run a second time,
+alone, when all else has ended: real JVMs, whose clocks go on while other suites have the cores. If they are
+no more than `FORGIVEN` and pass then, the job has passed. What they printed when they failed stands above,
+and is to be looked into all the same. No other job gets a second run.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 
-from attrs import frozen
+from attrs import evolve, field, frozen
 
 from tests.pythons import ROOT, Python, environment_of, find_pythons, make_environment, usual_python
 from trioha.store.compiled import PURE_VARIABLE
@@ -48,6 +53,16 @@ DOTS = re.compile(r"[.sx]+ +\[ *\d+%\]")
 """A line of progress in which nothing failed."""
 NOTHING_TO_RUN = 5
 """Pytest's exit code if no test is selected."""
+TESTS_FAILED = 1
+"""Pytest's exit code if all tests ran and some failed."""
+FAILURE = re.compile(r"(?:FAILED|ERROR) (\S+\.py::[^\s\[]+(?:\[.+?\])?)(?: - .*)?")
+"""A line of pytest's summary: with the test's name."""
+WHOLE_LINES = "BUILD_NUMBER"
+"""With this variable pytest does not shorten its summary to a terminal's width."""
+SHOWN = 600
+"""Characters of a failure in the table."""
+FORGIVEN = 2
+"""So many tests of a job may need their second run: more at once are no accident."""
 
 
 @frozen
@@ -61,6 +76,8 @@ class Job:
     is_fast: bool = True
     is_pure: bool = False
     """Whether it runs without the compiled kernel."""
+    has_second_run: bool = False
+    """Whether tests that failed run once more, alone."""
 
 
 @frozen
@@ -74,15 +91,28 @@ class Result:
     seconds: float
     kernel: str = "not run"
     """How the loops over records ran, as `trioha --version` says it."""
+    failures: dict[str, str] = field(factory=dict)
+    """Pytest's line for each test that failed."""
+    passed_alone: bool = False
+    """Whether all of `failures` passed in their second run."""
 
     @property
     def passed(self) -> bool:
-        """Whether no test failed."""
-        return self.exit_code in {0, NOTHING_TO_RUN}
+        """Whether no test failed, or not again."""
+        return self.exit_code in {0, NOTHING_TO_RUN} or self.passed_alone
+
+    @property
+    def may_run_again(self) -> bool:
+        """Whether its failures may be accidents: a few tests of a job with second runs, and nothing else."""
+        return (
+            self.job.has_second_run and self.exit_code == TESTS_FAILED and 0 < len(self.failures) <= FORGIVEN
+        )
 
     def __str__(self) -> str:
         verdict = "passed" if self.passed else "FAILED"
-        return f"{self.job.name:24} {verdict}  {self.summary} ({self.seconds:.0f} s, kernel: {self.kernel})"
+        line = f"{self.job.name:24} {verdict}  {self.summary} ({self.seconds:.0f} s, kernel: {self.kernel})"
+        again = " (passed alone, in a second run)" if self.passed_alone else ""
+        return "\n".join([line, *(f"    {failure}{again}" for failure in self.failures.values())])
 
 
 def fast_jobs(python: Python, *, is_pure: bool) -> Iterator[Job]:
@@ -101,7 +131,7 @@ def slow_jobs(python: Python) -> Iterator[Job]:
     """The slow suites, the longest first."""
     ignored = (f"--ignore=tests/{name}" for name in SLOW)
     others = tuple(f"tests/{name}" for name in SLOW if name != "interop")
-    yield Job("interop", python, ("tests/interop",), is_fast=False)
+    yield Job("interop", python, ("tests/interop",), is_fast=False, has_second_run=True)
     yield Job("spark, faults, hostile", python, others, is_fast=False)
     yield Job("slow tests elsewhere", python, ("-m", MARKS, "tests", *ignored), is_fast=False)
 
@@ -137,9 +167,15 @@ class Runner:
         self._environments: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def run_all(self, jobs: list[Job], *, at_once: int) -> list[Result]:
-        """Run all jobs, `at_once` at a time; results in the order of the jobs."""
+        """Run all jobs, `at_once` at a time, then some failures again; results in the order of the jobs."""
         with ThreadPoolExecutor(at_once) as threads:
-            return list(threads.map(self.run, jobs))
+            results = list(threads.map(self.run, jobs))
+        return [self.run_again(result) if result.may_run_again else result for result in results]
+
+    def run_again(self, result: Result) -> Result:
+        """Run the tests of a job that failed, alone."""
+        job = evolve(result.job, name=f"{result.job.name}, again", selection=tuple(result.failures))
+        return evolve(result, passed_alone=self.run(job).exit_code == 0)
 
     def run(self, job: Job) -> Result:
         """Run a job, its lines going through."""
@@ -157,13 +193,14 @@ class Runner:
         with self._environments[job.python.minor]:
             make_environment(job.python, folder)
         python = str(folder / "bin/python")
-        env = os.environ | ({PURE_VARIABLE: "1"} if job.is_pure else {})
+        env = {**os.environ, WHOLE_LINES: "1"} | ({PURE_VARIABLE: "1"} if job.is_pure else {})
         kernel = subprocess.check_output([python, "-c", KERNEL], cwd=ROOT, env=env, text=True).strip()
         command = [python, "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider", "-n", "0"]
         command += ["--durations=10", *job.selection, *self._arguments]
         if job.is_fast:
             command = ["sh", "-c", f'ulimit -S -n {OPEN_FILES} && exec "$@"', "sh", *command]
         last = ""
+        failures = {}
         with subprocess.Popen(
             command,
             cwd=ROOT,
@@ -178,8 +215,10 @@ class Runner:
                 if DOTS.fullmatch(line.strip()) is None:
                     self._print(job, line.rstrip())
                 last = line.strip() or last
+                if failed := FAILURE.fullmatch(line.strip()):
+                    failures[failed[1]] = line.strip()[:SHOWN]
         seconds = time.monotonic() - started_s
-        return Result(job, pytest.returncode, last.strip("= ") or "no output", seconds, kernel)
+        return Result(job, pytest.returncode, last.strip("= ") or "no output", seconds, kernel, failures)
 
     def _print(self, job: Job, line: str) -> None:
         with self._output:

@@ -131,6 +131,77 @@ def test_jobs_run_side_by_side_with_their_limits_and_one_that_failed_fails_all(
     assert not re.search(r"\| \. ", said)
 
 
+SECOND_TIME = """
+from pathlib import Path
+import pytest
+
+def is_second(name):
+    seen = Path(__file__).with_name(name)
+    if seen.exists():
+        return True
+    seen.touch()
+    return False
+
+def test_passes():
+    assert not is_second("passes")
+
+@pytest.mark.parametrize("name", {names})
+def test_fails(name):
+    assert is_second(name), "at first - always"
+
+@pytest.fixture
+def server():
+    assert is_second("server")
+
+def test_starts(server):
+    pass
+"""
+"""All but the first fail when they run for the first time; that one, if it ran again."""
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param((["[x - y] z"], True, True), id="two failures"),
+        pytest.param((["a", "b"], True, False), id="too many"),
+        pytest.param((["a"], False, False), id="another job"),
+    ],
+)
+def test_a_few_failures_of_interop_run_again_alone_and_are_named_in_the_table(
+    runner: Runner,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    case: tuple[list[str], bool, bool],
+) -> None:
+    names, has_second_run, passes = case
+    tests = tmp_path / "test_at_first.py"
+    tests.write_text(SECOND_TIME.replace("{names}", repr(names)))
+    job = Job(
+        "interop", VENV, (str(tests), f"--rootdir={tmp_path}"), is_fast=False, has_second_run=has_second_run
+    )
+    (result,) = runner.run_all([job], at_once=1)
+    said = capsys.readouterr().out
+    assert result.passed is result.passed_alone is passes, said
+    assert ("interop, again           | begins" in said) is passes
+    lines = str(result).splitlines()
+    assert lines[0].startswith(f"{'interop':24} {'passed' if passes else 'FAILED'}  ")
+    assert len(lines) == len(names) + 2
+    assert any("test_fails" in line and "at first - always" in line for line in lines), lines
+    assert any("ERROR" in line and "test_starts" in line for line in lines), lines
+    assert all(line.endswith("(passed alone, in a second run)") is passes for line in lines[1:])
+
+
+@pytest.mark.timeout(400)
+def test_a_failure_that_comes_again_fails_the_job(runner: Runner, tmp_path: Path) -> None:
+    tests = tmp_path / "test_always.py"
+    tests.write_text("def test_fails():\n    assert not 'found'\n")
+    job = Job("interop", VENV, (str(tests), f"--rootdir={tmp_path}"), is_fast=False, has_second_run=True)
+    (result,) = runner.run_all([job], at_once=1)
+    assert result.may_run_again
+    assert not result.passed
+
+
 def test_a_job_without_its_environment_fails(
     runner: Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
