@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 from unittest.mock import patch
 
 import trio
@@ -215,11 +215,22 @@ def _checked_cut(store: MessageStore, offset: int) -> Iterator[Callable[[], None
     broker._data_before_cut = data
     broker.cuts_to = offset
     later, broker.interrupts_cut = _split(broker.interrupts_cut)
-    yield from _cut_steps(store, offset)
+    steps = _cut_steps(store, offset)
+    for step in steps:
+        yield partial(_closing_at_crash, step, steps)
     broker.cuts_to = None
     broker.interrupts_cut = later
     if log.max_offset != offset or log.flushed.offset != offset:
         broker.fail(f"cut at {offset}, ends at {log.max_offset}, on disk is {log.flushed.offset}")
+
+
+def _closing_at_crash(step: Callable[[], None], steps: Iterator[Callable[[], None]]) -> None:
+    """A step of a cut; descriptors that a crash leaves with the iterator are closed, as its process is."""
+    try:
+        step()
+    except Crash:
+        cast("Generator[object, None, None]", steps).close()
+        raise
 
 
 def _split(interruption: tuple[int, bool] | None) -> tuple[tuple[int, bool] | None, tuple[int, bool] | None]:
