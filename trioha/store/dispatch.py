@@ -34,7 +34,8 @@ from trioha.watermark import Watermark
 log = structlog.get_logger(__name__)
 
 BATCH_RECORDS = 512
-"""Records between two writes to queues and index."""
+"""Records between two writes to queues and index, while puts go on: a write of so many takes half a
+millisecond."""
 _READ_BYTES = 1 << 40
 
 
@@ -118,7 +119,8 @@ class Dispatcher:
         self._collector.forget_queues()
 
     def dispatch(self, until_offset: int, *, records_max: int = BATCH_RECORDS) -> int:
-        """Dispatch records that end at or before `until_offset`, about `records_max` at most.
+        """Dispatch records that end at or before `until_offset`, about `records_max` at most, in one write
+        for each file of the log.
 
         Returns how many were passed, bad ones included; 0 if there is nothing more to do now. Raises
         StoreError if the disk refuses a write: the position stays, so call again when there is space.
@@ -131,9 +133,7 @@ class Dispatcher:
         while passed < records_max and self.position < until_offset:
             start = self.position
             try:
-                position, records, last_time_ms = self._collect(
-                    start, until_offset, min(records_max - passed, BATCH_RECORDS)
-                )
+                position, records, last_time_ms = self._collect(start, until_offset, records_max - passed)
                 collector.write()
                 written = collector.touched
             except BaseException:
