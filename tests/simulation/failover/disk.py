@@ -63,13 +63,14 @@ class Disk:
         self._next = count(1)
         self._contents: dict[int, bytes] = {}
         """As of the last sync, by number."""
-        self._names: dict[Path, dict[str, int]] = {}
-        """As of the last sync of each directory; 0 for directories."""
+        self._names: dict[Path, tuple[int, dict[str, int]]] = {}
+        """As of the last sync of each directory, with its inode: a directory that took the place of a renamed
+        one has not been synced. 0 for directories."""
         self._kept = root.with_name(f"{root.name}.kept")
         """Links to all files that were synced, so that no inode's number is used again."""
         root.mkdir()
         self._kept.mkdir()
-        self._names[root] = {}
+        self._names[root] = (root.stat().st_ino, {})
 
     def synced(self, fd: int) -> None:
         """A sync of this descriptor has ended."""
@@ -77,7 +78,7 @@ class Disk:
         path = Path(f"/proc/self/fd/{fd}").readlink()
         if stat.S_ISDIR(status.st_mode):
             if path.is_relative_to(self.root):
-                self._names[path] = self._names_in(path)
+                self._names[path] = (status.st_ino, self._names_in(path))
             return
         inode = status.st_ino
         # A file that was made without a name keeps that in /proc, but can be read by its descriptor.
@@ -127,8 +128,12 @@ class Disk:
 
     def _leave(self, folder: Path, image: Image, newest: dict[int, bytes]) -> None:
         rng = self._rng
-        durable = self._names.get(folder, {})
-        newest_names = self._names_in(folder) if folder.is_dir() else {}
+        inode, durable = self._names.get(folder, (0, {}))
+        newest_names = {}
+        if folder.is_dir():
+            newest_names = self._names_in(folder)
+            if folder.stat().st_ino != inode:
+                durable = {}
         names = durable if rng.random() < 0.5 else newest_names
         # Folders are made once, at the first start: a power cut at that moment is none of this simulation.
         names = names | {name: 0 for name, number in newest_names.items() if not number}
@@ -170,6 +175,6 @@ class Disk:
         if is_synced:
             self._contents = {file.number: file.content for file in image.files.values()}
             self._names = {
-                folder: self._names_in(folder)
+                folder: (folder.stat().st_ino, self._names_in(folder))
                 for folder in (self.root, *(self.root / folder for folder in image.folders))
             }

@@ -92,3 +92,21 @@ def test_a_kill_leaves_what_was_written_and_a_power_cut_what_was_synced_or_more(
             path: one.content for path, one in cut.files.items()
         }
     assert set(left) == {b"old", b"new", None, b"there"}
+
+
+def test_a_folder_in_the_place_of_a_renamed_one_has_none_of_its_files_after_a_power_cut(
+    tmp_path: Path,
+) -> None:
+    for seed in range(20):
+        disk = Disk(tmp_path / f"{seed}", random.Random(seed))
+        log = disk.root / "commitlog"
+        log.mkdir()
+        (log / "0").write_bytes(b"old")
+        with patch.object(os, "fsync", disk.synced):
+            for path in (log / "0", log, disk.root):
+                descriptor = os.open(path, os.O_RDONLY)
+                os.fsync(descriptor)
+                os.close(descriptor)
+            log.rename(disk.root / "kept")
+            log.mkdir()
+        assert Path("commitlog/0") not in disk.after_power_cut().files
