@@ -161,6 +161,11 @@ class Disk:
 
     def restore(self, image: Image, *, is_synced: bool) -> None:
         """Make the folder what it was at the crash; `is_synced` after a power cut."""
+        durable = {
+            folder: names
+            for folder, (inode, names) in self._names.items()
+            if folder.is_dir() and folder.stat().st_ino == inode
+        }
         shutil.rmtree(self.root)
         self.root.mkdir()
         for folder in image.folders:
@@ -177,4 +182,9 @@ class Disk:
             self._names = {
                 folder: (folder.stat().st_ino, self._names_in(folder))
                 for folder in (self.root, *(self.root / folder for folder in image.folders))
+            }
+        else:
+            # The same folders, although they are made anew here.
+            self._names = {
+                folder: (folder.stat().st_ino, names) for folder, names in durable.items() if folder.is_dir()
             }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -13,6 +14,7 @@ import trio.testing
 
 from tests.simulation.failover.disk import Disk
 from tests.simulation.failover.processes import CURRENT, Process, hanging_enabled
+from tests.simulation.world import _memory_folder
 
 
 async def test_a_hung_process_runs_no_task_and_all_its_timers_are_late_at_once(
@@ -110,3 +112,20 @@ def test_a_folder_in_the_place_of_a_renamed_one_has_none_of_its_files_after_a_po
             log.rename(disk.root / "kept")
             log.mkdir()
         assert Path("commitlog/0") not in disk.after_power_cut().files
+
+
+def test_what_was_synced_before_a_kill_is_there_after_a_later_power_cut() -> None:
+    """In memory as simulations are: there a folder that is made anew has another inode."""
+    with tempfile.TemporaryDirectory(dir=_memory_folder()) as folder:
+        for seed in range(20):
+            disk = Disk(Path(folder).resolve() / f"{seed}", random.Random(seed))
+            log = disk.root / "commitlog"
+            log.mkdir()
+            (log / "0").write_bytes(b"synced")
+            with patch.object(os, "fsync", disk.synced):
+                for path in (log / "0", log, disk.root):
+                    descriptor = os.open(path, os.O_RDONLY)
+                    os.fsync(descriptor)
+                    os.close(descriptor)
+            disk.restore(disk.after_kill(), is_synced=False)
+            assert disk.after_power_cut().files[Path("commitlog/0")].content == b"synced"
