@@ -549,6 +549,9 @@ async def test_status_shows_members_as_in_sync(log):
         assert [one.in_sync for one in life.master.connections()] == [True, False]
         assert life.replicas.eligible_count(end) == 1
     assert [fields for name, fields in life.events.facts if name == "connection"] != []
+    recorded = {fields["conn"]: fields["brokerId"] for name, fields in life.events.facts if name == "replica"}
+    assert sorted(recorded.values()) == [2, 3]
+    assert set(recorded) == {event[1] for event in life.events.of(Kind.REQUESTED)}
     assert len(life.events.of(Kind.REQUESTED)) == 2
 
 

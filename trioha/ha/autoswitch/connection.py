@@ -170,6 +170,7 @@ class AutoSwitchConnection(HaConnection):
         self.handshake = handshake
         broker_id = handshake.broker_id
         self.peer = evolve(self.peer, replica=f"broker {broker_id}", is_stable=True)
+        self._sink.fact("replica", conn=self._id, brokerId=broker_id)
         progress.handshaken(
             is_from_last_file=handshake.is_sync_from_last_file,
             bound_offset=self._replicas.bound(broker_id),
