@@ -199,6 +199,38 @@ def test_keyframes_after_a_missing_segment_restore_the_state(tmp_path: Path) -> 
     assert plain(reader.snapshot_at(90).records, *kinds) == plain(reader.snapshot_at(60).records, *kinds)
 
 
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32), chunk_records=st.sampled_from((8, 30, 4096)))
+def test_records_of_controller_mode_before_any_position_are_found(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, chunk_records: int
+) -> None:
+    lot = random.Random(seed)
+    kinds = (Kind.ROLE, Kind.EPOCH, Kind.SYNC_STATE_SET, Kind.CONFIRMED, Kind.LOG_CUT, Kind.CONTROLLER)
+    events = [
+        Event(event.ts_ns, lot.choice(kinds), offset=number) if lot.random() < 0.2 else event
+        for number, event in enumerate(MasterModel(seed).run(200))
+    ]
+    path = write_session(tmp_path_factory.mktemp("reader") / "s", events, segment_records=50)
+    every = read_records(open_session(path)).array
+    wanted = every[np.isin(every["kind"], kinds)]
+    reader = SessionReader(open_session(path), chunk_records=chunk_records)
+    first_segment_end = reader.segments[0].records
+    positions = [lot.randrange(reader.end_seq + 1) for _ in range(6)]
+    for position in positions:
+        found = reader.control_records(position)
+        if position <= first_segment_end:
+            assert found is not None
+            assert found.tolist() == wanted[wanted["seq"] < position].tolist()
+    unread = SessionReader(open_session(path), chunk_records=chunk_records)
+    assert unread.control_records(unread.end_seq) is None
+    for _ in unread.scan():
+        pass
+    for position in (*positions, unread.end_seq, 0):
+        found = unread.control_records(position)
+        assert found is not None
+        assert found.tolist() == wanted[wanted["seq"] < position].tolist()
+
+
 def test_damaged_records_are_left_out_and_reported_once(tmp_path: Path) -> None:
     path = write_session(tmp_path / "s", MasterModel(5).run(100))
     (segment,) = (path / "events").iterdir()

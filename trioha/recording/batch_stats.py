@@ -12,6 +12,9 @@ from trioha.recording.events import Kind, PutStatus
 from trioha.recording.state_arrays import Array, kind_mask
 
 _IS_MARK: Final = kind_mask((Kind.STATE, Kind.REQUESTED, Kind.REFUSED, Kind.CLOSED, Kind.LINK, Kind.DROPPED))
+_IS_OF_CONTROL: Final = kind_mask(
+    (Kind.ROLE, Kind.EPOCH, Kind.SYNC_STATE_SET, Kind.CONFIRMED, Kind.LOG_CUT, Kind.CONTROLLER)
+)
 
 
 @frozen
@@ -51,6 +54,12 @@ def marks_of(records: Array, *, was_failing: bool = False) -> Array:
             is_mark[ends[failed | after_failed]] = True
     marks: Array = records[is_mark]
     return marks
+
+
+def control_records(records: Array) -> Array:
+    """Those of `records` that are of controller mode (kinds 70 to 75), in their order: few, and a copy."""
+    found: Array = records[_IS_OF_CONTROL[records["kind"]]]
+    return found
 
 
 def counts_of(records: Array) -> Counts:

@@ -161,7 +161,7 @@ def role_life(
 
     `last_ts_ns` is that of the session's last record.
     """
-    events = list(_events(session, found.events, facts))
+    events = list(role_events(session, found.events, facts))
     began = next((event for event in events if event.kind is Kind.ROLE), None)
     if began is None:
         return None
@@ -182,8 +182,8 @@ def role_life(
         began=began,
         ended_ns=began.at_ns if last_ts_ns is None else session.wall_of(last_ts_ns),
         events=tuple(event for event in events if event.kind is not Kind.ROLE),
-        put_ok=next(_events(session, found.put_ok, ()), None),
-        confirmed=next(_events(session, found.confirmed, ()), None),
+        put_ok=next(role_events(session, found.put_ok, ()), None),
+        confirmed=next(role_events(session, found.confirmed, ()), None),
     )
 
 
@@ -210,7 +210,11 @@ def _group_role(code: int) -> GroupRole:
     return GroupRole(code) if code in set(GroupRole) else GroupRole.NONE
 
 
-def _events(session: Session, arrays: Sequence[Array], facts: Sequence[Fact]) -> Iterator[RoleEvent]:
+def role_events(session: Session, arrays: Sequence[Array], facts: Sequence[Fact]) -> Iterator[RoleEvent]:
+    """The records in `arrays`, which are in the order of their seqs, each with its fact among `facts`.
+
+    The kinds of the records are `ROLE_KINDS`, CONFIRMED and WAIT_END.
+    """
     waiting: dict[Kind, list[Fact]] = {}
     for fact in facts:
         if fact.type_ in _FACT_KINDS:

@@ -1,7 +1,8 @@
 """The records of a session in chunks, and an index of each segment. Needs NumPy.
 
 A segment is read in chunks of `CHUNK_RECORDS`; the last ones stay in memory. Reading a segment once leaves an
-index: the snapshot at the start of each chunk and the connections that ended in it.
+index: the snapshot at the start of each chunk, the connections that ended in it, and its records of
+controller mode, for which there are no KEYFRAMEs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 from trioha.errors import StoreError
-from trioha.recording.batch_stats import Counts
+from trioha.recording.batch_stats import Counts, control_records
 from trioha.recording.events import Kind
 from trioha.recording.reader import Damage, Segment, Segments, Session, read_segments
 from trioha.recording.records import read_segment, record_dtype
@@ -40,6 +41,8 @@ class SegmentIndex:
     """Seq of the segment's first record after its KEYFRAMEs."""
     ended: list[tuple[Ended, ...]] = field(factory=list)
     """Connections that ended in each indexed chunk."""
+    control: list[Array] = field(factory=list)
+    """Records of controller mode in each indexed chunk."""
 
     @property
     def chunks(self) -> int:
@@ -168,6 +171,7 @@ class SegmentCache:
             snapshot, ended = indexed.snapshots[-1].after(records)
             indexed.ended.append(ended)
             indexed.snapshots.append(snapshot)
+            indexed.control.append(control_records(records))
         return indexed
 
     def _begin(self, index: int) -> tuple[SegmentIndex, bool]:

@@ -7,7 +7,7 @@ since. A segment is read in chunks of `CHUNK_RECORDS`, and each chunk that was r
 first question about a segment reads at most that segment; `scan` reads everything, chunk by chunk.
 
 An answer depends on its position only, never on earlier questions. Answers that need everything before their
-position (`Counts`) are None until `scan` has read it.
+position (`Counts`), or all segments before its own (`control_records`), are None until `scan` has read them.
 
 A session may still grow: `refresh` adds what was written since. Records and segments that cannot be read are
 left out and listed in `damage`.
@@ -24,7 +24,7 @@ import numpy as np
 from attrs import evolve
 
 from trioha.errors import StoreError
-from trioha.recording.batch_stats import Counts, counts_of
+from trioha.recording.batch_stats import Counts, control_records, counts_of
 from trioha.recording.events import Kind
 from trioha.recording.layout import CLOSED_NOTE
 from trioha.recording.reader import Damage, Fact, Segment, Session, open_session, read_facts
@@ -261,6 +261,23 @@ class SessionReader:
             else:
                 found += indexed.snapshots[number].after(self._cache.read(index, number))[1]
         return [ended for ended in found if first <= ended.seq < last]
+
+    def control_records(self, position: int) -> Array | None:
+        """The records of controller mode before `position`, in their order.
+
+        None while a segment before that of `position` has not been read: there are no KEYFRAMEs of them.
+        """
+        found = [np.zeros(0, self.dtype)]
+        if self.segments:
+            last, number = self._cache.place(position)
+            for index in range(last):
+                indexed = self._cache.indexes.get(self.segments[index].base_seq)
+                if indexed is None or indexed.chunks < self._cache.whole(index):
+                    return None
+                found += indexed.control
+            found += self._cache.index_to(last, number).control[:number]
+            found.append(control_records(self._cache.before(last, number, position)))
+        return np.concatenate([part for part in found if len(part)] or found[:1])
 
     def max_passed_ns(self, offset: int, position: int) -> int | None:
         """Time of the first record before `position` whose log end is beyond `offset`.
