@@ -146,12 +146,11 @@ class NodeEvents:
             )
             self._add(EventKind.ROLE, f"{was} is now {now}", Severity.WARNING, at_ms=at_ms)
         if status.max_offset < before.max_offset:
-            self._add(
-                EventKind.GAP,
-                f"its log ends at {status.max_offset}, before it ended at {before.max_offset}",
-                Severity.BAD,
-                at_ms=at_ms,
-            )
+            text = f"its log ends at {status.max_offset}, before it ended at {before.max_offset}"
+            if status.control is None:
+                self._add(EventKind.GAP, text, Severity.BAD, at_ms=at_ms)
+            else:
+                self._add(EventKind.CUT, text, Severity.WARNING, at_ms=at_ms)
         if not has_restarted_counts:
             self._count_ends(before.ended_connections, status.ended_connections, at_ms=at_ms)
             self._count_puts(before.put_statuses, status.put_statuses, at_ms=at_ms)

@@ -55,12 +55,13 @@ class RoleHistory:
 
 def compare_control(before: ControlStatus | None, now: ControlStatus, add: Add) -> None:
     """Add the events of what has changed from `before` to `now`; None for the first answer."""
-    _compare_roles(before, now, add)
-    _compare_sets(before, now, add)
-    _compare_controllers(before, now, add)
+    compare_roles(before, now, add)
+    compare_sets(before, now, add)
+    compare_controllers(before, now, add)
 
 
-def _compare_roles(before: ControlStatus | None, now: ControlStatus, add: Add) -> None:
+def compare_roles(before: ControlStatus | None, now: ControlStatus, add: Add) -> None:
+    """`compare_control` of role, epoch and master."""
     if before is None or (before.role, before.master_epoch, before.master_id) == (
         now.role,
         now.master_epoch,
@@ -85,10 +86,15 @@ def _role_text(control: ControlStatus) -> str:
     return f"{control.role} of epoch {control.master_epoch}"
 
 
-def _compare_sets(before: ControlStatus | None, now: ControlStatus, add: Add) -> None:
+def compare_sets(before: ControlStatus | None, now: ControlStatus, add: Add) -> None:
+    """`compare_control` of a master's sync-state set."""
     if now.role != "master" or now.sync_state_set_epoch is None:
         return
-    if before is None or before.role != "master" or before.master_epoch != now.master_epoch:
+    if (
+        before is None
+        or before.sync_state_set_epoch is None
+        or (before.role, before.master_epoch) != ("master", now.master_epoch)
+    ):
         if now.is_set_short:
             add(EventKind.SET, _short_text(now), Severity.BAD)
         return
@@ -122,7 +128,8 @@ def set_text(members: tuple[int, ...]) -> str:
     return f"{{{', '.join(map(str, members))}}}"
 
 
-def _compare_controllers(before: ControlStatus | None, now: ControlStatus, add: Add) -> None:
+def compare_controllers(before: ControlStatus | None, now: ControlStatus, add: Add) -> None:
+    """`compare_control` of the leading controller and of refusals."""
     leader = None if before is None else before.leader
     if now.leader is None and (before is None or leader is not None):
         reasons = "; ".join(f"{link.address}: {link.reason}" for link in now.controllers if link.reason)

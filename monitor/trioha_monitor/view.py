@@ -108,6 +108,8 @@ class EventKind(Enum):
     """A node has another role, name or id than before; in controller mode also another epoch."""
     SET = "set"
     """The sync-state set of a master in controller mode has other members."""
+    CUT = "cut"
+    """The log of a node in controller mode ends before it did: what its master does not have was cut."""
     CONTROLLER = "controller"
     """Another controller leads, none does, or the controllers refuse a node."""
     NODE = "node"

@@ -210,6 +210,24 @@ def test_a_role_that_is_not_known_for_a_while_is_no_change() -> None:
     assert [(span.role, span.epoch) for span in node.roles] == [("master", 4)]
 
 
+def test_a_set_that_becomes_known_is_no_change() -> None:
+    """As after the change of a role, before its first set is known."""
+    play = Play()
+    play.tell(as_master(MASTER, 1, 4, sync_state_set=(), sync_state_set_epoch=None))
+    play.tell(as_master(MASTER, 1, 4))
+    assert texts(play, EventKind.SET) == []
+
+
+def test_a_log_that_becomes_shorter_is_a_cut() -> None:
+    play = Play()
+    play.tell(as_master(MASTER, 1, 4))
+    play.tell(as_slave(MASTER, 1, 5, SLAVE, 2, offset=700), for_s=1)
+    assert texts(play, EventKind.CUT) == [
+        ("broker-a #1", "its log ends at 700, before it ended at 1000", Severity.WARNING)
+    ]
+    assert texts(play, EventKind.GAP) == []
+
+
 def test_a_role_that_ends_without_another_one_is_bad() -> None:
     play = Play(SLAVE)
     play.tell(as_slave(SLAVE, 2, 4, MASTER, 1))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 import pytest
 import trio
 from attrs import evolve
 from textual.pilot import Pilot
 
+from tests.monitor.recorded_group import write_group
 from tests.monitor.scenes import FakePlayback, busy_view, controlled_view
+from tests.recording.sessions import WALL_NS
 from trioha_monitor.app import MonitorApp
 from trioha_monitor.rendering import LIGHT
+from trioha_monitor.replay import open_replay
 from trioha_monitor.view import Show
 
 SIZES = [(80, 24), (120, 40), (200, 50)]
@@ -39,6 +43,11 @@ async def feed_of_sessions(show: Show) -> None:
     replicas = tuple(evolve(replica, metadata=None) for replica in view.replicas)
     show(evolve(view, replicas=replicas, consumption=None, is_live=False))
     await trio.sleep_forever()
+
+
+@pytest.fixture(scope="module")
+def recorded_group(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_group(tmp_path_factory.mktemp("group"))
 
 
 def until_shown(*keys: str) -> Callable[[Pilot[None]], Awaitable[None]]:
@@ -72,6 +81,21 @@ async def controlled_feed(show: Show) -> None:
 def test_controller_mode(screen: str, size: tuple[int, int], snap_compare: Callable[..., bool]) -> None:
     keys = {**SCREENS, "roles": "6"}
     app = MonitorApp(controlled_feed)
+    assert snap_compare(app, terminal_size=size, run_before=until_shown(keys[screen]))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("screen", ["replicas", "log", "roles"])
+def test_controller_mode_in_a_replay(
+    screen: str, size: tuple[int, int], recorded_group: Path, snap_compare: Callable[..., bool]
+) -> None:
+    """Of recorded sessions, 18 s after the first master has come back."""
+    source = open_replay([recorded_group])
+    while source.work(for_s=1.0):
+        pass
+    source.seek(WALL_NS // 1_000_000 + 100_000)
+    keys = {**SCREENS, "roles": "6"}
+    app = MonitorApp(source, playback=source)
     assert snap_compare(app, terminal_size=size, run_before=until_shown(keys[screen]))
 
 

@@ -16,6 +16,8 @@ from trioha.recording.records import read_records
 from trioha_analysis.document import document
 from trioha_analysis.packing import pack_segment
 from trioha_analysis.replay_result import ReplayResult
+from trioha_monitor.replay import open_replay
+from trioha_monitor.view import EventKind
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -106,6 +108,38 @@ def test_nothing_is_recorded_for_a_put_but_what_was(sessions: Path) -> None:
         assert len(moved) <= seconds / 0.2 + 2
         assert (np.diff(moved["offset"]) != 0).all()
     assert puts >= 400
+
+
+def test_the_monitor_replays_the_roles_of_each_broker(sessions: Path, result: ReplayResult) -> None:
+    source = open_replay([sessions])
+    while source.work(for_s=1.0):
+        pass
+    view = source.view_at(source.position.end_ns)
+    nodes = {node.broker_id: node for node in view.nodes}
+    assert [node.label for node in view.nodes] == ["broker-x #1", "broker-x #2"]
+    for broker_id in (1, 2):
+        spans = [
+            (span.role.upper(), span.epoch)
+            for span in nodes[broker_id].roles
+            if span.role not in {"", "none"}
+        ]
+        assert spans == roles_of(result, broker_id)
+    # The first broker was down once, and waited for its role at each start. It stopped first.
+    assert [span.role for span in nodes[1].roles] == ["none", "master", "", "none", "slave", "master", ""]
+    events = [(event.node, event.kind) for event in view.events]
+    assert events.count(("broker-x #1", EventKind.CUT)) == 1
+    assert ("broker-x #2", EventKind.CONTROLLER) in events
+    masters = [
+        node.control
+        for at_ns in range(source.position.start_ns, source.position.end_ns, 50_000_000)
+        for node in source.view_at(at_ns).nodes
+        if node.control is not None and node.control.role == "master"
+    ]
+    # Connections name the ids of their slaves.
+    connected = {tuple(one.broker_id for one in control.members if one.is_connected) for control in masters}
+    assert {(1,), (2,), (1, 2)} <= connected
+    assert {control.sync_state_set for control in masters} == {(1,), (1, 2), (2,)}
+    assert None in {control.leader for control in masters if control.broker_id == 2}
 
 
 def test_packed_sessions_replay_as_they_were(sessions: Path, result: ReplayResult) -> None:

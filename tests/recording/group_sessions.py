@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attrs import evolve, field, frozen
 
-from tests.recording.sessions import Event, write_session
+from tests.recording.sessions import WALL_NS, Event, write_session
 from trioha.recording.events import (
     OLD_ROLE_SHIFT,
     CloseReason,
@@ -44,7 +44,7 @@ class Life:
     """That of the configuration."""
     settings: Mapping[str, object] = field(default=SETTINGS)
 
-    def write(self, folder: Path, *, segment_records: int = 2_000_000) -> Path:
+    def write(self, folder: Path, *, segment_records: int = 2_000_000, wall_ns: int = WALL_NS) -> Path:
         return write_session(
             folder / self.name,
             self.events,
@@ -53,6 +53,8 @@ class Life:
             settings=self.settings,
             segment_records=segment_records,
             other_facts=self.facts,
+            base_ts_ns=self.events[0].ts_ns,
+            wall_ns=wall_ns,
         )
 
     def with_event(self, kind: Kind, **changes: int) -> Life:

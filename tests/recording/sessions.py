@@ -57,14 +57,17 @@ def write_session(
     certificates: dict[int, str] | None = None,
     settings: Mapping[str, object] | None = None,
     other_facts: Iterable[tuple[int, Mapping[str, object]]] = (),
+    base_ts_ns: int = 0,
+    wall_ns: int = WALL_NS,
 ) -> Path:
     """Write a whole session as a node does; in the connections `served` it was the master.
 
-    `other_facts`: each with the index of the event after it.
+    `other_facts`: each with the index of the event after it. The session starts at `base_ts_ns`, and its wall
+    clock shows `wall_ns` at 0.
     """
     identity = SessionIdentity("cluster", "broker-a", broker_id, role, settings=dict(settings or {}))
-    document = encode_session(identity, monotonic_ns=0, wall_ns=WALL_NS, program_version="0")
-    writer = SessionWriter(path, document=document, base_ts_ns=0, segment_records=segment_records)
+    document = encode_session(identity, monotonic_ns=0, wall_ns=wall_ns, program_version="0")
+    writer = SessionWriter(path, document=document, base_ts_ns=base_ts_ns, segment_records=segment_records)
     records = pack(events, node=broker_id)
     facts = []
     for conn, address in (addresses or {}).items():

@@ -86,7 +86,10 @@ class EventsPane(Pane):
                         "in-sync state changed; its log does not continue; another verdict",
                     ),
                     ("role node", "another role or name; a node is gone, back, new or restarted"),
-                    ("set controller", "the sync-state set changed; another controller leads, or none"),
+                    (
+                        "set cut controller",
+                        "the sync-state set changed; a log was cut; another controller leads, or none",
+                    ),
                     ("puts disk config clock", "failing puts, disk faults, settings, a clock that was set"),
                 ],
             ),

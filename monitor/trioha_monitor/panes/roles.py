@@ -40,7 +40,7 @@ from trioha_monitor.widgets.line_view import LineView
 from trioha_monitor.widgets.role_chart import role_chart
 from trioha_monitor.widgets.row_table import RowTable
 
-KINDS = frozenset({EventKind.ROLE, EventKind.SET, EventKind.CONTROLLER})
+KINDS = frozenset({EventKind.ROLE, EventKind.SET, EventKind.CUT, EventKind.CONTROLLER})
 """Events that the list has."""
 LABEL_WIDTH = 12
 
@@ -372,11 +372,10 @@ def _controller_facts(
     palette, lines = context.palette, []
     for index, link in enumerate(control.controllers):
         if link.is_leader:
-            heard = NOTHING
+            parts: tuple[Part, ...] = (("● ", palette.good), (f"{link.address} leads", palette.text))
             if control.leader_heard_ms is not None:
                 heard = format_seconds(control.leader_heard_ms / 1000 + (node.age_s or 0.0))
-            parts: tuple[Part, ...] = (("● ", palette.good), (f"{link.address} leads", palette.text))
-            parts = (*parts, (f"  heard {heard} ago", palette.muted))
+                parts = (*parts, (f"  heard {heard} ago", palette.muted))
         else:
             glyph, style = ("○ ", palette.muted) if link.is_connected else ("✗ ", palette.bad)
             parts = ((glyph, style), (link.address, palette.text), (f"  {link.reason}", palette.muted))

@@ -243,7 +243,9 @@ class ReplicaRows:
 
     def _identified(self, run: SessionRun, conn: int) -> Connection[int]:
         identity = run.certificates.get(conn, "")
-        if not identity and (slave := self._slave_connections.of(run, conn)) is not None:
+        if not identity and conn in run.broker_ids:
+            identity = f"broker {run.broker_ids[conn]}"
+        elif not identity and (slave := self._slave_connections.of(run, conn)) is not None:
             session = slave[0].reader.session.identity
             identity = f"{session.cluster_name}/{session.broker_name}/{session.broker_id}"
         return Connection(conn, run.addresses.get(conn, ""), identity)

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from trioha.broker_status import ControlStatus
 from trioha.recording.batch_stats import Counts
 from trioha.recording.events import CloseReason, HaState, Kind, PutStatus, code_name
 from trioha.recording.snapshot import connection_state
@@ -13,6 +14,7 @@ from trioha.recording.state import known
 from trioha_monitor.answers import probe_counts
 from trioha_monitor.replay.moments import RATE_NS, Moment, Moments
 from trioha_monitor.replay.overview import Overview
+from trioha_monitor.replay.recorded_control import RecordedControls, role_spans, with_members
 from trioha_monitor.replay.replay_timeline import NS_PER_S, RecordedNode
 from trioha_monitor.replay.timeline_events import GAP_REASONS
 from trioha_monitor.texts import REASON_MAX, clean, host_of
@@ -34,16 +36,17 @@ COMPLAINTS: Final = {
     CloseReason.REQUEST_ABOVE_MAX: "AHEAD",
     CloseReason.GAP: "GAP",
     CloseReason.REQUEST_BELOW_MIN: "GAP",
+    CloseReason.CUT_REFUSED: "CUT_REFUSED",
 }
 """What a slave complains of after its connection ended with one of `GAP_REASONS`."""
 _RATE_S: Final = RATE_NS / NS_PER_S
 
 
 class NodeViews:
-    """Makes the views of nodes from `moments`; histories are those of `overview`."""
+    """Makes the views of nodes from `moments` and `controls`; histories are those of `overview`."""
 
-    def __init__(self, moments: Moments, overview: Overview) -> None:
-        self._moments, self._overview = moments, overview
+    def __init__(self, moments: Moments, overview: Overview, controls: RecordedControls) -> None:
+        self._moments, self._overview, self._controls = moments, overview, controls
 
     def view(
         self,
@@ -63,6 +66,10 @@ class NodeViews:
         last = run.reader.record_before(moment.position)
         age_ns = at_ns - (run.start_ns if last is None else run.wall_of(int(last["ts_ns"])))
         counted = [replica for replica in replicas if replica.verdict is not Verdict.OBSERVER]
+        in_sync = sum(replica.in_sync is True for replica in counted)
+        control = self._control(node, moment)
+        if control is not None and control.sync_state_set_epoch is not None:
+            in_sync = len(control.sync_state_set) - 1
         return NodeView(
             address=node.key,
             health=health,
@@ -72,12 +79,12 @@ class NodeViews:
             role=identity.role,
             cluster=identity.cluster_name,
             broker_name=identity.broker_name,
-            broker_id=identity.broker_id,
+            broker_id=node.broker_id,
             version=clean(str(sample.get("version") or ""))
             or ("" if run.is_sampled else run.reader.session.program_version),
             source="session",
             lists_replicas=not run.is_slave,
-            log=self._log(moment),
+            log=self._log(node, moment),
             limits=run.limits,
             slave=slave_view(self._moments, moment) if run.is_slave else None,
             connected_replicas=0 if run.is_slave else len(moment.connections),
@@ -85,13 +92,23 @@ class NodeViews:
             observers=sum(
                 replica.is_connected and replica.verdict is Verdict.OBSERVER for replica in replicas
             ),
-            in_sync_replicas=None if run.is_slave else sum(replica.in_sync is True for replica in counted),
+            in_sync_replicas=None if run.is_slave else in_sync,
             ended_connections=ended,
             waiting_probes=moment.waiting_probes,
             probes=_sampled_probes(sample) if run.is_sampled else probe_counts(probes),
+            control=control,
+            roles=role_spans(node, at_ns, ended_ns=since_ns if health is Health.DOWN else None),
         )
 
-    def _log(self, moment: Moment) -> LogView:
+    def _control(self, node: RecordedNode, moment: Moment) -> ControlStatus | None:
+        """Role, group and controllers; None outside of controller mode, and while they are not known."""
+        state = self._controls.at(node, moment.run, moment.position)
+        if state is None:
+            return None
+        acks = {conn: known(one.ack_offset) for conn, one in moment.connections.items()}
+        return with_members(state, moment.run, log_end=moment.log_end, acks=acks)
+
+    def _log(self, node: RecordedNode, moment: Moment) -> LogView:
         run, reader, at_ns = moment.run, moment.run.reader, moment.at_ns
         puts_per_s = None
         puts: tuple[PutRate, ...] = ()
@@ -109,7 +126,9 @@ class NodeViews:
             flushed_offset=moment.snapshot.of_node(Kind.FLUSHED),
             dispatched_offset=moment.snapshot.of_node(Kind.DISPATCHED),
             append_bytes_per_s=self._moments.growth_per_s(moment),
-            append_history=self._overview.append_series(run, at_ns=at_ns, log_end=moment.log_end),
+            append_history=self._overview.append_series(
+                node.runs[: node.runs.index(run) + 1], at_ns=at_ns, log_end=moment.log_end
+            ),
             file_bytes=size if isinstance(size, int) else None,
             put_messages_per_s=puts_per_s,
             puts=puts,
@@ -139,18 +158,18 @@ class NodeViews:
 def health_of(node: RecordedNode, moment: Moment, *, is_growing: bool) -> tuple[Health, str, int]:
     """Health of a node, its reason, and since when; `is_growing` as in `ReplaySource.view_at`."""
     run, at_ns = moment.run, moment.at_ns
-    if at_ns <= run.end_ns or is_growing:
+    if at_ns <= run.end_ns or is_growing or node.is_continued(run):
         sample = run.sample_at(at_ns)
         if sample.get("health") == Health.DOWN.value:
             return Health.DOWN, f"did not answer the monitor: {sample.get('reason')}", run.start_ns
-        return Health.UP, "", run.start_ns
+        return Health.UP, "", node.roles_of_start(run)[0].start_ns
     if run.reader.ended_in_order:
         return Health.DOWN, "its recording ended in order", run.end_ns
     if node.next_start_ns(run) is not None:
         return Health.DOWN, "its recording breaks off here: killed, and started again later", run.end_ns
     if at_ns - run.end_ns > run.quiet_ns:
         return Health.DOWN, "its recording breaks off here: killed, or still going on", run.end_ns
-    return Health.UP, "", run.start_ns
+    return Health.UP, "", node.roles_of_start(run)[0].start_ns
 
 
 def slave_view(moments: Moments, moment: Moment) -> SlaveView:
@@ -178,7 +197,7 @@ def complaint_of(moments: Moments, moment: Moment) -> str:
     sampled = moment.run.sample_at(moment.at_ns).get("complaint")
     if sampled:
         return clean(str(sampled), length_max=REASON_MAX)
-    ended = [] if moment.connections else moments.ended(moment)
+    ended = [] if moment.connections or not moment.run.is_slave else moments.ended(moment)
     if not ended:
         return ""
     code = connection_state(ended[-1].records, is_slave=True).close_reason

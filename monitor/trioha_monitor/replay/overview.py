@@ -9,21 +9,35 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 from attrs import define, evolve, field
 
-from trioha.recording.batch_stats import marks_of
+from trioha.recording.batch_stats import control_records, marks_of
 from trioha.recording.events import Kind, PutStatus
 from trioha.recording.lags import Lags, lags
 from trioha.recording.segment_cache import Chunk
 from trioha.recording.state import UNKNOWN
-from trioha.recording.state_arrays import Ints
+from trioha.recording.state_arrays import Array, Ints
 from trioha_monitor.replay.histories import LagHistory, LogEndHistory
 from trioha_monitor.replay.moments import SlaveConnections
-from trioha_monitor.replay.replay_timeline import NS_PER_MS, NS_PER_S, ReplayTimeline, SessionRun
+from trioha_monitor.replay.recorded_control import (
+    RecordedControl,
+    after,
+    begun,
+    control_events,
+    events_of,
+)
+from trioha_monitor.replay.replay_timeline import (
+    NS_PER_MS,
+    NS_PER_S,
+    ReplayTimeline,
+    SessionRun,
+    continues,
+)
 from trioha_monitor.replay.timeline_events import (
     EventLog,
     requested_conns,
@@ -60,6 +74,8 @@ class _RunProgress:
     """Whether the last wait failed."""
     lags: dict[int, LagHistory] = field(factory=dict)
     """By connection."""
+    control: RecordedControl | None = None
+    """In controller mode after the last record that has been read; None before the first one."""
 
 
 class Overview:
@@ -75,7 +91,7 @@ class Overview:
         self._records = 0
         self._total = 1
         self.is_complete = False
-        self._labels = {run.number: node.key for node in timeline.nodes for run in node.runs}
+        self._nodes = {run.number: node for node in timeline.nodes for run in node.runs}
         self._slave_connections = SlaveConnections(timeline)
         self._runs = {
             run.number: _RunProgress(LogEndHistory(run, bucket_ns=self._bucket_ns)) for run in timeline.runs
@@ -126,22 +142,43 @@ class Overview:
         marks = marks_of(records, was_failing=progress.is_failing)
         if not run.is_slave:
             marks = without_probes(marks, progress.requested | requested_conns(snapshot.records))
-        node, name_of = self._labels[run.number], partial(self._name_of, run)
+        node, name_of = self._nodes[run.number].key, partial(self._name_of, run)
         events = list(timeline_events(run, node, marks, name_of, was_failing=progress.is_failing))
+        events += self._control_events(run, progress, records)
         waits = records["flags"][records["kind"] == Kind.WAIT_END]
         if len(waits):
             progress.is_failing = bool(waits[-1] != PutStatus.PUT_OK)
         progress.log_ends.add(records)
         if not run.is_slave:
             found = lags(records, snapshot, is_sampled=run.is_sampled)
-            events += sync_changes(run, node, found, name_of)
+            if run.life is None:
+                # Under controllers the set says it.
+                events += sync_changes(run, node, found, name_of)
             self._add_lags(run, progress, found)
         self.event_log.add(events)
+
+    def _control_events(
+        self, run: SessionRun, progress: _RunProgress, records: Array
+    ) -> Iterator[TimelineEvent]:
+        """The events of the `records` of controller mode that follow."""
+        if run.life is None:
+            return
+        node = self._nodes[run.number]
+        for event in events_of(run, control_records(records)):
+            earlier = state = progress.control
+            if state is None:
+                # A session follows the end of the one before.
+                before = node.before(run)
+                earlier = None if before is None else self._runs[before.number].control
+                state = begun(node, run, earlier)
+            progress.control = after(state, event)
+            time_ms = (event.at_ns - run.clock_ahead_ns) // NS_PER_MS
+            yield from control_events(earlier, progress.control, event, node=node.key, time_ms=time_ms)
 
     def _name_of(self, run: SessionRun, conn: int) -> str:
         """The replica of a connection: its slave's label if the slave has a session, else its address."""
         slave = self._slave_connections.of(run, conn)
-        return run.address_of(conn) if slave is None else self._labels[slave[0].number]
+        return run.address_of(conn) if slave is None else self._nodes[slave[0].number].key
 
     def _add_lags(self, run: SessionRun, progress: _RunProgress, found: Lags) -> None:
         known = found.worst >= 0
@@ -173,8 +210,11 @@ class Overview:
     def _add_session_marks(self) -> None:
         end_ns = self._timeline.end_ns
         for node in self._timeline.nodes:
-            for starts, run in enumerate(node.runs, start=1):
-                marks = session_marks(run, self._labels[run.number], starts=starts, end_ns=end_ns)
+            starts = 0
+            for before, run in pairwise((None, *node.runs)):
+                assert run is not None, "only the first one has none before it"
+                starts += before is None or not continues(before, run)
+                marks = session_marks(node, run, starts=starts, end_ns=end_ns)
                 new = [mark for mark in marks if (run.number, mark) not in self._session_marks]
                 self._session_marks.update((run.number, mark) for mark in new)
                 self.event_log.add(new)
@@ -245,23 +285,35 @@ class Overview:
         now = None if now_s is None else _bucket(round(now_s * NS_PER_S), limit, per)
         return self._up_to(series, at_ns, now)
 
-    def append_series(self, run: SessionRun, *, at_ns: int, log_end: int | None) -> Series:
-        """How fast a node's log grew in each bucket up to `at_ns`, bytes/s; `log_end` is its end then."""
-        progress = self._runs[run.number]
+    def append_series(self, runs: Sequence[SessionRun], *, at_ns: int, log_end: int | None) -> Series:
+        """How fast a node's log grew in each bucket up to `at_ns`, in bytes per second.
+
+        `runs` are its sessions up to that moment, at least one; `log_end` is the end of its log then.
+        """
+
+        def ends(first: int, count: int) -> Ints:
+            found = np.full(count, UNKNOWN, np.int64)
+            for run in runs:
+                progress = self._runs[run.number]
+                curve = progress.log_ends.curve
+                if curve is not None:
+                    curve.extend_to(progress.last_bucket)
+                    part = curve.part(first, count)
+                    found = np.where(part >= 0, part, found)
+            return found
 
         def find(first: int, count: int) -> Ints:
-            curve = progress.log_ends.curve
-            if curve is None:
-                return np.full(count, UNKNOWN, np.int64)
-            curve.extend_to(progress.last_bucket)
-            ends = curve.part(first - 1, count + 1)
-            return np.where((ends[1:] >= 0) & (ends[:-1] >= 0), np.diff(ends), UNKNOWN)
+            found = ends(first - 1, count + 1)
+            is_known = (found[1:] >= 0) & (found[:-1] >= 0)
+            # A log that was cut has not grown.
+            return np.where(is_known, np.maximum(np.diff(found), 0), UNKNOWN)
 
         per = self.bucket_ms / 1000
-        series = self._before(("append", run.number), run, find, at_ns, limit=None, per=per)
-        curve, now = progress.log_ends.curve, None
-        if curve is not None and log_end is not None:
-            before = int(curve.part(at_ns // self._bucket_ns - 1, 1)[0])
+        name = ("append", runs[-1].number)
+        series = self._before(name, runs[0], find, at_ns, limit=None, per=per)
+        now = None
+        if log_end is not None:
+            before = int(ends(at_ns // self._bucket_ns - 1, 1)[0])
             now = _bucket(max(0, log_end - before), None, per) if before >= 0 else None
         return self._up_to(series, at_ns, now)
 

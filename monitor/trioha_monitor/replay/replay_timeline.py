@@ -2,24 +2,39 @@
 
 A session has its own monotonic clock, and one reading of the wall clock at its start: later jumps of the
 wall clock have no effect. If the sessions of a slave and of its master are both there, their clocks are
-compared by the frames and acks that both recorded (`trioha.recording.clocks`), and a certain offset is
-corrected, so that events are shown in the order in which they happened. The sessions of one node (cluster,
-broker name, broker id) are its `SessionRun`s, one for each start, and follow each other.
+compared by the frames and acks that both recorded, and a certain offset is corrected
+(`trioha_monitor.replay.clock_offsets`), so that events are shown in the order in which they happened. The
+sessions of one node (cluster, broker name, broker id) are its `SessionRun`s, one for each start, and follow
+each other.
+
+In controller mode a node has a session for each role, and its id is the one that the controllers gave it.
+Until they have given one, the node waits for its first role: that session belongs to the node whose first
+role of that start begins next.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from attrs import define, field
 
 from trioha.errors import StoreError
-from trioha.recording.clocks import Link, links
+from trioha.recording.clocks import links
+from trioha.recording.events import GroupRole
+from trioha.recording.invariants.event_batch import SessionSettings
 from trioha.recording.layout import SOURCE_MONITOR
 from trioha.recording.reader import find_sessions
+from trioha.recording.role_lives import RoleEvents, RoleLife, role_life
 from trioha.recording.session_reader import SessionReader
+from trioha_monitor.replay.clock_offsets import (
+    RESTART_ERROR_NS,
+    SAME_START_ERROR_NS,
+    ClockLink,
+    clock_offsets,
+)
 from trioha_monitor.texts import REASON_MAX, clean
 from trioha_monitor.view import Limits, ProbeCount, node_label
 
@@ -29,16 +44,22 @@ QUIET_HEARTBEATS = 2
 """Heartbeats without any record after which a session that has not ended looks dead."""
 LINKED_MAX = 16
 """Connections of a session that are used to compare its clock."""
+ROLE_RECORDS_MAX = 64
+"""The first records of a session, among which its role is searched: it is the very first one."""
 
 
 @define(eq=False)
 class SessionRun:
-    """One session: one start of a node."""
+    """One session: one start of a node, in controller mode one role of it."""
 
     number: int
     """Index among all runs of the timeline."""
     reader: SessionReader
     limits: Limits
+    life: RoleLife | None = None
+    """The role, as the session's start has it; None outside of controller mode."""
+    broker_ids: dict[int, int] = field(factory=dict)
+    """In controller mode of a master: id of the slave of each connection, by its number."""
     addresses: dict[int, str] = field(factory=dict)
     """Peer of each connection, by its number."""
     certificates: dict[int, str] = field(factory=dict)
@@ -48,9 +69,9 @@ class SessionRun:
     probes: list[tuple[int, ProbeCount]] = field(factory=list)
     """Probe counts by the seq of their facts, in order."""
     clock_ahead_ns: int = 0
-    """How far its wall clock was ahead of its master's; 0 if that is not certain."""
+    """How far its wall clock was ahead of that by which it is shown; 0 if that is not certain."""
     clock_of: str = ""
-    """Label of the master whose session the clock was compared with; empty without one."""
+    """Label of the node by whose clock it is shown; empty if that is its own."""
     samples: list[tuple[int, Mapping[str, object]]] = field(factory=list)
     """Facts that a monitor sampled: monotonic time, and the values from then on."""
     _begins_ns: dict[int, int] = field(factory=dict)
@@ -69,6 +90,18 @@ class SessionRun:
     def is_slave(self) -> bool:
         """Whether a slave recorded it."""
         return self.reader.session.is_slave
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the node had no role from the controllers."""
+        return self.life is not None and self.life.role is GroupRole.NONE
+
+    @property
+    def broker_id(self) -> int | None:
+        """Id of the node: from the controllers in controller mode; None while they have given none."""
+        if self.life is None:
+            return self.reader.session.identity.broker_id
+        return self.life.broker_id if self.life.broker_id >= 0 else None
 
     @property
     def is_sampled(self) -> bool:
@@ -139,7 +172,7 @@ class SessionRun:
         return True
 
     def read_facts(self) -> None:
-        """Read connections, probes and a monitor's samples."""
+        """Read connections, ids of slaves, probes and a monitor's samples."""
         self.samples, self.probes = [], []
         for fact in self.reader.facts:
             ts_ns = fact.fields.get("ts_ns")
@@ -151,6 +184,9 @@ class SessionRun:
                 self.begin_seqs.setdefault(conn, fact.seq)
                 if certificate := fact.fields.get("certificate"):
                     self.certificates[conn] = clean(str(certificate), length_max=REASON_MAX)
+            broker_id = fact.fields.get("brokerId")
+            if fact.type_ == "replica" and isinstance(conn, int) and type(broker_id) is int:
+                self.broker_ids[conn] = broker_id
             host, reason, count = (fact.fields.get(name) for name in ("host", "reason", "count"))
             if fact.type_ == "probes" and isinstance(count, int):
                 self.probes.append((fact.seq, ProbeCount(clean(str(host)), clean(str(reason)), count)))
@@ -163,6 +199,8 @@ class RecordedNode:
 
     key: str
     """`NodeView.address`."""
+    broker_id: int | None
+    """Its id, in controller mode that of the controllers; None if no session has one."""
     runs: list[SessionRun]
     """In the order of their starts; at least one."""
 
@@ -173,8 +211,31 @@ class RecordedNode:
 
     def next_start_ns(self, run: SessionRun) -> int | None:
         """Start of the session after `run`; None without one."""
-        following = self.runs[self.runs.index(run) + 1 :]
-        return following[0].start_ns if following else None
+        following = self._after(run)
+        return None if following is None else following.start_ns
+
+    def is_continued(self, run: SessionRun) -> bool:
+        """Whether the node went on in another role after `run`, in the same start."""
+        following = self._after(run)
+        return following is not None and continues(run, following)
+
+    def before(self, run: SessionRun) -> SessionRun | None:
+        """The session before `run`; None without one."""
+        number = self.runs.index(run)
+        return self.runs[number - 1] if number else None
+
+    def _after(self, run: SessionRun) -> SessionRun | None:
+        number = self.runs.index(run) + 1
+        return self.runs[number] if number < len(self.runs) else None
+
+    def roles_of_start(self, run: SessionRun) -> list[SessionRun]:
+        """The sessions of the start that `run` is of, up to `run`: one outside of controller mode."""
+        found = [run]
+        before = self.before(run)
+        while before is not None and continues(before, found[0]):
+            found.insert(0, before)
+            before = self.before(before)
+        return found
 
 
 class ReplayTimeline:
@@ -182,25 +243,22 @@ class ReplayTimeline:
 
     def __init__(self, readers: Iterable[SessionReader]) -> None:
         """Put `readers` (at least one) on one axis."""
-        by_node: dict[tuple[str, str, int], list[SessionReader]] = {}
-        for reader in readers:
-            identity = reader.session.identity
-            by_node.setdefault((identity.cluster_name, identity.broker_name, identity.broker_id), []).append(
-                reader
-            )
+        runs = [
+            SessionRun(number, reader, limits_of(reader), life_of(reader))
+            for number, reader in enumerate(sorted(readers, key=_begins_ns))
+        ]
+        by_node: dict[tuple[str, str, int | None], list[SessionRun]] = {}
+        adopted = _adopted(runs)
+        for run in runs:
+            run.read_facts()
+            identity, of = run.reader.session.identity, adopted.get(run.number, run)
+            by_node.setdefault((identity.cluster_name, identity.broker_name, of.broker_id), []).append(run)
         clusters = {cluster for cluster, _, _ in by_node}
         self.nodes: list[RecordedNode] = []
-        number = 0
-        for (cluster, name, broker_id), own in sorted(by_node.items()):
+        for (cluster, name, broker_id), own in sorted(by_node.items(), key=_by_id):
             prefix = "" if len(clusters) == 1 else f"{cluster}/"
             label = clean(prefix + node_label(name, broker_id))
-            runs = []
-            for reader in sorted(own, key=_begins_ns):
-                run = SessionRun(number, reader, limits_of(reader))
-                run.read_facts()
-                runs.append(run)
-                number += 1
-            self.nodes.append(RecordedNode(label, runs))
+            self.nodes.append(RecordedNode(label, broker_id, own))
         assert self.nodes, "a timeline has at least one session"
         self._compare_clocks()
 
@@ -219,14 +277,22 @@ class ReplayTimeline:
     def _compare_clocks(self) -> None:
         """Compare the clocks of slaves with those of their masters."""
         runs = {run.reader.session.path: run for run in self.runs if not run.is_sampled}
-        found = links([run.reader for run in runs.values()], connections_max=LINKED_MAX)
-        certain = [(link, link.clock_error_ns) for link in found if link.clock_error_ns is not None]
-        for link, uncertain_ns in sorted(certain, key=_by_uncertainty, reverse=True):
-            # The last connection counts: it is the most certain one.
-            run, ahead_ns = runs[link.slave.path], link.clock_offset_ns or 0
-            is_apart = abs(ahead_ns) > uncertain_ns
-            run.clock_ahead_ns = ahead_ns if is_apart else 0
-            run.clock_of = self.node_of(runs[link.master.path]).key if is_apart else ""
+        found = [
+            ClockLink(
+                runs[link.master.path].number,
+                runs[link.slave.path].number,
+                link.clock_offset_ns or 0,
+                link.clock_error_ns,
+            )
+            for link in links([run.reader for run in runs.values()], connections_max=LINKED_MAX)
+            if link.clock_error_ns is not None
+        ]
+        found += [link for node in self.nodes for link in _links_of(node)]
+        by_number = {run.number: run for run in runs.values()}
+        for number, clock in clock_offsets(_references(by_number.values()), found).items():
+            run, reference = by_number[number], self.node_of(by_number[clock.reference])
+            run.clock_ahead_ns = clock.ahead_ns if clock.is_certain else 0
+            run.clock_of = reference.key if clock.is_certain and run not in reference.runs else ""
 
     @property
     def runs(self) -> list[SessionRun]:
@@ -242,6 +308,18 @@ class ReplayTimeline:
     def end_ns(self) -> int:
         """End of the last session."""
         return max(run.end_ns for run in self.runs)
+
+    def is_deposed(self, run: SessionRun, at_ns: int) -> bool:
+        """Whether a master's session had ended at a moment, and its group had a master of a later epoch."""
+        return run.end_ns < at_ns and any(
+            other.life is not None
+            and run.life is not None
+            and other.life.role is GroupRole.MASTER
+            and other.life.group == run.life.group
+            and other.life.epoch > run.life.epoch
+            and other.start_ns <= at_ns
+            for other in self.runs
+        )
 
     def refresh(self) -> bool:
         """Read records that were added to the sessions; returns whether there are any."""
@@ -269,6 +347,90 @@ def limits_of(reader: SessionReader) -> Limits:
     )
 
 
+def life_of(reader: SessionReader) -> RoleLife | None:
+    """The role with which a session begins; None outside of controller mode."""
+    if not SessionSettings.of(reader.session).has_roles:
+        return None
+    first = reader.first_seq
+    records = reader.control_records(min(first + ROLE_RECORDS_MAX, reader.end_seq))
+    assert records is not None, "its first segment is read"
+    return role_life(reader.session, RoleEvents((records,)), reader.facts, last_ts_ns=None)
+
+
+def _adopted(runs: Sequence[SessionRun]) -> Mapping[int, SessionRun]:
+    """By the number of each session without an id the session whose node it is of, where there is one.
+
+    `runs` are in the order of their starts. Nodes may record into one folder.
+    """
+    adopted: dict[int, SessionRun] = {}
+    taken: set[int] = set()
+    for run in sorted(runs, key=_end_ns):
+        if run.life is None or run.broker_id is not None:
+            continue
+        for other in runs:
+            if (
+                other.life is not None
+                and other.life.group == run.life.group
+                and other.broker_id is not None
+                and other.life.former is GroupRole.NONE
+                and not other.is_waiting
+                and other.start_ns >= run.end_ns
+                and other.reader.session.path.parent == run.reader.session.path.parent
+                and other.number not in taken
+            ):
+                taken.add(other.number)
+                adopted[run.number] = other
+                break
+    return adopted
+
+
+def continues(before: SessionRun, run: SessionRun) -> bool:
+    """Whether a node changed its role from that of `before`, its session before `run`, without a stop."""
+    if before.life is None or run.life is None or not before.reader.ended_in_order:
+        return False
+    # A node waits for a role only when it starts, and when it has lost one.
+    return run.life.former is before.life.role and not (before.is_waiting and run.is_waiting)
+
+
+def _links_of(node: RecordedNode) -> Iterator[ClockLink]:
+    """Links between the sessions of one node in controller mode."""
+    for before, run in pairwise(node.runs):
+        if before.life is None or run.life is None:
+            continue
+        earlier, later = before.reader.session, run.reader.session
+        if continues(before, run):
+            ahead_ns = (later.wall_ns - later.monotonic_ns) - (earlier.wall_ns - earlier.monotonic_ns)
+            yield ClockLink(before.number, run.number, ahead_ns, SAME_START_ERROR_NS)
+        else:
+            yield ClockLink(before.number, run.number, 0, RESTART_ERROR_NS)
+
+
+def _references(runs: Iterable[SessionRun]) -> Iterator[int]:
+    """Sessions that are shown by their own clocks; `runs` in any order."""
+    groups = set()
+    for run in sorted(runs, key=_number):
+        if run.is_slave or run.is_waiting:
+            continue
+        if run.life is None:
+            yield run.number
+        elif run.life.group not in groups:
+            groups.add(run.life.group)
+            yield run.number
+
+
+def _number(run: SessionRun) -> int:
+    return run.number
+
+
+def _end_ns(run: SessionRun) -> int:
+    return run.end_ns
+
+
+def _by_id(item: tuple[tuple[str, str, int | None], list[SessionRun]]) -> tuple[str, str, int]:
+    (cluster, name, broker_id), _ = item
+    return cluster, name, -1 if broker_id is None else broker_id
+
+
 def _seq_of(counted: tuple[int, ProbeCount]) -> int:
     return counted[0]
 
@@ -279,7 +441,3 @@ def _sampled_ns(sample: tuple[int, Mapping[str, object]]) -> int:
 
 def _begins_ns(reader: SessionReader) -> tuple[int, str]:
     return reader.session.wall_of(reader.first_ts_ns), reader.session.path.name
-
-
-def _by_uncertainty(found: tuple[Link, int]) -> int:
-    return found[1]

@@ -18,6 +18,7 @@ from trioha.recording.time_series import TimeGrid
 from trioha_monitor.replay.moments import RATE_NS, Moment, Moments, ReplicaRow, SlaveConnections, ended_ns
 from trioha_monitor.replay.node_views import COMPLAINTS, complaint_of, health_of, slave_view
 from trioha_monitor.replay.overview import Overview
+from trioha_monitor.replay.recorded_control import RecordedControls
 from trioha_monitor.replay.replay_timeline import (
     NS_PER_MS,
     NS_PER_S,
@@ -55,8 +56,11 @@ Distributions = tuple[Distribution[float] | None, Distribution[float] | None]
 class ReplicaViews:
     """Makes the views of replicas from `moments`; histories are those of `overview`."""
 
-    def __init__(self, timeline: ReplayTimeline, moments: Moments, overview: Overview) -> None:
+    def __init__(
+        self, timeline: ReplayTimeline, moments: Moments, overview: Overview, controls: RecordedControls
+    ) -> None:
         self._timeline, self._moments, self._overview = timeline, moments, overview
+        self._controls = controls
         self._slave_connections = SlaveConnections(timeline)
         self._recent = RecentFigures()
 
@@ -157,15 +161,7 @@ class ReplicaViews:
             master_offset=moment.log_end,
             sent_offset=known(connection.sent_offset),
             ack_offset=ack,
-            in_sync=is_connected
-            and ack is not None
-            and moment.log_end is not None
-            and SyncRule.of(run.reader.session.identity.settings).is_in_sync(
-                lag_bytes=moment.log_end - ack,
-                now_ns=at_ns,
-                acked_ns=acked_ns,
-                oldest_ns=None if lag_s is None else at_ns - round(lag_s * NS_PER_S),
-            ),
+            in_sync=is_connected and self._is_in_sync(node, moment, row.conn, ack=ack, lag_s=lag_s),
             lag_s=lag_s,
             unmoved_s=max(0, at_ns - (since_ns if acked_ns is None else acked_ns)) / NS_PER_S,
             is_rejoining=is_connected
@@ -174,6 +170,23 @@ class ReplicaViews:
             and is_rejoining(
                 ack, joined_at_offset=connection.request_max_offset, connected_s=for_s, limits=limits
             ),
+        )
+
+    def _is_in_sync(
+        self, node: RecordedNode, moment: Moment, conn: int, *, ack: int | None, lag_s: float | None
+    ) -> bool:
+        """Whether the master counts an open connection: in controller mode by its sync-state set."""
+        run = moment.run
+        state = self._controls.at(node, run, moment.position)
+        if state is not None and state.control.sync_state_set_epoch is not None and conn in run.broker_ids:
+            return run.broker_ids[conn] in state.control.sync_state_set
+        if ack is None or moment.log_end is None:
+            return False
+        return SyncRule.of(run.reader.session.identity.settings).is_in_sync(
+            lag_bytes=moment.log_end - ack,
+            now_ns=moment.at_ns,
+            acked_ns=moment.acked_ns.get(conn),
+            oldest_ns=None if lag_s is None else moment.at_ns - round(lag_s * NS_PER_S),
         )
 
     def _rates(self, moment: Moment, conn: int) -> tuple[float | None, float | None]:
@@ -263,6 +276,7 @@ class ReplicaViews:
             if (
                 not master.is_slave
                 and master.start_ns <= moment.at_ns
+                and not self._timeline.is_deposed(master, moment.at_ns)
                 and (theirs.cluster_name, theirs.broker_name) == (identity.cluster_name, identity.broker_name)
                 and (moment.connections or self._has_row_of(master, node, moment.at_ns))
             ):

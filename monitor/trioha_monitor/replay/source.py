@@ -25,6 +25,7 @@ from trioha_monitor.playback import PlaybackPosition, PlaybackState, Player
 from trioha_monitor.replay.moments import Moments
 from trioha_monitor.replay.node_views import NodeViews
 from trioha_monitor.replay.overview import Overview
+from trioha_monitor.replay.recorded_control import RecordedControls
 from trioha_monitor.replay.replay_timeline import NS_PER_MS, ReplayTimeline
 from trioha_monitor.replay.replica_views import ReplicaViews
 from trioha_monitor.replay.search import AtEvent, AtTime, parse_seek, search_age, search_lag
@@ -55,8 +56,9 @@ class ReplaySource:
         self._overview = Overview(timeline)
         self._work: Iterator[None] | None = self._overview.work()
         self._moments = Moments(timeline)
-        self._nodes = NodeViews(self._moments, self._overview)
-        self._replicas = ReplicaViews(timeline, self._moments, self._overview)
+        controls = RecordedControls()
+        self._nodes = NodeViews(self._moments, self._overview, controls)
+        self._replicas = ReplicaViews(timeline, self._moments, self._overview, controls)
         self._search: Iterator[int | None] | None = None
         self._goal = ""
         self._grew = False
@@ -122,9 +124,12 @@ class ReplaySource:
                 continue
             moment = self._moments.at(run, at_ns)
             hidden = 0
+            views: list[ReplicaView] = []
             if run.is_slave:
-                views = self._replicas.lone_slave(node, moment)
-            else:
+                # A node that waits for a role has no master.
+                if not run.is_waiting:
+                    views = self._replicas.lone_slave(node, moment)
+            elif not self._timeline.is_deposed(run, at_ns):
                 rows = self._moments.rows(moment)
                 views = [self._replicas.view(node, moment, row) for row in rows[:REPLICAS_MAX]]
                 hidden = len(rows) - len(views)

@@ -21,7 +21,7 @@ from trioha.recording.events import (
 from trioha.recording.lags import Lags
 from trioha.recording.state_arrays import Array, shows_request
 from trioha_monitor.playback import Tick
-from trioha_monitor.replay.replay_timeline import NS_PER_MS, SessionRun
+from trioha_monitor.replay.replay_timeline import NS_PER_MS, RecordedNode, SessionRun, continues
 from trioha_monitor.series import Severity
 from trioha_monitor.texts import format_bytes, format_elapsed
 from trioha_monitor.view import EventKind, TimelineEvent
@@ -39,6 +39,7 @@ GAP_REASONS: Final = frozenset(
         CloseReason.GAP,
         CloseReason.AHEAD,
         CloseReason.DIVERGED,
+        CloseReason.CUT_REFUSED,
     )
 )
 """Reasons for which a connection ends and the slave cannot replicate again by itself."""
@@ -231,31 +232,35 @@ def _sync(
     )
 
 
-def session_marks(run: SessionRun, node: str, *, starts: int, end_ns: int) -> list[TimelineEvent]:
-    """Start and end of a session, and what is missing in it.
+def session_marks(node: RecordedNode, run: SessionRun, *, starts: int, end_ns: int) -> list[TimelineEvent]:
+    """Start and end of a session of `node`, and what is missing in it.
 
-    `starts` counts the node's sessions up to this one; `end_ns` is the end of the last session of any node.
+    `starts` counts the node's starts up to this session; `end_ns` is the end of the last session of any node.
+    Where one role follows another, the node neither starts nor ends.
     """
+    before = node.before(run)
+    is_first = before is None or not continues(before, run)
+    is_last = not node.is_continued(run)
     reader = run.reader
     start_ms, run_end_ms = run.start_ns // NS_PER_MS, run.end_ns // NS_PER_MS
 
     def mark(
         kind: EventKind, text: str, severity: Severity = Severity.NOTICE, *, time_ms: int = start_ms
     ) -> TimelineEvent:
-        return TimelineEvent(time_ms, kind, node, "", text, severity)
+        return TimelineEvent(time_ms, kind, node.key, "", text, severity)
 
     what = "its recording begins" if starts == 1 else f"started again: recording {starts} begins"
-    marks = [mark(EventKind.NODE, f"{what} ({run.name})")]
-    if run.clock_of:
+    marks = [mark(EventKind.NODE, f"{what} ({run.name})")] if is_first else []
+    if run.clock_of and is_first:
         apart_ms = abs(run.clock_ahead_ns) / NS_PER_MS
         apart = f"{apart_ms:.1f} ms" if apart_ms < 100 else format_elapsed(apart_ms / 1000)
         way = "ahead of" if run.clock_ahead_ns > 0 else "behind"
         marks.append(
             mark(EventKind.CLOCK, f"its clock was {apart} {way} that of {run.clock_of}, by which it is shown")
         )
-    if reader.ended_in_order:
+    if is_last and reader.ended_in_order:
         marks.append(mark(EventKind.NODE, "its recording ends in order", time_ms=run_end_ms))
-    elif end_ns - run.end_ns > run.quiet_ns:
+    elif is_last and end_ns - run.end_ns > run.quiet_ns:
         text = "its recording breaks off: killed, or cut off from its disk"
         marks.append(mark(EventKind.NODE, text, Severity.BAD, time_ms=run_end_ms))
     marks += [

@@ -429,12 +429,15 @@ def lag_curve(replica: ReplicaView, view: ClusterView, context: RenderContext, *
 
 
 def replica_marks(replica: ReplicaView, view: ClusterView, context: RenderContext) -> tuple[Mark, ...]:
-    """Events of a replica, and changes of its master's role and its own, in the time that is drawn."""
+    """Events of a replica, changes of its master's role and its own, and cuts of its log, in the time that is
+    drawn."""
     marks: list[Mark] = []
     for event in reversed(view.events):
         if event.time_ms < context.end_ms - context.span_ms:
             break
         is_own = event.replica and event.replica in {replica.address, replica.label}
-        if is_own or (event.kind is EventKind.ROLE and event.node in {replica.label, replica.master_label}):
+        is_role = event.kind is EventKind.ROLE and event.node in {replica.label, replica.master_label}
+        is_cut = event.kind is EventKind.CUT and event.node == replica.label
+        if is_own or is_role or is_cut:
             marks.append(Mark.of(event))
     return tuple(marks)

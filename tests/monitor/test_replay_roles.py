@@ -1,0 +1,529 @@
+"""Replays of sessions of controller mode: roles, epochs, sets, cuts and controllers at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from textual.pilot import Pilot
+
+from tests.monitor.recorded_group import (
+    CUT_S,
+    DELAY_NS,
+    ELECTED_S,
+    END_S,
+    KILLED_S,
+    LEADER,
+    LOST_BYTES,
+    MS,
+    OTHER_LEADER,
+    S,
+    group_lives,
+    log_end,
+    second_log_end,
+    write_group,
+)
+from tests.monitor.test_replay import finish, opened, plain
+from tests.recording.group_sessions import Life
+from tests.recording.sessions import WALL_NS, Event, slave_events, write_session
+from trioha.broker_status import ControlStatus, MemberStatus
+from trioha.recording.events import CloseReason, Kind
+from trioha_monitor.app import MonitorApp
+from trioha_monitor.rendering import RenderContext, palette_of
+from trioha_monitor.replay import ReplaySource
+from trioha_monitor.replay.clock_offsets import ClockLink, ClockOffset, clock_offsets
+from trioha_monitor.series import Severity
+from trioha_monitor.verdict import Verdict
+from trioha_monitor.view import ClusterView, EventKind, Health, NodeView
+from trioha_monitor.widgets.graph import replica_marks
+
+START_MS = WALL_NS // MS
+
+
+def sessions_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_group(tmp_path_factory.mktemp("group"))
+
+
+@pytest.fixture(scope="module")
+def source(folder: Path) -> ReplaySource:
+    return opened(*sessions_in(folder))
+
+
+def at(source: ReplaySource, second: float) -> ClusterView:
+    return source.view_at(WALL_NS + round(second * S))
+
+
+def node_of(view: ClusterView, broker_id: int) -> NodeView:
+    return next(node for node in view.nodes if node.broker_id == broker_id)
+
+
+def control_of(view: ClusterView, broker_id: int) -> ControlStatus:
+    control = node_of(view, broker_id).control
+    assert control is not None
+    return control
+
+
+def spans(node: NodeView) -> list[tuple[float, str, int | None]]:
+    return [((span.time_ms - START_MS) / 1000, span.role, span.epoch) for span in node.roles]
+
+
+ROLES = {
+    1: [
+        (0.0, "none", None),
+        (0.5, "master", 1),
+        (60.0, "", None),
+        (80.0, "none", None),
+        (81.0, "slave", 2),
+    ],
+    2: [(1.0, "slave", 1), (62.0, "master", 2)],
+    3: [(1.5, "slave", 1), (62.2, "slave", 2)],
+}
+
+
+def test_each_broker_has_one_row_with_its_roles_so_far(source: ReplaySource) -> None:
+    view = at(source, END_S - 1)
+    assert [node.label for node in view.nodes] == ["broker-a #1", "broker-a #2", "broker-a #3"]
+    assert {node.broker_id: spans(node) for node in view.nodes} == ROLES
+    assert [node.health for node in view.nodes] == [Health.UP] * 3
+    # How long it has been up does not begin anew with a role.
+    assert [node.for_s for node in view.nodes] == [END_S - 1 - 80, END_S - 1 - 1, END_S - 1 - 1.5]
+
+
+@pytest.mark.parametrize("second", [0.2, 1.2, 30.0, 60.5, 62.1, 75.0, 80.5, 119.0])
+def test_roles_are_those_up_to_the_moment(source: ReplaySource, second: float) -> None:
+    view = at(source, second)
+    for broker_id, roles in ROLES.items():
+        begun = [span for span in roles if span[0] <= second]
+        nodes = [node for node in view.nodes if node.label == f"broker-a #{broker_id}"]
+        assert spans(nodes[0]) == begun
+
+
+def test_a_killed_broker_is_down_until_it_starts_again(source: ReplaySource) -> None:
+    down = node_of(at(source, 70), 1)
+    assert (down.health, down.for_s) == (Health.DOWN, 10.0)
+    # Its last figures stay.
+    assert control_of(at(source, 70), 1).role == "master"
+    waiting = node_of(at(source, 80.2), 1)
+    assert (waiting.health, waiting.control and waiting.control.role) == (Health.UP, "none")
+    # Between two roles it is up.
+    assert node_of(at(source, 80.8), 1).health is Health.UP
+    assert node_of(at(source, 61), 2).health is Health.UP
+
+
+def test_a_moment_has_role_epoch_set_confirm_offset_and_leader(source: ReplaySource) -> None:
+    first = control_of(at(source, 3.5), 1)
+    assert first == ControlStatus(
+        role="master",
+        broker_id=1,
+        master_epoch=1,
+        master_id=1,
+        master_address="10.0.0.1:10911",
+        log_epoch=1,
+        sync_state_set=(1, 2),
+        sync_state_set_epoch=2,
+        in_sync_min=1,
+        members=(
+            MemberStatus(broker_id=1, in_set=True, is_required=True, is_connected=True, ack_offset=300),
+            MemberStatus(broker_id=2, in_set=True, is_required=True, is_connected=True, ack_offset=300),
+        ),
+        confirm_offset=log_end(3),
+        leader=LEADER,
+        controllers=first.controllers,
+        role_changes=1,
+        role_changed_ms=START_MS + 500,
+    )
+    assert [(link.address, link.is_leader) for link in first.controllers] == [(LEADER, True)]
+    assert control_of(at(source, 31), 1).leader is None
+    assert control_of(at(source, 31), 1).controllers == ()
+    assert control_of(at(source, 34), 1).leader == OTHER_LEADER
+    waiting = control_of(at(source, 0.2), 1)
+    assert (waiting.role, waiting.broker_id, waiting.master_epoch, waiting.role_changes) == (
+        "none",
+        None,
+        None,
+        0,
+    )
+    slave = control_of(at(source, 100), 3)
+    assert (slave.role, slave.master_epoch, slave.master_id, slave.log_epoch) == ("slave", 2, 2, 2)
+    # Only a master records the set.
+    assert (slave.sync_state_set_epoch, slave.members) == (None, ())
+    assert slave.confirm_offset == second_log_end(98)
+    assert slave.role_changes == 2
+    # A log that has no epoch of this role yet ends in that of the role before.
+    assert control_of(at(source, 62.5), 3).log_epoch == 1
+    assert control_of(at(source, CUT_S), 1).log_epoch == 2
+
+
+@pytest.mark.parametrize(
+    ("second", "in_set", "proposed", "connected"),
+    [
+        (62.5, {2}, set(), {2}),
+        (63.93, {2}, {3}, {2, 3}),
+        (70, {2, 3}, set(), {2, 3}),
+        (84, {2, 3}, set(), {1, 2, 3}),
+        (85.5, {2, 3}, {1}, {1, 2, 3}),
+        # Nobody knows what became of the proposal.
+        (87, {2, 3}, {1}, {1, 2, 3}),
+        (90, {1, 2, 3}, set(), {1, 2, 3}),
+    ],
+)
+def test_members_are_those_of_the_set_of_a_proposal_and_those_connected(
+    source: ReplaySource, second: float, in_set: set[int], proposed: set[int], connected: set[int]
+) -> None:
+    view = at(source, second)
+    members = control_of(view, 2).members
+    assert {one.broker_id for one in members if one.in_set} == in_set
+    assert {one.broker_id for one in members if one.is_required} == in_set | proposed
+    assert {one.broker_id for one in members if one.is_connected} == connected
+    assert node_of(view, 2).in_sync_replicas == len(in_set) - 1
+    # The rows of replicas say the same.
+    rows = {row.label: row.in_sync for row in view.replicas if row.master == "broker-a #2"}
+    assert rows == {f"broker-a #{one}": one in in_set for one in connected - {2}}
+
+
+def test_the_replicas_of_a_dead_master_are_those_of_its_successor(source: ReplaySource) -> None:
+    dead = at(source, 61)
+    assert {(row.master, row.label) for row in dead.replicas} == {
+        ("broker-a #1", "broker-a #2"),
+        ("broker-a #1", "broker-a #3"),
+    }
+    (row,) = at(source, 70).replicas
+    assert (row.master, row.label, row.verdict) == ("broker-a #2", "broker-a #3", Verdict.OK)
+
+
+def test_changes_of_roles_sets_controllers_and_cuts_are_events(source: ReplaySource) -> None:
+    kinds = {EventKind.ROLE, EventKind.SET, EventKind.CUT, EventKind.CONTROLLER}
+    found = [
+        ((event.time_ms - START_MS) / 1000, event.node[-1], event.kind.value, event.text, event.severity)
+        for event in at(source, END_S).events
+        if event.kind in kinds
+    ]
+    good, notice, warning, bad = Severity.GOOD, Severity.NOTICE, Severity.WARNING, Severity.BAD
+    asked = "was not decided: it may be the controllers' set"
+    assert found == [
+        (0.5, "1", "role", "is master of epoch 1; had no role", notice),
+        (2.95, "1", "set", "sync-state set {1, 2}, 2 came in", good),
+        (4.95, "1", "set", "sync-state set {1, 2, 3}, 3 came in", good),
+        (30.1, "1", "controller", "no controller leads", bad),
+        (33.1, "1", "controller", f"controller {OTHER_LEADER} leads again", good),
+        (62.0, "2", "role", "is master of epoch 2; was slave of broker 1 in epoch 1", warning),
+        (62.1, "2", "controller", f"controller {OTHER_LEADER} leads in place of {LEADER}", good),
+        (62.2, "3", "role", "is slave of broker 2 in epoch 2; was slave of broker 1 in epoch 1", notice),
+        (62.2, "3", "controller", f"controller {OTHER_LEADER} leads in place of {LEADER}", good),
+        (63.95, "2", "set", "sync-state set {2, 3}, 3 came in", good),
+        (80.0, "1", "role", "has no role; was master of epoch 1", bad),
+        (81.0, "1", "role", "is slave of broker 2 in epoch 2; had no role", notice),
+        (81.9, "1", "cut", f"cut {LOST_BYTES} B of epoch 1: its log ends at {log_end(59)}", warning),
+        (85.9, "2", "set", f"sync-state set {{1, 2, 3}} {asked}", warning),
+        (87.95, "2", "set", "sync-state set {1, 2, 3}, 1 came in", good),
+    ]
+
+
+def test_a_node_starts_and_ends_once_however_many_roles_it_had(source: ReplaySource) -> None:
+    told = [
+        ((event.time_ms - START_MS) / 1000, event.node[-1], event.text.partition(" (")[0])
+        for event in at(source, END_S).events
+        if event.kind is EventKind.NODE
+    ]
+    assert told == [
+        (0.0, "1", "its recording begins"),
+        (1.0, "2", "its recording begins"),
+        (1.5, "3", "its recording begins"),
+        (60.0, "1", "its recording breaks off: killed, or cut off from its disk"),
+        (80.0, "1", "started again: recording 2 begins"),
+        *((at_s, str(one), "its recording ends in order") for at_s, one in ends_of(source)),
+    ]
+
+
+def ends_of(source: ReplaySource) -> list[tuple[float, int]]:
+    ends = [(node.runs[-1].end_ns // MS, int(node.key[-1])) for node in source._timeline.nodes]
+    return [((end_ms - START_MS) / 1000, one) for end_ms, one in sorted(ends)]
+
+
+def test_moments_in_any_order_are_the_same(folder: Path, source: ReplaySource) -> None:
+    lot = random.Random(17)
+    seconds = [lot.uniform(0, END_S) for _ in range(12)]
+    fresh = opened(*sessions_in(folder), work=False)
+    for second in (*seconds, *sorted(seconds, reverse=True)):
+        assert plain(at(fresh, second)) == plain(at(source, second))
+        assert at(source, second).nodes == at(source, second).nodes
+
+
+def test_in_later_segments_the_state_is_known_when_those_before_were_read(
+    tmp_path: Path, source: ReplaySource
+) -> None:
+    folder = write_group(tmp_path, segment_records=100)
+    read_so_far = opened(*sessions_in(folder), work=False)
+    assert node_of(at(read_so_far, 1.4), 2).control == node_of(at(source, 1.4), 2).control
+    # Roles are those of the sessions, and known at once.
+    late = node_of(at(read_so_far, 50), 2)
+    assert (late.control, spans(late)) == (None, [(1.0, "slave", 1)])
+    finish(read_so_far)
+    for second in (1.4, 50, 70, 90):
+        assert plain(at(read_so_far, second)) == plain(at(source, second))
+    assert at(read_so_far, END_S).events == at(source, END_S).events
+
+
+def test_a_session_that_grows_shows_the_set_that_was_added(tmp_path: Path) -> None:
+    (life,) = [one for one in group_lives()[2] if one.role.name == "MASTER"]
+    path = life.write(tmp_path)
+    facts, whole = (path / "facts.jsonl").read_bytes(), segment_of(path).read_bytes()
+    cut = 64 + 48 * 40
+    segment_of(path).write_bytes(whole[:cut])
+    (path / "facts.jsonl").write_bytes(b"".join(facts.splitlines(keepends=True)[:8]))
+    source = opened(path)
+    end_ns = source.position.end_ns
+    assert control_of(source.view_at(end_ns), 2).sync_state_set == (2, 3)
+    (path / "facts.jsonl").write_bytes(facts)
+    segment_of(path).write_bytes(whole)
+    source.check_growth()
+    finish(source)
+    assert control_of(source.view_at(end_ns), 2).sync_state_set == (2, 3)
+    assert control_of(source.view_at(source.position.end_ns), 2).sync_state_set == (1, 2, 3)
+    sets = [
+        event.text for event in source.view_at(source.position.end_ns).events if event.kind is EventKind.SET
+    ]
+    assert len(sets) == 3
+
+
+def segment_of(path: Path) -> Path:
+    (segment,) = (path / "events").glob("*.seg")
+    return segment
+
+
+# -- which session is whose ----------------------------------------------------------------------------------
+
+
+def test_sessions_without_an_id_are_of_the_brokers_whose_first_roles_follow(tmp_path: Path) -> None:
+    """Two brokers that start for the first time at once, and record into one folder."""
+    lives = group_lives()
+    waiting = lives[1][0]
+    late = evolve(
+        waiting,
+        name="20260922T000000001Z-broker-a-2",
+        events=tuple(evolve(event, ts_ns=event.ts_ns + 600 * MS) for event in waiting.events),
+    )
+    for life in (waiting, late, lives[1][1], lives[2][0]):
+        life.write(tmp_path)
+    view = at(opened(*sessions_in(tmp_path)), 10)
+    assert {node.label: spans(node) for node in view.nodes} == {
+        "broker-a #1": [(0.0, "none", None), (0.5, "master", 1)],
+        "broker-a #2": [(0.6, "none", None), (1.0, "slave", 1)],
+    }
+
+
+def test_a_broker_that_never_had_an_id_is_shown_without_one(tmp_path: Path) -> None:
+    group_lives()[1][0].write(tmp_path)
+    (node,) = at(opened(*sessions_in(tmp_path)), 0.2).nodes
+    assert (node.label, node.broker_id, spans(node)) == ("broker-a", None, [(0.0, "none", None)])
+    assert node.control is not None
+    assert (node.control.role, node.control.leader) == ("none", None)
+
+
+def test_older_recordings_do_not_say_who_is_connected(tmp_path: Path) -> None:
+    master = group_lives()[1][1]
+    older = evolve(master, facts=tuple(fact for fact in master.facts if fact[1]["type"] != "replica"))
+    source = opened(older.write(tmp_path))
+    assert (
+        control_of(at(source, 0.6), 1).members
+        == (MemberStatus(broker_id=1, in_set=True, is_required=True, is_connected=True, ack_offset=0),)
+        or control_of(at(source, 0.6), 1).members[0].broker_id == 1
+    )
+    control = control_of(at(source, 10), 1)
+    assert (control.sync_state_set, control.members) == ((1, 2, 3), ())
+
+
+def test_a_set_without_its_fact_is_not_known(tmp_path: Path) -> None:
+    master = group_lives()[1][1]
+    bare = evolve(master, facts=tuple(fact for fact in master.facts if fact[1]["type"] != "sync_state_set"))
+    source = opened(bare.write(tmp_path))
+    control = control_of(at(source, 10), 1)
+    assert (control.sync_state_set, control.sync_state_set_epoch, control.members) == ((), None, ())
+    assert EventKind.SET not in {event.kind for event in at(source, 10).events}
+
+
+def test_a_slave_that_refuses_a_cut_says_so(tmp_path: Path) -> None:
+    closed = [
+        evolve(event, flags=CloseReason.CUT_REFUSED) if event.kind == Kind.CLOSED else event
+        for event in slave_events()[:10]
+    ]
+    source = opened(write_session(tmp_path / "s", closed, role="SLAVE", broker_id=1))
+    view = source.view_at(source.position.end_ns)
+    (node,) = view.nodes
+    assert node.slave is not None
+    assert node.slave.complaint == "CUT_REFUSED: its last connection ended with CUT_REFUSED"
+    assert (EventKind.GAP, "connection ended: CUT_REFUSED", Severity.BAD) in [
+        (event.kind, event.text, event.severity) for event in view.events
+    ]
+
+
+# -- clocks --------------------------------------------------------------------------------------------------
+
+
+def test_brokers_whose_clocks_differ_are_shown_by_the_clock_of_the_first_master(
+    tmp_path: Path, source: ReplaySource
+) -> None:
+    """The clock of broker 2 is 5 s ahead: as a slave, and as the master of those who are compared with it."""
+    apart = opened(*sessions_in(write_group(tmp_path, ahead_ns=5 * S)))
+    view = at(apart, END_S - 1)
+    assert {node.broker_id: spans(node) for node in view.nodes} == ROLES
+    clocks = [event.text for event in view.events if event.kind is EventKind.CLOCK]
+    assert clocks == ["its clock was 5.0 s ahead of that of broker-a #1, by which it is shown"]
+    assert [event.text for event in view.events if event.kind is not EventKind.CLOCK] == [
+        event.text for event in at(source, END_S - 1).events
+    ]
+
+
+def test_clocks_are_compared_along_the_most_certain_path() -> None:
+    links = [
+        ClockLink(reference=1, other=2, ahead_ns=100, error_ns=30),
+        ClockLink(reference=3, other=2, ahead_ns=40, error_ns=5),
+        # The direct comparison is less certain than the way over 2.
+        ClockLink(reference=1, other=3, ahead_ns=90, error_ns=60),
+        ClockLink(reference=5, other=6, ahead_ns=7, error_ns=0),
+    ]
+    assert clock_offsets([1], links) == {
+        1: ClockOffset(0, 0, 1),
+        2: ClockOffset(100, 30, 1),
+        3: ClockOffset(60, 35, 1),
+    }
+    assert clock_offsets([1, 3], links)[2] == ClockOffset(40, 5, 3)
+    assert ClockOffset(-31, 30, 1).is_certain
+    assert not ClockOffset(30, 30, 1).is_certain
+
+
+# -- screens -------------------------------------------------------------------------------------------------
+
+
+def context_at(second: float) -> RenderContext:
+    async def nothing(_show: Callable[..., None]) -> None:
+        raise AssertionError("not run")
+
+    palette = palette_of(MonitorApp(nothing))
+    return RenderContext(palette, end_ms=START_MS + round(second * 1000), span_ms=120_000)
+
+
+def test_role_changes_and_cuts_are_marks_on_the_graphs_of_replicas(source: ReplaySource) -> None:
+    view = at(source, 100)
+    rows = {row.label: row for row in view.replicas}
+
+    def marks(label: str) -> list[tuple[float, bool]]:
+        found = replica_marks(rows[label], view, context_at(100))
+        return sorted(((mark.time_ms - START_MS) / 1000, mark.is_role_change) for mark in found)
+
+    role_changes = {label: [at_s for at_s, is_role in marks(label) if is_role] for label in rows}
+    assert role_changes == {
+        "broker-a #1": [0.5, 62.0, 80.0, 81.0],
+        "broker-a #3": [62.0, 62.2],
+    }
+    assert (81.9, False) in marks("broker-a #1")
+    assert (81.9, False) not in marks("broker-a #3")
+
+
+def test_the_growth_of_a_log_goes_on_through_roles(source: ReplaySource) -> None:
+    node = node_of(at(source, 70), 2)
+    history = node.log.append_history
+    # Buckets of 0.1 s, in one of which each second 100 bytes came.
+    before, since = (
+        history.worst(end_ms=START_MS + second * 1000, span_ms=5000) for second in (KILLED_S - 5, 69)
+    )
+    assert before is not None
+    assert since is not None
+    assert before.value == since.value == 1000.0
+    # A cut is no growth, and not a negative one.
+    cut = node_of(at(source, END_S - 1), 1).log.append_history
+    assert min(bucket.value for bucket in cut.buckets if bucket is not None) == 0.0
+
+
+def drawn(app: MonitorApp) -> str:
+    """The text of the screen."""
+    return "\n".join(
+        "".join(segment.text for segment in strip) for strip in app.screen._compositor.render_strips()
+    )
+
+
+def in_app(source: ReplaySource, steps: Callable[[Pilot[None], MonitorApp], object]) -> None:
+    async def run() -> None:
+        app = MonitorApp(source, playback=source)
+        async with app.run_test(size=(120, 40)) as pilot:
+            while app.monitor_screen.view is None or source.overview_share < 1:
+                await pilot.pause(0.01)
+            result = steps(pilot, app)
+            assert asyncio.iscoroutine(result)
+            await result
+        assert app.failure is None
+
+    asyncio.run(run())
+
+
+async def seen_at(pilot: Pilot[None], app: MonitorApp, source: ReplaySource, second: float) -> str:
+    wanted_ms = START_MS + round(second * 1000)
+    source.seek(wanted_ms)
+    while app.monitor_screen.view is None or app.monitor_screen.view.time_ms != wanted_ms:
+        await pilot.pause(0.01)
+    app.monitor_screen.redraw()
+    await pilot.pause()
+    return drawn(app)
+
+
+def test_screen_6_follows_a_replay_forward_and_back(folder: Path) -> None:
+    source = opened(*sessions_in(folder))
+
+    async def steps(pilot: Pilot[None], app: MonitorApp) -> None:
+        await pilot.press("6")
+        first = await seen_at(pilot, app, source, 50)
+        assert "6 Roles" in first
+        assert "MASTER e1" in first
+        assert "e2" not in first
+        later = await seen_at(pilot, app, source, 100)
+        assert "MASTER e2" in later
+        assert "SLAVE e2" in later
+        assert "cut 300 B of epoch 1" in later
+        assert "✗✗✗" in later
+        chart = [line for line in later.splitlines() if "◆" in line]
+        assert any(" 2 " in line and "█" in line for line in chart)
+        # Back: nothing of what comes later is shown.
+        assert await seen_at(pilot, app, source, 50) == first
+
+    in_app(source, steps)
+
+
+def test_the_next_event_can_be_a_role_or_a_cut(folder: Path) -> None:
+    source = opened(*sessions_in(folder))
+
+    def go(condition: str) -> float:
+        source.run_until(condition)
+        finish(source)
+        return (source.position.at_ns - WALL_NS) / S
+
+    assert go("event role") == pytest.approx(0.5, abs=0.001)
+    assert go("event cut") == pytest.approx(81.9, abs=0.001)
+    assert go("event set") == pytest.approx(85.9, abs=0.001)
+
+
+def test_sessions_without_controllers_have_no_roles(tmp_path: Path) -> None:
+    source = opened(write_session(tmp_path / "s", [Event(0, Kind.PUT, offset=100, size=100)]))
+    (node,) = source.view_at(source.position.end_ns).nodes
+    assert (node.control, node.roles) == (None, ())
+
+
+def _all(lives: dict[int, list[Life]]) -> list[Life]:
+    return [life for some in lives.values() for life in some]
+
+
+def test_the_events_of_the_group_are_in_the_order_of_time() -> None:
+    """Of the sessions made by hand: a node records in order."""
+    for life in _all(group_lives()):
+        times = [event.ts_ns for event in life.events]
+        assert times == sorted(times), life.name
+    assert ELECTED_S > KILLED_S
+    assert DELAY_NS < S
