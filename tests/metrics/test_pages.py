@@ -83,6 +83,26 @@ def test_every_series_and_label_that_dashboard_and_rules_name_is_documented():
     assert len(used) > 40
 
 
+def test_the_dashboard_shows_what_controller_mode_serves():
+    """Ids and times of a node, and what other panels show of the same change, have no panel."""
+    served = {name for name in documented() if name.startswith("trioha_control_")}
+    shown = {
+        selector.name
+        for use in uses()
+        if use.place.startswith("panel")
+        for selector in use.expression.selectors
+    }
+    assert len(served) == 17
+    assert served - shown == {
+        "trioha_control_broker_id",
+        "trioha_control_sync_state_set_epoch",
+        "trioha_control_role_timestamp_seconds",
+        "trioha_control_member_ack_offset_bytes",
+    }
+    cuts = [use.text for use in uses() if 'reason="CUT_REFUSED"' in use.text]
+    assert len(cuts) == 1
+
+
 def test_rates_are_of_counters_and_thresholds_of_gauges():
     """`rate` of a gauge and a counter without `rate` are the usual mistakes."""
     kinds = {name: family.kind for name, family in documented().items()}
