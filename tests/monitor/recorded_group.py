@@ -100,11 +100,11 @@ class SessionBuilder:
         self.fact("sync_state_set", event=event.name, members=list(members), setEpoch=epoch)
         self.emit(at_s, Kind.SYNC_STATE_SET, offset=confirm, aux=epoch, size=len(members), flags=event)
 
-    def connect(self, at_s: float, *, peer: int, start: int, top: int) -> int:
-        """A connection of the slave `peer`; returns its number."""
+    def connect(self, at_s: float, *, peer: int, start: int, top: int, host: str = "") -> int:
+        """A connection of the slave `peer`, which has a host of its own by default; returns its number."""
         self._conns += 1
         conn = self._conns
-        self.fact("connection", conn=conn, address=f"10.0.0.{peer}:4000{conn}", role="master")
+        self.fact("connection", conn=conn, address=f"{host or f'10.0.0.{peer}'}:4000{conn}", role="master")
         self.emit(at_s, Kind.STATE, conn=conn, offset=-1, aux=top, flags=HaState.HANDSHAKE)
         self.fact("replica", conn=conn, brokerId=peer)
         self.emit(at_s, Kind.REQUESTED, conn=conn, offset=start, aux=top)

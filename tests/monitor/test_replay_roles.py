@@ -22,6 +22,7 @@ from tests.monitor.recorded_group import (
     MS,
     OTHER_LEADER,
     S,
+    SessionBuilder,
     group_lives,
     log_end,
     second_log_end,
@@ -31,7 +32,7 @@ from tests.monitor.test_replay import finish, opened, plain
 from tests.recording.group_sessions import Life
 from tests.recording.sessions import WALL_NS, Event, slave_events, write_session
 from trioha.broker_status import ControlStatus, MemberStatus
-from trioha.recording.events import CloseReason, Kind
+from trioha.recording.events import CloseReason, GroupRole, Kind
 from trioha_monitor.app import MonitorApp
 from trioha_monitor.rendering import RenderContext, palette_of
 from trioha_monitor.replay import ReplaySource
@@ -198,6 +199,58 @@ def test_the_replicas_of_a_dead_master_are_those_of_its_successor(source: Replay
     }
     (row,) = at(source, 70).replicas
     assert (row.master, row.label, row.verdict) == ("broker-a #2", "broker-a #3", Verdict.OK)
+    # Before it is connected a slave is a row of its own, and not one of the dead master; a broker that waits
+    # for its role has none.
+    (row,) = at(source, 62.5).replicas
+    assert (row.master, row.label, row.verdict) == ("", "broker-a #3", Verdict.SILENT)
+    assert [row.label for row in at(source, 80.2).replicas] == ["broker-a #3"]
+
+
+def test_a_replica_that_comes_back_is_known_by_its_id(tmp_path: Path) -> None:
+    """Without sessions of the slaves, which are on one host: both are lost, and the second one comes back."""
+    master = SessionBuilder(0, GroupRole.MASTER, 0.5)
+    master.begin(GroupRole.NONE, epoch=1, broker_id=1, master_id=1, end=0)
+    conns = [master.connect(1, peer=peer, start=0, top=0, host="10.0.0.9") for peer in (2, 3)]
+    for conn in conns:
+        master.emit(5, Kind.CLOSED, conn=conn, flags=CloseReason.EOF)
+    conns.append(master.connect(6, peer=3, start=0, top=0, host="10.0.0.9"))
+    master.emit(9, Kind.DISPATCHED)
+    rows = at(opened(master.life().write(tmp_path)), 8).replicas
+    assert [(row.key % (1 << 31), row.is_connected, row.reconnects) for row in rows] == [
+        (conns[0], False, 0),
+        (conns[1], True, 1),
+    ]
+
+
+def test_what_is_in_sync_under_controllers_is_said_by_the_set_only(tmp_path: Path) -> None:
+    """Broker 1 lacks more than haMaxGapNotInSync when it comes back."""
+    (life,) = [one for one in group_lives()[2] if one.role is GroupRole.MASTER]
+    strict = {"haMaxGapNotInSync": 150, "enableControllerMode": True}
+    under_controllers = evolve(life, settings={**life.settings, **strict})
+    without = evolve(life, settings={**strict, "enableControllerMode": False}, name="other")
+    kinds = [
+        {event.kind for event in at(opened(one.write(tmp_path)), END_S).events}
+        for one in (under_controllers, without)
+    ]
+    assert [EventKind.SYNC in some for some in kinds] == [False, True]
+
+
+def test_a_master_does_not_complain_of_the_slaves_that_it_refused(tmp_path: Path) -> None:
+    """Its row at another master was a slave's until it was elected."""
+    lives = group_lives()
+    refused = [
+        *lives[2][1].events[:9],
+        Event(63 * S, Kind.CLOSED, conn=1, offset=0, flags=CloseReason.REQUEST_ABOVE_MAX),
+    ]
+    second = evolve(lives[2][1], events=tuple(refused), facts=lives[2][1].facts[:6])
+    # The first master is alive, and does not know yet.
+    first = lives[1][1]
+    late = Event(70 * S, Kind.DISPATCHED, offset=5900)
+    for life in (evolve(first, events=(*first.events, late)), lives[2][0], second):
+        life.write(tmp_path)
+    rows = at(opened(*sessions_in(tmp_path)), 64).replicas
+    verdicts = {(row.master, row.label): row.verdict for row in rows}
+    assert verdicts["broker-a #1", "broker-a #2"] is not Verdict.DIVERGED
 
 
 def test_changes_of_roles_sets_controllers_and_cuts_are_events(source: ReplaySource) -> None:
