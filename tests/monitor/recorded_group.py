@@ -199,8 +199,8 @@ def first_broker() -> list[Life]:
     slave.begin(NONE, epoch=2, broker_id=1, master_id=2, end=own)
     slave.leads(BACK_S + 1, OTHER_LEADER)
     kept = log_end(KILLED_S - 1)
-    slave.emit(CUT_S - 0.1, Kind.LOG_CUT, offset=kept, aux=own, size=1)
-    slave.emit(CUT_S - 0.1, Kind.EPOCH, offset=kept, aux=2, size=1, flags=SLAVE)
+    slave.emit(CUT_S - 0.3, Kind.LOG_CUT, offset=kept, aux=own, size=1)
+    slave.emit(CUT_S - 0.3, Kind.EPOCH, offset=kept, aux=2, size=1, flags=SLAVE)
     conn = slave.dial(CUT_S - 0.1, master=2, own=kept)
     # What it lacks comes in one frame.
     start = second_log_end(CUT_S - 1)

@@ -177,7 +177,7 @@ class RecordedControls:
     """The states of nodes at positions of their sessions. Used by one thread; may read the disk."""
 
     def __init__(self) -> None:
-        self._cache: OrderedDict[tuple[int, int, int, bool], RecordedControl] = OrderedDict()
+        self._cache: OrderedDict[tuple[int, int, bool], RecordedControl] = OrderedDict()
         self._ends: dict[int, tuple[int, RecordedControl]] = {}
         """End position of each session that another one of its node follows, and the state there, by run."""
 
@@ -202,7 +202,8 @@ class RecordedControls:
         records = None if run.life is None else run.reader.control_records(position)
         if records is None:
             return None
-        key = (run.number, len(records), len(run.reader.facts), earlier is None)
+        # Facts are written before their records.
+        key = (run.number, len(records), earlier is None)
         state = self._cache.get(key)
         if state is None:
             state = begun(node, run, earlier)
