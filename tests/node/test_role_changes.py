@@ -31,13 +31,15 @@ from trioha.client.messages import received_messages
 from trioha.client.route import MessageQueue
 from trioha.errors import TriohaError
 from trioha.ha.frames import encode_report
+from trioha.net.tls import ServerTls
+from trioha.node import broker_room
 from trioha.recording.invariants import Severity, judge_session
 from trioha.recording.reader import open_session
 from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, request
 from trioha.remoting.send_message import put_status_name
-from trioha.remoting.server import RemotingServer
+from trioha.remoting.server import Handler, RemotingServer, ServerLimits
 from trioha.remoting.status_reader import fetch_status
 from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record import Record
@@ -268,6 +270,24 @@ async def test_delivery_transactions_and_copies_of_metadata_come_and_go_with_the
             topics = await client.request(request(RequestCode.GET_ALL_TOPIC_CONFIG), timeout_s=WITHIN_S)
             assert b'"TBW102"' in bytes(topics.body)
         await received(node, b"delayed")
+
+
+async def test_requests_are_polled_for_only_while_the_node_is_a_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polls_s: list[float] = []
+
+    class Server(RemotingServer):
+        def __init__(self, handler: Handler, *, limits: ServerLimits, tls: ServerTls | None) -> None:
+            polls_s.append(limits.busy_poll_s)
+            super().__init__(handler, limits=limits, tls=tls)
+
+    monkeypatch.setattr(broker_room, "RemotingServer", Server)
+    monkeypatch.setattr(broker_room, "has_cores_to_spare", lambda: True)
+    async with role_node(tmp_path / "a", ASYNC_MASTER, **{"trioha.clientBusyPoll": 60}) as node:
+        await node.change(slave_of())
+        await node.change(SYNC_MASTER)
+    assert polls_s == [60e-6, 0.0, 60e-6]
 
 
 PROGRAM = """

@@ -205,5 +205,12 @@ def server_limits(config: BrokerConfig, budget: DescriptorBudget) -> ServerLimit
         in_flight_bytes_max=config.client_bytes_max // 2,
         frame_bytes_max=config.frame_bytes_max,
         idle_timeout_s=config.client_idle_timeout / 1000,
-        busy_poll_s=config.client_busy_poll / 1e6 if has_cores_to_spare() else 0.0,
+        busy_poll_s=_client_busy_poll_s(config),
     )
+
+
+def _client_busy_poll_s(config: BrokerConfig) -> float:
+    """How long the broker polls for a request. A slave never does: its thread copies the log meanwhile."""
+    if config.broker_role is BrokerRole.SLAVE or not has_cores_to_spare():
+        return 0.0
+    return config.client_busy_poll / 1e6
