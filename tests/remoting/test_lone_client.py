@@ -275,6 +275,53 @@ async def test_clients_that_send_in_turn_are_not_polled_for(polls: type[Poll]) -
             assert polls.calls == 2
 
 
+@pytest.mark.parametrize("how", ["answered", "closed", "reset"])
+async def test_a_request_of_another_client_that_is_in_flight_is_not_held_up_by_polls(
+    polls: type[Poll], how: str
+) -> None:
+    """It may be a put that waits for slaves, or a pull that waits for messages."""
+    waiting: list[Answer] = []
+
+    def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand | Answer:
+        if asked.opaque < 100:
+            return at_once(asked, peer)
+        waiting.append(Answer(asked))
+        return waiting[-1]
+
+    server = RemotingServer(handler, limits=POLLS)
+
+    async def polls_after(number: int) -> int:
+        before = polls.calls
+        await one.send_all(ask(number))
+        assert await read_command(one, one_decoder) is not None
+        await trio.testing.wait_all_tasks_blocked()
+        return polls.calls - before
+
+    async with connected(server) as (one, one_decoder):
+        other = await trio.open_tcp_stream(*one.socket.getpeername())
+        await other.send_all(ask(100) + ask(101))
+        await trio.testing.wait_all_tasks_blocked()
+        while len(waiting) < 2:  # noqa: ASYNC110 - a handler has no event
+            await trio.sleep(0.001)
+        assert server.statistics.in_flight == 2
+        # After the first request the other's ones have come meanwhile; after these only theirs are in flight.
+        assert [await polls_after(number) for number in range(3)] == [0, 0, 0]
+        waiting[0].come()
+        assert [await polls_after(number) for number in range(2)] == [0, 0]
+        if how == "answered":
+            waiting[1].come()
+        elif how == "reset":
+            other.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            other.socket.close()
+        else:
+            await other.aclose()
+        while server.statistics.in_flight:  # noqa: ASYNC110 - counters have no event
+            await trio.sleep(0.001)
+        assert [await polls_after(number) for number in range(2)] == [1, 1]
+        await other.aclose()
+    assert server.statistics.in_flight == 0
+
+
 async def test_several_requests_or_one_that_waits_are_not_polled_after(polls: type[Poll]) -> None:
     answers = Answers()
     server = RemotingServer(answers, limits=POLLS)

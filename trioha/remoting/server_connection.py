@@ -11,10 +11,11 @@ answer is sent at once, without the writer, since no other one could go with it.
 
 A request that comes alone and waits for slaves is answered within one turn of the reader: it encodes the
 answer that it expects while the slave works, lets other tasks run once, and then calls what `after_turn` has
-returned, which polls for the acks. If no other connection has sent a request meanwhile, it also polls for the
-next request of this one, at most `busy_poll_s`, before it waits for it: a client that sends one request at a
-time costs neither wake-ups nor turns of the scheduler between two of them. Polls become rare where they fail
-(`net.busy_poll`).
+returned, which polls for the acks. If no other connection has sent a request meanwhile or has one in flight,
+it also polls for the next request of this one, at most `busy_poll_s`, before it waits for it: a client that
+sends one request at a time costs neither wake-ups nor turns of the scheduler between two of them. No other
+answer comes later for that, nor messages for a pull that waits, which is in flight, too. Polls become rare
+where they fail (`net.busy_poll`).
 
 A request is in flight from its read until its answer is written. A connection with `in_flight_max` requests
 or `in_flight_bytes_max` bytes in flight is not read from until some are answered; nor is one for which
@@ -157,6 +158,7 @@ class ServerConnection:
                 deferred.abandon()
             self._deferred.clear()
             self._ready.clear()
+            self._counters.in_flight -= self._in_flight
             self._account.close()
 
     def drain(self) -> None:
@@ -258,7 +260,7 @@ class ServerConnection:
                 await self._poll_answer(poll)
             requests_seen, self._requests_seen = self._requests_seen, self._counters.requests
             self._is_answered = self._requests_seen == requests_seen + 1 and not self._in_flight
-            if self._is_answered and poll is None and self._busy_poll is not None:
+            if poll is None and self._may_poll():
                 # Other tasks first, before a poll for the next request: the client works meanwhile.
                 await trio.lowlevel.checkpoint()
         self._end(is_broken=False)
@@ -270,6 +272,10 @@ class ServerConnection:
         # Another request of this connection would wait until the poll is over.
         if self._direct is None or not self._direct.is_readable():
             poll()
+
+    def _may_poll(self) -> bool:
+        """Whether a poll for the next request would hold up no other one."""
+        return self._is_answered and self._busy_poll is not None and not self._counters.in_flight
 
     def _expect_answer(self) -> None:
         """Encode the answer that is expected, so that it can be sent at once when it comes."""
@@ -302,9 +308,11 @@ class ServerConnection:
                 account.change(len(data) - allowed_bytes)
             return data
         await direct.checkpoint_if_due()
-        if self._is_answered and (self._busy_poll is None or not direct.poll_readable(self._busy_poll)):
-            # To look for bytes at once would be in vain.
-            await direct.wait_readable()
+        if self._is_answered:
+            polls = self._busy_poll
+            if polls is None or not self._may_poll() or not direct.poll_readable(polls):
+                # To look for bytes at once would be in vain.
+                await direct.wait_readable()
         while True:
             allowed_bytes = account.readable_bytes(wanted_bytes)
             if not allowed_bytes:
@@ -386,6 +394,7 @@ class ServerConnection:
 
     def _handle(self, command: RemotingCommand, cost_bytes: int, nursery: trio.Nursery) -> None:
         self._counters.requests += 1
+        self._counters.in_flight += 1
         self._in_flight += 1
         self._handled_bytes += cost_bytes
         try:
@@ -487,6 +496,7 @@ class ServerConnection:
 
     def _leave_flight(self, requests: int, held_bytes: int) -> None:
         self._in_flight -= requests
+        self._counters.in_flight -= requests
         self._account.change(-held_bytes)
         if self._less_in_flight is not None:
             self._less_in_flight.set()

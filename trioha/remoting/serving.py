@@ -43,7 +43,7 @@ class ServerLimits:
     """Bytes of one read, which are handled before other connections are served."""
     busy_poll_s: float = field(default=0.0, validator=ge(0))
     """How long a connection that alone sends requests, one at a time, is polled for the next one after an
-    answer."""
+    answer, while no request of another one is in flight."""
 
     def __attrs_post_init__(self) -> None:
         if self.total_bytes_max < bytes_max_for(self.frame_bytes_max):
@@ -80,7 +80,7 @@ for a moment to let the answer come. Neither may raise."""
 
 @define
 class ServerStatistics:
-    """Counters since the server was created; `connections_open` and `held_bytes` are current values.
+    """Counters since the server was created; `connections_open`, `in_flight` and `held_bytes` are current.
 
     `RemotingServer.statistics` is a copy of the server's counters.
     """
@@ -91,6 +91,8 @@ class ServerStatistics:
     """Closed at once because of `connections_max` or `connections_per_peer_max`, or during draining."""
     requests: int = 0
     """One-way requests included."""
+    in_flight: int = 0
+    """Requests of all connections whose answers were not sent yet, pulls that wait for messages included."""
     oneway_requests: int = 0
     responses: int = 0
     """Answers that were written or wait for it."""
