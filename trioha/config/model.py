@@ -559,11 +559,11 @@ class BrokerConfig:
 
     ha_busy_poll: int = _setting("trioha.haBusyPoll", values.integer(low=0, high=1000), default=400)
     """How long a node may poll for its peer's next bytes before it sleeps, microseconds; 0 for not at all, as
-    on a machine with one core."""
+    with one core, of the machine or by the CPU quota of a container."""
 
     client_busy_poll: int = _setting("trioha.clientBusyPoll", values.integer(low=0, high=1000), default=200)
     """How long a broker may poll for the next request of the only client that sends, one request at a time,
-    before it sleeps, microseconds; 0 for not at all, as on a machine with one core."""
+    before it sleeps, microseconds; 0 for not at all, as with one core and on a slave."""
 
     ha_start_from: StartFrom | int = _setting(
         "trioha.haStartFrom",

@@ -14,13 +14,19 @@ import os
 import time
 from collections.abc import Callable
 
+from trioha.net.cpu_quota import cpu_quota
+
 FAILURES_MAX = 8
 SKIPPED_MAX = 256
 
 
 def has_cores_to_spare() -> bool:
-    """Whether this process has more than one core: with one, polling would keep the peer from answering."""
-    return len(os.sched_getaffinity(0)) > 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) > 1
+    """Whether this process has more than one core, by affinity and by the CPU quota of its container.
+
+    With one, polling would keep the peer from answering, or use up the quota, which stops the process.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, cpu_quota()) > 1
 
 
 class BusyPoll:
