@@ -11,7 +11,7 @@ from tests.ha.test_push import in_step, slave_of
 from tests.store.support import message, open_log
 from trioha.ha.frames import REPORT
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
-from trioha.net.busy_poll import FAILURES_MAX, SKIPPED_MAX, BusyPoll
+from trioha.net.busy_poll import CALLS_PER_POLL_MAX, BusyPoll
 from trioha.net.transport import CALLS_PER_TURN, IN_STEP_BYTES_MAX, POLLED_S_PER_CALL, SocketTransport
 from trioha.recording.events import CloseReason, Kind
 from trioha.store.put_status import PutStatus
@@ -52,14 +52,42 @@ def test_a_success_ends_a_poll_at_once():
     assert polls_of(poll, succeeds=True) == 1
 
 
-def test_failed_polls_become_rare_and_a_success_makes_them_usual_again():
+def polled(poll, calls, *, one_pays_of):
+    """Which calls poll, where one poll of so many pays."""
+    attempts, polls = [], 0
+    for _ in range(calls):
+        attempts.append(polls_of(poll, succeeds=polls % one_pays_of == one_pays_of - 1) > 0)
+        polls += attempts[-1]
+    return attempts
+
+
+NEVER = 1 << 30
+
+
+@pytest.mark.parametrize("one_pays_of", [1, 2, 3, 5, 7, 12, 30, 100, 1000, NEVER])
+def test_calls_poll_no_more_often_than_polls_pay(one_pays_of):
     poll = BusyPoll(3.0, clock=Clock())
-    attempts = [polls_of(poll) > 0 for _ in range(3000)]
-    assert attempts[:FAILURES_MAX] == [True] * FAILURES_MAX
-    assert sum(attempts[-SKIPPED_MAX - 1 :]) == 1
-    while not polls_of(poll, succeeds=True):
-        pass
-    assert all(polls_of(poll) for _ in range(FAILURES_MAX))
+    polled(poll, 5000, one_pays_of=one_pays_of)
+    share = sum(polled(poll, 100_000, one_pays_of=one_pays_of)) / 100_000
+    least = 1 / CALLS_PER_POLL_MAX
+    assert 0.99 * least <= share <= max(1.4 / one_pays_of, 1.1 * least)
+
+
+def test_some_failures_are_no_reason_to_stop():
+    poll = BusyPoll(3.0, clock=Clock())
+    attempts = polled(poll, 5000, one_pays_of=NEVER)
+    assert attempts[:8] == [True] * 6 + [False, True]
+    assert sum(attempts[-CALLS_PER_POLL_MAX:]) == 1
+    # What polls in vain cost until then.
+    assert sum(attempts[:2000]) < 45
+
+
+def test_polls_that_pay_again_are_usual_again():
+    poll = BusyPoll(3.0, clock=Clock())
+    polled(poll, 5000, one_pays_of=NEVER)
+    attempts = polled(poll, CALLS_PER_POLL_MAX + 1000, one_pays_of=1)
+    assert sum(attempts[:CALLS_PER_POLL_MAX]) >= 1
+    assert attempts[CALLS_PER_POLL_MAX + 30 :] == [True] * 970
 
 
 @pytest.fixture
