@@ -18,6 +18,7 @@ from trioha.store.dispatch_service import (
     BUSY_GATHER_S,
     BUSY_RECORDS,
     GATHER_S,
+    PASS_S,
     PROGRESS_INTERVAL_S,
     RECHECK_S,
     DispatchService,
@@ -58,60 +59,97 @@ async def test_appended_records_are_dispatched_and_synced_soon(store, tmp_path, 
     assert store._checkpoint.logics_msg_timestamp_ms == result.store_timestamp_ms
 
 
-@pytest.mark.parametrize("is_awaited", [False, True])
-async def test_a_lone_record_is_dispatched_at_once_and_those_after_it_together(
-    store, nursery, autojump_clock, is_awaited
-):
-    store.dispatcher.is_awaited = lambda: is_awaited
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
-    await trio.sleep(1)
-    first = store.commit_log.append(message())
+async def dispatched_records(store, records):
+    """Append records that are dispatched together at once; returns when that was."""
+    for _ in range(records):
+        result = store.commit_log.append(message())
     await trio.testing.wait_all_tasks_blocked()
-    assert store.dispatcher.position == first.end_offset
-    store.commit_log.append(message())
-    await trio.testing.wait_all_tasks_blocked()
-    last = store.commit_log.append(message())
-    gather_s = AWAITED_GATHER_S if is_awaited else GATHER_S
-    await trio.sleep(gather_s * 0.9)
-    assert store.dispatcher.position == first.end_offset
-    await trio.sleep(gather_s * 0.2)
-    assert store.dispatcher.position == last.end_offset
+    assert store.dispatcher.position == result.end_offset
+    return trio.current_time()
 
 
 @pytest.mark.parametrize(
-    ("records", "gather_s"), [(BUSY_RECORDS - 1, GATHER_S), (BUSY_RECORDS, BUSY_GATHER_S)]
+    ("records", "gather_s"), [(1, GATHER_S), (BUSY_RECORDS - 1, GATHER_S), (BUSY_RECORDS, BUSY_GATHER_S)]
 )
-async def test_after_many_records_more_time_is_given_to_those_that_follow(
+async def test_records_of_puts_that_keep_coming_are_dispatched_together_the_longer_the_more_there_were(
     store, nursery, autojump_clock, records, gather_s
 ):
     nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
     await trio.sleep(1)
-    for _ in range(records):
-        first = store.commit_log.append(message())
-    await trio.testing.wait_all_tasks_blocked()
-    assert store.dispatcher.position == first.end_offset
-    last = store.commit_log.append(message())
-    await trio.sleep(gather_s * 0.9)
-    assert store.dispatcher.position == first.end_offset
-    await trio.sleep(gather_s * 0.2)
+    began_s = await dispatched_records(store, records)
+    first_offset = store.dispatcher.position
+    while trio.current_time() < began_s + gather_s * 0.9:
+        last = store.commit_log.append(message())
+        await trio.sleep(PASS_S * 0.4)
+        assert store.dispatcher.position == first_offset
+    await trio.sleep_until(began_s + gather_s * 1.1)
     assert store.dispatcher.position == last.end_offset
 
 
-async def test_a_consumer_that_begins_to_wait_hurries_the_records_that_are_gathered(
+@pytest.mark.parametrize("records", [1, BUSY_RECORDS])
+async def test_a_record_after_which_no_other_comes_is_not_gathered(store, nursery, autojump_clock, records):
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    await trio.sleep(1)
+    began_s = await dispatched_records(store, records)
+    last = store.commit_log.append(message())
+    await trio.testing.wait_all_tasks_blocked()
+    assert store.dispatcher.position < last.end_offset
+    await store.dispatcher.dispatched.reached(last.end_offset)
+    assert trio.current_time() - began_s == pytest.approx(PASS_S)
+
+
+async def test_while_a_consumer_waits_lone_records_are_dispatched_at_once(store, nursery, autojump_clock):
+    store.dispatcher.is_awaited = lambda: True
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    await trio.sleep(1)
+    for _ in range(3):
+        await dispatched_records(store, 1)
+    await dispatched_records(store, BUSY_RECORDS)
+    await dispatched_records(store, 1)
+    assert trio.current_time() == 1.0
+
+
+@pytest.mark.parametrize("is_awaited", [True, False])
+async def test_records_that_keep_coming_are_gathered_for_less_time_while_a_consumer_waits(
+    store, nursery, autojump_clock, is_awaited
+):
+    """With the consumer from the start, or one that begins to wait in the middle."""
+    store.dispatcher.is_awaited = lambda: is_awaited
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    await trio.sleep(1)
+    began_s = await dispatched_records(store, 1)
+    first_offset = store.dispatcher.position
+    # Each turn of the scheduler has a put, and takes no time here.
+    for _ in range(10):
+        last = store.commit_log.append(message())
+        await trio.lowlevel.checkpoint()
+    assert store.dispatcher.position == first_offset
+    if not is_awaited:
+        await trio.sleep_until(began_s + 1.5 * PASS_S)
+        store.commit_log.append(message())
+        assert store.dispatcher.position == first_offset
+        store.dispatcher.hurry()
+        await trio.testing.wait_all_tasks_blocked()
+        assert store.dispatcher.position == store.commit_log.max_offset
+        return
+    await trio.sleep_until(began_s + AWAITED_GATHER_S * 0.9)
+    assert store.dispatcher.position == first_offset
+    await trio.sleep_until(began_s + AWAITED_GATHER_S * 1.1)
+    assert store.dispatcher.position == last.end_offset
+
+
+async def test_a_consumer_that_begins_to_wait_gets_a_lone_record_that_could_be_gathered(
     store, nursery, autojump_clock
 ):
     nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
     await trio.sleep(1)
-    store.commit_log.append(message())
-    await trio.testing.wait_all_tasks_blocked()
+    await dispatched_records(store, 1)
     last = store.commit_log.append(message())
-    store.dispatcher.hurry()
     await trio.testing.wait_all_tasks_blocked()
     assert store.dispatcher.position < last.end_offset
-    began_s = trio.current_time()
     store.dispatcher.hurry()
-    await store.dispatcher.dispatched.reached(last.end_offset)
-    assert trio.current_time() - began_s <= AWAITED_GATHER_S
+    await trio.testing.wait_all_tasks_blocked()
+    assert (store.dispatcher.position, trio.current_time()) == (last.end_offset, 1.0)
     # It waits in vain, and nothing is dispatched sooner for that.
     store.dispatcher.hurry()
     await trio.sleep(1)
