@@ -7,8 +7,10 @@ from collections import Counter
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from tests.broker.transacting import GROUP, PEER, TOPIC, Master
+from tests.remoting.test_server import read_command, served_stream
 from trioha.broker.half_messages import (
     GIVEN_UP_TOPIC,
     HALF_TOPIC,
@@ -16,10 +18,13 @@ from trioha.broker.half_messages import (
     TRANSACTION_GROUP,
     HalfMessage,
 )
-from trioha.broker.transaction_processor import WAIT_S, TransactionProcessor
+from trioha.broker.transaction_processor import TransactionProcessor
+from trioha.broker.transaction_service import DECISION_WAIT_S
+from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import BadRequestError, request
 from trioha.remoting.send_message import SendMessageResponseHeader
+from trioha.remoting.server import RemotingServer
 from trioha.store.message_properties import parse_properties
 from trioha.store.messages import AppendResult
 from trioha.store.put_status import PutStatus
@@ -250,8 +255,120 @@ async def test_a_decision_that_waits_for_dispatch_is_refused_in_the_end(start, a
     sent = await master.send()
     began_s = trio.current_time()
     answer = await master.end(sent)
-    assert (answer.code, trio.current_time() - began_s) == (ResponseCode.SYSTEM_BUSY, WAIT_S)
+    assert (answer.code, trio.current_time() - began_s) == (ResponseCode.SYSTEM_BUSY, DECISION_WAIT_S)
     nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+async def waiting(start, nursery):
+    """A master that does not dispatch by itself, the answer to its half message, a server of decisions."""
+    master = await start(runs=False)
+    nursery.start_soon(master.service.run)
+    await trio.testing.wait_all_tasks_blocked()
+    sent = await master.send()
+    server = RemotingServer(master.processor.answer)
+    yield master, sent, server
+    nursery.cancel_scope.cancel()
+
+
+async def send_and_end(server, *commands):
+    """Send requests, and end the connection before they are answered."""
+    async with served_stream(server) as stream:
+        await stream.send_all(b"".join(encode(command, opaque=at) for at, command in enumerate(commands)))
+        await stream.aclose()
+        while server.statistics.requests < len(commands) or server.statistics.connections_open:
+            await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("oneway", [True, False])
+@pytest.mark.parametrize(("decision", "delivered"), [(COMMIT, [b"hello"]), (ROLLBACK, [])])
+async def test_a_decision_whose_connection_ends_is_carried_out(
+    waiting, autojump_clock, oneway, decision, delivered
+):
+    """A producer that commits its last message and ends may be the only one of its group."""
+    master, sent, server = waiting
+    end_offset = master.log.max_offset
+    await send_and_end(server, master.decision(sent, decision, oneway=oneway))
+    assert (master.service.open_transactions, master.log.max_offset) == (0, end_offset)
+    master.dispatch()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (master.delivered, master.ops, master.service.open_transactions) == (delivered, [b"0"], 0)
+
+
+async def test_a_decision_whose_connection_ends_is_refused_whole_if_its_half_message_is_not_dispatched(
+    waiting, autojump_clock
+):
+    master, sent, server = waiting
+    await send_and_end(server, master.decision(sent, oneway=True))
+    await trio.sleep(DECISION_WAIT_S)
+    master.dispatch()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (master.delivered, master.ops, master.service.open_transactions) == ([], [], 1)
+    # It may be decided as if there had been none.
+    assert (await master.end(sent)).code == ResponseCode.SUCCESS
+    assert (master.delivered, master.ops) == ([b"hello"], [b"0"])
+
+
+async def test_a_decision_whose_connection_ends_and_that_cannot_be_stored_leaves_the_transaction_open(
+    waiting, autojump_clock, monkeypatch
+):
+    master, sent, server = waiting
+    await send_and_end(server, master.decision(sent, oneway=True))
+    with monkeypatch.context() as patch:
+        full = AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="the disk is full")
+        patch.setattr(master.log, "append", lambda _message: full)
+        master.dispatch()
+        await trio.testing.wait_all_tasks_blocked()
+    assert (master.delivered, master.ops, master.service.open_transactions) == ([], [], 1)
+
+
+async def test_of_several_decisions_on_a_half_message_that_is_not_dispatched_the_first_one_counts(
+    waiting, autojump_clock
+):
+    """So what waits for connections that have ended is bounded by the open transactions."""
+    master, sent, server = waiting
+    await send_and_end(server, master.decision(sent, ROLLBACK, oneway=True))
+    answer = await master.end(sent, COMMIT)
+    assert (answer.code, answer.remark) == (
+        ResponseCode.SYSTEM_BUSY,
+        "another decision waits for the same half message",
+    )
+    master.dispatch()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (master.delivered, master.ops) == ([], [b"0"])
+    assert (await master.end(sent, COMMIT)).remark == "the transaction is not open any more"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_bug_in_a_decision_that_waited_is_logged_and_ends_neither_service_nor_connection(
+    waiting, autojump_clock, monkeypatch, ends
+):
+    master, sent, server = waiting
+    other = await master.send(b"other")
+
+    def planted(_transaction):
+        raise ZeroDivisionError("planted")
+
+    async def dispatch_with_bug():
+        with monkeypatch.context() as patch, capture_logs() as logs:
+            patch.setattr(master.service, "commit", planted)
+            master.dispatch()
+            await trio.testing.wait_all_tasks_blocked()
+        assert [entry["log_level"] for entry in logs] == ["error"]
+
+    if ends:
+        await send_and_end(server, master.decision(sent, oneway=True))
+        await dispatch_with_bug()
+    else:
+        async with served_stream(server) as stream:
+            await stream.send_all(encode(master.decision(sent), opaque=1))
+            await trio.testing.wait_all_tasks_blocked()
+            await dispatch_with_bug()
+            answer = await read_command(stream, FrameDecoder())
+            assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "ZeroDivisionError: planted")
+    assert (await master.end(other)).code == ResponseCode.SUCCESS
+    assert (await master.end(sent)).code == ResponseCode.SUCCESS
+    assert master.delivered == [b"other", b"hello"]
 
 
 async def test_a_commit_that_cannot_be_stored_leaves_the_transaction_open(start, autojump_clock, monkeypatch):

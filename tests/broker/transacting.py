@@ -154,10 +154,23 @@ class Master:
 
     async def end(self, sent, decision=8, *, group=GROUP, **changes):
         """END_TRANSACTION for the half message of an answer or of a check; the answer."""
+        command = self.decision(sent, decision, group=group, **changes)
+        try:
+            answer = self.processor.answer(command, PEER)
+            answer = await answer if inspect.isawaitable(answer) else answer
+        except BadRequestError as error:
+            return response_to(command, error.code, remark=error.reason)
+        await trio.testing.wait_all_tasks_blocked()
+        return answer
+
+    @staticmethod
+    def decision(sent, decision=8, *, group=GROUP, oneway=False, **changes):
+        """The request END_TRANSACTION for the half message of an answer or of a check."""
         fields = dict(sent.ext_fields)
         physical_offset = fields.get("commitLogOffset") or str(int(fields["msgId"][16:], 16))
-        command = request(
+        return request(
             RequestCode.END_TRANSACTION,
+            oneway=oneway,
             ext_fields={
                 "producerGroup": group,
                 "tranStateTableOffset": fields.get("tranStateTableOffset") or fields["queueOffset"],
@@ -168,13 +181,6 @@ class Master:
                 **{name: str(value) for name, value in changes.items()},
             },
         )
-        try:
-            answer = self.processor.answer(command, PEER)
-            answer = await answer if inspect.isawaitable(answer) else answer
-        except BadRequestError as error:
-            return response_to(command, error.code, remark=error.reason)
-        await trio.testing.wait_all_tasks_blocked()
-        return answer
 
     def connect(self, connection=1, *, group=GROUP):
         """A producer of the group sends its heartbeat."""

@@ -12,8 +12,9 @@ restore        after the start: op records and half messages from the kept posit
 ```
 
 `follow` waits for dispatch, `check` for the round of the earliest check, the others until there is work: an
-idle service does not run. A decision waits until `follow` has passed its half message. No put waits for disk
-and slaves, since producers send decisions one-way: one that a crash takes is made again after a check.
+idle service does not run. A decision waits until `follow` has passed its half message, and is carried out
+then by `follow`: it need not have a connection any more. No put waits for disk and slaves, since producers
+send decisions one-way: one that a crash takes is made again after a check.
 
 A check puts the half message anew and sends its new offsets to one producer of the group, in turn. Half
 messages whose producer asked for a long immunity are put anew when the topic has grown far beyond them.
@@ -49,6 +50,7 @@ from trioha.broker.puts import PutResult, PutService
 from trioha.broker.transaction_restore import TransactionRestore
 from trioha.broker.transaction_table import CheckSchedule, OpenTransaction, Position, TransactionTable
 from trioha.errors import StoreError
+from trioha.ha.timeouts import Timeouts
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.table import TableFull, wall_clock_ms
 from trioha.metadata.topics import TopicConfig
@@ -61,10 +63,12 @@ from trioha.store.messages import AppendResult, Message
 from trioha.store.put_status import PutStatus
 from trioha.store.reads import ReadLimits
 from trioha.store.record import Record, RecordError, decode_record
-from trioha.watermark import Watermark
+from trioha.watermark import Wait, Watermark
 
 log = structlog.get_logger(__name__)
 
+DECISION_WAIT_S: Final = 10.0
+"""How long a decision waits for its half message, which dispatch has not reached yet."""
 RETRY_S: Final = 1.0
 """After a read or a put that the disk refused."""
 POSITION_INTERVAL_S: Final = 1.0
@@ -134,6 +138,7 @@ class TransactionService:
         self._stored_at_start = self._stored.offset
         self.followed = Watermark()
         """Half messages before it are in the table, if they are open; 0 until the table is restored."""
+        self._decision_timeouts = Timeouts(DECISION_WAIT_S)
         self._table = TransactionTable(Position(0, 0))
         self._own: set[int] = set()
         """Queue offsets of copies that this service has put and `_follow` has not read."""
@@ -184,13 +189,19 @@ class TransactionService:
         """Have half messages that were stored just now dispatched at once, so that they can be decided."""
         self._store.dispatcher.catch_up()
 
+    def passing(self, queue_offset: int) -> Wait:
+        """A wait until `followed` passes a half message; the service gives it up after `DECISION_WAIT_S`."""
+        wait = self.followed.wait_for(queue_offset + 1)
+        self._decision_timeouts.add(wait, trio.current_time())
+        return wait
+
     def half_message_at(self, physical_offset: int) -> HalfMessage | None:
         """The half message that the log has there; None if it has none."""
         return HalfMessage.of(self._store.reads.record_at(physical_offset))
 
-    def find(self, half: HalfMessage) -> OpenTransaction | None:
-        """The open transaction that has this copy."""
-        return self._table.find(half.queue_offset, half.identity)
+    def find(self, queue_offset: int, identity: int | None) -> OpenTransaction | None:
+        """The open transaction that has this copy of a half message, with this `HalfMessage.identity`."""
+        return self._table.find(queue_offset, identity)
 
     def commit(self, transaction: OpenTransaction) -> AppendResult:
         """Give the message to consumers. If it cannot be stored, the transaction stays open."""
@@ -262,21 +273,26 @@ class TransactionService:
     async def run(self) -> None:
         """Restore what is open, then check and write until cancelled; pending op records are written then."""
         self._schedule = CheckSchedule(start_s=trio.current_time(), interval_s=self.settings.check_interval_s)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._decision_timeouts.run)
+            await self._restore_in_the_end()
+            try:
+                async with trio.open_nursery() as services:
+                    services.start_soon(self._follow)
+                    services.start_soon(self._check_often)
+                    services.start_soon(self._write_ops)
+                    services.start_soon(self._keep_positions)
+            finally:
+                self._write_pending_ops()
+
+    async def _restore_in_the_end(self) -> None:
+        """`_restore`, again and again while the disk refuses to be read."""
         while True:
             try:
-                await self._restore()
-                break
+                return await self._restore()
             except StoreError as error:
                 log.error("open transactions cannot be read, again later", reason=str(error))
                 await trio.sleep(RETRY_S)
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._follow)
-                nursery.start_soon(self._check_often)
-                nursery.start_soon(self._write_ops)
-                nursery.start_soon(self._keep_positions)
-        finally:
-            self._write_pending_ops()
 
     async def _restore(self) -> None:
         """Build the table from the log. Raises StoreError."""
