@@ -18,6 +18,7 @@ from trioha.ha.sync_state_set import (
     Proposal,
     SyncStateSet,
 )
+from trioha.watermark import Watermark
 
 OWN = 1
 
@@ -31,6 +32,7 @@ class Master:
     confirm_offset: int = 0
     max_offset: int = 1000
     epoch_start_offset: int = 1000
+    flushed: Watermark | None = None
     now_s: float = 100.0
     proposals: list[Proposal] = field(factory=list)
     clocks: dict[int, LagClock] = field(factory=dict)
@@ -47,6 +49,7 @@ class Master:
             log_end=lambda: self.max_offset,
             propose=self.proposals.append,
             all_ack=self.all_ack,
+            flushed=self.flushed,
         )
 
     def append(self, size=100):
@@ -597,6 +600,36 @@ def test_without_all_ack_the_confirm_offset_is_the_logs_end():
     master.disconnect(2)
     master.append()
     assert (master.set.confirm_offset, master.set.limit) == (1100, None)
+
+
+@pytest.mark.parametrize("members", [{OWN}, {OWN, 2}], ids=["alone", "with a slave"])
+@pytest.mark.parametrize("all_ack", [True, False])
+def test_with_sync_flush_the_confirm_offset_is_never_ahead_of_the_masters_disk(members, all_ack):
+    flushed = Watermark(900)
+    master = Master(members=frozenset(members), all_ack=all_ack, confirm_offset=800, flushed=flushed)
+    if len(members) > 1:
+        master.connect(2)
+        master.ack(2, 1000)
+    assert master.set.held_offset == 1000
+    assert master.set.confirm_offset == 900
+    flushed.advance(950)
+    assert master.set.confirm_offset == 950
+    flushed.advance(1000)
+    assert master.set.confirm_offset == 1000
+    master.append()
+    assert master.set.confirm_offset == 1000
+
+
+def test_a_slave_has_to_hold_what_is_not_on_the_masters_disk_yet():
+    """Puts that only wait for the disk are PUT_OK at any moment, also when the slave is a member already."""
+    master = Master(members=frozenset({OWN, 2}), confirm_offset=800, flushed=Watermark(900))
+    master.connect(2)
+    master.ack(2, 1000)
+    master.connect(3)
+    master.ack(3, 990)
+    assert master.proposed == []
+    master.ack(3, 1000)
+    assert master.proposed == [{OWN, 2, 3}]
 
 
 def test_limit_is_the_confirm_offset_only_with_another_member_and_all_ack():

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -41,6 +42,8 @@ from trioha.remoting.command import RemotingCommand, request
 from trioha.remoting.send_message import put_status_name
 from trioha.remoting.server import Handler, RemotingServer, ServerLimits
 from trioha.remoting.status_reader import fetch_status
+from trioha.store.flush import FlushService
+from trioha.store.message_store import MessageStore
 from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record import Record
 
@@ -219,6 +222,33 @@ async def test_a_role_that_is_set_again_changes_nothing_and_of_several_the_last_
             node.roles.set(SYNC_MASTER)
         await node.change(SYNC_MASTER)
         assert (await node.status()).role == "SYNC_MASTER"
+
+
+@pytest.mark.parametrize("flush_disk_type", ["SYNC_FLUSH", "ASYNC_FLUSH"])
+async def test_a_new_master_with_sync_flush_has_its_log_on_disk_before_anybody_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush_disk_type: str
+) -> None:
+    """All of a new master's log is dispatched: also what only its memory would have."""
+    async with role_node(tmp_path / "a", SYNC_MASTER) as a, open_client(a.address) as client:
+
+        async def flush_nothing(_: FlushService) -> None:
+            await trio.sleep_forever()
+
+        monkeypatch.setattr(FlushService, "run", flush_nothing)
+        take_role = MessageStore.take_role
+        ends: list[tuple[int, int]] = []
+
+        def look(store: MessageStore, **options: Any) -> None:
+            ends.append((store.commit_log.flushed.offset, store.commit_log.max_offset))
+            take_role(store, **options)
+
+        monkeypatch.setattr(MessageStore, "take_role", look)
+        async with role_node(tmp_path / "b", slave_of(a), flushDiskType=flush_disk_type) as b:
+            assert await put(client, b"1") == "PUT_OK"
+            end = (await a.status()).max_offset
+            await b.follows(end)
+            await b.change(SYNC_MASTER)
+    assert ends == [(end if flush_disk_type == "SYNC_FLUSH" else 0, end)]
 
 
 async def test_a_slaves_session_with_its_master_ends_before_its_clients_are_served_to_the_end(

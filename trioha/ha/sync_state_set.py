@@ -33,6 +33,12 @@ Invariants:
 3. A replica is proposed only if it holds all before the confirm offset, before the master's epoch, and before
    this life. (A master that was restarted within its epoch has confirmed more than its checkpoint says.)
 
+The confirm offset that others get to know is `confirm_offset`. With SYNC_FLUSH it also is never beyond what
+is on the master's own disk: a master that lost power and comes back with a shorter log then has all that
+anybody took for confirmed. (RocketMQ's ends at the flushed offset without controllers, and not with them.)
+Puts wait for their flush apart from `confirm`; what may come into the set has to hold all before
+`held_offset`, which waits for no disk.
+
 With allAckInSyncStateSet a put is PUT_OK when `confirm` has reached its end, or while the master is the only
 one of `required`. So at each moment all that may be elected hold all that was PUT_OK: by 1 they are in
 `required`; a put that was PUT_OK before one came in is held by it by 3, later ones by 2.
@@ -140,13 +146,14 @@ class SyncStateSet:
         propose: Callable[[Proposal], None],
         all_ack: bool = False,
         not_caught_up_s_max: float = NOT_CAUGHT_UP_S_MAX,
+        flushed: Watermark | None = None,
     ) -> None:
         """`members` with `set_epoch` is what the controller gave with the role.
 
         `confirm_offset` is the one of the checkpoint, or what this node knew as a slave; 0 for unknown.
         `propose` starts a request to the controller; it must not block or raise. Each ends with one call of
         `decided`, `refused` or `lost`. `all_ack`: allAckInSyncStateSet. `not_caught_up_s_max`:
-        haMaxTimeSlaveNotCatchup.
+        haMaxTimeSlaveNotCatchup. `flushed` is the log's with SYNC_FLUSH, None without.
         """
         self.own_id = own_id
         self.members = members
@@ -171,6 +178,7 @@ class SyncStateSet:
         self._lost: set[int] = set()
         """Broker ids whose connection was lost in this life."""
         self._log_end = log_end
+        self._flushed = flushed
         self._propose_to = propose
         self._not_caught_up_s_max = not_caught_up_s_max
         self._retry_s = 0.0
@@ -206,10 +214,16 @@ class SyncStateSet:
         return max(len(self.members), proposed)
 
     @property
-    def confirm_offset(self) -> int:
-        """The confirm offset: the log's end if the master is the only one, or without
-        allAckInSyncStateSet."""
+    def held_offset(self) -> int:
+        """What a replica has to hold to be proposed: the log's end if the master is the only one, or without
+        allAckInSyncStateSet; else `confirm`."""
         return self.confirm.offset if self.all_ack and self._others else self._log_end()
+
+    @property
+    def confirm_offset(self) -> int:
+        """The confirm offset that is published: `held_offset`, with SYNC_FLUSH as far as it is flushed."""
+        held_offset = self.held_offset
+        return held_offset if self._flushed is None else min(held_offset, self._flushed.offset)
 
     @property
     def limit(self) -> Watermark | None:
@@ -280,7 +294,7 @@ class SyncStateSet:
     def _least_offset(self, broker_id: int) -> int:
         """What a replica must hold to be proposed: invariant 3."""
         if self.all_ack or broker_id not in self._joining:
-            confirmed = self.confirm_offset
+            confirmed = self.held_offset
         else:
             confirmed = self._links[broker_id].join_offset
         return max(confirmed, self.epoch_start_offset, self._begun_offset)

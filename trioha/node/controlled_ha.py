@@ -152,6 +152,7 @@ def build_controlled(
         propose=recorder.proposing(keeper.propose) if is_master else lambda _: None,
         all_ack=config.all_ack_in_sync_state_set,
         not_caught_up_s_max=config.ha_max_time_slave_not_catchup / 1000,
+        flushed=log_.flushed if commit.sync_flush else None,
     )
     replicas = SetReplicas(
         sync_state_set,

@@ -14,7 +14,7 @@ test) sets it. `live_roles` compares it with the role that the node has, and clo
 
 | step | what happens | invariant after it |
 |---|---|---|
-| PREPARE | store and metadata take the role; a master dispatches | no room exists; nothing is appended |
+| PREPARE | store and metadata take the role; a master flushes, dispatches | no room exists; no append |
 | LIVE | rooms are built for the role, ports are served | every part of the node has this role |
 | ENDING | see `role_life`, Ends | no part of the node has a role |
 
@@ -35,14 +35,14 @@ import structlog
 import trio
 from attrs import evolve, field, frozen
 
-from trioha.config.broker import BrokerConfig, BrokerRole
+from trioha.config.broker import BrokerConfig, BrokerRole, FlushDiskType
 from trioha.config.model import HaVerify
 from trioha.controller.role import Role
 from trioha.metadata.table import wall_clock_ms
 from trioha.net.threads import run_in_thread
 from trioha.node.offsets_at_promotion import offsets_beyond, set_back
 from trioha.node.role_life import Control, NodeParts, Ready, live
-from trioha.node.store_room import watch_progress
+from trioha.node.store_room import flush_rest, watch_progress
 
 log = structlog.get_logger(__name__)
 
@@ -191,6 +191,9 @@ async def _prepare(
     """
     is_slave = config.broker_role is BrokerRole.SLAVE
     log.info("changing role", role=config.broker_role.value, broker_id=config.broker_id)
+    if not is_slave and config.flush_disk_type is FlushDiskType.SYNC_FLUSH:
+        # All of it is dispatched, and in controller mode confirmed if the new master is alone.
+        await flush_rest(parts.store)
     if control is not None and control.is_master:
         from trioha.node.controller_room import take_epoch  # noqa: PLC0415
 

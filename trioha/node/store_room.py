@@ -112,6 +112,14 @@ def watch_progress(on_step: Callable[[], None] = lambda: None) -> Callable[[str,
     return on_progress
 
 
+async def flush_rest(store: MessageStore) -> None:
+    """Put what is not on disk yet there, while no task of a `StoreRoom` runs. Raises StoreError."""
+    if store.commit_log.flushed.offset < store.commit_log.max_offset:
+        await FlushService(
+            store, sync_flush=True, interval_s=0.0, on_flushed=lambda _offset, _ns: None
+        ).flush()
+
+
 async def close_store(store: MessageStore) -> None:
     """Flush and close the store, also if the node is cancelled. Raises StoreError."""
     with trio.CancelScope(shield=True):

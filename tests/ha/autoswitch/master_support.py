@@ -65,6 +65,7 @@ def begin_life(
     all_ack=True,
     in_sync_replicas=1,
     min_in_sync_replicas=1,
+    sync_flush=False,
     settings=SETTINGS,
     **options,
 ):
@@ -80,6 +81,7 @@ def begin_life(
         log_end=lambda: log.max_offset,
         propose=keeper.propose,
         all_ack=all_ack,
+        flushed=log.flushed if sync_flush else None,
     )
     replicas = SetReplicas(sync_state_set, life_start_offset=log.max_offset, gap_bytes_max=1 << 28)
     master = AutoSwitchMaster(
@@ -96,7 +98,7 @@ def begin_life(
             copies_min=min_in_sync_replicas - 1,
             all_in_sync=all_ack,
             slave_timeout_s=3.0,
-            sync_flush=False,
+            sync_flush=sync_flush,
             sync_flush_timeout_s=5.0,
         ),
         replicas=replicas,

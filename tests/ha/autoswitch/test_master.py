@@ -359,6 +359,25 @@ async def test_every_header_has_the_confirm_offset(log, autojump_clock):
         assert (header.confirm_offset, body) == (before.offset, b""), "a heartbeat has it, too"
 
 
+async def test_with_sync_flush_no_header_confirms_what_is_not_on_the_masters_disk(log, autojump_clock):
+    flushed_end = fill(log, 2000)
+    log.flushed.advance(flushed_end)
+    life = begin_life(log, sync_flush=True, members={OWN, 2})
+    async with connected(life) as peer:
+        await peer.join(flushed_end)
+        end = fill(log, flushed_end + 500)
+        await peer.next_frame()
+        await peer.report(end)
+        assert life.set.held_offset < end
+        await settled()
+        assert life.set.held_offset == end
+        header, _ = await peer.next_frame()
+        assert (header.body_bytes, header.confirm_offset) == (0, flushed_end), "a heartbeat"
+        log.flushed.advance(end)
+        header, _ = await peer.next_frame()
+        assert (header.body_bytes, header.confirm_offset) == (0, end)
+
+
 async def test_heartbeats_name_the_epoch_in_which_the_next_byte_will_be(log, autojump_clock):
     end = fill(log, 3000)
     life = begin_life(log, epochs=table((1, 0), (7, end)))
