@@ -48,10 +48,21 @@ class Group:
     """Check code by broker id."""
     addresses: dict[int, str] = field(factory=dict)
     alive: set[int] = field(factory=set)
+    resigned: set[int] = field(factory=set)
+    """Ids of brokers whose last heartbeat had expired."""
     master_id: int | None = None
     epoch: int = 0
     members: frozenset[int] = frozenset()
     set_epoch: int = 0
+
+    def heard(self, heartbeat: protocol.Heartbeat) -> None:
+        """Take a heartbeat, which may have expired already."""
+        if heartbeat.timeout_ms > 0:
+            self.alive.add(heartbeat.broker_id)
+            self.resigned.discard(heartbeat.broker_id)
+        else:
+            self.alive.discard(heartbeat.broker_id)
+            self.resigned.add(heartbeat.broker_id)
 
     def elect(self, broker_id: int) -> None:
         """Make a broker master of a new epoch, alone in the set."""
@@ -126,7 +137,7 @@ class ScriptedControllers:
         if code is RequestCode.BROKER_HEARTBEAT:
             heartbeat = protocol.Heartbeat.of(command.ext_fields)
             self.heartbeats.append((trio.current_time(), address, heartbeat))
-            self.group.alive.add(heartbeat.broker_id)
+            self.group.heard(heartbeat)
             return
         if code is not RequestCode.CONTROLLER_GET_METADATA_INFO:
             self.requests.append(code)
@@ -221,7 +232,14 @@ class ScriptedControllers:
     def _elect(self, command: RemotingCommand) -> RemotingCommand:
         group, candidate = self.group, protocol.ElectRequest.of(command.ext_fields)
         code: int = ResponseCode.SUCCESS
-        if group.master_id is not None:
+        others = group.members & group.alive - {group.master_id}
+        if group.master_id in group.resigned and others:
+            group.elect(min(others))
+        elif group.master_id in group.resigned:
+            # Real ones find that out a little later.
+            group.master_id = None
+            return response_to(command, ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, remark="none to elect")
+        elif group.master_id is not None:
             code = ResponseCode.CONTROLLER_MASTER_STILL_EXIST
         elif group.members and candidate.broker_id not in group.members & group.alive:
             return response_to(command, ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, remark="none to elect")

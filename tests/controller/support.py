@@ -47,17 +47,25 @@ async def bench(
     addresses: tuple[str, ...] = ADDRESSES,
     leader: str | None = ADDRESSES[0],
     epoch: int = -1,
+    doubtful_epoch: int = -1,
 ) -> AsyncIterator[Bench]:
     async with trio.open_nursery() as nursery:
         controllers = ScriptedControllers(nursery, leader)
-        async with running_agent(folder, controllers, addresses=addresses, epoch=epoch) as running:
+        async with running_agent(
+            folder, controllers, addresses=addresses, epoch=epoch, doubtful_epoch=doubtful_epoch
+        ) as running:
             yield running
         nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
 async def running_agent(
-    folder: Path, controllers: ScriptedControllers, *, addresses: tuple[str, ...] = ADDRESSES, epoch: int = -1
+    folder: Path,
+    controllers: ScriptedControllers,
+    *,
+    addresses: tuple[str, ...] = ADDRESSES,
+    epoch: int = -1,
+    doubtful_epoch: int = -1,
 ) -> AsyncIterator[Bench]:
     files = IdentityFiles.open(folder / "brokerIdentity", cluster_name=CLUSTER, broker_name=NAME)
     agent_settings = AgentSettings(
@@ -77,6 +85,7 @@ async def running_agent(
         run_blocking=at_once,
         clock_ms=lambda: int(trio.current_time() * 1000),
         hanging=lambda: started.hang,
+        doubtful_epoch=doubtful_epoch,
     )
     started.hang = None
     started.agent, started.controllers, started.roles = agent, controllers, []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,9 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from tests.controller.scripted import CLUSTER, NAME, Fault, ScriptedControllers
-from tests.controller.support import ADDRESSES, OTHER, OWN, bench, running_agent
+from tests.controller.support import ADDRESSES, OTHER, OWN, Bench, bench, running_agent
 from trioha.controller import protocol
-from trioha.controller.agent import AgentState, Offsets, SetDecision
+from trioha.controller.agent import RESIGNED_TIMEOUT_MS, AgentState, Offsets, SetDecision
 from trioha.controller.identity import Application, IdentityFiles
 from trioha.controller.protocol import MemberSet
 from trioha.controller.role import Role
@@ -495,6 +497,72 @@ async def test_controllers_that_lost_their_epochs_give_no_role(
         await trio.sleep(3)
         assert running.agent.role is None
         assert "their state is older than its log" in (running.agent.status().refusal or "")
+
+
+@asynccontextmanager
+async def back_after_power_loss(folder: Path, *, members: frozenset[int]) -> AsyncIterator[Bench]:
+    """A master of epoch 4 starts, and the controllers have noticed nothing; broker 9 lives."""
+    files = IdentityFiles.open(folder / "brokerIdentity", cluster_name=CLUSTER, broker_name=NAME)
+    files.apply_for(Application(broker_id=1, check_code="here:10911;77"))
+    files.grant()
+    async with bench(folder, leader=None, epoch=4, doubtful_epoch=4) as running:
+        group = running.controllers.group
+        group.ids[1], group.addresses[1] = "here:10911;77", OWN
+        group.alive.add(1)
+        enter_other(running.controllers)
+        group.master_id, group.epoch, group.members, group.set_epoch = 1, 4, members, 6
+        running.controllers.leader = "c0:1"
+        yield running
+
+
+async def test_a_master_that_lost_power_has_another_one_elected(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with back_after_power_loss(tmp_path, members=frozenset((1, 9))) as running:
+        await trio.sleep(3)
+        role = running.agent.role
+        assert role is not None
+        assert (role.is_master, role.master_id, role.epoch) == (False, 9, 5)
+        assert [one.epoch for one in running.roles] == [5]
+        assert running.agent.status().refusal is None
+        # To the controllers it was not alive when it asked for the election, and is now.
+        timeouts = [one.timeout_ms for _, address, one in running.controllers.heartbeats if address == "c0:1"]
+        assert RESIGNED_TIMEOUT_MS in timeouts
+        assert timeouts[-1] == 10_000
+        assert 1 in running.controllers.group.alive
+
+
+async def test_a_master_that_lost_power_and_is_the_only_member_is_elected_anew(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with back_after_power_loss(tmp_path, members=frozenset((1,))) as running:
+        await trio.sleep(1.5)
+        assert running.agent.role is None
+        await trio.sleep(5)
+        role = running.agent.role
+        assert role is not None
+        assert (role.is_master, role.epoch) == (True, 5)
+        assert [one.epoch for one in running.roles] == [5]
+
+
+async def test_a_master_that_lost_power_says_once_why_it_has_no_role(
+    tmp_path: Path, autojump_clock: MockClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with back_after_power_loss(tmp_path, members=frozenset((1, 9))) as running:
+        # No controller decides.
+        running.controllers.refuse[Code.CONTROLLER_ELECT_MASTER] = ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
+        await trio.sleep(1.5)
+        assert running.agent.role is None
+        assert "may have lost the end of that epoch" in (running.agent.status().refusal or "")
+        await trio.sleep(60)
+        assert running.agent.role is None
+        assert "may have lost the end of that epoch" in (running.agent.status().refusal or "")
+        assert capsys.readouterr().out.count("refused by the controllers") == 1
+        # It asks again and again, but no more than needed.
+        assert 20 < running.controllers.requests.count(Code.CONTROLLER_ELECT_MASTER) <= 60
+        running.controllers.refuse.clear()
+        await trio.sleep(3)
+        assert running.agent.role is not None
 
 
 @pytest.mark.parametrize(

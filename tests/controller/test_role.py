@@ -61,6 +61,23 @@ def test_a_decision_older_than_the_log_gives_no_role() -> None:
     assert tracker.apply(decision(7)) is Outcome.NEW_ROLE
 
 
+def test_a_master_of_a_doubtful_epoch_resigns_and_of_later_ones_is_master() -> None:
+    tracker = RoleTracker(1, epoch_min=6, doubtful_epoch=7)
+    for epoch in (6, 7):
+        assert tracker.apply(decision(epoch)) is Outcome.DOUBTFUL
+        assert tracker.role is None
+    assert not Outcome.DOUBTFUL.is_change
+    assert not Outcome.DOUBTFUL.is_role
+    assert tracker.apply(decision(5)) is Outcome.STALE
+    assert tracker.apply(decision(8)) is Outcome.NEW_ROLE
+    assert tracker.apply(decision(7)) is Outcome.STALE
+
+
+def test_another_master_of_a_doubtful_epoch_is_followed() -> None:
+    tracker = RoleTracker(1, epoch_min=7, doubtful_epoch=7)
+    assert tracker.apply(decision(7, 2, "12")) is Outcome.NEW_ROLE
+
+
 @given(st.data())
 def test_any_order_of_decisions_ends_at_the_latest(data: st.DataObject) -> None:
     """A history as controllers make it; its decisions lost, doubled and out of order."""

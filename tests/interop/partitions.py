@@ -111,6 +111,17 @@ class Partitions(TrioThread):
 
         self.call(drop)
 
+    def forget(self, broker: int) -> None:
+        """Leave all connections of a broker half open, as those of a machine that lost its power: nobody gets
+        their end. New ones are joined."""
+
+        def forget() -> None:
+            for link in self._links[broker].all:
+                link.vanish()
+                link.appear()
+
+        self.call(forget)
+
     def heal(self) -> None:
         """Let go on what was separated: all bytes that were held back arrive now."""
 

@@ -1,4 +1,4 @@
-"""Pairs under a real controller lose their master in five ways while a Java producer and consumer go on.
+"""Pairs under a real controller lose their master in six ways while a Java producer and consumer go on.
 
 What every test ends with (`Pair.check`): each SEND_OK message is received, no master confirmed a message
 after its successor did, both logs are equal from their first byte to their end, which is the confirm offset
@@ -12,11 +12,15 @@ gives consumers messages that it never confirmed: they hide those of its success
 queues. And it confirms what it finds to do when it wakes up. Where the first broker is RocketMQ's, messages
 that are missing must therefore be its own, or hidden by its own; `pytest -rP` shows how many. A trioha master
 loses and hides none, whatever its slave is.
+
+In the sixth way a machine loses its power and is back before the controller has noticed it. RocketMQ's
+masters do not know that, and go on in their epoch with what their disk still has: they are not asked.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import count
@@ -354,3 +358,59 @@ def test_a_master_without_controller_and_slave_is_replaced_and_cut_when_it_is_ba
     pair.wait_for_set(master=2, members=BOTH)
     pair.accepts(pair.second)
     pair.check(epochs=2, cut_below=end, lived=True)
+
+
+def lose_power(pair: Pair, on_disk: Path) -> None:
+    """End the first broker without a word, and start it again with what its disk had at an earlier time."""
+    pair.links.forget(0)
+    pair.first.kill()
+    shutil.rmtree(pair.first.root)
+    shutil.copytree(on_disk, pair.first.root)
+    process_id, _, _ = (pair.first.root / "abort").read_text().partition("\n")
+    (pair.first.root / "abort").write_text(f"{process_id}\nthe boot before")
+    pair.first.start()
+
+
+def copy_store(member: Member, to: Path) -> Path:
+    """A copy of the files of a broker that runs; its checkpoint claims no more than the log has."""
+    checkpoint = (member.root / "checkpoint").read_bytes()
+    shutil.copytree(member.root, to)
+    (to / "checkpoint").write_bytes(checkpoint)
+    return to
+
+
+@pytest.mark.parametrize(
+    "pair", [PAIRS[0], PAIRS[1]], ids=["trioha-trioha", "trioha-RocketMQ"], indirect=True
+)
+def test_a_master_that_lost_power_and_is_back_at_once_has_its_slave_elected(
+    pair: Pair, tmp_path: Path
+) -> None:
+    """What its disk has lost was SEND_OK, and its slave has it."""
+    on_disk = copy_store(pair.first, tmp_path / "on disk")
+    pair.accepts(pair.first)
+    lose_power(pair, on_disk)
+    pair.accepts(pair.second)
+    assert "another election is asked for" in pair.first.log()
+    pair.wait_for_set(master=2, members=BOTH)
+    pair.accepts(pair.second)
+    pair.check(epochs=2)
+
+
+@pytest.mark.parametrize("pair", [PAIRS[0]], ids=["trioha-trioha"], indirect=True)
+def test_a_master_that_lost_power_alone_is_elected_for_another_epoch(pair: Pair, tmp_path: Path) -> None:
+    """Its slave, which left the set before, has bytes of the old epoch that are lost to all others."""
+    on_disk = copy_store(pair.first, tmp_path / "on disk")
+    pair.accepts(pair.first, 20)
+    pair.second.kill()
+    pair.wait_for_set(master=1, members=frozenset((1,)))
+    lost = pair.first.max_offset
+    lose_power(pair, on_disk)
+
+    def epoch() -> int | None:
+        group = pair.group()
+        return group.master_epoch if group.master_id == 1 and group.master_epoch > 1 else None
+
+    assert eventually("another epoch", epoch, logs=pair.logs) > 1
+    assert "another election is asked for" in pair.first.log()
+    pair.accepts(pair.first)
+    assert pair.first.epochs().epochs[-1].start_offset < lost

@@ -105,7 +105,7 @@ def scripted_controller(tls: ServerTls | None = None) -> Iterator[Controller]:
             def handler(command: RemotingCommand, _: Peer) -> RemotingCommand | None:
                 code = RequestCode(command.code)
                 if code is RequestCode.BROKER_HEARTBEAT:
-                    scripted.group.alive.add(protocol.Heartbeat.of(command.ext_fields).broker_id)
+                    scripted.group.heard(protocol.Heartbeat.of(command.ext_fields))
                     return None
                 return scripted.carry_out(own[0], code, evolve(command, body=bytes(command.body)))
 
@@ -414,6 +414,42 @@ def test_a_slave_keeps_confirmed_messages_that_its_masters_disk_has_lost(
     for member in (first, second):
         member.node.stop()
     assert first.log_bytes() == second.log_bytes()
+
+
+@pytest.mark.parametrize("flush_disk_type", ["SYNC_FLUSH", "ASYNC_FLUSH"])
+def test_a_master_that_lost_power_and_is_back_at_once_follows_who_has_more(
+    controller: Controller, join: Callable[..., Member], tmp_path: Path, flush_disk_type: str
+) -> None:
+    """The controllers have not noticed anything, and its slave has confirmed bytes that its disk has lost."""
+    first = join("first", flushDiskType=flush_disk_type)
+    first.stored(50)
+    second = join("second", flushDiskType=flush_disk_type)
+    controller.wait_for_set(BOTH)
+    first.stored(10)
+    shutil.copytree(first.root, tmp_path / "on disk")
+    lost = first.epochs().max_offset
+    first.stored(50)
+    end = first.epochs().max_offset
+    second.node.wait(max_offset=end)
+    first.node.kill()
+    shutil.rmtree(first.root)
+    shutil.copytree(tmp_path / "on disk", first.root)
+    process_id, _, _ = (first.root / "abort").read_text().partition("\n")
+    (first.root / "abort").write_text(f"{process_id}\nthe boot before")
+    first.restart()
+    eventually("an election", lambda: True if controller.group.master_id == 2 else None, logs=first.node.log)
+    controller.notify(2)
+    second.stored(50)
+    controller.wait_for_set(BOTH)
+    second.stored(10)
+    starts = [(epoch.epoch, epoch.start_offset) for epoch in second.epochs().epochs]
+    assert starts[0] == (1, 0)
+    assert [epoch for epoch, _ in starts] == [1, 2]
+    assert starts[1][1] >= end > lost
+    for member in (first, second):
+        member.node.stop()
+    assert first.log_bytes() == second.log_bytes()
+    assert json.loads((first.root / "trioha-doubtful-epoch.json").read_text()) == {"epoch": 1}
 
 
 def test_brokers_of_controllers_that_lost_their_state_go_on_with_their_logs(

@@ -12,6 +12,7 @@ from the same state.
 | | | 2014, another broker has it; the application is removed | NO_ID |
 | REGISTERING | 1003 | a master | FOLLOWING, with a role |
 | | | no master | ELECTING |
+| | | this broker is the master of a doubtful epoch | ELECTING, resigning |
 | ELECTING | 904, then 1002 | a master: this broker or another | FOLLOWING, with a role |
 | | | refused, as nobody may be elected now | FOLLOWING, asked again after 1 s |
 | FOLLOWING | 1004 each `metadata_period_s`, and at once after a notice (1008) | a master | FOLLOWING |
@@ -30,6 +31,12 @@ from its answer alone.
 
 A broker that hangs, its disk or a change of its role, sends no heartbeats and asks for no election until that
 is over: the controllers elect another (`node.hang_watch`).
+
+A broker resigns that the controllers take for the master of an epoch whose end its log may have lost in a
+power loss (`trioha.controller.role`): its heartbeats have expired when they arrive, so that to the
+controllers it is not alive, and it asks for an election. They elect another member of the set at once. If
+there is none, they notice with their next look at all brokers that the master is gone; then this broker's
+heartbeats are as always, and it is elected for a new epoch.
 
 While no controller leads, the broker keeps its role: RocketMQ's brokers do, too. A master goes on to take
 writes. It cannot change its sync-state set then: if a member leaves it, puts that wait for the whole set time
@@ -64,7 +71,7 @@ from trioha.controller.links import (
     connect_to_controller,
 )
 from trioha.controller.protocol import ElectedGroup, HeaderFields, MemberSet, to_request
-from trioha.controller.role import MasterDecision, Outcome, Role, RoleTracker
+from trioha.controller.role import NO_EPOCH, MasterDecision, Outcome, Role, RoleTracker
 from trioha.errors import PeerError, RemoteProtocolError
 from trioha.ha.state_changes import StateChanges, Subscription
 from trioha.remoting.codes import ResponseCode, response_code_name
@@ -76,6 +83,9 @@ RETRY_PERIOD_S: Final = 1.0
 """Before a step that was refused is taken again. RocketMQ: 5 s."""
 NOTICE_PERIOD_S: Final = 0.1
 """Between two steps, at least, however many notices come."""
+RESIGNED_TIMEOUT_MS: Final = -86_400_000
+"""Timeout in a heartbeat that has expired when it arrives. JRaft controllers compare their clock with that of
+the broker, hence a whole day."""
 _UNKNOWN_BROKER: Final = frozenset(
     (
         ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST,
@@ -210,9 +220,11 @@ class ControllerAgent:
         run_blocking: RunBlocking = trio.to_thread.run_sync,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         hanging: Callable[[], str | None] = lambda: None,
+        doubtful_epoch: int = NO_EPOCH,
     ) -> None:
         """`offsets` says what heartbeats say; `clock_ms` is the wall clock. `hanging` says what of this
-        broker hangs, None if nothing does: then there are no heartbeats."""
+        broker hangs, None if nothing does: then there are no heartbeats. `doubtful_epoch` is the last one
+        whose end the log may have lost."""
         self._settings = settings
         self._files = files
         self._offsets = offsets
@@ -221,6 +233,9 @@ class ControllerAgent:
         self._hanging = hanging
         self._hang: str | None = None
         """What hung at the last heartbeat."""
+        self._doubtful_epoch = doubtful_epoch
+        self._resigns = False
+        """Whether the controllers take this broker for the master of a doubtful epoch."""
         self._tracker: RoleTracker | None = None
         self._changes: StateChanges[Role] = StateChanges()
         self._hurry = trio.Event()
@@ -255,6 +270,7 @@ class ControllerAgent:
         offsets: Callable[[], Offsets],
         connect: Connect = connect_to_controller,
         hanging: Callable[[], str | None] = lambda: None,
+        doubtful_epoch: int = NO_EPOCH,
     ) -> ControllerAgent:
         """An agent with the identity on disk; for options see `__init__`.
 
@@ -263,7 +279,14 @@ class ControllerAgent:
         files = IdentityFiles.open(
             settings.identity_path, cluster_name=settings.cluster_name, broker_name=settings.broker_name
         )
-        return cls(settings, files, offsets=offsets, connect=connect, hanging=hanging)
+        return cls(
+            settings,
+            files,
+            offsets=offsets,
+            connect=connect,
+            hanging=hanging,
+            doubtful_epoch=doubtful_epoch,
+        )
 
     @property
     def role(self) -> Role | None:
@@ -488,7 +511,9 @@ class ControllerAgent:
         self._state = AgentState.REGISTERING
 
     def _have_id(self, broker_id: int) -> None:
-        self._tracker = RoleTracker(broker_id, epoch_min=self._offsets().epoch)
+        self._tracker = RoleTracker(
+            broker_id, epoch_min=self._offsets().epoch, doubtful_epoch=self._doubtful_epoch
+        )
 
     async def _register(self, link: Link) -> None:
         settings = self._settings
@@ -544,7 +569,8 @@ class ControllerAgent:
     def _decide(
         self, master_id: int | None, address: str | None, epoch: int | None, members: MemberSet
     ) -> Outcome:
-        """Apply what the leader answered, and go to the next state. Raises _RefusedError for the past."""
+        """Apply what the leader answered, and go to the next state. Raises _RefusedError for the past, and
+        for a role of which this broker resigns."""
         tracker = self._tracker
         assert tracker is not None, "a broker without an id has no role"
         if epoch is None:
@@ -559,7 +585,15 @@ class ControllerAgent:
                 set_epoch=members.epoch,
             )
         )
-        self._state = AgentState.ELECTING if outcome is Outcome.NO_MASTER else AgentState.FOLLOWING
+        self._resigns = outcome is Outcome.DOUBTFUL
+        is_without_master = self._resigns or outcome is Outcome.NO_MASTER
+        self._state = AgentState.ELECTING if is_without_master else AgentState.FOLLOWING
+        if self._resigns:
+            raise _RefusedError(
+                ResponseCode.CONTROLLER_MASTER_STILL_EXIST,
+                f"this broker is the master of epoch {epoch} to the controllers, but its log may have lost "
+                "the end of that epoch in a power loss: another election is asked for",
+            )
         if outcome is Outcome.STALE and epoch < tracker.epoch:
             raise _RefusedError(
                 ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
@@ -612,6 +646,9 @@ class ControllerAgent:
 
     def _refuse(self, link: Link, refused: _RefusedError) -> None:
         self._lose_if_it_follows(link, refused)
+        if self._resigns and refused.code == ResponseCode.CONTROLLER_ELECT_MASTER_FAILED:
+            # Nobody can be elected yet: what is to be known is why this broker resigns.
+            return
         self._refusal = str(refused)
         reported = (self._state, refused.code)
         if self._reported != reported:
@@ -628,6 +665,8 @@ class ControllerAgent:
         """What an operator does about a refusal that no later answer mends; empty for others."""
         is_past = refused.code == ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH
         is_unknown = refused.code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+        if self._resigns:
+            return "if no master is elected within a minute, start this broker again"
         if is_past or (is_unknown and self._state is AgentState.REGISTERING):
             return "restore the state of the controllers; if it is lost, see docs/controller-mode.md"
         return ""
@@ -649,7 +688,7 @@ class ControllerAgent:
             epoch=offsets.epoch,
             max_offset=offsets.max_offset,
             confirm_offset=offsets.confirm_offset,
-            timeout_ms=settings.heartbeat_timeout_ms,
+            timeout_ms=RESIGNED_TIMEOUT_MS if self._resigns else settings.heartbeat_timeout_ms,
             election_priority=settings.election_priority,
         )
         return to_request(heartbeat, oneway=True)

@@ -13,11 +13,14 @@ So a decision is applied if it is later than the role, and is dropped if it is n
 | epoch = e, another master | dropped and counted as a contradiction: one epoch has one master |
 | epoch < e, or set epoch < s | dropped and counted as stale |
 | no master, epoch >= e, or no role yet | no change: the broker asks for an election |
+| this broker is the master, and the epoch is not after the doubtful one | dropped: the broker resigns |
 
-Before the first role, e is the last epoch of the broker's log.
+Before the first role, e is the last epoch of the broker's log. The doubtful epoch is the last one whose end
+the log may have lost in a power loss (`trioha.store.doubtful_epoch`): a master whose machine is back before
+the controllers have noticed anything would go on in its epoch with a shorter log.
 
 Invariants: `role.epoch` never decreases; for one epoch there is one master; the set epoch never decreases
-within an epoch.
+within an epoch; within an epoch the log of its master does not become shorter.
 """
 
 from __future__ import annotations
@@ -71,6 +74,7 @@ class Outcome(Enum):
     STALE = "stale"
     CONTRADICTORY = "contradictory"
     NO_MASTER = "no master"
+    DOUBTFUL = "doubtful"
 
     @property
     def is_change(self) -> bool:
@@ -90,6 +94,8 @@ class RoleTracker:
     broker_id: int
     epoch_min: int = NO_EPOCH
     """Last epoch of the broker's log when it started: older decisions are of controllers that lost theirs."""
+    doubtful_epoch: int = NO_EPOCH
+    """This broker does not go on as the master of an epoch up to this one."""
     role: Role | None = None
     stale: int = 0
     """Decisions that were older than the role."""
@@ -135,6 +141,8 @@ class RoleTracker:
             return Outcome.NO_MASTER
         if decision.master_id is None or decision.epoch < self.epoch:
             return Outcome.STALE
+        if decision.master_id == self.broker_id and decision.epoch <= self.doubtful_epoch:
+            return Outcome.DOUBTFUL
         if role is None or decision.epoch > role.epoch:
             return Outcome.NEW_ROLE
         if decision.master_id != role.master_id:

@@ -47,7 +47,13 @@ async def open_agent(
     connect = partial(open_client, frame_bytes_max=ANSWER_BYTES_MAX, security=security)
     offsets = partial(offsets_of, store)
     return await run_in_thread(
-        lambda: ControllerAgent.open(settings, offsets=offsets, connect=connect, hanging=hanging)
+        lambda: ControllerAgent.open(
+            settings,
+            offsets=offsets,
+            connect=connect,
+            hanging=hanging,
+            doubtful_epoch=store.doubtful_epoch,
+        )
     )
 
 

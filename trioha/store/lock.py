@@ -14,6 +14,18 @@ from trioha.store.syncing import sync_directory, sync_whole
 LOCK_TEXT = b"lock"
 RESTORE_MARKER = "trioha-restore.json"
 """In the commit log's folder while `trioha restore` writes the store. RocketMQ does not start with it."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_id() -> str:
+    """Names the time since the machine's kernel started; empty where the system has no such name.
+
+    While it is the same, what any process has written is there, synced or not.
+    """
+    try:
+        return _BOOT_ID.read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 class StoreLock:
@@ -55,7 +67,13 @@ class StoreLock:
 
 
 class AbortFile:
-    """`abort` exists while a process uses the store, and afterwards if it ended without closing it."""
+    """`abort` exists while a process uses the store, and afterwards if it ended without closing it.
+
+    | line | content |
+    |---|---|
+    | 1 | process id, as RocketMQ 5.3 writes it |
+    | 2 | `boot_id` of the machine; missing where that is not known, and in RocketMQ's file |
+    """
 
     def __init__(self, root: Path) -> None:
         self.path = root / "abort"
@@ -65,18 +83,32 @@ class AbortFile:
         """Whether the last user ended without closing the store (asked before `create`)."""
         return self.path.exists()
 
-    def create(self) -> None:
-        """Mark the store as in use, with the process id as 5.3 does.
+    @property
+    def lost_power(self) -> bool:
+        """Whether what the last user wrote and did not sync may be lost (asked before `create`).
+
+        That is so if it ended without closing the store and the machine has, or may have, started since.
+        """
+        try:
+            lines = self.path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return False
+        current = boot_id()
+        return not current or lines[1:2] != [current.encode()]
+
+    def create(self, *, names_boot: bool = True) -> None:
+        """Mark the store as in use. Without `names_boot` the next start counts as one after a power loss.
 
         File and name are on disk when this returns: no later write to the store can survive a power cut
         that loses the mark. Blocks. Raises OSError.
         """
         fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            number = str(os.getpid()).encode()
+            boot = boot_id() if names_boot else ""
+            content = "\n".join(filter(None, (str(os.getpid()), boot))).encode()
             try:
-                os.pwrite(fd, number, 0)
-                os.ftruncate(fd, len(number))
+                os.pwrite(fd, content, 0)
+                os.ftruncate(fd, len(content))
             except OSError as error:
                 # The file's existence is the mark, and a full disk must not prevent an opening.
                 if error.errno not in DISK_FULL:

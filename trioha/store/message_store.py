@@ -6,6 +6,9 @@ dispatch has to continue. A master dispatches to the log's end before it accepts
 the next queue offsets. `checkpoint` holds the store time up to which log, queues and index were on disk. The
 file `abort` exists while a process uses the store; if a start finds it, only the checkpoint counts.
 
+In controller mode a start after a power loss notes the log's last epoch (`store.doubtful_epoch`): the
+machine's boot id, in `abort`, tells a power loss from a killed process, which loses nothing that it wrote.
+
 `cut` ends the log at an earlier record, with all that was built from it: a slave that has bytes which its
 master does not have follows it only then. After a crash at any moment the store opens uncut or cut, never a
 mix (`store.cut_marker`).
@@ -16,7 +19,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import structlog
@@ -31,7 +34,8 @@ from trioha.store.consume_queues import ConsumeQueues, ConsumeQueueSettings
 from trioha.store.cut_marker import load_cut, remove_cut, save_cut
 from trioha.store.dispatch import Dispatcher, start_position
 from trioha.store.dispatch_settings import DispatchSettings
-from trioha.store.epochs import EpochLog
+from trioha.store.doubtful_epoch import load_doubtful_epoch, save_doubtful_epoch
+from trioha.store.epochs import NO_EPOCH, EpochLog
 from trioha.store.index_file import IndexShape
 from trioha.store.index_service import IndexService
 from trioha.store.lock import RESTORE_MARKER, AbortFile, StoreLock
@@ -101,6 +105,29 @@ def _reason(error: Exception) -> str:
     return ": ".join(filter(None, (type(error).__name__, str(error))))
 
 
+def _note_doubtful_epoch(root: Path, abort: AbortFile, epochs: EpochLog | None) -> tuple[int, bool]:
+    """The doubtful epoch, noted on disk if it is one since the last start; and whether it could be noted.
+
+    Blocks. Raises StoreError, and OSError but not for a full disk: it must not prevent an opening.
+    """
+    if epochs is None:
+        return NO_EPOCH, True
+    noted = load_doubtful_epoch(root)
+    # As the file has it: recovery drops an epoch of which no byte is left.
+    last_epoch = epochs.last_epoch
+    if last_epoch <= noted or not abort.lost_power:
+        return noted, True
+    log.warning("the end of the log's last epoch may be lost in a power loss", epoch=last_epoch)
+    try:
+        save_doubtful_epoch(root, last_epoch)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        log.warning("the epoch cannot be noted, the next start looks again", reason=error.strerror)
+        return last_epoch, False
+    return last_epoch, True
+
+
 class MessageStore:
     """A locked, recovered store. Make it with `open`, end it with `close`; both block on the disk."""
 
@@ -118,6 +145,7 @@ class MessageStore:
         index: IndexService,
         dispatcher: Dispatcher,
         epochs: EpochLog | None,
+        doubtful_epoch: int,
     ) -> None:
         self.settings = settings
         self.commit_log = commit_log
@@ -127,6 +155,8 @@ class MessageStore:
         self.dispatcher = dispatcher
         self.epochs = epochs
         """Which master wrote which bytes of the log, in controller mode; None in every other."""
+        self.doubtful_epoch = doubtful_epoch
+        """The last epoch whose end the log may have lost in a power loss; -1 for none."""
         self.reads = MessageReader(commit_log, queues, index)
         self._lock = lock
         self._abort = abort
@@ -240,9 +270,10 @@ class MessageStore:
         opened.callback(commit_log.close)
         commit_log.queues_max = settings.queues.queues_max
         epochs = None if settings.epoch_file is None else EpochLog.open(settings.epoch_file)
+        doubtful_epoch, is_noted = _note_doubtful_epoch(root, abort, epochs)
         # From here on queues and index are changed: a process that ends before it closes the store leaves it
         # in need of recovery.
-        abort.create()
+        abort.create(names_boot=is_noted)
         if commit_log.is_empty:
             queues.destroy()
             index.destroy()
@@ -277,6 +308,7 @@ class MessageStore:
             index=index,
             dispatcher=Dispatcher(commit_log, queues, index, position=position, settings=settings.dispatch),
             epochs=epochs,
+            doubtful_epoch=doubtful_epoch,
         )
         store._listed_queues = listed
         if settings.dispatch_to_confirmed:
@@ -715,6 +747,7 @@ class MessageStore:
         try:
             if self._has_failed:
                 # A sync that succeeds after one that failed does not bring back the pages that were lost.
+                self._expect_losses()
                 return
             dispatched = self._dispatch_at_close()
             self.sync_work(log_.flushed.offset, log_.max_offset, store_timestamp_ms=0)()
@@ -731,9 +764,15 @@ class MessageStore:
             if dispatched and synced:
                 self._abort.remove()
         except OSError as error:
+            self._expect_losses()
             raise StoreError(f"cannot be closed: {error.strerror}", path=self.settings.root) from error
         finally:
             self.release()
+
+    def _expect_losses(self) -> None:
+        """Have the next start count as one after a power loss, as far as a disk that failed allows."""
+        with suppress(OSError):
+            self._abort.create(names_boot=False)
 
     def release(self) -> None:
         """Close all files and release the lock without a sync.

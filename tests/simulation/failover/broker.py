@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 
 CLIENT_PORT = 10911
 HA_PORT = 10912
-CHECK_S = 0.5
 BUDGET = DescriptorBudget(
     limit=4096, clients=64, clients_per_peer=64, ha_connections=16, queue_files=16, name_server_clients=0,
     metrics_connections=0, reserve=8, lowered=None, is_short=False,
@@ -127,10 +126,12 @@ class Broker:
         self.store: MessageStore | None = None
         self.agent: ControllerAgent | None = None
         self.next_role: Role | None = None
-        """Of the life that is being built."""
+        """Of the life that is being built, or of the one that is there."""
         self.life: Life | None = None
         self.statuses: Counter[str] = Counter()
         self.starts = 0
+        self.boots = 1
+        """How often its machine has started."""
         self.pending = 0
         """Puts without an answer."""
         self.interrupts_cut: tuple[int, bool] | None = None
@@ -191,9 +192,6 @@ class Broker:
             finally:
                 self._go_down()
             await trio.sleep(self._restart_after_s)
-            while self._is_synced and self.world.is_master(self):  # noqa: ASYNC110
-                # A machine that lost power boots for longer than the controllers need to notice that.
-                await trio.sleep(CHECK_S)
 
     async def _live(self) -> None:
         """As `trioha.node.node.run_node` does it in controller mode."""
@@ -216,6 +214,7 @@ class Broker:
             run_blocking=run_in_thread,
             clock_ms=lambda: round(trio.current_time() * 1000),
             hanging=hangs.hanging,
+            doubtful_epoch=store.doubtful_epoch,
         )
         parts = NodeParts(
             store=store,
@@ -256,6 +255,7 @@ class Broker:
             # From the moment that the mark is on disk the log is cut.
             self._ends = ({cut_offset}, len(data) + 1, data)
         self._is_synced = power
+        self.boots += power
         self._restart_after_s = restart_after_s
         self.ha_port.close()
         for link in self.world.network.links(frozenset((self.name,))):

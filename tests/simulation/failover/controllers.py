@@ -319,7 +319,7 @@ class Controllers:
     def _live(self, broker_id: int) -> _Live | None:
         """What the leader knows of a living broker."""
         live = self._alive[self.leader].get(broker_id) if self.leader is not None else None
-        if live is None or trio.current_time() > live.seen_s + self.plan.dead_after_s:
+        if live is None or trio.current_time() > live.seen_s + live.heartbeat.timeout_ms / 1000:
             return None
         return live
 
@@ -339,7 +339,8 @@ class Controllers:
         elif candidates:
             elected = -max(candidates)[2]
         else:
-            if state.master_id is not None and but is None:
+            # A broker that asks in vain changes nothing.
+            if state.master_id is not None and but is None and asker is None:
                 epoch = state.epoch + self.plan.none_is_an_epoch
                 self.state = evolve(state, master_id=None, epoch=epoch)
                 self._trace.note("group", f"no master, epoch {epoch}")

@@ -17,6 +17,7 @@ from trioha.ha.set_commit import SetGroupCommit
 from trioha.ha.sync_state_set import SyncStateSet
 from trioha.node import controller_room
 from trioha.store import message_store
+from trioha.store.lock import AbortFile
 from trioha.store.mapped_file import MappedFile
 from trioha.store.message_store import MessageStore
 from trioha.store.messages import AppendResult
@@ -222,6 +223,21 @@ def _left_alone() -> Iterator[None]:
             one._changed()
 
     with patch.object(SyncStateSet, "disconnected", disconnected):
+        yield
+
+
+# -- power loss ------------------------------------------------------------------------------------------
+
+
+@_plants("the confirm offset is ahead of the master's disk")
+def _confirmed_before_flush() -> Iterator[None]:
+    with patch.object(SyncStateSet, "confirm_offset", property(lambda one: one.held_offset)):
+        yield
+
+
+@_plants("a master that lost power goes on in its epoch")
+def _unnoticed_power_loss() -> Iterator[None]:
+    with patch.object(AbortFile, "lost_power", property(lambda _: False)):
         yield
 
 

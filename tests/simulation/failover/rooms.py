@@ -29,6 +29,7 @@ from trioha.node.role_life import Control
 from trioha.recording.events import EventSink
 from trioha.remoting.address import Address
 from trioha.remoting.serving import Handler
+from trioha.store import lock
 from trioha.store.commit_log import CommitLog
 from trioha.store.message_store import MessageStore
 from trioha.store.retention import Retention
@@ -140,6 +141,7 @@ async def _recording(_config: BrokerConfig) -> AsyncIterator[tuple[EventSink, Pa
     broker = current()
     await trio.lowlevel.checkpoint()
     yield Sink(broker.name, broker.world.trace, lambda *_: None), None
+    broker.world.life_ended(broker)
 
 
 async def _serve_listeners(
@@ -242,6 +244,12 @@ def _split(interruption: tuple[int, bool] | None) -> tuple[tuple[int, bool] | No
     return ((later, power), None) if syncs >= SYNCS_OF_CUT else (None, interruption)
 
 
+def _boot_id() -> str:
+    """A machine that lost power has started anew. Stores are examined on a machine of their own."""
+    broker = CURRENT.get()
+    return "another machine" if broker is None else f"{broker.name} start {broker.boots}"
+
+
 def _checked_archive(log: CommitLog, directory: Path) -> None:
     broker = current()
     broker.note(f"log of {log.max_offset} bytes set aside")
@@ -267,6 +275,7 @@ def simulated_surroundings() -> Iterator[None]:
         (os, "fdatasync", _synced(os.fdatasync)),
         (MessageStore, "cut_steps", _checked_cut),
         (CommitLog, "archive", _checked_archive),
+        (lock, "boot_id", _boot_id),
     ]
     with ExitStack() as stack:
         stack.enter_context(hanging_enabled())

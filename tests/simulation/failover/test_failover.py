@@ -27,6 +27,8 @@ CUTTING = frozenset(("a cut is not on disk when new bytes come", "a start does n
 NEEDS: dict[str, Callable[[FailoverPlan], bool]] = {
     "a stale epoch is accepted": lambda plan: plan.reads_are_local and Fault.TWO_LEADERS in plan.faults,
     "an asyncLearner is proposed": lambda plan: plan.learner is not None,
+    "the confirm offset is ahead of the master's disk": lambda plan: plan.all_ack and plan.is_durable,
+    "a master that lost power goes on in its epoch": lambda plan: Fault.POWER_MASTER in plan.faults,
 }
 """Which of the seeds can find a bug that shows after some faults only."""
 REPLAYED_SEEDS = (1, 4, 6)

@@ -201,10 +201,6 @@ class World:
         self.virtual_s = trio.current_time()
         self._check_end()
 
-    def is_master(self, broker: Broker) -> bool:
-        """Whether the controllers take a broker for the master."""
-        return self._master() is broker
-
     def _broker(self, broker_id: int) -> Broker | None:
         address = self.controllers.state.addresses.get(broker_id)
         return next((one for one in self.brokers if one.address == address), None)
@@ -401,11 +397,7 @@ class World:
         return self.plan.all_ack and not self.has_lost_state
 
     def _confirm(self, broker: Broker, offset: int) -> None:
-        """A log must not change before `offset` any more: compare it with the reference, which may grow.
-
-        That is the confirm offset, or with power cuts the end of what was PUT_OK: a master that is alone in
-        its set confirms what is not on its disk yet.
-        """
+        """A log must not change before `offset` any more: compare it with the reference, which may grow."""
         data = broker.data()[:offset]
         known = min(len(self.reference), offset)
         if data[:known] != self.reference[:known]:
@@ -422,7 +414,7 @@ class World:
         confirm_offset = broker.confirm_offset
         if end > confirm_offset:
             broker.fail(f"put [{start}, {end}) is PUT_OK, the confirm offset is {confirm_offset}")
-        self._confirm(broker, end if self.plan.is_durable else confirm_offset)
+        self._confirm(broker, confirm_offset)
         state = self.controllers.state
         assert life.role is not None
         if state.epoch == life.role.epoch:
@@ -486,6 +478,12 @@ class World:
         if self.is_safe and not broker.holds(0, bytes(self.reference)) and self._is_current(role):
             broker.fail(f"is master of epoch {role.epoch} and lacks what was confirmed")
 
+    def life_ended(self, broker: Broker) -> None:
+        """A broker goes on in another role; what a master has confirmed since the last check stays so."""
+        if self.is_safe and broker.next_role is not None and broker.next_role.is_master:
+            assert broker.store is not None
+            self._confirm(broker, broker.store.confirm_offset())
+
     def _is_current(self, role: Role) -> bool:
         return self.controllers.state.epoch == role.epoch
 
@@ -526,7 +524,7 @@ class World:
         logs = {broker.name: broker.data() for broker in up}
         if self.is_safe:
             for broker in up:
-                if (life := broker.life) is not None and life.is_master and not self.plan.is_durable:
+                if (life := broker.life) is not None and life.is_master:
                     self._confirm(broker, broker.confirm_offset)
             for broker in up:
                 self._check_log(broker, logs[broker.name])
@@ -542,8 +540,6 @@ class World:
             return
         confirmed = min(broker.confirm_offset, len(data))
         dispatched = store.dispatcher.position
-        if self.plan.is_durable:
-            confirmed, dispatched = min(confirmed, len(reference)), min(dispatched, len(reference))
         for what, offset in (("confirm offset", confirmed), ("queues", dispatched)):
             if data[:offset] != reference[:offset]:
                 broker.fail(f"{what} {offset}: the log is not what was confirmed, {len(reference)} bytes")
