@@ -135,8 +135,8 @@ def compare_controllers(before: ControlStatus | None, now: ControlStatus, add: A
         reasons = "; ".join(f"{link.address}: {link.reason}" for link in now.controllers if link.reason)
         add(EventKind.CONTROLLER, f"no controller leads{f': {reasons}' if reasons else ''}", Severity.BAD)
     elif now.leader is not None and before is not None and now.leader != leader:
-        again = "leads again" if leader is None else f"leads in place of {leader}"
-        add(EventKind.CONTROLLER, f"controller {now.leader} {again}", Severity.GOOD)
+        before_it = "" if leader is None else f" in place of {leader}"
+        add(EventKind.CONTROLLER, f"controller {now.leader} leads{before_it}", Severity.GOOD)
     refused = "" if before is None else before.refusal
     if now.refusal and now.refusal != refused:
         add(EventKind.CONTROLLER, f"refused by the controllers: {now.refusal}", Severity.WARNING)

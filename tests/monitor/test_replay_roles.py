@@ -274,7 +274,7 @@ def test_changes_of_roles_sets_controllers_and_cuts_are_events(source: ReplaySou
         (2.95, "1", "set", "sync-state set {1, 2}, 2 came in", good),
         (4.95, "1", "set", "sync-state set {1, 2, 3}, 3 came in", good),
         (30.1, "1", "controller", "no controller leads", bad),
-        (33.1, "1", "controller", f"controller {OTHER_LEADER} leads again", good),
+        (33.1, "1", "controller", f"controller {OTHER_LEADER} leads", good),
         (62.0, "2", "role", "is master of epoch 2; was slave of broker 1 in epoch 1", warning),
         (62.1, "2", "controller", f"controller {OTHER_LEADER} leads in place of {LEADER}", good),
         (62.2, "3", "role", "is slave of broker 2 in epoch 2; was slave of broker 1 in epoch 1", notice),

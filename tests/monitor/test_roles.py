@@ -190,7 +190,7 @@ def test_a_leader_that_is_lost_and_found_and_a_refusal_are_events() -> None:
     play.tell(as_master(MASTER, 1, 4, leader=OTHER_LEADER, refusal="2012: none to elect"), for_s=1)
     assert [each[1:] for each in texts(play, EventKind.CONTROLLER)] == [
         (f"no controller leads: {LEADER}: cannot connect: refused", Severity.BAD),
-        (f"controller {LEADER} leads again", Severity.GOOD),
+        (f"controller {LEADER} leads", Severity.GOOD),
         (f"controller {OTHER_LEADER} leads in place of {LEADER}", Severity.GOOD),
         ("refused by the controllers: 2012: none to elect", Severity.WARNING),
     ]
