@@ -74,7 +74,7 @@ simulation: N = 10000
 simulation: kernel ## simulate N seeds of failovers in virtual time (make simulation N=1000 SEED=5000)
 	@$(BIN)/python -m tests.simulation.failover --seed $(or $(SEED),0) --count $(N) $(ARGS)
 
-screenshots: kernel ## take the pictures in docs/images, from nodes that really run (two minutes)
+screenshots: kernel ## take the pictures in docs/images, from nodes that really run (three minutes, with Java)
 	@$(BIN)/python docs/make_screenshots.py
 
 # Spark and the tests against RocketMQ's own stores run on Java: told before anything else starts.

@@ -42,6 +42,7 @@ def test_every_word_has_its_own_position(script: ModuleType) -> None:
         ("log.svg", {"Holds", "PUT_OK", "Growth", "Disk"}),
         ("events.svg", {"connect", "lost", "node", "What"}),
         ("groups.svg", {"Orders", "billing", "audit", "Members"}),
+        ("roles.svg", {"Roles", "MASTER", "SLAVE", "Set", "Replicas", "Controllers", "role", "controller"}),
         ("replay.svg", {"REPLAY", "4x", "speed", "TRANSFER"}),
     ],
 )
