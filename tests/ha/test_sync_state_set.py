@@ -33,6 +33,7 @@ class Master:
     max_offset: int = 1000
     epoch_start_offset: int = 1000
     flushed: Watermark | None = None
+    slave_timeout_s: float = 3.0
     now_s: float = 100.0
     proposals: list[Proposal] = field(factory=list)
     clocks: dict[int, LagClock] = field(factory=dict)
@@ -50,6 +51,7 @@ class Master:
             propose=self.proposals.append,
             all_ack=self.all_ack,
             flushed=self.flushed,
+            slave_timeout_s=self.slave_timeout_s,
         )
 
     def append(self, size=100):
@@ -194,6 +196,18 @@ def test_a_joining_slave_that_is_not_there_in_time_holds_up_no_put_longer():
         master.append()
         master.ack(2, master.max_offset - 1)
         assert master.set.is_alone is not is_joining
+
+
+@pytest.mark.parametrize(("slave_timeout_s", "join_s"), [(0.3, 0.1), (3.0, JOIN_S), (30.0, JOIN_S)])
+def test_puts_wait_for_a_joining_slave_for_a_third_of_their_time_at_most(slave_timeout_s, join_s):
+    master = Master(slave_timeout_s=slave_timeout_s)
+    master.connect(2)
+    master.ack(2, 900)
+    assert master.set.joins_until_s == pytest.approx(master.now_s + join_s)
+    master.append()
+    master.now_s += join_s + 0.001
+    master.set.end_joins(master.now_s)
+    assert master.set.confirm_offset == 1100
 
 
 def test_a_slave_that_is_lost_while_it_joins_holds_up_no_put():

@@ -48,9 +48,9 @@ confirm offset is then the log's end, which moves on before an ack of it is ther
 for a pause of the puts.) So a replica that is close to the end, by `JOIN_LAG_S` and `JOIN_LAG_BYTES` at most,
 joins: from then on `confirm` waits for it, too, as if it were required. It stands where it was, at the log's
 end of that moment, until the replica is there; then the replica is proposed, by 3. Meanwhile puts wait for
-one more ack, and for no more than `JOIN_S`: a replica that is not there by then joins no more, and tries
-again `JOIN_AGAIN_S` later. A joining replica is no member: it does not count for inSyncReplicas or
-minInSyncReplicas.
+one more ack, and for no more than `JOIN_S`, or a third of slaveTimeout where that is less: a replica that is
+not there by then joins no more, and tries again `JOIN_AGAIN_S` later. A joining replica is no member: it does
+not count for inSyncReplicas or minInSyncReplicas.
 
 With allAckInSyncStateSet joining loosens no rule of RocketMQ's: what is proposed still holds all before the
 confirm offset, which only waits for more than RocketMQ's does. So the invariants hold as they are. Without it
@@ -92,7 +92,9 @@ JOIN_LAG_S: Final = 0.5
 JOIN_LAG_BYTES: Final = 16 * 1024 * 1024
 """And not more of them: of a replica that has just connected the age of its missing bytes is not known."""
 JOIN_S: Final = 1.0
-"""How long puts wait for a joining replica: less than the default of slaveTimeout, 3 s."""
+"""How long puts wait for a joining replica, at most."""
+JOIN_PART: Final = 1 / 3
+"""And for no larger part of slaveTimeout: no put times out for it."""
 JOIN_AGAIN_S: Final = 5.0
 """Before a replica joins again that was not there in time."""
 
@@ -147,13 +149,15 @@ class SyncStateSet:
         all_ack: bool = False,
         not_caught_up_s_max: float = NOT_CAUGHT_UP_S_MAX,
         flushed: Watermark | None = None,
+        slave_timeout_s: float = 3.0,
     ) -> None:
         """`members` with `set_epoch` is what the controller gave with the role.
 
         `confirm_offset` is the one of the checkpoint, or what this node knew as a slave; 0 for unknown.
         `propose` starts a request to the controller; it must not block or raise. Each ends with one call of
         `decided`, `refused` or `lost`. `all_ack`: allAckInSyncStateSet. `not_caught_up_s_max`:
-        haMaxTimeSlaveNotCatchup. `flushed` is the log's with SYNC_FLUSH, None without.
+        haMaxTimeSlaveNotCatchup. `flushed` is the log's with SYNC_FLUSH, None without. `slave_timeout_s`:
+        slaveTimeout.
         """
         self.own_id = own_id
         self.members = members
@@ -179,6 +183,7 @@ class SyncStateSet:
         """Broker ids whose connection was lost in this life."""
         self._log_end = log_end
         self._flushed = flushed
+        self._join_s = min(JOIN_S, slave_timeout_s * JOIN_PART)
         self._propose_to = propose
         self._not_caught_up_s_max = not_caught_up_s_max
         self._retry_s = 0.0
@@ -324,7 +329,7 @@ class SyncStateSet:
         ):
             return
         link.join_offset = self._log_end()
-        link.join_until_s = now_s + JOIN_S
+        link.join_until_s = now_s + self._join_s
         self._joining |= {broker_id}
         log.debug("a replica joins", broker_id=broker_id, missing_bytes=link.join_offset - link.ack_offset)
         self._changed()

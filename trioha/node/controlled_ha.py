@@ -153,6 +153,7 @@ def build_controlled(
         all_ack=config.all_ack_in_sync_state_set,
         not_caught_up_s_max=config.ha_max_time_slave_not_catchup / 1000,
         flushed=log_.flushed if commit.sync_flush else None,
+        slave_timeout_s=commit.slave_timeout_s,
     )
     replicas = SetReplicas(
         sync_state_set,
