@@ -159,6 +159,12 @@ async def test_with_sync_flush_the_lower_one_of_limit_and_flushed_holds_dispatch
         assert dispatched(store) == expected
 
 
+def write_checkpoint(store: MessageStore, *, later_ms: int = 0) -> None:
+    """As a flush does it, at least a second of records after the last one."""
+    log = store.commit_log
+    store.sync_work(0, log.max_offset, store_timestamp_ms=log.last_store_timestamp_ms + later_ms)()
+
+
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_a_start_in_controller_mode_dispatches_up_to_the_confirm_offset_of_the_checkpoint(
     tmp_path: Path, is_clean: bool
@@ -172,7 +178,7 @@ def test_a_start_in_controller_mode_dispatches_up_to_the_confirm_offset_of_the_c
         store.close()
         assert not (tmp_path / "abort").exists()
     else:
-        store._save_checkpoint(store._cuts)
+        write_checkpoint(store)
         store.release()
     again = open_store(tmp_path, dispatch_to_confirmed=True)
     assert (dispatched(again), again.dispatcher.position) == (3, ends[2])
@@ -192,7 +198,7 @@ def test_a_store_without_a_role_keeps_the_confirm_offset_of_the_checkpoint(tmp_p
     store.confirm_offset = lambda: ends[2]
     store.close()
     waiting = open_store(tmp_path, dispatch_to_confirmed=True)
-    waiting._save_checkpoint(waiting._cuts)
+    write_checkpoint(waiting, later_ms=1000)
     assert (waiting.last_confirm_offset, waiting.confirm_offset()) == (ends[2], ends[2])
     waiting.close()
     again = open_store(tmp_path, dispatch_to_confirmed=True)
@@ -231,7 +237,7 @@ def test_a_rebuilt_index_has_all_that_the_queues_have_whatever_the_limit(tmp_pat
     store = open_store(tmp_path, dispatch_to_confirmed=True)
     ends = put_keyed(store, 6)
     store.confirm_offset = lambda: ends[1]
-    store._save_checkpoint(store._cuts)
+    write_checkpoint(store)
     store.limit_dispatch(Watermark(ends[4]))
     store.dispatcher.dispatch(ends[-1])
     store.release()

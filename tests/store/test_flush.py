@@ -1,6 +1,7 @@
 """Flush and preallocation in virtual time: tests replace the port to the disk."""
 
 import errno
+import threading
 
 import pytest
 import trio
@@ -121,6 +122,29 @@ async def test_the_real_disk_is_synced_in_a_thread_and_the_checkpoint_updated(st
     assert log.flushed.offset == stored.end_offset
     found = Checkpoint.load(store.settings.root / "checkpoint")
     assert found.physic_msg_timestamp_ms == stored.store_timestamp_ms
+
+
+async def test_the_confirm_offset_of_checkpoints_is_read_in_the_thread_of_the_loop(store):
+    """The tasks of the loop move it."""
+    stored = [store.commit_log.append(message()) for _ in range(4)]
+    store.dispatcher.dispatch(store.commit_log.max_offset)
+    offsets = [one.end_offset for one in stored]
+    readers = []
+
+    def confirm_offset():
+        readers.append(threading.current_thread())
+        return offsets[len(readers) - 1]
+
+    store.confirm_offset = confirm_offset
+    log_sync = store.sync_work(0, store.commit_log.max_offset, store_timestamp_ms=2**50)
+    queue_sync = store.queue_sync_work()
+    with trio.fail_after(10):
+        await trio.to_thread.run_sync(queue_sync)
+        assert store.last_confirm_offset == offsets[1]
+        # One that began earlier and ends later does not set it back.
+        await trio.to_thread.run_sync(log_sync)
+    assert store.last_confirm_offset == offsets[1]
+    assert readers == [threading.current_thread()] * 2
 
 
 async def test_a_log_that_restarts_during_a_sync_does_not_count_as_flushed(store, autojump_clock):

@@ -73,7 +73,7 @@ class ConfirmOffset:
         return None if offset >= self._log_end() else offset
 
     def for_checkpoint(self) -> int:
-        """What the checkpoint keeps; never 0, which means unknown there. May be called in any thread."""
+        """What the checkpoint keeps; never 0, which means unknown there."""
         return max(1, self.mark.offset)
 
     def update(self) -> None:

@@ -180,9 +180,11 @@ class MessageStore:
         """The dispatch service's last wait for something to dispatch."""
         self.confirm_offset: Callable[[], int] = _unknown
         """The confirm offset for the checkpoint, 0 if none is known; in controller mode that of the last
-        checkpoint until there is a role. Called in worker threads.
+        checkpoint until there is a role. Called where syncs begin, in the loop's thread, whose tasks move it.
 
         It may be beyond the log's end for a moment after a cut; the checkpoint's is not."""
+        self._noted_confirm_offset = checkpoint.confirm_physical_offset
+        """For the next checkpoint."""
         commit_log.before_restart = self._forget_derived
 
     @property
@@ -630,6 +632,7 @@ class MessageStore:
         """
         files = self.commit_log.sync_work(start_offset, end_offset)
         cuts = self._cuts
+        self._note_confirm_offset()
 
         def sync() -> None:
             files.run()
@@ -660,6 +663,7 @@ class MessageStore:
             return None
         self._queue_sync = queues, index
         cuts = self._cuts
+        self._note_confirm_offset()
 
         def sync() -> None:
             queues.run()
@@ -687,6 +691,9 @@ class MessageStore:
         self.index.give_back(index)
         return bool(queues.left or index.left)
 
+    def _note_confirm_offset(self) -> None:
+        self._noted_confirm_offset = min(self.confirm_offset(), self.commit_log.max_offset)
+
     def _save_checkpoint(self, cuts: int, **changes: int) -> None:
         """Blocks; called by worker threads. Raises OSError, but not for a full disk.
 
@@ -698,7 +705,7 @@ class MessageStore:
                 return
             self._checkpoint = evolve(
                 self._checkpoint,
-                confirm_physical_offset=min(self.confirm_offset(), self.commit_log.max_offset),
+                confirm_physical_offset=self._noted_confirm_offset,
                 **changes,
             )
             try:
