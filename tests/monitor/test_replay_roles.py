@@ -35,7 +35,7 @@ from trioha.broker_status import ControlStatus, MemberStatus
 from trioha.recording.events import CloseReason, GroupRole, Kind, SetEvent
 from trioha_monitor.app import MonitorApp
 from trioha_monitor.rendering import RenderContext, palette_of
-from trioha_monitor.replay import ReplaySource
+from trioha_monitor.replay import ReplaySource, open_replay
 from trioha_monitor.replay.clock_offsets import ClockLink, ClockOffset, clock_offsets
 from trioha_monitor.series import Severity
 from trioha_monitor.verdict import Verdict
@@ -353,6 +353,36 @@ def test_a_session_that_grows_shows_the_set_that_was_added(tmp_path: Path) -> No
         event.text for event in source.view_at(source.position.end_ns).events if event.kind is EventKind.SET
     ]
     assert len(sets) == 3
+
+
+def test_a_role_that_begins_while_it_is_replayed_is_shown(tmp_path: Path) -> None:
+    """A role is a session of its own, which is not there when the replay is opened."""
+    slave, master = group_lives()[2]
+    slave.write(tmp_path)
+    source = open_replay([tmp_path], clock_s=lambda: 0.0)
+    finish(source)
+    source.seek(source.position.end_ns // MS)
+    source.check_growth()
+    assert spans(source.view().nodes[0]) == ROLES[2][:1]
+    path = master.write(tmp_path)
+    whole = segment_of(path).read_bytes()
+    # The recorder has written no record yet.
+    segment_of(path).write_bytes(whole[:64])
+    source.check_growth()
+    assert len(source.names) == 1
+    segment_of(path).write_bytes(whole)
+    # A folder that is no session, and sorts before, does not hide it.
+    damaged = tmp_path / "0-damaged"
+    damaged.mkdir()
+    (damaged / "session.json").write_text("{")
+    source.check_growth()
+    finish(source)
+    (node,) = source.view().nodes
+    assert (spans(node), node.health) == (ROLES[2], Health.UP)
+    # It stays at the end, and has the events of both.
+    assert source.position.at_ns == source.position.end_ns
+    texts = [event.text for event in source.view().events if event.kind is EventKind.ROLE]
+    assert texts == ["is master of epoch 2; was slave of broker 1 in epoch 1"]
 
 
 def segment_of(path: Path) -> Path:

@@ -241,8 +241,9 @@ class RecordedNode:
 class ReplayTimeline:
     """All sessions of a replay."""
 
-    def __init__(self, readers: Iterable[SessionReader]) -> None:
-        """Put `readers` (at least one) on one axis."""
+    def __init__(self, readers: Iterable[SessionReader], *, paths: Iterable[Path] = ()) -> None:
+        """Put `readers` (at least one) on one axis; `paths` is where more sessions may appear."""
+        self._paths = tuple(paths)
         runs = [
             SessionRun(number, reader, limits_of(reader), life_of(reader))
             for number, reader in enumerate(sorted(readers, key=_begins_ns))
@@ -269,10 +270,37 @@ class ReplayTimeline:
         A folder may hold other folders that are not sessions. Raises StoreError for a path that is neither,
         and for a session that cannot be read.
         """
-        found = find_sessions(map(Path, paths))
+        named = tuple(map(Path, paths))
+        found = find_sessions(named)
         if not found:
             raise StoreError("no session named", path=".", hint="name a session, or a folder of sessions")
-        return cls(SessionReader.open(path) for path in found)
+        return cls([SessionReader.open(path) for path in found], paths=named)
+
+    def with_new_sessions(self) -> ReplayTimeline | None:
+        """A timeline that has the sessions that were made since, too; None if there are none.
+
+        A node that is started again, or has another role, makes another session. One without a record is left
+        out until it has one.
+        """
+        readers = [run.reader for run in self.runs]
+        known = {reader.session.path for reader in readers}
+        new = []
+        try:
+            found = find_sessions(self._paths)
+        except StoreError:
+            # The folder is gone: the next look may find it.
+            return None
+        for path in found:
+            if path in known:
+                continue
+            try:
+                reader = SessionReader.open(path)
+            except StoreError:
+                # It is being made, or damaged: the others are shown.
+                continue
+            if reader.records:
+                new.append(reader)
+        return ReplayTimeline([*readers, *new], paths=self._paths) if new else None
 
     def _compare_clocks(self) -> None:
         """Compare the clocks of slaves with those of their masters."""

@@ -51,14 +51,8 @@ class ReplaySource:
     """
 
     def __init__(self, timeline: ReplayTimeline, *, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._timeline = timeline
         self._clock_s = clock_s
-        self._overview = Overview(timeline)
-        self._work: Iterator[None] | None = self._overview.work()
-        self._moments = Moments(timeline)
-        controls = RecordedControls()
-        self._nodes = NodeViews(self._moments, self._overview, controls)
-        self._replicas = ReplicaViews(timeline, self._moments, self._overview, controls)
+        self._use(timeline)
         self._search: Iterator[int | None] | None = None
         self._goal = ""
         self._grew = False
@@ -68,6 +62,16 @@ class ReplaySource:
         """The position and how it moves; keys call its methods."""
         self.notice = ""
         """Result of the last search, for the status line; empty if there is nothing to say."""
+
+    def _use(self, timeline: ReplayTimeline) -> None:
+        """Replay the sessions of `timeline`: they are read from their start."""
+        self._timeline = timeline
+        self._overview = Overview(timeline)
+        self._work: Iterator[None] | None = self._overview.work()
+        self._moments = Moments(timeline)
+        controls = RecordedControls()
+        self._nodes = NodeViews(self._moments, self._overview, controls)
+        self._replicas = ReplicaViews(timeline, self._moments, self._overview, controls)
 
     # -- state ---------------------------------------------------------------------------------------------
 
@@ -291,8 +295,12 @@ class ReplaySource:
             self.player.jump(found)
 
     def check_growth(self) -> None:
-        """Read records that were added to the sessions; a player at the end stays at the end."""
-        self._grew = self._timeline.refresh()
+        """Read records and sessions that were added; a player at the end stays at the end."""
+        larger = self._timeline.with_new_sessions()
+        if larger is not None:
+            self.stop_search()
+            self._use(larger)
+        self._grew = self._timeline.refresh() or larger is not None
         if not self._grew:
             return
         self._lag = None
