@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,26 @@ def test_a_port_beside_one_in_use_is_not_given(monkeypatch: pytest.MonkeyPatch) 
             free_port()
     monkeypatch.setattr(ports, "_left", iter([free - 2]))
     assert free_port() == free
+
+
+def test_a_port_is_kept_from_other_processes_until_its_own_ends() -> None:
+    one, other = free_port(), free_port()
+    # What is kept is free, as it is while a server that has it starts, or is started again.
+    asked = (
+        "from tests import ports\n"
+        f"ports._left = iter([{one - 2}, {other - 2}, *ports._left])\n"
+        "print(ports.free_port(), flush=True)\n"
+        "input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", asked], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        theirs = int(process.stdout.readline())
+        assert theirs not in {one, other}
+        assert not ports._keep(theirs - 2)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.wait(60) == 0
+    assert ports._keep(theirs - 2)
