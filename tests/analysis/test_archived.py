@@ -57,12 +57,12 @@ def url(
     s3_server_of_this_run: S3Server,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[str]:
-    if request.param == "file":
-        with obstore_settled():
+    with obstore_settled():
+        if request.param == "file":
             yield f"file://{tmp_path}/archive"
-        return
-    with bucket_in_environment(s3_server_of_this_run.bucket(), monkeypatch) as bucket:
-        yield bucket.url
+            return
+        with bucket_in_environment(s3_server_of_this_run.bucket(), monkeypatch) as bucket:
+            yield bucket.url
 
 
 def rows_of(ranges: list[ArchivedRange], options: ReadOptions) -> list[dict[str, Any]]:
