@@ -15,10 +15,10 @@ Python of `.venv`; where there is no other, the fast suites run there both ways.
 `.venv`, since `make test` runs them compiled there. The other Pythons compile the kernel if they find a
 compiler. Each job's line says how its kernel ran.
 
-Whatever failed is named once more in the table at the end. Tests of interop that failed run a second time,
-alone, when all else has ended: real JVMs, whose clocks go on while other suites have the cores. If they are
-no more than `FORGIVEN` and pass then, the job has passed. What they printed when they failed stands above,
-and is to be looked into all the same. No other job gets a second run.
+Whatever failed is named once more in the table at the end. Tests that failed run again, alone, when all else
+has ended: most start processes and JVMs, whose clocks go on while other suites have the cores. If no more
+than `FORGIVEN` tests of the whole run failed, and each passes `RUNS_ALONE` times then, their jobs have
+passed. What they printed when they failed stands above, and is to be looked into all the same.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ WHOLE_LINES = "BUILD_NUMBER"
 SHOWN = 600
 """Characters of a failure in the table."""
 FORGIVEN = 2
-"""So many tests of a job may need their second run: more at once are no accident."""
+"""So many tests of a run may fail by accident: more are none."""
+RUNS_ALONE = 3
+"""How often a test that failed has to pass alone."""
 
 
 @frozen
@@ -76,8 +78,6 @@ class Job:
     is_fast: bool = True
     is_pure: bool = False
     """Whether it runs without the compiled kernel."""
-    has_second_run: bool = False
-    """Whether tests that failed run once more, alone."""
 
 
 @frozen
@@ -94,7 +94,7 @@ class Result:
     failures: dict[str, str] = field(factory=dict)
     """Pytest's line for each test that failed."""
     passed_alone: bool = False
-    """Whether all of `failures` passed in their second run."""
+    """Whether all of `failures` passed when they ran again."""
 
     @property
     def passed(self) -> bool:
@@ -103,15 +103,13 @@ class Result:
 
     @property
     def may_run_again(self) -> bool:
-        """Whether its failures may be accidents: a few tests of a job with second runs, and nothing else."""
-        return (
-            self.job.has_second_run and self.exit_code == TESTS_FAILED and 0 < len(self.failures) <= FORGIVEN
-        )
+        """Whether its failures may be accidents: tests that have names, and nothing else."""
+        return self.exit_code == TESTS_FAILED and bool(self.failures)
 
     def __str__(self) -> str:
         verdict = "passed" if self.passed else "FAILED"
         line = f"{self.job.name:24} {verdict}  {self.summary} ({self.seconds:.0f} s, kernel: {self.kernel})"
-        again = " (passed alone, in a second run)" if self.passed_alone else ""
+        again = f" (then passed alone, {RUNS_ALONE} of {RUNS_ALONE} times)" if self.passed_alone else ""
         return "\n".join([line, *(f"    {failure}{again}" for failure in self.failures.values())])
 
 
@@ -131,7 +129,7 @@ def slow_jobs(python: Python) -> Iterator[Job]:
     """The slow suites, the longest first."""
     ignored = (f"--ignore=tests/{name}" for name in SLOW)
     others = tuple(f"tests/{name}" for name in SLOW if name != "interop")
-    yield Job("interop", python, ("tests/interop",), is_fast=False, has_second_run=True)
+    yield Job("interop", python, ("tests/interop",), is_fast=False)
     yield Job("spark, faults, hostile", python, others, is_fast=False)
     yield Job("slow tests elsewhere", python, ("-m", MARKS, "tests", *ignored), is_fast=False)
 
@@ -167,15 +165,20 @@ class Runner:
         self._environments: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def run_all(self, jobs: list[Job], *, at_once: int) -> list[Result]:
-        """Run all jobs, `at_once` at a time, then some failures again; results in the order of the jobs."""
+        """Run all jobs, `at_once` at a time, then a few failures again; results in the order of the jobs."""
         with ThreadPoolExecutor(at_once) as threads:
             results = list(threads.map(self.run, jobs))
-        return [self.run_again(result) if result.may_run_again else result for result in results]
+        failed = [result for result in results if not result.passed]
+        if not all(result.may_run_again for result in failed):
+            return results
+        if sum(len(result.failures) for result in failed) > FORGIVEN:
+            return results
+        return [result if result.passed else self.run_again(result) for result in results]
 
     def run_again(self, result: Result) -> Result:
-        """Run the tests of a job that failed, alone."""
+        """Run the tests of a job that failed, alone, until one fails again."""
         job = evolve(result.job, name=f"{result.job.name}, again", selection=tuple(result.failures))
-        return evolve(result, passed_alone=self.run(job).exit_code == 0)
+        return evolve(result, passed_alone=all(self.run(job).exit_code == 0 for _ in range(RUNS_ALONE)))
 
     def run(self, job: Job) -> Result:
         """Run a job, its lines going through."""
