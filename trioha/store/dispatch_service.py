@@ -30,9 +30,6 @@ from trioha.watermark import Watermark
 
 log = structlog.get_logger(__name__)
 
-PASS_S = 0.003
-"""Time after a new record in which another one comes if puts keep coming, also those of one writer that waits
-for each on a busy machine: with a millisecond its puts cost 50 us of CPU more, for more dispatches."""
 GATHER_S = 0.005
 """Time between two dispatches while puts keep coming: records that come meanwhile are dispatched together. To
 dispatch once costs 60 us and 0.3 us for each record."""
@@ -149,23 +146,18 @@ class DispatchService:
             self._dispatched_s = trio.current_time()
 
     async def _gather(self) -> None:
-        """Wait for more records if puts keep coming."""
+        """Wait for more records; while a consumer waits, only if puts keep coming."""
         dispatcher, until_offset = self._store.dispatcher, self._until_offset()
-        gathered_s = self._dispatched_s + self._gather_s
+        awaited_s = self._dispatched_s + AWAITED_GATHER_S
+        end_s = self._dispatched_s + self._gather_s
         if dispatcher.is_awaited():
             # The rest of this turn, and a whole one.
             await trio.lowlevel.checkpoint()
             await trio.lowlevel.checkpoint()
-        else:
-            await self._sleep_until(min(trio.current_time() + PASS_S, gathered_s), hurried_s=-math.inf)
-        if self._until_offset() > until_offset:
-            awaited_s = self._dispatched_s + AWAITED_GATHER_S
-            end_s = awaited_s if dispatcher.is_awaited() else gathered_s
-            await self._sleep_until(end_s, hurried_s=awaited_s)
-
-    async def _sleep_until(self, end_s: float, *, hurried_s: float) -> None:
-        """Sleep until `end_s`, or `hurried_s` if a consumer begins to wait."""
-        self._hurried_s = hurried_s
+            if self._until_offset() == until_offset:
+                return
+            end_s = awaited_s
+        self._hurried_s = awaited_s
         with trio.CancelScope(deadline=end_s) as self._gathering:
             await trio.sleep_forever()
 
