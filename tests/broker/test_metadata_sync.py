@@ -129,11 +129,11 @@ async def test_all_tables_are_copied_after_3_seconds_and_every_10_seconds(autoju
         assert (status.tables["topics"].entries, status.tables["topics"].changes) == (1, 1)
 
 
-async def test_delay_offsets_are_copied_as_soon_as_the_log_is_followed(autojump_clock: MockClock) -> None:
+async def test_delay_offsets_are_copied_as_soon_as_the_log_has_caught_up(autojump_clock: MockClock) -> None:
     async with open_world() as world:
         master = world.add()
         master.tables.delay_offsets.put(3, 7)
-        world.start(is_following=lambda: trio.current_time() >= 5.5)
+        world.start(has_caught_up=lambda: trio.current_time() >= 5.5)
         await trio.sleep(5)
         assert world.slave.delay_offsets.find(3) is None
         await trio.sleep(2)

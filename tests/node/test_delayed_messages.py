@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import trio
 
-from tests.node.role_nodes import SYNC_MASTER, WITHIN_S, role_node
+from tests.node.role_nodes import SYNC_MASTER, WITHIN_S, role_node, slave_of
 from tests.node.role_nodes import put as put_to
+from trioha.broker_status import BrokerStatus
 from trioha.ha.frames import BodyPart, TransferDecoder, encode_report
+from trioha.ha.slave import HaSlave
 from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
@@ -46,4 +49,38 @@ async def test_a_slave_gets_the_offset_of_a_delivery_only_when_it_has_the_record
                         received += len(event.data) if isinstance(event, BodyPart) else 0
                 await slave.send_all(encode_report(delivered.max_offset))
                 while (await published(client)).get("1", 0) != 1:  # noqa: ASYNC110
+                    await trio.sleep(0.02)
+
+
+async def test_a_slave_copies_offsets_of_deliveries_when_it_has_caught_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_caught_up = False
+    monkeypatch.setattr(HaSlave, "has_caught_up", lambda _: has_caught_up)
+    async with (
+        role_node(tmp_path / "m", SYNC_MASTER, slaveTimeout=100) as master,
+        open_client(master.address) as client,
+    ):
+        await put_to(client, b"delayed", delay_level=1)
+        with trio.fail_after(WITHIN_S):
+            while (await published(client)).get("1", 0) != 1:  # noqa: ASYNC110
+                await trio.sleep(0.02)
+        copies = {"trioha.masterAddress": master.address, "trioha.metadataSyncFirst": 10}
+        async with (
+            role_node(tmp_path / "s", slave_of(master), **copies) as slave,
+            open_client(slave.address) as at_slave,
+        ):
+            await slave.follows((await master.status()).max_offset or 0)
+
+            def has_copied_all_else(status: BrokerStatus) -> bool:
+                tables = {} if status.metadata is None else status.metadata.tables
+                return tables.get("consumerOffsets") is not None and all(
+                    (copy.age_ms is None) == (name == "delayOffsets") for name, copy in tables.items()
+                )
+
+            await slave.until(has_copied_all_else)
+            assert await published(at_slave) == {}
+            has_caught_up = True
+            with trio.fail_after(WITHIN_S):
+                while (await published(at_slave)).get("1", 0) != 1:  # noqa: ASYNC110
                     await trio.sleep(0.02)

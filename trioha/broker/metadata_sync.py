@@ -45,8 +45,8 @@ PAGED_TIMEOUT_S: Final = 30.0
 """For a page of topics or groups; as RocketMQ's slaves of 5.4."""
 PAGE_ENTRIES: Final = 2000
 """As RocketMQ's slaves of 5.4."""
-FOLLOWING_EVERY_S: Final = 1.0
-"""How often a slave that does not follow its master's log looks whether it does: then more may be copied."""
+CAUGHT_UP_EVERY_S: Final = 1.0
+"""How often a slave that has not caught up with the log looks whether it has: then more is copied."""
 PAUSE_S: Final = 0.002
 """Between slices of an answer: replication passes through the loop several times for each put."""
 PAGES_MAX: Final = 1000
@@ -144,12 +144,12 @@ class MetadataSync:
         first_s: float = 3.0,
         period_s: float = 10.0,
         connect: Connect = open_client,
-        is_following: Callable[[], bool] = lambda: True,
+        has_caught_up: Callable[[], bool] = lambda: True,
     ) -> None:
         """`broker_name` is that of the pair: a guessed address must be of a broker of that name.
 
-        While `is_following` is false, delay offsets are not copied: a master keeps them below what the slaves
-        have whose connections it sees, so they could name deliveries that this slave's log lacks.
+        While `has_caught_up` is false, delay offsets are not copied: a master keeps them below what those
+        slaves have that it waits for, so they could name deliveries that this slave's log lacks.
         """
         self._replica = replica
         self._master = master
@@ -158,7 +158,7 @@ class MetadataSync:
         self._first_s = first_s
         self._period_s = period_s
         self._connect = connect
-        self._is_following = is_following
+        self._has_caught_up = has_caught_up
         self._steps = {table: _Step() for table in CopiedTable}
         self._unknown: set[CopiedTable] = set()
         """Tables that the broker at `_unknown_at` does not know."""
@@ -198,13 +198,13 @@ class MetadataSync:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Until the next copy: a period, or less if the master changes or the log is followed from now on."""
-        was_following, due_s = self._is_following(), trio.current_time() + self._period_s
+        """Until the next copy: a period, or less if the master changes or the log has caught up."""
+        had_caught_up, due_s = self._has_caught_up(), trio.current_time() + self._period_s
         while (now_s := trio.current_time()) < due_s:
-            with trio.move_on_at(due_s if was_following else min(due_s, now_s + FOLLOWING_EVERY_S)):
+            with trio.move_on_at(due_s if had_caught_up else min(due_s, now_s + CAUGHT_UP_EVERY_S)):
                 await self._master.changed()
                 return
-            if not was_following and self._is_following():
+            if not had_caught_up and self._has_caught_up():
                 return
 
     async def _copy(self, address: str) -> None:
@@ -227,7 +227,7 @@ class MetadataSync:
                 step.error = reason[:300]
 
     def _may_copy(self, table: CopiedTable) -> bool:
-        return table is not CopiedTable.DELAY_OFFSETS or self._is_following()
+        return table is not CopiedTable.DELAY_OFFSETS or self._has_caught_up()
 
     async def _step(self, table: CopiedTable, copy: Callable[[], Awaitable[None]]) -> None:
         try:

@@ -110,6 +110,15 @@ class HaSlave:
         """Whether there is a connection to the master."""
         return self.state is HaState.TRANSFER
 
+    def has_caught_up(self) -> bool:
+        """Whether what the master says of deliveries is true of the own log.
+
+        Here that is so for as long as there is a connection: a master waits with it for all slaves that are
+        connected, and less than haSlaveFallbehindMax behind (`Replicas.held_offset`). Their frames do not say
+        where the master's log ends.
+        """
+        return self.is_connected()
+
     def status(self) -> SlaveStatus:
         """A snapshot of the link."""
         connection, statistics = self._connection, self._statistics

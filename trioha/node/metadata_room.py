@@ -83,9 +83,9 @@ class MetadataCopyRoom:
         metadata: MetadataStore,
         *,
         security: ClientSecurity,
-        is_following: Callable[[], bool],
+        has_caught_up: Callable[[], bool],
     ) -> MetadataCopyRoom:
-        """`security` is that of the node's own connections. `is_following`: whether a slave gets the log."""
+        """`security` is that of the node's own connections. `has_caught_up`: whether a slave has the log."""
         endpoint = config.ha_master_endpoint
         master = MasterAddress(
             config.master_address, ha_address=None if endpoint is None else Address(*endpoint)
@@ -109,7 +109,7 @@ class MetadataCopyRoom:
             first_s=0.0 if config.enable_controller_mode else config.metadata_sync_first / 1000,
             period_s=config.metadata_sync_period / 1000,
             connect=partial(open_client, security=security),
-            is_following=is_following,
+            has_caught_up=has_caught_up,
         )
         return cls(sync, master)
 

@@ -215,7 +215,7 @@ async def _serve(
         store,
         metadata,
         security=security.client,
-        is_following=(lambda: True) if ha.slave is None else ha.slave.is_connected,
+        has_caught_up=(lambda: True) if ha.slave is None else ha.slave.has_caught_up,
     )
     broker.info.metadata_status = copies.status
     if archive is not None:

@@ -17,7 +17,7 @@ from tests.ha.autoswitch.support import begin_epoch, epochs_of, frames_of, open_
 from tests.store.crashes import Crash, CrashingDisk
 from tests.store.support import log_bytes
 from trioha.errors import RemoteProtocolError
-from trioha.ha.autoswitch.epoch_session import EpochSession, Kept
+from trioha.ha.autoswitch.epoch_session import BEHIND_BYTES_MAX, EpochSession, Kept
 from trioha.ha.autoswitch.frames import (
     MasterHandshake,
     MasterStreamDecoder,
@@ -87,6 +87,46 @@ def follow(session, slave, master, *, batch_bytes=500, frames_max=None):
         session.receive_header(header)
         session.receive_body(memoryview(bytearray(body)), confirm_offset=header.confirm_offset)
         check()
+
+
+def test_without_a_tail_check_a_log_in_step_has_caught_up_at_the_handshake(tmp_path):
+    master, slave = (open_small_store(tmp_path / name) for name in ("master", "slave"))
+    begin_epoch(master, 1)
+    put(master, b"1", b"2")
+    session = session_of(slave, tail_check_bytes=0)
+    follow(session, slave, master)
+    session.begin()
+    assert not session.has_caught_up
+    session.receive_handshake(handshake_of(master))
+    assert session.has_caught_up
+    put(master, b"3")
+    session.begin()
+    session.receive_handshake(handshake_of(master))
+    assert not session.has_caught_up
+
+
+def test_a_slave_has_caught_up_as_long_as_it_is_close_to_what_is_confirmed(tmp_path):
+    """A member of the set always is: what is confirmed waits for it."""
+    master, slave = (open_small_store(tmp_path / name) for name in ("master", "slave"))
+    begin_epoch(master, 1)
+    end = put(master, b"1")
+    session = session_of(slave)
+    session.begin()
+    session.receive_handshake(handshake_of(master))
+    ((header, body),) = frames_of(master, 0, confirm=end + 1)
+    session.receive_header(header)
+    session.receive_body(memoryview(bytearray(body)), confirm_offset=end + 1)
+    # Others have more, of which this log has nothing yet.
+    assert not session.has_caught_up
+    for behind_bytes, has_caught_up in (
+        (0, True),
+        (BEHIND_BYTES_MAX, True),
+        (BEHIND_BYTES_MAX + 1, False),
+        (1, False),
+        (0, True),
+    ):
+        session.receive_confirm(end + behind_bytes)
+        assert session.has_caught_up is has_caught_up
 
 
 STEPS = st.lists(

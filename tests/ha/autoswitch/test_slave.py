@@ -744,6 +744,37 @@ async def test_a_trioha_masters_refusal_says_what_is_missing(store, master, offs
         nursery.cancel_scope.cancel()
 
 
+async def test_a_slave_has_caught_up_when_it_has_what_the_master_had_when_it_connected(
+    store, master, autojump_clock
+):
+    slave, dialer, _ = make_slave(store)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        peer = await peer_of(dialer)
+        request = await peer.serve(master)
+        assert slave.is_connected()
+        assert not slave.has_caught_up()
+        frames = list(frames_of(master, request))
+        for header, body in frames:
+            assert not slave.has_caught_up()
+            await peer.send(encode_transfer_header(header) + body)
+            await settled()
+        assert slave.has_caught_up()
+        await peer.peer.stream.aclose()
+        await settled()
+        assert not slave.has_caught_up()
+        # It has all of an idle master's log before any frame comes.
+        await trio.sleep(1)
+        await settled()
+        peer = await peer_of(dialer)
+        request = await peer.serve(master)
+        await peer.send_log(master, request)
+        await settled()
+        assert slave.has_caught_up()
+        nursery.cancel_scope.cancel()
+    assert not slave.has_caught_up()
+
+
 async def test_heartbeats_of_an_idle_master_are_no_gap(store, master, autojump_clock):
     await replicate(*make_slave(store)[:2], master)
     end = store.commit_log.max_offset

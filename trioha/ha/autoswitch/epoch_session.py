@@ -38,6 +38,7 @@ with this very frame; any other ends the connection, and the next handshake says
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import structlog
 from attrs import frozen
@@ -46,6 +47,7 @@ from trioha.config.model import HaVerify
 from trioha.errors import RemoteProtocolError, StoreError
 from trioha.ha.autoswitch.frames import NO_OFFSET, MasterHandshake, TransferHeader
 from trioha.ha.replication_session import EMPTY_HEARTBEATS_MAX, ReplicationError, ReplicationSettings
+from trioha.ha.sync_state_set import JOIN_LAG_BYTES
 from trioha.numbers import I64
 from trioha.recording.events import CloseReason
 from trioha.store.commit_log import CommitLog
@@ -55,6 +57,8 @@ from trioha.store.replica import ReplicaAppender
 
 log = structlog.get_logger(__name__)
 
+BEHIND_BYTES_MAX: Final = JOIN_LAG_BYTES
+"""A slave that had caught up has done so no more when it is farther behind the confirm offset."""
 CutStep = Callable[[], None]
 """A part of a cut that blocks."""
 NEVER = I64.high
@@ -123,8 +127,13 @@ class EpochSession:
         """Why a cut could not be completed: the log must not be used any more."""
         self.confirm_offset = -1
         """End of what all of the sync-state set hold, as far as the own log has it; -1 before the first."""
+        self.has_caught_up = False
+        """Whether the own log has had, on this connection, what the master had at the handshake and has
+        confirmed, and is close to that since."""
         self._known = EpochTable()
         """The master's epochs."""
+        self._master_end_offset = 0
+        """End of the master's log at the handshake."""
         self._label = (-1, -1)
         """Epoch and start of the last header, which is known."""
         self._adopts_at_offset = NEVER
@@ -152,6 +161,7 @@ class EpochSession:
         if self._is_joined:
             self._acked = (self._known.last_epoch, log_.max_offset)
         self._is_joined = False
+        self.has_caught_up = False
         self._empty_heartbeats = 0
         self._request_offset = 0
         self._label = (-1, -1)
@@ -187,7 +197,7 @@ class EpochSession:
         """
         self._known = self._checked_epochs(handshake)
         log_ = self._log
-        self._awaited_end_offset = handshake.max_offset
+        self._awaited_end_offset = self._master_end_offset = handshake.max_offset
         self._consistent_offset = self._find_consistent_offset(handshake)
         if log_.is_empty:
             self._request_offset = 0
@@ -360,6 +370,8 @@ class EpochSession:
     def _begin_new_bytes(self) -> None:
         log_ = self._log
         self._is_joined = True
+        # Before the first frame, which an idle master sends after a heartbeat interval.
+        self.has_caught_up = log_.max_offset >= self._master_end_offset
         self._find_next_epoch()
         if not log_.is_empty:
             self._adopt_epochs(log_.max_offset)
@@ -526,7 +538,12 @@ class EpochSession:
 
     def receive_confirm(self, confirm_offset: int) -> None:
         """The master's confirm offset, of which the own log may have less."""
-        offset = min(confirm_offset, self._log.max_offset)
+        max_offset = self._log.max_offset
+        if max_offset >= max(confirm_offset, self._master_end_offset):
+            self.has_caught_up = True
+        elif confirm_offset - max_offset > BEHIND_BYTES_MAX:
+            self.has_caught_up = False
+        offset = min(confirm_offset, max_offset)
         if offset != self.confirm_offset and offset >= 0:
             self._confirm(offset)
 

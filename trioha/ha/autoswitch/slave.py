@@ -223,6 +223,10 @@ class AutoSwitchSlave(HaSlave):
         """End of what all of the sync-state set hold, as far as the own log has it; -1 if not known."""
         return self._replication.confirm_offset
 
+    def has_caught_up(self) -> bool:
+        """Whether the own log has what the master had confirmed, or is close to that."""
+        return self.is_connected() and self._replication.has_caught_up
+
     async def run(self) -> None:
         """Replicate until cancelled, through all faults of master and disk.
 
