@@ -20,7 +20,7 @@ from trioha.node import controller_room
 from trioha.node.controller_room import WAITING
 from trioha.node.hang_watch import HangWatch
 from trioha.remoting.client import open_client
-from trioha.store import message_store
+from trioha.store import message_store, syncing
 from trioha.store.dispatch import Dispatcher
 from trioha.store.message_store import MessageStore
 
@@ -130,6 +130,47 @@ async def test_a_master_whose_disk_hangs_sends_no_heartbeats_until_it_goes_on(
                 assert line["role"] == "master"
                 hanging.go_on()
                 await logged(logs, GOES_ON)
+
+
+class SlowDisk(Hanging):
+    """Writes one piece for each `permit`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._permits = threading.Semaphore(0)
+
+    def permit(self) -> None:
+        self._permits.release()
+
+    def go_on(self) -> None:
+        self._permits.release(1000)
+
+    def write(self, _fd: int, _offset: int, _length: int) -> int:
+        self._permits.acquire()
+        return 0
+
+
+async def test_a_sync_of_many_pieces_does_not_hang_as_long_as_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SlowDisk()
+    monkeypatch.setattr(syncing, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(syncing, "_sync_file_range", lambda: disk.write)
+    with capture_logs() as logs, scripted_controller() as controller:
+        async with node_of(tmp_path, controller.address, disk) as node:
+            await node.until(lambda status: status.role == BrokerRole.SYNC_MASTER.value)
+            async with open_client(node.address) as client:
+                assert await put(client, bytes(5000)) == "PUT_OK"
+                assert (await logged(logs, STOPS))["reason"].startswith("a sync of the log has begun")
+                # The sync has not ended.
+                disk.permit()
+                await logged(logs, GOES_ON)
+                del logs[:]
+                await logged(logs, STOPS)
+                disk.go_on()
+                await logged(logs, GOES_ON)
+                end = (await node.status()).max_offset
+                await node.until(lambda status: status.flushed_offset == end)
 
 
 async def test_a_change_of_the_role_that_hangs_ends_the_heartbeats(

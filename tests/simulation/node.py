@@ -202,7 +202,9 @@ class Node(ABC):
         store = self.store
         assert store is not None
 
-        async def sync(start_offset: int, end_offset: int, store_timestamp_ms: int) -> None:
+        async def sync(
+            start_offset: int, end_offset: int, store_timestamp_ms: int, _on_step: Callable[[], None]
+        ) -> None:
             await trio.sleep(self.rng.choice(self.disk_s))
             store.sync_work(start_offset, end_offset, store_timestamp_ms=store_timestamp_ms)()
 

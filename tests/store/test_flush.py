@@ -30,7 +30,7 @@ class Disk:
         self.error = error
         self.calls = []
 
-    async def __call__(self, start_offset, end_offset, store_timestamp_ms):
+    async def __call__(self, start_offset, end_offset, store_timestamp_ms, _on_step):
         self.calls.append((trio.current_time(), start_offset, end_offset))
         await trio.sleep(self.seconds)
         if self.error is not None:

@@ -13,7 +13,7 @@ often than each `timeout_s`, since it is what sees the steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import trio
@@ -66,6 +66,12 @@ class HangWatch:
             yield work
         finally:
             self.end(work)
+
+    @contextmanager
+    def stepping(self, what: str) -> Iterator[Callable[[], None]]:
+        """The block is work; gives the function to call with each step."""
+        with self.working(what) as work:
+            yield work.step
 
     def hanging(self) -> str | None:
         """What hangs, for operators; None if nothing does."""

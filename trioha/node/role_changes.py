@@ -193,7 +193,7 @@ async def _prepare(
     log.info("changing role", role=config.broker_role.value, broker_id=config.broker_id)
     if not is_slave and config.flush_disk_type is FlushDiskType.SYNC_FLUSH:
         # All of it is dispatched, and in controller mode confirmed if the new master is alone.
-        await flush_rest(parts.store)
+        await flush_rest(parts.store, on_step=on_step)
     if control is not None and control.is_master:
         from trioha.node.controller_room import take_epoch  # noqa: PLC0415
 

@@ -193,7 +193,7 @@ async def _serve(
         sink=sink,
         retention_floor=ha.master.retention_floor,
         archived_offset=(lambda: EVERYTHING) if archive is None else archive.service.archived_offset,
-        working=partial(parts.hangs.working, "a sync of the log"),
+        working=partial(parts.hangs.stepping, "a sync of the log"),
     )
     ha_listeners, ha_address = await parts.ports.for_slaves()
     broker = BrokerRoom.build(

@@ -21,7 +21,7 @@ from trioha.store.allocate import allocate_ahead
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.dispatch_service import DispatchService
 from trioha.store.dispatch_settings import DispatchSettings
-from trioha.store.flush import FlushService
+from trioha.store.flush import FlushService, OnStep
 from trioha.store.index_file import IndexShape
 from trioha.store.message_offsets import MultiDispatch
 from trioha.store.message_store import MessageStore, StoreSettings
@@ -112,11 +112,18 @@ def watch_progress(on_step: Callable[[], None] = lambda: None) -> Callable[[str,
     return on_progress
 
 
-async def flush_rest(store: MessageStore) -> None:
-    """Put what is not on disk yet there, while no task of a `StoreRoom` runs. Raises StoreError."""
+async def flush_rest(store: MessageStore, *, on_step: OnStep) -> None:
+    """Put what is not on disk yet there, while no task of a `StoreRoom` runs. Raises StoreError.
+
+    `on_step` is called, in a worker thread, while that goes on.
+    """
     if store.commit_log.flushed.offset < store.commit_log.max_offset:
         await FlushService(
-            store, sync_flush=True, interval_s=0.0, on_flushed=lambda _offset, _ns: None
+            store,
+            sync_flush=True,
+            interval_s=0.0,
+            on_flushed=lambda _offset, _ns: None,
+            working=lambda: nullcontext(on_step),
         ).flush()
 
 
@@ -170,10 +177,11 @@ class StoreRoom:
         sink: EventSink,
         retention_floor: Callable[[], int],
         archived_offset: Callable[[], int | None] = lambda: EVERYTHING,
-        working: Callable[[], AbstractContextManager[object]] = nullcontext,
+        working: Callable[[], AbstractContextManager[OnStep]] = lambda: nullcontext(lambda: None),
     ) -> StoreRoom:
         """`retention_floor` gives the lowest offset that slaves still need, `archived_offset` the end of what
-        is archived, None while that is not known. Syncs of the log run within `working()`."""
+        is archived, None while that is not known. Syncs of the log run within `working()`, and call what it
+        gives for each step."""
         is_slave = config.broker_role is BrokerRole.SLAVE
         sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         flush_times_s = Histogram(FLUSH_BOUNDS_S)

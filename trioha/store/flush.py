@@ -25,6 +25,12 @@ UNFLUSHED_FILES: Final = 2
 """With ASYNC_FLUSH a sync starts before its time when the log has grown by so many files."""
 OnFlushed = Callable[[int, int], None]
 """Receives the flushed offset, and the duration of the sync in ns."""
+OnStep = Callable[[], None]
+"""Is called while a sync makes progress, in any thread."""
+
+
+def _unwatched() -> AbstractContextManager[OnStep]:
+    return nullcontext(lambda: None)
 
 
 class FlushService:
@@ -37,11 +43,12 @@ class FlushService:
         sync_flush: bool,
         interval_s: float,
         on_flushed: OnFlushed,
-        sync: Callable[[int, int, int], Awaitable[None]] | None = None,
-        working: Callable[[], AbstractContextManager[object]] = nullcontext,
+        sync: Callable[[int, int, int, OnStep], Awaitable[None]] | None = None,
+        working: Callable[[], AbstractContextManager[OnStep]] = _unwatched,
     ) -> None:
-        """`sync(start_offset, end_offset, store_timestamp_ms)` is the port to the disk: by default a worker
-        thread; tests in virtual time replace it. Each runs within `working()`."""
+        """`sync(start_offset, end_offset, store_timestamp_ms, on_step)` is the port to the disk: by default a
+        worker thread; tests in virtual time replace it. Each runs within `working()`, which gives
+        `on_step`."""
         self._store = store
         self._sync_flush = sync_flush
         self._interval_s = interval_s
@@ -69,8 +76,8 @@ class FlushService:
         flushed = log.flushed.wait_for(end_offset)
         started_ns = time.monotonic_ns()
         try:
-            with self._working():
-                await self._sync(start_offset, end_offset, log.last_store_timestamp_ms)
+            with self._working() as on_step:
+                await self._sync(start_offset, end_offset, log.last_store_timestamp_ms, on_step)
         except OSError as error:
             self._store.mark_failed()
             raise StoreError(
@@ -86,7 +93,11 @@ class FlushService:
         log.flushed.advance(end_offset)
         self._on_flushed(end_offset, time.monotonic_ns() - started_ns)
 
-    async def _sync_in_thread(self, start_offset: int, end_offset: int, store_timestamp_ms: int) -> None:
-        sync = self._store.sync_work(start_offset, end_offset, store_timestamp_ms=store_timestamp_ms)
+    async def _sync_in_thread(
+        self, start_offset: int, end_offset: int, store_timestamp_ms: int, on_step: OnStep
+    ) -> None:
+        sync = self._store.sync_work(
+            start_offset, end_offset, store_timestamp_ms=store_timestamp_ms, on_step=on_step
+        )
         # Not abandoned when cancelled: the files must stay open until the disk has answered.
         await run_in_thread(sync)

@@ -148,7 +148,11 @@ class LogFiles:
         self.unsynced.append(work)
         for file in self.files:
             if file.start_offset < end_offset and start_offset < file.end_offset:
-                work.add(file.path, file.share())
+                span = (
+                    max(start_offset - file.start_offset, 0),
+                    min(end_offset - file.start_offset, file.size),
+                )
+                work.add(file.path, file.share(), span=span)
                 # What was synced before this, so that a reader of evicted bytes does not wait for each page.
                 file.expect_reads(min(flushed_offset, file.end_offset) - file.start_offset)
         self._release_flushed(flushed_offset)

@@ -624,18 +624,26 @@ class MessageStore:
 
     # -- disk ---------------------------------------------------------------------------------------------
 
-    def sync_work(self, start_offset: int, end_offset: int, *, store_timestamp_ms: int) -> Callable[[], None]:
+    def sync_work(
+        self,
+        start_offset: int,
+        end_offset: int,
+        *,
+        store_timestamp_ms: int,
+        on_step: Callable[[], None] = lambda: None,
+    ) -> Callable[[], None]:
         """A function for a worker thread that puts log bytes on disk and updates the checkpoint.
 
-        `store_timestamp_ms` is that of the last record before `end_offset`. The function blocks and raises
-        OSError. It opens nothing, so any error means that the disk has failed.
+        `store_timestamp_ms` is that of the last record before `end_offset`. `on_step` is called in that
+        thread while the disk makes progress (`SyncWork.run`). The function blocks and raises OSError. It
+        opens nothing, so any error means that the disk has failed.
         """
         files = self.commit_log.sync_work(start_offset, end_offset)
         cuts = self._cuts
         self._note_confirm_offset()
 
         def sync() -> None:
-            files.run()
+            files.run(on_step)
             # One write a second, as in the broker; recovery allows for 3 s.
             if store_timestamp_ms - self._checkpoint.physic_msg_timestamp_ms >= _CHECKPOINT_SPACING_MS:
                 self._save_checkpoint(cuts, physic_msg_timestamp_ms=store_timestamp_ms)

@@ -7,6 +7,9 @@ A sync runs in a worker thread. Meanwhile the writing thread may close the file,
 two share a descriptor: it is closed when both have released it, and a sync cannot use a descriptor that was
 closed, or one that was opened again for another file. It does not open a new one either, which the system
 could refuse: a process short of descriptors does not mean a failing disk.
+
+`fsync` says nothing before it is done, and a slow disk may take long for a gigabyte. So before a sync of many
+bytes Linux is asked to write them piece by piece (`write_pieces`): each piece that is written is progress.
 """
 
 from __future__ import annotations
@@ -15,12 +18,19 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Final
 
 from trioha.net.border import is_shortage
 
+PIECE_BYTES: Final = 16 * 1024 * 1024
+"""Spans of a file that are longer are written in pieces of this length, before the sync."""
+_WRITE_AND_WAIT: Final = 1 | 2 | 4
+"""SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER."""
+_NO_PIECES: Final = frozenset((errno.EINVAL, errno.ESPIPE, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM))
+"""EPERM and ENOSYS are what filters of system calls answer."""
 _REFUSES_FULL_SYNC: Final = frozenset((errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY))
 
 
@@ -46,6 +56,45 @@ def sync_directory(directory: Path) -> None:
         sync_whole(fd)
     finally:
         os.close(fd)
+
+
+def write_pieces(fd: int, start: int, end: int, on_step: Callable[[], None]) -> None:
+    """Have bytes `[start, end)` of a file written to disk piece by piece; `on_step` is called after each.
+
+    A sync has to follow: this promises nothing. Where the system cannot do it, nothing happens. Blocks.
+    Raises OSError, as a sync does: the kernel reports a failed write once.
+    """
+    write = _sync_file_range()
+    if write is None:
+        return
+    for at in range(start, end, PIECE_BYTES):
+        error = write(fd, at, min(PIECE_BYTES, end - at))
+        if error in _NO_PIECES:
+            return
+        if error:
+            raise OSError(error, os.strerror(error))
+        on_step()
+
+
+@cache
+def _sync_file_range() -> Callable[[int, int, int], int] | None:
+    """Linux's `sync_file_range`, which returns an errno or 0; None where there is none."""
+    # Few syncs are that long: the others do not load it.
+    import ctypes  # noqa: PLC0415
+
+    function = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
+    if function is None:
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+
+    def write(fd: int, offset: int, length: int) -> int:
+        return 0 if function(fd, offset, length, _WRITE_AND_WAIT) == 0 else ctypes.get_errno()
+
+    return write
+
+
+def _no_step() -> None:
+    """For syncs that nobody watches."""
 
 
 def _sync_fully(fd: int) -> bool:
@@ -104,16 +153,29 @@ class SyncWork:
         """`sync` puts an open file on disk: `sync_whole` or `sync_data`."""
         self._sync = sync
         self._left: dict[Path, SharedDescriptor | None] = {}
+        self._spans: dict[Path, tuple[int, int]] = {}
+        """Where files have many bytes that may not be on disk: start and end."""
 
     @property
     def left(self) -> tuple[Path, ...]:
         """What is not on disk yet: everything before `run`."""
         return tuple(self._left)
 
-    def add(self, path: Path, descriptor: SharedDescriptor | None = None) -> None:
-        """Also sync `path`; `descriptor` is a share of it, released when that is done."""
+    def add(
+        self,
+        path: Path,
+        descriptor: SharedDescriptor | None = None,
+        *,
+        span: tuple[int, int] | None = None,
+    ) -> None:
+        """Also sync `path`; `descriptor` is a share of it, released when that is done.
+
+        `span`: start and end of the bytes that may not be on disk, if these are known.
+        """
         if descriptor is not None or path not in self._left:
             self._left[path] = descriptor
+        if span is not None and span[1] - span[0] > PIECE_BYTES:
+            self._spans[path] = span
 
     def forget(self, path: Path) -> None:
         """Do not sync `path`, for which no descriptor was lent: it is being deleted."""
@@ -130,8 +192,10 @@ class SyncWork:
         earlier.close()
         self._left = dict.fromkeys(earlier._left) | self._left
 
-    def run(self) -> None:
+    def run(self, on_step: Callable[[], None] = _no_step) -> None:
         """Put all of them on disk; a path that has been deleted meanwhile is left out.
+
+        `on_step` is called after each file, and within long ones after each piece.
 
         Blocks: for a worker thread. Raises OSError. A failed sync leaves an unknown state, so no later sync
         may promise anything.
@@ -147,6 +211,8 @@ class SyncWork:
                     continue
                 raise
             try:
+                if (span := self._spans.pop(path, None)) is not None:
+                    write_pieces(fd, *span, on_step)
                 self._sync(fd)
             finally:
                 if descriptor is None:
@@ -154,6 +220,7 @@ class SyncWork:
             del self._left[path]
             if descriptor is not None:
                 descriptor.release()
+            on_step()
 
     def close(self) -> None:
         """Release the descriptors of what is left."""

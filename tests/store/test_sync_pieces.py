@@ -1,0 +1,151 @@
+"""Long syncs write piece by piece, and say so."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from attrs import define, field
+
+from tests.store.support import message, open_log
+from trioha.store import syncing
+from trioha.store.syncing import PIECE_BYTES, SyncWork, write_pieces
+
+FILE_BYTES = 65536
+
+
+@define
+class Disk:
+    """What it is asked for, in order."""
+
+    folder: Path
+    """Where its files are."""
+    error: int = 0
+    """Of `sync_file_range`."""
+    calls: list[object] = field(factory=list)
+
+    def write(self, fd: int, offset: int, length: int) -> int:
+        self.calls.append((self._name_of(fd), offset, length))
+        return self.error
+
+    def sync(self, fd: int) -> None:
+        self.calls.append(f"sync {self._name_of(fd)}")
+
+    def step(self) -> None:
+        self.calls.append("step")
+
+    def _name_of(self, fd: int) -> str:
+        opened = os.fstat(fd)
+        return next(path.name for path in self.folder.rglob("*") if os.path.samestat(path.stat(), opened))
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    made = Disk(tmp_path)
+    monkeypatch.setattr(syncing, "_sync_file_range", lambda: made.write)
+    return made
+
+
+def work_of(disk: Disk, *paths: Path, span: tuple[int, int] | None = None) -> SyncWork:
+    work = SyncWork(disk.sync)
+    for path in paths:
+        path.touch()
+        work.add(path, span=span)
+    return work
+
+
+def test_a_long_span_is_written_in_pieces_before_its_sync(tmp_path: Path, disk: Disk) -> None:
+    end = 100 + 2 * PIECE_BYTES + 7
+    work_of(disk, tmp_path / "a", span=(100, end)).run(disk.step)
+    assert disk.calls == [
+        ("a", 100, PIECE_BYTES),
+        "step",
+        ("a", 100 + PIECE_BYTES, PIECE_BYTES),
+        "step",
+        ("a", 100 + 2 * PIECE_BYTES, 7),
+        "step",
+        "sync a",
+        "step",
+    ]
+
+
+@pytest.mark.parametrize("span", [None, (5, 5), (0, PIECE_BYTES)])
+def test_a_short_span_is_only_synced(tmp_path: Path, disk: Disk, span: tuple[int, int] | None) -> None:
+    work_of(disk, tmp_path / "a", tmp_path / "b", span=span).run(disk.step)
+    assert disk.calls == ["sync a", "step", "sync b", "step"]
+
+
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOSYS, errno.EPERM])
+def test_where_a_file_system_writes_no_pieces_the_sync_does_all(
+    tmp_path: Path, disk: Disk, error: int
+) -> None:
+    disk.error = error
+    work_of(disk, tmp_path / "a", span=(0, 3 * PIECE_BYTES)).run(disk.step)
+    assert disk.calls == [("a", 0, PIECE_BYTES), "sync a", "step"]
+
+
+def test_where_a_system_writes_no_pieces_the_sync_does_all(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(syncing, "_sync_file_range", lambda: None)
+    work_of(disk, tmp_path / "a", span=(0, 3 * PIECE_BYTES)).run(disk.step)
+    assert disk.calls == ["sync a", "step"]
+
+
+def test_a_piece_that_cannot_be_written_fails_the_sync(tmp_path: Path, disk: Disk) -> None:
+    """The kernel reports it once: a sync that follows would succeed."""
+    disk.error = errno.EIO
+    work = work_of(disk, tmp_path / "a", span=(0, 3 * PIECE_BYTES))
+    with pytest.raises(OSError, match="Input/output error") as failed:
+        work.run(disk.step)
+    assert failed.value.errno == errno.EIO
+    assert disk.calls == [("a", 0, PIECE_BYTES)]
+    assert work.left == (tmp_path / "a",)
+
+
+def test_the_pieces_of_a_log_are_those_of_its_new_bytes(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, _ = open_log(tmp_path, file_bytes=FILE_BYTES)
+    monkeypatch.setattr(syncing, "PIECE_BYTES", 40_000)
+    monkeypatch.setattr(os, "fdatasync", disk.sync)
+    start = log.append(message(bytes(1000))).end_offset
+    while len(log.files) < 3:
+        log.append(message(bytes(5000)))
+    end = log.max_offset
+    log.sync_work(start, end).run(disk.step)
+    first, second, third = (f"{number * FILE_BYTES:020d}" for number in range(3))
+    assert [call for call in disk.calls if call != "step"] == [
+        (first, start, 40_000),
+        (first, start + 40_000, FILE_BYTES - start - 40_000),
+        f"sync {first}",
+        (second, 0, 40_000),
+        (second, 40_000, FILE_BYTES - 40_000),
+        f"sync {second}",
+        f"sync {third}",
+    ]
+    assert disk.calls.count("step") == 7
+
+
+def test_the_system_writes_pieces(tmp_path: Path) -> None:
+    steps: list[None] = []
+    on_step: Callable[[], None] = lambda: steps.append(None)  # noqa: E731
+    write = syncing._sync_file_range()
+    with (tmp_path / "a").open("wb") as file:
+        file.write(bytes(2 * PIECE_BYTES + 1))
+        file.flush()
+        write_pieces(file.fileno(), 0, 2 * PIECE_BYTES + 1, on_step)
+    assert len(steps) == (0 if write is None else 3)
+    reading, writing = os.pipe()
+    try:
+        # Neither can be synced in pieces, nor fails.
+        write_pieces(writing, 0, PIECE_BYTES, on_step)
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert len(steps) == (0 if write is None else 3)
+    if write is not None:
+        assert write(reading, 0, 1) == errno.EBADF
