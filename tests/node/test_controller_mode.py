@@ -41,11 +41,16 @@ from trioha.doctor.checks import AREAS
 from trioha.doctor.findings import CHECKS
 from trioha.errors import TriohaError
 from trioha.net.tls import ServerTls
+from trioha.recording.events import Kind
+from trioha.recording.reader import find_sessions, open_session
+from trioha.recording.records import read_records
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand
 from trioha.remoting.end_transaction import Decision
 from trioha.remoting.server import Peer, RemotingServer
 from trioha.store.checkpoint import Checkpoint
+from trioha.store.cut_marker import BegunCut, save_cut
+from trioha.store.epochs import EpochEntry, EpochTable
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 BOTH = frozenset((1, 2))
@@ -450,6 +455,28 @@ def test_a_master_that_lost_power_and_is_back_at_once_follows_who_has_more(
         member.node.stop()
     assert first.log_bytes() == second.log_bytes()
     assert json.loads((first.root / "trioha-doubtful-epoch.json").read_text()) == {"epoch": 1}
+
+
+def test_a_cut_that_a_start_completes_is_in_its_session(
+    controller: Controller, join: Callable[..., Member], tmp_path: Path
+) -> None:
+    member = join("first")
+    member.stored(20)
+    offset = member.epochs().max_offset
+    member.stored(5)
+    end = member.epochs().max_offset
+    member.node.kill()
+    save_cut(member.root / "commitlog", BegunCut(offset, end, EpochTable((EpochEntry(1, 0),))))
+    member.restart(**{"trioha.recordDir": tmp_path / "sessions"})
+    member.stored(5)
+    member.node.stop()
+    records = [
+        record
+        for path in find_sessions([tmp_path / "sessions"])
+        for record in read_records(open_session(path)).array
+        if record["kind"] == Kind.LOG_CUT
+    ]
+    assert [(one["offset"], one["aux"], one["size"]) for one in records] == [(offset, end, 1)]
 
 
 def test_brokers_of_controllers_that_lost_their_state_go_on_with_their_logs(

@@ -16,8 +16,15 @@ from trioha.config.broker import BrokerConfig
 from trioha.controller.role import Role
 from trioha.ha.sync_state_set import Proposal, SyncStateSet
 from trioha.node.role_life import Control
-from trioha.node.role_recording import SetRecorder, record_changes, record_role, recorded_cut
+from trioha.node.role_recording import (
+    SetRecorder,
+    record_changes,
+    record_completed_cut,
+    record_role,
+    recorded_cut,
+)
 from trioha.recording.events import OLD_ROLE_SHIFT, GroupRole, Kind, SetEvent
+from trioha.store.cut_marker import BegunCut, save_cut
 from trioha.store.message_store import MessageStore
 
 ALL_ACK = BrokerConfig(all_ack_in_sync_state_set=True)
@@ -156,6 +163,27 @@ def test_a_cut_is_recorded_for_each_epoch_that_lost_bytes(store: MessageStore) -
         step()
     assert store.commit_log.max_offset == at
     assert [event[2:5] for event in events.of(Kind.LOG_CUT)] == [(at, second, 1), (second, end, 2)]
+
+
+def test_a_cut_that_a_start_has_completed_is_recorded_once(store: MessageStore) -> None:
+    """With the epochs that the log had before: those of the cut bytes are gone by then."""
+    end, table = store.commit_log.max_offset, store.epochs.table
+    second = table.entries[-1].start_offset
+    at = store.commit_log.first_record_from(1)
+    root = store.settings.root
+    save_cut(store.commit_log.directory, BegunCut.of(at, end, table))
+    store.epochs.truncate_suffix(at)
+    store.release()
+    again = open_epoch_store(root)
+    assert again.commit_log.max_offset == at
+    events = Events()
+    record_completed_cut(events, again)
+    record_completed_cut(events, again)
+    assert [event[2:5] for event in events.seen] == [(at, second, 1), (second, end, 2)]
+    again.release()
+    nothing = Events()
+    record_completed_cut(nothing, open_epoch_store(root))
+    assert nothing.seen == []
 
 
 def test_a_cut_that_fails_is_not_recorded(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:

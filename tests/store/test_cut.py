@@ -257,6 +257,59 @@ def test_a_sync_that_began_before_a_cut_does_not_raise_the_checkpoint_after_it(
     assert store._checkpoint.logics_msg_timestamp_ms <= store.commit_log.last_store_timestamp_ms
 
 
+# -- the mark ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [0, 17, 41])
+def test_the_mark_says_what_is_cut_for_the_start_that_completes_the_cut(
+    tmp_path: Path, template: tuple[Path, list[int]], number: int
+) -> None:
+    root, starts = template
+    offset = starts[number]
+    calls = CrashingDisk()
+    assert not crashed_cut(Path(shutil.copytree(root, tmp_path / "whole")), offset, calls)
+    # Before the mark is deleted all else is done, so nothing else could tell any more.
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    assert crashed_cut(copy, offset, CrashingDisk(len(calls.calls) - 2))
+    assert is_marked(copy)
+    with resources_closed():
+        store = opened(root)
+        assert store.epochs is not None
+        end, entries = store.commit_log.max_offset, store.epochs.entries
+        assert store.completed_cut is None
+        store.close()
+    with resources_closed():
+        found = opened(copy).completed_cut
+    assert found is not None
+    assert (found.offset, found.end_offset) == (offset, end)
+    first = max(at for at, entry in enumerate(entries) if entry.start_offset <= offset or at == 0)
+    # The last epoch has no byte yet.
+    assert found.epochs.entries == entries[first:-1]
+    with resources_closed():
+        assert opened(copy).completed_cut is None
+
+
+def test_a_mark_of_an_earlier_version_says_where_the_log_ends(
+    tmp_path: Path, template: tuple[Path, list[int]]
+) -> None:
+    root, starts = template
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    (copy / "commitlog" / cut_marker.FILE_NAME).write_text(f'{{"offset": {starts[20]}}}')
+    with resources_closed():
+        store = opened(copy)
+        assert store.commit_log.max_offset == starts[20]
+        assert store.completed_cut == cut_marker.BegunCut(starts[20], starts[20])
+
+
+@pytest.mark.parametrize(
+    "text", ['{"offset": 0, "epochs": [[2, 0], [1, 9]]}', '{"offset": 0, "epochs": [[1]]}', "[]", "{}"]
+)
+def test_a_mark_that_does_not_read_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / cut_marker.FILE_NAME).write_text(text)
+    with pytest.raises(StoreError, match="cannot be read"):
+        cut_marker.load_cut(tmp_path)
+
+
 # -- crashes -------------------------------------------------------------------------------------------------
 
 
@@ -318,7 +371,7 @@ def test_after_a_kill_at_any_call_of_a_start_that_completes_a_cut_the_next_one_d
     cut = rebuilt(root, tmp_path / "rebuilt", end=offset)
     marked = Path(shutil.copytree(root, tmp_path / "marked"))
     (marked / "abort").touch()
-    cut_marker.save_cut(marked / "commitlog", offset)
+    cut_marker.save_cut(marked / "commitlog", cut_marker.BegunCut(offset, offset))
     crashes = 0
     while True:
         copy = Path(shutil.copytree(marked, tmp_path / f"{crashes}"))
@@ -445,7 +498,7 @@ def test_a_start_that_completes_a_cut_drops_epochs_beyond_a_log_that_is_shorter(
         end = store.commit_log.max_offset
         store.epochs.append(len(EPOCHS) + 1, end + 1000)
         store.release()
-    cut_marker.save_cut(copy / "commitlog", end + 2000)
+    cut_marker.save_cut(copy / "commitlog", cut_marker.BegunCut(end + 2000, end + 2000))
     with resources_closed():
         store = opened(copy)
         assert store.epochs is not None

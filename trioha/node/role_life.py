@@ -228,9 +228,14 @@ async def _serve(
     metrics_address: Address | None = None
     async with trio.open_nursery() as services:
         if control is not None and session is not None:
-            from trioha.node.role_recording import record_changes, record_role  # noqa: PLC0415
+            from trioha.node.role_recording import (  # noqa: PLC0415
+                record_changes,
+                record_completed_cut,
+                record_role,
+            )
 
             record_role(sink, store, control)
+            record_completed_cut(sink, store)
             services.start_soon(record_changes, sink, store, control, config)
         services.start_soon(store_room.run)
         await services.start(partial(ha.run, ha_listeners, gate=budget.ha_gate()))

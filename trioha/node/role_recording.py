@@ -104,6 +104,13 @@ def record_cut(sink: EventSink, epochs: EpochTable, *, offset: int, end_offset: 
             sink.emit(Kind.LOG_CUT, offset=begin, aux=end, size=entry.epoch)
 
 
+def record_completed_cut(sink: EventSink, store: MessageStore) -> None:
+    """Record the cut that the opening of the store has completed, in the first session that can have it."""
+    cut, store.completed_cut = store.completed_cut, None
+    if cut is not None:
+        record_cut(sink, cut.epochs, offset=cut.offset, end_offset=cut.end_offset)
+
+
 def recorded_cut(sink: EventSink, store: MessageStore) -> Callable[[int], Iterator[Callable[[], None]]]:
     """`MessageStore.cut_steps`, recorded when it is done."""
 

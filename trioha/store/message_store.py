@@ -31,11 +31,11 @@ from trioha.store.callbacks import Callbacks
 from trioha.store.checkpoint import Checkpoint, CheckpointFile
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueues, ConsumeQueueSettings
-from trioha.store.cut_marker import load_cut, remove_cut, save_cut
+from trioha.store.cut_marker import BegunCut, load_cut, remove_cut, save_cut
 from trioha.store.dispatch import Dispatcher, start_position
 from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.doubtful_epoch import load_doubtful_epoch, save_doubtful_epoch
-from trioha.store.epochs import NO_EPOCH, EpochLog
+from trioha.store.epochs import NO_EPOCH, EpochLog, EpochTable
 from trioha.store.index_file import IndexShape
 from trioha.store.index_service import IndexService
 from trioha.store.lock import RESTORE_MARKER, AbortFile, StoreLock
@@ -155,6 +155,8 @@ class MessageStore:
         self.dispatcher = dispatcher
         self.epochs = epochs
         """Which master wrote which bytes of the log, in controller mode; None in every other."""
+        self.completed_cut: BegunCut | None = None
+        """The cut that `open` has completed, until it is recorded; None if there was none."""
         self.doubtful_epoch = doubtful_epoch
         """The last epoch whose end the log may have lost in a power loss; -1 for none."""
         self.reads = MessageReader(commit_log, queues, index)
@@ -244,7 +246,8 @@ class MessageStore:
         """Open all parts; `opened` closes them if a later one fails."""
         root = settings.root
         abort = AbortFile(root)
-        cut_at = load_cut(settings.commit_log_directory)
+        begun_cut = load_cut(settings.commit_log_directory)
+        cut_at = None if begun_cut is None else begun_cut.offset
         clean_exit = not abort.exists and cut_at is None
         checkpoint = Checkpoint.load(root / "checkpoint")
         queues = ConsumeQueues(root, settings.queues, is_batch_topic=batch_topics(root).__contains__)
@@ -323,6 +326,7 @@ class MessageStore:
         if cut_at is not None:
             store._lower_checkpoint()
             remove_cut(settings.commit_log_directory)
+            store.completed_cut = begun_cut
             log.warning("cut of the commit log completed", offset=cut_at, end_offset=commit_log.max_offset)
         if not settings.dispatch.is_slave:
             commit_log.puts_blocked = True
@@ -503,7 +507,8 @@ class MessageStore:
             if log_.flushed.offset < offset:
                 log_.sync_work(log_.flushed.offset, offset).run()
                 log_.flushed.advance(offset)
-            save_cut(log_.directory, offset)
+            epochs = EpochTable() if self.epochs is None else self.epochs.table
+            save_cut(log_.directory, BegunCut.of(offset, log_.max_offset, epochs))
             log_.cut(offset, last_store_timestamp_ms=last_store_timestamp_ms)
             self._cut_derived()
             with closing(self._cut_queue_syncs()) as works:

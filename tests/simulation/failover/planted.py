@@ -54,7 +54,7 @@ def _cut_in_memory() -> Iterator[None]:
             (directory / "trioha-cut.json").unlink()
 
     with (
-        patch.object(message_store, "save_cut", lambda directory, offset: None),
+        patch.object(message_store, "save_cut", lambda directory, cut: None),
         patch.object(message_store, "remove_cut", remove_cut),
         patch.object(MappedFile, "sync", lambda file: None),
         patch("trioha.store.log_files.sync_directory", lambda directory: None),
