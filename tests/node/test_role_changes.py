@@ -34,6 +34,7 @@ from trioha.errors import TriohaError
 from trioha.ha.frames import encode_report
 from trioha.net.tls import ServerTls
 from trioha.node import broker_room
+from trioha.node.hang_watch import Work
 from trioha.recording.invariants import Severity, judge_session
 from trioha.recording.reader import open_session
 from trioha.remoting.client import RemotingClient, open_client
@@ -237,8 +238,12 @@ async def test_a_new_master_with_sync_flush_has_its_log_on_disk_before_anybody_r
         monkeypatch.setattr(FlushService, "run", flush_nothing)
         take_role = MessageStore.take_role
         ends: list[tuple[int, int]] = []
+        steps: list[str] = []
+        # A long sync is no hang of the change of the role.
+        monkeypatch.setattr(Work, "step", lambda work: steps.append(work.what))
 
         def look(store: MessageStore, **options: Any) -> None:
+            assert steps.count("a change of the role") == (flush_disk_type == "SYNC_FLUSH")
             ends.append((store.commit_log.flushed.offset, store.commit_log.max_offset))
             take_role(store, **options)
 
