@@ -53,7 +53,7 @@ from tests.interop.rocketmq import class_path, java_tool, missing_tools
 from tests.node.wire import Wire
 from tests.ports import free_port
 from trioha.remoting.codec import FrameDecoder, encode
-from trioha.remoting.codes import RequestCode
+from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request
 
 TITLE: Final = "RocketMQ's clients on a SYNC pair of trioha and of RocketMQ, medians"
@@ -380,6 +380,17 @@ def await_listening(address: str, started: subprocess.Popen[bytes], log_path: Pa
             return
 
 
+def await_registered(name_server_address: str) -> None:
+    """Wait until a master has registered the topic after whose model others are made."""
+    deadline_s = time.monotonic() + READY_WITHIN_S
+    asked = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields={"topic": "TBW102"})
+    with Wire(name_server_address) as asking:
+        while asking.ask(asked).code != ResponseCode.SUCCESS:
+            if time.monotonic() > deadline_s:
+                raise DriverError(f"no broker registered at {name_server_address}")
+            time.sleep(0.1)
+
+
 @contextmanager
 def pair_of(
     name: str, folder: Path, name_server_address: str, command: Callable[[Path], list[str]], **more: object
@@ -413,6 +424,8 @@ def pair_of(
             log_path = folder / f"{role.lower()}.log"
             started = running.enter_context(process(command(config), log_path))
             await_listening(f"127.0.0.1:{port}", started, log_path)
+            # A client that finds a topic at a slave only may not look for its master again.
+            await_registered(name_server_address)
             brokers.append(started)
             logs.append(log_path)
         yield Pair(
