@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.interop import rocketmq as toolchain
 from tests.interop.java import FILE_BYTES, JavaDriver
 from tests.interop.logs import assert_same_log, blank_tails
 from tests.interop.rocketmq import VERSIONS, ToolchainError, chosen_versions, class_path, is_5, missing_tools
@@ -95,8 +98,27 @@ def test_jars_and_classes_are_made_once_even_by_runs_at_the_same_time(
     with ThreadPoolExecutor(3) as runs:
         paths = list(runs.map(lambda _: class_path("5.5.0", cache=cache), range(3)))
 
-    assert set(paths) == {f"{cache}/5.5.0/classes:{cache}/5.5.0/lib/*"}
+    (classes,) = (cache / "5.5.0").glob("classes-*")
+    assert set(paths) == {f"{classes}:{cache}/5.5.0/lib/*"}
     assert calls.read_text().split() == ["mvn", "javac"]
+
+
+def test_classes_that_a_jvm_may_load_stay_when_other_sources_are_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _fake_tool(tmp_path / "mvn", "mkdir -p lib; touch lib/rocketmq-broker-5.5.0.jar")
+    _fake_tool(tmp_path / "javac", "mkdir -p classes; touch classes/StoreDriver.class")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    first = class_path("5.5.0", cache=tmp_path / "cache")
+    other = tmp_path / "java"
+    shutil.copytree(toolchain.JAVA_SOURCES, other)
+    (other / "StoreDriver.java").write_text("// another checkout's")
+    monkeypatch.setattr(toolchain, "JAVA_SOURCES", other)
+    second = class_path("5.5.0", cache=tmp_path / "cache")
+    assert first != second
+    for path in (first, second):
+        assert Path(path.split(os.pathsep)[0], "StoreDriver.class").exists()
 
 
 def _fake_tool(path: Path, script: str) -> None:
