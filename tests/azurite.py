@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -77,36 +78,33 @@ def installed() -> Path:
 def azurite(program: Path, folder: Path) -> Iterator[dict[str, str]]:
     """A server with an empty container for as long as the block runs; the environment that leads to it."""
     port = free_port()
-    process = subprocess.Popen(
-        [
-            *DIE_WITH_PARENT,
-            *(str(program), "--location", str(folder), "--skipApiVersionCheck", "--disableTelemetry"),
-            *("--blobHost", "127.0.0.1", "--blobPort", str(port)),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=folder,
-    )
-    assert process.stdout is not None
+    log_path = folder / "azurite.log"
+    # A file: it writes a line for each request, and a pipe that nobody reads stops it after some 500.
+    with log_path.open("w") as log:
+        process = subprocess.Popen(
+            [
+                *DIE_WITH_PARENT,
+                *(str(program), "--location", str(folder), "--skipApiVersionCheck", "--disableTelemetry"),
+                *("--blobHost", "127.0.0.1", "--blobPort", str(port)),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+        )
     try:
-        with (folder / "azurite.log").open("w") as log, process.stdout as lines:
-            for line in lines:
-                log.write(line)
-                if "successfully listens" in line:
-                    break
-            else:
-                raise AssertionError(f"Azurite ended: {(folder / 'azurite.log').read_text()}")
-            _make_container(port)
-            yield {
-                "AZURE_STORAGE_USE_EMULATOR": "true",
-                "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
-                "AZURITE_BLOB_STORAGE_URL": f"http://127.0.0.1:{port}",
-                "AZURE_ALLOW_HTTP": "true",
-                "NO_PROXY": "127.0.0.1,localhost",
-                "no_proxy": "127.0.0.1,localhost",
-            }
+        while "successfully listens" not in log_path.read_text(errors="replace"):
+            assert process.poll() is None, f"Azurite ended: {log_path.read_text(errors='replace')}"
+            time.sleep(0.05)
+        _make_container(port)
+        yield {
+            "AZURE_STORAGE_USE_EMULATOR": "true",
+            "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
+            "AZURITE_BLOB_STORAGE_URL": f"http://127.0.0.1:{port}",
+            "AZURE_ALLOW_HTTP": "true",
+            "NO_PROXY": "127.0.0.1,localhost",
+            "no_proxy": "127.0.0.1,localhost",
+        }
     finally:
         process.terminate()
         try:

@@ -116,3 +116,10 @@ def test_a_container_that_is_not_there_is_one_line(url, tmp_path):
     said = run_trioha("archive", log.store, "--to", "az://nowhere/a", timeout_s=90)
     assert said.exit_code != 0
     assert said.stderr.strip().splitlines()[-1] == "trioha: az://nowhere/a/heads: there is no such bucket"
+
+
+def test_it_goes_on_beyond_the_requests_that_fill_a_pipe_with_its_lines(url):
+    folder = ObjectFolder.open(url)
+    folder.put("one", b"body")
+    for _ in range(1500):
+        assert folder.get("one") == b"body"
