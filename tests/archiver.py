@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.interop.node import DIE_WITH_PARENT
+from tests.processes import DIE_WITH_PARENT
 from trioha.archive.heads import read_head
 from trioha.archive.objects import ObjectFolder
 

@@ -19,8 +19,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Final
 
-from tests.interop.node import DIE_WITH_PARENT
 from tests.ports import free_port
+from tests.processes import DIE_WITH_PARENT
 from trioha.cli.rocketmq_jars import cache_folder
 
 VERSION: Final = "3.35.0"

@@ -42,7 +42,7 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.benchmarks.rivals.conditions import ORDER, conditions, described, java_version
-from tests.benchmarks.rivals.driver import DIE_WITH_PARENT, Driver, DriverError, environment_of_ours
+from tests.benchmarks.rivals.driver import Driver, DriverError
 from tests.benchmarks.rivals.machine import LoadMeter, anonymous_bytes, await_calm, cpu_s
 from tests.benchmarks.rivals.options import add_options, parse_options
 from tests.benchmarks.rivals.report import Line, Side, as_json, markdown, table
@@ -52,6 +52,7 @@ from tests.interop.name_server import name_server
 from tests.interop.rocketmq import class_path, java_tool, missing_tools
 from tests.node.wire import Wire
 from tests.ports import free_port
+from tests.processes import DIE_WITH_PARENT, environment_of_ours
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request

@@ -44,17 +44,9 @@ from tests.benchmarks.rivals.conditions import conditions, java_version
 from tests.benchmarks.rivals.machine import LoadMeter, await_calm, cpu_s
 from tests.benchmarks.rivals.options import RIVALS
 from tests.benchmarks.rivals.sides import JVM_FLAGS
-from tests.interop.controller import (
-    Consensus,
-    Controllers,
-    Member,
-    RealMember,
-    TriohaMember,
-    controllers,
-    eventually,
-    wait_until_registered,
-)
+from tests.interop.controller import Consensus, Controllers, controllers, eventually
 from tests.interop.java import JavaDriver, java_driver
+from tests.interop.members import Member, RealMember, TriohaMember, wait_until_registered
 from tests.interop.name_server import name_server
 from tests.interop.rocketmq import missing_tools
 from tests.interop.timed import TimedProducer

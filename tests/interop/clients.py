@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import base64
-import os
 import queue
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from tests.interop.java import OPENED, JavaError
 from tests.interop.rocketmq import client_class_path, java_tool
+from tests.processes import DIE_WITH_PARENT, environment_of_ours
 
-ANSWER_TIMEOUT_S: Final = 90.0
+ANSWER_TIMEOUT_S: Final = 180.0
+"""For each command: mqadmin takes a second or two, `consume` a minute at most for its messages."""
 _LOGBACK: Final = '<configuration><root level="OFF"/></configuration>'
 
 
@@ -32,8 +33,9 @@ class RocketClients:
         with self._log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 [
-                    java_tool("java"), "-Xms32m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-                    "-Xshare:auto", *OPENED, f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
+                    *DIE_WITH_PARENT, java_tool("java"),
+                    "-Xms32m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto",
+                    *OPENED, f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
                     f"-Dlogback.configurationFile={home / 'logback.xml'}",
                     f"-Drmq.logback.configurationFile={home / 'logback.xml'}",
                     "-Drocketmq.client.logUseSlf4j=true",
@@ -45,11 +47,13 @@ class RocketClients:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=folder,
-                env={key: value for key, value in os.environ.items() if key != "NAMESRV_ADDR"},
+                env=environment_of_ours(),
                 text=True,
                 bufsize=1,
             )  # fmt: skip
         self._answers: queue.Queue[str | None] = queue.Queue()
+        self._unread = 0
+        """Answers of commands whose callers have given up waiting."""
         self._reader = threading.Thread(target=self._read, name=f"clients-{version}", daemon=True)
         self._reader.start()
 
@@ -112,11 +116,16 @@ class RocketClients:
         assert stdin is not None
         stdin.write("\t".join(fields) + "\n")
         stdin.flush()
-        try:
-            line = self._answers.get(timeout=ANSWER_TIMEOUT_S)
-        except queue.Empty:
-            line = None
-        if line is None:
+        # Also if the test is ended in the meantime: the next one must not be given this one's answer.
+        self._unread += 1
+        line: str | None = None
+        with suppress(queue.Empty):
+            while self._unread:
+                line = self._answers.get(timeout=ANSWER_TIMEOUT_S)
+                if line is None:
+                    break
+                self._unread -= 1
+        if self._unread or line is None:
             said = self._log_path.read_text(errors="replace")[-4000:]
             raise JavaError(f"the {self.version} clients did not answer {fields}:\n{said}")
         outcome, _, encoded = line.strip().partition("\t")

@@ -14,6 +14,18 @@ from tests.interop.java import JavaDriver, java_driver
 from tests.interop.node import TriohaNode
 from tests.interop.rocketmq import VERSIONS, missing_tools
 
+TIMEOUT_S = 400
+"""For a test with its fixtures, in seconds: longer than any of its waits, which say what is missing.
+Those are ten times what an idle machine needs and more: other suites may have the cores."""
+FOLDER = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of this folder have TIMEOUT_S unless they say otherwise."""
+    for item in items:
+        if FOLDER in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
 
 @pytest.fixture(scope="session")
 def rocketmq_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, JavaDriver]]:

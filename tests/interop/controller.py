@@ -1,4 +1,4 @@
-"""Real RocketMQ controllers and real brokers in controller mode, each a process of its own.
+"""Real RocketMQ controllers, each a process of its own, and what brokers of controller mode are given.
 
 RocketMQ's controller comes with its name server: `rocketmq-controller` is one of its dependencies. It keeps
 its state by DLedger or, from 5.2 on, by JRaft.
@@ -6,33 +6,32 @@ its state by DLedger or, from 5.2 on, by JRaft.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import trio
 from attrs import define, field, frozen
 
 from tests.interop.java import OPENED
-from tests.interop.node import DIE_WITH_PARENT, TriohaNode
-from tests.interop.rocketmq import class_path, java_tool, name_server_class_path
+from tests.interop.rocketmq import java_tool, name_server_class_path
 from tests.ports import free_port
+from tests.processes import DIE_WITH_PARENT, environment_of_ours
 from trioha.controller import protocol
 from trioha.controller.protocol import ControllerMetadata, ReplicaSetInfo, to_request
 from trioha.errors import TriohaError
 from trioha.remoting.client import open_client
 from trioha.remoting.command import RemotingCommand
-from trioha.remoting.name_server import fetch_broker_groups
 
-WITHIN_S = 75.0
+WITHIN_S = 150.0
 """For each condition that a test waits for; most come true in a second or two."""
+ASKED_AGAIN_S = 10.0
+"""After so long, one that waits asks anew: brokers drop requests while they change their roles."""
 POLL_S = 0.05
 CLUSTER = "interop"
 FILE_BYTES = 1024 * 1024
@@ -45,9 +44,7 @@ _LOGBACK = """\
   <root level="LEVEL"><appender-ref ref="STDERR"/></root>
 </configuration>
 """
-_JAVA_ONLY = frozenset(("timerWheelEnable", "enableCompaction"))
-"""Settings that trioha does not have."""
-_FLAGS = (
+JVM_FLAGS = (
     "-Xms48m",
     "-Xmx256m",
     "-XX:+UseSerialGC",
@@ -87,8 +84,8 @@ def ask(address: str, command: RemotingCommand) -> RemotingCommand:
     """The answer of one controller or broker. Raises TriohaError."""
 
     async def fetch() -> RemotingCommand:
-        async with open_client(address) as client:
-            return await client.request(command, timeout_s=3)
+        async with open_client(address, connect_timeout_s=ASKED_AGAIN_S) as client:
+            return await client.request(command, timeout_s=ASKED_AGAIN_S)
 
     return trio.run(fetch)
 
@@ -103,7 +100,7 @@ class JavaProcess:
     main_class: str
     settings: dict[str, object]
     log_level: str = "WARN"
-    flags: Sequence[str] = _FLAGS
+    flags: Sequence[str] = JVM_FLAGS
     """Of the JVM."""
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
@@ -127,7 +124,7 @@ class JavaProcess:
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
-                env={key: value for key, value in os.environ.items() if key != "NAMESRV_ADDR"},
+                env=environment_of_ours(),
             )  # fmt: skip
 
     @property
@@ -225,14 +222,24 @@ class Controllers:
         answer = ask(self.leader(), to_request(protocol.SetDataRequest(), body=body))
         return protocol.parse_set_data(answer.body).get(broker_name) if answer.body else None
 
-    def wait_group(self, broker_name: str, holds: Callable[[ReplicaSetInfo], bool]) -> ReplicaSetInfo:
-        """The group as soon as `holds` does."""
+    def wait_group(
+        self,
+        broker_name: str,
+        holds: Callable[[ReplicaSetInfo], bool],
+        *,
+        logs: Callable[[], str] | None = None,
+    ) -> ReplicaSetInfo:
+        """The group as soon as `holds` does; a failure shows `logs`, by default those of the controllers."""
+        last: ReplicaSetInfo | None = None
 
         def find() -> ReplicaSetInfo | None:
-            group = self.group(broker_name)
-            return group if group is not None and holds(group) else None
+            nonlocal last
+            last = self.group(broker_name)
+            return last if last is not None and holds(last) else None
 
-        return eventually(f"state of group {broker_name}", find, logs=self.log)
+        return eventually(
+            f"state of group {broker_name}", find, logs=lambda: f"it is {last}\n{(logs or self.log)()}"
+        )
 
     def log(self) -> str:
         """The ends of all their logs."""
@@ -329,167 +336,3 @@ def broker_settings(
         "timerWheelEnable": False,
         "enableCompaction": False,
     }
-
-
-class Member(ABC):
-    """A broker of a group, which may end, hang, and start again on its store and its ports."""
-
-    def __init__(self, folder: Path, name: str, *, port: int) -> None:
-        self.name = name
-        self.root = folder / name / "store"
-        self.root.parent.mkdir(parents=True)
-        self.address = f"127.0.0.1:{port}"
-        """For clients."""
-        self.ha_address = f"127.0.0.1:{port + 1}"
-
-    @property
-    @abstractmethod
-    def pid(self) -> int:
-        """Of the process that runs."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Start it, or start it again on its files."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """`kill -9`; nothing happens if it does not run."""
-
-    @abstractmethod
-    def hang(self) -> None:
-        """SIGSTOP: it keeps its connections and says nothing."""
-
-    @abstractmethod
-    def resume(self) -> None:
-        """SIGCONT."""
-
-    @abstractmethod
-    def log(self) -> str:
-        """The end of its log."""
-
-    def epochs(self) -> protocol.EpochCache:
-        """The epochs of its log. Raises TriohaError."""
-        return protocol.EpochCache.of_body(ask(self.address, to_request(protocol.EpochCacheRequest())).body)
-
-    @property
-    def max_offset(self) -> int:
-        """End of its log. Raises TriohaError."""
-        return self.epochs().max_offset
-
-    def epoch_file(self) -> str:
-        """The text of its epoch file."""
-        return (self.root / "epochFileCheckpoint").read_text()
-
-
-class RealMember(Member):
-    """A broker of RocketMQ."""
-
-    def __init__(
-        self,
-        folder: Path,
-        name: str,
-        *,
-        version: str,
-        port: int,
-        broker_name: str,
-        controller_address: str,
-        name_server: str,
-        log_level: str = "WARN",
-        flags: Sequence[str] = _FLAGS,
-        **settings: object,
-    ) -> None:
-        super().__init__(folder, name, port=port)
-        common = broker_settings(broker_name, controller_address, name_server, self.root, port)
-        self._process = JavaProcess(
-            name=name,
-            folder=self.root.parent,
-            class_path=class_path(version),
-            main_class="org.apache.rocketmq.broker.BrokerStartup",
-            settings={**common, **settings},
-            log_level=log_level,
-            flags=flags,
-        )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def start(self) -> None:
-        self._process.start()
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def hang(self) -> None:
-        self._process.hang()
-
-    def resume(self) -> None:
-        self._process.resume()
-
-    def log(self) -> str:
-        return self._process.log()
-
-
-class TriohaMember(Member):
-    """A trioha node."""
-
-    def __init__(
-        self,
-        folder: Path,
-        name: str,
-        *,
-        port: int,
-        broker_name: str,
-        controller_address: str,
-        name_server: str,
-        **settings: object,
-    ) -> None:
-        super().__init__(folder, name, port=port)
-        common = broker_settings(broker_name, controller_address, name_server, self.root, port)
-        self._settings: dict[str, Any] = {
-            key: str(value).lower() if isinstance(value, bool) else value
-            for key, value in {**common, **settings}.items()
-            if key not in _JAVA_ONLY
-        }
-        self._node: TriohaNode | None = None
-
-    @property
-    def node(self) -> TriohaNode:
-        """The process that runs."""
-        assert self._node is not None, f"{self.name} does not run"
-        return self._node
-
-    @property
-    def pid(self) -> int:
-        return self.node.pid
-
-    def start(self) -> None:
-        assert self._node is None
-        self._node = TriohaNode(self.root, role="SLAVE", **self._settings)
-
-    def kill(self) -> None:
-        if self._node is not None:
-            self._node.kill()
-            self._node = None
-
-    def hang(self) -> None:
-        self.node.hang()
-
-    def resume(self) -> None:
-        self.node.resume()
-
-    def log(self) -> str:
-        return f"--- {self.name}\n" + ("" if self._node is None else self._node.log())
-
-
-def wait_until_registered(name_server: str, broker_name: str, master: Member) -> None:
-    """Wait until a name server has the master of a group: a real slave asks it for the HA address."""
-
-    async def is_registered() -> bool | None:
-        async with open_client(name_server) as client:
-            for group in await fetch_broker_groups(client):
-                if group.broker_name == broker_name and group.addresses.get(0) == master.address:
-                    return True
-        return None
-
-    eventually("the master is registered", lambda: trio.run(is_registered), logs=master.log)

@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.benchmarks.rivals.machine import cpu_s
 from tests.interop.rocketmq import java_tool, name_server_class_path
 from tests.ports import free_port
+from tests.processes import DIE_WITH_PARENT, environment_of_ours
 
 START_CPU_S = 30.0
 """CPU time in which a name server starts, in seconds: ten times what it takes. A clock on the wall would show
@@ -44,23 +45,25 @@ def _start(jars: str, home: Path, folder: Path, port: int) -> subprocess.Popen[b
     with (folder / LOG).open("wb") as log:
         return subprocess.Popen(
             [
-                java_tool("java"), "-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+                *DIE_WITH_PARENT, java_tool("java"),
+                "-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
                 "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
                 f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
                 "-cp", jars, "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(config),
             ],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, env=environment_of_ours(),
         )  # fmt: skip
 
 
 def _wait_until_it_listens(port: int, process: subprocess.Popen[bytes], log_path: Path) -> None:
     while True:
+        # Looked at first: one that has ended may have left its port to another process.
+        if process.poll() is not None or cpu_s(process.pid) > START_CPU_S:
+            said = log_path.read_text(errors="replace")[-4000:]
+            raise AssertionError(f"the name server does not listen on {port}:\n{said}")
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
         except OSError:
-            if process.poll() is not None or cpu_s(process.pid) > START_CPU_S:
-                said = log_path.read_text(errors="replace")[-4000:]
-                raise AssertionError(f"the name server does not listen on {port}:\n{said}") from None
             time.sleep(0.05)
         else:
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,18 +17,23 @@ import trio
 from attrs import frozen
 
 from tests.interop.java import FILE_BYTES
+from tests.processes import DIE_WITH_PARENT
 from trioha.broker_status import BrokerStatus
-from trioha.errors import TriohaError
+from trioha.errors import PeerError, TriohaError
 from trioha.remoting.client import open_client
 from trioha.remoting.status_reader import fetch_status
 
-# A node does not outlive the test run, even one that is killed.
-DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
 _TRIOHA = [sys.executable, "-m", "trioha"]
-_READY_WITHIN_S = 60.0
+ANSWER_WITHIN_S = 20.0
+"""For a connection to a broker or name server that lives, and for each of its answers."""
+WITHIN_S = 120.0
+"""For each condition that a test waits for; most come true in a second or two."""
+SLAVE_TIMEOUT_MS = 10_000
+"""slaveTimeout where no put may time out, however busy the machine; 3000 by default."""
+_READY_WITHIN_S = 90.0
 _STOP_WITHIN_S = 2.0
 """What trioha promises for SIGTERM."""
-_STOP_GRACE_S = 8.0
+_STOP_GRACE_S = 28.0
 """What a busy machine may add."""
 
 
@@ -50,7 +54,7 @@ class Answer:
     stderr: str
 
 
-def run_trioha(*arguments: str | Path, timeout_s: float = 60.0) -> Answer:
+def run_trioha(*arguments: str | Path, timeout_s: float = WITHIN_S) -> Answer:
     """Run `trioha ARGUMENTS` to its end."""
     done = subprocess.run(
         [*_TRIOHA, *map(str, arguments)],
@@ -77,6 +81,8 @@ def start_load(
     return subprocess.Popen(
         [
             *DIE_WITH_PARENT, *_TRIOHA, "load", "--json", "--broker", address, "--topic", topic,
+            # The broker's answer counts, not how long a busy machine takes for it.
+            "--timeout", str(WITHIN_S / 2),
             "--count", str(number), "--size", f"{size[0]}..{size[1]}", "--concurrency", str(concurrency),
             "--seed", str(seed),
         ],
@@ -87,7 +93,7 @@ def start_load(
     )  # fmt: skip
 
 
-def finish_load(process: subprocess.Popen[str], *, timeout_s: float = 60.0) -> Loaded:
+def finish_load(process: subprocess.Popen[str], *, timeout_s: float = WITHIN_S) -> Loaded:
     """Wait for a started load."""
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
@@ -119,10 +125,32 @@ def broker_status(address: str) -> BrokerStatus:
     """The status of the broker at `address`, trioha's or RocketMQ's."""
 
     async def fetch() -> BrokerStatus:
-        async with open_client(address) as client:
-            return await fetch_status(client)
+        async with open_client(address, connect_timeout_s=ANSWER_WITHIN_S) as client:
+            return await fetch_status(client, timeout_s=ANSWER_WITHIN_S)
 
     return trio.run(fetch)
+
+
+def wait_dispatched(address: str, *, within_s: float = WITHIN_S) -> BrokerStatus:
+    """Wait until the queues and the index of a broker, trioha's or RocketMQ's, have what is in its log now.
+
+    A put is answered before that, so its queue may still end before it.
+    """
+    deadline_s = time.monotonic() + within_s
+    end: int | None = None
+    last: object = None
+    while time.monotonic() < deadline_s:
+        try:
+            last = status = broker_status(address)
+        except PeerError as problem:
+            # RocketMQ has no figures until a second after its start.
+            last = problem
+        else:
+            end = status.max_offset if end is None else end
+            if status.dispatched_offset is not None and status.dispatched_offset >= end:
+                return status
+        time.sleep(0.02)
+    raise AssertionError(f"not dispatched up to {end} within {within_s:g} s: {last}")
 
 
 class TriohaNode:
@@ -231,15 +259,15 @@ class TriohaNode:
         max_offset: int | None = None,
         ack_offset: int | None = None,
         connections: int | None = None,
-        within_s: float = 60.0,
+        within_s: float = WITHIN_S,
     ) -> BrokerStatus:
         """Wait for the log's end and the best slave's ack (at least), and the number of HA connections."""
 
         async def poll() -> BrokerStatus:
             deadline = trio.current_time() + within_s
-            async with open_client(self.listen_address) as client:
+            async with open_client(self.listen_address, connect_timeout_s=ANSWER_WITHIN_S) as client:
                 while True:
-                    status = await fetch_status(client)
+                    status = await fetch_status(client, timeout_s=ANSWER_WITHIN_S)
                     best_ack = max((connection.ack_offset for connection in status.connections), default=-1)
                     if (
                         (max_offset is None or status.max_offset >= max_offset)

@@ -3,161 +3,33 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from attrs import define, field, frozen
 
-from tests.interop.controller import (
-    CLUSTER,
-    Consensus,
-    Controllers,
-    JavaProcess,
-    ask,
-    broker_settings,
-    controllers,
-    eventually,
-)
+from tests.interop.controller import CLUSTER, Consensus, Controllers, ask, controllers, eventually
+from tests.interop.java import PATIENT
 from tests.interop.logs import assert_same_log, log_files
+from tests.interop.members import Member, RealMember, TriohaMember
 from tests.interop.name_server import name_server
-from tests.interop.node import Loaded, TriohaNode, load
-from tests.interop.rocketmq import class_path
+from tests.interop.node import SLAVE_TIMEOUT_MS
 from tests.ports import free_port
 from trioha.controller import protocol
-from trioha.controller.protocol import CachedEpoch, EpochCache, ReplicaSetInfo, to_request
+from trioha.controller.protocol import CachedEpoch, ReplicaSetInfo, to_request
 
 GROUP_FILE_BYTES = 128 * 1024
 """mappedFileSizeCommitLog of members: a few dozen messages fill several files."""
-BODY_BYTES = (1000, 20_000)
-_JAVA_ONLY = frozenset(("timerWheelEnable", "enableCompaction"))
-_OF_NODES: dict[str, object] = {"trioha.bindAddress": "127.0.0.1"}
-_OF_BROKERS: dict[str, object] = {
+SETTINGS: dict[str, object] = {
+    **PATIENT,
+    "mappedFileSizeCommitLog": GROUP_FILE_BYTES,
+    "slaveTimeout": SLAVE_TIMEOUT_MS,
     # 5.4 and newer recover the newest ten files only, however short.
     "commitLogRecoverMaxNum": 1000,
 }
-
-
-@define(eq=False)
-class Member(ABC):
-    """A broker of a group, which may be ended and started again on its files."""
-
-    name: str
-    root: Path
-    address: str
-    """`host:port` for clients."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Start it, or start it again."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """`kill -9`, if it runs."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """A clean stop."""
-
-    @abstractmethod
-    def log(self) -> str:
-        """The end of what it wrote."""
-
-    @property
-    @abstractmethod
-    def is_running(self) -> bool:
-        """Whether the process is there."""
-
-    @property
-    def broker_id(self) -> int:
-        """The id that the controllers gave it; waits until it has one."""
-
-        def read() -> int | None:
-            path = self.root / "brokerIdentity"
-            return int(path.read_text().split("#")[2]) if path.exists() else None
-
-        return eventually(f"{self.name} has an id", read, logs=self.log)
-
-    def epochs(self) -> EpochCache:
-        """The epochs of its log, as it says them; its connections end with each role."""
-
-        def fetch() -> EpochCache | None:
-            answer = ask(self.address, to_request(protocol.EpochCacheRequest()))
-            return EpochCache.of_body(answer.body) if answer.code == 0 else None
-
-        return eventually(f"{self.name} says its epochs", fetch, logs=self.log)
-
-    def epoch_file(self) -> bytes:
-        """Its epochFileCheckpoint."""
-        return (self.root / "epochFileCheckpoint").read_bytes()
-
-    def load(self, number: int, *, seed: int = 1) -> Loaded:
-        """Store messages, whatever becomes of them."""
-        return load(self.address, number, size=BODY_BYTES, seed=seed)
-
-    def stored(self, number: int) -> None:
-        """Store messages, each of which is PUT_OK. Waits until the broker takes writes."""
-
-        def one() -> bool | None:
-            try:
-                return True if self.load(1).statuses == {"PUT_OK": 1} else None
-            except AssertionError:
-                # Its connection ended while the broker changed its role.
-                return None
-
-        eventually(f"a put at {self.name} is PUT_OK", one, logs=self.log)
-        assert self.load(number, seed=2).statuses == {"PUT_OK": number}, self.log()
-
-
-@define(eq=False)
-class TriohaMember(Member):
-    """A trioha node."""
-
-    settings: dict[str, object]
-    node: TriohaNode | None = None
-
-    def start(self) -> None:
-        assert not self.is_running
-        self.node = TriohaNode(self.root, role="SLAVE", **self.settings)
-
-    def kill(self) -> None:
-        if self.node is not None and self.node.is_running:
-            self.node.kill()
-
-    def stop(self) -> None:
-        assert self.node is not None
-        self.node.stop()
-
-    def log(self) -> str:
-        return "never started" if self.node is None else f"--- {self.name}\n{self.node.log()}"
-
-    @property
-    def is_running(self) -> bool:
-        return self.node is not None and self.node.is_running
-
-
-@define(eq=False)
-class RocketMQMember(Member):
-    """A real broker."""
-
-    process: JavaProcess
-
-    def start(self) -> None:
-        self.process.start()
-
-    def kill(self) -> None:
-        self.process.kill()
-
-    def stop(self) -> None:
-        self.process.stop()
-
-    def log(self) -> str:
-        return self.process.log()
-
-    @property
-    def is_running(self) -> bool:
-        return self.process.is_running
+"""Of all members."""
 
 
 @frozen
@@ -196,33 +68,20 @@ class ReplicaGroup:
 
     def join(self, kind: str, name: str, **settings: object) -> Member:
         """Start another broker, `trioha` or `rocketmq`, with an empty store. Waits for its id."""
-        port, root = free_port(), self.folder / name / "store"
-        given = {
-            **broker_settings(
-                self.broker_name, self.cluster.controllers.setting, self.cluster.names, root, port
-            ),
-            "mappedFileSizeCommitLog": GROUP_FILE_BYTES,
+        given: dict[str, Any] = {
+            "port": free_port(),
+            "broker_name": self.broker_name,
+            "controller_address": self.cluster.controllers.setting,
+            "name_server": self.cluster.names,
+            **SETTINGS,
             **self.settings,
             **settings,
         }
-        address = f"127.0.0.1:{port}"
-        root.mkdir(parents=True)
         member: Member
         if kind == "trioha":
-            texts = {
-                key: str(value).lower() if isinstance(value, bool) else value for key, value in given.items()
-            }
-            own = {key: value for key, value in texts.items() if key not in _JAVA_ONLY}
-            member = TriohaMember(name, root, address, {**_OF_NODES, **own})
+            member = TriohaMember(self.folder, name, **given)
         else:
-            process = JavaProcess(
-                name=name,
-                folder=self.folder / name,
-                class_path=class_path(self.cluster.version),
-                main_class="org.apache.rocketmq.broker.BrokerStartup",
-                settings={**_OF_BROKERS, **given},
-            )
-            member = RocketMQMember(name, root, address, process)
+            member = RealMember(self.folder, name, version=self.cluster.version, **given)
         self.members.append(member)
         member.start()
         # Members that follow get later ids.
@@ -253,11 +112,9 @@ class ReplicaGroup:
         """The group as soon as its sync-state set is `members`."""
         wanted = {member.broker_id for member in members}
 
-        def find() -> ReplicaSetInfo | None:
-            group = self.state()
-            return group if group is not None and wanted == ids_in_set(group) else None
-
-        return eventually(f"the set is {sorted(wanted)}", find, logs=self.log)
+        return self.cluster.controllers.wait_group(
+            self.broker_name, lambda group: ids_in_set(group) == wanted, logs=self.log
+        )
 
     def elect(self, member: Member) -> None:
         """Have the controllers make a member master, as `mqadmin electMaster` does. Waits until it serves."""

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,9 @@ StartNode = Callable[..., TriohaNode]
 Findings = dict[str, dict[str, str]]
 PATIENT = ("--metadata-late", "3600")
 """For pairs without a name server, whose slaves never copy metadata: the test is about something else."""
-CONNECTED_WITHIN_S = 75.0
+CONNECTED_WITHIN_S = 150.0
 """A slave of 5.x learns its master's address 10 s after its start and dials up to 15 s after its start."""
-COPIED_WITHIN_S = 150.0
+COPIED_WITHIN_S = 250.0
 """A slave of 5.x copies metadata for the first time 63 s after its start."""
 TIMEOUT_S = 20
 """For each request and connection of the doctor, on a busy machine."""
@@ -99,9 +100,8 @@ def names(java: JavaDriver, tmp_path: Path) -> Iterator[str]:
 def forged_reports(ha_address: str, offset: int) -> Iterator[None]:
     """A peer of the HA port that requests nothing and acknowledges everything, while the block runs."""
     host, _, port = ha_address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as peer:
+    with socket.create_connection((host, int(port)), timeout=CONNECTED_WITHIN_S) as peer:
         peer.sendall(struct.pack(">q", offset))
-        peer.settimeout(10)
         peer.recv(12)
         yield
 
@@ -148,7 +148,6 @@ def test_healthy_pairs_of_each_kind_have_no_findings(
 
 
 @pytest.mark.skipif(VERSIONS != ALL_VERSIONS, reason="a slave of 5.x copies metadata after 63 s")
-@pytest.mark.timeout(400)
 def test_healthy_pairs_of_each_kind_have_the_same_metadata(
     healthy_pairs: dict[str, tuple[JavaStore | TriohaNode, JavaStore | TriohaNode]], names: str
 ) -> None:
@@ -212,7 +211,10 @@ def test_a_sync_master_of_5_that_lowers_its_copies_is_found(newest: JavaDriver, 
 def test_a_forged_acknowledgement_is_found_where_a_master_reports_it(
     java: JavaDriver, tmp_path: Path
 ) -> None:
-    master = opened_broker(java, tmp_path, role="SYNC_MASTER", **sync_settings(java))
+    # The peer reports once: its connection must last until the doctor has looked.
+    master = opened_broker(
+        java, tmp_path, role="SYNC_MASTER", haHousekeepingInterval=600_000, **sync_settings(java)
+    )
     with forged_reports(master.ha_address, 10**9):
         forged = load(master.listen_address, 1)
         found = examine(master.listen_address)
@@ -319,7 +321,7 @@ def test_metadata_that_is_not_copied_is_found(java: JavaDriver, tmp_path: Path) 
     expected = {"slave-without-name-server", "topics-late", "groups-late", "offsets-missing"}
     if is_5(java.version):
         expected.add("delay-offsets-late")
-    wait_until(lambda: expected <= set(found()), f"{expected}", within_s=30)
+    wait_until(lambda: expected <= set(found()), f"{expected}", within_s=CONNECTED_WITHIN_S)
     late = found()
     assert set(late) == expected
     assert "TopicTest" in late["topics-late"]["evidence"]
@@ -340,11 +342,19 @@ def test_metadata_that_is_not_copied_is_found(java: JavaDriver, tmp_path: Path) 
 def test_a_master_without_its_second_port_is_found(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
-    # On any free port, a node has no second port.
-    master = start_node("master", role="ASYNC_MASTER")
-    slave = opened_broker(java, tmp_path / "s", role="SLAVE")
-    found = examined(master, slave)
-    host, _, port = master.listen_address.rpartition(":")
+    # On any free port, a node has no second port: no other process listens there while it is bound here.
+    with socket.socket() as second:
+        for attempt in count():
+            master = start_node(f"master-{attempt}", role="ASYNC_MASTER")
+            host, _, port = master.listen_address.rpartition(":")
+            try:
+                second.bind((host, int(port) - 2))
+            except OSError:
+                assert attempt < ATTEMPTS
+            else:
+                break
+        slave = opened_broker(java, tmp_path / "s", role="SLAVE")
+        found = examined(master, slave)
     assert f"{host}:{int(port) - 2}: Connection refused" in found["vip-port-unreachable"]["evidence"]
 
 
@@ -362,5 +372,5 @@ def test_lines_of_a_file_that_a_real_broker_does_not_use_are_found(java: JavaDri
     found = examine(master.listen_address, path)
     assert set(found) == {"setting-ignored", "setting-not-in-effect", "setting-invalid"}
     assert "line 8:" in found["setting-ignored"]["evidence"]
-    assert "slaveTimeout is 4000, in effect is 3000" in found["setting-not-in-effect"]["evidence"]
+    assert "slaveTimeout is 4000, in effect is 10000" in found["setting-not-in-effect"]["evidence"]
     assert "haHousekeepingInterval=20s" in found["setting-invalid"]["evidence"]

@@ -10,11 +10,11 @@ from attrs import define, frozen
 
 from tests.interop.clients import RocketClients
 from tests.interop.controller import CLUSTER, eventually
-from tests.interop.replica_group import Cluster, Member, ReplicaGroup, cluster
-from tests.interop.rocketmq import VERSIONS, is_5
-from tests.interop.test_autoswitch_slave import VERSIONS_5
+from tests.interop.members import Member
+from tests.interop.replica_group import Cluster, ReplicaGroup, cluster
+from tests.interop.rocketmq import VERSIONS, VERSIONS_5, is_5
 
-pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.interop, pytest.mark.process]
 COMMANDS = ("getSyncStateSet", "getBrokerEpoch", "electMaster", "getControllerMetaData")
 KINDS = ("rocketmq", "trioha")
 

@@ -17,9 +17,10 @@ import trio
 from tests.interop.clients import RocketClients
 from tests.interop.java import JavaDriver
 from tests.interop.name_server import name_server
-from tests.interop.node import DIE_WITH_PARENT, TriohaNode
+from tests.interop.node import ANSWER_WITHIN_S, TriohaNode
 from tests.interop.rocketmq import is_5
 from tests.ports import free_port
+from tests.processes import DIE_WITH_PARENT
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import RemotingCommand, request
@@ -29,7 +30,7 @@ from trioha.remoting.name_server import fetch_broker_groups
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 StartNode = Callable[..., TriohaNode]
-REGISTERED_WITHIN_S = 60.0
+REGISTERED_WITHIN_S = 120.0
 """Real brokers register when they start, or 10 s later, and every 30 s."""
 
 
@@ -70,16 +71,17 @@ def trioha_name_server(folder: Path, **settings: Any) -> Iterator[str]:
 
 def ask(address: str, code: int, **fields: str) -> RemotingCommand:
     async def main() -> RemotingCommand:
-        async with open_client(address) as client:
-            return await client.request(request(code, ext_fields=fields))
+        async with open_client(address, connect_timeout_s=ANSWER_WITHIN_S) as client:
+            return await client.request(request(code, ext_fields=fields), timeout_s=ANSWER_WITHIN_S)
 
     return trio.run(main)
 
 
 def groups(address: str) -> dict[str, dict[int, str]]:
     async def main() -> dict[str, dict[int, str]]:
-        async with open_client(address) as client:
-            return {group.broker_name: dict(group.addresses) for group in await fetch_broker_groups(client)}
+        async with open_client(address, connect_timeout_s=ANSWER_WITHIN_S) as client:
+            found = await fetch_broker_groups(client, timeout_s=ANSWER_WITHIN_S)
+            return {group.broker_name: dict(group.addresses) for group in found}
 
     return trio.run(main)
 
@@ -139,7 +141,7 @@ def test_real_brokers_and_clients_work_under_a_trioha_name_server(
         deleted = clients.mqadmin("deleteTopic", names, "-c", "interop", "-t", "Made")
         left = topics(names)
         # What the slave asks its name server for: where the master is.
-        slave.wait(maxOffset=master.max_offset, within_s=30)
+        slave.wait(maxOffset=master.max_offset)
         slave.shutdown()
         alone = groups(names)
         master.shutdown()
@@ -184,17 +186,17 @@ def test_a_trioha_broker_under_a_real_name_server_is_found_by_real_clients(
         listed = clients.mqadmin("clusterList", names)
         all_topics = clients.mqadmin("topicList", names).split()
         slave.wait(max_offset=master.max_offset)
+        # A name server of 5.x takes brokers off its lists in a thread of its own.
         slave.stop()
-        alone = groups(names)
+        alone = {"broker-t": {0: master.listen_address}}
+        wait_until(lambda: groups(names) == alone, "the slave is off the list")
         master.stop()
-        none = groups(names)
+        wait_until(lambda: groups(names) == {}, "the master is off the list")
 
     assert {(status, broker) for status, broker, _ in sent + again} == {("SEND_OK", "broker-t")}
     assert {queue_id for _, _, queue_id in again} == {0, 1, 2, 3}
     assert master.listen_address in listed
     assert {"First", "TBW102", "interop", "broker-t"} <= set(all_topics)
-    assert alone == {"broker-t": {0: master.listen_address}}
-    assert none == {}
 
 
 def test_a_real_broker_registers_again_with_a_name_server_that_was_started_anew(

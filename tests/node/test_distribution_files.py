@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.interop.node import DIE_WITH_PARENT, TriohaNode, load, run_trioha
+from tests.interop.node import TriohaNode, load, run_trioha
 from tests.node.test_name_servers import groups, wait_until
+from tests.processes import DIE_WITH_PARENT
 
 FILES = {
     "broker-a": ("broker-a", 0),

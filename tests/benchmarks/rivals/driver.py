@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -15,15 +13,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-# A driver does not outlive the benchmark, even one that is killed.
-DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
+from tests.processes import DIE_WITH_PARENT, environment_of_ours
+
 ANSWER_WITHIN_S = 60.0
 END_WITHIN_S = 10.0
-
-
-def environment_of_ours() -> dict[str, str]:
-    """The environment without a name server that the machine's user works with."""
-    return {key: value for key, value in os.environ.items() if key != "NAMESRV_ADDR"}
 
 
 class DriverError(Exception):

@@ -22,10 +22,11 @@ from typing import Any
 
 from attrs import frozen
 
-from tests.benchmarks.rivals.driver import DIE_WITH_PARENT, END_WITHIN_S, Driver, DriverError
+from tests.benchmarks.rivals.driver import END_WITHIN_S, Driver, DriverError
 from tests.benchmarks.rivals.machine import cpu_s
 from tests.interop.java import LOGBACK, OPENED
 from tests.interop.rocketmq import class_path, java_tool
+from tests.processes import DIE_WITH_PARENT
 
 REPOSITORY = Path(__file__).parents[3]
 JAVA_SOURCE = Path(__file__).parents[1] / "java" / "BenchDriver.java"

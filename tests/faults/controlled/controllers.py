@@ -17,9 +17,9 @@ from typing import Protocol
 from attrs import define, field, frozen
 
 from tests.interop.controller import Consensus, Controllers, ask, controllers, eventually
-from tests.interop.node import DIE_WITH_PARENT
 from tests.interop.rocketmq import missing_tools, name_server_class_path
 from tests.ports import free_port
+from tests.processes import DIE_WITH_PARENT
 from trioha.cli.rocketmq_jars import cache_folder
 from trioha.controller import protocol
 from trioha.controller.protocol import ControllerMetadata, to_request

@@ -40,8 +40,8 @@ from tests.faults.producer import Producer, Promise
 from tests.faults.proxy import BOTH, Link
 from tests.faults.trio_thread import TrioThread
 from tests.interop.controller import CLUSTER, ask
-from tests.interop.node import DIE_WITH_PARENT
 from tests.ports import free_port
+from tests.processes import DIE_WITH_PARENT
 from trioha.controller import protocol
 from trioha.controller.protocol import EpochCache, MemberSet, ReplicaInfo, to_request
 from trioha.errors import PeerError, RemoteProtocolError, TriohaError

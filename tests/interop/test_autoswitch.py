@@ -1,4 +1,4 @@
-"""A trioha slave behind a real master in controller mode, under a real controller."""
+"""Trioha slaves of a real master, and real slaves of a trioha master, under a real controller."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.interop.members import Member, RealMember
 from tests.interop.replica_group import (
     GROUP_FILE_BYTES,
     Cluster,
-    Member,
     ReplicaGroup,
-    RocketMQMember,
     cluster,
     first_offset,
     ids_in_set,
     replica_group,
 )
-from tests.interop.rocketmq import VERSIONS, is_5, missing_tools
+from tests.interop.rocketmq import VERSIONS_5, missing_tools
+from tests.interop.test_java_master import TIMES_OUT_MS
 
-pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.timeout(400)]
-VERSIONS_5 = tuple(filter(is_5, VERSIONS))
+pytestmark = [pytest.mark.interop, pytest.mark.process]
 NEVER = {"haMaxTimeSlaveNotCatchup": 600_000}
 """No member leaves the set because it is slow."""
 
@@ -79,9 +78,54 @@ def test_late_slaves_get_every_epoch_of_a_real_master(group: ReplicaGroup) -> No
     assert learner.broker_id not in ids_in_set(in_set)
 
 
+def test_late_real_slaves_get_every_epoch_of_a_trioha_master(group: ReplicaGroup) -> None:
+    node = group.join("trioha", "node")
+    node.stored(30)
+    real = group.join("rocketmq", "real")
+    group.wait_set(node, real)
+    group.wait_equal(node, real)
+    group.elect(real)
+    real.stored(30)
+    group.wait_set(node, real)
+    group.elect(node)
+    node.stored(30)
+    assert [epoch.epoch for epoch in node.epochs().epochs] == [1, 2, 3]
+    assert node.epochs().max_offset > 4 * GROUP_FILE_BYTES
+
+    learner = group.join("rocketmq", "learner", asyncLearner=True)
+    from_last_file = group.join("rocketmq", "from-last-file", syncFromLastFile=True)
+    # What a trioha slave takes from the last file on is what RocketMQ's does.
+    also = group.join("trioha", "also-from-last-file", syncFromLastFile=True)
+    slaves = (real, learner, from_last_file, also)
+    group.wait_set(node, real, from_last_file, also)
+    node.stored(10)
+    group.wait_equal(node, *slaves)
+    assert first_offset(learner) == 0
+    assert first_offset(from_last_file) == first_offset(also) > 0
+    assert from_last_file.epoch_file() == also.epoch_file()
+
+    # One is killed, one is stopped; each comes back at its own byte.
+    real.kill()
+    learner.stop()
+    group.wait_set(node, from_last_file, also)
+    node.stored(10)
+    real.start()
+    learner.start()
+    in_set = group.wait_set(node, real, from_last_file, also)
+    node.stored(10)
+    group.wait_equal(node, *slaves)
+    assert learner.broker_id not in ids_in_set(in_set)
+
+
 def test_diverged_log_is_cut_behind_a_real_master(group: ReplicaGroup) -> None:
-    old = group.join("trioha", "old", slaveTimeout=500)
+    old = group.join("trioha", "old", slaveTimeout=TIMES_OUT_MS)
     new = group.join("rocketmq", "new")
+    assert_cut(group, old=old, new=new)
+
+
+def test_diverged_log_of_a_real_broker_is_cut_behind_a_trioha_master(group: ReplicaGroup) -> None:
+    old = group.join("rocketmq", "old", slaveTimeout=TIMES_OUT_MS)
+    new = group.join("trioha", "new")
     assert_cut(group, old=old, new=new)
 
 
@@ -99,7 +143,7 @@ def assert_cut(group: ReplicaGroup, *, old: Member, new: Member) -> None:
     controller.kill()
     new.kill()
     statuses = old.load(20, seed=3).statuses
-    assert statuses == {"FLUSH_SLAVE_TIMEOUT": 20} or isinstance(old, RocketMQMember), old.log()
+    assert statuses == {"FLUSH_SLAVE_TIMEOUT": 20} or isinstance(old, RealMember), old.log()
     orphaned = old.epochs().max_offset
     old.kill()
     controller.start()
