@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import trio
 
 T = TypeVar("T")
-BEGINS_WITHIN_S = 10.0
+BEGINS_WITHIN_S = 60.0
 
 
 class TrioThread(ABC):

@@ -37,7 +37,7 @@ class SteadyProducer:
         )
         return cls(driver, name)
 
-    def acknowledged(self, number: int = 0, *, within_s: float = 30.0) -> int:
+    def acknowledged(self, number: int = 0, *, within_s: float = 100.0) -> int:
         """How many messages were SEND_OK; waits for `number`, but not longer than `within_s`."""
         said = self.driver.call(
             "steadyAcknowledged",

@@ -65,9 +65,9 @@ def test_an_archiver_that_is_killed_goes_on_and_its_archive_restores_to_the_same
     finally:
         archiver.stop()
     for command in (("verify", url), ("verify", str(log.store), "--against", url)):
-        said = run_trioha(*command, timeout_s=90)
+        said = run_trioha(*command)
         assert said.exit_code == 0, said.stderr
-    said = run_trioha("restore", url, "--into", tmp_path / "restored", timeout_s=90)
+    said = run_trioha("restore", url, "--into", tmp_path / "restored")
     assert said.exit_code == 0, said.stderr
     first, _, restored = log_data(tmp_path / "restored")
     assert first == 0
@@ -77,13 +77,13 @@ def test_an_archiver_that_is_killed_goes_on_and_its_archive_restores_to_the_same
 def test_a_damaged_object_is_found(url, tmp_path):
     log = Log(tmp_path / "store", file_bytes=FILE_BYTES)
     log.append(20)
-    assert run_trioha("archive", log.store, "--to", url, timeout_s=90).exit_code == 0
+    assert run_trioha("archive", log.store, "--to", url).exit_code == 0
     folder = ObjectFolder.open(url)
     damaged = next(one.key for one in folder.list(LOG))
     data = bytearray(folder.get(damaged))
     data[len(data) // 2] ^= 1
     folder.put(damaged, bytes(data))
-    said = run_trioha("verify", url, timeout_s=90)
+    said = run_trioha("verify", url)
     assert said.exit_code != 0
     assert damaged in said.stderr + said.stdout
 
@@ -113,7 +113,7 @@ def test_a_second_archiver_fences_the_first(url, tmp_path):
 def test_a_container_that_is_not_there_is_one_line(url, tmp_path):
     log = Log(tmp_path / "store", file_bytes=FILE_BYTES)
     log.append()
-    said = run_trioha("archive", log.store, "--to", "az://nowhere/a", timeout_s=90)
+    said = run_trioha("archive", log.store, "--to", "az://nowhere/a")
     assert said.exit_code != 0
     assert said.stderr.strip().splitlines()[-1] == "trioha: az://nowhere/a/heads: there is no such bucket"
 

@@ -12,9 +12,9 @@ import pytest
 
 from tests.interop.java import FILE_BYTES, JavaDriver
 from tests.interop.logs import assert_same_log
-from tests.interop.node import TriohaNode, load, run_trioha
+from tests.interop.node import SLAVE_TIMEOUT_MS, TriohaNode, load, run_trioha
 from tests.interop.rocketmq import is_5
-from tests.interop.test_java_master import sync_settings
+from tests.interop.test_java_master import TIMES_OUT_MS, sync_settings
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
@@ -25,7 +25,7 @@ def test_trioha_loads_and_watches_a_real_broker_with_a_trioha_slave(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
     broker = java.open_broker(
-        tmp_path / "broker", role="SYNC_MASTER", slaveTimeout=400, **sync_settings(java)
+        tmp_path / "broker", role="SYNC_MASTER", slaveTimeout=TIMES_OUT_MS, **sync_settings(java)
     )
     slave = start_node("slave", role="SLAVE", ha_master_address=broker.ha_address)
     first = load(broker.listen_address, 1, size=(100, 100))
@@ -57,7 +57,7 @@ def test_a_real_slave_broker_follows_a_trioha_master(
     newest: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
     # 4.9.7 does not report its link to the master: only its store is tested, in test_java_slave.
-    master = start_node("master", role="SYNC_MASTER")
+    master = start_node("master", role="SYNC_MASTER", slaveTimeout=SLAVE_TIMEOUT_MS)
     broker = newest.open_broker(tmp_path / "broker", role="SLAVE", ha_master_address=master.ha_address)
     master.wait(connections=1)
     master.load(1, size=(100, 100))
@@ -81,7 +81,7 @@ def test_rocketmqs_own_client_sends_to_a_trioha_node_and_reads_its_status(
     client = java
     if serialize_type == "ROCKETMQ":
         client = own_jvm(java.version, **{"rocketmq.serialize.type": serialize_type})
-    master = start_node("master", role="SYNC_MASTER")
+    master = start_node("master", role="SYNC_MASTER", slaveTimeout=SLAVE_TIMEOUT_MS)
     alone = client.send(master.listen_address, 1)
     start_node("slave", role="SLAVE", ha_master_address=master.ha_address)
     master.wait(ack_offset=master.max_offset)

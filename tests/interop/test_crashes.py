@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.rebuilt import check_rebuilt
 from tests.interop.java import FILE_BYTES, JavaDriver, JavaError
-from tests.interop.node import TriohaNode
+from tests.interop.node import WITHIN_S, TriohaNode
 from tests.interop.rocketmq import indexes_tags
 from tests.interop.test_features import SHAPE
 from trioha.store.message_store import MessageStore, StoreSettings
@@ -47,7 +47,7 @@ class Producers:
 
     def wait(self, number: int) -> None:
         """Wait until so many are acked."""
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + WITHIN_S
         while len(self.acked) < number:
             assert time.monotonic() < deadline_s, f"{len(self.acked)} messages were acked"
             time.sleep(0.01)

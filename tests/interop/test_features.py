@@ -11,9 +11,9 @@ import pytest
 from tests.faults.rebuilt import Shape, check_rebuilt
 from tests.interop.java import FILE_BYTES, JavaDriver, JavaStore
 from tests.interop.logs import assert_same_log, log_files, read_log
-from tests.interop.node import TriohaNode, start_load
+from tests.interop.node import SLAVE_TIMEOUT_MS, WITHIN_S, TriohaNode, start_load
 from tests.interop.rocketmq import indexes_tags, is_5
-from tests.interop.test_java_master import assert_verified, client_of, start_pair, sync_settings
+from tests.interop.test_java_master import TIMES_OUT_MS, assert_verified, client_of, start_pair, sync_settings
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexShape
 
@@ -28,7 +28,7 @@ SHAPE = Shape(
 """How the stores of these tests are configured, RocketMQ's and trioha's."""
 
 
-def wait_for_verdict(slave: TriohaNode, word: str, *, within_s: float = 10.0) -> str:
+def wait_for_verdict(slave: TriohaNode, word: str, *, within_s: float = WITHIN_S) -> str:
     """What a slave says of a master that it cannot follow."""
     deadline_s = time.monotonic() + within_s
     while word not in (verdict := client_of(slave).verdict or ""):
@@ -95,7 +95,9 @@ def test_where_a_real_masters_first_files_are_gone_history_starts_at_the_first_t
 def test_an_observer_of_a_real_master_has_everything_and_releases_no_put(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
-    master = java.open_store(tmp_path / "master", role="SYNC_MASTER", slaveTimeout=300, **sync_settings(java))
+    master = java.open_store(
+        tmp_path / "master", role="SYNC_MASTER", slaveTimeout=TIMES_OUT_MS, **sync_settings(java)
+    )
     observer = start_node(
         "observer", role="SLAVE", ha_master_address=master.ha_address, **{"trioha.haRole": "observer"}
     )
@@ -136,10 +138,17 @@ def test_flushed_acks_satisfy_a_real_sync_master(
 def test_a_trioha_master_that_lacks_real_slaves_refuses_before_it_stores(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
-    master = start_node("master", role="SYNC_MASTER", inSyncReplicas=2, minInSyncReplicas=2, totalReplicas=2)
+    master = start_node(
+        "master",
+        role="SYNC_MASTER",
+        inSyncReplicas=2,
+        minInSyncReplicas=2,
+        totalReplicas=2,
+        slaveTimeout=SLAVE_TIMEOUT_MS,
+    )
     slave = java.open_store(tmp_path / "slave", role="SLAVE", ha_master_address=master.ha_address)
     # Connected is not enough: it has to say first what it has.
-    deadline_s = time.monotonic() + 15
+    deadline_s = time.monotonic() + WITHIN_S
     while master.status().in_sync_slaves < 1:
         assert time.monotonic() < deadline_s
         time.sleep(0.02)

@@ -10,8 +10,9 @@ import pytest
 
 from tests.interop.java import FILE_BYTES, JavaDriver, JavaStore
 from tests.interop.logs import assert_same_log, blank_tails, log_files, remove_files_just_made, whole_records
-from tests.interop.node import TriohaNode, finish_load, start_load
+from tests.interop.node import SLAVE_TIMEOUT_MS, WITHIN_S, TriohaNode, finish_load, start_load
 from tests.interop.rocketmq import VERSIONS
+from tests.interop.test_java_master import TIMES_OUT_MS
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
@@ -32,7 +33,7 @@ def start_with_slaves(
     **settings: Any,
 ) -> tuple[TriohaNode, list[JavaStore]]:
     """A trioha master and real slaves that have its first bytes, so that they get every file."""
-    master = start_node(name, role=role, **settings)
+    master = start_node(name, role=role, **{"slaveTimeout": SLAVE_TIMEOUT_MS, **settings})
     slaves = [
         java.open_store(
             folder / f"slave-of-{name}-{java.version}",
@@ -167,7 +168,7 @@ def test_a_sync_master_says_at_once_that_no_slave_is_there_and_is_ok_again_when_
     master, slaves = start_with_slaves(javas, start_node, tmp_path, role="SYNC_MASTER")
     before = master.load(10)
     for shutdown in [slave.start_shutdown() for slave in slaves]:
-        shutdown.result(30)
+        shutdown.result(WITHIN_S)
     master.wait(connections=0)
     alone = master.load(60, seed=2)
     missed = master.max_offset
@@ -194,7 +195,9 @@ def test_hung_real_slaves_let_sync_puts_time_out_and_then_catch_up(
     own_jvm: Callable[..., JavaDriver], start_node: StartNode, tmp_path: Path
 ) -> None:
     jvms = [own_jvm(version) for version in VERSIONS]
-    master, slaves = start_with_slaves(jvms, start_node, tmp_path, role="SYNC_MASTER", slaveTimeout=400)
+    master, slaves = start_with_slaves(
+        jvms, start_node, tmp_path, role="SYNC_MASTER", slaveTimeout=TIMES_OUT_MS
+    )
     for jvm in jvms:
         jvm.hang()
     hung = master.load(8, concurrency=8)
@@ -252,7 +255,9 @@ def test_no_put_is_ok_that_a_killed_real_slave_does_not_hold_and_it_resumes_at_i
     own_jvm: Callable[..., JavaDriver], start_node: StartNode, tmp_path: Path, version: str
 ) -> None:
     jvm = own_jvm(version)
-    master, (slave,) = start_with_slaves([jvm], start_node, tmp_path, role="SYNC_MASTER", slaveTimeout=400)
+    master, (slave,) = start_with_slaves(
+        [jvm], start_node, tmp_path, role="SYNC_MASTER", slaveTimeout=TIMES_OUT_MS
+    )
     sending = start_load(master.listen_address, 5000, size=(10, 500))
     slave.wait(maxOffset=300_000)
     jvm.kill()
@@ -285,7 +290,7 @@ def test_trioha_takes_over_from_a_real_master_which_then_follows_it(
     first.shutdown()
     second.stop()
 
-    master = start_node("b", role="SYNC_MASTER")
+    master = start_node("b", role="SYNC_MASTER", slaveTimeout=SLAVE_TIMEOUT_MS)
     slave = java.open_store(first.root, role="SLAVE", ha_master_address=master.ha_address)
     master.wait(ack_offset=handed_over)
     loaded = master.load(100, seed=2)

@@ -12,7 +12,7 @@ from attrs import evolve
 
 from tests.interop.java import JavaDriver
 from tests.interop.name_server import name_server
-from tests.interop.node import TriohaNode, load
+from tests.interop.node import ANSWER_WITHIN_S, WITHIN_S, TriohaNode, load
 from tests.interop.rocketmq import is_5
 from tests.interop.test_java_master import sync_settings
 from trioha.remoting.client import open_client
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 SETTINGS = LiveSettings(
     # A JVM that has just started on a busy machine takes its time over a first answer.
-    times=evolve(LIVE_TIMES, connect_timeout_s=10.0, request_timeout_s=10.0),
+    times=evolve(LIVE_TIMES, connect_timeout_s=ANSWER_WITHIN_S, request_timeout_s=ANSWER_WITHIN_S),
     discovery_interval_s=0.5,
 )
 
@@ -49,7 +49,7 @@ def view_that(is_so: Callable[[ClusterView], bool], names: str, *addresses: str)
         async with trio.open_nursery() as nursery:
             feed = live_views(addresses, name_servers=[names], settings=SETTINGS)
             nursery.start_soon(feed, show)
-            with trio.move_on_after(60):
+            with trio.move_on_after(WITHIN_S):
                 await found.wait()
             nursery.cancel_scope.cancel()
         assert found.is_set(), f"never so; at last: {views[-1]} {views[-1].events}"
@@ -128,7 +128,7 @@ async def look_at_screens(names: str, slave: TriohaNode, *, version: str, broker
         assert isinstance(events, EventsPane)
 
         async def until(shown: Callable[[], list[str]], *texts: str) -> None:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(WITHIN_S):
                 while not all(text in "\n".join(shown()) for text in texts):
                     await pilot.pause(0.1)
 

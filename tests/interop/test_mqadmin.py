@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.interop.clients import RocketClients
-from tests.interop.node import TriohaNode
+from tests.interop.node import TriohaNode, wait_dispatched
 from tests.interop.rocketmq import VERSIONS, is_5
 from tests.interop.test_name_servers import topics, trioha_name_server, wait_until
 
@@ -43,6 +43,11 @@ class Admin:
         made = self("updateTopic", "-c", CLUSTER, "-t", topic, "-r", "2", "-w", "2", *arguments)
         assert "success" in made, made
         wait_until(lambda: topic in topics(self.names), f"topic {topic} is registered")
+
+    def send(self, topic: str, number: int) -> None:
+        """Send messages, and wait until the queues and the index have them."""
+        self.clients.send(self.names, topic, number)
+        wait_dispatched(self.node.listen_address)
 
     def fields(self, command: str, *arguments: str) -> dict[str, str]:
         """The lines of the form `name: value` that it prints."""
@@ -100,7 +105,7 @@ def admin(
 def test_topics_are_made_shown_changed_and_deleted(admin: Admin) -> None:
     address = admin.node.listen_address
     admin.make("Made")
-    admin.clients.send(admin.names, "Made", 8)
+    admin.send("Made", 8)
     status = admin.rows("topicStatus", "-t", "Made")
     route = admin("topicRoute", "-t", "Made")
     listed = admin.rows("topicList", "-c")
@@ -131,7 +136,7 @@ def test_topics_are_made_shown_changed_and_deleted(admin: Admin) -> None:
     admin.make("Made")
     again = admin.rows("topicStatus", "-t", "Made")
     assert [row[2:4] for row in again if row[0] == BROKER] == [["0", "0"], ["0", "0"]]
-    admin.clients.send(admin.names, "Made", 2)
+    admin.send("Made", 2)
     again = admin.rows("topicStatus", "-t", "Made")
     assert [row[2:4] for row in again if row[0] == BROKER] == [["0", "1"], ["0", "1"]]
     refused = admin("updateTopic", "-c", CLUSTER, "-t", "TBW102")
@@ -142,7 +147,7 @@ def test_the_cluster_and_the_brokers_state_are_shown(admin: Admin) -> None:
     address = admin.node.listen_address
     admin.make("Shown")
     before = admin.fields("brokerStatus", "-b", address)
-    admin.clients.send(admin.names, "Shown", 4)
+    admin.send("Shown", 4)
     after = admin.fields("brokerStatus", "-b", address)
     ((cluster, name, broker_id, shown, *_),) = admin.rows("clusterList")
     ((*_, in_today, _out_today),) = admin.rows("clusterList", "-m")
@@ -164,7 +169,7 @@ def test_the_cluster_and_the_brokers_state_are_shown(admin: Admin) -> None:
 def test_a_live_group_is_shown_and_reset(admin: Admin) -> None:
     admin.make("Live")
     made = admin("updateSubGroup", "-c", CLUSTER, "-g", "live-group", "-q", "3", "-r", "7")
-    admin.clients.send(admin.names, "Live", 8)
+    admin.send("Live", 8)
     with admin.live_consumer("Live", "live-group") as offset_id:
         wait_until(lambda: len(admin.clients.received()) == 9, "all messages are consumed")
         wait_until(lambda: admin.committed("live-group", "Live") == 9, "all is committed")
@@ -214,13 +219,16 @@ def test_a_live_group_is_shown_and_reset(admin: Admin) -> None:
 
 def test_an_idle_group_is_reset_and_deleted_and_messages_are_found(admin: Admin) -> None:
     admin.make("Idle")
-    admin.clients.send(admin.names, "Idle", 4)
+    admin.send("Idle", 4)
     with admin.live_consumer("Idle", "idle-group"):
         wait_until(lambda: len(admin.clients.received()) == 5, "all messages are consumed")
+        # What a listener has just returned from is not committed by a shutdown.
+        wait_until(lambda: admin.committed("idle-group", "Idle") == 5, "all is committed")
     before = admin.committed("idle-group", "Idle")
     admin("resetOffsetByTime", "-g", "idle-group", "-t", "Idle", "-s", "0")
     after = admin.committed("idle-group", "Idle")
     sent = admin.rows("sendMessage", "-t", "Idle", "-p", "hello", "-k", "a-key")
+    wait_dispatched(admin.node.listen_address)
     by_key = admin.rows("queryMsgByKey", "-t", "Idle", "-k", "a-key")
     by_offset = admin("queryMsgByOffset", "-t", "Idle", "-b", BROKER, "-i", "0", "-o", "0")
     deleted = admin("deleteSubGroup", "-c", CLUSTER, "-g", "idle-group", "-r", "true")

@@ -31,10 +31,10 @@ from tests.interop.test_consumers import bodies
 from tests.interop.test_name_servers import ask, groups, wait_until
 from trioha.remoting.codes import RequestCode, ResponseCode
 
-pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 MODES = ("concurrent", "broadcast", "lite")
-COMMITTED_WITHIN_S = 60.0
+COMMITTED_WITHIN_S = 120.0
 """Consumers commit each 5 s, to the broker that their route has then."""
 
 
@@ -131,7 +131,7 @@ def test_consumers_go_on_at_the_slave_and_return_to_the_master(rocket: JavaDrive
         back = later.enter_context(
             running(tmp_path / "master", role="SYNC_MASTER", namesrvAddr=names, ha_port=pair.master.ha_port)
         )
-        back.wait(connections=1, within_s=60)
+        back.wait(connections=1)
         pair_is_back = {"interop": {0: back.listen_address, 1: slave}}
         wait_until(lambda: groups(names) == pair_is_back, "the pair is back")
         # No consumer of this group brings its offsets: the master has those from before it was killed.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import base64
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.interop.java import JavaConsumer, JavaDriver
-from tests.interop.node import TriohaNode
+from tests.interop.node import TriohaNode, run_trioha
 from tests.interop.rocketmq import is_5
 from tests.interop.test_consumers import bodies, expected
 from tests.interop.test_name_servers import ask, trioha_name_server, wait_until
@@ -22,7 +23,12 @@ pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 StartNode = Callable[..., TriohaNode]
 TOPIC = "TopicTransactions"
-FAST_CHECKS = {"transactionTimeOut": 200, "transactionCheckInterval": 500, "transactionCheckMax": 60}
+OPS = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+FAST_CHECKS = {"transactionTimeOut": 3000, "transactionCheckInterval": 500, "transactionCheckMax": 60}
+"""A decision that follows its message at once comes before the time-out, however busy the machine."""
+CHECK_INTERVAL_MS = 4000
+ONE_CHECK = {"transactionTimeOut": 200, "transactionCheckInterval": CHECK_INTERVAL_MS}
+"""An answer comes before the next check."""
 SLOW_CHECKS = {"transactionTimeOut": 200, "transactionCheckInterval": 3_600_000}
 COMMIT, ROLLBACK, UNKNOWN = "COMMIT_MESSAGE", "ROLLBACK_MESSAGE", "UNKNOW"
 
@@ -41,6 +47,19 @@ def wait_for_route(name_server: str, topic: str) -> None:
     """Wait until the name server knows the topic."""
     code = RequestCode.GET_ROUTEINFO_BY_TOPIC
     wait_until(lambda: ask(name_server, code, topic=topic).code == 0, f"{topic} is registered")
+
+
+def wait_for_decisions(root: Path, number: int) -> None:
+    """Wait until the log of a store has so many decisions. They are one-way requests."""
+
+    def are_decided() -> bool:
+        printed = run_trioha("inspect", "--json", root)
+        records = [json.loads(line) for line in printed.stdout.splitlines()]
+        # Each op record lists the offsets of one half message or of several.
+        ops = [base64.b64decode(record["body"]) for record in records if record.get("topic") == OPS]
+        return len([offset for op in ops for offset in op.split(b",") if offset]) >= number
+
+    wait_until(are_decided, f"{number} decisions")
 
 
 def received_exactly(consumer: JavaConsumer, wanted: Counter[str], node: TriohaNode) -> None:
@@ -96,14 +115,13 @@ def test_open_transactions_go_on_after_a_kill(
     producer.send(3, topic=TOPIC, prefix="committed", decision=COMMIT)
     producer.send(3, topic=TOPIC, prefix="rolled-back", decision=ROLLBACK)
     producer.send(4, topic=TOPIC, prefix="late", decision=UNKNOWN, decision_of_check=COMMIT)
-    # Decisions are one-way: wait until they are in the log, and on disk.
-    time.sleep(2.5)
+    wait_for_decisions(node.root, 6)
     node.kill()
-    node = start_node("broker", **settings_of(ports, **FAST_CHECKS, **more))
+    node = start_node("broker", **settings_of(ports, **ONE_CHECK, **more))
     assert bodies(producer.checks(4)) == expected(4, "late"), node.log()
     consumer = java.consume(name_server, group="consumers", topic=TOPIC)
     received_exactly(consumer, expected(3, "committed") + expected(4, "late"), node)
-    assert len(producer.checks(5, within_s=1.0)) == 4
+    assert len(producer.checks(5, within_s=1.5 * CHECK_INTERVAL_MS / 1000)) == 4
     consumer.end()
     producer.end()
 
@@ -122,8 +140,7 @@ def test_a_promoted_slave_checks_the_open_transactions_of_its_master(
         producer = TransactionProducer.start(java, names)
         producer.send(3, topic=TOPIC, prefix="committed", decision=COMMIT)
         producer.send(4, topic=TOPIC, prefix="late", decision=UNKNOWN, decision_of_check=COMMIT)
-        # Decisions are one-way: wait until they are in the log.
-        time.sleep(1.0)
+        wait_for_decisions(master.root, 3)
         master.wait(ack_offset=master.max_offset)
         master.kill()
         slave.stop()
@@ -152,8 +169,7 @@ def test_open_transactions_go_on_when_a_store_changes_between_a_real_broker_and_
         producer.send(2, topic=TOPIC, prefix="committed", decision=COMMIT)
         producer.send(2, topic=TOPIC, prefix="rolled-back", decision=ROLLBACK)
         producer.send(2, topic=TOPIC, prefix="theirs", decision=UNKNOWN, decision_of_check=COMMIT)
-        # Decisions are one-way: wait until their op records are written.
-        time.sleep(2.0)
+        wait_for_decisions(real.root, 4)
         real.shutdown()
         # Both nodes have one address: the producer may still have the first node's route.
         common = {"role": "ASYNC_MASTER", "namesrvAddr": names, "listenPort": free_port()}
@@ -165,10 +181,9 @@ def test_open_transactions_go_on_when_a_store_changes_between_a_real_broker_and_
         node.stop()
         node = start_node("broker", **common, **SLOW_CHECKS)
         producer.send(2, topic=TOPIC, prefix="ours", decision=UNKNOWN, decision_of_check=COMMIT)
-        time.sleep(0.5)
         node.stop()
         # Longer than 5.x gathers op records: until then its broker checks, and commits, again.
-        real = java.open_broker(tmp_path / "broker", **settings, transactionCheckInterval=1500)
+        real = java.open_broker(tmp_path / "broker", **settings, transactionCheckInterval=CHECK_INTERVAL_MS)
         wait_for_route(names, TOPIC)
         consumer = java.consume(names, group="others", topic=TOPIC)
         assert bodies(consumer.received(6)) == sent

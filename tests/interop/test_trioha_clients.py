@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,14 @@ import trio
 from tests.interop.clients import RocketClients
 from tests.interop.java import JavaDriver
 from tests.interop.name_server import name_server
-from tests.interop.node import TriohaNode
+from tests.interop.node import WITHIN_S, TriohaNode
+from tests.interop.test_consumers import bodies
+from tests.interop.test_name_servers import wait_until
 from tests.ports import free_port
+from tests.processes import DIE_WITH_PARENT
 from trioha.client.cluster import open_cluster
 from trioha.client.consumer import ConsumerSettings, Start, StartAt, open_consumer
-from trioha.client.routes import TopicNotFoundError
+from trioha.errors import PeerError
 from trioha.remoting.send_message import DEFAULT_TOPIC
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
@@ -38,7 +43,7 @@ def produce(name_servers: str, messages: list[dict[str, Any]], *arguments: str) 
         input="".join(json.dumps(message) + "\n" for message in messages),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WITHIN_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -52,7 +57,7 @@ def consume(name_servers: str, *arguments: str) -> list[dict[str, Any]]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WITHIN_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -61,12 +66,12 @@ def consume(name_servers: str, *arguments: str) -> list[dict[str, Any]]:
 
 async def wait_registered(name_server_address: str) -> None:
     """Wait until a broker has registered; one of 5.x may do that 10 s after its start."""
-    with trio.fail_after(60):
+    with trio.fail_after(WITHIN_S):
         async with open_cluster(name_servers=(name_server_address,)) as cluster:
             while True:
                 try:
                     await cluster.routes.fetch(DEFAULT_TOPIC)
-                except TopicNotFoundError:
+                except PeerError:
                     await trio.sleep(0.1)
                 else:
                     return
@@ -135,7 +140,7 @@ async def receive_with_failures(name_server: str) -> list[tuple[str, int, str]]:
     """Body, retries and topic of each message that a group receives; the handling of m1 fails twice."""
     settings = ConsumerSettings(TOPIC, group="retrying", start_at=StartAt(Start.FIRST))
     received: list[tuple[str, int, str]] = []
-    with trio.fail_after(60):
+    with trio.fail_after(WITHIN_S):
         async with (
             open_cluster(name_servers=(name_server,)) as cluster,
             open_consumer(cluster, settings) as consumer,
@@ -162,7 +167,7 @@ async def receive_around_a_reset(name_server: str, clients: RocketClients) -> tu
     """What a group receives before and after mqadmin has reset its offsets."""
     settings = ConsumerSettings(TOPIC, group="reset", start_at=StartAt(Start.FIRST))
     received: list[list[str]] = []
-    with trio.fail_after(90):
+    with trio.fail_after(WITHIN_S):
         async with (
             open_cluster(name_servers=(name_server,)) as cluster,
             open_consumer(cluster, settings) as consumer,
@@ -192,7 +197,17 @@ def test_a_group_is_shared_with_a_java_consumer(java: JavaDriver, cluster: str, 
     output = tmp_path / "trioha.ndjson"
     with output.open("w") as stdout:
         process = subprocess.Popen(
-            [*TRIOHA, "consume", TOPIC, "--namesrv", cluster, "--group", "shared", "--follow"],
+            [
+                *DIE_WITH_PARENT,
+                *TRIOHA,
+                "consume",
+                TOPIC,
+                "--namesrv",
+                cluster,
+                "--group",
+                "shared",
+                "--follow",
+            ],
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=subprocess.PIPE,
@@ -200,24 +215,26 @@ def test_a_group_is_shared_with_a_java_consumer(java: JavaDriver, cluster: str, 
         )
     try:
         wanted: set[str] = set()
-        own: set[str] = set()
-        for batch in range(60):
+
+        def own() -> set[str]:
+            """What trioha has printed so far, in whole lines."""
+            lines, _, _ = output.read_text().rpartition("\n")
+            return {json.loads(line)["body"] for line in lines.splitlines()}
+
+        def missing() -> set[str]:
+            return wanted - own() - set(bodies(member.received(0)))
+
+        deadline_s = time.monotonic() + WITHIN_S
+        for batch in count():
             assert process.poll() is None
             java.produce(cluster, 8, topic=TOPIC, prefix=f"b{batch}-")
             wanted |= {f"b{batch}-{number}" for number in range(8)}
-            theirs = {message["body"] for message in member.received(0, within_s=0.0)}
-            own = {json.loads(line)["body"] for line in output.read_text().splitlines()}
-            if own & wanted and batch >= 3:
+            if own() & wanted and batch >= 3:
                 break
-        assert own, "trioha was given no queue"
-        deadline = 60
-        while not wanted <= own | theirs and deadline:
-            theirs = {message["body"] for message in member.received(len(wanted), within_s=0.5)}
-            own = {json.loads(line)["body"] for line in output.read_text().splitlines()}
-            deadline -= 1
-        assert wanted <= own | theirs
+            assert time.monotonic() < deadline_s, "trioha was given no queue"
+        wait_until(lambda: not missing(), f"all of {len(wanted)} messages are consumed")
     finally:
         process.terminate()
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=WITHIN_S)
         member.end()
     assert process.returncode == 0, stderr

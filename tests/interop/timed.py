@@ -60,7 +60,7 @@ class TimedProducer:
         assert before_ns <= said["nanos"] <= time.monotonic_ns(), "Java's clock is another one"
         return cls(driver, name)
 
-    def accepted(self, broker: str, number: int = 0, *, within_s: float = 60.0) -> int:
+    def accepted(self, broker: str, number: int = 0, *, within_s: float = 100.0) -> int:
         """How many messages that broker accepted; waits for `number`, but not longer than `within_s`."""
         said = self.driver.call(
             "timedAccepted",

@@ -52,13 +52,12 @@ class TransactionProducer:
             prefix=prefix,
             decision=decision,
             decisionOfCheck=decision_of_check,
-            timeout_s=60.0,
             **fields,
         )
         results: list[dict[str, Any]] = said["results"]
         return results
 
-    def checks(self, number: int, *, within_s: float = 30.0) -> list[dict[str, Any]]:
+    def checks(self, number: int, *, within_s: float = 100.0) -> list[dict[str, Any]]:
         """The checks that the broker has made, in order; waits for `number`, but not longer than `within_s`.
 
         Each with body, topic, queueId, times and transactionId.

@@ -22,6 +22,9 @@ import org.apache.rocketmq.common.message.MessageExt;
 
 /** RocketMQ's own producers and consumers, found through a name server as an application finds them. */
 final class Clients {
+    /** Ten times RocketMQ's default, which a JVM's first send can take on a busy machine. */
+    static final int SEND_TIMEOUT_MS = 30_000;
+
     /** What one consumer was given, in the order in which it came. */
     private static final class Consumer {
         final List<Object> received = new ArrayList<>();
@@ -92,6 +95,7 @@ final class Clients {
         DefaultMQProducer producer = new DefaultMQProducer("interop-producer");
         producer.setNamesrvAddr(request.getString("namesrv"));
         producer.setInstanceName("producer-" + System.nanoTime());
+        producer.setSendMsgTimeout(SEND_TIMEOUT_MS);
         if (request.containsKey("compression")) {
             Rocket.compress(producer, request.getString("compression"));
         }

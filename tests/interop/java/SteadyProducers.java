@@ -60,7 +60,10 @@ final class SteadyProducers {
 
         Map<String, String> end() throws InterruptedException {
             stopped = true;
-            join(20_000);
+            join(60_000);
+            if (isAlive()) {
+                throw new IllegalStateException("the producer still sends its last message");
+            }
             producer.shutdown();
             return outcomes;
         }

@@ -60,6 +60,8 @@ public final class StoreDriver {
     private static final int BODY_CRC_MASK = 0x7FFFFFFF;
     private static final int PUTS_IN_FLIGHT_MAX = 64;
     private static final String PULL_GROUP = "interop";
+    /** For each request of the client, of which a busy machine may take long over the first. */
+    static final int ANSWER_TIMEOUT_MS = 15_000;
 
     /** A store and, if a whole broker runs around it, that broker. */
     private static final class Opened {
@@ -383,7 +385,7 @@ public final class StoreDriver {
     private Map<String, Object> ask(String address) throws Exception {
         Map<String, Object> result = new LinkedHashMap<>();
         result.put("serializeType", RemotingCommand.getSerializeTypeConfigInThisServer().name());
-        result.put("runtimeInfo", client().getBrokerRuntimeInfo(address, 3000).getTable());
+        result.put("runtimeInfo", client().getBrokerRuntimeInfo(address, ANSWER_TIMEOUT_MS).getTable());
         result.put("haStatus", Rocket.haStatus(client(), address));
         return result;
     }

@@ -80,6 +80,7 @@ final class Transactions {
         producer.setHeartbeatBrokerInterval(500);
         producer.setPollNameServerInterval(500);
         producer.setTransactionListener(started);
+        producer.setSendMsgTimeout(Clients.SEND_TIMEOUT_MS);
         producer.start();
         started.producer = producer;
         return started;

@@ -93,7 +93,7 @@ final class Rocket {
         header.setProperties(MessageDecoder.messageProperties2String(message.getProperties()));
         header.setReconsumeTimes(0);
         return client.sendMessage(
-            address, "interop", message, header, 5000, CommunicationMode.SYNC, new SendMessageContext(), null);
+            address, "interop", message, header, StoreDriver.ANSWER_TIMEOUT_MS, CommunicationMode.SYNC, new SendMessageContext(), null);
     }
 
     /** 4.9 has a system property for the whole JVM and no setter. */

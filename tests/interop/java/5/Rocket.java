@@ -81,7 +81,7 @@ final class Rocket {
     }
 
     static Object haStatus(MQClientAPIImpl client, String address) throws Exception {
-        return client.getBrokerHAStatus(address, 3000);
+        return client.getBrokerHAStatus(address, StoreDriver.ANSWER_TIMEOUT_MS);
     }
 
     static SendResult send(MQClientAPIImpl client, String address, Message message, int queueId) throws Exception {
@@ -97,7 +97,7 @@ final class Rocket {
         header.setProperties(MessageDecoder.messageProperties2String(message.getProperties()));
         header.setReconsumeTimes(0);
         return client.sendMessage(
-            address, "interop", message, header, 5000, CommunicationMode.SYNC, new SendMessageContext(), null);
+            address, "interop", message, header, StoreDriver.ANSWER_TIMEOUT_MS, CommunicationMode.SYNC, new SendMessageContext(), null);
     }
 
     /** LZ4, ZSTD or ZLIB for long bodies. */

@@ -131,7 +131,7 @@ public final class ClientDriver {
         producer.setVipChannelEnabled(Security.vip());
         producer.setNamesrvAddr(nameServers);
         producer.setInstanceName(String.valueOf(System.nanoTime()));
-        producer.setSendMsgTimeout(10000);
+        producer.setSendMsgTimeout(30000);
         producer.start();
         try {
             StringBuilder lines = new StringBuilder();

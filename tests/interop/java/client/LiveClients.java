@@ -26,7 +26,7 @@ final class LiveClients {
         producer = new DefaultMQProducer(group + "-producer");
         producer.setNamesrvAddr(nameServers);
         producer.setInstanceName(instance + "-producer");
-        producer.setSendMsgTimeout(10000);
+        producer.setSendMsgTimeout(30000);
         producer.start();
         String id = producer.send(new Message(topic, "tag", "live", "live".getBytes(StandardCharsets.UTF_8)))
             .getOffsetMsgId();
