@@ -31,8 +31,8 @@ def store(tmp_path):
     return copy_store(NAME, tmp_path).rename(tmp_path / "store")
 
 
-def problems_of(store):
-    return check_rebuilt(store, shape_of(NAME))
+def problems_of(store, *, indexed_from=0):
+    return check_rebuilt(store, shape_of(NAME), indexed_from=indexed_from)
 
 
 def a_queue(store):
@@ -115,6 +115,15 @@ def test_damage_to_the_index_is_found(store):
 def test_no_index_at_all_is_found(store):
     shutil.rmtree(store / "index")
     assert "is there 0 times, not 1" in problems_of(store)[0]
+
+
+def test_an_index_is_compared_from_its_first_record_on(store):
+    # The whole index has entries of the record at 0, too.
+    assert all("at 0 is there 1 times, not 0" in problem for problem in problems_of(store, indexed_from=1))
+    assert problems_of(store, indexed_from=1)
+    shutil.rmtree(store / "index")
+    assert "is there 0 times, not 1" in problems_of(store, indexed_from=1)[0]
+    assert problems_of(store, indexed_from=1 << 40) == []
 
 
 def test_a_log_that_cannot_be_read_is_a_finding_too(store):

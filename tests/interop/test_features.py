@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from tests.faults.rebuilt import Shape, check_rebuilt
 from tests.interop.java import FILE_BYTES, JavaDriver, JavaStore
@@ -14,8 +15,9 @@ from tests.interop.logs import assert_same_log, log_files, read_log
 from tests.interop.node import SLAVE_TIMEOUT_MS, WITHIN_S, TriohaNode, start_load
 from tests.interop.rocketmq import indexes_tags, is_5
 from tests.interop.test_java_master import TIMES_OUT_MS, assert_verified, client_of, start_pair, sync_settings
+from trioha.store.checkpoint import Checkpoint
 from trioha.store.consume_queues import ConsumeQueueSettings
-from trioha.store.index_file import IndexShape
+from trioha.store.index_file import IndexFile, IndexShape
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
@@ -253,14 +255,24 @@ def test_queues_and_index_of_a_trioha_slave_are_those_of_its_real_master(
 def test_a_real_store_takes_over_the_queues_of_a_killed_trioha_master(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
-    node = start_node("store", role="ASYNC_MASTER")
-    sending = start_load(node.listen_address, 100_000, size=(10, 1000))
-    node.wait(max_offset=600_000)
+    # Of a full index file RocketMQ would have the last record twice.
+    one_index_file = evolve(SHAPE, index=evolve(SHAPE.index, index_num=2_000_000))
+    settings = {"role": "ASYNC_MASTER", "maxIndexNum": one_index_file.index.index_num}
+    node = start_node("store", **settings)
+    sending = start_load(node.listen_address, 1_000_000, size=(10, 1000), concurrency=2)
+    node.wait(max_offset=2 * FILE_BYTES)
+    now_ms = time.time() * 1000
+    # Its checkpoint vouches for some files of the log, as after a longer life, and more follow.
+    deadline_s = time.monotonic() + WITHIN_S
+    while vouched_until_ms(node.root) < now_ms:
+        assert time.monotonic() < deadline_s, "no checkpoint was written"
+        time.sleep(0.05)
+    node.wait(max_offset=node.max_offset + 300_000)
     node.kill()
     sending.kill()
     sending.communicate()
 
-    store = java.open_store(node.root, role="ASYNC_MASTER")
+    store = java.open_store(node.root, messageIndexSafe=False, **settings)
     read = store.read()
     appended = store.put(50, seed=3)
     again = store.read()
@@ -270,12 +282,33 @@ def test_a_real_store_takes_over_the_queues_of_a_killed_trioha_master(
     assert read.gaps() == again.gaps() == []
     assert read.messages[-1].physical_offset + read.messages[-1].size <= appended.end_offset
     assert len(again.messages) == len(read.messages) + 50
+    # As configured by default, it has deleted the index, and built that of the log files that it looked at.
+    start = indexed_from(node.root, one_index_file.index)
+    assert start in log_files(node.root)
+    assert start > 0
     # And back: trioha goes on where RocketMQ stopped, and its queues are what both logs give.
-    back = start_node("store", role="ASYNC_MASTER")
+    back = start_node("store", **settings)
     assert back.max_offset_at_start == appended.end_offset
     assert back.load(50, seed=4).statuses == {"PUT_OK": 50}
     back.stop()
-    assert check_rebuilt(node.root, SHAPE, may_index_tags=indexes_tags(java.version)) == []
+    tags = indexes_tags(java.version)
+    assert check_rebuilt(node.root, one_index_file, may_index_tags=tags, indexed_from=start) == []
+
+
+def vouched_until_ms(store: Path) -> int:
+    """Store time of records that are on disk, with their queues, to RocketMQ (spec store 4.2)."""
+    checkpoint = Checkpoint.load(store / "checkpoint")
+    return min(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms) - 3000
+
+
+def indexed_from(store: Path, shape: IndexShape) -> int:
+    """Physical offset of the first record in the index of a store that is closed."""
+    (path,) = (store / "index").iterdir()
+    index = IndexFile.open(path, shape)
+    try:
+        return index.begin_physical_offset
+    finally:
+        index.close()
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
