@@ -16,49 +16,34 @@ from trioha.controller.role import NO_EPOCH, Role
 from trioha.ha.autoswitch.master import Alter, SetDecision
 from trioha.ha.sync_state_set import Proposal, SyncStateSet
 from trioha.node.role_life import Control
-from trioha.recording.events import (
-    OLD_ROLE_SHIFT,
-    ControllerEvent,
-    EventSink,
-    GroupRole,
-    Kind,
-    SetEvent,
-)
+from trioha.recording import role_records
+from trioha.recording.events import EventSink, GroupRole, Kind, SetEvent
+from trioha.recording.role_records import NO_ID, record_leader, record_set
 from trioha.store.epochs import EpochEntry, EpochTable
 from trioha.store.message_store import MessageStore
 
 CONFIRM_PERIOD_S: Final = 0.2
-NO_ID: Final = -1
 
 
 def record_role(sink: EventSink, store: MessageStore, control: Control) -> None:
     """Record the role of a life, at its start; of a master also its epoch and its first set."""
     role, code = control.role, _code_of(control.role)
     epoch, broker_id = _epoch_and_id(control)
-    max_offset = store.commit_log.max_offset
-    former = _code_of(control.former)
-    sink.fact(
-        "role",
-        role=code.name,
-        former=former.name,
+    role_records.record_role(
+        sink,
+        role=code,
+        former=_code_of(control.former),
         epoch=epoch,
-        brokerId=broker_id,
-        masterId=NO_ID if role is None else role.master_id,
-        masterAddress=None if role is None else role.master_address,
-        maxOffset=max_offset,
-    )
-    sink.emit(
-        Kind.ROLE,
-        offset=max_offset,
-        aux=epoch,
-        size=broker_id,
-        flags=code | former << OLD_ROLE_SHIFT,
+        broker_id=broker_id,
+        master_id=NO_ID if role is None else role.master_id,
+        master_address=None if role is None else role.master_address,
+        max_offset=store.commit_log.max_offset,
     )
     if role is None or not role.is_master:
         return
     if store.epochs is not None and store.epochs.entries:
         record_epoch(sink, store.epochs.entries[-1], code=code, broker_id=broker_id)
-    _record_set(
+    record_set(
         sink,
         SetEvent.CHANGED,
         members=role.sync_state_set,
@@ -80,17 +65,9 @@ def _epoch_and_id(control: Control) -> tuple[int, int]:
     return NO_EPOCH, NO_ID if broker_id is None else broker_id
 
 
-def _record_leader(sink: EventSink, address: str | None) -> None:
-    if address is None:
-        sink.emit(Kind.CONTROLLER, flags=ControllerEvent.LOST)
-    else:
-        sink.fact("controller", address=address)
-        sink.emit(Kind.CONTROLLER, flags=ControllerEvent.LEADER)
-
-
 def record_epoch(sink: EventSink, entry: EpochEntry, *, code: GroupRole, broker_id: int) -> None:
     """Record that an epoch has begun in the log."""
-    sink.emit(Kind.EPOCH, offset=entry.start_offset, aux=entry.epoch, size=broker_id, flags=code)
+    role_records.record_epoch(sink, entry.epoch, offset=entry.start_offset, role=code, broker_id=broker_id)
 
 
 def record_cut(sink: EventSink, epochs: EpochTable, *, offset: int, end_offset: int) -> None:
@@ -141,9 +118,9 @@ def _has_confirm_offset(control: Control, config: BrokerConfig) -> bool:
 
 async def _record_controllers(sink: EventSink, control: Control) -> None:
     with control.agent.leaders() as leaders:
-        _record_leader(sink, control.agent.leader)
+        record_leader(sink, control.agent.leader)
         async for address in leaders:
-            _record_leader(sink, address)
+            record_leader(sink, address)
 
 
 async def _record_confirm_offset(sink: EventSink, store: MessageStore) -> None:
@@ -162,13 +139,6 @@ async def _record_confirm_offset(sink: EventSink, store: MessageStore) -> None:
             await trio.sleep(CONFIRM_PERIOD_S)
     finally:
         record()
-
-
-def _record_set(
-    sink: EventSink, event: SetEvent, *, members: frozenset[int], set_epoch: int, confirm_offset: int
-) -> None:
-    sink.fact("sync_state_set", event=event.name, members=sorted(members), setEpoch=set_epoch)
-    sink.emit(Kind.SYNC_STATE_SET, offset=confirm_offset, aux=set_epoch, size=len(members), flags=event)
 
 
 class SetRecorder:
@@ -213,7 +183,7 @@ class SetRecorder:
             self._record(SetEvent.CHANGED, found.members, found.set_epoch)
 
     def _record(self, event: SetEvent, members: frozenset[int], set_epoch: int) -> None:
-        _record_set(
+        record_set(
             self._sink,
             event,
             members=members,
