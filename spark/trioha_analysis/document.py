@@ -266,7 +266,7 @@ def _role_rows(replay: SessionReplay) -> list[Row]:
             "seq": event.seq,
             "kind": event.kind.name,
             "epoch": known(_epoch_of(life, event)),
-            "offset": None if event.kind is Kind.CONTROLLER else event.offset,
+            "offset": None if event.kind is Kind.CONTROLLER else known(event.offset),
             "endOffset": event.aux if event.kind is Kind.LOG_CUT else None,
             "setEpoch": event.aux if event.kind is Kind.SYNC_STATE_SET else None,
             "members": _members(event),

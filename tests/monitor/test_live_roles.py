@@ -10,7 +10,12 @@ import trio
 from tests.interop.controller import eventually
 from tests.monitor.test_live_nodes import SETTINGS, Watch
 from tests.node.test_controller_mode import BOTH, Member, scripted_controller
+from trioha.recording.invariants.group import judge_sessions
+from trioha.recording.invariants.judge import judge_session
+from trioha.recording.reader import find_sessions, open_session
+from trioha_monitor.capture import MonitorRecording
 from trioha_monitor.live import live_views
+from trioha_monitor.replay import open_replay
 from trioha_monitor.view import ClusterView, EventKind, Health, NodeView
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
@@ -36,8 +41,12 @@ def test_a_pair_whose_master_changes_keeps_its_panels_and_shows_the_change(tmp_p
             first, second = members
             watch, seen = Watch(), Seen()
 
+            recording = MonitorRecording(tmp_path / "recordings")
+            recording.start()
+
             def show(view: ClusterView) -> None:
                 seen.add(view)
+                recording.note(view)
                 watch.show(view)
 
             def change() -> None:
@@ -60,6 +69,7 @@ def test_a_pair_whose_master_changes_keeps_its_panels_and_shows_the_change(tmp_p
                     nursery.cancel_scope.cancel()
 
             trio.run(main)
+            recorded = recording.stop()
         finally:
             for member in members:
                 member.end()
@@ -83,6 +93,40 @@ def test_a_pair_whose_master_changes_keeps_its_panels_and_shows_the_change(tmp_p
     assert [
         event.text for event in last.events if "answers" in event.text and "no longer" in event.text
     ] == []
+    assert_replayed(recorded, last)
+
+
+def assert_replayed(recorded: Path, last: ClusterView) -> None:
+    """The replay of the monitor's recording has the roles of the view `last`, and breaks no invariant."""
+    source = open_replay([recorded], clock_s=lambda: 0.0)
+    while source.work(for_s=1.0):
+        pass
+    again = source.view_at(last.time_ms * 1_000_000)
+    for node, was in zip(again.nodes, last.nodes, strict=True):
+        assert (node.label, node.role, node.health) == (was.label, was.role, was.health)
+        assert [(span.role, span.epoch) for span in node.roles] == [
+            (span.role, span.epoch) for span in was.roles
+        ]
+        assert node.control is not None
+        assert was.control is not None
+        assert (node.control.leader, node.control.confirm_offset) == (
+            was.control.leader,
+            was.control.confirm_offset,
+        )
+    master, was = again.nodes[1].control, last.nodes[1].control
+    assert master is not None
+    assert was is not None
+    assert (master.sync_state_set, master.sync_state_set_epoch, master.members) == (
+        was.sync_state_set,
+        was.sync_state_set_epoch,
+        was.members,
+    )
+    sessions = [open_session(path) for path in find_sessions([recorded])]
+    assert [one.invariant.name for session in sessions for one in judge_session(session) if one.count] == []
+    (group,) = judge_sessions(sessions)
+    assert [(one.invariant.name, one.count) for one in group.verdicts if one.checked] == [
+        ("one-master-per-epoch", 0)
+    ]
 
 
 class Seen:

@@ -135,6 +135,8 @@ class RoleLife:
     """The WAIT_END of the largest offset that was PUT_OK while puts waited for the set."""
     confirmed: RoleEvent | None
     """The CONFIRMED with the largest offset."""
+    is_sampled: bool = False
+    """Whether a monitor recorded what it saw of it."""
 
     @property
     def group(self) -> tuple[str, str]:
@@ -165,7 +167,7 @@ def role_life(
     began = next((event for event in events if event.kind is Kind.ROLE), None)
     if began is None:
         return None
-    identity = session.identity
+    identity, settings = session.identity, SessionSettings.of(session)
     master_id, address = began.fact.get("masterId"), began.fact.get("masterAddress")
     return RoleLife(
         session=session.path.resolve().name,
@@ -178,12 +180,13 @@ def role_life(
         master_id=master_id if type(master_id) is int and master_id >= 0 else None,
         master_address=address if isinstance(address, str) else None,
         log_end_offset=began.offset,
-        waits_for_set=SessionSettings.of(session).waits_for_set,
+        waits_for_set=settings.waits_for_set,
         began=began,
         ended_ns=began.at_ns if last_ts_ns is None else session.wall_of(last_ts_ns),
         events=tuple(event for event in events if event.kind is not Kind.ROLE),
         put_ok=next(role_events(session, found.put_ok, ()), None),
         confirmed=next(role_events(session, found.confirmed, ()), None),
+        is_sampled=settings.is_sampled,
     )
 
 
@@ -242,12 +245,14 @@ def describe(life: RoleLife, event: RoleEvent) -> str:
         case Kind.ROLE:
             if life.role is GroupRole.NONE:
                 return "waits for a role"
-            text = f"{life.former.name} to {life.role.name} in epoch {life.epoch}"
+            text = f"{life.former.name} to {life.role.name} in {_epoch_named(life.epoch)}"
             if life.role is GroupRole.SLAVE:
                 text += (
                     f", master is {_named(life.master_id)} at {life.master_address or 'an unknown address'}"
                 )
             return f"{text}; the log ends at {life.log_end_offset:,}"
+        case Kind.EPOCH if event.offset < 0:
+            return f"the log is in epoch {event.aux}"
         case Kind.EPOCH:
             return f"epoch {event.aux} begins at {event.offset:,}"
         case Kind.SYNC_STATE_SET:
@@ -255,7 +260,8 @@ def describe(life: RoleLife, event: RoleEvent) -> str:
             listed = f" {members}" if members is not None else f" of {event.size}"
             return f"sync-state set{listed} {name}, set epoch {event.aux}"
         case Kind.LOG_CUT:
-            return f"{event.aux - event.offset:,} bytes of epoch {event.size} cut at {event.offset:,}"
+            epoch = _epoch_named(event.size)
+            return f"{event.aux - event.offset:,} bytes of {epoch} cut at {event.offset:,}"
         case _:
             address = event.fact.get("address")
             return (
@@ -263,6 +269,10 @@ def describe(life: RoleLife, event: RoleEvent) -> str:
                 if event.flags
                 else "no controller leads"
             )
+
+
+def _epoch_named(epoch: int) -> str:
+    return "an unknown epoch" if epoch < 0 else f"epoch {epoch}"
 
 
 def _named(broker_id: int | None) -> str:

@@ -161,7 +161,8 @@ def health_of(node: RecordedNode, moment: Moment, *, is_growing: bool) -> tuple[
     if at_ns <= run.end_ns or is_growing or node.is_continued(run):
         sample = run.sample_at(at_ns)
         if sample.get("health") == Health.DOWN.value:
-            return Health.DOWN, f"did not answer the monitor: {sample.get('reason')}", run.start_ns
+            stopped_ns = run.answers_until(at_ns)[-1][0]
+            return Health.DOWN, f"did not answer the monitor: {sample.get('reason')}", stopped_ns
         return Health.UP, "", node.roles_of_start(run)[0].start_ns
     if run.reader.ended_in_order:
         return Health.DOWN, "its recording ended in order", run.end_ns

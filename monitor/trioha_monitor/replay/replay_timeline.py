@@ -36,7 +36,7 @@ from trioha_monitor.replay.clock_offsets import (
     clock_offsets,
 )
 from trioha_monitor.texts import REASON_MAX, clean
-from trioha_monitor.view import Limits, ProbeCount, node_label
+from trioha_monitor.view import Health, Limits, ProbeCount, node_label
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
@@ -74,6 +74,8 @@ class SessionRun:
     """Label of the node by whose clock it is shown; empty if that is its own."""
     samples: list[tuple[int, Mapping[str, object]]] = field(factory=list)
     """Facts that a monitor sampled: monotonic time, and the values from then on."""
+    answers: list[tuple[int, bool]] = field(factory=list)
+    """Of a monitor's session: monotonic time, and whether the node answered from then on; each change."""
     _begins_ns: dict[int, int] = field(factory=dict)
 
     @property
@@ -109,6 +111,11 @@ class SessionRun:
         return self.reader.session.identity.source == SOURCE_MONITOR
 
     @property
+    def address(self) -> object:
+        """Of a monitor's session: where the node was asked."""
+        return self.reader.session.identity.settings.get("address") if self.is_sampled else None
+
+    @property
     def start_ns(self) -> int:
         """Start of the session, on the axis."""
         return self.wall_of(self.reader.first_ts_ns)
@@ -136,6 +143,11 @@ class SessionRun:
         """The last sample of a monitor at a moment; empty in a node's own recording."""
         index = bisect_right(self.samples, self.ts_of(at_ns), key=_sampled_ns)
         return self.samples[index - 1][1] if index else {}
+
+    def answers_until(self, at_ns: int) -> list[tuple[int, bool]]:
+        """Of a monitor's session up to a moment: when the node stopped answering, and answered again."""
+        ended = bisect_right(self.answers, self.ts_of(at_ns), key=_changed_ns)
+        return [(self.wall_of(ts_ns), does_answer) for ts_ns, does_answer in self.answers[:ended]]
 
     def min_offset_at(self, at_ns: int) -> int | None:
         """Start of the node's log as a monitor sampled it; None if it is not known."""
@@ -173,11 +185,14 @@ class SessionRun:
 
     def read_facts(self) -> None:
         """Read connections, ids of slaves, probes and a monitor's samples."""
-        self.samples, self.probes = [], []
+        self.samples, self.probes, self.answers = [], [], []
         for fact in self.reader.facts:
             ts_ns = fact.fields.get("ts_ns")
             if fact.type_ == "sample" and isinstance(ts_ns, int):
                 self.samples.append((ts_ns, fact.fields))
+                does_answer = fact.fields.get("health") != Health.DOWN.value
+                if does_answer is not (self.answers[-1][1] if self.answers else True):
+                    self.answers.append((ts_ns, does_answer))
             conn = fact.fields.get("conn")
             if fact.type_ == "connection" and isinstance(conn, int):
                 self.addresses[conn] = clean(str(fact.fields.get("address")))
@@ -400,11 +415,10 @@ def _adopted(runs: Sequence[SessionRun]) -> Mapping[int, SessionRun]:
                 other.life is not None
                 and other.life.group == run.life.group
                 and other.broker_id is not None
-                and other.life.former is GroupRole.NONE
-                and not other.is_waiting
                 and other.start_ns >= run.end_ns
                 and other.reader.session.path.parent == run.reader.session.path.parent
                 and other.number not in taken
+                and (other.address == run.address if run.is_sampled else _is_first_role(other.life))
             ):
                 taken.add(other.number)
                 adopted[run.number] = other
@@ -418,6 +432,11 @@ def continues(before: SessionRun, run: SessionRun) -> bool:
         return False
     # A node waits for a role only when it starts, and when it has lost one.
     return run.life.former is before.life.role and not (before.is_waiting and run.is_waiting)
+
+
+def _is_first_role(life: RoleLife) -> bool:
+    """Whether it is the first role of a start of a node."""
+    return life.former is GroupRole.NONE and life.role is not GroupRole.NONE
 
 
 def _links_of(node: RecordedNode) -> Iterator[ClockLink]:
@@ -461,6 +480,10 @@ def _by_id(item: tuple[tuple[str, str, int | None], list[SessionRun]]) -> tuple[
 
 def _seq_of(counted: tuple[int, ProbeCount]) -> int:
     return counted[0]
+
+
+def _changed_ns(change: tuple[int, bool]) -> int:
+    return change[0]
 
 
 def _sampled_ns(sample: tuple[int, Mapping[str, object]]) -> int:

@@ -39,6 +39,8 @@ class GroupInvariant:
     severity: Severity
     judge: Callable[[Sequence[RoleLife]], tuple[int, list[Finding]]]
     """Number of judged records, and the violations; of lives in the order of their starts."""
+    of_samples: bool = False
+    """Whether lives that a monitor recorded are judged, too: they begin some time after the role did."""
 
     def __reduce__(self) -> tuple[Callable[[str], GroupInvariant], tuple[str]]:
         """Pickled by its name: verdicts travel between processes."""
@@ -105,7 +107,9 @@ def judge_group(lives: Sequence[RoleLife]) -> GroupResult:
 
 
 def _verdict(invariant: GroupInvariant, lives: Sequence[RoleLife]) -> GroupVerdict:
-    checked, findings = invariant.judge(lives)
+    checked, findings = invariant.judge(
+        [life for life in lives if invariant.of_samples or not life.is_sampled]
+    )
     violations = tuple(
         GroupViolation(
             invariant=invariant.name,
@@ -136,7 +140,7 @@ def _one_master(lives: Sequence[RoleLife]) -> tuple[int, list[Finding]]:
     # A master's own word counts first.
     for life in (*_masters(lives), *(life for life in lives if life.role is GroupRole.SLAVE)):
         master_id = _master_of(life)
-        if master_id is None:
+        if master_id is None or life.epoch < 0:
             continue
         checked += 1
         first = known.setdefault(life.epoch, life)
@@ -260,6 +264,7 @@ GROUP_INVARIANTS: Final = (
         "All brokers of a group name the same master of an epoch.",
         Severity.ERROR,
         _one_master,
+        of_samples=True,
     ),
     GroupInvariant(
         "epochs-go-forward",
