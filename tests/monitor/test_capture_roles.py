@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from attrs import define, evolve, field
+from textual.pilot import Pilot
 
 from tests.monitor.builders import MASTER, SLAVE, connection, master, slave
 from tests.monitor.test_cluster import Play
+from tests.monitor.test_replay_roles import drawn, in_app
 from tests.monitor.test_roles import LEADER, OTHER_LEADER, SOCKET, as_master, as_slave, control
 from trioha.broker_status import BrokerStatus, ControlStatus, MemberStatus
 from trioha.recording.events import CloseReason, GroupRole, Kind, SetEvent
@@ -21,6 +23,7 @@ from trioha.recording.records import read_records
 from trioha.recording.role_lives import RoleLife, describe, read_life
 from trioha.recording.session_reader import SessionReader
 from trioha_monitor import sampler
+from trioha_monitor.app import MonitorApp
 from trioha_monitor.capture import MonitorRecording
 from trioha_monitor.replay import ReplaySource, open_replay
 from trioha_monitor.view import ClusterView, EventKind, Health, NodeView
@@ -180,6 +183,26 @@ def test_a_replay_shows_the_recorded_roles_sets_and_controllers(tmp_path: Path) 
             # A recording begins later than the role did.
             assert spans(node) == spans(was), number
             assert node.log.max_offset == was.log.max_offset
+
+
+def test_the_roles_screen_of_a_recording_is_that_which_was_seen(tmp_path: Path) -> None:
+    seen = failover(tmp_path)
+    source = replay_of(seen.stop())
+
+    async def steps(pilot: Pilot[None], app: MonitorApp) -> None:
+        source.seek(seen.now_ms)
+        await pilot.press("6")
+        for _ in range(500):
+            text = drawn(app)
+            if "SLAVE e5" in text and "in epoch 5" in text:
+                break
+            await pilot.pause(0.01)
+        lines = text.splitlines()
+        assert any("SLAVE e5" in line and "broker-a #1" in line and LEADER in line for line in lines)
+        assert any("MASTER e5" in line and "{1, 2} e9" in line and "1,000" in line for line in lines)
+        assert any("is master of epoch 5; was slave of broker 1 in epoch 4" in line for line in lines)
+
+    in_app(source, steps)
 
 
 def test_a_replay_has_the_events_of_roles_that_were_seen(tmp_path: Path) -> None:
