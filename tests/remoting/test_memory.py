@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import gc
 import random
+import resource
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 import trio
@@ -19,7 +23,13 @@ from trioha.remoting.address import Address
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import RemotingCommand, request, response_to
-from trioha.remoting.memory import HEADROOM_BYTES, bytes_max_for, can_allocate
+from trioha.remoting.memory import (
+    HEADROOM_BYTES,
+    bytes_max_for,
+    can_allocate,
+    may_refuse_memory,
+    promises_what_it_has,
+)
 from trioha.remoting.server import Handler, Peer, RemotingServer, ServerLimits
 from trioha.remoting.server_connection import REQUEST_BYTES
 
@@ -156,6 +166,7 @@ async def test_unfinished_frames_leave_headroom_of_the_systems_memory(
 
     async with serving() as server:
         monkeypatch.setattr("trioha.remoting.memory.can_allocate", is_left)
+        monkeypatch.setattr("trioha.remoting.memory.may_refuse_memory", lambda: True)
         honest = server.connect()
         async with trio.open_nursery() as peers:
             for _ in range(5):
@@ -174,6 +185,25 @@ def test_the_system_is_asked_for_memory() -> None:
     assert can_allocate(HEADROOM_BYTES)
     # More than any address space.
     assert not can_allocate(1 << 60)
+
+
+@pytest.mark.parametrize("limit", ["-v", "-d"])
+def test_a_process_with_a_limit_may_be_refused_memory(limit: str) -> None:
+    asked = "from trioha.remoting.memory import may_refuse_memory; print(may_refuse_memory())"
+    command = ["sh", "-c", f'ulimit -S {limit} 8000000 && exec "$@"', "sh", sys.executable, "-c", asked]
+    assert subprocess.check_output(command, text=True).strip() == "True"
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("0", False), ("1", False), ("2", True), (None, True)])
+def test_without_limits_the_kernel_may_refuse_memory_if_it_promises_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str | None, expected: bool
+) -> None:
+    if setting is not None:
+        (tmp_path / "overcommit_memory").write_text(f"{setting}\n")
+    assert promises_what_it_has(tmp_path / "overcommit_memory") is expected
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    monkeypatch.setattr("trioha.remoting.memory._IS_STRICT", expected)
+    assert may_refuse_memory() is expected
 
 
 async def test_one_connection_alone_completes_the_largest_frame_in_the_smallest_memory(

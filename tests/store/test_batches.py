@@ -1,9 +1,13 @@
 """Batches in the log: the bytes of real brokers, and all or none after a kill."""
 
+import os
+from errno import ENOSPC
+
 import pytest
 
-from tests.store.support import HOST, VECTORS, expected, log_bytes, message, open_log
+from tests.store.support import FILE_BYTES, HOST, VECTORS, expected, log_bytes, message, open_log
 from trioha.store.batch_records import batch_record_sizes, encode_batch
+from trioha.store.commit_log import PWRITE_BYTES_MIN
 from trioha.store.messages import BatchItem, MessageBatch
 from trioha.store.put_limits import encoded_topic
 from trioha.store.put_status import PutStatus
@@ -69,6 +73,48 @@ def test_a_batch_that_was_cut_off_by_a_kill_leaves_no_record(tmp_path):
     again.close()
     once_more, recovered = open_log(tmp_path, clean_exit=False)
     assert (once_more.max_offset, recovered.records) == (result.batch_offsets[1], 2)
+
+
+@pytest.mark.parametrize("written_bytes", [0, 8000])
+@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_put_that_the_disk_refuses_is_not_stored(tmp_path, monkeypatch, written_bytes, filled, is_batch):
+    """The first in its file, or not; records that were written before the refusal do not come back."""
+    log, _ = open_log(tmp_path)
+    log.append(message(b"before"))
+    items = [BatchItem(b"%d" % number * (PWRITE_BYTES_MIN // 2)) for number in range(4)]
+    if filled:
+        while log.max_offset < FILE_BYTES - 4 * PWRITE_BYTES_MIN // 2:
+            log.append(message(b"before" * 100))
+    end = log.max_offset
+    pwritev, start = os.pwritev, 0 if filled else end
+
+    def refuse(fd, chunks, at):
+        """A disk that has room up to an index of the file."""
+        data = b"".join(chunks)[: max(start + written_bytes - at, 0)]
+        if not data:
+            raise OSError(ENOSPC, "No space left on device")
+        return pwritev(fd, [data], at)
+
+    monkeypatch.setattr(os, "pwritev", refuse)
+    batch = MessageBatch("Orders", 0, items)
+    refused = log.append_batch(batch) if is_batch else log.append(message(items[0].body * 4))
+    assert (refused.status, refused.size) == (PutStatus.SERVICE_NOT_AVAILABLE, 0)
+    assert "No space left" in refused.reason
+    assert log.max_offset == (FILE_BYTES if filled else end)
+    assert log.queue_offsets == {("Orders", 0): log.queue_offsets["Orders", 0]}
+    monkeypatch.undo()
+    # As long as the first record of the batch.
+    log.append(message(items[0].body))
+    expected_end = log.max_offset
+    log.close()
+    again, _ = open_log(tmp_path, clean_exit=False)
+    assert again.max_offset == expected_end
+    result = again.append_batch(batch)
+    assert (result.status, result.physical_offset) == (PutStatus.PUT_OK, expected_end)
+    assert [decode_record(again.read(offset, 10_000)).body for offset in result.batch_offsets] == [
+        item.body for item in items
+    ]
 
 
 def test_queue_offsets_and_ids_of_a_batch(tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from struct import Struct
@@ -281,9 +282,14 @@ class CommitLog:
                 )
             )
         view = file.view
-        view[at + _COMMIT_BYTES : at + size] = b"".join(
-            (fixed, body, topic, _I16.pack(len(properties)), properties)
-        )
+        data = b"".join((fixed, body, topic, _I16.pack(len(properties)), properties))
+        if size < PWRITE_BYTES_MIN:
+            view[at + _COMMIT_BYTES : at + size] = data
+        else:
+            try:
+                file.write(at + _COMMIT_BYTES, memoryview(data))
+            except StoreError as error:
+                return self._refused_by_disk(file, at, size, error)
         _COMMIT.pack_into(view, at, size, MAGIC_V2 if version_2 else MAGIC_V1)
         self._landmarks.add(physical_offset)
         if queued:
@@ -333,9 +339,12 @@ class CommitLog:
             store_timestamp_ms=store_timestamp_ms,
             store_host=self.store_host,
         )
-        view = file.view
-        view[at + _COMMIT_BYTES : at + size] = data[_COMMIT_BYTES:]
-        view[at : at + _COMMIT_BYTES] = data[:_COMMIT_BYTES]
+        written = memoryview(data)
+        try:
+            self._write_behind_commit(file, at, written)
+        except StoreError as error:
+            return self._refused_by_disk(file, at, size, error)
+        file.view[at : at + _COMMIT_BYTES] = written[:_COMMIT_BYTES]
         offsets = list(accumulate(sizes[:-1], initial=physical_offset))
         self._landmarks.add_all(offsets)
         self.queue_offsets[key] = queue_offset + len(sizes)
@@ -350,6 +359,16 @@ class CommitLog:
             self._store_host_packed,
             batch_offsets=offsets,
         )
+
+    def _refused_by_disk(self, file: MappedFile, at: int, size: int, error: StoreError) -> AppendResult:
+        """The disk has refused `size` bytes at index `at` of the last file: none of them may count later."""
+        # Another record in the place of a batch's first one must not bring back those after it.
+        with suppress(StoreError):
+            file.write(at, memoryview(bytes(size)))
+        # A blank that has ended the file before stays.
+        self.appended.advance(file.start_offset + at)
+        log.error("the disk refuses a put", path=error.path, reason=error.reason)
+        return AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=error.reason)
 
     def _suspects(self, batch: MessageBatch) -> list[int]:
         """Numbers of the messages of a batch that may be refused for themselves."""
@@ -455,16 +474,26 @@ class CommitLog:
         assert size <= file.size - at, f"{size} bytes at {max_offset} cross the end of {file.path.name}"
         if not first:
             first, data = data, NO_BYTES
-        view = file.view
-        if size < PWRITE_BYTES_MIN:
-            view[at + len(first) : at + size] = data
-            view[at + _COMMIT_BYTES : at + len(first)] = first[_COMMIT_BYTES:]
-        else:
-            file.write(at + _COMMIT_BYTES, first[_COMMIT_BYTES:], data)
-        view[at : at + _COMMIT_BYTES] = first[:_COMMIT_BYTES]
+        self._write_behind_commit(file, at, first, data)
+        file.view[at : at + _COMMIT_BYTES] = first[:_COMMIT_BYTES]
         self.note_record(max_offset)
         self.last_store_timestamp_ms = max(self.last_store_timestamp_ms, last_store_timestamp_ms)
         self.appended.advance(max_offset + size)
+
+    def _write_behind_commit(
+        self, file: MappedFile, at: int, first: memoryview, rest: memoryview = NO_BYTES
+    ) -> None:
+        """Write `first` and then `rest` at index `at`, but for the bytes by which they count as stored.
+
+        Raises StoreError if the disk refuses them; the log is as it was then.
+        """
+        size = len(first) + len(rest)
+        if size < PWRITE_BYTES_MIN:
+            view = file.view
+            view[at + len(first) : at + size] = rest
+            view[at + _COMMIT_BYTES : at + len(first)] = first[_COMMIT_BYTES:]
+        else:
+            file.write(at + _COMMIT_BYTES, first[_COMMIT_BYTES:], rest)
 
     def write_filler(self, offset: int, data: memoryview) -> None:
         """Write bytes that follow a blank's header; `append_blank` writes that when they are all there."""
