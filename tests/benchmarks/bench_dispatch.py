@@ -62,7 +62,7 @@ def make_log(folder: Path, *, records: int, queues: int = QUEUES) -> CommitLog:
 def dispatch(log: CommitLog, folder: Path, *, records: int, keys: int = 2) -> float:
     """Seconds to build queues and index of the whole log; `keys` is the number of keys of each record."""
     queues = ConsumeQueues(folder)
-    index, _ = IndexService.open(folder)
+    index = IndexService.open(folder)
     dispatcher = Dispatcher(log, queues, index, position=log.min_offset)
     began = time.perf_counter()
     while dispatcher.position < log.max_offset:

@@ -115,7 +115,7 @@ def _rebuild(store: Path, scratch: Path, shape: Shape, *, may_be_torn: bool) -> 
 def _dispatch_all(log: CommitLog, scratch: Path, shape: Shape) -> dict[Path, int]:
     queues = ConsumeQueues(scratch, shape.queues, is_batch_topic=shape.is_batch_topic)
     queues.recover()
-    index, _ = IndexService.open(scratch, shape.index)
+    index = IndexService.open(scratch, shape.index)
     try:
         dispatcher = Dispatcher(log, queues, index, position=log.min_offset, settings=shape.dispatch)
         while dispatcher.position < log.max_offset:

@@ -73,7 +73,7 @@ def parts_of(
     """Queues and index in `root`, recovered, and a dispatcher from `log` to them; closed after the test."""
     queues = ConsumeQueues(root, queue_settings, is_batch_topic=batch.__contains__)
     queues.recover()
-    index, _ = IndexService.open(root, shape)
+    index = IndexService.open(root, shape)
     dispatcher = Dispatcher(log, queues, index, position=position, settings=settings)
     return close_after_test(Parts(log, queues, index, dispatcher))
 

@@ -389,9 +389,14 @@ def test_after_a_cut_queues_and_index_are_those_of_the_log_that_is_left(tmp_path
     parts.dispatch_all()
     end = results[40].physical_offset
     parts.queues.truncate_dirty(end)
-    again = parts.index.cut(end)
+    plan = parts.index.plan_cut(end)
+    parts.index.cut(plan)
     position = start_position(
-        log, parts.queues, clean_exit=True, checkpoint=Checkpoint(), redispatch_from=again
+        log,
+        parts.queues,
+        clean_exit=True,
+        checkpoint=Checkpoint(),
+        redispatch_from=plan.redispatch_from,
     )
     assert position <= end
     parts.dispatcher.rewind(position)

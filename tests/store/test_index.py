@@ -15,6 +15,8 @@ from trioha.store.index_service import IndexService
 from trioha.store.tags import DelayLevels, java_hash, java_hashes, java_hashes_with_prefix, tags_code
 
 FOR_EVER = (1 << 63) - 1
+BEYOND = 1 << 40
+"""After every record."""
 SMALL = IndexShape(hash_slots=7, index_num=10)
 
 
@@ -93,8 +95,7 @@ def test_delay_levels_clamp_and_refuse_malformed_delays():
 def test_recorded_index_files_answer_as_rocketmq_does(name, tmp_path):
     root = copy_store(name, tmp_path)
     before = files_below(root / "index")
-    index, redispatch = IndexService.open(root, RECORDED_INDEX)
-    assert redispatch is None
+    index = IndexService.open(root, RECORDED_INDEX)
     for topic_and_key, offsets in expected(name)["index"].items():
         topic, key = topic_and_key.split("#", 1)
         found = offsets_of(index, topic, key)
@@ -106,18 +107,33 @@ def test_recorded_index_files_answer_as_rocketmq_does(name, tmp_path):
 def test_after_an_unclean_stop_unsafe_files_are_deleted_and_their_first_offset_is_returned(tmp_path):
     root = copy_store("store-5.3.3", tmp_path, kind="crash-store")
     files = sorted((root / "index").iterdir())
-    whole, _ = IndexService.open(root, RECORDED_INDEX)
-    last_begin = whole.files[2].begin_physical_offset
-    full_until = whole.files[1].end_timestamp_ms
-    assert whole.files[1].is_full
-    assert whole.full_until_ms == full_until
-    whole.close()
-    index, redispatch = IndexService.open(root, RECORDED_INDEX, safe_until_ms=full_until)
-    assert redispatch == last_begin
+    index = close_after_test(IndexService.open(root, RECORDED_INDEX))
+    last_begin = index.files[2].begin_physical_offset
+    full_until = index.files[1].end_timestamp_ms
+    assert index.files[1].is_full
+    assert index.full_until_ms == full_until
+    plan = index.plan_cut(BEYOND, safe_until_ms=full_until)
+    assert (plan.redispatch_from, plan.full_until_ms) == (last_begin, FOR_EVER)
+    assert sorted((root / "index").iterdir()) == files
+    index.cut(plan)
     assert sorted((root / "index").iterdir()) == files[:2]
-    index.close()
-    index, redispatch = IndexService.open(root, RECORDED_INDEX, safe_until_ms=0)
-    assert (redispatch, index.files) == (0, ())
+    plan = index.plan_cut(BEYOND, safe_until_ms=full_until - 1)
+    assert (plan.redispatch_from, plan.full_until_ms) == (
+        index.files[1].begin_physical_offset,
+        index.files[0].end_timestamp_ms,
+    )
+    plan = index.plan_cut(BEYOND, safe_until_ms=0)
+    index.cut(plan)
+    assert (plan.redispatch_from, plan.full_until_ms, index.files) == (0, 0, ())
+
+
+def test_a_file_that_is_not_full_may_be_partly_on_disk_though_it_ends_with_the_full_one_before(tmp_path):
+    index = service(tmp_path)
+    for number in range(12):
+        put(index, "k", number * 10, 1000)
+    assert [file.is_full for file in index.files] == [True, False]
+    assert index.plan_cut(BEYOND, safe_until_ms=index.full_until_ms).redispatch_from == 90
+    assert index.plan_cut(BEYOND).redispatch_from is None
 
 
 # -- models --------------------------------------------------------------------------------------------------
@@ -127,7 +143,7 @@ KEYS = st.sampled_from(["Aa", "BB", "AaAa", "BBBB", "AaBB", "x", "y", "polygenel
 
 
 def service(folder, *, now_ms=lambda: 1_700_000_000_000, shape=SMALL):
-    return close_after_test(IndexService.open(folder, shape, now_ms=now_ms)[0])
+    return close_after_test(IndexService.open(folder, shape, now_ms=now_ms))
 
 
 def put(index, key, offset, time_ms, *, topic="T"):
@@ -302,12 +318,16 @@ def test_a_cut_deletes_files_with_lost_records_and_returns_where_they_began(tmp_
     index = service(tmp_path)
     for number in range(30):
         put(index, "k", number * 10, 1000)
-    assert index.cut(300) is None
-    assert index.cut(150) == 90
+    assert index.plan_cut(300).redispatch_from is None
+    plan = index.plan_cut(150)
+    assert plan.redispatch_from == 90
+    index.cut(plan)
     assert [file.end_physical_offset for file in index.files] == [80]
     assert offsets_of(index, "T", "k") == list(range(80, -1, -10))
     # The last indexed record starts at the cut: it is lost, too.
-    assert index.cut(80) == 0
+    plan = index.plan_cut(80)
+    assert plan.redispatch_from == 0
+    index.cut(plan)
     assert index.files == ()
 
 

@@ -28,7 +28,7 @@ from trioha.store.record_layout import (
     find_fault,
     starts_record,
 )
-from trioha.store.recovery import SLACK_MS, newest_file_stored_by
+from trioha.store.recovery import SLACK_MS, newest_file_stored_by, stored_before_files_after
 from trioha.watermark import Watermark
 
 log = structlog.get_logger(__name__)
@@ -105,7 +105,8 @@ class Dispatcher:
     def cut(self, offset: int, *, redispatch_from: int | None, last_store_timestamp_ms: int) -> None:
         """The log and its queues were cut at `offset`, and the index from `redispatch_from` on.
 
-        `last_store_timestamp_ms` is that of the last record that is left. Waits for `dispatched` end.
+        `last_store_timestamp_ms` is the `logics_time_ms` of where dispatch goes on. Waits for `dispatched`
+        end.
         """
         self.forget_queues()
         self.last_store_timestamp_ms = min(self.last_store_timestamp_ms, last_store_timestamp_ms)
@@ -223,7 +224,7 @@ def start_position(
 
     After a clean stop: after the last record that has an entry in any queue, else at the log's start. After
     an unclean one: at the newest log file whose first record was stored 3 s or more before the checkpoint's
-    times. `redispatch_from` is the result of `IndexService.open` or `cut`. Queues and log must be recovered.
+    times. `redispatch_from` is that of an `IndexCut`. Queues and log must be recovered.
     """
     known = queues.max_physical_offset
     position = min(max(known, commit_log.min_offset), commit_log.max_offset)
@@ -236,3 +237,13 @@ def start_position(
     if redispatch_from is not None:
         position = min(position, redispatch_from)
     return max(position, commit_log.min_offset)
+
+
+def logics_time_ms(commit_log: CommitLog, position: int) -> int:
+    """The latest logicsMsgTimestamp where queues and index may lack any record from `position` on.
+
+    With it `start_position` is at or before `position` after an unclean stop, also for RocketMQ, and it is
+    not later than the log's last record: the next records are not claimed either.
+    """
+    before_ms = stored_before_files_after(commit_log.files, position)
+    return min(commit_log.last_store_timestamp_ms, before_ms + SLACK_MS)

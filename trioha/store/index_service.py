@@ -14,6 +14,7 @@ from itertools import compress, takewhile
 from pathlib import Path
 
 import structlog
+from attrs import frozen
 
 from trioha.errors import StoreError
 from trioha.store.index_file import KEY_BYTES, IndexFile, IndexShape, key_hashes, unpack_key, unpack_keys
@@ -33,6 +34,18 @@ _FOR_EVER_MS = (1 << 63) - 1
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+@frozen
+class IndexCut:
+    """Which files of an index have to be deleted, see `IndexService.plan_cut`."""
+
+    first_file: int
+    """Index of the first one; all later ones are deleted, too."""
+    redispatch_from: int | None
+    """Physical offset to dispatch the log again from; None if no file is deleted."""
+    full_until_ms: int
+    """The latest indexMsgTimestamp that is true without these files."""
 
 
 class IndexService:
@@ -60,15 +73,9 @@ class IndexService:
         root: Path,
         shape: IndexShape | None = None,
         *,
-        safe_until_ms: int | None = None,
         now_ms: Callable[[], int] = _now_ms,
-    ) -> tuple[IndexService, int | None]:
-        """Open the index below the store root. Returns it and the physical offset to redispatch from, if any.
-
-        After an unclean stop `safe_until_ms` is the checkpoint's indexMsgTimestamp: files that end later may
-        be partly on disk, so they are deleted, and the log must be dispatched again from the returned offset
-        (spec store 5.1). Raises StoreError for a file that cannot be used.
-        """
+    ) -> IndexService:
+        """Open the index below the store root. Raises StoreError for a file that cannot be used."""
         directory = root / FOLDER
         shape = shape or IndexShape()
         files: list[IndexFile] = []
@@ -93,20 +100,36 @@ class IndexService:
             for file in files:
                 file.close()
             raise
-        service = cls(directory, shape, files=files, now_ms=now_ms)
-        if safe_until_ms is None:
-            return service, None
-        return service, service._drop_from(
-            next((i for i, file in enumerate(files) if file.end_timestamp_ms > safe_until_ms), len(files))
+        return cls(directory, shape, files=files, now_ms=now_ms)
+
+    def plan_cut(self, end_offset: int, *, safe_until_ms: int | None = None) -> IndexCut:
+        """What has to be deleted when the log ends at `end_offset`: files with keys of records from there on.
+
+        (RocketMQ keeps such entries, and never indexes the records that are stored there next.)
+        After an unclean stop `safe_until_ms` is the checkpoint's indexMsgTimestamp: files that are not full,
+        or end later, may be partly on disk, so they have to be deleted, too (spec store 5.1).
+        """
+        files = self._files
+        first = 0
+        while first < len(files) and _is_kept(files[first], end_offset, safe_until_ms):
+            first += 1
+        full_until_ms = _FOR_EVER_MS
+        if any(file.is_full for file in files[first:]):
+            full_until_ms = _full_until_ms(files[:first])
+        return IndexCut(
+            first_file=first,
+            redispatch_from=files[first].begin_physical_offset if first < len(files) else None,
+            full_until_ms=full_until_ms,
         )
 
-    def _drop_from(self, index: int) -> int | None:
-        """Delete the file with that index and all later ones; returns their first physical offset, if any."""
-        if index >= len(self._files):
-            return None
-        redispatch_offset = self._files[index].begin_physical_offset
+    def cut(self, plan: IndexCut) -> None:
+        """Delete the files of a plan, which has just been made. Raises StoreError.
+
+        The files that are built in their place may be lost in a power cut. So first the checkpoint on disk
+        has to let the next start dispatch from `redispatch_from`: without files nothing else tells it to.
+        """
         # The last file first, so that an error leaves no hole.
-        for file in reversed(self._files[index:]):
+        for file in reversed(self._files[plan.first_file :]):
             log.info("index file is built again", file=file.path.name)
             self._unsynced.forget(file.path)
             file.remove()
@@ -114,28 +137,10 @@ class IndexService:
             self._last_record_keys = None if self._files else 0
             # A power cut must not bring it back.
             self._unsynced.add(self.directory)
-        return redispatch_offset
-
-    def cut(self, physical_offset: int) -> int | None:
-        """Delete the files with keys of records at or after `physical_offset`, the log's end.
-
-        Returns the offset to dispatch again from, None if no file was deleted. (RocketMQ keeps such
-        entries, and never indexes the records that are stored there next.)
-        """
-        return self._drop_from(
-            next(
-                (
-                    index
-                    for index, file in enumerate(self._files)
-                    if not file.is_empty and file.end_physical_offset >= physical_offset
-                ),
-                len(self._files),
-            )
-        )
 
     def destroy(self) -> None:
         """Delete all files. Raises StoreError."""
-        self._drop_from(0)
+        self.cut(self.plan_cut(0))
 
     @property
     def files(self) -> tuple[IndexFile, ...]:
@@ -318,7 +323,7 @@ class IndexService:
     @property
     def full_until_ms(self) -> int:
         """End time of the last full file, 0 without one: the checkpoint's indexMsgTimestamp after a sync."""
-        return max((file.end_timestamp_ms for file in self._files if file.is_full), default=0)
+        return _full_until_ms(self._files)
 
     def sync_work(self) -> SyncWork:
         """All changes since the last call, for a worker thread to put on disk."""
@@ -335,6 +340,18 @@ class IndexService:
         for file in self._files:
             file.close()
         self._files.clear()
+
+
+def _is_kept(file: IndexFile, end_offset: int, safe_until_ms: int | None) -> bool:
+    """Whether a file stays, see `IndexService.plan_cut`."""
+    if file.end_physical_offset >= end_offset:
+        return False
+    return safe_until_ms is None or (file.is_full and file.end_timestamp_ms <= safe_until_ms)
+
+
+def _full_until_ms(files: Sequence[IndexFile]) -> int:
+    """End time of the last full file, 0 without one."""
+    return max((file.end_timestamp_ms for file in files if file.is_full), default=0)
 
 
 def _name_after(last: str) -> str:

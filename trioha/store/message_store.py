@@ -32,12 +32,12 @@ from trioha.store.checkpoint import Checkpoint, CheckpointFile
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueues, ConsumeQueueSettings
 from trioha.store.cut_marker import BegunCut, load_cut, remove_cut, save_cut
-from trioha.store.dispatch import Dispatcher, start_position
+from trioha.store.dispatch import Dispatcher, logics_time_ms, start_position
 from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.doubtful_epoch import load_doubtful_epoch, save_doubtful_epoch
 from trioha.store.epochs import NO_EPOCH, EpochLog, EpochTable
 from trioha.store.index_file import IndexShape
-from trioha.store.index_service import IndexService
+from trioha.store.index_service import IndexCut, IndexService
 from trioha.store.lock import RESTORE_MARKER, AbortFile, StoreLock
 from trioha.store.mapped_file import DISK_FULL
 from trioha.store.queue_manifest import load_queue_manifest, save_queue_manifest
@@ -169,6 +169,8 @@ class MessageStore:
         self._cuts = 0
         """Counts cuts and restarts of the log: what a sync that began before one has put on disk may not be
         there any more."""
+        self._is_cutting = False
+        """Whether a cut has not put all of queues and index on disk yet, or never could."""
         self._listed_queues: frozenset[tuple[str, int]] = frozenset()
         self._listed_deletions: int | None = None
         """`queues.deletions` when `_listed_queues` were all queues with entries; None if that is not known.
@@ -255,9 +257,7 @@ class MessageStore:
         queues.recover(lambda done, total: on_progress("opening consume queues", done, total))
         listed = load_queue_manifest(root)
         lost = {name for name in listed if (queue := queues.find(*name)) is None or not queue.max_offset}
-        index, index_from = IndexService.open(
-            root, settings.index, safe_until_ms=None if clean_exit else checkpoint.index_msg_timestamp_ms
-        )
+        index = IndexService.open(root, settings.index)
         opened.callback(index.close)
         checkpoint_file = CheckpointFile(root / "checkpoint")
         opened.callback(checkpoint_file.close)
@@ -281,25 +281,28 @@ class MessageStore:
         abort.create(names_boot=is_noted)
         if commit_log.is_empty:
             queues.destroy()
-            index.destroy()
-            index_from = None
         else:
             queues.truncate_dirty(commit_log.max_offset)
-            cut_from = index.cut(commit_log.max_offset)
-            index_from = min((at for at in (index_from, cut_from) if at is not None), default=None)
             queues.correct_min_offsets(commit_log.min_offset)
             if lost:
                 log.warning(
                     "consume queues are gone, all are compared with the log", queues=sorted(lost)[:10]
                 )
-                index_from = commit_log.min_offset
+        index_cut = index.plan_cut(
+            0 if commit_log.is_empty else commit_log.max_offset,
+            safe_until_ms=None if clean_exit else checkpoint.index_msg_timestamp_ms,
+        )
         if epochs is not None:
             # A power cut may have taken the first bytes of an epoch; one that begins at the log's end stays.
             after_end = commit_log.max_offset + 1
             epochs.truncate_suffix(after_end if cut_at is None else min(cut_at, after_end))
             epochs.truncate_prefix(commit_log.min_offset)
         position = start_position(
-            commit_log, queues, clean_exit=clean_exit, checkpoint=checkpoint, redispatch_from=index_from
+            commit_log,
+            queues,
+            clean_exit=clean_exit,
+            checkpoint=checkpoint,
+            redispatch_from=commit_log.min_offset if lost else index_cut.redispatch_from,
         )
         store = cls(
             settings,
@@ -320,11 +323,16 @@ class MessageStore:
             # Until the node has a role, checkpoints keep the last one.
             store.confirm_offset = lambda: store.last_confirm_offset
             store.limit_dispatch(Watermark(checkpoint.confirm_physical_offset))
+        logics_ms = logics_time_ms(commit_log, position)
+        if cut_at is None:
+            store._lower_times(logics_ms, index_cut)
+        else:
+            store._lower_checkpoint(logics_ms, index_cut)
+        index.cut(index_cut)
         with closing(store._cut_queue_syncs()) as works:
             for work in works:
                 work.run()
         if cut_at is not None:
-            store._lower_checkpoint()
             remove_cut(settings.commit_log_directory)
             store.completed_cut = begun_cut
             log.warning("cut of the commit log completed", offset=cut_at, end_offset=commit_log.max_offset)
@@ -504,6 +512,7 @@ class MessageStore:
         try:
             with self._checkpoint_lock:
                 self._cuts += 1
+                self._is_cutting = True
             if log_.flushed.offset < offset:
                 log_.sync_work(log_.flushed.offset, offset).run()
                 log_.flushed.advance(offset)
@@ -517,7 +526,7 @@ class MessageStore:
                     yield step
                     if step.error is not None:
                         raise step.error
-            self._lower_checkpoint()
+            self._is_cutting = False
             remove_cut(log_.directory)
             log.warning("commit log cut", end_offset=offset, bytes=cut_bytes)
             self.on_cut()
@@ -533,27 +542,27 @@ class MessageStore:
             ) from error
 
     def _cut_derived(self) -> None:
-        """Cut queues, index and epochs to the log's end. Raises StoreError and OSError."""
+        """Cut queues, index, epochs and checkpoint to the log's end. Raises StoreError and OSError."""
         log_ = self.commit_log
         end_offset = log_.max_offset
-        index_from: int | None = None
         if log_.is_empty:
             # As an opening does it.
             self.queues.destroy()
-            self.index.destroy()
             sync_directory(self.settings.root)
         else:
             self.queues.truncate_dirty(end_offset)
-            index_from = self.index.cut(end_offset)
-            if index_from is not None:
-                index_from = max(index_from, log_.min_offset)
+        index_cut = self.index.plan_cut(0 if log_.is_empty else end_offset)
+        position = min(end_offset, self.dispatcher.position)
+        if index_cut.redispatch_from is not None:
+            position = max(min(position, index_cut.redispatch_from), log_.min_offset)
         if self.epochs is not None:
             self.epochs.truncate_suffix(end_offset)
-        self.dispatcher.cut(
-            end_offset, redispatch_from=index_from, last_store_timestamp_ms=log_.last_store_timestamp_ms
-        )
+        logics_ms = logics_time_ms(log_, position)
+        self.dispatcher.cut(end_offset, redispatch_from=position, last_store_timestamp_ms=logics_ms)
         # It may wait for the limit to move beyond where the log ended.
         self._end_dispatch_wait()
+        self._lower_checkpoint(logics_ms, index_cut)
+        self.index.cut(index_cut)
 
     def _cut_queue_syncs(self) -> Generator[SyncWork, None, None]:
         """Work to `run` that puts queues and index on disk: no entry that was cut may come back when others
@@ -580,10 +589,45 @@ class MessageStore:
                     hint="raise the limit of open files (ulimit -n)",
                 )
 
-    def _lower_checkpoint(self) -> None:
+    def _lower_times(self, logics_ms: int, index_cut: IndexCut) -> None:
+        """Have the checkpoint claim only what an opening found in queues and index. Blocks. Raises OSError.
+
+        `logics_ms` is the latest logicsMsgTimestamp that is true when the files of `index_cut` are deleted.
+        They can be deleted, and all that is missing can be built again, when this is on disk: another stop
+        may leave only some of it, and the next start has to dispatch from the same position.
+        """
+        lowered = self._lowered(logics_ms, index_cut)
+        if self.commit_log.is_empty:
+            # The next log's records are not on disk because older ones were.
+            lowered = evolve(lowered, physic_msg_timestamp_ms=0)
+        if lowered == self._checkpoint:
+            return
+        self._checkpoint = lowered
+        try:
+            self._checkpoint_file.save(lowered)
+        except OSError as error:
+            # It must not prevent an opening.
+            if error.errno not in DISK_FULL:
+                raise
+            self._warn_of_old_checkpoint(error)
+
+    def _lowered(self, logics_ms: int, index_cut: IndexCut) -> Checkpoint:
+        before = self._checkpoint
+        return evolve(
+            before,
+            logics_msg_timestamp_ms=min(before.logics_msg_timestamp_ms, logics_ms),
+            index_msg_timestamp_ms=min(before.index_msg_timestamp_ms, index_cut.full_until_ms),
+        )
+
+    def _warn_of_old_checkpoint(self, error: OSError) -> None:
+        log.warning(
+            "checkpoint cannot be written", path=str(self._checkpoint_file.path), reason=error.strerror
+        )
+
+    def _lower_checkpoint(self, logics_ms: int, index_cut: IndexCut) -> None:
         """Write a checkpoint, and a list of queues, that name nothing beyond the log's end. Raises OSError.
 
-        A full disk is no reason here to go on with the old ones: they claim too much.
+        As `_lower_times`, but a full disk is no reason here to go on with the old ones: they claim too much.
         """
         log_ = self.commit_log
         names = frozenset(name for name, max_offset in self.queues.queue_offsets().items() if max_offset)
@@ -593,11 +637,10 @@ class MessageStore:
             if names != self._listed_queues:
                 save_queue_manifest(self.settings.root, names)
                 self._listed_queues = names
-            before, last_ms = self._checkpoint, log_.last_store_timestamp_ms
-            self._checkpoint = Checkpoint(
-                physic_msg_timestamp_ms=min(before.physic_msg_timestamp_ms, last_ms),
-                logics_msg_timestamp_ms=min(before.logics_msg_timestamp_ms, last_ms),
-                index_msg_timestamp_ms=min(before.index_msg_timestamp_ms, self.index.full_until_ms),
+            before = self._checkpoint
+            self._checkpoint = evolve(
+                self._lowered(logics_ms, index_cut),
+                physic_msg_timestamp_ms=min(before.physic_msg_timestamp_ms, log_.last_store_timestamp_ms),
                 master_flushed_offset=min(before.master_flushed_offset, log_.max_offset),
                 confirm_physical_offset=min(before.confirm_physical_offset, log_.max_offset),
             )
@@ -711,10 +754,11 @@ class MessageStore:
         """Blocks; called by worker threads. Raises OSError, but not for a full disk.
 
         An older checkpoint is still true: the next start only checks more records. Changes from before a cut
-        (`cuts` is `_cuts` of that time) may not be, and are dropped.
+        (`cuts` is `_cuts` of that time) may not be, and are dropped; so are those from while its own syncs
+        run, which have taken over the files with earlier writes.
         """
         with self._checkpoint_lock:
-            if cuts != self._cuts:
+            if cuts != self._cuts or self._is_cutting:
                 return
             self._checkpoint = evolve(
                 self._checkpoint,
@@ -726,11 +770,7 @@ class MessageStore:
             except OSError as error:
                 if error.errno not in DISK_FULL:
                     raise
-                log.warning(
-                    "checkpoint cannot be written",
-                    path=str(self._checkpoint_file.path),
-                    reason=error.strerror,
-                )
+                self._warn_of_old_checkpoint(error)
 
     def _save_queue_manifest(self, cuts: int, names: frozenset[tuple[str, int]], *, deletions: int) -> None:
         """Blocks; called by worker threads. Raises OSError, but not for want of space or descriptors.

@@ -196,13 +196,21 @@ def _first_to_scan(files: list[MappedFile], *, clean_exit: bool, checkpoint: Che
 
 def newest_file_stored_by(files: Sequence[MappedFile], safe_ms: int) -> MappedFile | None:
     """The newest file whose first record was stored by `safe_ms`, None if none was (spec store 5.4.1)."""
-    for file in reversed(files):
-        view = file.view
-        if len(view) < RECORD_BYTES_MIN or BLANK.unpack_from(view)[1] not in MAGICS:
-            continue
-        if 0 < store_timestamp_ms(view, 0) <= safe_ms:
-            return file
-    return None
+    return next((file for file in reversed(files) if 0 < _first_stored_ms(file) <= safe_ms), None)
+
+
+def stored_before_files_after(files: Sequence[MappedFile], offset: int) -> int:
+    """The latest time, ms, with which `newest_file_stored_by` gives no file that begins after `offset`."""
+    times_ms = (_first_stored_ms(file) for file in files if file.start_offset > offset)
+    return min((time_ms for time_ms in times_ms if time_ms > 0), default=_FOR_EVER_MS) - 1
+
+
+def _first_stored_ms(file: MappedFile) -> int:
+    """When the file's first record was stored, 0 if no record is there."""
+    view = file.view
+    if len(view) < RECORD_BYTES_MIN or BLANK.unpack_from(view)[1] not in MAGICS:
+        return 0
+    return store_timestamp_ms(view, 0)
 
 
 def _record_in(file: MappedFile, offset: int | None) -> int:
