@@ -343,6 +343,31 @@ async def test_with_flushed_acks_nothing_is_acked_before_it_is_on_disk(log, mast
         nursery.cancel_scope.cancel()
 
 
+async def test_with_flushed_acks_a_request_is_not_beyond_the_disk(log, master_log, autojump_clock):
+    slave, dialer, _ = make_slave(log, ack_mode=AckMode.FLUSHED)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        peer = dialer.peers[0]
+        assert await peer.next_report() == 0
+        await send_log(peer, master_log, 0)
+        await settled()
+        log.flushed.advance(70_000)
+        assert await peer.next_report() == 70_000
+        await peer.stream.aclose()
+        await trio.sleep(10)
+        peer = dialer.peers[-1]
+        # The master counts it as acknowledged.
+        assert await peer.next_report() == 70_000
+        await send_log(peer, master_log, 70_000)
+        await settled()
+        assert slave.status().reported_offset == 70_000
+        log.flushed.advance(log.max_offset)
+        await reported(peer, master_log.max_offset)
+        nursery.cancel_scope.cancel()
+    assert log_bytes(log) == log_bytes(master_log)
+
+
 async def test_an_observer_receives_everything_and_acks_nothing(log, master_log, autojump_clock):
     slave, dialer, _ = make_slave(log, is_observer=True)
     async with trio.open_nursery() as nursery:

@@ -230,10 +230,15 @@ class MasterLink(ABC):
     def _encode_report(self, offset: int) -> bytes:
         """A report in the protocol of this connection."""
 
-    def _observed_offset(self) -> int:
-        """Where an observer may start: so far back that no producer can still wait for it."""
-        before_ms = time.time_ns() // 1_000_000 - round(OBSERVED_AGE_S * 1000)
-        return self._log.record_stored_before(before_ms)
+    def _requested_at_most(self) -> int | None:
+        """What the first report may not be beyond, since it is an ack, too; None for no limit.
+
+        For an observer so far back that no producer can still wait for it.
+        """
+        if self._is_observer:
+            before_ms = time.time_ns() // 1_000_000 - round(OBSERVED_AGE_S * 1000)
+            return self._log.record_stored_before(before_ms)
+        return self._log.flushed.offset if self._ack_mode is AckMode.FLUSHED else None
 
     def _end(self, reason: CloseReason) -> None:
         """Note why the connection ends; the first reason stays."""
@@ -435,11 +440,10 @@ class MasterConnection(MasterLink):
         )
 
     def _first_report(self) -> int:
-        """The offset to request; for an observer so far back that no producer can still wait for it."""
-        session = self._replication
-        if not self._is_observer or self._log.is_empty:
-            return session.begin()
-        return session.begin(at_most=self._observed_offset())
+        """The offset to request."""
+        if self._log.is_empty:
+            return self._replication.begin()
+        return self._replication.begin(at_most=self._requested_at_most())
 
     def _receive(self, data: memoryview) -> None:
         """Append what `data` completes. Raises ReplicationError at a frame that does not continue the log."""

@@ -411,6 +411,31 @@ async def test_flushed_mode_acknowledges_what_is_on_disk(store, master, autojump
         nursery.cancel_scope.cancel()
 
 
+async def test_flushed_mode_requests_nothing_beyond_the_disk(store, master, autojump_clock):
+    """Also the first report after a handshake is an ack."""
+    slave, dialer, _ = make_slave(store, ack_mode=AckMode.FLUSHED)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        peer = await peer_of(dialer)
+        await peer.send_log(master, await peer.serve(master))
+        await settled()
+        store.commit_log.flushed.advance(5000)
+        assert await peer.next_report() == 5000
+        await peer.peer.stream.aclose()
+        await trio.sleep(10)
+        peer = await peer_of(dialer)
+        assert await peer.serve(master) == 5000
+        store.commit_log.flushed.advance(6000)
+        await settled()
+        assert slave.status().reported_offset == 5000
+        await peer.send_log(master, 5000)
+        assert await peer.next_report() == 6000
+        store.commit_log.flushed.advance(store.commit_log.max_offset)
+        assert await peer.next_report() == master.commit_log.max_offset
+        nursery.cancel_scope.cancel()
+    assert log_bytes(store.commit_log) == log_bytes(master.commit_log)
+
+
 # -- another master ----------------------------------------------------------------------------------------
 
 

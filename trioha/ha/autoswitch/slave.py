@@ -166,8 +166,9 @@ class EpochConnection(MasterLink):
             self._is_unsettled = session.cut_step is not None
 
     def _handle_handshake(self, handshake: MasterHandshake) -> None:
-        at_most = self._observed_offset() if self._is_observer else None
-        self._request_offset = self._replication.receive_handshake(handshake, at_most=at_most)
+        self._request_offset = self._replication.receive_handshake(
+            handshake, at_most=self._requested_at_most()
+        )
         if self._replication.is_checked:
             self._verdict.clear()
             self._tail_checked.set()
