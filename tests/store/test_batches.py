@@ -6,6 +6,8 @@ from errno import ENOSPC
 import pytest
 
 from tests.store.support import FILE_BYTES, HOST, VECTORS, expected, log_bytes, message, open_log
+from trioha.errors import StoreError
+from trioha.store import commit_log
 from trioha.store.batch_records import batch_record_sizes, encode_batch
 from trioha.store.commit_log import PWRITE_BYTES_MIN
 from trioha.store.messages import BatchItem, MessageBatch
@@ -115,6 +117,62 @@ def test_a_put_that_the_disk_refuses_is_not_stored(tmp_path, monkeypatch, writte
     assert [decode_record(again.read(offset, 10_000)).body for offset in result.batch_offsets] == [
         item.body for item in items
     ]
+
+
+def test_nothing_is_stored_while_the_disk_does_not_clear_what_it_has_refused(tmp_path, monkeypatch):
+    """As a full disk whose file system writes elsewhere what is written again."""
+    log, _ = open_log(tmp_path)
+    items = [BatchItem(b"%d" % number * (PWRITE_BYTES_MIN // 2)) for number in range(4)]
+    pwritev, calls = os.pwritev, []
+
+    def refuse(fd, chunks, at):
+        calls.append(at)
+        if len(calls) == 1:
+            return pwritev(fd, [b"".join(chunks)[:8000]], at)
+        raise OSError(ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwritev", refuse)
+    same = message(items[0].body)
+    for refused in (log.append_batch(MessageBatch("Orders", 0, items)), log.append(same)):
+        assert (refused.status, refused.size) == (PutStatus.SERVICE_NOT_AVAILABLE, 0)
+    with pytest.raises(StoreError, match="No space left"):
+        log.append_records(memoryview(bytes(100)), last_store_timestamp_ms=0)
+    # The batch, in two steps, and twice what is to be cleared.
+    assert (log.max_offset, len(calls)) == (0, 4)
+    monkeypatch.undo()
+    end = log.append(same).end_offset
+    log.close()
+    again, _ = open_log(tmp_path, clean_exit=False)
+    assert again.max_offset == end
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_put_that_fails_at_the_end_of_a_file_leaves_the_log_whole(tmp_path, monkeypatch, is_batch):
+    log, _ = open_log(tmp_path)
+    while log.max_offset < FILE_BYTES - 1000:
+        log.append(message(b"before" * 100))
+
+    def put():
+        items = [BatchItem(b"a" * 500), BatchItem(b"b" * 500)]
+        return (
+            log.append_batch(MessageBatch("Orders", 0, items))
+            if is_batch
+            else log.append(message(b"a" * 1000))
+        )
+
+    def fail(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(commit_log, "encode_batch" if is_batch else "crc32", fail)
+    with pytest.raises(MemoryError):
+        put()
+    monkeypatch.undo()
+    assert log.max_offset == FILE_BYTES
+    result = put()
+    assert (result.status, result.physical_offset) == (PutStatus.PUT_OK, FILE_BYTES)
+    log.close()
+    again, _ = open_log(tmp_path, clean_exit=False)
+    assert again.max_offset == result.end_offset
 
 
 def test_queue_offsets_and_ids_of_a_batch(tmp_path):

@@ -190,6 +190,34 @@ def test_a_record_cut_by_frames_is_written_together_with_those_after_it(tmp_path
     assert [size > FILE_BYTES // 3 for size in wholes] == [True, True, False]
 
 
+def test_bytes_that_the_disk_refused_do_not_come_back_behind_another_masters(tmp_path, monkeypatch):
+    masters = []
+    for name in (b"a", b"b"):
+        master, _ = open_log(tmp_path / name.decode())
+        for _ in range(3):
+            master.append(message(name * 5000))
+        masters.append(memoryview(log_bytes(master)))
+    record_bytes = len(masters[0]) // 3
+    log, _ = open_log(tmp_path / "replica")
+    pwritev = os.pwritev
+
+    def refuse(fd, chunks, at):
+        """A disk that has room for two records."""
+        data = b"".join(chunks)[: max(2 * record_bytes - at, 0)]
+        if not data:
+            raise OSError(ENOSPC, "No space left on device")
+        return pwritev(fd, [data], at)
+
+    monkeypatch.setattr(os, "pwritev", refuse)
+    with pytest.raises(StoreError, match="No space left"):
+        ReplicaAppender(log).append(masters[0])
+    monkeypatch.undo()
+    ReplicaAppender(log).append(masters[1][:record_bytes])
+    again, _ = open_log(tmp_path / "replica", clean_exit=False)
+    assert again.max_offset == record_bytes
+    again.close()
+
+
 @pytest.mark.parametrize("written_bytes", [0, 8000])
 def test_a_disk_that_refuses_bytes_leaves_the_log_as_it_was(
     tmp_path, master_bytes, written_bytes, monkeypatch

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from struct import Struct
@@ -113,6 +112,8 @@ class CommitLog:
         """Whether puts are refused for want of space; replication is not."""
         self.puts_blocked = False
         """Whether puts are refused because `queue_offsets` is not known yet; replication is not."""
+        self._refused: tuple[MappedFile, int, int] | None = None
+        """File, index and number of bytes that the disk has refused, and may hold in part."""
         self.appended = Watermark(self.min_offset)
         """End of the log: everything before it is whole records. Moved by appends only."""
         self.flushed = Watermark(self.min_offset)
@@ -235,7 +236,7 @@ class CommitLog:
         try:
             file, at = self._room_for(size)
         except StoreError as error:
-            log.error("no file for the next message", path=error.path, reason=error.reason)
+            log.error("no room for the next message", path=error.path, reason=error.reason)
             return AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=error.reason)
         physical_offset = file.start_offset + at
         queue_offset = max(queue_offset, 0)
@@ -287,9 +288,9 @@ class CommitLog:
             view[at + _COMMIT_BYTES : at + size] = data
         else:
             try:
-                file.write(at + _COMMIT_BYTES, memoryview(data))
+                self._write(file, at + _COMMIT_BYTES, memoryview(data))
             except StoreError as error:
-                return self._refused_by_disk(file, at, size, error)
+                return _refused_by_disk(error)
         _COMMIT.pack_into(view, at, size, MAGIC_V2 if version_2 else MAGIC_V1)
         self._landmarks.add(physical_offset)
         if queued:
@@ -323,7 +324,7 @@ class CommitLog:
         try:
             file, at = self._room_for(size)
         except StoreError as error:
-            log.error("no file for the next batch", path=error.path, reason=error.reason)
+            log.error("no room for the next batch", path=error.path, reason=error.reason)
             return AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=error.reason)
         key = (batch.topic, batch.queue_id)
         physical_offset = file.start_offset + at
@@ -343,7 +344,7 @@ class CommitLog:
         try:
             self._write_behind_commit(file, at, written)
         except StoreError as error:
-            return self._refused_by_disk(file, at, size, error)
+            return _refused_by_disk(error)
         file.view[at : at + _COMMIT_BYTES] = written[:_COMMIT_BYTES]
         offsets = list(accumulate(sizes[:-1], initial=physical_offset))
         self._landmarks.add_all(offsets)
@@ -359,16 +360,6 @@ class CommitLog:
             self._store_host_packed,
             batch_offsets=offsets,
         )
-
-    def _refused_by_disk(self, file: MappedFile, at: int, size: int, error: StoreError) -> AppendResult:
-        """The disk has refused `size` bytes at index `at` of the last file: none of them may count later."""
-        # Another record in the place of a batch's first one must not bring back those after it.
-        with suppress(StoreError):
-            file.write(at, memoryview(bytes(size)))
-        # A blank that has ended the file before stays.
-        self.appended.advance(file.start_offset + at)
-        log.error("the disk refuses a put", path=error.path, reason=error.reason)
-        return AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=error.reason)
 
     def _suspects(self, batch: MessageBatch) -> list[int]:
         """Numbers of the messages of a batch that may be refused for themselves."""
@@ -441,8 +432,10 @@ class CommitLog:
         """File and index where a record of `size` bytes goes; a file it does not fit is ended.
 
         At least eight bytes always end a full file (spec store 2.5). Raises StoreError if no file can be
-        made, with nothing changed.
+        made, with nothing changed, or if the disk does not clear what it has refused.
         """
+        if self._refused is not None:
+            self._clear_refused()
         max_offset = self.appended.offset
         files = self._files.files
         file = files[-1] if files else None
@@ -454,6 +447,8 @@ class CommitLog:
             return file, at
         following = self._files.add(file.end_offset)
         BLANK.pack_into(file.view, at, left, MAGIC_BLANK)
+        # Whatever becomes of the record: the next one goes where the files end.
+        self.appended.advance(file.end_offset)
         return following, 0
 
     # -- appending a master's bytes ----------------------------------------------------------------------
@@ -467,6 +462,8 @@ class CommitLog:
         cross a file's end. Raises StoreError if a file is needed and cannot be made, or the disk refuses the
         bytes; the log is as it was then.
         """
+        if self._refused is not None:
+            self._clear_refused()
         max_offset = self.appended.offset
         file = self._last_file()
         at = max_offset - file.start_offset
@@ -493,14 +490,36 @@ class CommitLog:
             view[at + len(first) : at + size] = rest
             view[at + _COMMIT_BYTES : at + len(first)] = first[_COMMIT_BYTES:]
         else:
-            file.write(at + _COMMIT_BYTES, first[_COMMIT_BYTES:], rest)
+            self._write(file, at + _COMMIT_BYTES, first[_COMMIT_BYTES:], rest)
+
+    def _write(self, file: MappedFile, at: int, *chunks: memoryview) -> None:
+        """Write `chunks` beyond the log's end by the system call.
+
+        Raises StoreError if the disk refuses them; what it has written of them is cleared before anything
+        else is appended.
+        """
+        try:
+            file.write(at, *chunks)
+        except StoreError:
+            self._refused = file, at, sum(map(len, chunks))
+            raise
+
+    def _clear_refused(self) -> None:
+        """Clear what the disk may have written of bytes that it refused. Raises StoreError if it refuses.
+
+        Another record in the place of the first one would bring back those after it.
+        """
+        assert self._refused is not None
+        file, at, size = self._refused
+        file.write(at, memoryview(bytes(size)))
+        self._refused = None
 
     def write_filler(self, offset: int, data: memoryview) -> None:
         """Write bytes that follow a blank's header; `append_blank` writes that when they are all there."""
         max_offset = self.appended.offset
         file = self._last_file()
         assert max_offset + BLANK_BYTES <= offset <= offset + len(data) <= file.end_offset
-        file.write(offset - file.start_offset, data)
+        self._write(file, offset - file.start_offset, data)
 
     def append_blank(self, header: bytes) -> None:
         """End the current file with a blank, whose filler is there already."""
@@ -588,6 +607,7 @@ class CommitLog:
             f"{offset} is not the start of a file of {self.file_bytes} bytes"
         )
         self._files.restart_at(offset)
+        self._refused = None
         self._landmarks.clear()
         for mark in (self.appended, self.flushed):
             # Waits end even where the mark stays or moves forward: they were for offsets of another log.
@@ -613,6 +633,8 @@ class CommitLog:
         self.flushed.rewind(offset)
         self.appended.rewind(offset)
         self._files.cut(offset)
+        # The rest of the last file was cleared.
+        self._refused = None
 
     def store_timestamp_before(self, offset: int) -> int:
         """Store time of the last record before `offset`, the start of a record; 0 if there is none."""
@@ -659,3 +681,8 @@ class CommitLog:
     def close(self) -> None:
         """Close all files, and delete the preallocated one. Flush first; no sync may be running."""
         self._files.close()
+
+
+def _refused_by_disk(error: StoreError) -> AppendResult:
+    log.error("the disk refuses a put", path=error.path, reason=error.reason)
+    return AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=error.reason)
