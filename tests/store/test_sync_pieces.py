@@ -49,11 +49,13 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
     return made
 
 
-def work_of(disk: Disk, *paths: Path, span: tuple[int, int] | None = None) -> SyncWork:
+def work_of(disk: Disk, *paths: Path, span: tuple[int, int] | None = None, grown_bytes: int = 0) -> SyncWork:
+    """Of files that have grown when it runs."""
     work = SyncWork(disk.sync)
     for path in paths:
         path.touch()
         work.add(path, span=span)
+        os.truncate(path, (span[1] if span is not None else 0) + grown_bytes)
     return work
 
 
@@ -69,6 +71,18 @@ def test_a_long_span_is_written_in_pieces_before_its_sync(tmp_path: Path, disk: 
         "step",
         "sync a",
         "step",
+    ]
+
+
+def test_what_is_appended_meanwhile_is_written_in_pieces_too(tmp_path: Path, disk: Disk) -> None:
+    """The sync at the end would have it all to write, without a step."""
+    span = (PIECE_BYTES, 2 * PIECE_BYTES + 1)
+    work_of(disk, tmp_path / "a", span=span, grown_bytes=2 * PIECE_BYTES).run(disk.step)
+    assert [call[1:] for call in disk.calls if isinstance(call, tuple)] == [
+        (PIECE_BYTES, PIECE_BYTES),
+        (2 * PIECE_BYTES, PIECE_BYTES),
+        (3 * PIECE_BYTES, PIECE_BYTES),
+        (4 * PIECE_BYTES, 1),
     ]
 
 

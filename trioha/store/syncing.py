@@ -153,8 +153,8 @@ class SyncWork:
         """`sync` puts an open file on disk: `sync_whole` or `sync_data`."""
         self._sync = sync
         self._left: dict[Path, SharedDescriptor | None] = {}
-        self._spans: dict[Path, tuple[int, int]] = {}
-        """Where files have many bytes that may not be on disk: start and end."""
+        self._starts: dict[Path, int] = {}
+        """Where the bytes begin that may not be on disk, of files with many of them."""
 
     @property
     def left(self) -> tuple[Path, ...]:
@@ -175,7 +175,7 @@ class SyncWork:
         if descriptor is not None or path not in self._left:
             self._left[path] = descriptor
         if span is not None and span[1] - span[0] > PIECE_BYTES:
-            self._spans[path] = span
+            self._starts[path] = span[0]
 
     def forget(self, path: Path) -> None:
         """Do not sync `path`, for which no descriptor was lent: it is being deleted."""
@@ -211,8 +211,9 @@ class SyncWork:
                     continue
                 raise
             try:
-                if (span := self._spans.pop(path, None)) is not None:
-                    write_pieces(fd, *span, on_step)
+                if (start := self._starts.pop(path, None)) is not None:
+                    # To the file's end: what is appended meanwhile would make the sync at the end a long one.
+                    write_pieces(fd, start, os.fstat(fd).st_size, on_step)
                 self._sync(fd)
             finally:
                 if descriptor is None:
