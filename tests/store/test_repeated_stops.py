@@ -76,6 +76,17 @@ def images(disk: PowerCutDisk, folder: Path, chance: random.Random) -> Iterator[
         shutil.rmtree(image)
 
 
+def stopped_start(root: Path, calls: int) -> tuple[PowerCutDisk, bool]:
+    """Open a store on a disk that stops after so many calls; returns the disk, and whether it did."""
+    disk = close_after_test(PowerCutDisk(root))
+    with resources_closed(), CrashingDisk(calls, on_sync=disk.synced).in_use():
+        try:
+            opened(root)
+        except Crash:
+            return disk, True
+    return disk, False
+
+
 @pytest.mark.parametrize(("damage", "stride"), STATES)
 def test_after_a_stop_at_any_call_of_a_start_and_right_after_it_the_next_one_builds_all(
     tmp_path: Path,
@@ -91,15 +102,10 @@ def test_after_a_stop_at_any_call_of_a_start_and_right_after_it_the_next_one_bui
     while is_stopped:
         root = tmp_path / f"{calls}"
         damage(template[0], root)
-        disk = close_after_test(PowerCutDisk(root))
-        with resources_closed(), CrashingDisk(calls, on_sync=disk.synced).in_use():
-            is_stopped = False
-            try:
-                opened(root)
-            except Crash:
-                is_stopped = True
-        for image in images(disk, tmp_path, chance):
-            assert reopened(image) == whole, (calls, image.name)
+        with resources_closed():
+            disk, is_stopped = stopped_start(root, calls)
+            for image in images(disk, tmp_path, chance):
+                assert reopened(image) == whole, (calls, image.name)
         assert reopened(root) == whole, calls
         shutil.rmtree(root)
         calls += stride
@@ -126,22 +132,17 @@ def test_a_power_cut_after_a_cut_and_another_one_at_any_call_of_the_next_start_l
         calls, is_stopped = 0, True
         while is_stopped:
             copy = Path(shutil.copytree(first, tmp_path / "copy"))
-            again = close_after_test(PowerCutDisk(copy))
-            with resources_closed(), CrashingDisk(calls, on_sync=again.synced).in_use():
-                is_stopped = False
-                try:
-                    opened(copy)
-                except Crash:
-                    is_stopped = True
-            for image in chain(images(again, tmp_path / "second", chance), (copy,)):
-                with resources_closed():
-                    store = opened(image)
-                    # What was put after the cut may be lost, and nothing else.
-                    if store.commit_log.max_offset > starts[number]:
-                        store.cut(starts[number])
-                        dispatch(store)
-                        store.enable_puts()
-                    assert contents(store) == end, (calls, image.name)
+            with resources_closed():
+                again, is_stopped = stopped_start(copy, calls)
+                for image in chain(images(again, tmp_path / "second", chance), (copy,)):
+                    with resources_closed():
+                        store = opened(image)
+                        # What was put after the cut may be lost, and nothing else.
+                        if store.commit_log.max_offset > starts[number]:
+                            store.cut(starts[number])
+                            dispatch(store)
+                            store.enable_puts()
+                        assert contents(store) == end, (calls, image.name)
             shutil.rmtree(copy)
             calls += 2
         assert calls >= 3
