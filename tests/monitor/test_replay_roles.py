@@ -385,6 +385,22 @@ def test_a_role_that_begins_while_it_is_replayed_is_shown(tmp_path: Path) -> Non
     assert texts == ["is master of epoch 2; was slave of broker 1 in epoch 1"]
 
 
+def test_a_folder_that_is_gone_does_not_hide_a_role_that_begins_in_another(tmp_path: Path) -> None:
+    folders = tmp_path / "a", tmp_path / "b"
+    for folder in folders:
+        folder.mkdir()
+    group_lives()[1][0].write(folders[0])
+    slave, master = group_lives()[2]
+    slave.write(folders[1])
+    source = open_replay(folders, clock_s=lambda: 0.0)
+    finish(source)
+    assert len(source.names) == 2
+    folders[0].rename(tmp_path / "gone")
+    master.write(folders[1])
+    source.check_growth()
+    assert len(source.names) == 3
+
+
 def segment_of(path: Path) -> Path:
     (segment,) = (path / "events").glob("*.seg")
     return segment

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -300,11 +301,11 @@ class ReplayTimeline:
         readers = [run.reader for run in self.runs]
         known = {reader.session.path for reader in readers}
         new = []
-        try:
-            found = find_sessions(self._paths)
-        except StoreError:
-            # The folder is gone: the next look may find it.
-            return None
+        found: dict[Path, None] = {}
+        for named in self._paths:
+            # A folder that is gone, or changes meanwhile: the next look may find it.
+            with suppress(StoreError, OSError):
+                found.update(dict.fromkeys(find_sessions([named])))
         for path in found:
             if path in known:
                 continue
