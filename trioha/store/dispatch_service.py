@@ -2,12 +2,12 @@
 
 Dispatch follows `appended`, with SYNC_FLUSH `flushed`: consumers do not see messages that are not on disk
 yet, and in controller mode at most the confirm offset (`MessageStore.limit_dispatch`). It runs in short
-slices, since it shares its thread with replication. A record that comes alone is dispatched at once. Soon
-after a dispatch there is first a pass, in which others may come: a turn of the scheduler while consumers wait
-for messages, else 3 milliseconds. If none comes, the record is dispatched; if puts keep coming, those of the
-next milliseconds are dispatched together, since alone a record costs ten times as much. A slave that copies
-a long log makes the slices shorter still: up to a megabyte is received between two of them; without traffic
-they follow each other.
+slices, since it shares its thread with replication. A record that comes alone is dispatched at once; those of
+the milliseconds after a dispatch are dispatched together, since alone a record costs ten times as much. While
+a consumer waits for messages they are first given a turn of the scheduler: if none comes after the first one,
+that is dispatched, else they are gathered for a fraction of a millisecond. A slave that copies a long log
+makes the slices shorter still: up to a megabyte is received between two of them; without traffic they follow
+each other.
 
 A full disk stops dispatch until there is space again; the node goes on. A failed sync ends the node, as a
 failed sync of the log does.
@@ -80,7 +80,7 @@ class DispatchService:
         self._gather_s = GATHER_S
         """Time from then to the next dispatch while no consumer waits."""
         self._gathering = trio.CancelScope()
-        """Sleeps until the next dispatch, or the end of the pass before it."""
+        """Sleeps until the next dispatch."""
         self._hurried_s = -math.inf
         """The deadline of `_gathering` if a consumer waits."""
         store.dispatcher.hurry = self._hurry

@@ -205,7 +205,7 @@ class MappedFile:
     def write(self, at: int, *chunks: memoryview) -> None:
         """Write `chunks`, one after the other, at index `at` by the system call.
 
-        From about 16 KiB on it is cheaper than storing into the map, where the first touch of a page makes
+        From some KiB on it is cheaper than storing into the map, where the first touch of a page makes
         the kernel read and clear many around it. `view` shows the bytes at once. Raises StoreError if the
         disk refuses them; an unknown part may be written then.
         """
