@@ -2,7 +2,8 @@
 
 import os
 import random
-from errno import ENOSPC
+from contextlib import suppress
+from errno import EIO, ENOSPC
 from itertools import pairwise
 
 import pytest
@@ -188,6 +189,34 @@ def test_a_record_cut_by_frames_is_written_together_with_those_after_it(tmp_path
     # Each chunk at once, without its first eight bytes, in the disk's steps; then a blank's filler.
     wholes = [size for before, size in pairwise([0, *calls]) if before - 5000 != size]
     assert [size > FILE_BYTES // 3 for size in wholes] == [True, True, False]
+
+
+def test_every_write_of_a_disk_that_refuses_each_one_once_is_repeated_whole(
+    tmp_path, master_bytes, monkeypatch
+):
+    """Also a blank's filler, which is not zero in all files."""
+    log, _ = open_log(tmp_path)
+    pwritev, refused = os.pwritev, set()
+
+    def refuse(fd, chunks, at):
+        if any(b"".join(chunks)) and (at, log.max_offset) not in refused:
+            refused.add((at, log.max_offset))
+            pwritev(fd, [b"".join(chunks)[:100]], at)
+            raise OSError(EIO, "Input/output error")
+        return pwritev(fd, chunks, at)
+
+    monkeypatch.setattr(os, "pwritev", refuse)
+    appender = ReplicaAppender(log)
+    while log.max_offset < len(master_bytes):
+        # As a connection that ends with each refusal.
+        appender.discard()
+        with suppress(StoreError):
+            while (start := appender.next_offset) < len(master_bytes):
+                # No frame goes over a file's end.
+                end = min(start + FILE_BYTES // 2, start - start % FILE_BYTES + FILE_BYTES)
+                appender.append(memoryview(master_bytes)[start:end])
+    assert len(refused) >= 6
+    assert log_bytes(log) == master_bytes
 
 
 def test_bytes_that_the_disk_refused_do_not_come_back_behind_another_masters(tmp_path, monkeypatch):

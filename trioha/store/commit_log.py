@@ -462,8 +462,6 @@ class CommitLog:
         cross a file's end. Raises StoreError if a file is needed and cannot be made, or the disk refuses the
         bytes; the log is as it was then.
         """
-        if self._refused is not None:
-            self._clear_refused()
         max_offset = self.appended.offset
         file = self._last_file()
         at = max_offset - file.start_offset
@@ -529,7 +527,10 @@ class CommitLog:
         self.appended.advance(file.end_offset)
 
     def _last_file(self) -> MappedFile:
-        """The file for the next byte, made if needed. Raises StoreError."""
+        """The file for the next byte, made if needed. Raises StoreError, also while the disk does not clear
+        what it has refused."""
+        if self._refused is not None:
+            self._clear_refused()
         max_offset = self.appended.offset
         return self._files.last_with(max_offset) or self._files.add(max_offset)
 
