@@ -93,6 +93,7 @@ async def node_of(folder: Path, controller: str, hanging: Hanging) -> AsyncItera
         controllerAddr=controller,
         namesrvAddr=NOWHERE,
         brokerHeartbeatInterval=100,
+        mappedFileSizeCommitLog=65536,
         **{"trioha.hangTimeout": 1000},
     ) as node:
         try:
