@@ -247,11 +247,15 @@ class _End:
     _outgoing: Pipe
     _incoming: Pipe
     is_closed: bool = False
+    is_dead: bool = False
+    """Its process has ended: what its last tasks still send goes nowhere."""
 
     def push(self, data: bytes | bytearray | memoryview) -> int:
         """Send what goes without waiting."""
         if self.is_closed:
             raise trio.ClosedResourceError("this stream is closed")
+        if self.is_dead:
+            raise trio.BrokenResourceError("the process has ended")
         return self._outgoing.push(data)
 
     async def send(self, data: bytes | bytearray | memoryview) -> None:
@@ -289,6 +293,10 @@ class PlainEnd(trio.abc.Stream):
         """Whether this end was closed."""
         return self._end.is_closed
 
+    def die(self) -> None:
+        """The process of this end is killed: nothing that it sends from now on arrives."""
+        self._end.is_dead = True
+
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         await trio.lowlevel.checkpoint()
         await self._end.send(data)
@@ -318,6 +326,10 @@ class DirectEnd(SocketTransport):
     def is_closed(self) -> bool:
         """Whether this end was closed."""
         return self._end.is_closed
+
+    def die(self) -> None:
+        """The process of this end is killed: nothing that it sends from now on arrives."""
+        self._end.is_dead = True
 
     @property
     def local_address(self) -> str | None:

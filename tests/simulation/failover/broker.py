@@ -258,9 +258,10 @@ class Broker:
         self.boots += power
         self._restart_after_s = restart_after_s
         self.ha_port.close()
-        for link in self.world.network.links(frozenset((self.name,))):
-            if power:
+        if power:
+            for link in self.world.network.links(frozenset((self.name,))):
                 link.silence()
+        self.world.network.kill(self.name)
         self.process.resume()
         self._scope.cancel()
 

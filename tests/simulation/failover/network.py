@@ -47,7 +47,8 @@ class Network:
     quality: LinkQuality
     direct_streams: bool
     rng: random.Random
-    _links: dict[int, tuple[Link, frozenset[str]]] = field(factory=dict)
+    _links: dict[int, tuple[Link, tuple[str, str]]] = field(factory=dict)
+    """With the hosts of the near and of the far end."""
     _blocked_until_s: dict[frozenset[str], float] = field(factory=dict)
     _count: int = 0
 
@@ -63,7 +64,7 @@ class Network:
         self._count += 1
         link = Link(self.quality, self.rng, direct=self.direct_streams, number=self._count)
         self._links = {number: known for number, known in self._links.items() if known[0].is_open}
-        self._links[self._count] = (link, frozenset((near, far)))
+        self._links[self._count] = (link, (near, far))
         port.add(link)
         return link
 
@@ -81,10 +82,20 @@ class Network:
         for link in self.links(pair):
             link.freeze(duration_s, reports=True, frames=True)
 
+    def kill(self, host: str) -> None:
+        """The process of a host is killed: its last tasks send nothing that arrives."""
+        for link, (near, far) in self._links.values():
+            if host == near:
+                link.near.die()
+            if host == far:
+                link.far.die()
+
     def links(self, hosts: frozenset[str] | None = None) -> list[Link]:
         """The open ones, between these two or of this one."""
         return [
-            link for link, pair in self._links.values() if link.is_open and (hosts is None or hosts <= pair)
+            link
+            for link, pair in self._links.values()
+            if link.is_open and (hosts is None or hosts.issubset(pair))
         ]
 
     def heal(self, quality: LinkQuality) -> None:

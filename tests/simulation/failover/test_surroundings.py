@@ -9,11 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
+import pytest
 import trio
 import trio.testing
 
 from tests.simulation.failover.disk import Disk
+from tests.simulation.failover.network import Network, Port
 from tests.simulation.failover.processes import CURRENT, Process, hanging_enabled
+from tests.simulation.network import LinkQuality
 from tests.simulation.world import _memory_folder
 
 
@@ -61,6 +64,38 @@ async def test_a_hung_process_runs_no_task_and_all_its_timers_are_late_at_once(
         ("late", 20),
         ("second", 10),
     ]
+
+
+@pytest.mark.parametrize("direct", [False, True])
+async def test_what_wakes_a_hung_process_when_it_is_killed_sends_nothing(
+    autojump_clock: trio.testing.MockClock, direct: bool
+) -> None:
+    process = Process("b1")
+    quality = LinkQuality(0.1, 1e6, 1 << 16, dribble=0.0)
+    network = Network(quality, direct, random.Random(1))
+    port = Port()
+    link = await network.connect("b1", "b2", port)
+    assert await port.next() is link
+    held: list[bytes] = []
+
+    async def live() -> None:
+        CURRENT.set(SimpleNamespace(process=process))
+        held.append(await link.near.receive_some())
+        with pytest.raises(trio.BrokenResourceError):
+            await link.near.send_all(b"report")
+        await link.near.aclose()
+
+    with hanging_enabled():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(live)
+            await trio.testing.wait_all_tasks_blocked()
+            process.hang()
+            await link.far.send_all(b"frame")
+            await trio.sleep(1)
+            network.kill("b1")
+            process.resume()
+            assert await link.far.receive_some() == b""
+    assert held == [b"frame"]
 
 
 def test_a_kill_leaves_what_was_written_and_a_power_cut_what_was_synced_or_more(tmp_path: Path) -> None:
