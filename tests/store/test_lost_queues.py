@@ -5,6 +5,8 @@ import shutil
 import pytest
 
 from tests.store.support import message, open_store
+from trioha.store import message_store
+from trioha.store.entry_queue import EntryQueue
 from trioha.store.queue_manifest import FILE_NAME
 
 
@@ -62,3 +64,27 @@ def test_a_manifest_that_cannot_be_parsed_names_no_queue(tmp_path, content):
     assert len(offsets(again)) == 6
     again.close()
     assert b"T0" in (tmp_path / FILE_NAME).read_bytes()
+
+
+@pytest.mark.parametrize(("queues", "writes"), [(50, 16 + 50 + 50), (2, 2 * 20)])
+def test_a_start_builds_many_queues_with_few_writes(tmp_path, monkeypatch, queues, writes):
+    store = open_store(tmp_path, file_bytes=1 << 20)
+    for number in range(320):
+        store.commit_log.append(message(topic="T", queue_id=number % queues))
+    store.mark_failed()
+    store.close()
+    monkeypatch.setattr(message_store, "_DISPATCH_RECORDS", 16)
+    monkeypatch.setattr(message_store, "_SPARSE_DISPATCH_RECORDS", 160)
+    written = []
+    flush = EntryQueue.flush
+
+    def counted(queue):
+        written.append(len(queue.pending))
+        flush(queue)
+
+    monkeypatch.setattr(EntryQueue, "flush", counted)
+    again = open_store(tmp_path, file_bytes=1 << 20)
+    assert sum(maximum for _, maximum in offsets(again).values()) == 320
+    # Beside those by which a queue is made.
+    assert sum(map(bool, written)) <= writes + queues
+    again.close()

@@ -60,6 +60,8 @@ class Dispatcher:
         self._collector = self._new_collector()
         self.dispatched = Watermark(max(position, commit_log.min_offset))
         """Everything before it is in queues and index. Moved by `dispatch`, and back by `rewind`."""
+        self.queues_written = 0
+        """Queues that the last call of `dispatch` wrote last."""
         self.on_written: list[Callable[[Sequence[Queue]], None]] = []
         """Called with the queues that were written, when `dispatched` has moved; must not raise."""
         self.limit: Watermark | None = None
@@ -149,6 +151,7 @@ class Dispatcher:
             if position > self.stuck_at:
                 self.stuck_at = -1
             self.dispatched.advance(position)
+            self.queues_written = len(written)
             for report in self.on_written:
                 report(written)
         return passed

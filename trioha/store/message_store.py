@@ -54,6 +54,10 @@ CLOSE_DISPATCH_S = 5.0
 """A close dispatches for so long; the next start does the rest (`abort` stays)."""
 _CHECKPOINT_SPACING_MS = 1000
 _DISPATCH_RECORDS = 4096
+_SPARSE_DISPATCH_RECORDS = 65_536
+_SPARSE_RECORDS = 8
+"""If so many queues are written that each gets fewer records at once, more records are dispatched together: a write of
+a queue costs as much as a dozen records, since most queues have no open file."""
 _SHORTAGES_MAX = 32
 """A cut closes files of queues so often, to find descriptors for its syncs."""
 
@@ -378,7 +382,10 @@ class MessageStore:
         deadline_s = None if limit_s is None else time.monotonic() + limit_s
         dispatcher, end_offset = self.dispatcher, self.commit_log.max_offset
         start_offset = dispatcher.position
-        while dispatcher.dispatch(end_offset, records_max=_DISPATCH_RECORDS):
+        records_max = _DISPATCH_RECORDS
+        while records := dispatcher.dispatch(end_offset, records_max=records_max):
+            is_sparse = dispatcher.queues_written * _SPARSE_RECORDS > records
+            records_max = _SPARSE_DISPATCH_RECORDS if is_sparse else _DISPATCH_RECORDS
             on_progress(
                 "building queues and index, bytes",
                 dispatcher.position - start_offset,
