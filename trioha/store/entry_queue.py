@@ -360,7 +360,11 @@ class EntryQueue(ABC):
             return
         # Unknown while the disk is read, and if that fails.
         self._first_physical_offset = -1
-        found = self._find_from(log_min_offset, low=self._number_of(self._min_offset))
+        number = self._number_of(self._min_offset)
+        # Nearly always it is the first one: at a start one read for each queue, not one for each step of a search.
+        found = self._real_entry(number, self._files.end // self.entry_bytes)
+        if found is not None and found[1].physical_offset < log_min_offset:
+            found = self._find_from(log_min_offset, low=found[0] + 1)
         if found is None:
             self._min_offset = self.max_offset
         else:
