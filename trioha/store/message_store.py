@@ -56,8 +56,8 @@ _CHECKPOINT_SPACING_MS = 1000
 _DISPATCH_RECORDS = 4096
 _SPARSE_DISPATCH_RECORDS = 65_536
 _SPARSE_RECORDS = 8
-"""If so many queues are written that each gets fewer records at once, more records are dispatched together: a write of
-a queue costs as much as a dozen records, since most queues have no open file."""
+"""If so many queues are written that each gets fewer records at once, more records are dispatched together: a
+write of a queue costs as much as a dozen records, since most queues have no open file."""
 _SHORTAGES_MAX = 32
 """A cut closes files of queues so often, to find descriptors for its syncs."""
 
