@@ -361,7 +361,7 @@ class EntryQueue(ABC):
         # Unknown while the disk is read, and if that fails.
         self._first_physical_offset = -1
         number = self._number_of(self._min_offset)
-        # Nearly always it is the first one: at a start one read for each queue, not one for each step of a search.
+        # Nearly always the first one: a start reads once for each queue, not for each step of a search.
         found = self._real_entry(number, self._files.end // self.entry_bytes)
         if found is not None and found[1].physical_offset < log_min_offset:
             found = self._find_from(log_min_offset, low=found[0] + 1)
