@@ -45,6 +45,11 @@ ARCHIVE_DESCRIPTORS: Final = 10
 started, and the descriptor that says when it has ended."""
 METRICS_CONNECTIONS: Final = 16
 """Connections at trioha.metricsPort: each lasts for one request."""
+QUEUE_FILES_MAX: Final = 4096
+"""Open files of queues where the process may have so many: to write to one that is not open costs twice as
+much. Each costs a microsecond of trio's thread at a sync."""
+QUEUE_FILES_OF_SPARE: Final = 0.75
+"""Part of the descriptors that nobody has asked for."""
 RESERVE_DESCRIPTORS: Final = 64
 """For everything that the budget does not list."""
 
@@ -133,6 +138,8 @@ def descriptor_budget(config: BrokerConfig, *, changes_role: bool = False) -> De
             hint="raise the limit (ulimit -n, LimitNOFILE= of systemd)",
         ) from None
     clients, name_server_clients, queue_files, ha_connections, reserve, metrics_connections = division.granted
+    spare = limit - needed - sum(division.granted)
+    queue_files += max(0, min(int(spare * QUEUE_FILES_OF_SPARE), QUEUE_FILES_MAX - queue_files))
     lowered = None
     if division.lowered:
         lowered = f"this process may open {limit} files (ulimit -n): lowered {', '.join(division.lowered)}"
