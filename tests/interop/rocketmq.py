@@ -59,6 +59,11 @@ def indexes_tags(version: str) -> bool:
     return is_5(version) and version >= "5.4"
 
 
+def writes_logics_offset(version: str) -> bool:
+    """Whether the checkpoints of a version of RocketMQ have logicsPhysicalOffset: from 5.5 on."""
+    return is_5(version) and version >= "5.5"
+
+
 VERSIONS = chosen_versions(os.environ.get("ROCKETMQ_VERSIONS", ""))
 """What this run tests."""
 VERSIONS_5 = tuple(filter(is_5, VERSIONS))

@@ -134,14 +134,16 @@ class PowerCutDisk:
 
     def synced(self, fd: int) -> None:
         """A sync of this descriptor has ended."""
-        path = Path(f"/proc/self/fd/{fd}").readlink()
+        # A file of the log is linked to its name after its descriptor was opened, so this may name none.
+        opened = Path(f"/proc/self/fd/{fd}")
+        path = opened.readlink()
         if path.is_dir():
             self._names[path] = _names_in(path)
-        elif path.exists():
+        elif opened.is_file():
             inode = os.fstat(fd).st_ino
-            self._contents[inode] = path.read_bytes()
+            self._contents[inode] = opened.read_bytes()
             if inode not in self._kept:
-                self._kept[inode] = path.open("rb")
+                self._kept[inode] = opened.open("rb")
 
     def image(self, target: Path, *, is_kept: Callable[[], bool]) -> Path:
         """Write the folder to `target`; `is_kept` decides whether writes that were not synced are there."""

@@ -423,6 +423,8 @@ def test_the_checkpoint_claims_nothing_of_a_log_that_was_set_aside(
     assert Checkpoint.load(copy / "checkpoint") == Checkpoint()
     put(store, 0)
     dispatch(store)
+    store.sync_work(0, log.max_offset, store_timestamp_ms=log.last_store_timestamp_ms)()
+    log.flushed.advance(log.max_offset)
     if (work := store.queue_sync_work()) is not None:
         work()
     assert 0 < Checkpoint.load(copy / "checkpoint").logics_msg_timestamp_ms <= log.last_store_timestamp_ms

@@ -262,8 +262,10 @@ async def test_without_descriptors_dispatch_goes_on_with_the_open_queue_files(tm
 
 async def test_without_descriptors_queues_are_synced_later_and_the_checkpoint_waits(tmp_path, autojump_clock):
     store = many_files(tmp_path)
-    store.dispatcher.dispatch(store.commit_log.max_offset, records_max=10_000)
     log = store.commit_log
+    store.dispatcher.dispatch(log.max_offset, records_max=10_000)
+    store.sync_work(0, log.max_offset, store_timestamp_ms=log.last_store_timestamp_ms)()
+    log.flushed.advance(log.max_offset)
     works = []
 
     async def sync(work):

@@ -51,6 +51,7 @@ async def test_appended_records_are_dispatched_and_synced_soon(store, tmp_path, 
         await store.dispatcher.dispatched.reached(result.end_offset)
         assert store.reads.max_offset("Orders", 0) == number + 1
     assert trio.current_time() < 0.1
+    store.commit_log.flushed.advance(result.end_offset)
     await trio.sleep(2)
     assert store.queue_sync_work() is None
     # Not for every record, but finally for the last one.

@@ -236,7 +236,9 @@ def test_a_clean_close_leaves_no_abort_and_a_checkpoint_of_the_last_message(tmp_
     checkpoint = Checkpoint.load(tmp_path / "checkpoint")
     assert (tmp_path / "checkpoint").stat().st_size == 4096
     assert checkpoint == Checkpoint(
-        physic_msg_timestamp_ms=stored.store_timestamp_ms, logics_msg_timestamp_ms=stored.store_timestamp_ms
+        physic_msg_timestamp_ms=stored.store_timestamp_ms,
+        logics_msg_timestamp_ms=stored.store_timestamp_ms,
+        logics_physical_offset=stored.end_offset,
     )
 
 

@@ -7,8 +7,17 @@
 | 16 | indexMsgTimestamp | end of the last full index file |
 | 24 | masterFlushedOffset | 5.3 |
 | 32 | confirmPhyOffset | 5.3 |
+| 40 | logicsPhysicalOffset | 5.5: all entries of the records before it are on disk |
 
-4096 bytes, the rest zero. A missing or empty file reads as zeros.
+4096 bytes, the rest zero. A missing or empty file reads as zeros. Older versions leave fields that they do
+not know as they are.
+
+With logicsPhysicalOffset RocketMQ 5.5 begins, after an unclean stop, at the newest log file that starts at or
+before it, and does not look at the times. If it is 0, 5.5 begins at the newest file whose first record was
+stored by logicsMsgTimestamp: without the 3 s of all others, and without physicMsgTimestamp. Records before
+that file may lack queue entries, or not be on disk. So a checkpoint without an offset has no
+logicsMsgTimestamp either. With `enableAcceleratedRecovery` 5.5 reads the log from the very offset on, so a
+record or blank starts there, or the log ends.
 """
 
 from __future__ import annotations
@@ -23,7 +32,7 @@ from trioha.errors import StoreError
 from trioha.store.syncing import sync_whole
 
 CHECKPOINT_BYTES = 4096
-_FIELDS = Struct(">5q")
+_FIELDS = Struct(">6q")
 
 
 @frozen
@@ -35,6 +44,9 @@ class Checkpoint:
     index_msg_timestamp_ms: int = 0
     master_flushed_offset: int = 0
     confirm_physical_offset: int = 0
+    logics_physical_offset: int = 0
+    """Queues, index and log have everything before it on disk; 0 for unknown. A record or blank starts there,
+    or the log ends."""
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
@@ -66,6 +78,7 @@ class Checkpoint:
             self.index_msg_timestamp_ms,
             self.master_flushed_offset,
             self.confirm_physical_offset,
+            self.logics_physical_offset,
         ).ljust(CHECKPOINT_BYTES, b"\0")
 
 

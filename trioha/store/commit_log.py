@@ -540,6 +540,13 @@ class CommitLog:
         """A record starts at `offset`, after all noted before: helps to find records near the log's end."""
         self._landmarks.add(offset)
 
+    def known_record_start(self, offset: int) -> int:
+        """Where a record starts, at or before the byte at `offset`, which is there.
+
+        The newest start that is known without reading the log.
+        """
+        return max(self._landmarks.nearest(offset), self._files.file_of(offset).start_offset)
+
     def first_record_from(self, offset: int) -> int:
         """Where the first record at or after `offset` starts; the log's end if there is none.
 

@@ -227,7 +227,9 @@ def start_position(
 
     After a clean stop: after the last record that has an entry in any queue, else at the log's start. After
     an unclean one: at the newest log file whose first record was stored 3 s or more before the checkpoint's
-    times. `redispatch_from` is that of an `IndexCut`. Queues and log must be recovered.
+    times, and that starts at or before its logicsPhysicalOffset. An offset before the log's start does not
+    count: programs that do not know the field leave it as it was. `redispatch_from` is that of an `IndexCut`.
+    Queues and log must be recovered.
     """
     known = queues.max_physical_offset
     position = min(max(known, commit_log.min_offset), commit_log.max_offset)
@@ -237,6 +239,9 @@ def start_position(
         )
         file = newest_file_stored_by(commit_log.files, safe_ms)
         position = min(position, commit_log.min_offset if file is None else file.start_offset)
+        synced_offset = checkpoint.logics_physical_offset
+        if synced_offset and synced_offset >= commit_log.min_offset:
+            position = min(position, synced_offset - synced_offset % commit_log.file_bytes)
     if redispatch_from is not None:
         position = min(position, redispatch_from)
     return max(position, commit_log.min_offset)
@@ -245,8 +250,9 @@ def start_position(
 def logics_time_ms(commit_log: CommitLog, position: int) -> int:
     """The latest logicsMsgTimestamp where queues and index may lack any record from `position` on.
 
-    With it `start_position` is at or before `position` after an unclean stop, also for RocketMQ, and it is
-    not later than the log's last record: the next records are not claimed either.
+    With it `start_position` is at or before `position` after an unclean stop, also for RocketMQ before 5.5
+    (which goes by logicsPhysicalOffset), and it is not later than the log's last record: the next records are
+    not claimed either.
     """
     before_ms = stored_before_files_after(commit_log.files, position)
     return min(commit_log.last_store_timestamp_ms, before_ms + SLACK_MS)

@@ -3,8 +3,9 @@
 Theory of operation. The log is the truth; consume queues and index are built from it by the dispatcher and
 can always be built again. `open` finds the log's end, cuts the queues to it, and finds the offset where
 dispatch has to continue. A master dispatches to the log's end before it accepts puts, since the queues hold
-the next queue offsets. `checkpoint` holds the store time up to which log, queues and index were on disk. The
-file `abort` exists while a process uses the store; if a start finds it, only the checkpoint counts.
+the next queue offsets. `checkpoint` holds the store time, and the offset, up to which log, queues and index
+were on disk. The file `abort` exists while a process uses the store; if a start finds it, only the checkpoint
+counts.
 
 In controller mode a start after a power loss notes the log's last epoch (`store.doubtful_epoch`): the
 machine's boot id, in `abort`, tells a power loss from a killed process, which loses nothing that it wrote.
@@ -328,10 +329,11 @@ class MessageStore:
             store.confirm_offset = lambda: store.last_confirm_offset
             store.limit_dispatch(Watermark(checkpoint.confirm_physical_offset))
         logics_ms = logics_time_ms(commit_log, position)
+        # All before `position` is on disk, whatever offset an older version has left.
         if cut_at is None:
-            store._lower_times(logics_ms, index_cut)
+            store._lower_times(position, logics_ms, index_cut)
         else:
-            store._lower_checkpoint(logics_ms, index_cut)
+            store._lower_checkpoint(position, logics_ms, index_cut)
         index.cut(index_cut)
         with closing(store._cut_queue_syncs()) as works:
             for work in works:
@@ -568,7 +570,7 @@ class MessageStore:
         self.dispatcher.cut(end_offset, redispatch_from=position, last_store_timestamp_ms=logics_ms)
         # It may wait for the limit to move beyond where the log ended.
         self._end_dispatch_wait()
-        self._lower_checkpoint(logics_ms, index_cut)
+        self._lower_checkpoint(min(position, self._checkpoint.logics_physical_offset), logics_ms, index_cut)
         self.index.cut(index_cut)
 
     def _cut_queue_syncs(self) -> Generator[SyncWork, None, None]:
@@ -596,14 +598,15 @@ class MessageStore:
                     hint="raise the limit of open files (ulimit -n)",
                 )
 
-    def _lower_times(self, logics_ms: int, index_cut: IndexCut) -> None:
+    def _lower_times(self, logics_offset: int, logics_ms: int, index_cut: IndexCut) -> None:
         """Have the checkpoint claim only what an opening found in queues and index. Blocks. Raises OSError.
 
-        `logics_ms` is the latest logicsMsgTimestamp that is true when the files of `index_cut` are deleted.
-        They can be deleted, and all that is missing can be built again, when this is on disk: another stop
-        may leave only some of it, and the next start has to dispatch from the same position.
+        `logics_offset` and `logics_ms` are the latest logicsPhysicalOffset and logicsMsgTimestamp that are
+        true when the files of `index_cut` are deleted. They can be deleted, and all that is missing can be
+        built again, when this is on disk: another stop may leave only some of it, and the next start has to
+        dispatch from the same position.
         """
-        lowered = self._lowered(logics_ms, index_cut)
+        lowered = self._lowered(logics_offset, logics_ms, index_cut)
         if self.commit_log.is_empty:
             # The next log's records are not on disk because older ones were.
             lowered = evolve(lowered, physic_msg_timestamp_ms=0)
@@ -618,11 +621,12 @@ class MessageStore:
                 raise
             self._warn_of_old_checkpoint(error)
 
-    def _lowered(self, logics_ms: int, index_cut: IndexCut) -> Checkpoint:
+    def _lowered(self, logics_offset: int, logics_ms: int, index_cut: IndexCut) -> Checkpoint:
         before = self._checkpoint
         return evolve(
             before,
-            logics_msg_timestamp_ms=min(before.logics_msg_timestamp_ms, logics_ms),
+            logics_physical_offset=logics_offset,
+            logics_msg_timestamp_ms=min(before.logics_msg_timestamp_ms, logics_ms) if logics_offset else 0,
             index_msg_timestamp_ms=min(before.index_msg_timestamp_ms, index_cut.full_until_ms),
         )
 
@@ -631,7 +635,7 @@ class MessageStore:
             "checkpoint cannot be written", path=str(self._checkpoint_file.path), reason=error.strerror
         )
 
-    def _lower_checkpoint(self, logics_ms: int, index_cut: IndexCut) -> None:
+    def _lower_checkpoint(self, logics_offset: int, logics_ms: int, index_cut: IndexCut) -> None:
         """Write a checkpoint, and a list of queues, that name nothing beyond the log's end. Raises OSError.
 
         As `_lower_times`, but a full disk is no reason here to go on with the old ones: they claim too much.
@@ -646,7 +650,7 @@ class MessageStore:
                 self._listed_queues = names
             before = self._checkpoint
             self._checkpoint = evolve(
-                self._lowered(logics_ms, index_cut),
+                self._lowered(logics_offset, logics_ms, index_cut),
                 physic_msg_timestamp_ms=min(before.physic_msg_timestamp_ms, log_.last_store_timestamp_ms),
                 master_flushed_offset=min(before.master_flushed_offset, log_.max_offset),
                 confirm_physical_offset=min(before.confirm_physical_offset, log_.max_offset),
@@ -706,22 +710,24 @@ class MessageStore:
         return sync
 
     def queue_sync_work(self) -> Callable[[], None] | None:
-        """The same for queues and index; None if nothing was written since the last call.
+        """The same for queues and index; None if nothing was written, and no more of the log was put on disk,
+        since the last call.
 
         There may be more queue files than descriptors. Files that cannot be opened stay for the next call,
         and the checkpoint is not updated before they are on disk; likewise if the function never ran.
         """
         self._reclaim_unsynced()
+        logics_offset = self._logics_offset()
         logics_ms = self.dispatcher.last_store_timestamp_ms
         full_until_ms = self.index.full_until_ms
         index = self.index.sync_work()
         queues = self.queues.sync_work()
         deletions = self.queues.deletions
-        has_writes = bool(queues.left or index.left)
-        if not has_writes and self._listed_deletions == deletions:
+        has_more = bool(queues.left or index.left) or logics_offset > self._checkpoint.logics_physical_offset
+        if not has_more and self._listed_deletions == deletions:
             return None
         names = frozenset(name for name, max_offset in self.queues.queue_offsets().items() if max_offset)
-        if not has_writes and names == self._listed_queues:
+        if not has_more and names == self._listed_queues:
             self._listed_deletions = deletions
             return None
         self._queue_sync = queues, index
@@ -736,13 +742,21 @@ class MessageStore:
                 return
             if names != self._listed_queues:
                 self._save_queue_manifest(cuts, names, deletions=deletions)
+            before = self._checkpoint
+            offset = max(logics_offset, before.logics_physical_offset)
             self._save_checkpoint(
                 cuts,
-                logics_msg_timestamp_ms=max(logics_ms, self._checkpoint.logics_msg_timestamp_ms),
-                index_msg_timestamp_ms=max(full_until_ms, self._checkpoint.index_msg_timestamp_ms),
+                logics_physical_offset=offset,
+                logics_msg_timestamp_ms=max(logics_ms, before.logics_msg_timestamp_ms) if offset else 0,
+                index_msg_timestamp_ms=max(full_until_ms, before.index_msg_timestamp_ms),
             )
 
         return sync
+
+    def _logics_offset(self) -> int:
+        """The checkpoint's logicsPhysicalOffset when all that queues and index have now is on disk."""
+        position, flushed_offset = self.dispatcher.position, self.commit_log.flushed.offset
+        return position if position <= flushed_offset else self.commit_log.known_record_start(flushed_offset)
 
     def _reclaim_unsynced(self) -> bool:
         """Add files that the last `queue_sync_work` did not sync to the next one; whether there are any."""
