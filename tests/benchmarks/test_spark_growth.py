@@ -1,6 +1,8 @@
 """The growth benchmark of replay: what it plans, whose memory a process is, and its plots."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from tests.benchmarks.bench_spark_growth import (
     CLUSTER,
     SEGMENT_RECORDS,
     SYSTEMS,
-    Memory,
+    Usage,
     _owner,
     options_of,
     plan,
@@ -42,13 +44,30 @@ def test_processes_are_the_drivers_or_the_executors():
 def test_memory_is_that_of_running_processes():
     wait = "import sys; data = bytearray(50_000_000); print(flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", wait, "trioha", "replay"]
-    memory = Memory()
+    usage = Usage()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
-        memory.sample()
+        usage.sample()
         process.stdin.close()
-    assert memory.driver_mb > 50
-    assert memory.executors_mb == 0
+    assert usage.driver_mb > 50
+    assert usage.executors_mb == 0
+
+
+def test_cpu_time_counts_workers_that_outlive_their_parent():
+    """As Spark's Python workers do, whose time their parent never gets."""
+    burn = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True); time.sleep(60)"
+    parent = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]]).wait()"
+    usage = Usage()
+    with subprocess.Popen([sys.executable, "-c", parent, burn], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        usage.sample()
+        process.kill()
+        process.wait()
+        usage.sample()
+        for child in children:
+            os.kill(int(child), signal.SIGKILL)
+    assert usage.cpu_s >= 0.3
 
 
 def test_each_figure_has_a_plot_of_each_system(tmp_path, monkeypatch):
