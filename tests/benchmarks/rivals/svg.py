@@ -16,6 +16,7 @@ LEFT: Final = 74
 RIGHT: Final = 18
 TOP: Final = 62
 BOTTOM: Final = 52
+NOTE_LINE: Final = 16
 INK: Final = "#24292f"
 GRID: Final = "#d8dee4"
 COLORS: Final = ("#0969da", "#bc4c00", "#1a7f37", "#8250df")
@@ -58,20 +59,22 @@ def line_plot(title: str, curves: Sequence[Curve], *, x: Axis, y: Axis, note: st
     x_ticks, to_x = _scale(x, [point.x for point in points], LEFT, WIDTH - RIGHT)
     highs = [bound for point in points for bound in (point.low, point.high)]
     y_ticks, to_y = _scale(y, highs, HEIGHT - BOTTOM, TOP)
+    # A line of its own: beside the legend there may be no room.
+    height = HEIGHT + NOTE_LINE if note else HEIGHT
     parts = [
         _tag(
             "svg",
             xmlns="http://www.w3.org/2000/svg",
-            viewBox=f"0 0 {WIDTH} {HEIGHT}",
+            viewBox=f"0 0 {WIDTH} {height}",
             width=WIDTH,
-            height=HEIGHT,
+            height=height,
             role="img",
             font_family="system-ui, sans-serif",
             font_size=12,
             fill=INK,
         ),
         f"<title>{escape(title)}</title>",
-        _tag("rect", is_empty=True, width=WIDTH, height=HEIGHT, fill="#ffffff"),
+        _tag("rect", is_empty=True, width=WIDTH, height=height, fill="#ffffff"),
         _text(LEFT, 20, title, font_size=14, font_weight=600),
     ]
     for value in y_ticks:
@@ -94,7 +97,7 @@ def line_plot(title: str, curves: Sequence[Curve], *, x: Axis, y: Axis, note: st
         at += 40 + 7 * len(curve.name)
         parts += _curve(curve, color, to_x, to_y)
     if note:
-        parts.append(_text(WIDTH - RIGHT, 44, note, anchor="end", font_size=11))
+        parts.append(_text(WIDTH - RIGHT, HEIGHT + 6, note, anchor="end", font_size=11))
     parts.append("</svg>\n")
     return "\n".join(parts)
 
