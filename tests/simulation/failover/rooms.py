@@ -221,7 +221,8 @@ def _checked_cut(store: MessageStore, offset: int) -> Iterator[Callable[[], None
     for step in steps:
         yield partial(_closing_at_crash, step, steps)
     broker.cuts_to = None
-    broker.interrupts_cut = later
+    # Faults may have ended meanwhile.
+    broker.interrupts_cut = None if broker.world.controllers.is_calm else later
     if log.max_offset != offset or log.flushed.offset != offset:
         broker.fail(f"cut at {offset}, ends at {log.max_offset}, on disk is {log.flushed.offset}")
 
