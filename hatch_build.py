@@ -1,9 +1,9 @@
-"""Compile `trioha/store/kernel.py` with mypyc, where a C compiler is found: hatchling's build hook.
+"""Compile the kernels, such as `trioha/store/kernel.py`, with mypyc, where a C compiler is: hatchling's build hook.
 
 Hatchling calls it for wheels and for editable installs; `python hatch_build.py` compiles in the source tree
-alone, as `make setup` does after an edit. The module is `trioha/store/_kernel`, named for this Python and
-platform, so that several Pythons can share a source tree. It carries the SHA-256 of its source;
-`trioha/store/compiled.py` does not use one of another source.
+alone, as `make setup` does after an edit. A module is named for this Python and platform, as
+`trioha/store/_kernel.cpython-311-x86_64-linux-gnu.so`, so that several Pythons can share a source tree. It carries
+the SHA-256 of its source; `trioha/store/compiled.py` does not use one of another source.
 
 Without a C compiler, or with `TRIOHA_PURE=1`, nothing is compiled, and a wheel is pure (`py3-none-any`).
 Where the compilation fails although a compiler is there, its output is printed, and the install goes on with
@@ -27,8 +27,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.requirements import Requirement
 
 ROOT: Final = Path(__file__).parent
-SOURCE: Final = ROOT / "trioha/store/kernel.py"
-TARGET_FOLDER: Final = "trioha/store"
+FOLDERS: Final = ("trioha/store", "trioha/remoting")
+"""Where a `kernel.py` is."""
 NAME: Final = "_kernel"
 HASH_LINE: Final = 'SOURCE_SHA256: Final = ""'
 BUILD_REQUIREMENTS: Final = ("mypy>=2.4", "setuptools>=77")
@@ -69,18 +69,23 @@ def missing_requirements() -> list[str]:
     return missing
 
 
-def module_path() -> Path:
-    """Where the module for this Python lies in the source tree."""
-    return ROOT / TARGET_FOLDER / f"{NAME}{sysconfig.get_config_var('EXT_SUFFIX')}"
+def sources() -> list[Path]:
+    """The kernels of the source tree."""
+    return [source for folder in FOLDERS if (source := ROOT / folder / "kernel.py").is_file()]
 
 
-def source_hash() -> str:
-    """SHA-256 of the kernel's source."""
-    return hashlib.sha256(SOURCE.read_bytes()).hexdigest()
+def module_path(source: Path) -> Path:
+    """Where a kernel's module for this Python lies in the source tree."""
+    return source.with_name(f"{NAME}{sysconfig.get_config_var('EXT_SUFFIX')}")
 
 
-def compile_kernel(target: Path) -> bool:
-    """Compile the kernel to `target`, in one step; False if that is not possible here.
+def source_hash(source: Path) -> str:
+    """SHA-256 of a kernel's source."""
+    return hashlib.sha256(source.read_bytes()).hexdigest()
+
+
+def compile_kernel(source: Path, target: Path) -> bool:
+    """Compile a kernel to `target`, in one step; False if that is not possible here.
 
     An older module stays where it fails: it names another source then, and is not used.
     """
@@ -93,12 +98,12 @@ def compile_kernel(target: Path) -> bool:
             file=sys.stderr,
         )
         return False
-    text = SOURCE.read_text(encoding="utf-8")
-    assert text.count(HASH_LINE) == 1, f"{SOURCE} has no line {HASH_LINE}"
+    text = source.read_text(encoding="utf-8")
+    assert text.count(HASH_LINE) == 1, f"{source} has no line {HASH_LINE}"
     with tempfile.TemporaryDirectory(prefix="trioha-kernel-") as name:
         folder = Path(name)
         copy = folder / f"{NAME}.py"
-        copy.write_text(text.replace(HASH_LINE, f'{HASH_LINE[:-2]}"{source_hash()}"'), encoding="utf-8")
+        copy.write_text(text.replace(HASH_LINE, f'{HASH_LINE[:-2]}"{source_hash(source)}"'), encoding="utf-8")
         done = subprocess.run(  # noqa: S603 - our own program
             [sys.executable, "-c", COMPILE],
             cwd=folder,
@@ -119,39 +124,45 @@ def compile_kernel(target: Path) -> bool:
     return True
 
 
-def is_current(target: Path) -> bool:
+def is_current(source: Path, target: Path) -> bool:
     """Whether the module at `target` was made from the source as it is now."""
-    return target.is_file() and source_hash().encode() in target.read_bytes()
+    return target.is_file() and source_hash(source).encode() in target.read_bytes()
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Adds the compiled kernel to a wheel or an editable install."""
+    """Adds the compiled kernels to a wheel or an editable install."""
 
     _folder = ""
-    """Of a module that was compiled for a wheel only."""
+    """Of modules that were compiled for a wheel only."""
 
     def dependencies(self) -> list[str]:
         """What the build needs, for an isolated one."""
         return list(BUILD_REQUIREMENTS) if has_compiler() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile; for an editable install into the source tree, where it is imported from."""
-        target = module_path()
+        """Compile; for an editable install into the source tree, where they are imported from."""
         if version == "editable":
-            if not is_current(target):
-                compile_kernel(target)
+            compile_all()
             return
         if not has_compiler():
             return
-        made = target
-        if not is_current(target):
-            self._folder = tempfile.mkdtemp(prefix="trioha-wheel-")
-            made = Path(self._folder) / target.name
-        if made == target or compile_kernel(made):
-            build_data["pure_python"] = False
-            build_data["infer_tag"] = True
-            build_data["force_include"][str(made)] = f"{TARGET_FOLDER}/{target.name}"
-            build_data["dependencies"] += RUN_REQUIREMENTS
+        made = [path for source in sources() if (path := self._module_for_wheel(source)) is not None]
+        if len(made) < len(sources()):
+            return
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+        build_data["dependencies"] += RUN_REQUIREMENTS
+        for source, path in zip(sources(), made, strict=True):
+            build_data["force_include"][str(path)] = str(module_path(source).relative_to(ROOT))
+
+    def _module_for_wheel(self, source: Path) -> Path | None:
+        """A current module, compiled if there is none; None if that is not possible."""
+        target = module_path(source)
+        if is_current(source, target):
+            return target
+        self._folder = self._folder or tempfile.mkdtemp(prefix="trioha-wheel-")
+        made = Path(self._folder) / f"{source.parent.name}{target.name}"
+        return made if compile_kernel(source, made) else None
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
         """Remove what `initialize` left for the wheel."""
@@ -159,12 +170,14 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             shutil.rmtree(self._folder)
 
 
-def main() -> None:
-    """Compile in the source tree if the module there is missing or of another source."""
-    target = module_path()
-    if not is_current(target):
-        compile_kernel(target)
+def compile_all() -> None:
+    """Compile in the source tree each kernel whose module is missing or of another source."""
+    for source in sources():
+        target = module_path(source)
+        if not is_current(source, target) and not compile_kernel(source, target):
+            # The others would fail for the same reason.
+            return
 
 
 if __name__ == "__main__":
-    main()
+    compile_all()

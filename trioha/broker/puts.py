@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from itertools import count
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import trio
 from attrs import define, field, frozen
@@ -14,19 +13,25 @@ from trioha.deferred import Deferred
 from trioha.ha.group_commit import GroupCommit
 from trioha.recording.events import EventSink, Kind
 from trioha.store.commit_log import CommitLog
-from trioha.store.messages import AppendResult, Message, MessageBatch
+from trioha.store.messages import AppendResult, EncodedSends, Message, MessageBatch
 from trioha.store.put_status import PutStatus
+from trioha.store.record import Host
 
 _PUT = int(Kind.PUT)
 _NAMES = tuple(status.name for status in PutStatus)
 
 
 T = TypeVar("T")
-OnStored = Callable[[str, int, int], None]
-"""Gets topic, number of messages and bytes of a put."""
 
 
-def _not_counted(_topic: str, _messages: int, _total_bytes: int) -> None:
+class OnStored(Protocol):
+    """Counts what was stored in a topic."""
+
+    def __call__(self, topic: str, messages: int, total_bytes: int, puts: int = 1) -> None:
+        """So many puts stored so many messages."""
+
+
+def _not_counted(topic: str, messages: int, total_bytes: int, puts: int = 1) -> None:  # noqa: ARG001
     """For a service whose puts are not counted by topic."""
 
 
@@ -80,7 +85,7 @@ class PutService:
         """Why every put is refused; None if it is not."""
         self.on_stored: OnStored = _not_counted
         """Called for each put that was stored."""
-        self._request_ids = count(1)
+        self._next_request_id = 1
         self._statuses = [0] * len(PutStatus)
         self._stored = 0
         self._refused = 0
@@ -123,6 +128,56 @@ class PutService:
             expected=lambda: answer(PutResult(PutStatus.PUT_OK, appended)),
         )
 
+    def put_run(
+        self,
+        sends: EncodedSends,
+        *,
+        born_host: Host,
+        answer: Callable[[list[PutStatus] | None, AppendResult], T],
+    ) -> T | Deferred[T] | None:
+        """Append sends that came together, and wait for disk and slaves as `put_and_answer` does for each.
+
+        `answer` gets the status of each, None if all are PUT_OK; it may be called before the puts have ended,
+        too, for the answer that is expected. None, with nothing stored, where each has to be put by itself.
+        """
+        commit = self._group_commit
+        if self._refusal is not None or commit.refusal(self._log.max_offset) is not None:
+            return None
+        appended = self._log.append_sends(sends, born_host=born_host)
+        if appended is None:
+            return None
+        puts = sends.count
+        request_id = self._next_request_id
+        self._next_request_id += puts
+        self._stored += puts
+        self._bytes += appended.size
+        self.on_stored(sends.topic, puts, appended.size, puts)
+        if not commit.waits:
+            start_offset = appended.physical_offset
+            for number, end_offset in enumerate(appended.put_ends):
+                self._sink.emit(
+                    _PUT, offset=end_offset, aux=request_id + number, size=end_offset - start_offset
+                )
+                start_offset = end_offset
+            self._count_run(None, puts, trio.current_time())
+            return answer(None, appended)
+
+        def counted(statuses: list[PutStatus] | None, appended: AppendResult, now_s: float) -> T:
+            self._count_run(statuses, puts, now_s)
+            return answer(statuses, appended)
+
+        return commit.begin_run(
+            appended, request_id=request_id, answer=counted, expected=lambda: answer(None, appended)
+        )
+
+    def _count_run(self, statuses: list[PutStatus] | None, puts: int, now_s: float) -> None:
+        if statuses is None:
+            self._statuses[PutStatus.PUT_OK] += puts
+        else:
+            for status in statuses:
+                self._statuses[status] += 1
+        self._rates.add(puts, now_s)
+
     def _append(self, message: Message | MessageBatch) -> tuple[AppendResult, int]:
         """The result of the append, and the number of the put; 0 if nothing was stored. Records no event."""
         if self._refusal is not None:
@@ -136,7 +191,8 @@ class PutService:
         if appended.status is not PutStatus.PUT_OK:
             self._refused += 1
             return appended, 0
-        request_id = next(self._request_ids)
+        request_id = self._next_request_id
+        self._next_request_id += 1
         size, messages = appended.size, len(appended.batch_offsets) or 1
         self._stored += messages
         self._bytes += size

@@ -83,6 +83,11 @@ class SendProcessor:
         self._prepare = prepare
         self._cluster = encode_properties({"CLUSTER": cluster_name})
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether brokerPermission allows sends."""
+        return self._is_writable
+
     def configure(self, *, broker_permission: int) -> None:
         """Accept or refuse further sends by brokerPermission."""
         self._is_writable = broker_permission & Perm.WRITE != 0
@@ -148,7 +153,7 @@ class SendProcessor:
             flag=header.flag,
             sys_flag=header.sys_flag,
             born_timestamp_ms=header.born_timestamp_ms,
-            born_host=_born_host(peer.address.host, peer.address.port),
+            born_host=born_host_of(peer.address.host, peer.address.port),
             reconsume_times=header.reconsume_times,
         )
         kept = scheduled(message, self._delay_levels) if prepare is None else prepare(message)
@@ -190,7 +195,7 @@ class SendProcessor:
         except RemoteProtocolError as error:
             raise BadRequestError(str(error), code=ResponseCode.MESSAGE_ILLEGAL) from None
         queue_id = self._queue_id(header, peer)
-        born_host = _born_host(peer.address.host, peer.address.port)
+        born_host = born_host_of(peer.address.host, peer.address.port)
         if "UNIQ_KEY" in parsed and self._has_batch_queues(header.topic):
             inner = Message(
                 topic=header.topic,
@@ -263,7 +268,8 @@ def _waits(properties: bytes) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _born_host(host: str, port: int) -> Host:
+def born_host_of(host: str, port: int) -> Host:
+    """The host in a record of a message that a peer sent."""
     return Host.parse(host, port)
 
 

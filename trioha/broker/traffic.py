@@ -92,15 +92,15 @@ class TrafficTable:
         self._keys_max = keys_max
         self._is_full = False
 
-    def count(self, key: str, messages: int, total_bytes: int) -> None:
-        """Add one put or pull. Costs 0.2 us."""
+    def count(self, key: str, messages: int, total_bytes: int, times: int = 1) -> None:
+        """Add puts or pulls, by default one. Costs 0.2 us."""
         traffic = self.keys.get(key)
         if traffic is None:
             traffic = self._add(key)
             if traffic is None:
                 return
         traffic.messages += messages
-        traffic.times += 1
+        traffic.times += times
         traffic.total_bytes += total_bytes
 
     def _add(self, key: str) -> Traffic | None:
@@ -177,10 +177,10 @@ class BrokerTraffic:
         """
         self._keys_max = keys_max
 
-    def note_put(self, topic: str, messages: int, total_bytes: int) -> None:
-        """One put was stored."""
-        self.puts.count(topic, messages, total_bytes)
-        self.broker_puts.count(self._cluster_name, messages, total_bytes)
+    def note_put(self, topic: str, messages: int, total_bytes: int, puts: int = 1) -> None:
+        """Puts were stored, by default one."""
+        self.puts.count(topic, messages, total_bytes, puts)
+        self.broker_puts.count(self._cluster_name, messages, total_bytes, puts)
 
     def note_pull(
         self, group: str, topic: str, queue_id: int, *, next_offset: int, messages: int, total_bytes: int

@@ -25,7 +25,7 @@ from trioha.ha.timeouts import Timeouts
 from trioha.recording.events import EventSink, Kind, NoSink
 from trioha.store.messages import AppendResult
 from trioha.store.put_status import PutStatus
-from trioha.watermark import REACHED, Wait, Watermark
+from trioha.watermark import GIVEN_UP, REACHED, REWOUND, Wait, Watermark
 
 # Plain numbers: looking up a member of an enum costs more than an `emit` that ignores it.
 _WAIT_END = int(Kind.WAIT_END)
@@ -34,6 +34,8 @@ PUT_OK: Final = PutStatus.PUT_OK
 T = TypeVar("T")
 Answer = Callable[[PutStatus, AppendResult, float], T]
 """Makes the result of a put that has waited, from its status and the time now, in s of trio's clock."""
+RunAnswer = Callable[["list[PutStatus] | None", AppendResult, float], T]
+"""The same of a run of puts, from the status of each; None if all are PUT_OK."""
 
 
 @frozen
@@ -178,7 +180,7 @@ class GroupCommit:
             self._waiting -= 1
         now_s = self._now_s()
         if self._is_recorded:
-            self._record_end(appended, request_id, started_s, now_s, status)
+            self._record_end(appended.end_offset, request_id, started_s, now_s, status)
         return answer(status, appended, now_s)
 
     def begin(
@@ -208,6 +210,35 @@ class GroupCommit:
             disk=disk,
             answer=answer,
             expected=expected,
+        )
+
+    def begin_run(
+        self,
+        appended: AppendResult,
+        *,
+        request_id: int,
+        answer: RunAnswer[T],
+        expected: Callable[[], T] | None = None,
+    ) -> Deferred[T]:
+        """As `begin`, for a run of puts that were appended together: they share their waits.
+
+        Each is a put of its own: it has a status of its own, and `request_id` is that of the first one.
+        """
+        started_s = self._now_s()
+        status, copies, disk = self._begin_waits(appended, request_id, started_s)
+        if copies is not None and not self._waiting:
+            self._lone = copies
+        return _WaitingRun(
+            self,
+            appended,
+            request_id=request_id,
+            started_s=started_s,
+            status=status,
+            copies=copies,
+            disk=disk,
+            answer=answer,
+            expected=expected,
+            copies_mark=self._mark,
         )
 
     def end_turn(self) -> Callable[[], None] | None:
@@ -243,9 +274,7 @@ class GroupCommit:
             if self._depends_on_sync:
                 need = self._copies_needed(end_offset, started_s)
         if self._is_recorded:
-            self._sink.put_and_wait(
-                offset=end_offset, size=appended.size, request_id=request_id, copies=need + 1
-            )
+            self._record_begin(appended, request_id, need + 1)
         status = PUT_OK
         # Both waits begin before either is awaited: they run side by side.
         copies = disk = None
@@ -260,13 +289,30 @@ class GroupCommit:
             self._disk_timeouts.add(disk, started_s)
         return status, copies, disk
 
+    def _record_begin(self, appended: AppendResult, request_id: int, copies: int) -> None:
+        if not appended.places:
+            end_offset = appended.physical_offset + appended.size
+            self._sink.put_and_wait(
+                offset=end_offset, size=appended.size, request_id=request_id, copies=copies
+            )
+            return
+        start_offset = appended.physical_offset
+        for number, end_offset in enumerate(appended.put_ends):
+            self._sink.put_and_wait(
+                offset=end_offset,
+                size=end_offset - start_offset,
+                request_id=request_id + number,
+                copies=copies,
+            )
+            start_offset = end_offset
+
     def _record_end(
-        self, appended: AppendResult, request_id: int, started_s: float, now_s: float, status: PutStatus
+        self, end_offset: int, request_id: int, started_s: float, now_s: float, status: PutStatus
     ) -> None:
         # A sink records a wait beyond the field, 35 minutes, as the longest one that fits.
         self._sink.emit(
             _WAIT_END,
-            offset=appended.physical_offset + appended.size,
+            offset=end_offset,
             aux=request_id,
             size=int((now_s - started_s) * 1e6 + 0.5),
             flags=status,
@@ -281,20 +327,74 @@ class GroupCommit:
             tasks.start_soon(self._disk_timeouts.run)
 
 
-class _WaitingPut(Deferred[T]):
-    """A put that `GroupCommit.begin` has begun. Its waits tell it of their ends."""
+class _Waiting(Deferred[T]):
+    """What was appended and waits for copies and disk. Its waits call `set` when they end."""
 
     __slots__ = (
-        "_answer",
         "_appended",
         "_commit",
         "_copies",
         "_disk",
         "_expected",
+        "_puts",
         "_request_id",
         "_started_s",
         "_status",
     )
+
+    def __init__(  # noqa: PLR0917 - a call by keywords would cost each put more
+        self,
+        commit: GroupCommit,
+        appended: AppendResult,
+        request_id: int,
+        started_s: float,
+        status: PutStatus,
+        copies: Wait | None,
+        disk: Wait | None,
+        expected: Callable[[], T] | None,
+        puts: int = 1,
+    ) -> None:
+        self.is_ready = False
+        self._on_ready = None
+        self._commit = commit
+        self._appended = appended
+        self._request_id = request_id
+        self._started_s = started_s
+        self._status = status
+        self._copies = copies
+        self._disk = disk
+        self._expected = expected
+        self._puts = puts
+        commit._waiting += puts
+        if copies is not None and copies.result is None:
+            copies.listen(self)
+        if disk is not None and disk.result is None:
+            disk.listen(self)
+
+    def set(self) -> None:
+        """A wait has ended."""
+        copies, disk = self._copies, self._disk
+        if (copies is None or copies.result is not None) and (disk is None or disk.result is not None):
+            self._commit._waiting -= self._puts
+            self._ready()
+
+    def expected(self) -> T | None:
+        """The result if the waits end well."""
+        return self._expected() if self._expected is not None and self._status is PUT_OK else None
+
+    def abandon(self) -> None:
+        """End the waits."""
+        self._on_ready = None
+        if self._copies is not None:
+            self._copies.end()
+        if self._disk is not None:
+            self._disk.end()
+
+
+class _WaitingPut(_Waiting[T]):
+    """A put that `GroupCommit.begin` has begun."""
+
+    __slots__ = ("_answer",)
 
     def __init__(
         self,
@@ -309,30 +409,9 @@ class _WaitingPut(Deferred[T]):
         answer: Answer[T],
         expected: Callable[[], T] | None,
     ) -> None:
-        self.is_ready = False
-        self._on_ready = None
-        self._commit = commit
-        self._appended = appended
-        self._request_id = request_id
-        self._started_s = started_s
-        self._status = status
-        self._copies = copies
-        self._disk = disk
+        super().__init__(commit, appended, request_id, started_s, status, copies, disk, expected)
         self._answer = answer
-        self._expected = expected
-        commit._waiting += 1
-        if copies is not None and copies.result is None:
-            copies.listen(self)
-        if disk is not None and disk.result is None:
-            disk.listen(self)
         self.set()
-
-    def set(self) -> None:
-        """A wait has ended."""
-        copies, disk = self._copies, self._disk
-        if (copies is None or copies.result is not None) and (disk is None or disk.result is not None):
-            self._commit._waiting -= 1
-            self._ready()
 
     def result(self) -> T:
         """The answer to the put."""
@@ -344,17 +423,88 @@ class _WaitingPut(Deferred[T]):
             status = PutStatus.FLUSH_DISK_TIMEOUT
         now_s = self._commit._now_s()
         if self._commit._is_recorded:
-            self._commit._record_end(self._appended, self._request_id, self._started_s, now_s, status)
+            self._commit._record_end(
+                self._appended.end_offset, self._request_id, self._started_s, now_s, status
+            )
         return self._answer(status, self._appended, now_s)
 
-    def expected(self) -> T | None:
-        """The answer to the put if its waits end well."""
-        return self._expected() if self._expected is not None and self._status is PUT_OK else None
 
-    def abandon(self) -> None:
-        """End the waits."""
-        self._on_ready = None
-        if self._copies is not None:
-            self._copies.end()
-        if self._disk is not None:
-            self._disk.end()
+class _WaitingRun(_Waiting[T]):
+    """A run of puts that `GroupCommit.begin_run` has begun, with one wait for copies and one for the disk.
+
+    Both are for the end of the last put. If a wait is given up, the puts before its mark have what they
+    waited for, as if each had waited for itself.
+    """
+
+    __slots__ = ("_answer", "_copies_mark", "_copies_offset", "_disk_offset")
+
+    def __init__(
+        self,
+        commit: GroupCommit,
+        appended: AppendResult,
+        *,
+        request_id: int,
+        started_s: float,
+        status: PutStatus,
+        copies: Wait | None,
+        disk: Wait | None,
+        answer: RunAnswer[T],
+        expected: Callable[[], T] | None,
+        copies_mark: Watermark,
+    ) -> None:
+        """`copies_mark` is what `copies` waits for."""
+        super().__init__(
+            commit,
+            appended,
+            request_id,
+            started_s,
+            status,
+            copies,
+            disk,
+            expected,
+            len(appended.batch_offsets),
+        )
+        self._answer = answer
+        self._copies_mark = copies_mark
+        self._copies_offset: int | None = None
+        """Puts that end beyond have not enough copies; None if the wait was not given up."""
+        self._disk_offset: int | None = None
+        """The same of the disk."""
+        self.set()
+
+    def set(self) -> None:
+        """A wait has ended."""
+        # Now: the marks may move on before the result is taken.
+        if self._copies is not None and self._copies_offset is None:
+            self._copies_offset = _offset_given_up(self._copies, self._copies_mark)
+        if self._disk is not None and self._disk_offset is None:
+            self._disk_offset = _offset_given_up(self._disk, self._commit._flushed)
+        super().set()
+
+    def result(self) -> T:
+        """The answers to the puts."""
+        commit, appended = self._commit, self._appended
+        statuses = None
+        if self._status is not PUT_OK or self._copies_offset is not None or self._disk_offset is not None:
+            statuses = [self._status_of(end_offset) for end_offset in appended.put_ends]
+        now_s = commit._now_s()
+        if commit._is_recorded:
+            for number, end_offset in enumerate(appended.put_ends):
+                status = PUT_OK if statuses is None else statuses[number]
+                commit._record_end(end_offset, self._request_id + number, self._started_s, now_s, status)
+        return self._answer(statuses, appended, now_s)
+
+    def _status_of(self, end_offset: int) -> PutStatus:
+        """The status of the put that ends there, by the rules of `_WaitingPut.result`."""
+        if self._copies_offset is not None and end_offset > self._copies_offset:
+            return PutStatus.FLUSH_SLAVE_TIMEOUT
+        if self._disk_offset is not None and end_offset > self._disk_offset and self._status is PUT_OK:
+            return PutStatus.FLUSH_DISK_TIMEOUT
+        return self._status
+
+
+def _offset_given_up(wait: Wait, mark: Watermark) -> int | None:
+    """Where the mark is if `wait` was given up; 0 if its bytes were cut; None if it has not ended so."""
+    if wait.result is GIVEN_UP:
+        return mark.offset
+    return 0 if wait.result is REWOUND else None

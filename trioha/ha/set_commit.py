@@ -230,9 +230,7 @@ class SetGroupCommit(GroupCommit):
             if need:
                 mark = self._set_replicas.copies(need)
         if self._is_recorded:
-            self._sink.put_and_wait(
-                offset=end_offset, size=appended.size, request_id=request_id, copies=need + 1
-            )
+            self._record_begin(appended, request_id, need + 1)
         copies = disk = None
         if mark is not None:
             self._mark = mark

@@ -15,6 +15,7 @@ from trioha.broker.puts import PutService
 from trioha.broker.retries import Retries
 from trioha.broker.send_back_processor import SendBackProcessor
 from trioha.broker.send_processor import SendProcessor
+from trioha.broker.send_runs import SendRuns
 from trioha.broker.status_publisher import StatusPublisher
 from trioha.broker_status import BrokerSettings, BrokerStatus
 from trioha.config.broker import BrokerConfig, BrokerRole
@@ -160,11 +161,17 @@ class BrokerRoom:
             },
         )
         handler: Handler = processor
+        runs: SendRuns | None = SendRuns(
+            puts, topics=metadata.topics, cluster_name=config.broker_cluster_name, send=send
+        )
         if (control := security.access_control(processor)) is not None:
             handler = control
+            # Each request has a signature of its own.
+            runs = None
             info.acl_refusals = lambda: control.refused
         server = RemotingServer(handler, limits=server_limits(config, budget), tls=security.tls)
         server.after_turn = ha.group_commit.end_turn
+        server.runs = runs
         consumers.attach(server)
         admin.attach(server)
         transactions.attach(server)

@@ -23,11 +23,15 @@ from struct import Struct
 from struct import error as StructError  # noqa: N812 - it is a class, and `error` is too common a name
 from typing import Final
 
+from attrs import frozen
+
 from trioha.errors import LocalProtocolError, RemoteProtocolError
 from trioha.numbers import I32, parse_int
+from trioha.remoting import compiled
 from trioha.remoting.codes import LanguageCode
 from trioha.remoting.command import RemotingCommand, SerializeType
 from trioha.remoting.fastjson import as_text, parse_json, shown
+from trioha.store.messages import EncodedSends
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 """RocketMQ's own limit for a whole frame, its length field included."""
@@ -41,6 +45,8 @@ _HEAD = Struct(">II")
 _BINARY_HEAD = Struct(">hbhiii")
 _I16 = Struct(">h")
 _I32 = Struct(">i")
+_COLUMNS = Struct(">9q")
+"""Of one send of a run, see `remoting.kernel`."""
 
 _I32_MAX = I32.high
 _HEADER_BYTES_FIELD_MAX = 0xFFFFFF
@@ -127,6 +133,22 @@ def _encode_binary_header(command: RemotingCommand, opaque: int) -> bytes:
     return b"".join((head, remark, _I32.pack(len(ext)), ext))
 
 
+@frozen
+class SendRun:
+    """Sends that came together, of which nothing but a record of its own is to be made for each."""
+
+    sends: EncodedSends
+    frame_bytes: int
+    """Of all frames."""
+    header_bytes: int
+    """Of all headers."""
+
+
+def opaques_of(sends: EncodedSends) -> list[int]:
+    """The opaque of each send of a run."""
+    return [column[0] for column in _COLUMNS.iter_unpack(sends.columns)]
+
+
 class FrameDecoder:
     """Cuts a stream of bytes into commands.
 
@@ -182,6 +204,39 @@ class FrameDecoder:
         else:
             self._rest += data
 
+    def sends(self, sends_max: int, *, shared: bytes) -> SendRun | None:
+        """The run of at most `sends_max` common sends that comes next; None if another frame is next.
+
+        `shared` are properties that follow those of each send. `skip` takes the run out of the buffer; without
+        it `next_command` gives its sends. None where nothing is compiled: see `remoting.kernel`.
+        """
+        if not compiled.IS_COMPILED or self._wanted_bytes != 4 or self._at == len(self._data):
+            return None
+        found = compiled.kernel.read_sends(
+            self._data, self._at, sends_max, self._frame_bytes_max, self._header_bytes_max, shared
+        )
+        if not found.count:
+            return None
+        return SendRun(
+            EncodedSends(
+                found.topic.decode("ascii"),
+                self._data,
+                found.columns,
+                found.properties,
+                found.count,
+                found.body_bytes,
+                found.body_bytes_max,
+                found.properties_bytes_max,
+                found.queue_ids,
+            ),
+            found.next_at - self._at,
+            found.header_bytes,
+        )
+
+    def skip(self, run: SendRun) -> None:
+        """Take the run that `sends` gave last out of the buffer."""
+        self._pass(self._at + run.frame_bytes)
+
     def next_command(self) -> RemotingCommand | None:
         """The next whole command, or None until more is fed.
 
@@ -220,13 +275,7 @@ class FrameDecoder:
             )
         header = data[start + 8 : header_end]
         body = data[header_end:end]
-        if end == len(data):
-            # Freed now: a connection may be silent for long after a large frame.
-            self._data, self._at = b"", 0
-        elif end > _CUT_BYTES_MAX:
-            self._data, self._at = data[end:], 0
-        else:
-            self._at = end
+        self._pass(end)
         self._wanted_bytes = 4
         self.frame_bytes = end - start
         self.header_bytes = header_end - start - 8
@@ -236,6 +285,17 @@ class FrameDecoder:
         if serialization == 1:
             return _decode_binary_header(header, body)
         raise RemoteProtocolError(f"unknown header serialization {serialization}; 0 is JSON, 1 is ROCKETMQ")
+
+    def _pass(self, end: int) -> None:
+        """Commands before `end` were returned."""
+        data = self._data
+        if end == len(data):
+            # Freed now: a connection may be silent for long after a large frame.
+            self._data, self._at = b"", 0
+        elif end > _CUT_BYTES_MAX:
+            self._data, self._at = data[end:], 0
+        else:
+            self._at = end
 
     def _check_length(self, length: int) -> None:
         if 4 <= length <= self._frame_bytes_max - 4:

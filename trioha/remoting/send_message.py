@@ -116,7 +116,7 @@ class SendMessageRequestHeader:
             raise BadRequestError(
                 f"request header field {_LONG_NAMES[missing]} ({missing}) is missing"
             ) from None
-        _check_topic(header.topic)
+        check_topic(header.topic)
         return header
 
     def to_ext_fields(self) -> dict[str, str]:
@@ -315,7 +315,8 @@ def _number(name: str, text: str, within: Range = I32) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _check_topic(topic: str) -> None:
+def check_topic(topic: str) -> None:
+    """Raises BadRequestError for a name that no topic may have."""
     is_retry = topic.startswith(RETRY_TOPIC_PREFIX)
     chars_max = RETRY_TOPIC_CHARS_MAX if is_retry else TOPIC_CHARS_MAX
     if not topic:

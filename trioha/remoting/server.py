@@ -42,7 +42,7 @@ from trioha.remoting.closures import ClosureLog
 from trioha.remoting.memory import ClientMemory
 from trioha.remoting.opening import open_stream
 from trioha.remoting.server_connection import ServerConnection
-from trioha.remoting.serving import AfterTurn, Handler, Peer, ServerLimits, ServerStatistics
+from trioha.remoting.serving import AfterTurn, Handler, Peer, RunHandler, ServerLimits, ServerStatistics
 
 __all__ = ["Handler", "Peer", "RemotingServer", "ServerLimits", "ServerStatistics"]
 
@@ -81,6 +81,8 @@ class RemotingServer:
         """Called once for each connection after its end; must not block."""
         self.after_turn: AfterTurn = lambda: None
         """Called when the requests of a connection that came together were handled; see `AfterTurn`."""
+        self.runs: RunHandler | None = None
+        """Handles sends that come together; without it, the handler gets each."""
 
     def push(self, connection: int, frame: bytes, *, may_wait: bool = False) -> bool:
         """Send a whole frame that no request waits for to the connection of that number, if it takes it now.
@@ -237,6 +239,7 @@ class RemotingServer:
                 border=self.border,
                 closures=self._closures,
                 after_turn=self.after_turn,
+                runs=self.runs,
             )
             try:
                 await connection.run()

@@ -35,7 +35,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -46,11 +46,12 @@ from trioha.net.busy_poll import BusyPoll
 from trioha.net.housekeeping import Housekeeping
 from trioha.net.transport import DirectStream, release, send_all_parts, send_now, send_parts_now
 from trioha.remoting.closures import ClosureLog
-from trioha.remoting.codec import FrameDecoder, encode_head
-from trioha.remoting.codes import ResponseCode
+from trioha.remoting.codec import FrameDecoder, SendRun, encode_head, opaques_of
+from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
 from trioha.remoting.memory import ClientMemory
-from trioha.remoting.serving import AfterTurn, Handler, Peer, ServerLimits, ServerStatistics
+from trioha.remoting.serving import AfterTurn, Handler, Peer, RunHandler, ServerLimits, ServerStatistics
+from trioha.store.messages import EncodedSends
 
 REQUESTS_PER_TURN: Final = 16
 """After so many requests the reader yields to other connections. Sends of one turn go to slaves in one frame:
@@ -89,6 +90,7 @@ class ServerConnection:
         border: ConnectionBorder,
         closures: ClosureLog,
         after_turn: AfterTurn = lambda: None,
+        runs: RunHandler | None = None,
     ) -> None:
         self._stream = stream
         self._direct = stream if isinstance(stream, DirectStream) else None
@@ -99,6 +101,7 @@ class ServerConnection:
         self._border = border
         self._closures = closures
         self._after_turn = after_turn
+        self._runs = runs
         self._decoder = FrameDecoder(frame_bytes_max=limits.frame_bytes_max)
         self._housekeeping = Housekeeping(idle_timeout_s=math.inf)
         self._life = trio.CancelScope()
@@ -121,9 +124,10 @@ class ServerConnection:
         """Bytes in the writer's current send."""
         self._less_in_flight: trio.Event | None = None
         """Set when answers were sent; None unless the reader waits for it."""
-        self._deferred: dict[Deferred[RemotingCommand], tuple[RemotingCommand, int]] = {}
-        """Deferred answers, with their requests and what these cost."""
-        self._ready: list[Deferred[RemotingCommand]] = []
+        self._deferred: dict[Deferred[Any], tuple[RemotingCommand | EncodedSends, int]] = {}
+        """Deferred answers, with their requests and what these cost: a `RemotingCommand` to a command, all
+        frames to a run of sends."""
+        self._ready: list[Deferred[Any]] = []
         """Those that are ready, and whose results were not taken yet."""
         self._expected: tuple[RemotingCommand, bytes] | None = None
         """The answer that the only request in flight will most likely get, and its frame without the body."""
@@ -226,25 +230,39 @@ class ServerConnection:
             self._not_idle()
             decoder.feed(data)
             self._is_turn = True
-            while (command := decoder.next_command()) is not None:
-                if account.unfinished_bytes:
-                    account.end_frame()
-                    self._reading.deadline = math.inf
-                if command.is_response:
-                    self._counters.unexpected_responses += 1
-                    account.change(-decoder.frame_bytes)
-                    continue
-                more_bytes = REQUEST_BYTES + (HEADER_FACTOR - 1) * decoder.header_bytes
-                cost_bytes = more_bytes + decoder.frame_bytes
-                if not (self._in_flight == 0 or self._has_room(cost_bytes)) or not account.try_to_hold(
-                    more_bytes, is_only=self._in_flight == 0
-                ):
-                    self._after_turn()
-                    self._end_turn()
-                    await self._wait_for_room(more_bytes, cost_bytes)
-                    self._is_turn = True
-                self._handle(command, cost_bytes, handlers)
-                handled += 1
+            plain = 0
+            while True:
+                # Of a run that was refused each send is handled by itself.
+                if self._runs is not None and not plain:
+                    run = decoder.sends(
+                        REQUESTS_PER_TURN - handled % REQUESTS_PER_TURN, shared=self._runs.shared_properties
+                    )
+                    plain = 0 if run is None else self._handle_run(run, self._runs)
+                    handled += 0 if run is None or plain else run.sends.count
+                else:
+                    run = None
+                if run is None or plain:
+                    command = decoder.next_command()
+                    if command is None:
+                        break
+                    plain = max(0, plain - 1)
+                    if account.unfinished_bytes:
+                        self._end_frame()
+                    if command.is_response:
+                        self._counters.unexpected_responses += 1
+                        account.change(-decoder.frame_bytes)
+                        continue
+                    more_bytes = REQUEST_BYTES + (HEADER_FACTOR - 1) * decoder.header_bytes
+                    cost_bytes = more_bytes + decoder.frame_bytes
+                    if not (self._in_flight == 0 or self._has_room(cost_bytes)) or not account.try_to_hold(
+                        more_bytes, is_only=self._in_flight == 0
+                    ):
+                        self._after_turn()
+                        self._end_turn()
+                        await self._wait_for_room(more_bytes, cost_bytes)
+                        self._is_turn = True
+                    self._handle(command, cost_bytes, handlers)
+                    handled += 1
                 if self._answered >= ANSWERS_PER_SEND:
                     self._end_turn()
                     self._is_turn = True
@@ -265,6 +283,11 @@ class ServerConnection:
                 await trio.lowlevel.checkpoint()
         self._end(is_broken=False)
 
+    def _end_frame(self) -> None:
+        """The unfinished frame is complete: free its reserve, and stop its clock."""
+        self._account.end_frame()
+        self._reading.deadline = math.inf
+
     async def _poll_answer(self, poll: Callable[[], None]) -> None:
         """Do what can be done before the answer to the only request in flight comes, then `poll` for it."""
         self._expect_answer()
@@ -284,7 +307,7 @@ class ServerConnection:
         (deferred,) = self._deferred
         try:
             answer = deferred.expected()
-            if answer is not None:
+            if isinstance(answer, RemotingCommand):
                 self._expected = answer, encode_head(answer)
         except Exception:  # noqa: BLE001 - `_done` meets it again, and reports it
             self._expected = None
@@ -409,6 +432,44 @@ class ServerConnection:
         else:
             nursery.start_soon(self._await_answer, command, cost_bytes, answer)
 
+    def _handle_run(self, run: SendRun, handler: RunHandler) -> int:
+        """Handle a run of sends; returns how many of them have to be handled each by itself: none or all."""
+        sends, account = run.sends, self._account
+        more_bytes = sends.count * REQUEST_BYTES + (HEADER_FACTOR - 1) * run.header_bytes
+        cost_bytes = more_bytes + run.frame_bytes
+        held_bytes = self._handled_bytes + self._outbox_bytes + self._sending_bytes
+        if (
+            self._in_flight + sends.count > self._limits.in_flight_max
+            or held_bytes + cost_bytes > self._limits.in_flight_bytes_max
+            or not account.try_to_hold(more_bytes, is_only=False)
+        ):
+            return sends.count
+        try:
+            answers = handler.put(sends, self.peer)
+        except Exception as error:  # noqa: BLE001 - a handler's bug must not end the connection
+            answers = self._answers_to_error(sends, error)
+        if answers is None:
+            account.change(-more_bytes)
+            return sends.count
+        self._decoder.skip(run)
+        if account.unfinished_bytes:
+            self._end_frame()
+        self._counters.requests += sends.count
+        self._counters.in_flight += sends.count
+        self._in_flight += sends.count
+        self._handled_bytes += cost_bytes
+        if isinstance(answers, bytes):
+            self._run_done(sends, cost_bytes, answers)
+        else:
+            self._deferred[answers] = sends, cost_bytes
+            answers.attach(self._answer_is_ready)
+        return 0
+
+    def _answers_to_error(self, sends: EncodedSends, error: Exception) -> bytes:
+        """Answers to all sends of a run."""
+        requests = [RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque) for opaque in opaques_of(sends)]
+        return b"".join([encode_head(self._answer_to_error(request, error)) for request in requests])
+
     async def _await_answer(
         self, command: RemotingCommand, cost_bytes: int, awaitable: Awaitable[RemotingCommand | None]
     ) -> None:
@@ -418,12 +479,14 @@ class ServerConnection:
             answer = self._answer_to_error(command, error)
         self._done(command, cost_bytes, answer)
 
-    def _answer_is_ready(self, deferred: Deferred[RemotingCommand]) -> None:
+    def _answer_is_ready(self, deferred: Deferred[Any]) -> None:
         """A deferred answer is ready. Called amid the work of another task, or of the reader."""
         self._ready.append(deferred)
         if self._is_turn:
             return
-        if self._in_flight > 1 or self._direct is None or self._outbox or self._is_sending:
+        request, _ = self._deferred[deferred]
+        requests = request.count if isinstance(request, EncodedSends) else 1
+        if self._in_flight > requests or self._direct is None or self._outbox or self._is_sending:
             self._outbox_filled.set()
             return
         try:
@@ -441,14 +504,20 @@ class ServerConnection:
         """Put the deferred answers that are ready into the outbox."""
         was_turn, self._is_turn = self._is_turn, True
         ready, self._ready = self._ready, []
-        answer: RemotingCommand | None
         for deferred in ready:
-            command, cost_bytes = self._deferred.pop(deferred)
+            request, cost_bytes = self._deferred.pop(deferred)
+            if isinstance(request, EncodedSends):
+                try:
+                    answers = deferred.result()
+                except Exception as error:  # noqa: BLE001 - as in _handle_run
+                    answers = self._answers_to_error(request, error)
+                self._run_done(request, cost_bytes, answers)
+                continue
             try:
                 answer = deferred.result()
             except Exception as error:  # noqa: BLE001 - as in _handle
-                answer = self._answer_to_error(command, error)
-            self._done(command, cost_bytes, answer)
+                answer = self._answer_to_error(request, error)
+            self._done(request, cost_bytes, answer)
         self._is_turn = was_turn
 
     def _answer_to_error(self, command: RemotingCommand, error: Exception) -> RemotingCommand:
@@ -493,6 +562,17 @@ class ServerConnection:
             self._put_slices(slices)
         self._counters.responses += 1
         self._answered += 1
+
+    def _run_done(self, sends: EncodedSends, cost_bytes: int, answers: bytes) -> None:
+        """Put the answers to a run into the outbox. They are far shorter than what its requests have held."""
+        self._handled_bytes -= cost_bytes
+        if not self._is_turn:
+            self._outbox_filled.set()
+        self._account.change(len(answers) - cost_bytes)
+        self._outbox_bytes += len(answers)
+        self._outbox.append(answers)
+        self._counters.responses += sends.count
+        self._answered += sends.count
 
     def _leave_flight(self, requests: int, held_bytes: int) -> None:
         self._in_flight -= requests

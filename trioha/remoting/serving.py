@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from attrs import define, field, frozen
 from attrs.validators import ge
 
+from trioha.deferred import Deferred
 from trioha.remoting.address import Address
 from trioha.remoting.codec import FRAME_BYTES_MAX
 from trioha.remoting.command import RemotingCommand
 from trioha.remoting.memory import bytes_max_for
+from trioha.store.messages import EncodedSends
 
 
 @frozen
@@ -70,6 +72,18 @@ Handler: TypeAlias = Callable[
 ]
 """Handles a request. Returns the answer if it is known at once (cheapest), a `Deferred` of it, which needs no
 task, any other awaitable of it, or None for no answer, which is right for one-way requests only."""
+
+
+class RunHandler(Protocol):
+    """Handles runs of sends."""
+
+    shared_properties: bytes
+    """Encoded properties that follow those of each send."""
+
+    def put(self, sends: EncodedSends, peer: Peer) -> bytes | Deferred[bytes] | None:
+        """The frames of all answers, or a `Deferred` of them; None, with nothing done, if the handler of
+        requests is to handle each send."""
+        ...
 
 
 AfterTurn: TypeAlias = Callable[[], "Callable[[], None] | None"]

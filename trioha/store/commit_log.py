@@ -18,6 +18,7 @@ import structlog
 from isal.isal_zlib import crc32
 
 from trioha.errors import StoreError
+from trioha.store import compiled
 from trioha.store.batch_records import batch_record_sizes, common_sizes, encode_batch
 from trioha.store.callbacks import Callbacks
 from trioha.store.consume_queues import QUEUES_MAX
@@ -26,7 +27,7 @@ from trioha.store.log_files import LogFiles
 from trioha.store.mapped_file import MappedFile
 from trioha.store.message_offsets import INNER_BATCH, MessageOffsets, MultiDispatch, assign_offsets
 from trioha.store.message_properties import PROPERTIES_BYTES_MAX
-from trioha.store.messages import AppendResult, Message, MessageBatch
+from trioha.store.messages import AppendResult, EncodedSends, Message, MessageBatch
 from trioha.store.put_limits import (
     RECORD_OVERHEAD_BYTES_MAX,
     encoded_topic,
@@ -65,6 +66,8 @@ _FIXED_V4 = Struct(">iiiqqiq8sq8siqi")
 """bodyCRC to the body's length, the hosts packed, both IPv4."""
 _BEFORE_HOSTS = Struct(">iiiqqiq")
 _I64 = Struct(">q")
+_PLACE = Struct(">qq")
+"""Physical offset and queue offset."""
 _BEFORE_BODY = Struct(">iqi")
 _I16 = Struct(">h")
 _NOT_QUEUED = frozenset((TRANSACTION_PREPARED, TRANSACTION_ROLLBACK))
@@ -359,6 +362,74 @@ class CommitLog:
             store_timestamp_ms,
             self._store_host_packed,
             batch_offsets=offsets,
+        )
+
+    def append_sends(self, sends: EncodedSends, *, born_host: Host) -> AppendResult | None:
+        """Store sends that came together, as `append` stores each of them, by the compiled kernel.
+
+        None, with nothing stored, where `append` has to look at each: it may refuse one, or end the file. The
+        records share a store timestamp, and their `batch_offsets` are where they start.
+        """
+        topic, version_2, topic_is_legal = encoded_topic(sends.topic)
+        host_bytes = len(born_host.packed) + len(self._store_host_packed)
+        record_bytes = RECORD_BYTES_MIN - 1 + len(topic)
+        size = sends.count * record_bytes + sends.body_bytes + len(sends.properties)
+        files = self._files.files
+        file = files[-1] if files else None
+        physical_offset = self.appended.offset
+        if (
+            version_2
+            or not topic_is_legal
+            or host_bytes != 2 * _HOST_V4_BYTES
+            or self.disk_is_full
+            or self.puts_blocked
+            or self._refused is not None
+            or sends.body_bytes_max > self.message_bytes_max
+            or sends.properties_bytes_max > PROPERTIES_BYTES_MAX
+            or len(self.queue_offsets) + len(sends.queue_ids) > self.queues_max
+            or file is None
+            or size + BLANK_BYTES > file.end_offset - physical_offset
+        ):
+            return None
+        queue_offsets = self.queue_offsets
+        next_offsets = {
+            queue_id: queue_offsets.get((sends.topic, queue_id), 0) for queue_id in sends.queue_ids
+        }
+        store_timestamp_ms = max(time.time_ns() // 1_000_000, self.last_store_timestamp_ms)
+        data, places = compiled.kernel.encode_sends(
+            sends.data,
+            sends.columns,
+            sends.properties,
+            topic,
+            record_bytes,
+            physical_offset,
+            next_offsets,
+            born_host.packed,
+            _I64.pack(store_timestamp_ms) + self._store_host_packed,
+            crc32,
+        )
+        at = physical_offset - file.start_offset
+        written = memoryview(data)
+        try:
+            self._write_behind_commit(file, at, written)
+        except StoreError:
+            # The next append clears what was written of it, or is refused as well.
+            return None
+        file.view[at : at + _COMMIT_BYTES] = written[:_COMMIT_BYTES]
+        offsets = [start for start, _ in _PLACE.iter_unpack(places)]
+        self._landmarks.add_all(offsets)
+        for queue_id, queue_offset in next_offsets.items():
+            queue_offsets[sends.topic, queue_id] = queue_offset
+        self.last_store_timestamp_ms = store_timestamp_ms
+        self.appended.advance(physical_offset + size)
+        return AppendResult(
+            PutStatus.PUT_OK,
+            physical_offset,
+            size,
+            store_timestamp_ms=store_timestamp_ms,
+            store_host_packed=self._store_host_packed,
+            batch_offsets=offsets,
+            places=places,
         )
 
     def _suspects(self, batch: MessageBatch) -> list[int]:

@@ -616,3 +616,67 @@ def encode_batch(  # noqa: PLR0917 - keywords would cost a call more
         physical_offset += size
         at = next_at
     return records.getvalue()
+
+
+# -- runs of sends -------------------------------------------------------------------------------------------
+
+SEND_BYTES: Final = 72
+"""Of one send in the columns of a run, see `remoting.kernel`."""
+
+
+def encode_sends(  # noqa: PLR0917 - keywords would cost a call more
+    data: bytes,
+    columns: bytes,
+    properties: bytes,
+    topic: bytes,
+    record_bytes: i64,
+    physical_offset: i64,
+    next_offsets: dict[int, int],
+    born_host: bytes,
+    stored: bytes,
+    crc32: Callable[[bytes], int],
+) -> tuple[bytes, bytes]:
+    """The records of a run of sends, and for each its physical offset and its queue offset, as i64.
+
+    Bodies are in `data`. `topic` has its length before it, `record_bytes` are those of a record without body
+    and properties, `stored` is store timestamp and store host. `next_offsets` has the next offset of each
+    queue id of the run, and is changed.
+    """
+    records = BytesWriter()
+    places = BytesWriter()
+    at: i64 = 0
+    end: i64 = len(columns)
+    properties_at: i64 = 0
+    while at < end:
+        queue_id: i64 = read_i64_be(columns, at + 8)
+        body = data[read_i64_be(columns, at + 48) : read_i64_be(columns, at + 56)]
+        properties_end: i64 = read_i64_be(columns, at + 64)
+        body_bytes: i64 = len(body)
+        size: i64 = record_bytes + body_bytes + properties_end - properties_at
+        boxed = int(queue_id)
+        queue_offset: i64 = next_offsets[boxed]
+        next_offsets[boxed] = int(queue_offset + 1)
+        write_i32_be(records, i32(size))
+        write_i32_be(records, i32(MAGIC_V1))
+        write_i32_be(records, i32(i64(crc32(body)) & CRC_MASK))
+        write_i32_be(records, i32(queue_id))
+        write_i32_be(records, i32(read_i64_be(columns, at + 24)))
+        write_i64_be(records, queue_offset)
+        write_i64_be(records, physical_offset)
+        write_i32_be(records, i32(read_i64_be(columns, at + 16)))
+        write_i64_be(records, read_i64_be(columns, at + 32))
+        records.write(born_host)
+        records.write(stored)
+        write_i32_be(records, i32(read_i64_be(columns, at + 40)))
+        write_i64_be(records, 0)
+        write_i32_be(records, i32(body_bytes))
+        records.write(body)
+        records.write(topic)
+        write_i16_be(records, i16(properties_end - properties_at))
+        records.write(properties[properties_at:properties_end])
+        write_i64_be(places, physical_offset)
+        write_i64_be(places, queue_offset)
+        physical_offset += size
+        properties_at = properties_end
+        at += SEND_BYTES
+    return records.getvalue(), places.getvalue()

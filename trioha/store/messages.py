@@ -94,6 +94,30 @@ class MessageBatch:
 
 
 @define
+class EncodedSends:
+    """Sends of one topic that came together, each a put of its own, as the compiled kernels hold them.
+
+    Never changed. `remoting.kernel` has the layout of `columns`.
+    """
+
+    topic: str
+    data: bytes
+    """The block that has the bodies."""
+    columns: bytes
+    properties: bytes
+    """As stored, one after the other."""
+    count: int
+    body_bytes: int
+    """Of all bodies."""
+    body_bytes_max: int
+    """Of the longest body."""
+    properties_bytes_max: int
+    """Of the longest properties."""
+    queue_ids: list[int]
+    """Each one once."""
+
+
+@define
 class AppendResult:
     """Result of an append. The offsets mean something only if `status` is PUT_OK.
 
@@ -112,6 +136,14 @@ class AppendResult:
     """Why it was refused, one clause."""
     batch_offsets: Sequence[int] = ()
     """Physical offsets of a batch's records; empty for a single message."""
+
+    places: bytes = b""
+    """Of a run of sends: physical offset and queue offset of each record, as i64."""
+
+    @property
+    def put_ends(self) -> list[int]:
+        """End of each put of a run of sends."""
+        return [*self.batch_offsets[1:], self.end_offset]
 
     @property
     def message_id(self) -> str:
