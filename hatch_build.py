@@ -1,9 +1,9 @@
-"""Compile the kernels, such as `trioha/store/kernel.py`, with mypyc, where a C compiler is: hatchling's build hook.
+"""Compile the kernels (`trioha/store/kernel.py` and others) with mypyc, where a C compiler is: a build hook.
 
 Hatchling calls it for wheels and for editable installs; `python hatch_build.py` compiles in the source tree
-alone, as `make setup` does after an edit. A module is named for this Python and platform, as
-`trioha/store/_kernel.cpython-311-x86_64-linux-gnu.so`, so that several Pythons can share a source tree. It carries
-the SHA-256 of its source; `trioha/store/compiled.py` does not use one of another source.
+alone, as `make setup` does after an edit. A module lies beside its source as `_kernel`, with this Python and
+platform in its name, so that several Pythons can share a source tree. It carries the SHA-256 of its source;
+`trioha/store/compiled.py` does not use one of another source.
 
 Without a C compiler, or with `TRIOHA_PURE=1`, nothing is compiled, and a wheel is pure (`py3-none-any`).
 Where the compilation fails although a compiler is there, its output is printed, and the install goes on with

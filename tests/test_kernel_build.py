@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hatch_build import has_compiler, missing_requirements, module_path
+from hatch_build import has_compiler, missing_requirements, module_path, sources
+from trioha.remoting import compiled as remoting_compiled
 from trioha.store import compiled
 from trioha.store.compiled import load
 
@@ -56,7 +57,7 @@ def modules(folder: Path) -> list[Path]:
 def test_a_kernel_is_compiled_again_after_an_edit_and_only_then(tmp_path: Path) -> None:
     folder = tree(tmp_path, source=f"{HEAD}ANSWER: Final = 42\n")
     source = folder / "trioha/store/kernel.py"
-    module = source.with_name(module_path().name)
+    module = module_path(source)
     module.write_bytes(b"made of " + hashlib.sha256(b"the source before").hexdigest().encode())
     assert build(folder) == ""
     assert modules(folder) == [module]
@@ -67,6 +68,11 @@ def test_a_kernel_is_compiled_again_after_an_edit_and_only_then(tmp_path: Path) 
     code = "import _kernel; print(_kernel.ANSWER, _kernel.SOURCE_SHA256)"
     said = subprocess.check_output([sys.executable, "-c", code], cwd=module.parent, text=True)
     assert said.split() == ["42", hashlib.sha256(source.read_bytes()).hexdigest()]
+
+
+def test_the_kernels_of_the_tree_are_those_that_are_loaded() -> None:
+    assert sources() == [ROOT / "trioha/store/kernel.py", ROOT / "trioha/remoting/kernel.py"]
+    assert compiled.IS_COMPILED == remoting_compiled.IS_COMPILED
 
 
 @pytest.mark.parametrize("variables", [{"CC": "/nonexistent/cc"}, {"TRIOHA_PURE": "1"}])

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 import trio
+from attrs import evolve
 
 from tests.ha.support import Events, connected, make_master, settled
 from tests.store.support import message, open_log
@@ -50,7 +51,7 @@ def acknowledge(replicas, replica, ack_offset, *, connection_id=None):
     )
 
 
-@pytest.fixture(params=["in a task", "deferred"], autouse=True)
+@pytest.fixture(params=["in a task", "deferred", "in a run"], autouse=True)
 def way(request, monkeypatch):
     """How puts wait in the tests of this module."""
     monkeypatch.setattr(sys.modules[__name__], "begin", BEGIN[request.param])
@@ -62,7 +63,21 @@ def begin_deferred(commit, appended, **options):
     return deferred
 
 
-BEGIN = {"in a task": GroupCommit.wait, "deferred": begin_deferred}
+def begin_run(commit, appended, *, request_id, answer):
+    """The put as a run of one."""
+    appended = evolve(appended, batch_offsets=[appended.physical_offset], places=bytes(16))
+    deferred = commit.begin_run(
+        appended,
+        request_id=request_id,
+        answer=lambda statuses, appended, now_s: answer(
+            PutStatus.PUT_OK if statuses is None else statuses[0], appended, now_s
+        ),
+    )
+    commit.end_turn()
+    return deferred
+
+
+BEGIN = {"in a task": GroupCommit.wait, "deferred": begin_deferred, "in a run": begin_run}
 begin = GroupCommit.wait
 
 

@@ -31,7 +31,7 @@ class OnStored(Protocol):
         """So many puts stored so many messages."""
 
 
-def _not_counted(topic: str, messages: int, total_bytes: int, puts: int = 1) -> None:  # noqa: ARG001
+def _not_counted(topic: str, messages: int, total_bytes: int, puts: int = 1) -> None:
     """For a service whose puts are not counted by topic."""
 
 

@@ -2,7 +2,7 @@
 
 Theory of operation. `remoting.codec` finds a run of common sends at the start of what has been received.
 `SendRuns.put` stores it if none of its sends needs more than a record of its own: their topic exists, is
-writable, and on disk; no property makes them delayed, transactional, an inner batch, or not worth waiting for.
+writable, and on disk; no property makes them delayed, transactional or an inner batch, or asks for no wait.
 Else it says so before anything is stored, and `SendProcessor` handles each by itself, with all its checks and
 remarks. So what is stored and answered is the same in both cases, but for store timestamps, which the records
 of a run share. Each send of a run is a put of its own: it is counted, recorded and answered as such, and has

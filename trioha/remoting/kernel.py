@@ -83,7 +83,7 @@ class _Send:
         self.properties_end: i64 = 0
 
 
-def read_sends(
+def read_sends(  # noqa: PLR0917 - keywords would cost a call more
     data: bytes, at: i64, sends_max: i64, frame_bytes_max: i64, header_bytes_max: i64, shared: bytes
 ) -> Sends:
     """The run of common sends from `data[at]` on, the start of a frame; at most `sends_max`, perhaps none.
@@ -130,10 +130,8 @@ def read_sends(
         properties.write(shared)
         properties_bytes += shared_bytes
         body_bytes: i64 = frame_end - header_end
-        if body_bytes > found.body_bytes_max:
-            found.body_bytes_max = body_bytes
-        if properties_bytes - before > found.properties_bytes_max:
-            found.properties_bytes_max = properties_bytes - before
+        found.body_bytes_max = max(found.body_bytes_max, body_bytes)
+        found.properties_bytes_max = max(found.properties_bytes_max, properties_bytes - before)
         found.body_bytes += body_bytes
         found.header_bytes += header_bytes
         if send.queue_id != last_queue_id:

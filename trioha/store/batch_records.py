@@ -38,7 +38,7 @@ def common_sizes(batch: MessageBatch, *, topic: bytes, store_host: Host, body_by
     items = batch.items
     if not (compiled.IS_COMPILED and isinstance(items, EncodedItems)):
         return []
-    if _INNER in items.body or _INNER in items.shared:
+    if _INNER in items.shared:
         return []
     record_bytes = _record_bytes(batch, topic=topic, store_host=store_host)
     return compiled.kernel.batch_sizes(items.body, record_bytes, len(items.shared), body_bytes_max)

@@ -527,13 +527,16 @@ ITEM_BODY_AT: Final = 20
 ITEM_BYTES_MIN: Final = 22
 PROPERTIES_BYTES_MAX: Final = 32767
 PROPERTY_SEPARATOR: Final = 2
+INNER: Final = b"INNER_"
+"""Starts the names of properties that only the log writes."""
 
 
 def batch_sizes(batch: bytes, record_bytes: i64, shared_bytes: i64, body_bytes_max: i64) -> list[int]:
     """Bytes of the record of each message of a batch, whose own bytes are added to `record_bytes`.
 
     `shared_bytes` of properties follow those of each message. Empty for bytes that are not a batch, and for a
-    batch with a body above `body_bytes_max`, or with properties above `PROPERTIES_BYTES_MAX`.
+    batch with a body above `body_bytes_max`, or with properties above `PROPERTIES_BYTES_MAX` or with `INNER_`
+    in them.
     """
     sizes: list[int] = []
     end: i64 = len(batch)
@@ -552,11 +555,21 @@ def batch_sizes(batch: bytes, record_bytes: i64, shared_bytes: i64, body_bytes_m
         if properties_bytes and shared_bytes and batch[next_at - 1] != PROPERTY_SEPARATOR:
             properties_bytes += 1
         properties_bytes += shared_bytes
-        if properties_bytes > PROPERTIES_BYTES_MAX:
+        if properties_bytes > PROPERTIES_BYTES_MAX or _has_inner(batch, properties_at, next_at):
             return []
         sizes.append(int(record_bytes + body_bytes + properties_bytes))
         at = next_at
     return sizes
+
+
+def _has_inner(data: bytes, at: i64, end: i64) -> bool:
+    """Whether `INNER_` is in `data[at:end]`."""
+    last: i64 = end - len(INNER)
+    while at <= last:
+        if data[at] == 73 and _starts(data, at, end, INNER):
+            return True
+        at += 1
+    return False
 
 
 def encode_batch(  # noqa: PLR0917 - keywords would cost a call more

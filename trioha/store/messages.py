@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from struct import pack
 from typing import overload
 
 from attrs import define
@@ -150,7 +151,8 @@ class AppendResult:
         """The offset msgId, of a batch all of them with commas; empty if nothing was stored."""
         if self.batch_offsets:
             host = self.store_host_packed.hex().upper()
-            return ",".join([f"{host}{at:016X}" for at in self.batch_offsets])
+            offsets = pack(f">{len(self.batch_offsets)}q", *self.batch_offsets).hex().upper()
+            return ",".join([host + offsets[at : at + 16] for at in range(0, len(offsets), 16)])
         return offset_message_id(self.store_host_packed, self.physical_offset) if self.size else ""
 
     @property

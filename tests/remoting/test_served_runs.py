@@ -1,0 +1,198 @@
+"""How a server's connection handles runs of sends: answers, limits, failures, and their ends."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import trio
+import trio.testing
+from attrs import define, field
+
+from tests.remoting.test_send_runs import send
+from tests.remoting.test_server import read_command, served_stream, until
+from trioha.deferred import Deferred
+from trioha.remoting import compiled
+from trioha.remoting.codec import FrameDecoder, encode, opaques_of
+from trioha.remoting.codes import ResponseCode
+from trioha.remoting.command import RemotingCommand, request, response_to
+from trioha.remoting.server import Peer, RemotingServer, ServerLimits
+from trioha.store.messages import EncodedSends
+
+pytestmark = pytest.mark.skipif(not compiled.IS_COMPILED, reason="runs are read by compiled code only")
+
+BY_ITSELF = 77
+"""Code of the answers to sends that came to the handler of requests."""
+
+
+class Later(Deferred[bytes]):
+    """Answers that a test gives."""
+
+    def __init__(self, frames: bytes) -> None:
+        super().__init__()
+        self.frames = frames
+        self.is_abandoned = False
+
+    def give(self) -> None:
+        self._ready()
+
+    def result(self) -> bytes:
+        if not self.frames:
+            raise RuntimeError("planted")
+        return self.frames
+
+    def abandon(self) -> None:
+        super().abandon()
+        self.is_abandoned = True
+
+
+@define
+class Runs:
+    """A handler of runs that notes them; `way` says what it does."""
+
+    way: str = "now"
+    shared_properties: bytes = b""
+    seen: list[list[int]] = field(factory=list)
+    later: list[Later] = field(factory=list)
+
+    def put(self, sends: EncodedSends, peer: Peer) -> bytes | Deferred[bytes] | None:
+        opaques = opaques_of(sends)
+        self.seen.append(opaques)
+        if self.way == "refuse":
+            return None
+        if self.way == "fail":
+            raise RuntimeError("planted")
+        frames = b"".join(encode(RemotingCommand(0, opaque, 1)) for opaque in opaques)
+        if self.way == "now":
+            return frames
+        self.later.append(Later(b"" if self.way == "fail later" else frames))
+        return self.later[-1]
+
+
+def by_itself(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+    return response_to(asked, BY_ITSELF)
+
+
+def server_with(runs: Runs, **limits: int) -> RemotingServer:
+    server = RemotingServer(by_itself, limits=ServerLimits(**limits))  # type: ignore[arg-type]
+    server.runs = runs
+    return server
+
+
+async def answers(stream: trio.abc.ReceiveStream, count: int) -> list[tuple[int, int]]:
+    """Opaque and code of so many answers."""
+    decoder, found = FrameDecoder(), []
+    with trio.fail_after(20):
+        for _ in range(count):
+            answer = await read_command(stream, decoder)
+            assert answer is not None
+            found.append((answer.opaque, answer.code))
+    return found
+
+
+def sends(opaques: range) -> bytes:
+    return b"".join(send(opaque=opaque) for opaque in opaques)
+
+
+async def test_sends_that_come_together_are_handled_together_and_other_requests_between_them() -> None:
+    runs = Runs()
+    server = server_with(runs)
+    async with served_stream(server) as stream:
+        await stream.send_all(sends(range(3)) + encode(request(11), opaque=3) + sends(range(4, 30)))
+        assert await answers(stream, 30) == [
+            (number, BY_ITSELF if number == 3 else 0) for number in range(30)
+        ]
+        assert runs.seen == [[0, 1, 2], [*range(4, 16)], [*range(16, 30)]]
+        statistics = server.statistics
+        assert (statistics.requests, statistics.responses, statistics.in_flight) == (30, 30, 0)
+        assert statistics.held_bytes <= 16 * 1024
+
+
+@pytest.mark.parametrize("cut", range(1, 40, 7))
+async def test_a_send_whose_frame_comes_in_two_parts_is_not_lost(cut: int) -> None:
+    runs = Runs()
+    async with served_stream(server_with(runs)) as stream:
+        data = sends(range(5))
+        at = len(data) * cut // 40
+        await stream.send_all(data[:at])
+        await trio.testing.wait_all_tasks_blocked()
+        await stream.send_all(data[at:])
+        assert [opaque for opaque, _ in await answers(stream, 5)] == [*range(5)]
+
+
+async def test_a_refused_run_comes_to_the_handler_send_by_send_and_the_next_run_is_tried_again() -> None:
+    runs = Runs("refuse")
+    async with served_stream(server_with(runs)) as stream:
+        await stream.send_all(sends(range(4)))
+        assert await answers(stream, 4) == [(number, BY_ITSELF) for number in range(4)]
+        runs.way = "now"
+        await stream.send_all(sends(range(4, 6)))
+        assert await answers(stream, 2) == [(4, 0), (5, 0)]
+        assert runs.seen == [[0, 1, 2, 3], [4, 5]]
+
+
+async def test_a_run_beyond_a_limit_comes_to_the_handler_send_by_send() -> None:
+    runs = Runs()
+    async with served_stream(server_with(runs, in_flight_max=3)) as stream:
+        await stream.send_all(sends(range(4)))
+        assert await answers(stream, 4) == [(number, BY_ITSELF) for number in range(4)]
+        await stream.send_all(sends(range(4, 7)))
+        assert await answers(stream, 3) == [(4, 0), (5, 0), (6, 0)]
+        assert runs.seen == [[4, 5, 6]]
+
+
+async def test_answers_to_runs_come_when_they_are_ready_in_any_order() -> None:
+    runs = Runs("later")
+    server = server_with(runs)
+    async with served_stream(server) as stream:
+        await stream.send_all(sends(range(2)))
+        await until(lambda: len(runs.later) == 1)
+        await stream.send_all(sends(range(2, 5)))
+        await until(lambda: len(runs.later) == 2)
+        assert server.statistics.in_flight == 5
+        runs.later[1].give()
+        assert await answers(stream, 3) == [(2, 0), (3, 0), (4, 0)]
+        runs.later[0].give()
+        assert await answers(stream, 2) == [(0, 0), (1, 0)]
+        await until(lambda: server.statistics.in_flight == 0)
+        assert server.statistics.responses == 5
+
+
+@pytest.mark.parametrize("way", ["fail", "fail later"])
+async def test_a_fault_of_the_handler_is_the_answer_to_each_send_and_ends_nothing(way: str) -> None:
+    runs = Runs(way)
+    server = server_with(runs)
+    async with served_stream(server) as stream:
+        await stream.send_all(sends(range(3)))
+        if way == "fail later":
+            await until(lambda: len(runs.later) == 1)
+            runs.later[0].give()
+        assert await answers(stream, 3) == [(number, ResponseCode.SYSTEM_ERROR) for number in range(3)]
+        assert server.statistics.handler_errors == 3
+        runs.way = "now"
+        await stream.send_all(sends(range(3, 5)))
+        assert await answers(stream, 2) == [(3, 0), (4, 0)]
+
+
+async def test_a_run_whose_connection_ends_is_abandoned_and_its_memory_is_free() -> None:
+    runs = Runs("later")
+    server = server_with(runs)
+    async with served_stream(server) as stream:
+        await stream.send_all(sends(range(3)))
+        await until(lambda: len(runs.later) == 1)
+        await stream.aclose()
+        await until(lambda: runs.later[0].is_abandoned)
+        await until(lambda: server.statistics.held_bytes == 0)
+        assert server.statistics.in_flight == 0
+
+
+async def test_a_run_behind_a_frame_that_breaks_the_protocol_is_answered_and_the_connection_closed() -> None:
+    runs = Runs()
+    server = server_with(runs)
+    async with served_stream(server) as stream:
+        await stream.send_all(sends(range(2)) + struct.pack(">I", 2) + b"xxxx")
+        with trio.fail_after(20):
+            while await stream.receive_some(65536):
+                pass
+        assert runs.seen == [[0, 1]]
+        assert server.statistics.protocol_errors == 1
