@@ -15,7 +15,7 @@ import trio
 from trioha import __version__
 from trioha.cli import COMMANDS, main
 from trioha.errors import ConfigError, PeerError
-from trioha.store.compiled import DESCRIPTION
+from trioha.remoting.compiled import DESCRIPTION
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ FLAGS: Final = ("--help", "-h", "--version")
 def _version() -> str:
     """The version, and how the loops over records run."""
     # Only here: no other command's start waits for it.
-    from trioha.store.compiled import DESCRIPTION  # noqa: PLC0415
+    from trioha.remoting.compiled import DESCRIPTION  # noqa: PLC0415
 
     return f"{__version__} (kernel: {DESCRIPTION})"
 

@@ -29,11 +29,11 @@ from trioha.node.ha_room import HaRoom
 from trioha.node.security_room import SecurityRoom
 from trioha.node.transaction_room import TransactionRoom
 from trioha.recording.events import EventSink
+from trioha.remoting import compiled
 from trioha.remoting.address import Address
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.server import RemotingServer, ServerLimits
 from trioha.remoting.serving import Handler
-from trioha.store import compiled
 from trioha.store.message_store import MessageStore
 from trioha.store.retention import Retention
 from trioha.store.tags import DelayLevels

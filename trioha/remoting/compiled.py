@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from trioha.store.compiled import load
+from trioha.store import compiled as store_compiled
 
-_found, _ = load("trioha.remoting._kernel", source=Path(__file__).with_name("kernel.py"))
-IS_COMPILED = _found is not None
-"""Whether `kernel` is there. A name of this module, since tests run both ways in one process."""
+_found, _description = store_compiled.load(
+    "trioha.remoting._kernel", source=Path(__file__).with_name("kernel.py")
+)
+IS_COMPILED = _found is not None and store_compiled.IS_COMPILED
+"""Whether `kernel` is there, and that of the store. A name of this module, since tests run both ways in one
+process."""
+DESCRIPTION: Final = _description if store_compiled.IS_COMPILED else store_compiled.DESCRIPTION
+"""As that of the store, of both."""
 
 if TYPE_CHECKING:
     from trioha.remoting import kernel as kernel  # noqa: PLC0414

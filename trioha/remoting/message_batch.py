@@ -61,7 +61,7 @@ def batch_items(body: bytes, *, shared: bytes) -> Sequence[BatchItem]:
 
     Raises RemoteProtocolError as `parse_batch`.
     """
-    if compiled.IS_COMPILED and (sizes := compiled.kernel.batch_sizes(body, 0, 0, len(body))):
+    if compiled.IS_COMPILED and (sizes := compiled.kernel.batch_sizes(body, 0, 0, len(body), True)):
         return EncodedItems(body, shared=shared, count=len(sizes), decode=partial(_joined, body, shared))
     return _joined(body, shared)
 

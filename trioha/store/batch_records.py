@@ -41,7 +41,7 @@ def common_sizes(batch: MessageBatch, *, topic: bytes, store_host: Host, body_by
     if _INNER in items.shared:
         return []
     record_bytes = _record_bytes(batch, topic=topic, store_host=store_host)
-    return compiled.kernel.batch_sizes(items.body, record_bytes, len(items.shared), body_bytes_max)
+    return compiled.kernel.batch_sizes(items.body, record_bytes, len(items.shared), body_bytes_max, False)
 
 
 def batch_record_sizes(batch: MessageBatch, *, topic: bytes, store_host: Host) -> list[int]:

@@ -531,12 +531,14 @@ INNER: Final = b"INNER_"
 """Starts the names of properties that only the log writes."""
 
 
-def batch_sizes(batch: bytes, record_bytes: i64, shared_bytes: i64, body_bytes_max: i64) -> list[int]:
+def batch_sizes(
+    batch: bytes, record_bytes: i64, shared_bytes: i64, body_bytes_max: i64, takes_inner: bool
+) -> list[int]:
     """Bytes of the record of each message of a batch, whose own bytes are added to `record_bytes`.
 
     `shared_bytes` of properties follow those of each message. Empty for bytes that are not a batch, and for a
-    batch with a body above `body_bytes_max`, or with properties above `PROPERTIES_BYTES_MAX` or with `INNER_`
-    in them.
+    batch with a body above `body_bytes_max`, or with properties above `PROPERTIES_BYTES_MAX` or, unless
+    `takes_inner`, with `INNER_` in them.
     """
     sizes: list[int] = []
     end: i64 = len(batch)
@@ -555,7 +557,9 @@ def batch_sizes(batch: bytes, record_bytes: i64, shared_bytes: i64, body_bytes_m
         if properties_bytes and shared_bytes and batch[next_at - 1] != PROPERTY_SEPARATOR:
             properties_bytes += 1
         properties_bytes += shared_bytes
-        if properties_bytes > PROPERTIES_BYTES_MAX or _has_inner(batch, properties_at, next_at):
+        if properties_bytes > PROPERTIES_BYTES_MAX:
+            return []
+        if not takes_inner and _has_inner(batch, properties_at, next_at):
             return []
         sizes.append(int(record_bytes + body_bytes + properties_bytes))
         at = next_at
