@@ -21,9 +21,11 @@ from librt.strings import (
     read_i16_be,
     read_i32_be,
     read_i64_be,
+    read_i64_le,
     write_i16_be,
     write_i32_be,
     write_i64_be,
+    write_i64_le,
 )
 from mypy_extensions import i16, i32, i64
 
@@ -697,3 +699,32 @@ def encode_sends(  # noqa: PLR0917 - keywords would cost a call more
         properties_at = properties_end
         at += SEND_BYTES
     return records.getvalue(), places.getvalue()
+
+
+# -- recording -----------------------------------------------------------------------------------------------
+
+EVENT_BYTES: Final = 48
+"""Of a recorded event: its seq is the second of six little-endian words, its check half of the last."""
+
+
+def number_events(events: bytes, seq: i64) -> bytes:
+    """The recorded events with their seq, from `seq` on, and their check."""
+    numbered = BytesWriter()
+    end: i64 = len(events) - EVENT_BYTES
+    at: i64 = 0
+    while at <= end:
+        time: i64 = read_i64_le(events, at)
+        what: i64 = read_i64_le(events, at + 16)
+        offset: i64 = read_i64_le(events, at + 24)
+        aux: i64 = read_i64_le(events, at + 32)
+        size: i64 = read_i64_le(events, at + 40) & _MASK_32
+        mixed: i64 = time ^ seq ^ what ^ offset ^ aux ^ size
+        write_i64_le(numbered, time)
+        write_i64_le(numbered, seq)
+        write_i64_le(numbered, what)
+        write_i64_le(numbered, offset)
+        write_i64_le(numbered, aux)
+        write_i64_le(numbered, ((mixed >> 32 ^ mixed) & _MASK_32) << 32 | size)
+        seq += 1
+        at += EVENT_BYTES
+    return numbered.getvalue()
