@@ -364,7 +364,7 @@ class MessageReader:
 
 
 def _one_stretch(raw: bytes, bytes_max: int) -> list[tuple[int, int, int]] | None:
-    """As `_stretches`, if all entries fit and follow each other in the log, as those of a batch; else None."""
+    """As `_stretches`, if all entries fit and follow each other in the log, as those of a batch do."""
     positions = positions_of(raw)
     offsets, sizes = positions[0::2], positions[1::2]
     if (
