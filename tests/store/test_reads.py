@@ -197,6 +197,17 @@ def test_records_that_are_neighbours_are_joined(tmp_path, monkeypatch, is_compil
     assert [len(record) for record in found.records] == [other.physical_offset, last.size]
 
 
+def test_a_damaged_queue_whose_entries_changed_places_gives_the_records_that_they_name(tmp_path):
+    reader, _, results = small(tmp_path, ["t"] * 40)
+    path = min((tmp_path / "store" / "consumequeue" / "Orders" / "0").iterdir())
+    entries = path.read_bytes()
+    with path.open("r+b") as file:
+        file.write(entries[:20] + entries[40:60] + entries[20:40])
+    found = joined_as_apart(reader, 0)
+    sizes = [result.size for result in results]
+    assert [len(record) for record in found.records] == [sizes[0], sizes[2], sizes[1], sum(sizes[3:32])]
+
+
 @pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=needs_kernel)])
 @given(
     tags=st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=30),

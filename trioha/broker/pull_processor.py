@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 import trio
-from attrs import frozen
+from attrs import define, frozen
 
 from trioha.broker.clients import ClientRegistry
 from trioha.broker.half_messages import refuse_own_group
@@ -49,6 +49,11 @@ _CODES: Final = {
     GetStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
     GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
 }
+_FOUND: Final = GetStatus.FOUND
+_SUCCESS: Final = int(ResponseCode.SUCCESS)
+# Plain numbers: an operation on members of a flag costs as much as a lookup in three tables.
+_READ: Final = int(Perm.READ)
+_COMMITS: Final = int(PullFlag.COMMIT_OFFSET | PullFlag.SUSPEND)
 _EMPTY: Final = frozenset((GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE))
 _LOOKED_AT: Final = frozenset((GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE, GetStatus.MESSAGE_WAS_REMOVING))
 """The read has passed entries of the queue."""
@@ -103,9 +108,9 @@ class PullStatistics:
     messages_per_s: tuple[float, ...] = ()
 
 
-@frozen
+@define
 class _Pull:
-    """A pull that passed all checks."""
+    """A pull that passed all checks. Never changed, and not frozen for the reason of `RemotingCommand`."""
 
     request: RemotingCommand
     header: PullRequest
@@ -151,8 +156,11 @@ class PullProcessor:
         """
         pull = self._checked(request, peer)
         header = pull.header
-        self._commit(header)
+        if header.flags & _COMMITS == _COMMITS:
+            self._commit(header)
         result = self._read(pull, header.queue_offset)
+        if result.status is _FOUND:
+            return self._respond(pull, result)
         timeout_s = self._suspend_s(header)
         if timeout_s <= 0 or not self._waits(result, header.queue_offset):
             return self._respond(pull, result)
@@ -201,7 +209,7 @@ class PullProcessor:
     def _checked(self, request: RemotingCommand, peer: Peer) -> _Pull:
         header = PullRequest.of(request)
         settings = self.settings
-        if not settings.broker_permission & Perm.READ:
+        if not settings.broker_permission & _READ:
             raise broker_refuses_pulls(settings.broker_ip)
         group = self._group(header.group)
         topic = self._metadata.topics.find(header.topic)
@@ -224,11 +232,12 @@ class PullProcessor:
         tag_codes = subscription.tag_codes
         if not header.has(PullFlag.SUBSCRIPTION) and subscription.version < header.subscription_version:
             tag_codes = None
-        bytes_max = settings.bytes_max
-        if header.bytes_max is not None:
-            bytes_max = min(bytes_max, max(header.bytes_max, 1))
-        limits = ReadLimits(min(max(header.messages_max, 1), settings.messages_max), bytes_max)
-        return _Pull(request, header, group, limits, tag_codes)
+        messages_max, bytes_max = settings.messages_max, settings.bytes_max
+        if header.messages_max < messages_max:
+            messages_max = max(header.messages_max, 1)
+        if header.bytes_max is not None and header.bytes_max < bytes_max:
+            bytes_max = max(header.bytes_max, 1)
+        return _Pull(request, header, group, ReadLimits(messages_max, bytes_max), tag_codes)
 
     def _group(self, name: str) -> SubscriptionGroup:
         groups = self._metadata.groups
@@ -293,9 +302,7 @@ class PullProcessor:
     # -- reading ---------------------------------------------------------------------------------------
 
     def _commit(self, header: PullRequest) -> None:
-        """Keep the offset that a pull brings along, if it may wait; on a slave as well, like 5.x."""
-        if not header.has(PullFlag.COMMIT_OFFSET) or not header.has(PullFlag.SUSPEND):
-            return
+        """Keep the offset that a pull which may wait brings along; on a slave as well, like 5.x."""
         refuse_own_group(header.group)
         try:
             self._metadata.consumer_offsets.commit(
@@ -342,13 +349,16 @@ class PullProcessor:
 
     def _respond(self, pull: _Pull, result: GetResult) -> RemotingCommand:
         status = result.status
-        offset = pull.header.queue_offset
+        asked = pull.header
+        offset = asked.queue_offset
         next_offset = result.next_begin_offset
-        if status in _EMPTY:
+        if status is _FOUND:
+            code = _SUCCESS
+        elif status in _EMPTY:
             code = ResponseCode.PULL_OFFSET_MOVED if offset else ResponseCode.PULL_NOT_FOUND
         else:
             code = _CODES[status]
-        suggested = self._suggested_broker_id(pull, result)
+        suggested = self._suggested_broker_id(pull, result) if self.settings.slave_read else MASTER_ID
         if self.settings.is_slave and code == ResponseCode.PULL_OFFSET_MOVED:
             # The slave may lag its master, which decides.
             code, next_offset, suggested = ResponseCode.PULL_RETRY_IMMEDIATELY, offset, pull.group.broker_id
@@ -356,12 +366,12 @@ class PullProcessor:
         now_s = trio.current_time()
         if self.traffic is not None:
             self.traffic.note_pull(
-                pull.header.group,
-                pull.header.topic,
-                pull.header.queue_id,
+                asked.group,
+                asked.topic,
+                asked.queue_id,
                 next_offset=next_offset,
                 messages=result.messages,
-                total_bytes=sum(map(len, result.records)),
+                total_bytes=result.total_bytes,
             )
         if result.records:
             self._messages += result.messages
@@ -378,16 +388,13 @@ class PullProcessor:
         )
 
     def _suggested_broker_id(self, pull: _Pull, result: GetResult) -> int:
-        settings = self.settings
-        if not settings.slave_read:
-            return MASTER_ID
         header, lag_bytes = pull.header, 0
         if result.status in _LOOKED_AT:
             at = self._store.reads.physical_offset(
                 header.topic, header.queue_id, result.next_begin_offset - 1
             )
             lag_bytes = 0 if at is None else self._store.commit_log.max_offset - at
-        return suggested_broker_id(pull.group, is_slow=lag_bytes > settings.recent_bytes)
+        return suggested_broker_id(pull.group, is_slow=lag_bytes > self.settings.recent_bytes)
 
 
 def _is_at_end(result: GetResult, offset: int) -> bool:

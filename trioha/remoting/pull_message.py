@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import IntFlag
 
-from attrs import frozen
+from attrs import define, frozen
 
-from trioha.numbers import I32, I64
+from trioha.numbers import I32, I64, parse_int
 from trioha.remoting.codes import Version
 from trioha.remoting.command import RemotingCommand
 from trioha.remoting.header_fields import HeaderFields
@@ -25,9 +25,9 @@ class PullFlag(IntFlag):
     LITE_PULL = 16
 
 
-@frozen
+@define
 class PullRequest:
-    """Header of a pull."""
+    """Header of a pull. Never changed, and not frozen for the reason of `RemotingCommand`."""
 
     group: str
     topic: str
@@ -48,7 +48,32 @@ class PullRequest:
     @classmethod
     def of(cls, command: RemotingCommand) -> PullRequest:
         """Of a request 11 or 361. Raises BadRequestError."""
-        fields = HeaderFields(command.ext_fields)
+        get = command.ext_fields.get
+        group, topic, bytes_max = get("consumerGroup"), get("topic"), get("maxMsgBytes")
+        if group is not None and topic is not None:
+            # Without a call for each field: half the time.
+            try:
+                return cls(
+                    group,
+                    topic,
+                    parse_int(get("queueId"), I32),
+                    parse_int(get("queueOffset"), I64),
+                    parse_int(get("maxMsgNums"), I32),
+                    parse_int(get("sysFlag"), I32),
+                    parse_int(get("commitOffset", 0), I64),
+                    parse_int(get("suspendTimeoutMillis", 0), I64),
+                    get("subscription"),
+                    get("expressionType"),
+                    parse_int(get("subVersion", 0), I64),
+                    None if bytes_max is None else parse_int(bytes_max, I32),
+                )
+            except ValueError:
+                # Which field it is, says the reader of each.
+                pass
+        return cls._of_each(HeaderFields(command.ext_fields))
+
+    @classmethod
+    def _of_each(cls, fields: HeaderFields) -> PullRequest:
         return cls(
             fields.text("consumerGroup"),
             fields.text("topic"),

@@ -14,6 +14,7 @@ it in that file are pre-blanks (offset 0, size 0x7FFFFFFF), which `min_offset` h
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from struct import Struct
 
@@ -28,6 +29,9 @@ ENTRY_BYTES = 20
 DEFAULT_FILE_BYTES = 300_000 * ENTRY_BYTES
 
 _ENTRY = Struct(">qiq")
+_POSITION = Struct(">qi8x")
+_USUAL = Struct(">" + "qi8x" * 32)
+"""As many entries as most pulls ask for: without a tuple for each, in a third of the time."""
 _PRE_BLANK = _ENTRY.pack(0, BLANK_SIZE, 0)
 _BLANKS_TOGETHER = 256
 _PRE_BLANKS = _PRE_BLANK * _BLANKS_TOGETHER
@@ -43,6 +47,18 @@ def rounded_file_bytes(file_bytes: int) -> int:
 def _blanks(count: int) -> list[bytes]:
     """`count` pre-blanks, in little memory for any number."""
     return [_PRE_BLANKS] * (count // _BLANKS_TOGETHER) + [_PRE_BLANK * (count % _BLANKS_TOGETHER)]
+
+
+def fields_of(raw: bytes) -> Iterator[tuple[int, int, int]]:
+    """Physical offset, size and tags code of each entry."""
+    return _ENTRY.iter_unpack(raw)
+
+
+def positions_of(raw: bytes) -> tuple[int, ...]:
+    """Physical offset and size of each entry, one after the other."""
+    if len(raw) == _USUAL.size:
+        return _USUAL.unpack(raw)
+    return tuple(chain.from_iterable(_POSITION.iter_unpack(raw)))
 
 
 class ConsumeQueue(EntryQueue):
@@ -112,9 +128,9 @@ class ConsumeQueue(EntryQueue):
             self.pending += _blanks(missing)
             self.next_offset = queue_offset
 
-    def fields(self, queue_offset: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """Physical offset, size and tags code of `count` entries at most, with blanks. Raises StoreError."""
-        return _ENTRY.iter_unpack(self._read(max(queue_offset, self._min_offset), count))
+    def raw(self, queue_offset: int, count: int) -> bytes:
+        """`count` entries at most as they are on disk, with blanks. Raises StoreError."""
+        return self._read(max(queue_offset, self._min_offset), count)
 
     def _decode(self, data: bytes, number: int) -> Iterator[Entry]:
         for queue_offset, (physical_offset, size, code) in enumerate(_ENTRY.iter_unpack(data), number):

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from enum import StrEnum
-from itertools import islice
+from itertools import accumulate, islice
 
-from attrs import frozen
+from attrs import define, frozen
 
 from trioha.store.commit_log import CommitLog
-from trioha.store.consume_queue import ConsumeQueue
+from trioha.store.consume_queue import ConsumeQueue, fields_of, positions_of
 from trioha.store.consume_queues import ConsumeQueues, Queue
 from trioha.store.index_service import MESSAGES_MAX, IndexService
 from trioha.store.message_properties import parse_properties
@@ -23,7 +23,7 @@ from trioha.store.record_layout import (
     RECORD_BYTES_MIN,
     check_record,
     claimed_bytes,
-    scan_records,
+    is_records,
     store_timestamp_ms,
     topic_of,
 )
@@ -67,9 +67,10 @@ class ReadLimits:
     """maxTransferBytesOnMessageInMemory, or the request's own limit."""
 
 
-@frozen
+@define
 class GetResult:
-    """Messages of one queue, and the offset to continue at."""
+    """Messages of one queue, and the offset to continue at. Never changed; not frozen, since each pull makes
+    one, and attrs would set each field by a call."""
 
     status: GetStatus
     next_begin_offset: int
@@ -151,41 +152,25 @@ class MessageReader:
         high: int,
     ) -> GetResult | None:
         """As `_get_from`, of messages that all match and have their records; None if one does not."""
-        stretches: list[tuple[int, int, int]] = []
-        start = end = -1
-        messages = before = total_bytes = 0
-        for physical_offset, size, code in queue.fields(offset, min(limits.messages_max, high - offset)):
-            if wanted is not None and code & _MASK_32 not in wanted:
-                return None
-            if messages and total_bytes + size > limits.bytes_max:
-                break
-            if physical_offset != end:
-                if messages:
-                    stretches.append((start, end, messages - before))
-                start, before = physical_offset, messages
-            end = physical_offset + size
-            messages += 1
-            total_bytes += size
-            if total_bytes >= limits.bytes_max:
-                break
-        if not messages:
-            return None
-        stretches.append((start, end, messages - before))
+        raw = queue.raw(offset, min(limits.messages_max, high - offset))
+        stretches = _one_stretch(raw, limits.bytes_max) if wanted is None else None
+        if stretches is None:
+            stretches = _stretches(raw, limits.bytes_max, wanted)
+        messages = 0
         records: list[memoryview] = []
-        for start, end, count in stretches:
-            size = end - start
+        for start, size, count in stretches:
+            messages += count
             if count == 1:
                 view = self._record(start, size)
                 if view is None:
                     return None
             else:
                 view = self._log.read(start, size)
-                if len(view) != size:
-                    return None
-                scan = scan_records(view, 0, size, start, check_crc=False)
-                if (scan.at, scan.records) != (size, count):
+                if len(view) != size or not is_records(view, start, count=count):
                     return None
             records.append(view)
+        if not messages:
+            return None
         return GetResult(
             GetStatus.FOUND, offset + messages, queue.min_offset, high, tuple(records), (), messages
         )
@@ -376,6 +361,46 @@ class MessageReader:
             if record is not None and has_key(record, topic, key):
                 found.append(record)
         return tuple(found)
+
+
+def _one_stretch(raw: bytes, bytes_max: int) -> list[tuple[int, int, int]] | None:
+    """As `_stretches`, if all entries fit and follow each other in the log, as those of a batch do."""
+    positions = positions_of(raw)
+    offsets, sizes = positions[0::2], positions[1::2]
+    if (
+        not offsets
+        or (total_bytes := sum(sizes)) > bytes_max
+        or offsets != tuple(accumulate(sizes[:-1], initial=offsets[0]))
+    ):
+        return None
+    return [(offsets[0], total_bytes, len(offsets))]
+
+
+def _stretches(raw: bytes, bytes_max: int, wanted: frozenset[int] | None) -> list[tuple[int, int, int]]:
+    """Start, size and number of messages of the stretches of the log that a read of these entries gives.
+
+    None of them if a message does not match.
+    """
+    stretches: list[tuple[int, int, int]] = []
+    start = end = -1
+    messages = before = total_bytes = 0
+    for physical_offset, size, code in fields_of(raw):
+        if wanted is not None and code & _MASK_32 not in wanted:
+            return []
+        if messages and total_bytes + size > bytes_max:
+            break
+        if physical_offset != end:
+            if messages:
+                stretches.append((start, end - start, messages - before))
+            start, before = physical_offset, messages
+        end = physical_offset + size
+        messages += 1
+        total_bytes += size
+        if total_bytes >= bytes_max:
+            break
+    if messages:
+        stretches.append((start, end - start, messages - before))
+    return stretches
 
 
 def has_key(record: memoryview, topic: str, key: str) -> bool:
