@@ -1,6 +1,7 @@
 """Dispatch beside a running store, in virtual time."""
 
 import errno
+import itertools
 import os
 
 import pytest
@@ -231,6 +232,23 @@ async def test_a_master_that_starts_on_a_full_disk_accepts_puts_when_its_queues_
     assert store.commit_log.append(message()).queue_offset == 30
     nursery.cancel_scope.cancel()
     store.close()
+
+
+@pytest.mark.parametrize(("took_s", "interval_s"), [(0.0, 1), (0.004, 1), (0.02, 5), (3.0, 14)])
+async def test_syncs_of_queues_that_take_long_are_rare(store, nursery, autojump_clock, took_s, interval_s):
+    begun = []
+
+    async def sync(work):
+        begun.append(trio.current_time())
+        work()
+        await trio.sleep(took_s)
+
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=sync).run)
+    for _ in range(60):
+        store.commit_log.append(message())
+        await trio.sleep(1)
+    between = {round(after - before) for before, after in itertools.pairwise(begun)}
+    assert between == {interval_s}
 
 
 async def test_a_failed_sync_of_queues_ends_the_node_and_a_close_leaves_abort(tmp_path, autojump_clock):

@@ -45,7 +45,13 @@ PROGRESS_INTERVAL_S = 0.05
 OnDispatched = Callable[[int, int], None]
 """Receives the offset that is dispatched, and how many records were since the last call."""
 SYNC_INTERVAL_S = 1.0
-"""flushIntervalConsumeQueue."""
+"""flushIntervalConsumeQueue: from one sync of queues and index to the next."""
+SYNC_INTERVAL_MAX_S = 10.0
+"""The same where syncs take long. A start after a crash dispatches again what was not synced."""
+SYNC_SHARE = 200
+"""The time to the next sync, in times of how long the last one took. Keys are all over the index, so a sync of it
+writes thousands of pages, and messages that come meanwhile wait for the disk, too: with a sync each second
+they were one of a hundred."""
 QUIET_S = 0.01
 """A slave whose log has not grown for so long is not catching up."""
 BESIDE_RECORDS = 8
@@ -201,12 +207,13 @@ class DispatchService:
             self._unreported_records = 0
 
     async def _sync_often(self) -> None:
+        due_s = 0.0
         while True:
             await trio.sleep(SYNC_INTERVAL_S)
             self._report()
-            work = self._store.queue_sync_work()
-            if work is None:
+            if trio.current_time() < due_s or (work := self._store.queue_sync_work()) is None:
                 continue
+            started_s = trio.current_time()
             try:
                 await self._sync(work)
             except OSError as error:
@@ -216,3 +223,5 @@ class DispatchService:
                     path=self._store.settings.root,
                     hint="queues and index may be damaged; the next start builds them again from the log",
                 ) from error
+            now_s = trio.current_time()
+            due_s = now_s + min(SYNC_SHARE * (now_s - started_s), SYNC_INTERVAL_MAX_S)
