@@ -49,9 +49,9 @@ SYNC_INTERVAL_S = 1.0
 SYNC_INTERVAL_MAX_S = 10.0
 """The same where syncs take long. A start after a crash dispatches again what was not synced."""
 SYNC_SHARE = 200
-"""The time to the next sync, in times of how long the last one took. Keys are all over the index, so a sync of it
-writes thousands of pages, and messages that come meanwhile wait for the disk, too: with a sync each second
-they were one of a hundred."""
+"""The time to the next sync, in times of how long the last one took. Keys are all over the index, so a sync
+of it writes thousands of pages, and messages that come meanwhile wait for the disk, too: with a sync each
+second they were one of a hundred."""
 QUIET_S = 0.01
 """A slave whose log has not grown for so long is not catching up."""
 BESIDE_RECORDS = 8
