@@ -209,6 +209,32 @@ async def test_two_connections_of_one_broker_are_one_copy(begin, autojump_clock)
         assert puts.statuses == [TIMEOUT]
 
 
+async def test_a_newer_connection_of_a_broker_counts_with_its_own_report_only(log, autojump_clock):
+    """The broker may have come back with less, after a power loss."""
+    replicas = begin_life(log, members=(OWN, 2), all_ack=False, in_sync_replicas=2).replicas
+    end = log.max_offset
+
+    def acknowledge(connection_id, ack_offset):
+        replicas.acknowledge(connection_id, replica="2", ack_offset=ack_offset, lag_clock=LagClock())
+
+    def held():
+        return [one.ack_offset for one in replicas.members(end) if one.broker_id == 2], replicas.copies(
+            1
+        ).offset
+
+    replicas.connected(7, broker_id=2, is_learner=False)
+    acknowledge(7, end)
+    assert held() == ([end], end)
+    replicas.connected(8, broker_id=2, is_learner=False)
+    assert held() == ([None], 0)
+    acknowledge(8, 10)
+    assert held() == ([10], 10)
+    replicas.forget(7)
+    assert held() == ([10], 10)
+    replicas.forget(8)
+    assert held() == ([None], 0)
+
+
 async def test_fewer_members_than_min_in_sync_replicas_refuse_puts(begin, log):
     life, _ = begin(min_in_sync_replicas=2)
     assert life.commit.refusal(log.max_offset) is PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH

@@ -14,6 +14,7 @@ from trioha.ha.sync_state_set import (
     JOIN_LAG_BYTES,
     JOIN_LAG_S,
     JOIN_S,
+    RETRY_S,
     UNCERTAIN_S,
     Proposal,
     SyncStateSet,
@@ -172,6 +173,20 @@ def test_puts_are_confirmed_by_a_joining_slave_too_which_is_no_member_yet(all_ac
     assert (master.proposed, master.set.required) == ([{1, 2}], {1, 2})
     master.ack(2, 1050)
     assert master.set.confirm.offset == 1050
+
+
+def test_without_all_ack_a_joining_slave_has_to_hold_the_logs_end_of_when_it_began_to_join():
+    """The log's end itself, which RocketMQ asks for, it would hardly ever hold under load."""
+    master = Master(all_ack=False)
+    master.append()
+    master.connect(2)
+    master.ack(2, 1050)
+    assert not master.set.is_alone
+    master.append()
+    master.ack(2, 1099)
+    assert master.proposals == []
+    master.ack(2, 1100)
+    assert master.proposed == [{1, 2}]
 
 
 def test_a_joining_slave_that_is_not_there_in_time_holds_up_no_put_longer():
@@ -501,6 +516,18 @@ def test_a_newcomer_whose_proposals_answer_was_lost_stays_required():
     master.tick(UNCERTAIN_S)
     master.refuse()
     assert (master.set.required, master.set.confirm_offset) == ({1}, 1100)
+
+
+def test_nothing_is_proposed_for_a_second_after_a_lost_answer():
+    master = Master()
+    master.connect(2)
+    master.ack(2)
+    master.set.lost(master.proposals.pop(), now_s=master.now_s)
+    for after_s, proposed in ((0.0, []), (RETRY_S - 0.01, []), (0.01, [{1, 2}])):
+        master.now_s += after_s
+        master.ack(2)
+        master.set.tick(master.now_s)
+        assert master.proposed == proposed
 
 
 def test_an_uncertain_newcomer_stays_required_while_no_controller_says_otherwise():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,14 +10,18 @@ import pytest
 import trio
 from attrs import evolve
 
-from tests.node.role_nodes import WITHIN_S, role_node
+from tests.node.role_nodes import WITHIN_S, put, role_node
 from tests.ports import free_port
 from tests.store.support import message, open_store
 from trioha.config.broker import BrokerRole
 from trioha.controller.role import Role
+from trioha.metadata.registration import parse_registration
 from trioha.metadata.topics import TopicConfig, TopicSettings, TopicTable
 from trioha.node.controller_room import WAITING, adopt_topics, node_role, stored_topics
 from trioha.remoting.client import open_client
+from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.command import RemotingCommand, request, response_to
+from trioha.remoting.server import Peer, RemotingServer
 from trioha.store.epochs import EpochLog
 
 NOWHERE = "127.0.0.1:9"
@@ -94,3 +99,58 @@ async def test_a_node_waits_for_the_next_role_if_its_log_has_a_later_epoch(
         node.roles.set(node_role(role(4, is_master=True)))
         await node.until(lambda status: status.role == BrokerRole.SYNC_MASTER.value)
         assert EpochLog.open(tmp_path / "epochFileCheckpoint").last_epoch == 4
+
+
+class NameServer:
+    """Notes the broker id and the state version of each registration."""
+
+    def __init__(self) -> None:
+        self.registered: list[tuple[str, int | None]] = []
+        self._more = trio.Event()
+
+    def __call__(self, request: RemotingCommand, _: Peer) -> RemotingCommand:
+        if request.code == RequestCode.REGISTER_BROKER:
+            sent = parse_registration(request.body, compressed=False, version=request.version)
+            self.registered.append((request.ext_fields["brokerId"], sent.data_version.state_version))
+            self._more.set()
+            self._more = trio.Event()
+        return response_to(request, ResponseCode.SUCCESS)
+
+    async def saw(self, broker_id: str, epoch: int, *, after: int = 0) -> None:
+        """Wait until the last registration, of more than `after`, is of that id and state version."""
+        with trio.fail_after(WITHIN_S):
+            while len(self.registered) <= after or self.registered[-1] != (broker_id, epoch):
+                await self._more.wait()
+
+
+async def test_a_master_registers_with_its_epoch_as_the_state_version_also_after_changes_of_topics(
+    tmp_path: Path,
+) -> None:
+    """Name servers keep the entry of the later master by it."""
+    names = NameServer()
+    async with trio.open_nursery() as nursery:
+        serve = partial(RemotingServer(names).serve, host="127.0.0.1", port=0)  # type: ignore[arg-type]
+        ((host, port),) = await nursery.start(serve)
+        settings = {
+            "enableControllerMode": "true",
+            "controllerAddr": NOWHERE,
+            "namesrvAddr": f"{host}:{port}",
+            "listenPort": free_port(),
+        }
+        async with role_node(tmp_path, WAITING, **settings) as node:
+            for epoch in (2, 5):
+                node.roles.set(node_role(role(epoch, is_master=True)))
+                await names.saw("0", epoch)
+                before = len(names.registered)
+                async with open_client(node.address) as client:
+                    assert await put(client, b"makes the topic") == "PUT_OK"
+                    topic = {"topic": f"T{epoch}", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6"}
+                    made = request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext_fields=topic)
+                    assert (await client.request(made, timeout_s=WITHIN_S)).code == ResponseCode.SUCCESS
+                await names.saw("0", epoch, after=before)
+                assert set(names.registered[before:]) == {("0", epoch)}
+                node.roles.set(node_role(role(epoch + 1, is_master=False)))
+                await names.saw("1", epoch)
+        nursery.cancel_scope.cancel()
+    # Nothing was registered before the first role.
+    assert names.registered[0] == ("0", 2)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from tests.node.role_nodes import (
     role_node,
     slave_of,
 )
+from trioha.broker.delayed_delivery import DelayedDelivery
+from trioha.broker.transaction_service import TransactionService
 from trioha.client.messages import received_messages
 from trioha.client.route import MessageQueue
 from trioha.errors import TriohaError
@@ -284,7 +287,28 @@ async def test_a_node_stops_while_it_changes_its_role(tmp_path: Path) -> None:
     assert not (tmp_path / "a" / "abort").exists()
 
 
-async def test_delivery_transactions_and_copies_of_metadata_come_and_go_with_the_role(tmp_path: Path) -> None:
+async def test_delivery_transactions_and_copies_of_metadata_come_and_go_with_the_role(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: Counter[str] = Counter()
+
+    def watch(service: type[Any], store_of: Callable[[Any], MessageStore]) -> None:
+        run = service.run
+
+        async def counted(one: Any) -> None:
+            if str(store_of(one).settings.root) != str(tmp_path / "a"):
+                return await run(one)
+            running[service.__name__] += 1
+            try:
+                await run(one)
+            finally:
+                running[service.__name__] -= 1
+
+        monkeypatch.setattr(service, "run", counted)
+
+    watch(DelayedDelivery, lambda one: one._store)
+    watch(TransactionService, lambda one: one._store)
+    of_a_master = {"DelayedDelivery": 1, "TransactionService": 1}
     async with (
         role_node(tmp_path / "m", ASYNC_MASTER) as master,
         role_node(
@@ -296,15 +320,27 @@ async def test_delivery_transactions_and_copies_of_metadata_come_and_go_with_the
         async with open_client(master.address) as client:
             assert await put(client, b"makes the topic") == "PUT_OK"
         await node.follows((await master.status()).max_offset)
-        await node.until(lambda status: status.metadata is not None and bool(status.metadata.tables))
+
+        async def copies_metadata() -> None:
+            await node.until(lambda status: status.metadata is not None and bool(status.metadata.tables))
+
+        await copies_metadata()
+        assert running.total() == 0
         await node.change(ASYNC_MASTER)
         assert (await node.status()).metadata is None
+        assert running == of_a_master
         # It delivers delayed messages now, and has the topics of every broker.
         async with open_client(node.address) as client:
             assert await put(client, b"delayed", delay_level=1) == "PUT_OK"
             topics = await client.request(request(RequestCode.GET_ALL_TOPIC_CONFIG), timeout_s=WITHIN_S)
             assert b'"TBW102"' in bytes(topics.body)
         await received(node, b"delayed")
+        await node.change(slave_of(master))
+        await copies_metadata()
+        assert running.total() == 0
+        await node.change(ASYNC_MASTER)
+        assert (await node.status()).metadata is None
+        assert running == of_a_master
 
 
 async def test_requests_are_polled_for_only_while_the_node_is_a_master(

@@ -12,18 +12,43 @@ test) sets it. `live_roles` compares it with the role that the node has, and clo
                                +-- stopping: ENDING, then the node ends
 ```
 
-| step | what happens | invariant after it |
+| state | what happens | invariant after it |
 |---|---|---|
-| PREPARE | store and metadata take the role; a master flushes, dispatches | no room exists; no append |
+| PREPARE | changeToMaster or changeToSlave, below | no room exists; no append |
 | LIVE | rooms are built for the role, ports are served | every part of the node has this role |
 | ENDING | see `role_life`, Ends | no part of the node has a role |
+
+changeToMaster (`_change_to_master`):
+
+| step | what happens | invariant after it |
+|---|---|---|
+| FLUSH | with SYNC_FLUSH the log is put on disk | nobody reads or confirms what a power cut may take |
+| EPOCH | epochs without bytes are dropped, the role's is put on disk, at the log's end | it is the log's last one: each byte from here on is this master's |
+| DISPATCH | queues are built to the log's end; puts are accepted when they are there | the next message of each queue has an offset of its own |
+| OFFSETS | offsets of groups beyond their queues are set back | no group passes over what takes a lost message's place |
+| METADATA | the tables are a master's; topics that were not copied are added from the log | each stored message can be asked for |
+| ANNOUNCE | the epoch is the state version of the topics | name servers prefer this master to earlier ones, and later ones to it |
+
+EPOCH, the topics of METADATA and ANNOUNCE are of controller mode. A master that goes on in its epoch, with others
+in its set, builds queues to the confirm offset only, and does the rest of DISPATCH, without OFFSETS, in LIVE.
+
+changeToSlave (`_change_to_slave`). The log is as it was: the session compares it with the master's first, in
+LIVE, and cuts it (`trioha.ha.autoswitch.epoch_session`).
+
+| step | what happens | invariant after it |
+|---|---|---|
+| STORE | the store takes no puts, and checks records as far as trioha.haVerify says | whatever is appended is the master's |
+| METADATA | the tables are a slave's | the master's replace them at the next copy |
+
+A crash, or a stop, between two steps leaves what is on disk by then. All of them can be taken again, and are, with
+the role of the next start. An epoch before the log's last one is refused in both changes, as RocketMQ does.
 
 Several changes during one PREPARE or ENDING are one: only the last role counts. A role that is set again
 changes nothing.
 
 In controller mode a role may be past when a life has ended for it: the slave's session of that life has
 received records of a later epoch. The node is then prepared for no role, and waits for the next one.
-"""
+"""  # noqa: E501 - lines of a table
 
 from __future__ import annotations
 
@@ -43,6 +68,7 @@ from trioha.net.threads import run_in_thread
 from trioha.node.offsets_at_promotion import offsets_beyond, set_back
 from trioha.node.role_life import Control, NodeParts, Ready, live
 from trioha.node.store_room import flush_rest, watch_progress
+from trioha.store.message_store import MessageStore
 
 log = structlog.get_logger(__name__)
 
@@ -189,39 +215,58 @@ async def _prepare(
 
     `on_step` is called while that goes on. Cancelled, it leaves a store whose next start does the rest.
     """
-    is_slave = config.broker_role is BrokerRole.SLAVE
     log.info("changing role", role=config.broker_role.value, broker_id=config.broker_id)
-    if not is_slave and config.flush_disk_type is FlushDiskType.SYNC_FLUSH:
+    if config.broker_role is BrokerRole.SLAVE:
+        await _change_to_slave(parts, config, on_step=on_step)
+    else:
+        await _change_to_master(parts, config, control, on_step=on_step)
+
+
+async def _change_to_master(
+    parts: NodeParts, config: BrokerConfig, control: Role | None, *, on_step: Callable[[], None]
+) -> None:
+    """The steps of changeToMaster, in the order of the module's table."""
+    store, metadata = parts.store, parts.metadata
+    if config.flush_disk_type is FlushDiskType.SYNC_FLUSH:
         # All of it is dispatched, and in controller mode confirmed if the new master is alone.
-        await flush_rest(parts.store, on_step=on_step)
-    if control is not None and control.is_master:
+        await flush_rest(store, on_step=on_step)
+    if control is not None:
         from trioha.node.controller_room import take_epoch  # noqa: PLC0415
 
-        await run_in_thread(partial(take_epoch, parts.store, control, config))
-    await run_in_thread(
-        partial(
-            parts.store.take_role,
-            is_slave=is_slave,
-            check_crc=is_slave and config.ha_verify is HaVerify.FRAME,
-            on_progress=watch_progress(on_step),
-        )
-    )
-    if not is_slave and parts.store.dispatcher.position >= parts.store.commit_log.max_offset:
-        consumers = parts.metadata.consumer_offsets
-        queue_end = parts.store.reads.max_offset
+        await run_in_thread(partial(take_epoch, store, control, config))
+    await _take_role(store, is_slave=False, check_crc=False, on_step=on_step)
+    if store.dispatcher.position >= store.commit_log.max_offset:
+        consumers = metadata.consumer_offsets
+        queue_end = store.reads.max_offset
         set_back(consumers, await run_in_thread(lambda: offsets_beyond(consumers, queue_end)))
-    topics = parts.metadata.topics
+    topics = metadata.topics
     changed_ms = topics.version.timestamp_ms
-    parts.metadata.take_role(is_slave=is_slave)
-    if control is not None and control.is_master:
+    metadata.take_role(is_slave=False)
+    if control is not None:
         from trioha.node.controller_room import adopt_topics, stored_topics  # noqa: PLC0415
 
         known = frozenset(topics.topics)
-        find_stored = partial(stored_topics, parts.store, known=known, since_ms=changed_ms)
+        find_stored = partial(stored_topics, store, known=known, since_ms=changed_ms)
         adopt_topics(topics, await run_in_thread(find_stored))
         # Name servers compare it: the entry of a later master replaces that of an earlier one. Its time is of
         # this master's clock from now on, as the records are.
         topics.version = evolve(topics.version, state_version=control.epoch, timestamp_ms=wall_clock_ms())
+
+
+async def _change_to_slave(parts: NodeParts, config: BrokerConfig, *, on_step: Callable[[], None]) -> None:
+    """The steps of changeToSlave, in the order of the module's table."""
+    check_crc = config.ha_verify is HaVerify.FRAME
+    await _take_role(parts.store, is_slave=True, check_crc=check_crc, on_step=on_step)
+    parts.metadata.take_role(is_slave=True)
+
+
+async def _take_role(
+    store: MessageStore, *, is_slave: bool, check_crc: bool, on_step: Callable[[], None]
+) -> None:
+    progress = watch_progress(on_step)
+    await run_in_thread(
+        partial(store.take_role, is_slave=is_slave, check_crc=check_crc, on_progress=progress)
+    )
 
 
 def _report(ready: Ready) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from attrs import evolve
@@ -13,7 +14,7 @@ from trioha.controller.agent import ControllerAgent
 from trioha.controller.protocol import MemberSet, RoleNotice
 from trioha.controller.role import MasterDecision, Outcome, Role, RoleTracker
 from trioha.ha.autoswitch.epoch_session import EpochSession
-from trioha.ha.set_commit import SetGroupCommit
+from trioha.ha.set_commit import SetGroupCommit, SetReplicas
 from trioha.ha.sync_state_set import SyncStateSet
 from trioha.node import controller_room
 from trioha.store import message_store
@@ -258,6 +259,24 @@ def _ok_too_early() -> Iterator[None]:
         return status, copies, disk
 
     with patch.object(SetGroupCommit, "_begin_waits", begin_waits):
+        yield
+
+
+@_plants("a put is PUT_OK with fewer copies than inSyncReplicas")
+def _too_few_copies() -> Iterator[None]:
+    with patch.object(SetReplicas, "copies", lambda replicas, k: Watermark(1 << 62)):
+        yield
+
+
+@_plants("the copy of an asyncLearner counts for inSyncReplicas")
+def _counted_learner() -> Iterator[None]:
+    real = SetReplicas.acknowledge
+
+    def acknowledge(replicas: SetReplicas, connection_id: int, **options: Any) -> None:
+        real(replicas, connection_id, **options)
+        replicas._copies.acknowledge(str(replicas._ids[connection_id]), options["ack_offset"])
+
+    with patch.object(SetReplicas, "acknowledge", acknowledge):
         yield
 
 

@@ -29,6 +29,10 @@ NEEDS: dict[str, Callable[[FailoverPlan], bool]] = {
     "an asyncLearner is proposed": lambda plan: plan.learner is not None,
     "the confirm offset is ahead of the master's disk": lambda plan: plan.all_ack and plan.is_durable,
     "a master that lost power goes on in its epoch": lambda plan: Fault.POWER_MASTER in plan.faults,
+    "a put is PUT_OK with fewer copies than inSyncReplicas": lambda plan: plan.in_sync_replicas == 2,
+    "the copy of an asyncLearner counts for inSyncReplicas": lambda plan: (
+        plan.in_sync_replicas == 2 and plan.learner is not None
+    ),
 }
 """Which of the seeds can find a bug that shows after some faults only."""
 FIRST_SEEDS = {"a stale epoch is accepted": 400}

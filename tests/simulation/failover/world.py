@@ -1,10 +1,12 @@
 """Brokers in controller mode, their controllers and the network between them, under faults from one seed.
 
-What must hold, with allAckInSyncStateSet; the reference is what was confirmed by any master so far:
+What must hold, with allAckInSyncStateSet if nothing else is said; the reference is what was confirmed by any
+master so far:
 
 | when | invariant |
 |---|---|
-| a put is PUT_OK | it is below the master's confirm offset; each broker that may be elected holds it |
+| a put is PUT_OK | it is below the master's confirm offset; each broker that may be elected holds it, and minInSyncReplicas brokers do |
+| the same without allAckInSyncStateSet | inSyncReplicas brokers hold it, learners not counted |
 | a controller accepts a set, or elects | each member holds the whole reference |
 | a broker takes a role | the controllers gave it: one master for each epoch; its epochs only grow |
 | a log is cut, or set aside by a member | none of the bytes are of the reference |
@@ -15,7 +17,7 @@ What must hold, with allAckInSyncStateSet; the reference is what was confirmed b
 
 Where the controllers lost their state, all that is left is that a broker's epochs only grow, that its process
 goes on, and that its store is sound.
-"""
+"""  # noqa: E501 - lines of a table
 
 from __future__ import annotations
 
@@ -408,9 +410,11 @@ class World:
 
     def put_ok(self, broker: Broker, life: Life, start: int, data: bytes) -> None:
         """A put is answered PUT_OK."""
+        end = start + len(data)
+        if not self.plan.all_ack:
+            self._check_copies(broker, start, data, copies_min=self.plan.in_sync_replicas)
         if not self.is_safe:
             return
-        end = start + len(data)
         confirm_offset = broker.confirm_offset
         if end > confirm_offset:
             broker.fail(f"put [{start}, {end}) is PUT_OK, the confirm offset is {confirm_offset}")
@@ -430,9 +434,15 @@ class World:
                     f"set {sorted(state.members)} of epoch {state.epoch} does not hold it"
                 )
         if self.plan.min_in_sync_replicas > 1:
-            copies = sum(one.holds(start, data) for one in self.brokers)
-            if copies < self.plan.min_in_sync_replicas:
-                broker.fail(f"put [{start}, {end}) is PUT_OK, {copies} brokers hold it")
+            self._check_copies(broker, start, data, copies_min=self.plan.min_in_sync_replicas)
+
+    def _check_copies(self, broker: Broker, start: int, data: bytes, *, copies_min: int) -> None:
+        """So many brokers hold a put; a learner's copy is none, unless it has become the master."""
+        copies = sum(
+            one.holds(start, data) for one in self.brokers if one is broker or one.number != self.plan.learner
+        )
+        if copies < copies_min:
+            broker.fail(f"put [{start}, {start + len(data)}) is PUT_OK, {copies} brokers hold it")
 
     def _set_accepted(self, state: State) -> None:
         for broker_id in sorted(state.members):
