@@ -101,20 +101,29 @@ def _stretched(
     return tuple(map(tuple, times_s.tolist()))
 
 
-def costs_of(traces: Sequence[Trace], slaves: Sequence[Array] = (), *, is_sync_flush: bool = False) -> Costs:
+def costs_of(
+    traces: Sequence[Trace],
+    slaves: Sequence[Array] = (),
+    *,
+    is_sync_flush: bool = False,
+    is_joined: bool = False,
+) -> Costs:
     """Measure the steps in stretches of a master's session; `slaves` are records of its slaves' sessions.
 
     `is_sync_flush`: whether puts waited for the master's disk. Then most waits do not end with an ack.
+    `is_joined`: whether writers return together. Then a node is never idle between two puts, or two ends,
+    without a frame or an ack between them: long gaps are stalls, which hold up all that wait.
     """
     gaps = [_Gaps(trace.records) for trace in traces]
 
     def between(first: int, second: int) -> Floats:
         return _joined(gap.between(first, second) for gap in gaps)
 
-    put = _busy(between(Kind.PUT, Kind.PUT))
+    busy = _enough if is_joined else _busy
+    put = busy(between(Kind.PUT, Kind.PUT))
     begin = _enough(between(Kind.WAIT_BEGIN, Kind.WAIT_BEGIN))
     # Also two waits that end with different syncs follow each other.
-    end = _busy(between(Kind.WAIT_END, Kind.WAIT_END))
+    end = busy(between(Kind.WAIT_END, Kind.WAIT_END))
     # A step with too few measurements gets the times of its neighbours.
     usual = next((times for times in (put, end, begin) if times is not ZERO_TIME), ZERO_TIME)
     # The system call comes after the frame's record, the rest of the work before it.
