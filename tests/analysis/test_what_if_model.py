@@ -146,12 +146,14 @@ def test_stalls_of_a_master_between_puts_of_one_turn_are_no_idle_time(tmp_path: 
 def test_a_put_is_as_much_work_for_its_producer_as_for_the_master(tmp_path: Path) -> None:
     """Of writers that return together, all eight each time: their number does not show it."""
     found = model_at(write_pair(tmp_path / "session", closed_loop(8, rounds=200))).producer_model
-    # Put, begin and end of its wait; an eighth of the frame and of the ack. It is bounded by the 500 us that
-    # there are for eight.
-    assert found.client_s == pytest.approx(min(40 + 10 + 20 + (20 + 30) / 8, 500 / 8) * 1e-6, rel=0.02)
+    # There are 500 us for eight.
+    assert found.client_s == pytest.approx(500e-6 / 8, rel=0.02)
     slower = closed_loop(8, rounds=200, think_ns=2_000_000)
     found = model_at(write_pair(tmp_path / "slower", slower)).producer_model
-    assert found.client_s == pytest.approx((40 + 10 + 20 + (20 + 30) / 8) * 1e-6, rel=0.02)
+    # Put, begin and end of its wait, and an eighth of the frame and of the ack; of each eight puts, the work
+    # for the first one is hidden in the time before it.
+    expected_us = 40 * 7 / 8 + 10 + 20 + (20 + 30) / 8
+    assert found.client_s == pytest.approx(expected_us * 1e-6, rel=0.03)
 
 
 def test_a_sync_ends_with_the_first_wait_that_depends_on_it(tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ class Costs:
     """A sync of the disk of master or slave."""
     sync_bytes: int = 0
     """Median size of those syncs."""
+    frame_bytes: int = 0
+    """Median size of the frames; 0 without any."""
     send_next: TimeDistribution | None = None
     """Sending the same to the next slave, system call of the frame before included; None for as long as
     `send`."""
@@ -149,9 +151,16 @@ def costs_of(
         link_s=link_s,
         sync=sync,
         sync_bytes=sync_bytes,
+        frame_bytes=_frame_bytes(traces),
         send_next=_busy(following) if len(following) >= ENOUGH else None,
         slave_rows=_slave_rows(traces, per_byte_s=per_byte_s, link_s=link_s),
     )
+
+
+def _frame_bytes(traces: Sequence[Trace]) -> int:
+    sizes = [trace.records["size"][trace.records["kind"] == Kind.TRANSFER] for trace in traces]
+    found = np.concatenate([np.zeros(0), *sizes])
+    return round(float(np.median(found))) if len(found) else 0
 
 
 def _syncs(nodes: Sequence[Sequence[Array]]) -> tuple[TimeDistribution, int]:

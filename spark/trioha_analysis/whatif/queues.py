@@ -91,6 +91,10 @@ class Cores:
             self._give(core, following)
             self._clock.at(self._clock.now_s, call)
 
+    def has(self, process: object) -> bool:
+        """Whether the process keeps a shared core."""
+        return id(process) in self._core_of
+
     def is_wanted(self, process: object) -> bool:
         """Whether another process waits for the core of this one."""
         return self.are_shared and bool(self._waiting[self._core_of[id(process)]])
@@ -316,12 +320,13 @@ class Slave:
         service_s: Callable[[float], float],
         per_byte_s: float,
         link_s: float,
+        usual_bytes: int,
         sync_times_s: Iterator[float] | None,
         record_ends: Sequence[int],
         reported: Callable[[Slave, int], None],
     ) -> None:
         """`service_s` gives the service time of a batch by its start, without the time for each byte;
-        `sync_times_s` is given for a slave with flushed acks. Records end at `record_ends`, which grows."""
+        `usual_bytes` is the size of a recorded frame, 0 if it is not known; `sync_times_s` is given for a slave with flushed acks. Records end at `record_ends`, which grows."""
         one_way_s = (scenario.rtt_s + link_s) / 2
         speed = scenario.bandwidth_bytes_per_s
         self.out = Pipe(clock, cores, bytes_per_s=speed, delay_s=one_way_s)
@@ -336,6 +341,10 @@ class Slave:
         self._reported = reported
         self._received_offset = self._appended_offset = 0
         self._busy = False
+        """Whether it appends, or waits for a core to do so."""
+        self._dispatches = 0
+        """How often it has begun to dispatch."""
+        self._usual_bytes = usual_bytes
         # State of the master's connection.
         self.sent_offset = self.ack_offset = 0
         self.batch_bytes = scenario.transfer_batch_bytes
@@ -351,33 +360,42 @@ class Slave:
     def receive(self, offset: int) -> None:
         """Bytes up to `offset` have arrived."""
         self._received_offset = offset
-        if not self._busy:
-            self._busy = True
+        if self._busy:
+            return
+        self._busy = True
+        if self._cores.has(self):
+            # It dispatches.
+            self._append(None)
+        else:
             self._cores.begin(self, self._append)
 
     def _append(self, _: None) -> None:
         size = self._received_offset - self._appended_offset
         took_s = self._service_s(self._clock.now_s) + self._per_byte_s * size
-        self._clock.at(self._clock.now_s + took_s, self._appended, (self._received_offset, took_s))
+        usual_bytes = self._usual_bytes or size
+        busy_s = took_s * size / usual_bytes
+        self._clock.at(self._clock.now_s + took_s, self._appended, (self._received_offset, busy_s))
 
     def _appended(self, batch: tuple[int, float]) -> None:
-        offset, took_s = batch
+        offset, busy_s = batch
         self._appended_offset = offset
         if self._disk is None:
             self._report(offset)
         else:
             self._disk.write(offset)
-        if self._cores.are_shared:
-            # It dispatches what it has appended, and polls for more: as much work again.
-            self._clock.at(self._clock.now_s + took_s, self._finish)
+        if self._received_offset > offset:
+            self._append(None)
+        elif self._cores.are_shared:
+            # It dispatches what it has appended, for as long again if that is a usual frame. Bytes that come
+            # meanwhile are appended first.
+            self._busy, self._dispatches = False, self._dispatches + 1
+            self._clock.at(self._clock.now_s + busy_s, self._dispatched, self._dispatches)
         else:
-            self._finish(None)
+            self._busy = False
 
-    def _finish(self, _: None) -> None:
-        self._busy = False
-        self._cores.end(self)
-        if self._received_offset > self._appended_offset:
-            self.receive(self._received_offset)
+    def _dispatched(self, number: int) -> None:
+        if number == self._dispatches and not self._busy:
+            self._cores.end(self)
 
     def _report(self, offset: int) -> None:
         """Report the records that end up to `offset`, if there are new ones."""

@@ -13,7 +13,7 @@ and sends the writers' next puts together. So they stay in step. Puts of an open
 times.
 
 With `Scenario.cores` all of these are processes of one machine: each needs one of its cores to work, and so
-does what carries frames and reports between them. A slave works as long again after its report.
+does what carries frames and reports between them. A slave dispatches after its report.
 
 Not modelled: slaves that connect, disconnect or catch up; log files and the dispatcher of a master; polls of
 a node that waits for acks.
@@ -34,7 +34,16 @@ from trioha.config.model import AckMode
 from trioha.recording.events import PutStatus
 from trioha.recording.state import first_beyond
 from trioha_analysis.whatif.costs import Costs
-from trioha_analysis.whatif.queues import HEADER_BYTES, Clock, Cores, Disk, Scheduler, Slave, SlaveTimes, Worker
+from trioha_analysis.whatif.queues import (
+    HEADER_BYTES,
+    Clock,
+    Cores,
+    Disk,
+    Scheduler,
+    Slave,
+    SlaveTimes,
+    Worker,
+)
 from trioha_analysis.whatif.scenario import Scenario
 from trioha_analysis.whatif.time_distribution import ZERO_TIME, TimeDistribution
 
@@ -129,6 +138,7 @@ class _Simulation:
                 service_s=partial(slave_times, number),
                 per_byte_s=costs.slave_per_byte_s,
                 link_s=costs.link_s,
+                usual_bytes=costs.frame_bytes,
                 sync_times_s=times(costs.sync) if flushes else None,
                 record_ends=self._ends,
                 reported=self._receive_report,
