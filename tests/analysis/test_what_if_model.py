@@ -132,11 +132,11 @@ def test_stalls_of_a_master_between_puts_of_one_turn_are_no_idle_time(tmp_path: 
     """Writers that return together: nothing but the node's own stall is between two of their puts."""
     events = closed_loop(8, rounds=200)
     stall_ns, stalled = 0, []
-    for index, event in enumerate(events):
+    for event in events:
         # Before the fifth put of every twentieth round.
         if event.kind == Kind.PUT and event.aux % 160 == 5:
             stall_ns += 3_000_000
-        stalled.append(evolve(events[index], ts_ns=event.ts_ns + stall_ns))
+        stalled.append(evolve(event, ts_ns=event.ts_ns + stall_ns))
     model = model_at(write_pair(tmp_path / "session", stalled))
     assert model.producer_model.is_joined
     assert model.costs.put.median_s == pytest.approx(40e-6)

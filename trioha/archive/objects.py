@@ -154,15 +154,15 @@ class ObjectFolder:
                 self.sync(key)
                 return True
         try:
-            if self.get(key) != data:
-                return False
-            self.sync(key)
-            return True
+            is_ours = self.get(key) == data
         except MissingObjectError as error:
             # Deleted since, or a server that answers so to the second one of two requests at a time.
             raise ArchiveError(
                 "cannot be created, and is not there", url=self.url, key=key, is_transient=True
             ) from error
+        if is_ours:
+            self.sync(key)
+        return is_ours
 
     def put(self, key: str, data: bytes | Iterable[bytes]) -> None:
         """Store an object, in parts if it comes in pieces; the one that is there is replaced as a whole.

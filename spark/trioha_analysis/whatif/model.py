@@ -79,7 +79,8 @@ def model_of(
 ) -> Model:
     """Calibrate a model of a master's session, with the sessions of its slaves if there are any.
 
-    `cores`: of the machine, if nodes and producers were on one. `traces`: the stretches to use; by default up to `STRETCHES`, spread over the session. Raises ModelError
+    `cores`: of the machine, if nodes and producers were on one.
+    `traces`: the stretches to use; by default up to `STRETCHES`, spread over the session. Raises ModelError
     if the session has no put, or if `producers` is CLOSED and no put waited.
     """
     if traces is None:

@@ -326,7 +326,8 @@ class Slave:
         reported: Callable[[Slave, int], None],
     ) -> None:
         """`service_s` gives the service time of a batch by its start, without the time for each byte;
-        `usual_bytes` is the size of a recorded frame, 0 if it is not known; `sync_times_s` is given for a slave with flushed acks. Records end at `record_ends`, which grows."""
+        `usual_bytes` is the size of a recorded frame, 0 if it is not known;
+        `sync_times_s` is given for a slave with flushed acks. Records end at `record_ends`, which grows."""
         one_way_s = (scenario.rtt_s + link_s) / 2
         speed = scenario.bandwidth_bytes_per_s
         self.out = Pipe(clock, cores, bytes_per_s=speed, delay_s=one_way_s)
