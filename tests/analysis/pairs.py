@@ -16,10 +16,10 @@ RECORD_BYTES = 1000
 CONN = 1
 
 
-def closed_loop(writers: int, *, rounds: int, seed: int = 1) -> list[Event]:
+def closed_loop(writers: int, *, rounds: int, seed: int = 1, think_ns: int = THINK_NS) -> list[Event]:
     """`writers` put at once, wait for one slave, which takes 0.3 to 3 ms, and think for 0.5 ms."""
     chance = random.Random(seed)
-    return _rounds(rounds, writers, chance, lambda ended_ns: ended_ns + THINK_NS)
+    return _rounds(rounds, writers, chance, lambda ended_ns: ended_ns + think_ns)
 
 
 def open_loop(*, every_ns: int, rounds: int, seed: int = 1) -> list[Event]:

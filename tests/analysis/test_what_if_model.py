@@ -128,6 +128,34 @@ def test_wait_begins_that_are_stamped_as_their_puts_take_no_time_of_their_own(tm
     assert costs.wait_end.median_s == pytest.approx(20e-6)
 
 
+def test_stalls_of_a_master_between_puts_of_one_turn_are_no_idle_time(tmp_path: Path) -> None:
+    """Writers that return together: nothing but the node's own stall is between two of their puts."""
+    events = closed_loop(8, rounds=200)
+    stall_ns, stalled = 0, []
+    for event in events:
+        # Before the fifth put of every twentieth round.
+        if event.kind == Kind.PUT and event.aux % 160 == 5:
+            stall_ns += 3_000_000
+        stalled.append(evolve(event, ts_ns=event.ts_ns + stall_ns))
+    model = model_at(write_pair(tmp_path / "session", stalled))
+    assert model.producer_model.is_joined
+    assert model.costs.put.median_s == pytest.approx(40e-6)
+    assert model.costs.put.quantiles[-1] == pytest.approx(3040e-6)
+
+
+def test_a_put_is_as_much_work_for_its_producer_as_for_the_master(tmp_path: Path) -> None:
+    """Of writers that return together, all eight each time: their number does not show it."""
+    found = model_at(write_pair(tmp_path / "session", closed_loop(8, rounds=200))).producer_model
+    # There are 500 us for eight.
+    assert found.client_s == pytest.approx(500e-6 / 8, rel=0.02)
+    slower = closed_loop(8, rounds=200, think_ns=2_000_000)
+    found = model_at(write_pair(tmp_path / "slower", slower)).producer_model
+    # Put, begin and end of its wait, and an eighth of the frame and of the ack; of each eight puts, the work
+    # for the first one is hidden in the time before it.
+    expected_us = 40 * 7 / 8 + 10 + 20 + (20 + 30) / 8
+    assert found.client_s == pytest.approx(expected_us * 1e-6, rel=0.03)
+
+
 def test_a_sync_ends_with_the_first_wait_that_depends_on_it(tmp_path: Path) -> None:
     """The node begins it 80 us after the append, and records it 150 us after the wait's end."""
     events = [Event(1_000, Kind.ACK, conn=1, offset=0, aux=0)]

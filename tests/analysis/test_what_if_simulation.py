@@ -7,13 +7,14 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from trioha.config.model import AckMode, BrokerRole, FlushDiskType
 from trioha.errors import ConfigError
 from trioha.recording.events import PutStatus
 from trioha_analysis.whatif.costs import Costs
 from trioha_analysis.whatif.figures import figures
-from trioha_analysis.whatif.queues import HEADER_BYTES
+from trioha_analysis.whatif.queues import HEADER_BYTES, SLICE_S, Clock, Cores, Scheduler, Worker
 from trioha_analysis.whatif.scenario import Scenario, bandwidth_axis, grid, rtt_axis, setting_axes
 from trioha_analysis.whatif.simulation import Outcome, Puts, simulate
 from trioha_analysis.whatif.time_distribution import ZERO_TIME, TimeDistribution
@@ -244,6 +245,104 @@ def test_joined_writers_stay_in_step_and_a_turn_of_the_node_is_one_frame() -> No
     # A node handles sixteen requests of a connection before its other tasks run.
     assert frames_of(simulate(PAIR, STEADY, joined(24), seed=1))[:2] == [16, 8]
     assert max(frames_of(simulate(PAIR, STEADY, closed(8), seed=1))[1:]) < 8
+
+
+def test_turns_end_after_every_sixteenth_request_of_a_connection() -> None:
+    """24 requests are a turn of 16 and one of 8, and the next 24 one of 8 and one of 16."""
+    at_s = np.repeat([0.0, 1.0], 24)
+    outcome = simulate(PAIR, STEADY, Puts(np.full(48, 1200), at_s), seed=1)
+    # Within a turn puts follow each other by 50 us, and the first request of a burst has a turn of its own.
+    assert 16 in gaps_beyond(outcome.put_s[:24], 50 * US)
+    assert 8 in gaps_beyond(outcome.put_s[24:], 50 * US)
+
+
+def gaps_beyond(at_s: NDArray[np.float64], least_s: float) -> list[int]:
+    """Numbers of those that come later after the one before them than `least_s`."""
+    return (np.flatnonzero(np.diff(at_s) > 1.01 * least_s) + 1).tolist()
+
+
+def test_a_pass_of_a_scheduler_is_in_order_or_reversed_and_what_becomes_ready_in_it_waits() -> None:
+    orders = set()
+    for seed in range(20):
+        clock, done, random = Clock(), "", np.random.default_rng(seed)
+        tasks = Scheduler(clock, Cores(clock, None, random), random)
+
+        def run(name: str, tasks: Scheduler = tasks) -> None:
+            nonlocal done
+            done += name
+            if name == "b":
+                tasks.do_next(1.0, run, "B")
+                tasks.do(1.0, run, "x")
+                tasks.do(1.0, run, "y")
+
+        clock.at(0.0, lambda _, tasks=tasks: [tasks.do(1.0, run, name) for name in ".abc"])
+        clock.run()
+        orders.add(done)
+    # The first task finds the thread idle, so that it is alone in its pass.
+    passes = [".", ("abBc", "cbBa"), ("xy", "yx")]
+    assert orders == {passes[0] + second + third for second in passes[1] for third in passes[2]}
+
+
+def test_a_process_without_an_idle_core_waits_for_one_of_the_busy_ones() -> None:
+    ends = set()
+    for seed in range(20):
+        clock = Clock()
+        cores = Cores(clock, 2, np.random.default_rng(seed))
+        ended: dict[str, float] = {}
+
+        def end(name: str, clock: Clock = clock, ended: dict[str, float] = ended) -> None:
+            ended[name] = clock.now_s
+
+        for name, work_s in (("short", 0.001), ("long", 0.003), ("third", 0.001)):
+            Worker(clock, cores).do(work_s, end, name)
+        clock.run()
+        assert (ended["short"], ended["long"]) == (0.001, 0.003)
+        ends.add(ended["third"])
+    # Also if the other core is idle before.
+    assert ends == {0.002, 0.004}
+
+
+def test_a_process_keeps_its_core_for_a_slice_at_most_while_another_one_waits() -> None:
+    clock = Clock()
+    cores = Cores(clock, 1, np.random.default_rng(1))
+    ended: list[tuple[str, float]] = []
+    long, short = Worker(clock, cores), Worker(clock, cores)
+
+    def end(name: str) -> None:
+        ended.append((name, round(clock.now_s, 6)))
+
+    for number in range(6):
+        long.do(SLICE_S / 2, end, f"long {number}")
+    short.do(0.001, end, "short")
+    clock.run()
+    assert [name for name, _ in ended] == [
+        *("long 0", "long 1", "short", "long 2", "long 3", "long 4", "long 5"),
+    ]
+    assert ended[-1][1] == pytest.approx(6 * SLICE_S / 2 + 0.001)
+
+
+def test_processes_of_one_machine_wait_for_its_cores() -> None:
+    puts = evolve(closed(24, count=2400), is_joined=True)
+    found = {cores: simulate(evolve(PAIR, cores=cores), STEADY, puts, seed=1) for cores in (None, 1, 2, 16)}
+    # One core does all the work there is: so many puts cannot take less.
+    work_s = 2400 * (40 + 10 + 20 + 30) * US
+    assert np.ptp(found[1].put_s) > work_s
+    assert p(found[1], "p99") > p(found[2], "p99") > p(found[16], "p99")
+    for one in found.values():
+        assert set(one.status.tolist()) == {PutStatus.PUT_OK}
+        assert all(int(offsets[-1]) == 2400 * 1200 for offsets in one.ack_offset)
+    # With one writer only one process works at a time, but for what a slave does after its report.
+    lone = closed(1, count=50, think_us=500)
+    own, shared = (simulate(evolve(PAIR, cores=cores), STEADY, lone, seed=1) for cores in (None, 2))
+    assert shared.waited_s.tolist() == pytest.approx(own.waited_s.tolist())
+
+
+def test_an_ack_that_comes_in_a_turn_may_have_to_wait_for_the_next_one_too() -> None:
+    """The reader of acks and that of requests are ready for the same pass, in either order."""
+    puts = Puts(np.full(400, 1200), np.zeros(400))
+    waited_s = [max(simulate(PAIR, STEADY, puts, seed=seed).waited_s[:1]) for seed in range(12)]
+    turn_s = 16 * 50 * US
+    assert max(waited_s) - min(waited_s) == pytest.approx(turn_s, rel=0.2)
 
 
 def test_a_slow_link_delivers_record_by_record() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -248,6 +251,80 @@ def test_objects_without_a_head_are_swept_when_they_are_a_day_old(tmp_path: Path
     assert archived(folder) == (0, log.data())
     reader = reader_of(folder)
     assert [reader.metadata_files(one).files for one in reader.metadata(reader.generation())]
+
+
+def test_what_a_killed_writer_left_unfinished_in_a_folder_is_deleted_when_it_is_a_day_old(
+    tmp_path: Path, log: Log
+) -> None:
+    url = f"file://{tmp_path}/archive"
+    folder = ObjectFolder.open(url, create=True)
+    archiver = archiver_of(folder, log)
+    log.append(10)
+    archiver.step()
+    for name in ("old", "young"):
+        killed_while_it_puts(url, f"log/0001-x/{name}")
+    found = {path.name: path for path in (tmp_path / "archive/log/0001-x").iterdir()}
+    assert set(found) == {"old#1", "young#1"}, "what obstore calls a file that is not whole"
+    now_s = START_MS / 1000 + log.clock.now_s
+    for name, age_s in (("old#1", 90_000.0), ("young#1", 1000.0)):
+        os.utime(found[name], (now_s - age_s, now_s - age_s))
+    log.clock.sleep(700)
+    archiver.step()
+    assert [path.name for path in (tmp_path / "archive/log/0001-x").iterdir()] == ["young#1"]
+    assert archived(folder) == (0, log.data())
+
+
+def killed_while_it_puts(url: str, key: str) -> None:
+    """A process that is killed in the middle of an object."""
+    program = (
+        "import os, signal, sys\n"
+        "from trioha.archive.objects import ObjectFolder\n"
+        "def pieces():\n"
+        "    for _ in range(16):\n"
+        "        yield bytes(1 << 20)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "ObjectFolder.open(sys.argv[1]).put(sys.argv[2], pieces())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, url, key], check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_an_object_that_is_found_again_is_on_disk_before_a_head_names_it(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ObjectFolder.open(f"file://{tmp_path}/archive", create=True)
+    log.append(10)
+    archiver = archiver_of(folder, log)
+    archiver.step()
+    log.append(10)
+    with monkeypatch.context() as patch:
+        # Killed after the object has its name, before it is on disk.
+        patch.setattr(ObjectFolder, "sync", killed)
+        with pytest.raises(KilledError):
+            archiver.step()
+    steps: list[str] = []
+    sync = ObjectFolder.sync
+
+    def noted(self: ObjectFolder, key: str) -> None:
+        sync(self, key)
+        steps.append(key.split("/", maxsplit=1)[0])
+
+    monkeypatch.setattr(ObjectFolder, "sync", noted)
+    again = archiver_of(folder, log)
+    steps.clear()
+    step = again.step()
+    assert (step.objects, step.stored_bytes) == (1, 0), "it was found"
+    assert steps == ["log", "heads"]
+    assert archived(folder) == (0, log.data())
+
+
+class KilledError(Exception):
+    """Stands for SIGKILL."""
+
+
+def killed(*_: object) -> None:
+    """Ends a step in the middle."""
+    raise KilledError
 
 
 @settings(max_examples=25, deadline=None)

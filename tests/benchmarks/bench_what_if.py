@@ -248,9 +248,9 @@ def load(master: TriohaNode, *, writers: int, puts: int, rate: float | None) -> 
 
 
 def fitted(recording: Recording) -> Model:
-    """The model of a recording."""
+    """The model of a recording: all processes were on this machine."""
     master, slaves = recording.sessions()
-    return model_of(master, slaves, traces=[recording.trace()])
+    return model_of(master, slaves, traces=[recording.trace()], cores=os.cpu_count())
 
 
 def predicted(recording: Recording, asked: Sequence[Mapping[str, Any]]) -> list[Figures]:

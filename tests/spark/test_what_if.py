@@ -40,7 +40,7 @@ def test_grid_is_predicted_on_spark_as_in_one_process(
     session: Path, shared_spark: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--rtt", "0,20ms", "--set", "inSyncReplicas=2", "--set", "slaveTimeout=15,3000"]
-    assert main(["what-if", str(session), *arguments, "--repeats", "2", "--json"]) == 0
+    assert main(["what-if", str(session), *arguments, "--repeats", "2", "--cores", "2", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["recorded"]["statuses"] == {"PUT_OK": 450}
     model = document["model"]
@@ -54,7 +54,8 @@ def test_grid_is_predicted_on_spark_as_in_one_process(
         model["latencyMs"]["p50"] + 20, rel=0.05
     )
     assert points["2", "3000", "20ms"]["settings"]["rttSeconds"] == 0.02
-    modelled = model_of(*find_model_sessions([session]))
+    assert points["2", "3000", "20ms"]["settings"]["cores"] == document["recorded"]["settings"]["cores"] == 2
+    modelled = model_of(*find_model_sessions([session]), cores=2)
     alone = [figures([play(modelled, modelled.scenario, repeat=repeat)]) for repeat in range(2)]
     assert combine_repeats(alone).latency_ms == model["latencyMs"]
 
@@ -106,6 +107,7 @@ def test_table_has_the_models_error_and_the_report_is_written(
         ),
         (["--rtt", "1", "--producers", "some"], "--producers: 'some' is not one of closed, open, auto"),
         (["--rtt", "1", "--repeats", "0"], "--repeats: 0 is not a number from 1 to 100"),
+        (["--rtt", "1", "--cores", "0"], "--cores: 0 is not a number from 1 to 1024"),
         (["--rtt", ",".join(map(str, range(1001)))], "grid: 1001 combinations are too many; at most 1000"),
     ],
 )

@@ -39,6 +39,7 @@ from trioha.archive.errors import (
 from trioha.archive.heads import create_head, fenced_by, old_heads, read_head
 from trioha.archive.layout import (
     FRAME_BYTES,
+    HEADS,
     LOG,
     METADATA,
     PAGES,
@@ -560,7 +561,7 @@ class Archiver:
         )
 
     def _is_stored(self, one: LogObject) -> bool:
-        """Whether there is such an object that no head refers to, and it is whole."""
+        """Whether there is such an object that no head refers to, and it is whole, and then on disk."""
         if one.key not in self._stored:
             return False
         try:
@@ -570,6 +571,7 @@ class Archiver:
             if error.is_transient:
                 raise
             return False
+        self.folder.sync(one.key)
         return True
 
     # -- merging, sealing, retention -----------------------------------------------------------------------
@@ -692,7 +694,7 @@ class Archiver:
         draft.head = evolve(draft.head, generations=tuple(generations), recordings=recordings)
 
     def _sweep(self) -> int:
-        """Delete objects that no head refers to and that are older than a day; how many."""
+        """Delete objects that no head refers to, and unfinished ones, older than a day; how many."""
         assert self._head is not None
         reader = ArchiveReader(self.folder, self._head)
         known = {key for generation in self._head.generations for key in keys_of(reader, generation)}
@@ -705,7 +707,11 @@ class Archiver:
             for one in self.folder.list(kind)
             if one.modified_ms < old_ms and one.key not in known
         ]
-        return self._delete_objects(orphans)
+        unfinished = sum(
+            self.folder.delete_unfinished(kind, before_ms=old_ms)
+            for kind in (LOG, METADATA, PAGES, RECORDINGS, HEADS)
+        )
+        return unfinished + self._delete_objects(orphans)
 
     # -- metadata ------------------------------------------------------------------------------------------
 

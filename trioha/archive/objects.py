@@ -9,6 +9,7 @@ do options of the connection (`AWS_ALLOW_HTTP=true` for an endpoint without TLS,
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -31,6 +32,8 @@ RETRIES_MAX: Final = 4
 RETRY_FOR_S: Final = 60.0
 BACKOFF_S: Final = 0.1
 """Before the first repetition of a request; twice as much before each further one."""
+_UNFINISHED: Final = re.compile(r".+#[0-9]+")
+"""A file into which obstore writes an object of a folder, until it is whole and gets its name."""
 T = TypeVar("T")
 CLIENT_OPTIONS: Final = (
     "timeout",
@@ -148,15 +151,18 @@ class ObjectFolder:
             except (AlreadyExistsError, PreconditionError):
                 pass
             else:
-                self._sync(key)
+                self.sync(key)
                 return True
         try:
-            return self.get(key) == data
+            is_ours = self.get(key) == data
         except MissingObjectError as error:
             # Deleted since, or a server that answers so to the second one of two requests at a time.
             raise ArchiveError(
                 "cannot be created, and is not there", url=self.url, key=key, is_transient=True
             ) from error
+        if is_ours:
+            self.sync(key)
+        return is_ours
 
     def put(self, key: str, data: bytes | Iterable[bytes]) -> None:
         """Store an object, in parts if it comes in pieces; the one that is there is replaced as a whole.
@@ -166,7 +172,7 @@ class ObjectFolder:
         if isinstance(data, bytes):
             with self._request(key):
                 _obstore().put(self._store, key, data)
-            self._sync(key)
+            self.sync(key)
             return
         pieces = _Pieces(iter(data))
         try:
@@ -176,7 +182,7 @@ class ObjectFolder:
             if pieces.error is not None and pieces.error is not error:
                 raise pieces.error from None
             raise
-        self._sync(key)
+        self.sync(key)
 
     def list(self, folder: str, *, after: str | None = None) -> Iterator[StoredObject]:
         """Objects below `folder`, in no particular order; with `after` only those with keys beyond it."""
@@ -230,8 +236,33 @@ class ObjectFolder:
             except ArchiveError as error:
                 attempts.wait_after(error)
 
-    def _sync(self, key: str) -> None:
-        """Have a new object in a folder survive a loss of power, which obstore leaves to the system."""
+    def delete_unfinished(self, folder: str, *, before_ms: int) -> int:
+        """Delete what writers that were killed have left below `folder` before that time; how many files.
+
+        Those are files of a `file://` URL that are no objects, and that no listing has. Object storages keep
+        incomplete uploads to themselves.
+        """
+        if self._root is None:
+            return 0
+        deleted = 0
+        with self._request(folder):
+            for path in (self._root / folder).rglob("*#*"):
+                if not _UNFINISHED.fullmatch(path.name):
+                    continue
+                try:
+                    if path.stat().st_mtime_ns < before_ms * 1_000_000:
+                        path.unlink()
+                        deleted += 1
+                except FileNotFoundError:
+                    # It has become an object.
+                    continue
+        return deleted
+
+    def sync(self, key: str) -> None:
+        """Have an object in a folder survive a loss of power, which obstore leaves to the system.
+
+        `put` and `create` do so with theirs; one that is found may be from a writer that was killed before.
+        """
         if self._root is None:
             return
         path = self._root / key

@@ -19,6 +19,7 @@ from trioha.errors import ConfigError, TriohaError
 Values = Annotated[list[str] | None, Parameter(negative=())]
 
 REPEATS_MAX: Final = 100
+CORES_MAX: Final = 1024
 PUT_OK: Final = "PUT_OK"
 _COLUMNS: Final = (
     *("puts/s", "latency ms p50", "p90", "p99", "max"),
@@ -37,6 +38,7 @@ def what_if(
     writers: Values = None,
     rate: Values = None,
     producers: str = "auto",
+    cores: int | None = None,
     repeats: int = 3,
     master: str = "local[*]",
     report: Path | None = None,
@@ -69,6 +71,9 @@ def what_if(
     producers
         closed (a writer sends its next put when its last one has ended), open (at the recorded times), or
         auto (as the recording suggests).
+    cores
+        If nodes, links and producers were recorded on one machine: how many cores it has. Then they wait for
+        each other's cores, in the recording and in what is asked. Without it each has cores of its own.
     repeats
         How often each point is simulated; percentiles are the medians of the repeats'.
     master
@@ -82,6 +87,8 @@ def what_if(
         raise TriohaError(f"{report}: its folder does not exist; make it first")
     if not 1 <= repeats <= REPEATS_MAX:
         raise ConfigError(f"{repeats} is not a number from 1 to {REPEATS_MAX}", key="--repeats")
+    if cores is not None and not 1 <= cores <= CORES_MAX:
+        raise ConfigError(f"{cores} is not a number from 1 to {CORES_MAX}", key="--cores")
     if writers and rate:
         raise ConfigError("--writers are of a closed loop, this is of an open one", key="--rate")
     scenarios = _module("trioha_analysis.whatif.scenario")
@@ -97,7 +104,7 @@ def what_if(
         raise ConfigError("nothing is asked", key="what-if", hint="as in --set inSyncReplicas=3 or --rtt 5ms")
     models = _module("trioha_analysis.whatif.model")
     found = models.find_model_sessions(sessions)
-    model = models.model_of(*found, producers=_producers(producers))
+    model = models.model_of(*found, producers=_producers(producers), cores=cores)
     points = scenarios.grid(model.scenario, axes)
     for point in points:
         models.check(model, point.scenario)

@@ -110,6 +110,7 @@ _KEYS: Final = {
     "rtt_s": "rttSeconds",
     "writers": "writers",
     "rate_per_s": "ratePerSecond",
+    "cores": "cores",
 }
 """JSON keys by field of `Scenario`."""
 

@@ -69,6 +69,8 @@ class Costs:
     """A sync of the disk of master or slave."""
     sync_bytes: int = 0
     """Median size of those syncs."""
+    frame_bytes: int = 0
+    """Median size of the frames; 0 without any."""
     send_next: TimeDistribution | None = None
     """Sending the same to the next slave, system call of the frame before included; None for as long as
     `send`."""
@@ -101,20 +103,29 @@ def _stretched(
     return tuple(map(tuple, times_s.tolist()))
 
 
-def costs_of(traces: Sequence[Trace], slaves: Sequence[Array] = (), *, is_sync_flush: bool = False) -> Costs:
+def costs_of(
+    traces: Sequence[Trace],
+    slaves: Sequence[Array] = (),
+    *,
+    is_sync_flush: bool = False,
+    is_joined: bool = False,
+) -> Costs:
     """Measure the steps in stretches of a master's session; `slaves` are records of its slaves' sessions.
 
     `is_sync_flush`: whether puts waited for the master's disk. Then most waits do not end with an ack.
+    `is_joined`: whether writers return together. Then a node is never idle between two puts, or two ends,
+    without a frame or an ack between them: long gaps are stalls, which hold up all that wait.
     """
     gaps = [_Gaps(trace.records) for trace in traces]
 
     def between(first: int, second: int) -> Floats:
         return _joined(gap.between(first, second) for gap in gaps)
 
-    put = _busy(between(Kind.PUT, Kind.PUT))
+    busy = _enough if is_joined else _busy
+    put = busy(between(Kind.PUT, Kind.PUT))
     begin = _enough(between(Kind.WAIT_BEGIN, Kind.WAIT_BEGIN))
     # Also two waits that end with different syncs follow each other.
-    end = _busy(between(Kind.WAIT_END, Kind.WAIT_END))
+    end = busy(between(Kind.WAIT_END, Kind.WAIT_END))
     # A step with too few measurements gets the times of its neighbours.
     usual = next((times for times in (put, end, begin) if times is not ZERO_TIME), ZERO_TIME)
     # The system call comes after the frame's record, the rest of the work before it.
@@ -140,9 +151,16 @@ def costs_of(traces: Sequence[Trace], slaves: Sequence[Array] = (), *, is_sync_f
         link_s=link_s,
         sync=sync,
         sync_bytes=sync_bytes,
+        frame_bytes=_frame_bytes(traces),
         send_next=_busy(following) if len(following) >= ENOUGH else None,
         slave_rows=_slave_rows(traces, per_byte_s=per_byte_s, link_s=link_s),
     )
+
+
+def _frame_bytes(traces: Sequence[Trace]) -> int:
+    sizes = [trace.records["size"][trace.records["kind"] == Kind.TRANSFER] for trace in traces]
+    found = np.concatenate([np.zeros(0), *sizes])
+    return round(float(np.median(found))) if len(found) else 0
 
 
 def _syncs(nodes: Sequence[Sequence[Array]]) -> tuple[TimeDistribution, int]:

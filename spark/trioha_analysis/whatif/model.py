@@ -75,9 +75,11 @@ def model_of(
     *,
     producers: Producers = Producers.AUTO,
     traces: Sequence[Trace] | None = None,
+    cores: int | None = None,
 ) -> Model:
     """Calibrate a model of a master's session, with the sessions of its slaves if there are any.
 
+    `cores`: of the machine, if nodes and producers were on one.
     `traces`: the stretches to use; by default up to `STRETCHES`, spread over the session. Raises ModelError
     if the session has no put, or if `producers` is CLOSED and no put waited.
     """
@@ -95,10 +97,12 @@ def model_of(
         slaves=max(_slaves(trace) for trace in traces),
         ack_mode=ack_mode_of(slaves[0] if slaves else master),
     )
+    scenario = evolve(scenario, cores=cores)
     costs = costs_of(
         traces,
         [read_records(slave, seq_to=SLAVE_RECORDS_MAX).array for slave in slaves],
         is_sync_flush=scenario.is_sync_flush,
+        is_joined=found.is_joined,
     )
     stretches = tuple(_puts(trace, found) for trace in traces)
     recorded = figures([outcome_of(trace) for trace in traces])

@@ -165,30 +165,39 @@ def _joined_think_times(traces: Sequence[Trace]) -> tuple[float, TimeDistributio
     counts: list[Floats] = [np.zeros(0)]
     thought: list[Floats] = [np.zeros(0)]
     put_gaps: list[Floats] = [np.zeros(0)]
-    end_gaps: list[Floats] = [np.zeros(0)]
+    work_s = 0.0
     for trace in traces:
         kind = trace.records["kind"]
         steps = trace.records[(kind == Kind.PUT) | (kind == Kind.WAIT_END)]
         is_put = steps["kind"] == Kind.PUT
         gap_s = np.diff(steps["ts_ns"].astype(np.int64)) / 1e9
         put_gaps.append(gap_s[is_put[:-1] & is_put[1:]])
-        end_gaps.append(gap_s[~is_put[:-1] & ~is_put[1:]])
         returns = np.flatnonzero(~is_put[:-1] & is_put[1:])
         ends = np.flatnonzero(is_put & ~np.append(is_put[1:], False))
         last = ends[np.searchsorted(ends, returns + 1)]
         counts.append((last - returns).astype(np.float64))
         thought.append(gap_s[returns])
+        work_s += _work_s(trace)
     count, took_s = np.concatenate(counts), np.concatenate(thought)
     if not len(count):
         return 0.0, ZERO_TIME
-    put_s, end_s = (
-        float(np.median(gaps)) if len(gaps) else 0.0 for gaps in map(np.concatenate, (put_gaps, end_gaps))
-    )
+    gaps_s = np.concatenate(put_gaps)
     # The arrival of the first one is a put's work before its append.
-    took_s = np.maximum(took_s - put_s, 0.0)
+    took_s = np.maximum(took_s - (float(np.median(gaps_s)) if len(gaps_s) else 0.0), 0.0)
     client_s = slope(count, took_s, probability=0.5)
     if not client_s:
-        # As many return each time, so that it does not show: encoding and decoding take as long as the
-        # master's work for a put, but no longer than there is.
-        client_s = min(put_s + end_s, float(np.quantile(took_s / count, QUICK_PART)))
+        # As many return each time, so that it does not show: a put is as much work for its producer as for
+        # the master, but no more than there is time for.
+        puts = sum(trace.puts for trace in traces)
+        client_s = min(work_s / puts, float(np.quantile(took_s / count, QUICK_PART)))
     return client_s, TimeDistribution.of(took_s - client_s * count)
+
+
+def _work_s(trace: Trace) -> float:
+    """Time that the master has worked for puts: all but that before an ack, or before the first put after
+    the end of others."""
+    kind = trace.records["kind"]
+    steps = trace.records[np.isin(kind, (Kind.PUT, Kind.TRANSFER, Kind.ACK, Kind.WAIT_END))]
+    before, after = steps["kind"][:-1], steps["kind"][1:]
+    is_work = (after != Kind.ACK) & ~((before == Kind.WAIT_END) & (after == Kind.PUT))
+    return float(np.diff(steps["ts_ns"].astype(np.int64))[is_work].sum()) / 1e9

@@ -76,6 +76,9 @@ class Scenario:
     """Closed-loop writers; None for those of the recording."""
     rate_per_s: float | None = None
     """Puts per second of open-loop producers; None for those of the recording."""
+    cores: int | None = None
+    """Cores of the one machine that nodes, links and producers share, also while they were recorded; None:
+    each has a core of its own."""
 
     @property
     def copies_needed(self) -> int:

@@ -12,8 +12,11 @@ Writers with one connection are joined: answers are sent together, their host ha
 and sends the writers' next puts together. So they stay in step. Puts of an open loop arrive at the recorded
 times.
 
-Not modelled: slaves that connect, disconnect or catch up; log files and the dispatcher; processes that share
-cores; polls of a node that waits for acks.
+With `Scenario.cores` all of these are processes of one machine: each needs one of its cores to work, and so
+does what carries frames and reports between them. A slave dispatches after its report.
+
+Not modelled: slaves that connect, disconnect or catch up; log files and the dispatcher of a master; polls of
+a node that waits for acks.
 """
 
 from __future__ import annotations
@@ -31,7 +34,16 @@ from trioha.config.model import AckMode
 from trioha.recording.events import PutStatus
 from trioha.recording.state import first_beyond
 from trioha_analysis.whatif.costs import Costs
-from trioha_analysis.whatif.queues import HEADER_BYTES, Clock, Disk, Slave, SlaveTimes, Worker
+from trioha_analysis.whatif.queues import (
+    HEADER_BYTES,
+    Clock,
+    Cores,
+    Disk,
+    Scheduler,
+    Slave,
+    SlaveTimes,
+    Worker,
+)
 from trioha_analysis.whatif.scenario import Scenario
 from trioha_analysis.whatif.time_distribution import ZERO_TIME, TimeDistribution
 
@@ -103,8 +115,9 @@ class _Simulation:
         self._scenario = scenario
         self._puts = puts
         self._clock = clock = Clock()
-        self._master = Worker(clock)
-        self._producer = Worker(clock)
+        cores = Cores(clock, scenario.cores, random)
+        self._master = Scheduler(clock, cores, random)
+        self._producer = Worker(clock, cores)
 
         def times(distribution: TimeDistribution) -> Iterator[float]:
             return distribution.samples(random)
@@ -120,10 +133,12 @@ class _Simulation:
         self._slaves = [
             Slave(
                 clock,
+                cores,
                 scenario,
                 service_s=partial(slave_times, number),
                 per_byte_s=costs.slave_per_byte_s,
                 link_s=costs.link_s,
+                usual_bytes=costs.frame_bytes,
                 sync_times_s=times(costs.sync) if flushes else None,
                 record_ends=self._ends,
                 reported=self._receive_report,
@@ -151,6 +166,8 @@ class _Simulation:
         self._waiting = self._outstanding = self._outstanding_max = 0
         self._arrived = 0
         """Requests that the master has received and not begun to handle."""
+        self._handled = 0
+        """Requests that it has handled, or begun to handle in the present turn."""
         self._is_reading = False
         """Whether the reader of requests is queued or handles a turn."""
         self._is_lone = False
@@ -225,7 +242,11 @@ class _Simulation:
     def _think_together(self, _: None) -> None:
         answered, self._answered = self._answered, 0
         think_s = next(self._think_s) + self._puts.client_s * answered
-        self._clock.at(self._clock.now_s + think_s, self._return_together, answered)
+        self._producer.do(think_s, self._send_together, answered)
+
+    def _send_together(self, requests: int) -> None:
+        # Once the producers' host has nothing left to do.
+        self._clock.at(self._clock.now_s, self._return_together, requests)
 
     def _return_together(self, requests: int) -> None:
         self._arrive(requests)
@@ -237,13 +258,15 @@ class _Simulation:
 
     def _read(self, _: None) -> None:
         """Handle a turn of the requests that have arrived."""
-        requests = min(self._arrived, PUTS_PER_TURN)
+        # The turns of a connection end after every 16th request of it, whenever the others came.
+        requests = min(self._arrived, PUTS_PER_TURN - self._handled % PUTS_PER_TURN)
+        self._handled += requests
         self._arrived -= requests
         self._append_next(requests)
 
     def _append_next(self, left: int) -> None:
         """Append the next of `left` requests of a turn; others wait until it has ended."""
-        self._master.do_first(next(self._put_s), self._append, left)
+        self._master.do_next(next(self._put_s), self._append, left)
 
     def _end_turn(self) -> None:
         if self._is_lone:
@@ -280,7 +303,7 @@ class _Simulation:
             self._disk.write(self._appended_offset)
         if scenario.copies_needed or self._disk is not None:
             wait = _Wait(number, self._appended_offset)
-            self._master.do_first(next(self._begin_s), self._begin, (wait, left))
+            self._master.do_next(next(self._begin_s), self._begin, (wait, left))
         else:
             self._finish()
             self._appended_put(left)
@@ -332,7 +355,7 @@ class _Simulation:
             wait.disk_deadline_s = self._clock.now_s + scenario.sync_flush_timeout_ms / 1000
             self._add_deadline(self._disk_deadlines, wait, wait.disk_deadline_s)
         if not (wait.copies or wait.disk):
-            self._master.do_first(next(self._end_s), self._end, wait)
+            self._master.do_next(next(self._end_s), self._end, wait)
             return
         if wait.copies and not self._waiting:
             self._is_lone = True
@@ -345,7 +368,7 @@ class _Simulation:
         # The first one is put in front last.
         for place, slave in reversed(list(enumerate(idle))):
             send_s = self._send_next_s if place else self._send_s
-            self._master.do_first(next(send_s), self._send_pushed, slave)
+            self._master.do_next(next(send_s), self._send_pushed, slave)
 
     def _send_pushed(self, slave: Slave) -> None:
         # The writer task sends what does not fit one frame.
@@ -366,7 +389,7 @@ class _Simulation:
         if room_s > self._clock.now_s:
             self._clock.at(room_s, self._wake_writer, slave)
         else:
-            self._master.do_first(next(self._send_s), self._send_all, slave)
+            self._master.do_next(next(self._send_s), self._send_all, slave)
 
     def _wake_writer(self, slave: Slave) -> None:
         self._master.do(0.0, self._run_writer, slave)
@@ -435,11 +458,16 @@ class _Simulation:
         self._release(released)
 
     def _release(self, waits: Sequence[_Wait], *, first_s: float = 0.0) -> None:
-        for wait in waits:
-            if not (wait.copies or wait.disk):
-                self._waiting -= 1
-                self._master.do(first_s + next(self._end_s), self._end, wait)
-                first_s = 0.0
+        """Answer the puts that wait for nothing more: one task does, after `first_s`."""
+        released = [wait for wait in waits if not (wait.copies or wait.disk)]
+        if released:
+            self._waiting -= len(released)
+            self._master.do(first_s, self._answer, released)
+
+    def _answer(self, released: Sequence[_Wait]) -> None:
+        # The first one is put in front last.
+        for wait in reversed(released):
+            self._master.do_next(next(self._end_s), self._end, wait)
 
     def _add_deadline(self, deadlines: deque[_Wait], wait: _Wait, deadline_s: float) -> None:
         if not deadlines:
