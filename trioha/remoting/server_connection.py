@@ -56,6 +56,11 @@ from trioha.store.messages import EncodedSends
 REQUESTS_PER_TURN: Final = 16
 """After so many requests the reader yields to other connections. Sends of one turn go to slaves in one frame:
 with four a turn, a send of 16 in flight cost a third more CPU time, on the slave twice as much."""
+RECEIVES_PER_TURN: Final = 4
+"""So often a turn receives, while other requests are in flight: what came while it handled the first ones goes
+to slaves, and is answered, together with them."""
+RECEIVE_MORE_BYTES_MAX: Final = 64 * 1024
+"""Not with more bytes of an unfinished frame: the system is asked for memory before more of it is received."""
 ANSWERS_PER_SEND: Final = 4
 """So many answers to the requests of a turn are sent before it ends. A client with 16 requests in flight then
 handles answers while the server handles the rest: no lockstep."""
@@ -231,6 +236,7 @@ class ServerConnection:
             decoder.feed(data)
             self._is_turn = True
             plain = 0
+            receives = RECEIVES_PER_TURN if self._direct is not None else 0
             while True:
                 # Of a run that was refused each send is handled by itself.
                 if self._runs is not None and not plain:
@@ -244,6 +250,10 @@ class ServerConnection:
                 if run is None or plain:
                     command = decoder.next_command()
                     if command is None:
+                        receives -= 1
+                        if receives > 0 and (data := self._receive_more()):
+                            decoder.feed(data)
+                            continue
                         break
                     plain = max(0, plain - 1)
                     if account.unfinished_bytes:
@@ -352,6 +362,26 @@ class ServerConnection:
                 account.receive(len(received))
                 return received
             await direct.wait_readable()
+
+    def _receive_more(self) -> bytes | None:
+        """What has come while requests were handled, if more is likely to come and there is room for it."""
+        if (
+            self._in_flight < 2
+            or self._direct is None
+            or self._decoder.buffered_bytes > RECEIVE_MORE_BYTES_MAX
+        ):
+            return None
+        allowed_bytes = self._account.readable_bytes(self._limits.receive_bytes_max)
+        if not allowed_bytes:
+            return None
+        try:
+            data = self._direct.receive_now(allowed_bytes)
+        except MemoryError:
+            # The next `_receive` makes room.
+            return None
+        if data:
+            self._account.receive(len(data))
+        return data
 
     def _note_unfinished(self) -> None:
         """Account for the unfinished frame after all complete ones, and start its clock."""
