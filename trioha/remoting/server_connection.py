@@ -363,24 +363,23 @@ class ServerConnection:
                 return received
             await direct.wait_readable()
 
-    def _receive_more(self) -> bytes | None:
-        """What has come while requests were handled, if more is likely to come and there is room for it."""
+    def _receive_more(self) -> bytes:
+        """What has come while requests were handled; b"" if nothing has, or nothing is to be received now."""
         if (
             self._in_flight < 2
             or self._direct is None
             or self._decoder.buffered_bytes > RECEIVE_MORE_BYTES_MAX
         ):
-            return None
+            return b""
         allowed_bytes = self._account.readable_bytes(self._limits.receive_bytes_max)
         if not allowed_bytes:
-            return None
+            return b""
         try:
-            data = self._direct.receive_now(allowed_bytes)
+            data = self._direct.receive_now(allowed_bytes) or b""
         except MemoryError:
             # The next `_receive` makes room.
-            return None
-        if data:
-            self._account.receive(len(data))
+            return b""
+        self._account.receive(len(data))
         return data
 
     def _note_unfinished(self) -> None:
