@@ -205,7 +205,7 @@ def test_inserted_and_removed_bytes_are_never_read_otherwise(data: st.DataObject
 
 
 def compare(frame: bytes) -> None:
-    """Whatever is accepted as a run is what the plain reader reads; what it refuses is no run."""
+    """Whatever is accepted as a run is what the plain reader reads; what it refuses is not accepted."""
     try:
         plain(frame)
     except (RemoteProtocolError, BadRequestError) as error:

@@ -80,7 +80,7 @@ def server_with(runs: Runs, **limits: int) -> RemotingServer:
 
 
 async def answers(stream: trio.abc.ReceiveStream, count: int) -> list[tuple[int, int]]:
-    """Opaque and code of so many answers."""
+    """Opaque and code of the next `count` answers."""
     decoder, found = FrameDecoder(), []
     with trio.fail_after(20):
         for _ in range(count):

@@ -28,7 +28,7 @@ class OnStored(Protocol):
     """Counts what was stored in a topic."""
 
     def __call__(self, topic: str, messages: int, total_bytes: int, puts: int = 1) -> None:
-        """So many puts stored so many messages."""
+        """Note that `puts` puts have stored `messages` messages of `total_bytes` in all."""
 
 
 def _not_counted(topic: str, messages: int, total_bytes: int, puts: int = 1) -> None:

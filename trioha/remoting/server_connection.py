@@ -57,7 +57,7 @@ REQUESTS_PER_TURN: Final = 16
 """After so many requests the reader yields to other connections. Sends of one turn go to slaves in one frame:
 with four a turn, a send of 16 in flight cost a third more CPU time, on the slave twice as much."""
 RECEIVES_PER_TURN: Final = 4
-"""So often a turn receives, while other requests are in flight: what came while it handled the first ones
+"""Receives of one turn while other requests are in flight: what came while it handled the first ones
 goes to slaves, and is answered, together with them."""
 RECEIVE_MORE_BYTES_MAX: Final = 64 * 1024
 """With more bytes of an unfinished frame it does not: first, the system is asked for memory for the rest."""
