@@ -15,7 +15,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from hatch_build import has_compiler, missing_requirements, module_path
+from hatch_build import has_compiler, missing_requirements, module_path, sources
 from tests.pythons import OLDEST
 from trioha import __version__
 
@@ -86,11 +86,12 @@ def test_the_wheel_holds_all_packages_and_where_spark_finds_its_sources(wheel: P
         assert expected <= set(names)
 
 
-def test_the_wheel_holds_the_kernel_for_this_python_where_a_compiler_is(wheel: Path) -> None:
+def test_the_wheel_holds_the_kernels_for_this_python_where_a_compiler_is(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         modules = [name for name in archive.namelist() if name.endswith((".so", ".pyd"))]
         metadata = archive.read(f"trioha-{__version__}.dist-info/METADATA").decode()
-    assert modules == ([f"trioha/store/{module_path().name}"] if has_compiler() else [])
+    expected = [str(module_path(source).relative_to(ROOT)) for source in sources()] if has_compiler() else []
+    assert sorted(modules) == sorted(expected)
     assert wheel.name.endswith("-py3-none-any.whl") is not has_compiler()
     assert ("Requires-Dist: librt" in metadata) is has_compiler()
 

@@ -200,6 +200,25 @@ async def test_time_spent_appending_is_not_silence_of_the_master(log, master_log
         nursery.cancel_scope.cancel()
 
 
+async def test_time_spent_connecting_is_not_silence_of_the_master(log, autojump_clock):
+    times = {}
+
+    class SlowStart(Events):
+        def emit(self, kind, **fields):
+            if kind is Kind.STATE and kind not in times:
+                autojump_clock.jump(3)
+            times.setdefault(kind, trio.current_time())
+            super().emit(kind, **fields)
+
+    slave, dialer, _ = make_slave(log, events=SlowStart())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        await dialer.peers[0].ended()
+        nursery.cancel_scope.cancel()
+    assert times[Kind.CLOSED] - times[Kind.STATE] == 20.0
+
+
 async def test_an_idle_slave_repeats_its_report_every_5_seconds(log, autojump_clock):
     log.append(message())
     slave, dialer, events = make_slave(log, replication=ReplicationSettings(tail_check_bytes=0))

@@ -214,6 +214,8 @@ class MasterLink(ABC):
         tasks = [self._read_log, self._write_reports]
         if self._ack_mode is AckMode.FLUSHED and not self._is_observer:
             tasks.append(self._report_flushed)
+        # Time that all of that took, on a busy machine, is not the master's silence.
+        self._housekeeping.deadline_s = trio.current_time() + settings.housekeeping_interval_s
         await self._housekeeping.run(*tasks)
         if self._housekeeping.is_expired:
             self._end(CloseReason.HOUSEKEEPING)
