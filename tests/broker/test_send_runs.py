@@ -37,7 +37,7 @@ class RunBroker(Broker):
         decoder.feed(data)
         run = decoder.sends(sends_max, shared=self.runs.shared_properties)
         assert run is not None
-        return self.runs.put(run.sends, PEER)
+        return self.runs.put(run.sends, run.data, PEER)
 
     async def each(self, data):
         """The answers to the same sends, each handled by itself."""

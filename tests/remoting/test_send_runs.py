@@ -79,7 +79,7 @@ def check(data: bytes, *, sends_max: int = 16) -> int:
         assert (command.code, command.flag, command.serialize_type) == (310, 0, SerializeType.JSON)
         assert not header.batch
         assert header.topic == sends.topic
-        assert sends.data[body_at:body_end] == command.body
+        assert run.data[body_at:body_end] == command.body
         assert sends.properties[properties_at:properties_end] == join_properties(
             header.properties.encode(), SHARED
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 
 import pytest
 import trio
@@ -54,8 +55,10 @@ class Runs:
     shared_properties: bytes = b""
     seen: list[list[int]] = field(factory=list)
     later: list[Later] = field(factory=list)
+    blocks: list[bytes] = field(factory=list)
 
-    def put(self, sends: EncodedSends, peer: Peer) -> bytes | Deferred[bytes] | None:
+    def put(self, sends: EncodedSends, data: bytes, peer: Peer) -> bytes | Deferred[bytes] | None:
+        self.blocks.append(data)
         opaques = opaques_of(sends)
         self.seen.append(opaques)
         if self.way == "refuse":
@@ -156,6 +159,25 @@ async def test_answers_to_runs_come_when_they_are_ready_in_any_order() -> None:
         assert await answers(stream, 2) == [(0, 0), (1, 0)]
         await until(lambda: server.statistics.in_flight == 0)
         assert server.statistics.responses == 5
+
+
+async def test_a_run_that_waits_does_not_keep_the_block_that_was_received_with_it() -> None:
+    runs = Runs("later")
+    server = server_with(runs)
+    async with served_stream(server) as stream:
+        await stream.send_all(sends(range(2)) + encode(request(11, body=bytes(10_000)), opaque=2))
+        await until(lambda: len(runs.later) == 1 and server.statistics.responses == 1)
+        # The reader has its last block until it gets another one.
+        await stream.send_all(encode(request(11), opaque=3))
+        await until(lambda: server.statistics.responses == 2)
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.statistics.in_flight == 2
+        assert len(runs.blocks[0]) > 10_000
+        # That of this test's list, and that of the call.
+        references = sys.getrefcount(runs.blocks[0])
+        assert references == 2
+        runs.later[0].give()
+        assert len(await answers(stream, 4)) == 4
 
 
 @pytest.mark.parametrize("way", ["fail", "fail later"])

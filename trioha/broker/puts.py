@@ -131,11 +131,12 @@ class PutService:
     def put_run(
         self,
         sends: EncodedSends,
+        data: bytes,
         *,
         born_host: Host,
         answer: Callable[[list[PutStatus] | None, AppendResult], T],
     ) -> T | Deferred[T] | None:
-        """Append sends that came together, and wait for disk and slaves as `put_and_answer` does for each.
+        """Append sends that came together, with bodies in `data`; wait as `put_and_answer` does for each.
 
         `answer` gets the status of each, None if all are PUT_OK; it may be called before the puts have ended,
         too, for the answer that is expected. None, with nothing stored, where each has to be put by itself.
@@ -143,7 +144,7 @@ class PutService:
         commit = self._group_commit
         if self._refusal is not None or commit.refusal(self._log.max_offset) is not None:
             return None
-        appended = self._log.append_sends(sends, born_host=born_host)
+        appended = self._log.append_sends(sends, data, born_host=born_host)
         if appended is None:
             return None
         puts = sends.count

@@ -60,7 +60,7 @@ class SendRuns:
         self.shared_properties = encode_properties({"CLUSTER": cluster_name})
         """What the broker adds to the properties of each send."""
 
-    def put(self, sends: EncodedSends, peer: Peer) -> bytes | Deferred[bytes] | None:
+    def put(self, sends: EncodedSends, data: bytes, peer: Peer) -> bytes | Deferred[bytes] | None:
         """The frames of all answers, or a `Deferred` of them; None, with nothing stored, if each send has to
         be handled by itself."""
         topic = sends.topic
@@ -80,7 +80,7 @@ class SendRuns:
         except BadRequestError:
             return None
         born_host = born_host_of(peer.address.host, peer.address.port)
-        return self._puts.put_run(sends, born_host=born_host, answer=_Answers(sends))
+        return self._puts.put_run(sends, data, born_host=born_host, answer=_Answers(sends))
 
 
 class _Answers:

@@ -138,6 +138,8 @@ class SendRun:
     """Sends that came together, of which nothing but a record of its own is to be made for each."""
 
     sends: EncodedSends
+    data: bytes
+    """The block that has the bodies. It may be far longer than the run: waiting answers must not keep it."""
     frame_bytes: int
     """Of all frames."""
     header_bytes: int
@@ -220,7 +222,6 @@ class FrameDecoder:
         return SendRun(
             EncodedSends(
                 found.topic.decode("ascii"),
-                self._data,
                 found.columns,
                 found.properties,
                 found.count,
@@ -229,6 +230,7 @@ class FrameDecoder:
                 found.properties_bytes_max,
                 found.queue_ids,
             ),
+            self._data,
             found.next_at - self._at,
             found.header_bytes,
         )

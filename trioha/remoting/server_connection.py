@@ -474,7 +474,7 @@ class ServerConnection:
         ):
             return sends.count
         try:
-            answers = handler.put(sends, self.peer)
+            answers = handler.put(sends, run.data, self.peer)
         except Exception as error:  # noqa: BLE001 - a handler's bug must not end the connection
             answers = self._answers_to_error(sends, error)
         if answers is None:

@@ -80,9 +80,9 @@ class RunHandler(Protocol):
     shared_properties: bytes
     """Encoded properties that follow those of each send."""
 
-    def put(self, sends: EncodedSends, peer: Peer) -> bytes | Deferred[bytes] | None:
+    def put(self, sends: EncodedSends, data: bytes, peer: Peer) -> bytes | Deferred[bytes] | None:
         """The frames of all answers, or a `Deferred` of them; None, with nothing done, if the handler of
-        requests is to handle each send."""
+        requests is to handle each send. Bodies are in `data`, which a `Deferred` must not keep."""
         ...
 
 

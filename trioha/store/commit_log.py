@@ -364,8 +364,8 @@ class CommitLog:
             batch_offsets=offsets,
         )
 
-    def append_sends(self, sends: EncodedSends, *, born_host: Host) -> AppendResult | None:
-        """Store sends that came together, as `append` stores each of them, by the compiled kernel.
+    def append_sends(self, sends: EncodedSends, data: bytes, *, born_host: Host) -> AppendResult | None:
+        """Store sends that came together, with bodies in `data`, as `append` does each, by the kernel.
 
         None, with nothing stored, where `append` has to look at each: it may refuse one, or end the file. The
         records share a store timestamp, and their `batch_offsets` are where they start.
@@ -396,8 +396,8 @@ class CommitLog:
             queue_id: queue_offsets.get((sends.topic, queue_id), 0) for queue_id in sends.queue_ids
         }
         store_timestamp_ms = max(time.time_ns() // 1_000_000, self.last_store_timestamp_ms)
-        data, places = compiled.kernel.encode_sends(
-            sends.data,
+        records, places = compiled.kernel.encode_sends(
+            data,
             sends.columns,
             sends.properties,
             topic,
@@ -409,7 +409,7 @@ class CommitLog:
             crc32,
         )
         at = physical_offset - file.start_offset
-        written = memoryview(data)
+        written = memoryview(records)
         try:
             self._write_behind_commit(file, at, written)
         except StoreError:

@@ -102,9 +102,8 @@ class EncodedSends:
     """
 
     topic: str
-    data: bytes
-    """The block that has the bodies."""
     columns: bytes
+    """Where bodies are in the block that was received, and the other fields."""
     properties: bytes
     """As stored, one after the other."""
     count: int
