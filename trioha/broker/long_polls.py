@@ -1,12 +1,10 @@
 """Pulls that wait for messages of their queue.
 
 Theory of operation. Each waiting pull is a `LongPoll`, kept under its queue. When the dispatcher has put
-entries in queues, it names them to `arrived`, which wakes the pulls of those queues and looks at no other:
+entries in queues, it names them to `arrived`, which calls the pulls of those queues and looks at no other:
 ten thousand idle pulls cost nothing while other queues are written. One task ends pulls whose time is over:
-it sleeps until the earliest deadline. A pull's own task removes it when it ends; a connection's
-end cancels the tasks of its requests, so pulls end with it.
-
-A poll parks its task itself: an Event for each would double what an idle pull takes.
+it sleeps until the earliest deadline. A pull has no task: whoever opened it looks at the queue when it is
+called, amid the work of the dispatcher, and closes it when it waits no more.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -24,52 +22,39 @@ QueueKey = tuple[str, int]
 """Topic and queue id."""
 
 
+class Waiter(Protocol):
+    """Who opened a poll. Both are called amid the work of another task, and must not raise."""
+
+    def arrived(self) -> None:
+        """Entries have come to the queue."""
+
+    def ended(self) -> None:
+        """The poll's time is over, or the node stops."""
+
+
 class LongPoll:
     """One pull that waits. Made by `LongPolls.open`, ended with `close`."""
 
-    __slots__ = ("_has_arrived", "_polls", "_task", "connection", "is_over", "key")
+    __slots__ = ("_polls", "connection", "is_over", "key", "waiter")
 
-    def __init__(self, polls: LongPolls, key: QueueKey, connection: int) -> None:
+    def __init__(self, polls: LongPolls, key: QueueKey, connection: int, waiter: Waiter) -> None:
         self._polls = polls
         self.key = key
         self.connection = connection
+        self.waiter = waiter
         self.is_over = False
-        """Its time is over, or the node stops."""
-        self._has_arrived = False
-        self._task: trio.lowlevel.Task | None = None
-
-    async def arrival(self) -> bool:
-        """Return True when entries have come to the queue since the last call, False when it is over."""
-        if not (self._has_arrived or self.is_over):
-            self._task = trio.lowlevel.current_task()
-
-            def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-                self._task = None
-                return trio.lowlevel.Abort.SUCCEEDED
-
-            await trio.lowlevel.wait_task_rescheduled(abort)
-        self._has_arrived = False
-        return not self.is_over
-
-    def wake(self) -> None:
-        """Entries have come."""
-        self._has_arrived = True
-        self._resume()
+        """It is closed, or its waiter was told that its time is over."""
 
     def end(self) -> None:
         """Its time is over."""
-        self.is_over = True
-        self._resume()
+        if not self.is_over:
+            self.is_over = True
+            self.waiter.ended()
 
     def close(self) -> None:
         """It waits no more."""
         self.is_over = True
         self._polls._remove(self)
-
-    def _resume(self) -> None:
-        if self._task is not None:
-            task, self._task = self._task, None
-            trio.lowlevel.reschedule(task)
 
 
 class LongPolls:
@@ -92,12 +77,13 @@ class LongPolls:
         """Polls that were refused because there were too many."""
         self._is_stopping = False
 
-    def open(self, key: QueueKey, connection: int, *, timeout_s: float) -> LongPoll | None:
-        """A poll that is over after `timeout_s`; None if there are too many."""
+    def open(self, key: QueueKey, connection: int, waiter: Waiter, *, timeout_s: float) -> LongPoll | None:
+        """A poll that is over after `timeout_s`; at once, with no call, if the node stops. None if there are
+        too many."""
         if self.open_polls >= self._polls_max or self._by_connection[connection] >= self._per_connection_max:
             self.refused += 1
             return None
-        poll = LongPoll(self, key, connection)
+        poll = LongPoll(self, key, connection, waiter)
         if self._is_stopping:
             poll.is_over = True
         self.open_polls += 1
@@ -119,14 +105,16 @@ class LongPolls:
         if not self._by_queue:
             return
         for key in queues:
-            for poll in self._by_queue.get(key, ()):
-                poll.wake()
+            # They close while they are called.
+            for poll in tuple(self._by_queue.get(key, ())):
+                if not poll.is_over:
+                    poll.waiter.arrived()
 
     def end_all(self) -> None:
         """The node stops: end all polls, and each that is opened later, at once."""
         self._is_stopping = True
-        for polls in self._by_queue.values():
-            for poll in polls:
+        for polls in tuple(self._by_queue.values()):
+            for poll in tuple(polls):
                 poll.end()
 
     def _remove(self, poll: LongPoll) -> None:

@@ -22,13 +22,16 @@ from trioha.broker.rates import MidnightTotals, RateWindows, local_date
 from trioha.broker.remarks import SEE_FAQ, broker_refuses_pulls
 from trioha.broker.slave_reads import MASTER_ID, REPEAT_S, always, is_elsewhere, suggested_broker_id
 from trioha.broker.traffic import BrokerTraffic
+from trioha.deferred import Deferred
 from trioha.errors import StoreError
 from trioha.metadata.groups import SubscriptionGroup
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.table import TableFull
-from trioha.metadata.topics import READ_WRITE, Perm
+from trioha.metadata.topics import READ_WRITE, Perm, TopicConfig
+from trioha.net.transport import release
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
+from trioha.remoting.pull_forms import KnownPull
 from trioha.remoting.pull_message import PullFlag, PullRequest, PullResponseHeader
 from trioha.remoting.serving import Peer
 from trioha.remoting.subscriptions import TAG, Subscription
@@ -117,6 +120,9 @@ class _Pull:
     group: SubscriptionGroup
     limits: ReadLimits
     tag_codes: Collection[int] | None
+    topic: TopicConfig
+    subscription: Subscription
+    settings: PullSettings
 
 
 class PullProcessor:
@@ -169,26 +175,28 @@ class PullProcessor:
                 timeout_s = min(timeout_s, DISPATCH_S)
             elif self.is_following():
                 timeout_s = min(timeout_s, REPEAT_S)
-        poll = self._polls.open((header.topic, header.queue_id), peer.connection, timeout_s=timeout_s)
+        waiting = _WaitingPull(self, pull)
+        poll = self._polls.open((header.topic, header.queue_id), peer.connection, waiting, timeout_s=timeout_s)
         if poll is None:
             raise BadRequestError(
                 "too many pulls wait for messages, trioha.longPollsMax", code=ResponseCode.SYSTEM_BUSY
             )
-        return self._wait(pull, poll)
+        waiting.begin(poll)
+        return waiting
 
-    async def _wait(self, pull: _Pull, poll: LongPoll) -> RemotingCommand:
-        """Hold the pull until its queue has a message for it, or its time is over."""
-        offset = pull.header.queue_offset
-        try:
-            while await poll.arrival():
-                result = self._read(pull, offset)
-                if result.status is GetStatus.NO_MATCHED_MESSAGE:
-                    # Not for this consumer: look at each entry once.
-                    offset = result.next_begin_offset
-                elif not self._waits(result, offset):
-                    return self._respond(pull, result)
-        finally:
-            poll.close()
+    def answer_later(self, pull: _Pull, offset: int) -> RemotingCommand | int:
+        """The response to a pull that waits, or the queue offset to wait for: each entry is looked at once.
+
+        Raises BadRequestError.
+        """
+        result = self._read(pull, offset)
+        if result.status is GetStatus.NO_MATCHED_MESSAGE:
+            # Not for this consumer.
+            return result.next_begin_offset
+        return offset if self._waits(result, offset) else self._respond(pull, result)
+
+    def answer_now(self, pull: _Pull) -> RemotingCommand:
+        """The response to a pull whose time is over. Raises BadRequestError."""
         return self._respond(pull, self._read(pull, pull.header.queue_offset))
 
     def statistics(self) -> PullStatistics:
@@ -207,6 +215,43 @@ class PullProcessor:
     # -- checks ----------------------------------------------------------------------------------------
 
     def _checked(self, request: RemotingCommand, peer: Peer) -> _Pull:
+        if type(request) is not KnownPull or request.form is None:
+            return self._check(request, peer)
+        kept = request.form.kept
+        if type(kept) is not _Pull or not self._still_holds(kept):
+            request.form.kept = pull = self._check(request, peer)
+            return pull
+        return _Pull(
+            request,
+            kept.header.at(request.queue_offset, request.commit_offset),
+            kept.group,
+            kept.limits,
+            kept.tag_codes,
+            kept.topic,
+            kept.subscription,
+            kept.settings,
+        )
+
+    def _still_holds(self, kept: _Pull) -> bool:
+        """Whether the checks of a pull would end in the same way: settings, topic, group and subscription are
+        replaced when they change, and none of them depends on the offsets."""
+        header, group = kept.header, kept.group
+        if (
+            kept.settings is not self.settings
+            or self._metadata.groups.find(header.group) is not group
+            or self._metadata.topics.find(header.topic) is not kept.topic
+        ):
+            return False
+        if header.has(PullFlag.SUBSCRIPTION):
+            return True
+        consumers = self._clients.consumers.get(header.group)
+        return (
+            consumers is not None
+            and consumers.subscriptions.get(header.topic) is kept.subscription
+            and (group.consume_broadcast_enable or not consumers.is_broadcasting)
+        )
+
+    def _check(self, request: RemotingCommand, peer: Peer) -> _Pull:
         header = PullRequest.of(request)
         settings = self.settings
         if not settings.broker_permission & _READ:
@@ -237,7 +282,8 @@ class PullProcessor:
             messages_max = max(header.messages_max, 1)
         if header.bytes_max is not None and header.bytes_max < bytes_max:
             bytes_max = max(header.bytes_max, 1)
-        return _Pull(request, header, group, ReadLimits(messages_max, bytes_max), tag_codes)
+        limits = ReadLimits(messages_max, bytes_max)
+        return _Pull(request, header, group, limits, tag_codes, topic, subscription, settings)
 
     def _group(self, name: str) -> SubscriptionGroup:
         groups = self._metadata.groups
@@ -395,6 +441,76 @@ class PullProcessor:
             )
             lag_bytes = 0 if at is None else self._store.commit_log.max_offset - at
         return suggested_broker_id(pull.group, is_slow=lag_bytes > self.settings.recent_bytes)
+
+
+class _WaitingPull(Deferred[RemotingCommand]):
+    """A pull that waits until its queue has a message for it, or its time is over."""
+
+    __slots__ = ("_answer", "_error", "_offset", "_poll", "_processor", "_pull")
+
+    def __init__(self, processor: PullProcessor, pull: _Pull) -> None:
+        super().__init__()
+        self._processor = processor
+        self._pull = pull
+        self._offset = pull.header.queue_offset
+        """Entries before it are not for the consumer."""
+        self._poll: LongPoll | None = None
+        self._answer: RemotingCommand | None = None
+        self._error: Exception | None = None
+
+    def begin(self, poll: LongPoll) -> None:
+        """Wait until `poll` calls."""
+        self._poll = poll
+        if poll.is_over:
+            self.ended()
+
+    def arrived(self) -> None:
+        """Entries have come to the queue."""
+        try:
+            answer = self._processor.answer_later(self._pull, self._offset)
+        except Exception as error:  # noqa: BLE001 - `result` raises it, for the border of requests
+            self._end(None, error)
+            return
+        if isinstance(answer, RemotingCommand):
+            self._end(answer, None)
+        else:
+            self._offset = answer
+
+    def ended(self) -> None:
+        """The time is over."""
+        try:
+            answer = self._processor.answer_now(self._pull)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._end(None, error)
+        else:
+            self._end(answer, None)
+
+    def _end(self, answer: RemotingCommand | None, error: Exception | None) -> None:
+        self._answer, self._error = answer, error
+        self._close()
+        self._ready()
+
+    def _close(self) -> None:
+        if self._poll is not None:
+            poll, self._poll = self._poll, None
+            poll.close()
+
+    def result(self) -> RemotingCommand:
+        """The response."""
+        answer, self._answer = self._answer, None
+        if answer is None:
+            assert self._error is not None
+            raise self._error
+        return answer
+
+    def abandon(self) -> None:
+        """Wait no more."""
+        super().abandon()
+        self._close()
+        if self._answer is not None:
+            # Slices would keep the space of deleted files.
+            release(list(self._answer.slices))
+            self._answer = None
 
 
 def _is_at_end(result: GetResult, offset: int) -> bool:

@@ -32,6 +32,7 @@ from trioha.recording.events import EventSink
 from trioha.remoting import compiled
 from trioha.remoting.address import Address
 from trioha.remoting.codes import RequestCode
+from trioha.remoting.pull_forms import PullForms
 from trioha.remoting.server import RemotingServer, ServerLimits
 from trioha.remoting.serving import Handler
 from trioha.store.message_store import MessageStore
@@ -164,14 +165,15 @@ class BrokerRoom:
         runs: SendRuns | None = SendRuns(
             puts, topics=metadata.topics, cluster_name=config.broker_cluster_name, send=send
         )
+        forms: PullForms | None = PullForms()
         if (control := security.access_control(processor)) is not None:
             handler = control
             # Each request has a signature of its own.
-            runs = None
+            runs = forms = None
             info.acl_refusals = lambda: control.refused
         server = RemotingServer(handler, limits=server_limits(config, budget), tls=security.tls)
         server.after_turn = ha.group_commit.end_turn
-        server.runs = runs
+        server.runs, server.forms = runs, forms
         consumers.attach(server)
         admin.attach(server)
         transactions.attach(server)

@@ -31,6 +31,7 @@ from trioha.remoting import compiled
 from trioha.remoting.codes import LanguageCode
 from trioha.remoting.command import RemotingCommand, SerializeType
 from trioha.remoting.fastjson import as_text, parse_json, shown
+from trioha.remoting.pull_forms import PullForms
 from trioha.store.messages import EncodedSends
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -51,6 +52,7 @@ _COLUMNS = Struct(">9q")
 _I32_MAX = I32.high
 _HEADER_BYTES_FIELD_MAX = 0xFFFFFF
 _TLS_HANDSHAKE = 0x16
+_PULL_STARTS: Final = (b'{"code":11,', b'{"code":361,')
 _CUT_BYTES_MAX = 128 * 1024
 """Bytes of commands that were already returned which are kept before the rest of their block."""
 
@@ -74,14 +76,16 @@ def encode_head(command: RemotingCommand, *, opaque: int | None = None) -> bytes
     Raises LocalProtocolError for what the format cannot hold.
     """
     number = command.opaque if opaque is None else opaque
+    body_bytes = command.body_bytes if command.slices else len(command.body)
     if command.serialize_type is SerializeType.JSON:
+        if compiled.IS_COMPILED and (head := _encode_json_head(command, number, body_bytes)):
+            return head
         header = _encode_json_header(command, number)
         type_word = 0
     else:
         header = _encode_binary_header(command, number)
         type_word = 1 << 24
     header_bytes = len(header)
-    body_bytes = command.body_bytes if command.slices else len(command.body)
     length = 4 + header_bytes + body_bytes
     if header_bytes > _HEADER_BYTES_FIELD_MAX or length > _I32_MAX:
         raise LocalProtocolError(
@@ -89,6 +93,25 @@ def encode_head(command: RemotingCommand, *, opaque: int | None = None) -> bytes
             f"body {body_bytes} bytes"
         )
     return _HEAD.pack(length, type_word | header_bytes) + header
+
+
+def _encode_json_head(command: RemotingCommand, opaque: int, body_bytes: int) -> bytes:
+    """As `encode_head`, by compiled code; b"" for what that leaves to the plain code."""
+    fields = command.ext_fields
+    try:
+        return compiled.kernel.encode_json_head(
+            command.code,
+            fields if type(fields) is dict else dict(fields),
+            command.flag,
+            _language_names[command.language],
+            opaque,
+            command.remark,
+            command.version,
+            body_bytes,
+        )
+    except (TypeError, ValueError, OverflowError):
+        # Of another type, or beyond 64 bits.
+        return b""
 
 
 def _encode_json_header(command: RemotingCommand, opaque: int) -> bytes:
@@ -162,6 +185,7 @@ class FrameDecoder:
         "_at",
         "_data",
         "_error",
+        "_forms",
         "_frame_bytes_max",
         "_header_bytes_max",
         "_rest",
@@ -171,10 +195,16 @@ class FrameDecoder:
     )
 
     def __init__(
-        self, *, frame_bytes_max: int = FRAME_BYTES_MAX, header_bytes_max: int = HEADER_BYTES_MAX
+        self,
+        *,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        header_bytes_max: int = HEADER_BYTES_MAX,
+        forms: PullForms | None = None,
     ) -> None:
+        """`forms` are those of pulls that were read before, if they are to be read that way."""
         self._frame_bytes_max = frame_bytes_max
         self._header_bytes_max = header_bytes_max
+        self._forms = forms if compiled.IS_COMPILED else None
         self._data = b""
         """The current block; commands before `_at` were returned."""
         self._at = 0
@@ -283,6 +313,8 @@ class FrameDecoder:
         self.header_bytes = header_end - start - 8
         serialization = type_word >> 24
         if serialization == 0:
+            if self._forms is not None and not body and header.startswith(_PULL_STARTS):
+                return _decode_pull(header, self._forms)
             return _decode_json_header(header, body)
         if serialization == 1:
             return _decode_binary_header(header, body)
@@ -318,6 +350,14 @@ class FrameDecoder:
         self._at = 0
         self._rest = bytearray()
         return True
+
+
+def _decode_pull(header: bytes, forms: PullForms) -> RemotingCommand:
+    command: RemotingCommand | None = forms.read(header)
+    if command is None:
+        command = _decode_json_header(header, b"")
+        forms.learn(header, command)
+    return command
 
 
 def _decode_json_header(raw: bytes, body: bytes) -> RemotingCommand:

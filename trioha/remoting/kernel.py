@@ -1,4 +1,4 @@
-"""Runs of sends, read and answered in the form that mypyc compiles to machine code.
+"""Runs of sends, pulls and headers of answers, in the form that mypyc compiles to machine code.
 
 A producer with many threads shares one connection, so sends arrive several at a time. Read one by one, each
 costs the broker a dict of header fields and a dozen objects. `read_sends` reads all that have arrived into
@@ -13,6 +13,9 @@ before any other frame, which the plain code reads, and refuses where it is wron
 Columns of a run, `store.messages.SEND_BYTES` for each send, as i64: opaque, queue id, sysFlag, flag, born
 timestamp in ms, reconsumeTimes, where the body starts and ends in the block that was read, where the
 properties end in the properties of the run.
+
+A consumer's pulls of a queue differ in three numbers only. `read_pull` cuts them out of a pull's header; what
+is left is the form of the pull, whose fields the plain code reads once (`remoting.pull_forms`).
 """
 
 from __future__ import annotations
@@ -383,3 +386,199 @@ def _write_hex(out: BytesWriter, value: i64) -> None:
 def _decimal(value: i64) -> bytes:
     """A natural number in decimal digits."""
     return str(value).encode()
+
+
+# -- pulls ---------------------------------------------------------------------------------------------------
+
+PULL_START: Final = b'{"code":11,"extFields":{'
+LITE_PULL_START: Final = b'{"code":361,"extFields":{'
+QUEUE_OFFSET: Final = b"queueOffset"
+COMMIT_OFFSET: Final = b"commitOffset"
+OFFSET_DIGITS_MAX: Final = 18
+
+
+@final
+class Pull:
+    """A pull, as `read_pull` found it."""
+
+    def __init__(self) -> None:
+        self.form: bytes = b""
+        """The header without the digits of opaque, queueOffset and commitOffset."""
+        self.opaque: i64 = 0
+        self.queue_offset: i64 = 0
+        self.commit_offset: i64 = -1
+        """-1 without one."""
+
+
+def read_pull(header: bytes) -> Pull | None:
+    """The parts of a pull's header; None if it is not as Java's clients write one.
+
+    Two headers of the same form have the same fields, but for the three numbers.
+    """
+    end: i64 = len(header)
+    at: i64 = 0
+    if _starts(header, 0, end, PULL_START):
+        at = len(PULL_START)
+    elif _starts(header, 0, end, LITE_PULL_START):
+        at = len(LITE_PULL_START)
+    else:
+        return None
+    pull = Pull()
+    form = BytesWriter()
+    copied: i64 = 0
+    has_queue_offset = False
+    while True:
+        # "name":"value"
+        if at >= end or header[at] != QUOTE:
+            return None
+        name_at: i64 = at + 1
+        name_end = _string_end(header, name_at, end)
+        if name_end < 0 or end - name_end < 4 or header[name_end + 1] != 58 or header[name_end + 2] != QUOTE:
+            return None
+        value_at: i64 = name_end + 3
+        at = _string_end(header, value_at, end)
+        if at < 0:
+            return None
+        is_queue_offset = _is_text(header, name_at, name_end, QUEUE_OFFSET)
+        if is_queue_offset or _is_text(header, name_at, name_end, COMMIT_OFFSET):
+            number = _plain_number(header, value_at, at, OFFSET_DIGITS_MAX)
+            if number < 0:
+                return None
+            if is_queue_offset:
+                if has_queue_offset:
+                    return None
+                has_queue_offset = True
+                pull.queue_offset = number
+            else:
+                if pull.commit_offset >= 0:
+                    return None
+                pull.commit_offset = number
+            form.write(header[copied:value_at])
+            copied = at
+        at += 1
+        if at >= end:
+            return None
+        if header[at] != 44:
+            break
+        at += 1
+    if not has_queue_offset or not _starts(header, at, end, FIELDS_END):
+        return None
+    at += len(FIELDS_END)
+    while at < end and 65 <= i64(header[at]) <= 90:
+        at += 1
+    if not _starts(header, at, end, OPAQUE):
+        return None
+    at += len(OPAQUE)
+    form.write(header[copied:at])
+    start: i64 = at
+    while at < end and 48 <= i64(header[at]) <= 57:
+        at += 1
+    pull.opaque = _plain_number(header, start, at, NUMBER_DIGITS_MAX)
+    if pull.opaque < 0 or pull.opaque > NUMBER_MAX or not _starts(header, at, end, VERSION):
+        return None
+    copied = at
+    at += len(VERSION)
+    if end - at < 2 or header[end - 1] != 125:
+        return None
+    number = _plain_number(header, at, end - 1, NUMBER_DIGITS_MAX)
+    if number < 0 or number > NUMBER_MAX:
+        return None
+    form.write(header[copied:])
+    pull.form = form.getvalue()
+    return pull
+
+
+def _string_end(data: bytes, at: i64, end: i64) -> i64:
+    """Where the string of ASCII that starts at `at` has its closing quote; -1 if it has escapes or none."""
+    while at < end:
+        unit: i64 = data[at]
+        if unit == QUOTE:
+            return at
+        if unit < 32 or unit > 126 or unit == BACKSLASH:
+            return -1
+        at += 1
+    return -1
+
+
+def _plain_number(data: bytes, at: i64, end: i64, digits_max: i64) -> i64:
+    """As `_number`, without leading zeros: digits that are equal where the numbers are."""
+    if end - at > 1 and data[at] == 48:
+        return -1
+    return _number(data, at, end, digits_max)
+
+
+def _is_text(data: bytes, at: i64, end: i64, text: bytes) -> bool:
+    return end - at == i64(len(text)) and _starts(data, at, end, text)
+
+
+# -- headers of answers --------------------------------------------------------------------------------------
+
+
+def encode_json_head(  # noqa: PLR0917 - keywords would cost a call more
+    code: i64,
+    fields: dict[str, str],
+    flag: i64,
+    language: str,
+    opaque: i64,
+    remark: str | None,
+    version: i64,
+    body_bytes: i64,
+) -> bytes:
+    """The frame of a command without its body, with its header in Java's order of keys.
+
+    b"" if a text needs escapes: the plain code encodes it, or refuses it.
+    """
+    header = BytesWriter()
+    header.write(b'{"code":')
+    header.write(str(code).encode())
+    if fields:
+        header.write(b',"extFields":{')
+        is_first = True
+        for key, value in fields.items():
+            if not is_first:
+                header.append(44)
+            is_first = False
+            if not _write_text(header, key):
+                return b""
+            header.append(58)
+            if not _write_text(header, value):
+                return b""
+        header.append(125)
+    header.write(b',"flag":')
+    header.write(str(flag).encode())
+    header.write(b',"language":"')
+    header.write(language.encode())
+    header.write(b'","opaque":')
+    header.write(str(opaque).encode())
+    if remark is not None:
+        header.write(b',"remark":')
+        if not _write_text(header, remark):
+            return b""
+    header.write(b',"serializeTypeCurrentRPC":"JSON","version":')
+    header.write(str(version).encode())
+    header.append(125)
+    text = header.getvalue()
+    header_bytes: i64 = len(text)
+    if header_bytes > HEADER_BYTES_MAX or body_bytes > NUMBER_MAX - 4 - header_bytes:
+        return b""
+    frame = BytesWriter()
+    write_i32_be(frame, i32(4 + header_bytes + body_bytes))
+    write_i32_be(frame, i32(header_bytes))
+    frame.write(text)
+    return frame.getvalue()
+
+
+HEADER_BYTES_MAX: Final = 0xFFFFFF
+
+
+def _write_text(out: BytesWriter, text: str) -> bool:
+    """Append a string of JSON; False, with nothing appended, if it needs escapes."""
+    raw = text.encode()
+    for index in range(i64(len(raw))):
+        unit: i64 = raw[index]
+        if unit < 32 or unit > 126 or unit == QUOTE or unit == BACKSLASH:
+            return False
+    out.append(QUOTE)
+    out.write(raw)
+    out.append(QUOTE)
+    return True

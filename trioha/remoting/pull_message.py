@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntFlag
 
-from attrs import define, frozen
+from attrs import define
 
 from trioha.numbers import I32, I64, parse_int
 from trioha.remoting.codes import Version
@@ -89,15 +89,32 @@ class PullRequest:
             fields.number("maxMsgBytes", I32) if fields.optional("maxMsgBytes") is not None else None,
         )
 
+    def at(self, queue_offset: int, commit_offset: int) -> PullRequest:
+        """The same request at other offsets."""
+        return PullRequest(
+            self.group,
+            self.topic,
+            self.queue_id,
+            queue_offset,
+            self.messages_max,
+            self.flags,
+            commit_offset,
+            self.suspend_timeout_ms,
+            self.subscription,
+            self.expression_type,
+            self.subscription_version,
+            self.bytes_max,
+        )
+
     def has(self, flag: PullFlag) -> bool:
         """Whether a bit of sysFlag is set."""
         # Not `&`: the operator of IntFlag makes a new member.
         return int.__and__(self.flags, flag) != 0
 
 
-@frozen
+@define
 class PullResponseHeader:
-    """Header of the response to a pull."""
+    """Header of the response to a pull. Never changed, as `PullRequest`."""
 
     suggested_broker_id: int
     next_begin_offset: int

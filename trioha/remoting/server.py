@@ -41,6 +41,7 @@ from trioha.remoting.address import Address
 from trioha.remoting.closures import ClosureLog
 from trioha.remoting.memory import ClientMemory
 from trioha.remoting.opening import open_stream
+from trioha.remoting.pull_forms import PullForms
 from trioha.remoting.server_connection import ServerConnection
 from trioha.remoting.serving import AfterTurn, Handler, Peer, RunHandler, ServerLimits, ServerStatistics
 
@@ -83,6 +84,8 @@ class RemotingServer:
         """Called when the requests of a connection that came together were handled; see `AfterTurn`."""
         self.runs: RunHandler | None = None
         """Handles sends that come together; without it, the handler gets each."""
+        self.forms: PullForms | None = None
+        """Forms of the pulls that have come, where pulls are to be read by them."""
 
     def push(self, connection: int, frame: bytes, *, may_wait: bool = False) -> bool:
         """Send a whole frame that no request waits for to the connection of that number, if it takes it now.
@@ -240,6 +243,7 @@ class RemotingServer:
                 closures=self._closures,
                 after_turn=self.after_turn,
                 runs=self.runs,
+                forms=self.forms,
             )
             try:
                 await connection.run()

@@ -50,6 +50,7 @@ from trioha.remoting.codec import FrameDecoder, SendRun, encode_head, opaques_of
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
 from trioha.remoting.memory import ClientMemory
+from trioha.remoting.pull_forms import PullForms
 from trioha.remoting.serving import AfterTurn, Handler, Peer, RunHandler, ServerLimits, ServerStatistics
 from trioha.store.messages import EncodedSends
 
@@ -96,6 +97,7 @@ class ServerConnection:
         closures: ClosureLog,
         after_turn: AfterTurn = lambda: None,
         runs: RunHandler | None = None,
+        forms: PullForms | None = None,
     ) -> None:
         self._stream = stream
         self._direct = stream if isinstance(stream, DirectStream) else None
@@ -107,7 +109,7 @@ class ServerConnection:
         self._closures = closures
         self._after_turn = after_turn
         self._runs = runs
-        self._decoder = FrameDecoder(frame_bytes_max=limits.frame_bytes_max)
+        self._decoder = FrameDecoder(frame_bytes_max=limits.frame_bytes_max, forms=forms)
         self._housekeeping = Housekeeping(idle_timeout_s=math.inf)
         self._life = trio.CancelScope()
         self._reading = trio.CancelScope()
