@@ -13,6 +13,7 @@ from itertools import accumulate, islice
 
 from attrs import define, frozen
 
+from trioha.store import compiled
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queue import ConsumeQueue, fields_of, positions_of
 from trioha.store.consume_queues import ConsumeQueues, Queue
@@ -153,9 +154,11 @@ class MessageReader:
     ) -> GetResult | None:
         """As `_get_from`, of messages that all match and have their records; None if one does not."""
         raw = queue.raw(offset, min(limits.messages_max, high - offset))
-        stretches = _one_stretch(raw, limits.bytes_max) if wanted is None else None
-        if stretches is None:
-            stretches = _stretches(raw, limits.bytes_max, wanted)
+        if wanted is None and compiled.IS_COMPILED:
+            stretches = compiled.kernel.stretches(raw, limits.bytes_max)
+        else:
+            one = _one_stretch(raw, limits.bytes_max) if wanted is None else None
+            stretches = _stretches(raw, limits.bytes_max, wanted) if one is None else one
         messages = 0
         records: list[memoryview] = []
         for start, size, count in stretches:
