@@ -149,9 +149,11 @@ class AppendResult:
     def message_id(self) -> str:
         """The offset msgId, of a batch all of them with commas; empty if nothing was stored."""
         if self.batch_offsets:
-            host = self.store_host_packed.hex().upper()
-            offsets = pack(f">{len(self.batch_offsets)}q", *self.batch_offsets).hex().upper()
-            return ",".join([host + offsets[at : at + 16] for at in range(0, len(offsets), 16)])
+            host, messages = self.store_host_packed, len(self.batch_offsets)
+            parts: list[object] = [host] * (2 * messages)
+            parts[1::2] = self.batch_offsets
+            # One hexadecimal text for all: a step of Python for each takes three times as long.
+            return pack(">" + f"{len(host)}sq" * messages, *parts).hex(",", len(host) + 8).upper()
         return offset_message_id(self.store_host_packed, self.physical_offset) if self.size else ""
 
     @property
