@@ -176,7 +176,9 @@ class PullProcessor:
             elif self.is_following():
                 timeout_s = min(timeout_s, REPEAT_S)
         waiting = _WaitingPull(self, pull)
-        poll = self._polls.open((header.topic, header.queue_id), peer.connection, waiting, timeout_s=timeout_s)
+        poll = self._polls.open(
+            (header.topic, header.queue_id), peer.connection, waiting, timeout_s=timeout_s
+        )
         if poll is None:
             raise BadRequestError(
                 "too many pulls wait for messages, trioha.longPollsMax", code=ResponseCode.SYSTEM_BUSY

@@ -16,7 +16,7 @@ from attrs import define
 from trioha.remoting import compiled
 from trioha.remoting.command import RemotingCommand
 
-FORMS_MAX: Final = 4096
+FORMS_MAX: Final = 2048
 FORM_BYTES_MAX: Final = 1024
 """Of the header of a pull that is kept: those of RocketMQ's clients have some 400."""
 

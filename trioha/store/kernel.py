@@ -172,7 +172,6 @@ def _end_of_common(data: bytes, at: i64, end: i64, shift: i64) -> i64:
     return record_end
 
 
-
 def stretches(entries: bytes, bytes_max: i64) -> list[tuple[int, int, int]]:
     """Start, size and number of the records of a queue's entries that follow each other in the log.
 

@@ -1,0 +1,207 @@
+"""Pulls of known forms: they are read as the plain reader reads them, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from attrs import asdict, evolve
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.remoting.recorded import STREAMS, frames
+from trioha.errors import LocalProtocolError
+from trioha.remoting import codec, compiled
+from trioha.remoting.codec import FrameDecoder, encode, encode_head
+from trioha.remoting.codes import LanguageCode
+from trioha.remoting.command import RemotingCommand, SerializeType, request
+from trioha.remoting.pull_forms import FORM_BYTES_MAX, KnownPull, PullForms
+
+pytestmark = pytest.mark.skipif(not compiled.IS_COMPILED, reason="forms are read by compiled code only")
+
+FIELDS = {
+    "queueId": "3", "maxMsgBytes": "262144", "maxMsgNums": "32", "sysFlag": "2", "suspendTimeoutMillis": "15000",
+    "commitOffset": "0", "bname": "broker-a", "topic": "TopicSpec", "queueOffset": "0", "expressionType": "TAG",
+    "subVersion": "1795234352702", "consumerGroup": "CG_SPEC_push",
+}  # fmt: skip
+OFFSETS = st.integers(0, 10**18 - 1)
+TEXT = st.text(max_size=30)
+
+
+def pull(*, code: int = 11, opaque: int = 7, **fields: object) -> bytes:
+    """The frame of a pull, as a Java consumer's."""
+    texts = {name: str(value) for name, value in {**FIELDS, **fields}.items() if value is not None}
+    return encode(
+        evolve(request(code, ext_fields=texts), language=LanguageCode.JAVA, version=479), opaque=opaque
+    )
+
+
+def framed(header: bytes) -> bytes:
+    return (4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
+
+
+def read(frame: bytes, forms: PullForms | None = None) -> RemotingCommand:
+    decoder = FrameDecoder(forms=forms)
+    decoder.feed(frame)
+    command = decoder.next_command()
+    assert command is not None
+    return command
+
+
+def fields_of(command: RemotingCommand) -> dict[str, object]:
+    known = asdict(command)
+    return {name: known[name] for name in asdict(RemotingCommand(0))}
+
+
+def check(frame: bytes, forms: PullForms) -> bool:
+    """Whether a frame is read by its form; it must be read as the plain reader reads it."""
+    found = read(frame, forms)
+    assert fields_of(found) == fields_of(read(frame))
+    return type(found) is KnownPull
+
+
+def test_the_second_pull_of_a_form_is_read_by_it():
+    forms = PullForms()
+    assert not check(pull(), forms)
+    assert check(pull(opaque=8, queueOffset=32, commitOffset=31), forms)
+    assert not check(pull(queueId=2), forms)
+    assert not check(pull(code=361), forms)
+    assert check(pull(code=361, queueOffset=1 << 40), forms)
+    assert len(forms) == 3
+
+
+def test_a_known_pull_has_its_numbers():
+    forms = PullForms()
+    read(pull(), forms)
+    found = read(pull(opaque=9, queueOffset=64, commitOffset=5), forms)
+    assert isinstance(found, KnownPull)
+    assert (found.opaque, found.queue_offset, found.commit_offset) == (9, 64, 5)
+    read(pull(commitOffset=None), forms)
+    found = read(pull(commitOffset=None, queueOffset=3), forms)
+    assert isinstance(found, KnownPull)
+    assert (found.queue_offset, found.commit_offset) == (3, 0)
+
+
+@given(
+    fields=st.dictionaries(st.sampled_from([*FIELDS, "x", "queueOffse", ""]), TEXT | OFFSETS.map(str)),
+    offsets=st.tuples(OFFSETS, OFFSETS, st.integers(0, 2**31 - 1)),
+)
+@settings(max_examples=300, deadline=None)
+def test_pulls_of_any_fields_are_read_as_the_plain_reader_reads_them(fields, offsets):
+    queue_offset, commit_offset, opaque = offsets
+    forms = PullForms()
+    first = pull(**fields)
+    check(first, forms)
+    check(first, forms)
+    check(
+        pull(opaque=opaque, **fields, **({} if "queueOffset" in fields else {"queueOffset": queue_offset})),
+        forms,
+    )
+    check(pull(**{**fields, "queueOffset": queue_offset, "commitOffset": commit_offset}), forms)
+
+
+HEADER = pull()[8:]
+
+
+@given(at=st.integers(0, len(HEADER) - 1), to=st.integers(0, len(HEADER)), put=st.binary(max_size=12))
+@example(at=HEADER.index(b'"queueOffset"'), to=HEADER.index(b'"queueOffset"'), put=b'"queueOffset":"5",')
+@example(at=HEADER.index(b'"0"') + 1, to=HEADER.index(b'"0"') + 2, put=b"007")
+@example(at=HEADER.index(b'"0"') + 1, to=HEADER.index(b'"0"') + 2, put=b"-1")
+@example(at=HEADER.index(b'"0"') + 1, to=HEADER.index(b'"0"') + 2, put=b"9" * 30)
+@example(at=HEADER.index(b'"TopicSpec"') + 1, to=HEADER.index(b'"TopicSpec"') + 1, put=b"\\u0022")
+@settings(max_examples=500, deadline=None)
+def test_changed_headers_are_read_as_the_plain_reader_reads_them(at, to, put):
+    forms = PullForms()
+    read(pull(queueOffset=99), forms)
+    changed = framed(HEADER[:at] + put + HEADER[max(at, to) :])
+    outcomes = []
+    for known in (forms, forms, None):
+        try:
+            outcomes.append(fields_of(read(changed, known)))
+        except Exception as error:  # noqa: BLE001 - both readers are to refuse it alike
+            outcomes.append(str(error))
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
+def test_pulls_of_real_consumers_are_read_by_their_form():
+    pulls = known = 0
+    forms = PullForms()
+    for path in STREAMS:
+        for frame in frames(path):
+            command = read(frame)
+            if (
+                not command.is_response
+                and command.code in {11, 361}
+                and command.serialize_type is SerializeType.JSON
+            ):
+                pulls += 1
+                check(frame, forms)
+                known += check(frame, forms)
+    assert pulls > 20
+    assert known == pulls
+
+
+def test_forms_are_bounded():
+    forms = PullForms(forms_max=3)
+    for queue_id in range(10):
+        check(pull(queueId=queue_id), forms)
+        assert len(forms) <= 3
+        assert check(pull(queueId=queue_id, queueOffset=1), forms)
+    long = pull(subscription="x" * FORM_BYTES_MAX)
+    before = len(forms)
+    assert not check(long, forms)
+    assert not check(long, forms)
+    assert len(forms) == before
+
+
+def test_a_pull_with_a_body_is_read_plainly():
+    forms = PullForms()
+    frame = pull()
+    with_body = (int.from_bytes(frame[:4], "big") + 4).to_bytes(4, "big") + frame[4:] + b"body"
+    assert not check(with_body, forms)
+    assert not check(with_body, forms)
+    assert len(forms) == 0
+
+
+# -- headers of answers --------------------------------------------------------------------------------------
+
+
+def plain_head(command: RemotingCommand, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "IS_COMPILED", False)
+        return encode_head(command)
+
+
+@given(
+    code=st.integers(-(2**31), 2**31 - 1),
+    fields=st.dictionaries(TEXT, TEXT, max_size=5),
+    flag=st.integers(0, 3),
+    opaque=st.integers(-(2**31), 2**31 - 1),
+    remark=st.none() | TEXT,
+    body=st.binary(max_size=20),
+)
+@example(code=0, fields={"a": '"'}, flag=1, opaque=1, remark=None, body=b"")
+@example(code=0, fields={"\\": "x"}, flag=1, opaque=1, remark="\x7f", body=b"")
+@example(code=0, fields={"a": "\ud800"}, flag=1, opaque=1, remark="\udfff", body=b"")
+@settings(max_examples=300, deadline=None)
+def test_headers_of_answers_are_those_of_the_plain_encoder(code, fields, flag, opaque, remark, body):
+    command = RemotingCommand(code, opaque, flag, remark, fields, body)
+    with pytest.MonkeyPatch.context() as patch:
+        assert encode_head(command) == plain_head(command, patch)
+        slices = evolve(command, slices=(memoryview(b"slice"),))
+        assert encode_head(slices) == plain_head(slices, patch)
+    head = encode_head(command)
+    assert json.loads(head[8:])["code"] == code
+
+
+@pytest.mark.parametrize("remark", [5, b"x"])
+def test_an_answer_that_no_header_can_hold_is_refused(remark):
+    with pytest.raises(LocalProtocolError, match="must be strings"):
+        encode_head(RemotingCommand(0, remark=remark))
+    with pytest.raises(LocalProtocolError, match="must be strings"):
+        encode_head(RemotingCommand(0, ext_fields={"a": remark}))
+
+
+def test_the_compiled_encoder_is_used(monkeypatch):
+    monkeypatch.setattr(codec, "_encode_json_header", None)
+    assert encode_head(RemotingCommand(0, 1, 1, "FOUND", {"nextBeginOffset": "96"}))
