@@ -26,7 +26,12 @@ TEXT = st.text(st.characters(min_codepoint=1, max_codepoint=126), max_size=40)
 
 
 def send(
-    *, body: bytes = b"body", opaque: int = 7, code: int = RequestCode.SEND_MESSAGE_V2, **changes: object
+    *,
+    body: bytes = b"body",
+    opaque: int = 7,
+    code: int = RequestCode.SEND_MESSAGE_V2,
+    oneway: bool = False,
+    **changes: object,
 ) -> bytes:
     """The frame of a send, as a Java producer's."""
     fields: dict[str, object] = {
@@ -42,7 +47,7 @@ def send(
         "broker_name": "broker-a",
     }
     header = SendMessageRequestHeader(**fields | changes)  # type: ignore[arg-type]
-    asked = request(code, ext_fields=header.to_ext_fields(), body=body)
+    asked = request(code, ext_fields=header.to_ext_fields(), body=body, oneway=oneway)
     return encode(evolve(asked, language=LanguageCode.JAVA, version=475), opaque=opaque)
 
 

@@ -15,7 +15,7 @@ returned, which polls for the acks. If no other connection has sent a request me
 it also polls for the next request of this one, at most `busy_poll_s`, before it waits for it: a client that
 sends one request at a time costs neither wake-ups nor turns of the scheduler between two of them. No other
 answer comes later for that, nor messages for a pull that waits, which is in flight, too. Polls become rare
-where they fail (`net.busy_poll`).
+where they fail (`net.busy_poll`). Nothing is polled for after a one-way request: no client waits.
 
 A request is in flight from its read until its answer is written. A connection with `in_flight_max` requests
 or `in_flight_bytes_max` bytes in flight is not read from until some are answered; nor is one for which
@@ -141,6 +141,8 @@ class ServerConnection:
         """Whether the last turn had one request, which was answered: the next one comes after that."""
         self._requests_seen = 0
         """Requests that the server had received at the end of the last turn."""
+        self._oneway_seen = 0
+        """One-way requests that it had handled then."""
         self._is_turn = False
         """Whether answers are put into the outbox by a task that sends it at the end of its turn."""
         self._is_sending = False
@@ -286,12 +288,21 @@ class ServerConnection:
             self._end_turn()
             if poll is not None:
                 await self._poll_answer(poll)
-            requests_seen, self._requests_seen = self._requests_seen, self._counters.requests
-            self._is_answered = self._requests_seen == requests_seen + 1 and not self._in_flight
+            self._note_answered()
             if poll is None and self._may_poll():
                 # Other tasks first, before a poll for the next request: the client works meanwhile.
                 await trio.lowlevel.checkpoint()
         self._end(is_broken=False)
+
+    def _note_answered(self) -> None:
+        """Note whether this turn had one request, which was answered; a one-way request never is."""
+        counters = self._counters
+        self._is_answered = (
+            counters.requests == self._requests_seen + 1
+            and counters.oneway_requests == self._oneway_seen
+            and not self._in_flight
+        )
+        self._requests_seen, self._oneway_seen = counters.requests, counters.oneway_requests
 
     def _end_frame(self) -> None:
         """The unfinished frame is complete: free its reserve, and stop its clock."""
