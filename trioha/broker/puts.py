@@ -175,7 +175,11 @@ class PutService:
             return answer(statuses, appended)
 
         return commit.begin_run(
-            appended, request_id=request_id, answer=counted, expected=lambda: answer(None, appended)
+            appended,
+            request_id=request_id,
+            answer=counted,
+            expected=lambda: answer(None, appended),
+            is_awaited=not sends.is_oneway,
         )
 
     def _count_run(self, statuses: list[PutStatus] | None, puts: int, now_s: float) -> None:

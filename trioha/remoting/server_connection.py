@@ -506,9 +506,10 @@ class ServerConnection:
         return 0
 
     def _answers_to_error(self, sends: EncodedSends, error: Exception) -> bytes:
-        """Answers to all sends of a run."""
+        """Answers to all sends of a run, b"" if they are one-way."""
         requests = [RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque) for opaque in opaques_of(sends)]
-        return b"".join([encode_head(self._answer_to_error(request, error)) for request in requests])
+        answers = [self._answer_to_error(request, error) for request in requests]
+        return b"" if sends.is_oneway else b"".join(map(encode_head, answers))
 
     async def _await_answer(
         self, command: RemotingCommand, cost_bytes: int, awaitable: Awaitable[RemotingCommand | None]
@@ -604,8 +605,13 @@ class ServerConnection:
         self._answered += 1
 
     def _run_done(self, sends: EncodedSends, cost_bytes: int, answers: bytes) -> None:
-        """Put the answers to a run into the outbox. They are far shorter than what its requests have held."""
+        """Put the answers to a run into the outbox, if it has some. They are far shorter than what its
+        requests have held."""
         self._handled_bytes -= cost_bytes
+        if sends.is_oneway:
+            self._counters.oneway_requests += sends.count
+            self._leave_flight(sends.count, cost_bytes)
+            return
         if not self._is_turn:
             self._outbox_filled.set()
         self._account.change(len(answers) - cost_bytes)
