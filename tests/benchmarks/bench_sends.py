@@ -9,6 +9,8 @@
 | many | 16 sends of 1 KiB in flight over one connection, as 16 threads of a Java producer share it |
 | batch | 4 batches of 32 messages of 1 KiB in flight |
 | pull | 4 pulls of 32 messages in flight, over what the sends have stored |
+| oneway | a one-way send of 1 KiB, then a pause of 1 ms |
+| oneways | 16 one-way sends of 1 KiB at once, then a pause of 4 ms |
 
 Requests have the bytes that a Java client of 5.x sends (JSON headers; `--binary`: ROCKETMQ headers), made
 beforehand, so that the pair and not its load is the limit. Each tree, compiled and (with `--pure`) in plain
@@ -20,6 +22,7 @@ leaves on busy polling (`trioha.haBusyPoll`, `trioha.clientBusyPoll`), which hid
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import selectors
 import shlex
@@ -41,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.node.wire import Wire
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import LanguageCode, RequestCode
-from trioha.remoting.command import RemotingCommand, SerializeType, request
+from trioha.remoting.command import ONEWAY_FLAG, RemotingCommand, SerializeType, request
 from trioha.remoting.message_batch import encode_batch_body
 from trioha.remoting.send_message import SendMessageRequestHeader
 from trioha.store.messages import BatchItem
@@ -224,9 +227,29 @@ def drive(
     return done, took_s, statistics.median(latencies_ns) / 1000
 
 
-def sends(*, batch: bool = False) -> Callable[[], bytes]:
+def drive_oneway(
+    address: str, ask: Callable[[], bytes], *, together: int, pause_s: float, seconds: float
+) -> tuple[int, float, float]:
+    """As `drive`, of one-way requests: so many in one call, then a pause. They have no latency."""
+    with Wire(address) as wire:
+        began_s = time.perf_counter()
+        done = 0
+        while time.perf_counter() < began_s + seconds:
+            wire._socket.sendall(b"".join(ask() for _ in range(together)))
+            done += together
+            time.sleep(pause_s)
+        # Handled after all of them.
+        assert not wire.ask(send(0)).code
+    return done, time.perf_counter() - began_s, math.nan
+
+
+def sends(*, batch: bool = False, oneway: bool = False) -> Callable[[], bytes]:
     """Gives the frames of sends, to all queues in turn."""
-    frames = [encode(send(queue_id, batch=batch), opaque=1000 + queue_id) for queue_id in range(QUEUES)]
+    flag = ONEWAY_FLAG if oneway else 0
+    frames = [
+        encode(evolve(send(queue_id, batch=batch), flag=flag), opaque=1000 + queue_id)
+        for queue_id in range(QUEUES)
+    ]
     number = -1
 
     def ask() -> bytes:
@@ -261,6 +284,8 @@ WORKS: dict[str, tuple[int, Callable[[Pair], Callable[[], bytes]]]] = {
     "many": (16, lambda _pair: sends()),
     "batch": (4, lambda _pair: sends(batch=True)),
     "pull": (4, pulls),
+    "oneway": (1, lambda _pair: sends(oneway=True)),
+    "oneways": (16, lambda _pair: sends(oneway=True)),
 }
 
 
@@ -275,7 +300,13 @@ def measure(pair: Pair, work: str, *, seconds: float) -> Round:
     in_flight, make = WORKS[work]
     ask = make(pair)
     before = cpu_s(pair.master.pid), cpu_s(pair.slave.pid)
-    count, took_s, p50_us = drive(pair.address, ask, in_flight=in_flight, seconds=seconds)
+    if work.startswith("oneway"):
+        pause_s = 0.001 if in_flight == 1 else 0.004
+        count, took_s, p50_us = drive_oneway(
+            pair.address, ask, together=in_flight, pause_s=pause_s, seconds=seconds
+        )
+    else:
+        count, took_s, p50_us = drive(pair.address, ask, in_flight=in_flight, seconds=seconds)
     after = cpu_s(pair.master.pid), cpu_s(pair.slave.pid)
     return Round(count, took_s, after[0] - before[0], after[1] - before[1], p50_us)
 
@@ -310,7 +341,7 @@ def main() -> None:
             for number, (name, tree, pure) in enumerate(variants(options))
         ]
         print("CPU: lower quartiles; the rest: medians")
-        print("work   tree         us master  us slave requests/s   p50 us")
+        print("work    tree         us master  us slave requests/s   p50 us")
         for work in options.works.split(","):
             rounds: dict[str, list[Round]] = defaultdict(list)
             for number in range(options.rounds + 1):
@@ -325,7 +356,7 @@ def main() -> None:
                 per_s = statistics.median(one.requests / one.seconds for one in done)
                 p50_us = statistics.median(one.p50_us for one in done)
                 print(
-                    f"{work:6} {pair.name:12} {master_us:9.1f} {slave_us:9.1f} {per_s:10,.0f} {p50_us:8.0f}",
+                    f"{work:7} {pair.name:12} {master_us:9.1f} {slave_us:9.1f} {per_s:10,.0f} {p50_us:8.0f}",
                     flush=True,
                 )
 

@@ -657,9 +657,9 @@ async def test_all_in_sync_does_not_include_an_observer(log, nursery, autojump_c
 # -- puts without a task -------------------------------------------------------------------------------------
 
 
-def begun(commit, end_offset):
+def begun(commit, end_offset, **options):
     appended = AppendResult(PutStatus.PUT_OK, physical_offset=end_offset - 10, size=10)
-    return commit.begin(appended, request_id=end_offset, answer=lambda status, *_: status)
+    return commit.begin(appended, request_id=end_offset, answer=lambda status, *_: status, **options)
 
 
 async def test_an_abandoned_put_waits_no_more(make, autojump_clock):
@@ -748,6 +748,29 @@ async def test_a_put_that_another_one_follows_is_not_polled_for(pushing, autojum
     assert (slaves.pushes, slaves.polled) == (1, [])
     for put in (first, second):
         put.abandon()
+
+
+async def test_a_lone_put_that_no_client_waits_for_is_pushed_and_not_polled_for(pushing, autojump_clock):
+    commit, slaves = pushing
+    deferred = begun(commit, 100, is_awaited=False)
+    assert commit.end_turn() is None
+    assert (slaves.pushes, slaves.polled, commit._waiting) == (1, [], 1)
+    assert commit.end_turn() is None
+    slaves.poll_acks(None)
+    assert await deferred is PutStatus.PUT_OK
+    assert (slaves.pushes, commit._waiting) == (1, 0)
+
+
+async def test_the_next_lone_put_that_a_client_waits_for_is_polled_for(pushing, autojump_clock):
+    commit, slaves = pushing
+    ended = begun(commit, 90, is_awaited=False)
+    ended.abandon()
+    awaited = begun(commit, 100)
+    poll = commit.end_turn()
+    assert slaves.pushes == 1
+    poll()
+    assert await awaited is PutStatus.PUT_OK
+    assert len(slaves.polled) == 1
 
 
 async def test_puts_are_answered_at_once_where_no_more_acks_will_come(make, autojump_clock):

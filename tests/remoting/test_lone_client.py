@@ -340,6 +340,23 @@ async def test_several_requests_or_one_that_waits_are_not_polled_after(polls: ty
         assert polls.calls == 0
 
 
+async def test_one_way_requests_are_not_polled_after(polls: type[Poll]) -> None:
+    server = RemotingServer(at_once, limits=POLLS)
+    async with connected(server) as (stream, decoder):
+        for count in (1, 2):
+            await stream.send_all(ask(0, oneway=True))
+            while server.statistics.oneway_requests < count:  # noqa: ASYNC110 - counters have no event
+                await trio.sleep(0.001)
+            await trio.testing.wait_all_tasks_blocked()
+        assert polls.calls == 0
+        await stream.send_all(ask(3))
+        answer = await read_command(stream, decoder)
+        assert answer is not None
+        assert answer.opaque == 3
+        await trio.testing.wait_all_tasks_blocked()
+        assert polls.calls == 1
+
+
 async def test_without_a_limit_nothing_is_polled_and_all_is_answered(polls: type[Poll]) -> None:
     async with connected(RemotingServer(at_once)) as (stream, decoder):
         for number in range(3):

@@ -26,7 +26,12 @@ TEXT = st.text(st.characters(min_codepoint=1, max_codepoint=126), max_size=40)
 
 
 def send(
-    *, body: bytes = b"body", opaque: int = 7, code: int = RequestCode.SEND_MESSAGE_V2, **changes: object
+    *,
+    body: bytes = b"body",
+    opaque: int = 7,
+    code: int = RequestCode.SEND_MESSAGE_V2,
+    oneway: bool = False,
+    **changes: object,
 ) -> bytes:
     """The frame of a send, as a Java producer's."""
     fields: dict[str, object] = {
@@ -42,7 +47,7 @@ def send(
         "broker_name": "broker-a",
     }
     header = SendMessageRequestHeader(**fields | changes)  # type: ignore[arg-type]
-    asked = request(code, ext_fields=header.to_ext_fields(), body=body)
+    asked = request(code, ext_fields=header.to_ext_fields(), body=body, oneway=oneway)
     return encode(evolve(asked, language=LanguageCode.JAVA, version=475), opaque=opaque)
 
 
@@ -76,7 +81,11 @@ def check(data: bytes, *, sends_max: int = 16) -> int:
             header.born_timestamp_ms,
             header.reconsume_times,
         ]
-        assert (command.code, command.flag, command.serialize_type) == (310, 0, SerializeType.JSON)
+        assert (command.code, command.flag, command.serialize_type) == (
+            310,
+            2 if sends.is_oneway else 0,
+            SerializeType.JSON,
+        )
         assert not header.batch
         assert header.topic == sends.topic
         assert run.data[body_at:body_end] == command.body
@@ -140,14 +149,51 @@ def test_a_run_ends_before_a_send_that_is_not_common(changes: dict[str, object])
     assert check(send() + send(**changes) + send()) == 1  # type: ignore[arg-type]
 
 
-def test_one_way_sends_signed_sends_and_binary_headers_are_no_runs() -> None:
+def check_all(data: bytes) -> list[tuple[int, bool]]:
+    """Compare all runs of `data`; returns count and kind of each. Frames outside of runs are passed over."""
+    decoder, found, at = FrameDecoder(), [], 0
+    decoder.feed(data)
+    while at < len(data):
+        run = decoder.sends(16, shared=SHARED)
+        if run is None:
+            assert decoder.next_command() is not None
+            at += decoder.frame_bytes
+            continue
+        assert check(data[at:]) == run.sends.count
+        found.append((run.sends.count, run.sends.is_oneway))
+        decoder.skip(run)
+        at += run.frame_bytes
+    return found
+
+
+def test_one_way_sends_are_runs_of_their_own() -> None:
+    kinds = [False] * 3 + [True] * 20 + [False] + [True] * 2 + [False] * 2
+    data = b"".join(send(opaque=number, oneway=kind) for number, kind in enumerate(kinds))
+    assert check_all(data) == [(3, False), (16, True), (4, True), (1, False), (2, True), (2, False)]
+
+
+@pytest.mark.parametrize(
+    "flag", [b"1", b"3", b"4", b"6", b"02", b"20", b"22", b"-2", b"2.0", b'"2"', b" 2", b""]
+)
+def test_another_flag_ends_a_run_of_either_kind(flag: bytes) -> None:
+    changed = send().replace(b'"flag":0,', b'"flag":' + flag + b",")
+    header = changed[8:-4]
+    frame = struct.pack(">ii", 8 + len(header), len(header)) + header + b"body"
+    for oneway in (False, True):
+        assert check(send(oneway=oneway) + frame) == 1
+    decoder = FrameDecoder()
+    decoder.feed(frame)
+    assert decoder.sends(16, shared=SHARED) is None
+
+
+def test_signed_sends_and_binary_headers_are_no_runs() -> None:
     asked = plain(send())[0][0]
-    oneway = evolve(asked, flag=2)
     signed = evolve(asked, ext_fields={**asked.ext_fields, "AccessKey": "a", "Signature": "s"})
     binary = evolve(asked, serialize_type=SerializeType.ROCKETMQ)
     remark = evolve(asked, remark="text")
-    for command in (oneway, signed, binary, remark):
-        assert check(encode(command)) == 0
+    for command in (signed, binary, remark):
+        for flag in (0, 2):
+            assert check(encode(evolve(command, flag=flag))) == 0
 
 
 @given(
@@ -155,6 +201,7 @@ def test_one_way_sends_signed_sends_and_binary_headers_are_no_runs() -> None:
         st.fixed_dictionaries(
             {
                 "opaque": I32,
+                "oneway": st.booleans(),
                 "queue_id": st.integers(0, 9),
                 "flag": I32,
                 "sys_flag": st.sampled_from([0, 1, 2, 0x301]),
@@ -173,13 +220,13 @@ def test_one_way_sends_signed_sends_and_binary_headers_are_no_runs() -> None:
 )
 @settings(max_examples=150)
 def test_any_send_is_read_as_by_the_plain_reader_or_left_to_it(sends: list[dict[str, object]]) -> None:
-    check(b"".join(send(**fields) for fields in sends))  # type: ignore[arg-type]
+    check_all(b"".join(send(**fields) for fields in sends))  # type: ignore[arg-type]
 
 
 @given(st.data())
 @settings(max_examples=600)
 def test_a_changed_byte_is_never_read_otherwise_than_by_the_plain_reader(data: st.DataObject) -> None:
-    frame = bytearray(send(properties="A\x01b\x02", body=b""))
+    frame = bytearray(send(properties="A\x01b\x02", body=b"", oneway=data.draw(st.booleans())))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(frame) - 1))
         frame[at] = data.draw(st.integers(0, 255) | st.sampled_from(b'",:{}0189ua\\'))
@@ -190,7 +237,8 @@ def test_a_changed_byte_is_never_read_otherwise_than_by_the_plain_reader(data: s
 @example(None)
 @settings(max_examples=300)
 def test_inserted_and_removed_bytes_are_never_read_otherwise(data: st.DataObject | None) -> None:
-    whole = send(properties="A\x01b\x02", body=b"")
+    oneway = data is not None and data.draw(st.booleans())
+    whole = send(properties="A\x01b\x02", body=b"", oneway=oneway)
     header = bytearray(whole[8:])
     if data is not None:
         for _ in range(data.draw(st.integers(1, 3))):

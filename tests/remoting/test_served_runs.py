@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import struct
 import sys
+from collections.abc import Callable
 
 import pytest
 import trio
 import trio.testing
 from attrs import define, field
 
+from tests.remoting.test_deferred_answers import connected
 from tests.remoting.test_send_runs import send
 from tests.remoting.test_server import read_command, served_stream, until
 from trioha.deferred import Deferred
-from trioha.remoting import compiled
+from trioha.net.busy_poll import BusyPoll
+from trioha.remoting import compiled, server_connection
 from trioha.remoting.codec import FrameDecoder, encode, opaques_of
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import RemotingCommand, request, response_to
@@ -29,7 +32,8 @@ BY_ITSELF = 77
 class Later(Deferred[bytes]):
     """Answers that a test gives."""
 
-    def __init__(self, frames: bytes) -> None:
+    def __init__(self, frames: bytes | None) -> None:
+        """None: they fail."""
         super().__init__()
         self.frames = frames
         self.is_abandoned = False
@@ -38,7 +42,7 @@ class Later(Deferred[bytes]):
         self._ready()
 
     def result(self) -> bytes:
-        if not self.frames:
+        if self.frames is None:
             raise RuntimeError("planted")
         return self.frames
 
@@ -65,10 +69,10 @@ class Runs:
             return None
         if self.way == "fail":
             raise RuntimeError("planted")
-        frames = b"".join(encode(RemotingCommand(0, opaque, 1)) for opaque in opaques)
+        frames = b"".join(encode(RemotingCommand(0, opaque, 1)) for opaque in opaques if not sends.is_oneway)
         if self.way == "now":
             return frames
-        self.later.append(Later(b"" if self.way == "fail later" else frames))
+        self.later.append(Later(None if self.way == "fail later" else frames))
         return self.later[-1]
 
 
@@ -93,8 +97,8 @@ async def answers(stream: trio.abc.ReceiveStream, count: int) -> list[tuple[int,
     return found
 
 
-def sends(opaques: range) -> bytes:
-    return b"".join(send(opaque=opaque) for opaque in opaques)
+def sends(opaques: range, *, oneway: bool = False) -> bytes:
+    return b"".join(send(opaque=opaque, oneway=oneway) for opaque in opaques)
 
 
 async def test_sends_that_come_together_are_handled_together_and_other_requests_between_them() -> None:
@@ -218,3 +222,142 @@ async def test_a_run_behind_a_frame_that_breaks_the_protocol_is_answered_and_the
                 pass
         assert runs.seen == [[0, 1]]
         assert server.statistics.protocol_errors == 1
+
+
+# -- one-way sends -------------------------------------------------------------------------------------------
+
+
+def counted(server: RemotingServer) -> tuple[int, int, int, int]:
+    """Requests, one-way requests, responses, requests in flight."""
+    statistics = server.statistics
+    return statistics.requests, statistics.oneway_requests, statistics.responses, statistics.in_flight
+
+
+async def test_one_way_sends_are_handled_together_apart_from_others_and_not_answered() -> None:
+    runs = Runs()
+    server = server_with(runs)
+    async with served_stream(server) as stream:
+        await stream.send_all(
+            sends(range(3), oneway=True)
+            + sends(range(3, 5))
+            + sends(range(5, 25), oneway=True)
+            + sends(range(25, 26))
+        )
+        assert await answers(stream, 3) == [(3, 0), (4, 0), (25, 0)]
+        assert runs.seen == [[0, 1, 2], [3, 4], [*range(5, 16)], [*range(16, 25)], [25]]
+        await until(lambda: server.statistics.in_flight == 0)
+        assert counted(server) == (26, 23, 3, 0)
+        # What a memory stream is read from with.
+        assert server.statistics.held_bytes <= 16 * 1024
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_one_way_sends_are_in_flight_until_their_waits_end(is_alone: bool) -> None:
+    runs = Runs("later")
+    server = server_with(runs)
+    async with served_stream(server) as stream:
+        await stream.send_all(sends(range(3), oneway=True) + (b"" if is_alone else sends(range(3, 5))))
+        await until(lambda: len(runs.later) == 2 - is_alone)
+        assert counted(server) == (5 - 2 * is_alone, 0, 0, 5 - 2 * is_alone)
+        runs.later[0].give()
+        await until(lambda: server.statistics.oneway_requests == 3)
+        await trio.testing.wait_all_tasks_blocked()
+        assert counted(server) == (5 - 2 * is_alone, 3, 0, 2 - 2 * is_alone)
+        if not is_alone:
+            runs.later[1].give()
+            assert await answers(stream, 2) == [(3, 0), (4, 0)]
+        await until(lambda: server.statistics.in_flight == 0)
+        assert server.statistics.held_bytes <= 16 * 1024
+
+
+async def test_one_way_sends_in_flight_keep_no_answer_from_being_sent() -> None:
+    runs = Runs("later")
+    server = server_with(runs)
+    async with served_stream(server) as stream:
+        await stream.send_all(sends(range(2), oneway=True) + sends(range(2, 4)))
+        await until(lambda: len(runs.later) == 2)
+        runs.later[1].give()
+        assert await answers(stream, 2) == [(2, 0), (3, 0)]
+        assert counted(server)[3] == 2
+
+
+async def test_one_way_sends_beyond_a_limit_wait_for_those_in_flight() -> None:
+    runs = Runs("later")
+    server = server_with(runs, in_flight_max=4)
+    async with served_stream(server) as stream:
+        await stream.send_all(sends(range(4), oneway=True))
+        await until(lambda: len(runs.later) == 1)
+        await stream.send_all(sends(range(4, 6), oneway=True))
+        await trio.testing.wait_all_tasks_blocked()
+        assert counted(server) == (4, 0, 0, 4)
+        runs.later[0].give()
+        # Refused as a run, they came to the handler of requests.
+        await until(lambda: counted(server) == (6, 6, 0, 0))
+        assert len(runs.later) == 1
+
+
+@pytest.mark.parametrize("way", ["fail", "fail later"])
+async def test_a_fault_of_the_handler_is_counted_for_each_one_way_send_and_not_answered(way: str) -> None:
+    runs = Runs(way)
+    server = server_with(runs)
+    async with served_stream(server) as stream:
+        await stream.send_all(sends(range(3), oneway=True))
+        if way == "fail later":
+            await until(lambda: len(runs.later) == 1)
+            runs.later[0].give()
+        await until(lambda: server.statistics.handler_errors == 3)
+        runs.way = "now"
+        await stream.send_all(sends(range(3, 5), oneway=True) + sends(range(5, 6)))
+        assert await answers(stream, 1) == [(5, 0)]
+        await until(lambda: server.statistics.in_flight == 0)
+        assert counted(server) == (6, 5, 1, 0)
+
+
+async def test_a_one_way_run_whose_connection_ends_is_abandoned_and_its_memory_is_free() -> None:
+    runs = Runs("later")
+    server = server_with(runs)
+    async with served_stream(server) as stream:
+        await stream.send_all(sends(range(3), oneway=True))
+        await until(lambda: len(runs.later) == 1)
+        await stream.aclose()
+        await until(lambda: runs.later[0].is_abandoned)
+        await until(lambda: server.statistics.held_bytes == 0)
+        assert counted(server) == (3, 0, 0, 0)
+
+
+async def test_draining_waits_for_one_way_runs_in_flight() -> None:
+    runs = Runs("later")
+    server = server_with(runs)
+    async with served_stream(server) as stream, trio.open_nursery() as nursery:
+        await stream.send_all(sends(range(3), oneway=True))
+        await until(lambda: len(runs.later) == 1)
+        nursery.start_soon(server.drain)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not runs.later[0].is_abandoned
+        runs.later[0].give()
+        with trio.fail_after(20):
+            assert await stream.receive_some(1) == b""
+    assert counted(server) == (3, 3, 0, 0)
+
+
+async def test_a_lone_one_way_run_is_not_polled_after() -> None:
+    polls: list[bool] = []
+
+    class Poll(BusyPoll):
+        def until(self, poll: Callable[[], bool]) -> bool:
+            polls.append(True)
+            return False
+
+    runs = Runs()
+    server = server_with(runs, busy_poll_s=1)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(server_connection, "BusyPoll", Poll)
+        async with connected(server) as (stream, _):
+            await stream.send_all(sends(range(1), oneway=True))
+            await until(lambda: counted(server) == (1, 1, 0, 0))
+            await trio.testing.wait_all_tasks_blocked()
+            assert polls == []
+            await stream.send_all(sends(range(1, 2)))
+            assert await answers(stream, 1) == [(1, 0)]
+            await trio.testing.wait_all_tasks_blocked()
+            assert polls == [True]

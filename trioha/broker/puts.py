@@ -111,11 +111,17 @@ class PutService:
         return self._group_commit.wait(appended, request_id=request_id, answer=self._counted)
 
     def put_and_answer(
-        self, message: Message | MessageBatch, *, wait_store_ok: bool, answer: Callable[[PutResult], T]
+        self,
+        message: Message | MessageBatch,
+        *,
+        wait_store_ok: bool,
+        answer: Callable[[PutResult], T],
+        is_awaited: bool = True,
     ) -> T | Deferred[T]:
         """As `put`, with what `answer` makes of the result: a put that waits needs no task.
 
         `answer` may be called before the put has ended, too, with the result that is expected, PUT_OK.
+        `is_awaited`: whether a client waits for the answer.
         """
         appended, request_id = self._append(message)
         if not (request_id and wait_store_ok and self._group_commit.waits):
@@ -126,6 +132,7 @@ class PutService:
             request_id=request_id,
             answer=lambda status, appended, now_s: answer(counted(status, appended, now_s)),
             expected=lambda: answer(PutResult(PutStatus.PUT_OK, appended)),
+            is_awaited=is_awaited,
         )
 
     def put_run(
@@ -168,7 +175,11 @@ class PutService:
             return answer(statuses, appended)
 
         return commit.begin_run(
-            appended, request_id=request_id, answer=counted, expected=lambda: answer(None, appended)
+            appended,
+            request_id=request_id,
+            answer=counted,
+            expected=lambda: answer(None, appended),
+            is_awaited=not sends.is_oneway,
         )
 
     def _count_run(self, statuses: list[PutStatus] | None, puts: int, now_s: float) -> None:

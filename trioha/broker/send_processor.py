@@ -107,6 +107,7 @@ class SendProcessor:
             message,
             wait_store_ok=wait_store_ok,
             answer=_Response(request, message, queue_id),
+            is_awaited=not request.is_oneway,
         )
         topics = self._topics
         if topics.changed_at:

@@ -61,8 +61,8 @@ class SendRuns:
         """What the broker adds to the properties of each send."""
 
     def put(self, sends: EncodedSends, data: bytes, peer: Peer) -> bytes | Deferred[bytes] | None:
-        """The frames of all answers, or a `Deferred` of them; None, with nothing stored, if each send has to
-        be handled by itself."""
+        """The frames of all answers, or a `Deferred` of them; b"" for one-way sends. None, with nothing
+        stored, if each send has to be handled by itself."""
         topic = sends.topic
         if topic in FORBIDDEN_TOPICS or topic.startswith(RETRY_TOPIC_PREFIX) or not self._send.is_writable:
             return None
@@ -80,7 +80,13 @@ class SendRuns:
         except BadRequestError:
             return None
         born_host = born_host_of(peer.address.host, peer.address.port)
-        return self._puts.put_run(sends, data, born_host=born_host, answer=_Answers(sends))
+        answer = _no_answers if sends.is_oneway else _Answers(sends)
+        return self._puts.put_run(sends, data, born_host=born_host, answer=answer)
+
+
+def _no_answers(_statuses: list[PutStatus] | None, _appended: AppendResult) -> bytes:
+    """What is sent to the client for one-way sends."""
+    return b""
 
 
 class _Answers:

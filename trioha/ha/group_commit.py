@@ -85,8 +85,10 @@ class GroupCommit:
         """What the last put waits for."""
         self._waiting = 0
         """Waiting puts, including released ones whose task has not run yet."""
+        self._is_push_due = False
+        """Whether `begin` found a put alone, until `end_turn`."""
         self._lone: Wait | None = None
-        """Wait of the put that `begin` found alone, until `end_turn`."""
+        """Wait of that put, if a client waits for its answer."""
         self._replica_timeouts = Timeouts(settings.slave_timeout_s)
         self._disk_timeouts = Timeouts(settings.sync_flush_timeout_s)
 
@@ -190,16 +192,19 @@ class GroupCommit:
         request_id: int,
         answer: Answer[T],
         expected: Callable[[], T] | None = None,
+        is_awaited: bool = True,
     ) -> Deferred[T]:
         """As `wait`, without a task: the result comes from the `Deferred`.
 
         Call `end_turn` after all puts that come together: they are sent to the slaves in one frame.
-        `expected` makes what `answer` returns for PUT_OK.
+        `expected` makes what `answer` returns for PUT_OK. If no client waits for the answer, `is_awaited` is
+        False: the acks of the put are not polled for.
         """
         started_s = self._now_s()
         status, copies, disk = self._begin_waits(appended, request_id, started_s)
         if copies is not None and not self._waiting:
-            self._lone = copies
+            self._is_push_due = True
+            self._lone = copies if is_awaited else None
         return _WaitingPut(
             self,
             appended,
@@ -219,6 +224,7 @@ class GroupCommit:
         request_id: int,
         answer: RunAnswer[T],
         expected: Callable[[], T] | None = None,
+        is_awaited: bool = True,
     ) -> Deferred[T]:
         """As `begin`, for a run of puts that were appended together: they share their waits.
 
@@ -227,7 +233,8 @@ class GroupCommit:
         started_s = self._now_s()
         status, copies, disk = self._begin_waits(appended, request_id, started_s)
         if copies is not None and not self._waiting:
-            self._lone = copies
+            self._is_push_due = True
+            self._lone = copies if is_awaited else None
         return _WaitingRun(
             self,
             appended,
@@ -244,14 +251,16 @@ class GroupCommit:
     def end_turn(self) -> Callable[[], None] | None:
         """If the first put that waits was begun since the last call, send to slaves what was appended.
 
-        If it is the only one, returns a function that polls for the acks: call it once the other tasks have
-        run that are ready now, since the slave works meanwhile.
+        If it is the only one, and a client waits for its answer, returns a function that polls for the acks:
+        call it once the other tasks have run that are ready now, since the slave works meanwhile. A poll for
+        any other put would only delay the dispatch of its message.
         """
-        lone, self._lone = self._lone, None
-        if lone is None or self._push is None:
+        if not self._is_push_due or self._push is None:
             return None
+        self._is_push_due = False
+        lone, self._lone = self._lone, None
         self._push()
-        if self._poll_acks is None or self._waiting > 1:
+        if lone is None or self._poll_acks is None or self._waiting > 1:
             return None
         return partial(self._poll, lone)
 

@@ -239,8 +239,9 @@ class FrameDecoder:
     def sends(self, sends_max: int, *, shared: bytes) -> SendRun | None:
         """The run of at most `sends_max` common sends that comes next; None if another frame is next.
 
-        `shared` are properties that follow those of each send. `skip` takes the run out of the buffer;
-        without it `next_command` gives its sends. None where nothing is compiled: see `remoting.kernel`.
+        Either all of its sends are one-way or none is. `shared` are properties that follow those of each
+        send. `skip` takes the run out of the buffer; without it `next_command` gives its sends. None where
+        nothing is compiled: see `remoting.kernel`.
         """
         if not compiled.IS_COMPILED or self._wanted_bytes != 4 or self._at == len(self._data):
             return None
@@ -259,6 +260,7 @@ class FrameDecoder:
                 found.body_bytes_max,
                 found.properties_bytes_max,
                 found.queue_ids,
+                found.is_oneway,
             ),
             self._data,
             found.next_at - self._at,

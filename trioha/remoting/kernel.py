@@ -7,8 +7,8 @@ columns of numbers, `store.kernel.encode_sends` makes their records, and `encode
 The build (`hatch_build.py`) compiles this file as `trioha.remoting._kernel`; `remoting.compiled` imports that
 module if it fits this file, and nothing imports this file itself. A run consists of common sends: whole
 frames of SEND_MESSAGE_V2 with a JSON header as Java's clients write it (keys in order, no white space), ASCII
-only, every field once and within its range, no batch, no transaction, all of one topic. `read_sends` stops
-before any other frame, which the plain code reads, and refuses where it is wrong.
+only, every field once and within its range, no batch, no transaction, all of one topic, either all one-way or
+none. `read_sends` stops before any other frame, which the plain code reads, and refuses where it is wrong.
 
 Columns of a run, `store.messages.SEND_BYTES` for each send, as i64: opaque, queue id, sysFlag, flag, born
 timestamp in ms, reconsumeTimes, where the body starts and ends in the block that was read, where the
@@ -29,7 +29,8 @@ SOURCE_SHA256: Final = ""
 """Of this file; the build sets it in the copy that it compiles."""
 
 HEADER_START: Final = b'{"code":310,"extFields":{'
-FIELDS_END: Final = b'},"flag":0,"language":"'
+FIELDS_END: Final = b'},"flag":'
+FLAG_END: Final = b',"language":"'
 OPAQUE: Final = b'","opaque":'
 VERSION: Final = b',"serializeTypeCurrentRPC":"JSON","version":'
 SYS_FLAG_REFUSED: Final = 0xFC
@@ -67,6 +68,8 @@ class Sends:
         """Of the longest properties, the shared ones included."""
         self.queue_ids: list[int] = []
         """Each one once."""
+        self.is_oneway: bool = False
+        """Whether none of them is to be answered."""
 
 
 @final
@@ -84,6 +87,7 @@ class _Send:
         self.opaque: i64 = 0
         self.properties_at: i64 = 0
         self.properties_end: i64 = 0
+        self.is_oneway: bool = False
 
 
 def read_sends(  # noqa: PLR0917 - keywords would cost a call more
@@ -119,7 +123,10 @@ def read_sends(  # noqa: PLR0917 - keywords would cost a call more
         if count == 0:
             topic_at = send.topic_at
             topic_end = send.topic_end
-        elif not _same(data, topic_at, topic_end, send.topic_at, send.topic_end):
+            found.is_oneway = send.is_oneway
+        elif send.is_oneway != found.is_oneway or not _same(
+            data, topic_at, topic_end, send.topic_at, send.topic_end
+        ):
             break
         before: i64 = properties_bytes
         added = _unescape(data, send.properties_at, send.properties_end, properties)
@@ -234,6 +241,14 @@ def _read_header(data: bytes, at: i64, end: i64, send: _Send) -> bool:
     if seen & REQUIRED_FIELDS != REQUIRED_FIELDS or not _starts(data, at, end, FIELDS_END):
         return False
     at += len(FIELDS_END)
+    # 0, or 2 for one-way.
+    if at >= end or (data[at] != 48 and data[at] != 50):
+        return False
+    send.is_oneway = data[at] == 50
+    at += 1
+    if not _starts(data, at, end, FLAG_END):
+        return False
+    at += len(FLAG_END)
     while at < end and 65 <= i64(data[at]) <= 90:
         # The language's name, in capitals.
         at += 1

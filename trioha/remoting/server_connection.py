@@ -15,7 +15,7 @@ returned, which polls for the acks. If no other connection has sent a request me
 it also polls for the next request of this one, at most `busy_poll_s`, before it waits for it: a client that
 sends one request at a time costs neither wake-ups nor turns of the scheduler between two of them. No other
 answer comes later for that, nor messages for a pull that waits, which is in flight, too. Polls become rare
-where they fail (`net.busy_poll`).
+where they fail (`net.busy_poll`). Nothing is polled for after a one-way request: no client waits.
 
 A request is in flight from its read until its answer is written. A connection with `in_flight_max` requests
 or `in_flight_bytes_max` bytes in flight is not read from until some are answered; nor is one for which
@@ -143,6 +143,8 @@ class ServerConnection:
         """Whether the last turn had one request, which was answered: the next one comes after that."""
         self._requests_seen = 0
         """Requests that the server had received at the end of the last turn."""
+        self._oneway_seen = 0
+        """One-way requests that it had handled then."""
         self._is_turn = False
         """Whether answers are put into the outbox by a task that sends it at the end of its turn."""
         self._is_sending = False
@@ -288,12 +290,21 @@ class ServerConnection:
             self._end_turn()
             if poll is not None:
                 await self._poll_answer(poll)
-            requests_seen, self._requests_seen = self._requests_seen, self._counters.requests
-            self._is_answered = self._requests_seen == requests_seen + 1 and not self._in_flight
+            self._note_answered()
             if poll is None and self._may_poll():
                 # Other tasks first, before a poll for the next request: the client works meanwhile.
                 await trio.lowlevel.checkpoint()
         self._end(is_broken=False)
+
+    def _note_answered(self) -> None:
+        """Note whether this turn had one request, which was answered; a one-way request never is."""
+        counters = self._counters
+        self._is_answered = (
+            counters.requests == self._requests_seen + 1
+            and counters.oneway_requests == self._oneway_seen
+            and not self._in_flight
+        )
+        self._requests_seen, self._oneway_seen = counters.requests, counters.oneway_requests
 
     def _end_frame(self) -> None:
         """The unfinished frame is complete: free its reserve, and stop its clock."""
@@ -497,9 +508,10 @@ class ServerConnection:
         return 0
 
     def _answers_to_error(self, sends: EncodedSends, error: Exception) -> bytes:
-        """Answers to all sends of a run."""
+        """Answers to all sends of a run, b"" if they are one-way."""
         requests = [RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque) for opaque in opaques_of(sends)]
-        return b"".join([encode_head(self._answer_to_error(request, error)) for request in requests])
+        answers = [self._answer_to_error(request, error) for request in requests]
+        return b"" if sends.is_oneway else b"".join(map(encode_head, answers))
 
     async def _await_answer(
         self, command: RemotingCommand, cost_bytes: int, awaitable: Awaitable[RemotingCommand | None]
@@ -595,8 +607,13 @@ class ServerConnection:
         self._answered += 1
 
     def _run_done(self, sends: EncodedSends, cost_bytes: int, answers: bytes) -> None:
-        """Put the answers to a run into the outbox. They are far shorter than what its requests have held."""
+        """Put the answers to a run into the outbox, if it has some. They are far shorter than what its
+        requests have held."""
         self._handled_bytes -= cost_bytes
+        if sends.is_oneway:
+            self._counters.oneway_requests += sends.count
+            self._leave_flight(sends.count, cost_bytes)
+            return
         if not self._is_turn:
             self._outbox_filled.set()
         self._account.change(len(answers) - cost_bytes)

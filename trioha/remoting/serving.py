@@ -82,7 +82,8 @@ class RunHandler(Protocol):
 
     def put(self, sends: EncodedSends, data: bytes, peer: Peer) -> bytes | Deferred[bytes] | None:
         """The frames of all answers, or a `Deferred` of them; None, with nothing done, if the handler of
-        requests is to handle each send. Bodies are in `data`, which a `Deferred` must not keep."""
+        requests is to handle each send. The frames of a one-way run are b"". Bodies are in `data`, which a
+        `Deferred` must not keep."""
         ...
 
 

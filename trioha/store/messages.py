@@ -115,6 +115,8 @@ class EncodedSends:
     """Of the longest properties."""
     queue_ids: list[int]
     """Each one once."""
+    is_oneway: bool
+    """Whether none of them is to be answered."""
 
 
 @define
