@@ -407,6 +407,7 @@ def _decimal(value: i64) -> bytes:
 
 PULL_START: Final = b'{"code":11,"extFields":{'
 LITE_PULL_START: Final = b'{"code":361,"extFields":{'
+PULL_FIELDS_END: Final = b'},"flag":0,"language":"'
 QUEUE_OFFSET: Final = b"queueOffset"
 COMMIT_OFFSET: Final = b"commitOffset"
 OFFSET_DIGITS_MAX: Final = 18
@@ -422,7 +423,7 @@ class Pull:
         self.opaque: i64 = 0
         self.queue_offset: i64 = 0
         self.commit_offset: i64 = -1
-        """-1 without one."""
+        """-1 for that of the form, if it has one."""
 
 
 def read_pull(header: bytes) -> Pull | None:
@@ -442,6 +443,7 @@ def read_pull(header: bytes) -> Pull | None:
     form = BytesWriter()
     copied: i64 = 0
     has_queue_offset = False
+    has_commit_offset = False
     while True:
         # "name":"value"
         if at >= end or header[at] != QUOTE:
@@ -456,29 +458,30 @@ def read_pull(header: bytes) -> Pull | None:
             return None
         is_queue_offset = _is_text(header, name_at, name_end, QUEUE_OFFSET)
         if is_queue_offset or _is_text(header, name_at, name_end, COMMIT_OFFSET):
-            number = _plain_number(header, value_at, at, OFFSET_DIGITS_MAX)
-            if number < 0:
+            if has_queue_offset if is_queue_offset else has_commit_offset:
                 return None
+            number = _plain_number(header, value_at, at, OFFSET_DIGITS_MAX)
             if is_queue_offset:
-                if has_queue_offset:
+                if number < 0:
                     return None
                 has_queue_offset = True
                 pull.queue_offset = number
             else:
-                if pull.commit_offset >= 0:
-                    return None
+                has_commit_offset = True
                 pull.commit_offset = number
-            form.write(header[copied:value_at])
-            copied = at
+            # Another text, as -1 for none, belongs to the form.
+            if number >= 0:
+                form.write(header[copied:value_at])
+                copied = at
         at += 1
         if at >= end:
             return None
         if header[at] != 44:
             break
         at += 1
-    if not has_queue_offset or not _starts(header, at, end, FIELDS_END):
+    if not has_queue_offset or not _starts(header, at, end, PULL_FIELDS_END):
         return None
-    at += len(FIELDS_END)
+    at += len(PULL_FIELDS_END)
     while at < end and 65 <= i64(header[at]) <= 90:
         at += 1
     if not _starts(header, at, end, OPAQUE):
@@ -591,7 +594,7 @@ def _write_text(out: BytesWriter, text: str) -> bool:
     raw = text.encode()
     for index in range(i64(len(raw))):
         unit: i64 = raw[index]
-        if unit < 32 or unit > 126 or unit == QUOTE or unit == BACKSLASH:
+        if unit < 32 or unit > 126 or unit == QUOTE or unit == BACKSLASH:  # noqa: PLR1714, SIM109 - no set
             return False
     out.append(QUOTE)
     out.write(raw)

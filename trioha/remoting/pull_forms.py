@@ -1,10 +1,10 @@
 """Forms of pulls: what the pulls of a consumer for one queue have in common.
 
-Theory of operation. A push consumer asks for each of its queues again and again, and between two requests only
-opaque, queueOffset and commitOffset differ. `remoting.kernel` cuts these numbers out of a header, and what is
-left, the form, finds the fields that the plain code has read the first time. Whoever handles pulls may keep
-with a form what follows from its fields. Forms are bounded in number and size, whatever peers send: with too
-many all are dropped, and those in use come back.
+Theory of operation. A push consumer asks for each of its queues again and again, and between two requests
+only opaque, queueOffset and commitOffset differ. `remoting.kernel` cuts these numbers out of a header, and
+what is left, the form, finds the fields that the plain code has read the first time. Whoever handles pulls
+may keep with a form what follows from its fields. Forms are bounded in number and size, whatever peers send:
+with too many all are dropped, and those in use come back.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class KnownPull(RemotingCommand):
 
     form: PullForm | None = None
     queue_offset: int = 0
-    commit_offset: int = 0
+    commit_offset: int | None = None
+    """None for that of the form."""
 
 
 class PullForms:
@@ -64,8 +65,6 @@ class PullForms:
         commit_offset = pull.commit_offset
         if commit_offset >= 0:
             fields["commitOffset"] = str(commit_offset)
-        else:
-            commit_offset = 0
         return KnownPull(
             first.code,
             pull.opaque,
@@ -79,7 +78,7 @@ class PullForms:
             (),
             form,
             pull.queue_offset,
-            commit_offset,
+            commit_offset if commit_offset >= 0 else None,
         )
 
     def learn(self, header: bytes, command: RemotingCommand) -> None:

@@ -89,8 +89,8 @@ class PullRequest:
             fields.number("maxMsgBytes", I32) if fields.optional("maxMsgBytes") is not None else None,
         )
 
-    def at(self, queue_offset: int, commit_offset: int) -> PullRequest:
-        """The same request at other offsets."""
+    def at(self, queue_offset: int, commit_offset: int | None) -> PullRequest:
+        """The same request at other offsets; None for the same commit offset."""
         return PullRequest(
             self.group,
             self.topic,
@@ -98,7 +98,7 @@ class PullRequest:
             queue_offset,
             self.messages_max,
             self.flags,
-            commit_offset,
+            self.commit_offset if commit_offset is None else commit_offset,
             self.suspend_timeout_ms,
             self.subscription,
             self.expression_type,
