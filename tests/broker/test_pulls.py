@@ -9,10 +9,14 @@ from attrs import evolve
 from tests.broker.consuming import GROUP, PEER, TOPIC, Broker, Waiting, bodies_of, records_of
 from tests.ha.support import settled
 from tests.store.support import message
+from trioha.errors import StoreError
 from trioha.metadata.groups import SubscriptionGroup
 from trioha.metadata.topics import TopicConfig
 from trioha.remoting.address import Address
+from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.command import BadRequestError, RemotingCommand, request
+from trioha.remoting.pull_forms import PullForms
 from trioha.remoting.serving import Peer
 from trioha.store.dispatch_service import AWAITED_GATHER_S, GATHER_S, DispatchService
 from trioha.store.tags import java_hash
@@ -426,3 +430,136 @@ async def test_consumers_of_old_messages_are_sent_to_a_slave_where_that_is_allow
     broker = Broker(tmp_path / "other", slave_read_enable=True)
     broker.put(b"a", b"b")
     assert broker.pull().ext_fields["suggestWhichBrokerId"] == "0"
+
+
+# -- pulls of known forms ------------------------------------------------------------------------------------
+
+
+class Known:
+    """Pulls of a broker that are read from frames, by their forms."""
+
+    def __init__(self, broker):
+        self.broker = broker
+        self.forms = PullForms()
+
+    def pull(self, **changes):
+        fields = {
+            "consumerGroup": GROUP, "topic": TOPIC, "queueId": 0, "queueOffset": 0, "maxMsgNums": 32,
+            "sysFlag": 0, "commitOffset": 0, "suspendTimeoutMillis": 15000, "subVersion": 5, **changes,
+        }  # fmt: skip
+        decoder = FrameDecoder(forms=self.forms)
+        asked = request(
+            RequestCode.PULL_MESSAGE, ext_fields={name: str(value) for name, value in fields.items()}
+        )
+        decoder.feed(encode(asked))
+        try:
+            return self.broker.handlers[RequestCode.PULL_MESSAGE](decoder.next_command(), PEER)
+        except BadRequestError as error:
+            return RemotingCommand(error.code, remark=error.reason)
+
+
+@pytest.fixture
+async def known(broker):
+    broker.put(b"a", b"b", tag="x")
+    await broker.heartbeat()
+    known = Known(broker)
+    for _ in range(2):
+        assert bodies_of(known.pull()) == [b"a", b"b"]
+    return known
+
+
+async def test_pulls_of_a_known_form_go_to_their_own_offsets(known):
+    assert bodies_of(known.pull(queueOffset=1)) == [b"b"]
+    assert known.pull(queueOffset=2).remark == "OFFSET_OVERFLOW_ONE"
+    for commit_offset in (1, 2):
+        known.pull(sysFlag=3, queueOffset=1, commitOffset=commit_offset)
+        assert known.broker.metadata.consumer_offsets.find(GROUP, TOPIC, 0) == commit_offset
+
+
+async def test_a_known_form_is_checked_again_when_its_group_changes(known):
+    groups = known.broker.metadata.groups
+    groups.put(evolve(groups.find(GROUP), consume_enable=False))
+    assert known.pull().code == ResponseCode.NO_PERMISSION
+    groups.put(evolve(groups.find(GROUP), consume_enable=True))
+    assert bodies_of(known.pull()) == [b"a", b"b"]
+
+
+async def test_a_known_form_is_checked_again_when_its_topic_changes(known):
+    topics = known.broker.metadata.topics
+    topics.put(evolve(topics.find(TOPIC), perm=2))
+    assert known.pull().code == ResponseCode.NO_PERMISSION
+    topics.delete(TOPIC)
+    assert known.pull().code == ResponseCode.TOPIC_NOT_EXIST
+    topics.put(TopicConfig(TOPIC, 4, 4))
+    assert bodies_of(known.pull()) == [b"a", b"b"]
+
+
+async def test_a_known_form_is_checked_again_when_its_subscription_changes(known):
+    await known.broker.heartbeat(expression="y", tags=["y"], codes=[java_hash("y")], version=6)
+    assert known.pull(subVersion=6).remark == "NO_MATCHED_MESSAGE"
+    assert known.pull().remark == "NO_MATCHED_MESSAGE"
+    known.broker.room.clients.consumers.clear()
+    assert known.pull().code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+
+
+async def test_a_known_form_is_checked_again_when_its_group_broadcasts(known):
+    groups = known.broker.metadata.groups
+    groups.put(evolve(groups.find(GROUP), consume_broadcast_enable=False))
+    assert bodies_of(known.pull()) == [b"a", b"b"]
+    known.broker.room.clients.consumers[GROUP].message_model = "BROADCASTING"
+    assert known.pull().code == ResponseCode.NO_PERMISSION
+
+
+async def test_a_known_form_is_checked_again_when_the_settings_change(known):
+    pulls = known.broker.room.pulls
+    pulls.settings = evolve(pulls.settings, messages_max=1)
+    assert bodies_of(known.pull()) == [b"a"]
+    pulls.settings = evolve(pulls.settings, broker_permission=2)
+    assert known.pull().code == ResponseCode.NO_PERMISSION
+
+
+async def test_a_known_form_with_its_expression_is_filtered_by_it(known):
+    for _ in range(2):
+        assert known.pull(sysFlag=4, subscription="y").remark == "NO_MATCHED_MESSAGE"
+        assert bodies_of(known.pull(sysFlag=4, subscription="x")) == [b"a", b"b"]
+
+
+# -- pulls that wait without a task --------------------------------------------------------------------------
+
+
+async def test_an_answer_that_nobody_takes_gives_its_slices_back(polling):
+    waiting = polling.pull(sysFlag=SUSPEND)
+    polling.put(b"a")
+    assert waiting.is_ready
+    (view,) = waiting._answer.slices
+    waiting.abandon()
+    with pytest.raises(ValueError, match="released"):
+        len(view)
+
+
+async def test_a_pull_that_is_abandoned_waits_no_more(polling):
+    waiting = polling.pull(sysFlag=SUSPEND)
+    waiting.attach(lambda _: pytest.fail("nobody waits"))
+    waiting.abandon()
+    assert polling.room.polls.open_polls == 0
+    polling.put(b"a")
+    polling.room.polls.end_all()
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_an_error_of_a_pull_that_waits_is_its_result(polling, monkeypatch, ends):
+    waiting = polling.pull(sysFlag=SUSPEND)
+    other = polling.pull(sysFlag=SUSPEND)
+
+    def get(*_args, **_options):
+        raise StoreError("the disk is gone", path="log")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(polling.store.reads, "get", get)
+        if ends:
+            polling.room.polls.end_all()
+        else:
+            polling.put(b"a")
+    for answer in (waiting, other):
+        with pytest.raises(BadRequestError, match="the disk is gone"):
+            await answer

@@ -1,10 +1,11 @@
 """Reads by queue offset, physical offset, time and key, on real stores and against brute force."""
 
+from struct import pack
 from unittest.mock import patch
 
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
@@ -13,7 +14,7 @@ from tests.store.support import STORES, copy_store, expected, message, offsets_o
 from trioha.store import compiled
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexShape
-from trioha.store.reads import SCAN_ENTRIES_MAX, GetStatus, MessageReader, ReadLimits, has_key
+from trioha.store.reads import SCAN_ENTRIES_MAX, GetStatus, MessageReader, ReadLimits, _stretches, has_key
 from trioha.store.record import decode_record
 from trioha.store.record_layout import store_timestamp_ms
 from trioha.store.tags import java_hash
@@ -424,3 +425,24 @@ def test_a_read_up_to_an_offset_of_the_log_sees_the_whole_records_before_it(tmp_
             beyond = reader.get("Orders", queue_id, stored + 1, log_end=log_end)
             assert (beyond.status, beyond.next_begin_offset) == (GetStatus.OFFSET_OVERFLOW_BADLY, visible)
     parts.close()
+
+
+# -- stretches of the log ------------------------------------------------------------------------------------
+
+ENTRIES = st.lists(
+    st.tuples(
+        st.integers(-(2**62), 2**62) | st.integers(0, 5).map(lambda number: 100 * number),
+        st.sampled_from([100, 100, 100, 50, 0, -5, 2**31 - 1]),
+    ),
+    max_size=40,
+)
+
+
+@needs_kernel
+@given(entries=ENTRIES, bytes_max=st.sampled_from([1, 100, 150, 1000, 2**31]))
+@example(entries=[(100 * number, 100) for number in range(32)], bytes_max=2**18)
+@example(entries=[(0, 2**31 - 1)] * 3, bytes_max=2**18)
+@settings(max_examples=300, deadline=None)
+def test_compiled_stretches_are_the_plain_ones(entries, bytes_max):
+    raw = b"".join(pack(">qiq", offset, size, 7) for offset, size in entries)
+    assert compiled.kernel.stretches(raw, bytes_max) == _stretches(raw, bytes_max, None)
