@@ -432,3 +432,26 @@ def test_a_queue_manifest_that_could_not_be_written_is_written_later(store, monk
     store.queue_sync_work()()
     assert load_queue_manifest(store.settings.root) == {("Orders", 0)}
     assert store.queue_sync_work() is None
+
+
+async def test_lone_records_are_reported_as_soon_as_a_report_is_due(store, nursery, autojump_clock):
+    """While a consumer waits, each record is dispatched when it comes, and the last one is reported, too."""
+    reports = []
+
+    def report(offset, records):
+        reports.append((trio.current_time(), offset, records))
+
+    store.dispatcher.is_awaited = lambda: True
+    nursery.start_soon(DispatchService(store, sync_flush=False, on_dispatched=report, sync=at_once).run)
+    await trio.sleep(1)
+    for _ in range(120):
+        last = store.commit_log.append(message())
+        await trio.testing.wait_all_tasks_blocked()
+        assert store.dispatcher.position == last.end_offset
+        await trio.sleep(0.001)
+    await trio.sleep(0.5)
+    assert [time_s for time_s, *_ in reports] == pytest.approx(
+        [1.0 + PROGRESS_INTERVAL_S * number for number in range(4)]
+    )
+    assert reports[-1][1] == last.end_offset
+    assert sum(records for *_, records in reports) == 120

@@ -19,7 +19,7 @@ from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueues, Queue
 from trioha.store.dispatch_settings import DispatchFault, DispatchSettings
 from trioha.store.index_service import IndexService
-from trioha.store.record_entries import EntryCollector, Stop
+from trioha.store.record_entries import AT_END, EntryCollector, Stop
 from trioha.store.record_layout import (
     BLANK_BYTES,
     RECORD_BYTES_MIN,
@@ -133,12 +133,10 @@ class Dispatcher:
         if self.limit is not None:
             until_offset = min(until_offset, max(self.limit.offset, self._queued_offset))
         collector = self._collector
-        while passed < records_max and self.position < until_offset:
-            start = self.position
+        while passed < records_max and (start := self.dispatched.offset) < until_offset:
             try:
                 position, records, last_time_ms = self._collect(start, until_offset, records_max - passed)
-                collector.write()
-                written = collector.touched
+                written = collector.write()
             except BaseException:
                 collector.discard()
                 raise
@@ -168,14 +166,16 @@ class Dispatcher:
         view = self._log.read(position, min(until_offset - position, _READ_BYTES))
         # Files begin at multiples of their length.
         start = position % self._log.file_bytes
-        found = self._collector.collect(view, start, position, records_max=records_max)
-        after, records = found.offset, found.records
-        if found.stop is Stop.AT_BLANK:
-            after = self._next_file(found.offset)
-        elif found.stop is Stop.AT_FAULT:
-            after = self._after_fault(view[found.offset - position :], found.offset, until_offset)
-            records += after != found.offset
-        return after, records, found.last_store_timestamp_ms
+        after, records, stop, last_time_ms = self._collector.collect(
+            view, start, position, records_max=records_max
+        )
+        if stop is AT_END:
+            return after, records, last_time_ms
+        if stop is Stop.AT_BLANK:
+            return self._next_file(after), records, last_time_ms
+        stopped_at = after
+        after = self._after_fault(view[stopped_at - position :], stopped_at, until_offset)
+        return after, records + (after != stopped_at), last_time_ms
 
     def _next_file(self, position: int) -> int:
         return position - position % self._log.file_bytes + self._log.file_bytes

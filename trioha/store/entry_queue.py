@@ -158,18 +158,20 @@ class EntryQueue(ABC):
 
         Raises StoreError if the disk refuses: `discard` then, or call again when there is space.
         """
-        if self.pending:
+        pending = self.pending
+        if pending:
             begin = self._begins_at
             if begin is None:
-                self._files.append(self.pending)
+                self._files.append(pending)
             else:
-                self._files.append(self.pending, start=self._begin_position)
+                self._files.append(pending, start=self._begin_position)
                 self._min_offset = begin
                 self._begins_at = None
             # The dispatcher does not update this for each entry.
-            physical_offset, size = _RECORD(self.pending[-1], len(self.pending[-1]) - self.entry_bytes)
+            last = pending[-1]
+            physical_offset, size = _RECORD(last, len(last) - self.entry_bytes)
             self.max_physical_offset = self._flushed_physical_offset = physical_offset + size
-            self.pending.clear()
+            pending.clear()
 
     def discard(self) -> None:
         """Drop the pending entries: the queue is as its last `flush` left it. Needs no disk access."""

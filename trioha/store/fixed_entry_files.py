@@ -98,6 +98,8 @@ class FixedEntryFiles:
 
         An empty queue may begin at `start`, a multiple of the file length, instead of where it is.
         """
+        if start is None and len(chunks) == 1 and self._append_one(chunks[0]):
+            return
         assert start is None or (self.is_empty and start % self.file_bytes == 0)
         end = self.end if start is None else start
         made: dict[int, Path] = {}
@@ -131,15 +133,33 @@ class FixedEntryFiles:
         except OSError as error:
             if made:
                 self._spare = made
-            raise StoreError(
-                f"cannot be written: {error.strerror}",
-                path=path,
-                hint=f"{hint_at(error)}; nothing is lost, queues are built from the log",
-            ) from error
+            raise _unwritten(error, path) from error
         self._paths |= made
         self.end = end
         if start is not None:
             self.start = start
+
+    def _append_one(self, data: bytes) -> bool:
+        """As `append`, with one chunk for the last file: the usual case, in half the time.
+
+        False if that file is not there or has no room for all, or if the system wrote less: nothing counts
+        then, and the general way writes the same bytes to the same place.
+        """
+        end = self.end
+        at = end % self.file_bytes
+        path = self._paths.get(end - at)
+        if path is None or self._spare is not None or at + len(data) > self.file_bytes:
+            return False
+        assert len(data) % self.entry_bytes == 0
+        try:
+            fd = self._cache.fd(path)
+            self._cache.mark_dirty(path)
+            if os.pwrite(fd, data, at) != len(data):
+                return False
+        except OSError as error:
+            raise _unwritten(error, path) from error
+        self.end = end + len(data)
+        return True
 
     def _remove_spare(self) -> None:
         """Delete the files that a failed `append` has made. Raises OSError."""
@@ -232,6 +252,14 @@ class FixedEntryFiles:
         except OSError as error:
             raise StoreError(f"cannot be deleted: {error.strerror}", path=path) from error
         del self._paths[start]
+
+
+def _unwritten(error: OSError, path: Path) -> StoreError:
+    return StoreError(
+        f"cannot be written: {error.strerror}",
+        path=path,
+        hint=f"{hint_at(error)}; nothing is lost, queues are built from the log",
+    )
 
 
 def _joined(chunks: Sequence[bytes]) -> Iterator[bytes]:

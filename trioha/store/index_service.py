@@ -17,7 +17,15 @@ import structlog
 from attrs import frozen
 
 from trioha.errors import StoreError
-from trioha.store.index_file import KEY_BYTES, IndexFile, IndexShape, key_hashes, unpack_key, unpack_keys
+from trioha.store.index_file import (
+    KEY_BYTES,
+    IndexFile,
+    IndexShape,
+    key_hash,
+    key_hashes,
+    unpack_key,
+    unpack_keys,
+)
 from trioha.store.syncing import SyncWork
 from trioha.store.tags import java_hashes
 
@@ -174,6 +182,10 @@ class IndexService:
         StoreError if the disk refuses; `end_physical_offset` shows then how far it came, and the same records
         can be put again.
         """
+        if len(java_hashes) == 1 and self._put_one(
+            java_hashes[0], physical_offsets[0], store_timestamps_ms[0], last_record_offset
+        ):
+            return
         hashes: Sequence[int] = key_hashes(java_hashes)
         again = self.end_physical_offset
         if physical_offsets and physical_offsets[0] == again and self._files:
@@ -204,6 +216,8 @@ class IndexService:
 
     def put_column(self, keys: bytes, *, last_record_offset: int) -> None:
         """As `put`, with the compiled kernel's keys, `KEY_BYTES` each, and by it."""
+        if len(keys) == KEY_BYTES and self._put_one(*unpack_key(keys, 0), last_record_offset):
+            return
         if keys and self._files and unpack_key(keys, 0)[1] == self.end_physical_offset:
             # Records that come again, of which some keys are here: rare.
             hashes, offsets, times = zip(*unpack_keys(keys), strict=True)
@@ -227,6 +241,22 @@ class IndexService:
             end_before = last
             done = stop
         self._start_next_if_full(file, last_record_offset)
+
+    def _put_one(
+        self, java_hash: int, physical_offset: int, store_timestamp_ms: int, last_record_offset: int
+    ) -> bool:
+        """As `put`, with one key: that of a record that is dispatched alone.
+
+        False, with nothing changed, if there is no file with room or the record may be here already.
+        """
+        file = self._files[-1] if self._files else None
+        if file is None or file.is_full or physical_offset == file.end_physical_offset:
+            return False
+        file.put_one(key_hash(java_hash), physical_offset, store_timestamp_ms)
+        self._unsynced.add(file.path)
+        self._last_record_keys = 1
+        self._start_next_if_full(file, last_record_offset)
+        return True
 
     def _start_next_if_full(self, file: IndexFile, last_record_offset: int) -> None:
         """Make the file after `file`, the last one written, if the broker has it for the last record.

@@ -12,11 +12,12 @@ properties, or damaged ones.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from enum import Enum, auto
 from struct import Struct
-from typing import cast
+from typing import Final, NamedTuple, cast
 
-from attrs import define, frozen
+from attrs import define
 from isal.isal_zlib import crc32
 
 from trioha.errors import StoreError
@@ -49,6 +50,9 @@ from trioha.store.topics import LMQ_PREFIX, SCHEDULE_TOPIC
 
 _TAG_CACHE_MAX = 65536
 _CACHED_TAG_BYTES_MAX = 128
+_SHORT_KEY_BYTES = 48
+"""Up to this length a loop hashes a single key faster than `tags.java_hashes`."""
+_MASK_32 = 0xFFFFFFFF
 _PLAIN_RECORDS_MAX = 64
 """The most records that are collected in plain Python before the compiled kernel is tried again."""
 
@@ -67,8 +71,11 @@ class Stop(Enum):
     AT_FAULT = auto()
 
 
-@frozen
-class Collected:
+AT_END: Final = Stop.AT_END
+"""To look up a member of an enum costs as much as a call."""
+
+
+class Collected(NamedTuple):
     """Result of a walk over records."""
 
     offset: int
@@ -120,11 +127,6 @@ class EntryCollector:
                 multi_dispatch=settings.enable_multi_dispatch,
             )
 
-    @property
-    def touched(self) -> list[Queue]:
-        """The queues that have entries of the stretch at hand."""
-        return list(self._touched.values())
-
     def forget_queues(self) -> None:
         """Look queues up again: call it when topics were deleted or have become batch topics."""
         self._targets.clear()
@@ -135,27 +137,34 @@ class EntryCollector:
         """Report a record that is not dispatched, or not to all of its queues."""
         self._faults.append(DispatchFault(physical_offset, reason))
 
-    def write(self) -> None:
-        """Write the collected entries to queues and index. Raises StoreError: `discard` then."""
-        for queue in self._touched.values():
+    def write(self) -> list[Queue]:
+        """Write the collected entries to queues and index; returns these queues.
+
+        Raises StoreError: `discard` then.
+        """
+        touched = list(self._touched.values())
+        for queue in touched:
             queue.flush()
         if self._index is None or self._last_record_offset < 0:
-            return
+            return touched
         if self._columns is not None:
             self._move_keys(self._columns)
             self._index.put_column(self._columns.keys(), last_record_offset=self._last_record_offset)
         else:
             self._index.put(
-                java_hashes_with_prefix(self._prefixes, self._keys),
+                _hashes_after(self._prefixes, self._keys),
                 self._key_offsets,
                 self._key_times_ms,
                 last_record_offset=self._last_record_offset,
             )
+        return touched
 
-    def finish(self) -> list[DispatchFault]:
+    def finish(self) -> Sequence[DispatchFault]:
         """Drop the collected entries, which are written; returns the collected faults."""
-        faults, self._faults = self._faults, []
         self._clear()
+        if not self._faults:
+            return ()
+        faults, self._faults = self._faults, []
         return faults
 
     def discard(self) -> None:
@@ -167,7 +176,8 @@ class EntryCollector:
 
     def _clear(self) -> None:
         self._touched.clear()
-        self._clear_keys()
+        if self._keys:
+            self._clear_keys()
         if self._columns is not None:
             self._columns.clear()
         self._last_record_offset = -1
@@ -190,7 +200,8 @@ class EntryCollector:
         at, end = 0, len(view)
         records = 0
         last_time_ms = 0
-        data = b""
+        # A short stretch, as of a record that comes alone, is copied whole.
+        data = bytes(view) if end <= LONG_RECORD_BYTES else b""
         data_at = 0
         plain_records = 1
         while records < records_max and at < end:
@@ -220,11 +231,11 @@ class EntryCollector:
             records += found.records
             if found.records:
                 last_time_ms = found.last_store_timestamp_ms
-            if found.stop is not Stop.AT_END:
+            if found.stop is not AT_END:
                 return Collected(found.offset, records, found.stop, last_time_ms)
             # Where uncommon records are usual, to try each of them would cost more than it saves.
             plain_records = min(plain_records * 2, _PLAIN_RECORDS_MAX)
-        return Collected(physical_offset + at, records, Stop.AT_END, last_time_ms)
+        return Collected(physical_offset + at, records, AT_END, last_time_ms)
 
     def _move_keys(self, columns: compiled.kernel.Columns) -> None:
         """Move the keys that were collected in plain Python after those in `columns`."""
@@ -260,7 +271,7 @@ class EntryCollector:
         last_record_offset = self._last_record_offset
         last_time_ms = 0
         records = 0
-        stop = Stop.AT_END
+        stop = AT_END
         # A record cannot start closer to the end.
         last_start = end - RECORD_BYTES_MIN
         while at <= last_start and records < records_max:
@@ -369,7 +380,7 @@ class EntryCollector:
                     key_times.append(time_ms)
                 else:
                     self._put_keys(target, properties, "KEYS", offset=physical_offset, time_ms=time_ms)
-        if last_start < at < end and stop is Stop.AT_END and records < records_max:
+        if last_start < at < end and stop is AT_END and records < records_max:
             stop = Stop.AT_BLANK if starts_blank(data, at, end) else Stop.AT_FAULT
         self._last_record_offset = last_record_offset
         return Collected(shift + at, records, stop, last_time_ms)
@@ -496,7 +507,18 @@ class EntryCollector:
 
 
 def _hash_after(prefix_hash: int, key: bytes) -> int:
+    if len(key) <= _SHORT_KEY_BYTES and key.isascii():
+        value = prefix_hash
+        for unit in key:
+            value = value * 31 + unit
+        return value & _MASK_32
     return java_hashes_with_prefix([prefix_hash], [key])[0]
+
+
+def _hashes_after(prefix_hashes: list[int], keys: list[bytes]) -> list[int]:
+    if len(keys) == 1:
+        return [_hash_after(prefix_hashes[0], keys[0])]
+    return java_hashes_with_prefix(prefix_hashes, keys)
 
 
 def _batch_span(properties: dict[str, str], queue_offset: int) -> tuple[int, int] | None:
