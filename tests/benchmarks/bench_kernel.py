@@ -60,7 +60,7 @@ def encode_batches(*, count: int) -> None:
     body = encode_batch_body([BatchItem(BODY, b"UNIQ_KEY\x017F00000100002A139A5553B5F2F80000\x02")] * BATCH)
     topic, version_2, _ = encoded_topic("BenchTopic")
     for _ in range(count):
-        batch = MessageBatch("BenchTopic", 0, batch_items(body, shared=b"CLUSTER\x01c\x02"), born_host=host)
+        batch = MessageBatch("BenchTopic", 0, batch_items(body), born_host=host)
         sizes = common_sizes(
             batch, topic=topic, store_host=host, body_bytes_max=4 << 20
         ) or batch_record_sizes(batch, topic=topic, store_host=host)

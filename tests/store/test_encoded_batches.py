@@ -10,10 +10,9 @@ from tests.store.test_any_record import HOST_V6
 from tests.store.test_kernel import mode, needs_kernel
 from trioha.errors import RemoteProtocolError
 from trioha.remoting.message_batch import batch_items, encode_batch_body, parse_batch
-from trioha.store import kernel
 from trioha.store.batch_records import batch_record_sizes, common_sizes, encode_batch
 from trioha.store.landmarks import Landmarks
-from trioha.store.message_properties import PROPERTIES_BYTES_MAX, PROPERTY_SEPARATOR
+from trioha.store.message_properties import PROPERTIES_BYTES_MAX
 from trioha.store.messages import BatchItem, EncodedItems, MessageBatch
 from trioha.store.put_limits import encoded_topic
 
@@ -33,14 +32,9 @@ FIELDS = st.fixed_dictionaries(
 )
 
 
-def test_constants_of_the_kernel_are_those_of_the_plain_code() -> None:
-    assert kernel.PROPERTIES_BYTES_MAX == PROPERTIES_BYTES_MAX
-    assert bytes([kernel.PROPERTY_SEPARATOR]) == PROPERTY_SEPARATOR
-
-
-def items_of(body, shared, *, is_compiled):
+def items_of(body, *, is_compiled):
     with mode(is_compiled=is_compiled):
-        items = batch_items(body, shared=shared)
+        items = batch_items(body)
     assert isinstance(items, EncodedItems) is is_compiled
     return items
 
@@ -48,20 +42,19 @@ def items_of(body, shared, *, is_compiled):
 @needs_kernel
 @given(
     items=ITEMS,
-    shared=PROPERTIES,
     fields=FIELDS,
     topic=st.sampled_from(["T", "Orders", "%RETRY%" + "g" * 130]),
     store_host=st.sampled_from([HOST, HOST_V6]),
     offsets=st.tuples(st.integers(0, 2**62), st.integers(0, 2**62), st.integers(0, 2**62)),
 )
-def test_records_of_a_batch_are_those_of_the_plain_code(*, items, shared, fields, topic, store_host, offsets):
+def test_records_of_a_batch_are_those_of_the_plain_code(*, items, fields, topic, store_host, offsets):
     body = encode_batch_body(items)
     # Such batches are looked at message by message.
     assume(b"INNER_" not in body)
     encoded, version_2, _ = encoded_topic(topic)
     found = {}
     for is_compiled in (False, True):
-        batch = MessageBatch(topic, items=items_of(body, shared, is_compiled=is_compiled), **fields)
+        batch = MessageBatch(topic, items=items_of(body, is_compiled=is_compiled), **fields)
         with mode(is_compiled=is_compiled):
             sizes = (
                 common_sizes(batch, topic=encoded, store_host=store_host, body_bytes_max=40)
@@ -101,7 +94,7 @@ def test_bytes_that_are_no_batch_are_refused_as_by_the_plain_code(items, damage,
     for is_compiled in (False, True):
         with mode(is_compiled=is_compiled):
             try:
-                found.append(list(batch_items(body, shared=b"CLUSTER\x01c\x02")))
+                found.append(list(batch_items(body)))
             except RemoteProtocolError as error:
                 found.append(str(error))
     assert found[0] == found[1]
@@ -129,9 +122,7 @@ def test_the_log_stores_and_refuses_a_batch_as_without_the_kernel(items, tmp_pat
     for is_compiled in (False, True):
         with mode(is_compiled=is_compiled):
             log, _ = open_log(tmp_path / str(is_compiled), message_bytes_max=100)
-            batch = MessageBatch(
-                "Orders", 1, items_of(body, b"CLUSTER\x01c\x02", is_compiled=is_compiled), born_host=HOST
-            )
+            batch = MessageBatch("Orders", 1, items_of(body, is_compiled=is_compiled), born_host=HOST)
             result = log.append_batch(batch)
             found.append((result, result.message_id, log_bytes(log), dict(log.queue_offsets)))
     assert found[0] == found[1]
@@ -147,7 +138,7 @@ def test_a_batch_is_decoded_only_where_its_messages_are_looked_at(tmp_path):
 
     body = encode_batch_body(decode())
     decoded.clear()
-    items = EncodedItems(body, shared=b"", count=2, decode=decode)
+    items = EncodedItems(body, count=2, decode=decode)
     log, _ = open_log(tmp_path)
     with mode(is_compiled=True):
         assert log.append_batch(MessageBatch("Orders", 0, items)).messages == 2

@@ -177,7 +177,11 @@ class SendProcessor:
     def _batch(
         self, header: SendMessageRequestHeader, properties: bytes, request: RemotingCommand, peer: Peer
     ) -> tuple[Message | MessageBatch, int, bool]:
-        """As `_message`, of a batch: a record for each message, or one in a topic with batch queues."""
+        """As `_message`, of a batch: a record for each message, or one in a topic with batch queues.
+
+        Each record has the properties of its message, and none of the batch, as in 5.5.0: up to 5.3 those of
+        the batch follow, so that all its messages have one UNIQ_KEY.
+        """
         if header.topic.startswith(RETRY_TOPIC_PREFIX):
             raise BadRequestError(
                 f"batch request does not support retry group {header.topic}",
@@ -190,9 +194,8 @@ class SendProcessor:
                 code=ResponseCode.MESSAGE_ILLEGAL,
             )
         body = bytes(request.body)
-        shared = join_properties(properties, self._cluster)
         try:
-            items = batch_items(body, shared=shared)
+            items = batch_items(body)
         except RemoteProtocolError as error:
             raise BadRequestError(str(error), code=ResponseCode.MESSAGE_ILLEGAL) from None
         queue_id = self._queue_id(header, peer)
@@ -202,7 +205,10 @@ class SendProcessor:
                 topic=header.topic,
                 queue_id=queue_id,
                 body=body,
-                properties=join_properties(shared, encode_properties({"INNER_NUM": str(len(items))})),
+                properties=join_properties(
+                    join_properties(properties, self._cluster),
+                    encode_properties({"INNER_NUM": str(len(items))}),
+                ),
                 flag=header.flag,
                 sys_flag=header.sys_flag | BATCH_BITS,
                 born_timestamp_ms=header.born_timestamp_ms,

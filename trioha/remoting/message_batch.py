@@ -21,7 +21,6 @@ from typing import Final
 
 from trioha.errors import RemoteProtocolError
 from trioha.store import compiled
-from trioha.store.message_properties import join_properties
 from trioha.store.messages import BatchItem, EncodedItems
 
 _HEAD: Final = Struct(">iiiii")
@@ -56,21 +55,11 @@ def parse_batch(body: bytes | memoryview) -> list[BatchItem]:
     return items
 
 
-def batch_items(body: bytes, *, shared: bytes) -> Sequence[BatchItem]:
-    """The messages of a batch, each with the properties `shared` after its own; left encoded for the kernel.
-
-    Raises RemoteProtocolError as `parse_batch`.
-    """
-    if compiled.IS_COMPILED and (sizes := compiled.kernel.batch_sizes(body, 0, 0, len(body), True)):
-        return EncodedItems(body, shared=shared, count=len(sizes), decode=partial(_joined, body, shared))
-    return _joined(body, shared)
-
-
-def _joined(body: bytes, shared: bytes) -> list[BatchItem]:
-    return [
-        BatchItem(item.body, join_properties(item.properties, shared), item.flag)
-        for item in parse_batch(body)
-    ]
+def batch_items(body: bytes) -> Sequence[BatchItem]:
+    """The messages of a batch; left encoded for the kernel. Raises RemoteProtocolError as `parse_batch`."""
+    if compiled.IS_COMPILED and (sizes := compiled.kernel.batch_sizes(body, 0, len(body), True)):
+        return EncodedItems(body, count=len(sizes), decode=partial(parse_batch, body))
+    return parse_batch(body)
 
 
 def encode_batch_body(items: Iterable[BatchItem]) -> bytes:

@@ -29,7 +29,6 @@ _BEFORE_BODY = Struct(">iqi")
 """reconsumeTimes, preparedTransactionOffset, the body's length."""
 _I16 = Struct(">h")
 _HOSTS_V4_BYTES = 16
-_INNER = b"INNER_"
 _SIGN_32 = 1 << 32
 
 
@@ -38,10 +37,8 @@ def common_sizes(batch: MessageBatch, *, topic: bytes, store_host: Host, body_by
     items = batch.items
     if not (compiled.IS_COMPILED and isinstance(items, EncodedItems)):
         return []
-    if _INNER in items.shared:
-        return []
     record_bytes = _record_bytes(batch, topic=topic, store_host=store_host)
-    return compiled.kernel.batch_sizes(items.body, record_bytes, len(items.shared), body_bytes_max, False)
+    return compiled.kernel.batch_sizes(items.body, record_bytes, body_bytes_max, False)
 
 
 def batch_record_sizes(batch: MessageBatch, *, topic: bytes, store_host: Host) -> list[int]:
@@ -77,7 +74,6 @@ def encode_batch(
         return compiled.kernel.encode_batch(
             batch.items.body,
             sizes,
-            batch.items.shared,
             magic - _SIGN_32,
             batch.queue_id,
             queue_offset,

@@ -558,20 +558,15 @@ def _swapped(word: i64) -> i64:
 ITEM_BODY_AT: Final = 20
 """Of a message of a batch: i32 size, magic, CRC, flag, body length; body; i16 length, properties."""
 ITEM_BYTES_MIN: Final = 22
-PROPERTIES_BYTES_MAX: Final = 32767
-PROPERTY_SEPARATOR: Final = 2
 INNER: Final = b"INNER_"
 """Starts the names of properties that only the log writes."""
 
 
-def batch_sizes(
-    batch: bytes, record_bytes: i64, shared_bytes: i64, body_bytes_max: i64, takes_inner: bool
-) -> list[int]:
+def batch_sizes(batch: bytes, record_bytes: i64, body_bytes_max: i64, takes_inner: bool) -> list[int]:
     """Bytes of the record of each message of a batch, whose own bytes are added to `record_bytes`.
 
-    `shared_bytes` of properties follow those of each message. Empty for bytes that are not a batch, and for a
-    batch with a body above `body_bytes_max`, or with properties above `PROPERTIES_BYTES_MAX` or, unless
-    `takes_inner`, with `INNER_` in them.
+    Empty for bytes that are not a batch, and for a batch with a body above `body_bytes_max` or, unless
+    `takes_inner`, with `INNER_` in its properties.
     """
     sizes: list[int] = []
     end: i64 = len(batch)
@@ -586,11 +581,6 @@ def batch_sizes(
         properties_bytes: i64 = i64(read_i16_be(batch, properties_at - 2))
         next_at: i64 = properties_at + properties_bytes
         if properties_bytes < 0 or next_at > end or next_at - at != i64(read_i32_be(batch, at)):
-            return []
-        if properties_bytes and shared_bytes and batch[next_at - 1] != PROPERTY_SEPARATOR:
-            properties_bytes += 1
-        properties_bytes += shared_bytes
-        if properties_bytes > PROPERTIES_BYTES_MAX:
             return []
         if not takes_inner and _has_inner(batch, properties_at, next_at):
             return []
@@ -612,7 +602,6 @@ def _has_inner(data: bytes, at: i64, end: i64) -> bool:
 def encode_batch(  # noqa: PLR0917 - keywords would cost a call more
     batch: bytes,
     sizes: list[int],
-    shared: bytes,
     magic: i64,
     queue_id: i64,
     queue_offset: i64,
@@ -629,7 +618,6 @@ def encode_batch(  # noqa: PLR0917 - keywords would cost a call more
     `hosts` are born host, store timestamp and store host, `topic` has its length before it.
     """
     records = BytesWriter()
-    shared_bytes: i64 = len(shared)
     at: i64 = 0
     for number in range(len(sizes)):
         size: i64 = i64(sizes[number])
@@ -637,7 +625,6 @@ def encode_batch(  # noqa: PLR0917 - keywords would cost a call more
         body_end: i64 = at + ITEM_BODY_AT + body_bytes
         body = batch[at + ITEM_BODY_AT : body_end]
         next_at: i64 = at + i64(read_i32_be(batch, at))
-        properties_bytes: i64 = next_at - body_end - 2
         write_i32_be(records, i32(size))
         write_i32_be(records, i32(magic))
         write_i32_be(records, i32(i64(crc32(body)) & CRC_MASK))
@@ -653,15 +640,8 @@ def encode_batch(  # noqa: PLR0917 - keywords would cost a call more
         write_i32_be(records, i32(body_bytes))
         records.write(body)
         records.write(topic)
-        is_joined = properties_bytes > 0 and shared_bytes > 0 and batch[next_at - 1] != PROPERTY_SEPARATOR
-        joined_bytes: i64 = properties_bytes + shared_bytes
-        if is_joined:
-            joined_bytes += 1
-        write_i16_be(records, i16(joined_bytes))
-        records.write(batch[body_end + 2 : next_at])
-        if is_joined:
-            records.append(PROPERTY_SEPARATOR)
-        records.write(shared)
+        # The length of the properties, and these.
+        records.write(batch[body_end:next_at])
         queue_offset += 1
         physical_offset += size
         at = next_at

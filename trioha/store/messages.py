@@ -49,15 +49,11 @@ class BatchItem:
 class EncodedItems(Sequence[BatchItem]):
     """The messages of a batch as the producer sent them, for the compiled kernel; decoded where needed."""
 
-    __slots__ = ("_count", "_decode", "_items", "body", "shared")
+    __slots__ = ("_count", "_decode", "_items", "body")
 
-    def __init__(
-        self, body: bytes, *, shared: bytes, count: int, decode: Callable[[], list[BatchItem]]
-    ) -> None:
-        """`body` has `count` messages; `decode` gives them with their `shared` properties."""
+    def __init__(self, body: bytes, *, count: int, decode: Callable[[], list[BatchItem]]) -> None:
+        """`body` has `count` messages; `decode` gives them."""
         self.body = body
-        self.shared = shared
-        """Properties that each message gets, encoded."""
         self._count = count
         self._decode = decode
         self._items: list[BatchItem] | None = None
