@@ -1,4 +1,4 @@
-"""Sends that a broker refuses: code and remark of real brokers and of a trioha node, side by side."""
+"""Sends that a broker refuses, and batches: real brokers and a trioha node side by side."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from trioha.remoting.message_batch import encode_batch_body
 from trioha.remoting.send_message import SendMessageRequestHeader
 from trioha.store.message_properties import encode_properties
 from trioha.store.messages import BatchItem
+from trioha.store.record import Record, decode_record
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
@@ -253,3 +254,45 @@ def test_a_refused_send_gets_the_answer_of_a_real_broker_or_one_that_differs_on_
 
 def test_every_difference_is_of_a_case() -> None:
     assert DIFFERENCES.keys() <= CASES.keys() | {name for cases in BY_PERMISSION.values() for name in cases}
+
+
+# -- batches that are accepted -------------------------------------------------------------------------------
+
+BATCH_PROPERTIES_ADDED = ("4.9.7", "5.3.3")
+"""Versions that put the properties of a batch after those of each of its messages."""
+OWN = [b"UNIQ_KEY\x01U1\x02WAIT\x01true\x02", b"TAGS\x01a", b""]
+
+
+async def _stored_properties(address: str, version: int) -> list[bytes]:
+    """Properties of the messages of a batch that has some of its own, as consumers get them."""
+    body = encode_batch_body([BatchItem(b"body", properties) for properties in OWN])
+    batch = send_batch(body, topic="TopicBatch", properties={"WAIT": "true", "UNIQ_KEY": "of the batch"})
+    subscribed = {"topic": "TopicBatch", "sysFlag": "4", "subscription": "*", "maxMsgNums": "32"}
+    pull = evolve(PULL, ext_fields={**PULL.ext_fields, **subscribed})
+    async with open_client(address) as client:
+        assert (await client.request(evolve(batch, version=version), timeout_s=10.0)).code == 0
+        with trio.fail_after(20):
+            while (found := await client.request(evolve(pull, version=version), timeout_s=10.0)).code != 0:  # noqa: ASYNC110
+                await trio.sleep(0.1)
+    view, at, stored = memoryview(bytes(found.whole_body)), 0, []
+    while at < len(view):
+        size = int.from_bytes(view[at : at + 4], "big")
+        record = decode_record(view[at : at + size])
+        assert isinstance(record, Record)
+        stored.append(record.properties_raw)
+        at += size
+    return stored
+
+
+def test_messages_of_a_batch_have_their_own_properties_only_as_in_the_newest_broker(
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
+    version = Version.V5_3_3 if is_5(java.version) else Version.V4_9_7
+    real = java.open_broker(tmp_path / "real", role="ASYNC_MASTER")
+    node = start_node("broker", role="ASYNC_MASTER")
+    theirs = trio.run(_stored_properties, real.listen_address, version)
+    assert trio.run(_stored_properties, node.listen_address, version) == OWN
+    if java.version in BATCH_PROPERTIES_ADDED:
+        assert all(len(more) > len(own) and own in more for own, more in zip(OWN, theirs, strict=True))
+    else:
+        assert theirs == OWN
