@@ -173,7 +173,7 @@ DIFFERENCES = {
         "45", ILLEGAL, "message 0 of the batch: body of 65001 bytes, maxMessageSize is 65000"
     ),
     "a batch above maxMessageSize": Difference(
-        "45", ILLEGAL, "a batch of 90357 bytes never fits a log file of 65536 bytes"
+        "45", ILLEGAL, "a batch of 90309 bytes never fits a log file of 65536 bytes"
     ),
     # Java exceptions.
     "no queueId": Difference("45", SYSTEM_ERROR, "request header field queueId (e) is missing"),
