@@ -230,7 +230,7 @@ def drive(
 def drive_oneway(
     address: str, ask: Callable[[], bytes], *, together: int, pause_s: float, seconds: float
 ) -> tuple[int, float, float]:
-    """As `drive`, of one-way requests: so many in one call, then a pause. They have no latency."""
+    """As `drive`, with one-way requests: some in one call, then a pause. There are no latencies."""
     with Wire(address) as wire:
         began_s = time.perf_counter()
         done = 0

@@ -3,8 +3,8 @@
 Theory of operation. Each waiting pull is a `LongPoll`, kept under its queue. When the dispatcher has put
 entries in queues, it names them to `arrived`, which calls the pulls of those queues and looks at no other:
 ten thousand idle pulls cost nothing while other queues are written. One task ends pulls whose time is over:
-it sleeps until the earliest deadline. A pull has no task: whoever opened it looks at the queue when it is
-called, amid the work of the dispatcher, and closes it when it waits no more.
+it sleeps until the earliest deadline. A pull has no task: its `Waiter` is called amid the work of the
+dispatcher, reads the queue then, and closes the pull when it has an answer.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from trioha.remoting import compiled
 from trioha.remoting.codes import LanguageCode
 from trioha.remoting.command import RemotingCommand, SerializeType
 from trioha.remoting.fastjson import as_text, parse_json, shown
-from trioha.remoting.pull_forms import PullForms
+from trioha.remoting.pull_forms import FORM_BYTES_MAX, PullForms
 from trioha.store.messages import EncodedSends
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -52,7 +52,6 @@ _COLUMNS = Struct(">9q")
 _I32_MAX = I32.high
 _HEADER_BYTES_FIELD_MAX = 0xFFFFFF
 _TLS_HANDSHAKE = 0x16
-_PULL_STARTS: Final = (b'{"code":11,', b'{"code":361,')
 _CUT_BYTES_MAX = 128 * 1024
 """Bytes of commands that were already returned which are kept before the rest of their block."""
 
@@ -315,8 +314,8 @@ class FrameDecoder:
         self.header_bytes = header_end - start - 8
         serialization = type_word >> 24
         if serialization == 0:
-            if self._forms is not None and not body and header.startswith(_PULL_STARTS):
-                return _decode_pull(header, self._forms)
+            if self._forms is not None and not body and len(header) <= FORM_BYTES_MAX:
+                return _decode_short_header(header, self._forms)
             return _decode_json_header(header, body)
         if serialization == 1:
             return _decode_binary_header(header, body)
@@ -354,11 +353,15 @@ class FrameDecoder:
         return True
 
 
-def _decode_pull(header: bytes, forms: PullForms) -> RemotingCommand:
-    command: RemotingCommand | None = forms.read(header)
-    if command is None:
-        command = _decode_json_header(header, b"")
-        forms.learn(header, command)
+def _decode_short_header(header: bytes, forms: PullForms) -> RemotingCommand:
+    """A command without a body, by its form if it is a pull."""
+    pull = compiled.kernel.read_pull(header)
+    form = None if pull is None else forms.find(pull.form)
+    if pull is not None and form is not None:
+        return form.command_of(pull)
+    command = _decode_json_header(header, b"")
+    if pull is not None:
+        forms.keep(pull.form, command)
     return command
 
 

@@ -246,28 +246,39 @@ def _read_header(data: bytes, at: i64, end: i64, send: _Send) -> bool:
         return False
     send.is_oneway = data[at] == 50
     at += 1
-    if not _starts(data, at, end, FLAG_END):
+    start = _opaque_at(data, at, end)
+    if start < 0:
         return False
+    at = _digits_end(data, start, end)
+    send.opaque = _plain_number(data, start, at, NUMBER_DIGITS_MAX)
+    return 0 <= send.opaque <= NUMBER_MAX and _is_end(data, at, end)
+
+
+def _opaque_at(data: bytes, at: i64, end: i64) -> i64:
+    """Where opaque starts in a header whose flag ends at `at`; -1 if its language does not stand between."""
+    if not _starts(data, at, end, FLAG_END):
+        return -1
     at += len(FLAG_END)
     while at < end and 65 <= i64(data[at]) <= 90:
         # The language's name, in capitals.
         at += 1
-    if not _starts(data, at, end, OPAQUE):
-        return False
-    at += len(OPAQUE)
-    start = at
+    return at + len(OPAQUE) if _starts(data, at, end, OPAQUE) else -1
+
+
+def _digits_end(data: bytes, at: i64, end: i64) -> i64:
     while at < end and 48 <= i64(data[at]) <= 57:
         at += 1
-    if at > start + 1 and data[start] == 48:
-        # No number of JSON.
-        return False
-    send.opaque = _number(data, start, at, NUMBER_DIGITS_MAX)
-    if send.opaque < 0 or send.opaque > NUMBER_MAX or not _starts(data, at, end, VERSION):
+    return at
+
+
+def _is_end(data: bytes, at: i64, end: i64) -> bool:
+    """Whether `data[at:end]` is what follows opaque in a header of JSON."""
+    if not _starts(data, at, end, VERSION):
         return False
     at += len(VERSION)
-    if end - at < 2 or data[end - 1] != 125 or (data[at] == 48 and end - at > 2):
+    if end - at < 2 or data[end - 1] != 125:
         return False
-    number = _number(data, at, end - 1, NUMBER_DIGITS_MAX)
+    number = _plain_number(data, at, end - 1, NUMBER_DIGITS_MAX)
     return 0 <= number <= NUMBER_MAX
 
 
@@ -407,7 +418,7 @@ def _decimal(value: i64) -> bytes:
 
 PULL_START: Final = b'{"code":11,"extFields":{'
 LITE_PULL_START: Final = b'{"code":361,"extFields":{'
-PULL_FIELDS_END: Final = b'},"flag":0,"language":"'
+PULL_FIELDS_END: Final = b'},"flag":0'
 QUEUE_OFFSET: Final = b"queueOffset"
 COMMIT_OFFSET: Final = b"commitOffset"
 OFFSET_DIGITS_MAX: Final = 18
@@ -481,27 +492,15 @@ def read_pull(header: bytes) -> Pull | None:
         at += 1
     if not has_queue_offset or not _starts(header, at, end, PULL_FIELDS_END):
         return None
-    at += len(PULL_FIELDS_END)
-    while at < end and 65 <= i64(header[at]) <= 90:
-        at += 1
-    if not _starts(header, at, end, OPAQUE):
+    start = _opaque_at(header, at + len(PULL_FIELDS_END), end)
+    if start < 0:
         return None
-    at += len(OPAQUE)
-    form.write(header[copied:at])
-    start: i64 = at
-    while at < end and 48 <= i64(header[at]) <= 57:
-        at += 1
+    at = _digits_end(header, start, end)
     pull.opaque = _plain_number(header, start, at, NUMBER_DIGITS_MAX)
-    if pull.opaque < 0 or pull.opaque > NUMBER_MAX or not _starts(header, at, end, VERSION):
+    if pull.opaque < 0 or pull.opaque > NUMBER_MAX or not _is_end(header, at, end):
         return None
-    copied = at
-    at += len(VERSION)
-    if end - at < 2 or header[end - 1] != 125:
-        return None
-    number = _plain_number(header, at, end - 1, NUMBER_DIGITS_MAX)
-    if number < 0 or number > NUMBER_MAX:
-        return None
-    form.write(header[copied:])
+    form.write(header[copied:start])
+    form.write(header[at:])
     pull.form = form.getvalue()
     return pull
 
@@ -530,6 +529,8 @@ def _is_text(data: bytes, at: i64, end: i64, text: bytes) -> bool:
 
 
 # -- headers of answers --------------------------------------------------------------------------------------
+
+HEADER_BYTES_MAX: Final = 0xFFFFFF
 
 
 def encode_json_head(  # noqa: PLR0917 - keywords would cost a call more
@@ -584,9 +585,6 @@ def encode_json_head(  # noqa: PLR0917 - keywords would cost a call more
     write_i32_be(frame, i32(header_bytes))
     frame.write(text)
     return frame.getvalue()
-
-
-HEADER_BYTES_MAX: Final = 0xFFFFFF
 
 
 def _write_text(out: BytesWriter, text: str) -> bool:

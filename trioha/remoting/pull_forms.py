@@ -1,10 +1,10 @@
 """Forms of pulls: what the pulls of a consumer for one queue have in common.
 
 Theory of operation. A push consumer asks for each of its queues again and again, and between two requests
-only opaque, queueOffset and commitOffset differ. `remoting.kernel` cuts these numbers out of a header, and
-what is left, the form, finds the fields that the plain code has read the first time. Whoever handles pulls
-may keep with a form what follows from its fields. Forms are bounded in number and size, whatever peers send:
-with too many all are dropped, and those in use come back.
+only opaque, queueOffset and commitOffset differ. `remoting.kernel` cuts these numbers out of a header. What
+is left is the form: a key, under which the fields are kept that the plain code has read from the first pull
+of the form. The handler of pulls may keep with it what follows from these fields. Forms are bounded in number
+and size, whatever peers send: with too many all are dropped, and those in use come back.
 """
 
 from __future__ import annotations
@@ -18,19 +18,44 @@ from trioha.remoting.command import RemotingCommand
 
 FORMS_MAX: Final = 2048
 FORM_BYTES_MAX: Final = 1024
-"""Of the header of a pull that is kept: those of RocketMQ's clients have some 400."""
+"""Of a header that is read by its form: those of RocketMQ's clients have some 400."""
 
 
 class PullForm:
     """A header of pulls without opaque, queueOffset and commitOffset."""
 
-    __slots__ = ("command", "kept")
+    __slots__ = ("_first", "kept")
 
-    def __init__(self, command: RemotingCommand) -> None:
-        self.command = command
-        """The first pull of the form."""
+    def __init__(self, first: RemotingCommand) -> None:
+        """`first` is the first pull of the form."""
+        self._first = first
         self.kept: object = None
         """What the handler of pulls keeps with the form."""
+
+    def command_of(self, pull: compiled.kernel.Pull) -> KnownPull:
+        """The request of this form with the numbers of `pull`."""
+        first = self._first
+        assert isinstance(first.ext_fields, dict)
+        fields = first.ext_fields.copy()
+        fields["queueOffset"] = str(pull.queue_offset)
+        commit_offset = pull.commit_offset if pull.commit_offset >= 0 else None
+        if commit_offset is not None:
+            fields["commitOffset"] = str(commit_offset)
+        return KnownPull(
+            first.code,
+            pull.opaque,
+            0,
+            None,
+            fields,
+            b"",
+            first.language,
+            first.version,
+            first.serialize_type,
+            (),
+            self,
+            pull.queue_offset,
+            commit_offset,
+        )
 
 
 @define
@@ -53,41 +78,12 @@ class PullForms:
     def __len__(self) -> int:
         return len(self._forms)
 
-    def read(self, header: bytes) -> KnownPull | None:
-        """The pull with this header, if its form is known; None for any other header."""
-        pull = compiled.kernel.read_pull(header)
-        if pull is None or (form := self._forms.get(pull.form)) is None:
-            return None
-        first = form.command
-        assert isinstance(first.ext_fields, dict)
-        fields = first.ext_fields.copy()
-        fields["queueOffset"] = str(pull.queue_offset)
-        commit_offset = pull.commit_offset
-        if commit_offset >= 0:
-            fields["commitOffset"] = str(commit_offset)
-        return KnownPull(
-            first.code,
-            pull.opaque,
-            0,
-            None,
-            fields,
-            b"",
-            first.language,
-            first.version,
-            first.serialize_type,
-            (),
-            form,
-            pull.queue_offset,
-            commit_offset if commit_offset >= 0 else None,
-        )
+    def find(self, form: bytes) -> PullForm | None:
+        """The form that `remoting.kernel` has found, if it is known."""
+        return self._forms.get(form)
 
-    def learn(self, header: bytes, command: RemotingCommand) -> None:
-        """Keep the form of `header`, which the plain code has read as `command`, if it is that of a pull."""
-        if len(header) > FORM_BYTES_MAX:
-            return
-        pull = compiled.kernel.read_pull(header)
-        if pull is None:
-            return
+    def keep(self, form: bytes, command: RemotingCommand) -> None:
+        """Keep a form, with the request that the plain code has read."""
         if len(self._forms) >= self._forms_max:
             self._forms.clear()
-        self._forms[pull.form] = PullForm(command)
+        self._forms[form] = PullForm(command)

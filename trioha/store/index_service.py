@@ -247,7 +247,8 @@ class IndexService:
     ) -> bool:
         """As `put`, with one key: that of a record that is dispatched alone.
 
-        False, with nothing changed, if there is no file with room or the record may be here already.
+        Returns False, and changes nothing, if no file has room or the last record of the file has the same
+        offset: some of its keys may be there.
         """
         file = self._files[-1] if self._files else None
         if file is None or file.is_full or physical_offset == file.end_physical_offset:

@@ -175,7 +175,7 @@ def _end_of_common(data: bytes, at: i64, end: i64, shift: i64) -> i64:
 def stretches(entries: bytes, bytes_max: i64) -> list[tuple[int, int, int]]:
     """Start, size and number of the records of a queue's entries that follow each other in the log.
 
-    Of so many entries as one read gives: `bytes_max` of records at most, but at least one.
+    Entries are taken while their records have at most `bytes_max` bytes in all; the first one always is.
     """
     found: list[tuple[int, int, int]] = []
     entries_end: i64 = len(entries)
