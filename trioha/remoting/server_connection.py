@@ -65,6 +65,8 @@ RECEIVE_MORE_BYTES_MAX: Final = 64 * 1024
 ANSWERS_PER_SEND: Final = 4
 """So many answers to the requests of a turn are sent before it ends. A client with 16 requests in flight then
 handles answers while the server handles the rest: no lockstep."""
+ANSWER_BYTES_PER_SEND: Final = 64 * 1024
+"""And so many bytes of them: a consumer decodes the messages of two pulls while the next two are read."""
 REQUEST_BYTES: Final = 4096
 """Memory of a request in flight beside its frame: its objects, and a task if it waits."""
 HEADER_FACTOR: Final = 4
@@ -277,7 +279,7 @@ class ServerConnection:
                         self._is_turn = True
                     self._handle(command, cost_bytes, handlers)
                     handled += 1
-                if self._answered >= ANSWERS_PER_SEND:
+                if self._answered >= ANSWERS_PER_SEND or self._outbox_bytes > ANSWER_BYTES_PER_SEND:
                     self._end_turn()
                     self._is_turn = True
                 if handled % REQUESTS_PER_TURN == 0:

@@ -19,6 +19,11 @@ from trioha.store.mapped_file import FILE_NAME_DIGITS, file_name, hint_at
 _ZERO_CHECK_BYTES = 64 * 1024
 _WRITE_BYTES = 256 * 1024
 """The most that is written at once; blanks can make a batch long."""
+_READS_AHEAD = 4
+"""A read that begins where the last one ended brings the bytes of the next ones, too: a consumer with a backlog
+reads on and on, and the call costs more than its bytes."""
+_AHEAD_BYTES_MAX = 4096
+"""The most that is kept for later reads of one queue."""
 
 
 class FixedEntryFiles:
@@ -28,7 +33,10 @@ class FixedEntryFiles:
     All calls raise StoreError, naming the file, if the disk refuses; the offsets are then what they were.
     """
 
-    __slots__ = ("_cache", "_paths", "_spare", "directory", "end", "entry_bytes", "file_bytes", "start")
+    __slots__ = (
+        "_ahead", "_ahead_start", "_cache", "_paths", "_read_end", "_spare",
+        "directory", "end", "entry_bytes", "file_bytes", "start",
+    )  # fmt: skip
 
     def __init__(self, directory: Path, *, entry_bytes: int, file_bytes: int, cache: FileCache) -> None:
         assert file_bytes % entry_bytes == 0, f"{file_bytes} bytes hold no whole number of {entry_bytes}"
@@ -42,6 +50,11 @@ class FixedEntryFiles:
         self._spare: dict[int, Path] | None = None
         """Files that were made by an `append` that failed later: their bytes do not count."""
         self._cache = cache
+        self._ahead = b""
+        """Bytes from `_ahead_start` on, for reads to come; none of them is after the queue's end."""
+        self._ahead_start = 0
+        self._read_end = 0
+        """Where the last read ended."""
 
     def load(self, *, size_key: str) -> None:
         """Find the files; each counts as full until `cut`.
@@ -61,6 +74,7 @@ class FixedEntryFiles:
             raise StoreError(f"cannot be read: {error.strerror}", path=self.directory) from error
         self._paths.clear()
         self._spare = None
+        self._ahead = b""
         for name, size in found:
             path = self.directory / name
             start = int(name)
@@ -174,6 +188,22 @@ class FixedEntryFiles:
         """Those of the bytes `[position, position + size)` that are in the queue."""
         position = max(position, self.start)
         end = min(position + size, self.end)
+        if position >= end:
+            return b""
+        continues, self._read_end = position == self._read_end, end
+        ahead, start = self._ahead, self._ahead_start
+        self._ahead = b""
+        if start <= position and end <= start + len(ahead):
+            if end < start + len(ahead):
+                self._ahead = ahead
+            return ahead[position - start : end - start]
+        bytes_ahead = min((_READS_AHEAD - 1) * (end - position), _AHEAD_BYTES_MAX, self.end - end)
+        if not continues or not bytes_ahead:
+            return self._read(position, end)
+        self._ahead, self._ahead_start = self._read(position, end + bytes_ahead), position
+        return self._ahead[: end - position]
+
+    def _read(self, position: int, end: int) -> bytes:
         parts: list[bytes] = []
         while position < end:
             file_start = position - position % self.file_bytes
@@ -196,6 +226,7 @@ class FixedEntryFiles:
     def cut(self, end: int) -> None:
         """End the queue at `end`: later files are deleted, what follows in its file becomes zero."""
         assert self.start <= end <= self.end
+        self._ahead = b""
         files = len(self._paths)
         self._remove_from(end)
         if len(self._paths) < files:
@@ -223,6 +254,7 @@ class FixedEntryFiles:
 
     def destroy(self) -> None:
         """Delete all files, and the folder if it is empty then. After an error the first files are left."""
+        self._ahead = b""
         self._remove_from(0)
         self.start = self.end = 0
         try:
