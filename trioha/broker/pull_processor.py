@@ -29,9 +29,11 @@ from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.table import TableFull
 from trioha.metadata.topics import READ_WRITE, Perm, TopicConfig
 from trioha.net.transport import release
+from trioha.remoting import compiled
+from trioha.remoting.codec import encode_head
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
-from trioha.remoting.pull_forms import KnownPull
+from trioha.remoting.pull_forms import KnownPull, PullForm
 from trioha.remoting.pull_message import PullFlag, PullRequest, PullResponseHeader
 from trioha.remoting.serving import Peer
 from trioha.remoting.subscriptions import TAG, Subscription
@@ -163,7 +165,7 @@ class PullProcessor:
         pull = self._checked(request, peer)
         header = pull.header
         if header.flags & _COMMITS == _COMMITS:
-            self._commit(header)
+            self._commit(header, header.commit_offset)
         result = self._read(pull, header.queue_offset)
         if result.status is _FOUND:
             return self._respond(pull, result)
@@ -185,6 +187,21 @@ class PullProcessor:
             )
         waiting.begin(poll)
         return waiting
+
+    def answer_at_once(
+        self, form: PullForm, pull: compiled.kernel.Pull
+    ) -> tuple[bytes, tuple[memoryview, ...]] | None:
+        """The answer to a pull of a known form, as `remoting.serving.PullHandler`. Raises BadRequestError."""
+        kept = form.kept
+        if type(kept) is not _Pull or not self._still_holds(kept):
+            return None
+        header = kept.header
+        if header.flags & _COMMITS == _COMMITS:
+            self._commit(header, header.commit_offset if pull.commit_offset < 0 else pull.commit_offset)
+        result = self._read(kept, pull.queue_offset)
+        if result.status is not _FOUND:
+            return None
+        return encode_head(self._respond(kept, result), opaque=pull.opaque), result.records
 
     def answer_later(self, pull: _Pull, offset: int) -> RemotingCommand | int:
         """The response to a pull that waits, or the queue offset to wait for: each entry is looked at once.
@@ -349,13 +366,11 @@ class PullProcessor:
 
     # -- reading ---------------------------------------------------------------------------------------
 
-    def _commit(self, header: PullRequest) -> None:
+    def _commit(self, header: PullRequest, offset: int) -> None:
         """Keep the offset that a pull which may wait brings along; on a slave as well, like 5.x."""
         refuse_own_group(header.group)
         try:
-            self._metadata.consumer_offsets.commit(
-                header.group, header.topic, header.queue_id, header.commit_offset
-            )
+            self._metadata.consumer_offsets.commit(header.group, header.topic, header.queue_id, offset)
         except TableFull as full:
             raise BadRequestError(str(full), code=ResponseCode.SYSTEM_ERROR) from None
 

@@ -174,6 +174,7 @@ class BrokerRoom:
         server = RemotingServer(handler, limits=server_limits(config, budget), tls=security.tls)
         server.after_turn = ha.group_commit.end_turn
         server.runs, server.forms = runs, forms
+        server.pulls = None if forms is None else consumers.pulls
         consumers.attach(server)
         admin.attach(server)
         transactions.attach(server)

@@ -31,7 +31,7 @@ from trioha.remoting import compiled
 from trioha.remoting.codes import LanguageCode
 from trioha.remoting.command import RemotingCommand, SerializeType
 from trioha.remoting.fastjson import as_text, parse_json, shown
-from trioha.remoting.pull_forms import FORM_BYTES_MAX, PullForms
+from trioha.remoting.pull_forms import FORM_BYTES_MAX, FoundPull, PullForms
 from trioha.store.messages import EncodedSends
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -185,6 +185,7 @@ class FrameDecoder:
         "_data",
         "_error",
         "_forms",
+        "_found",
         "_frame_bytes_max",
         "_header_bytes_max",
         "_rest",
@@ -204,6 +205,8 @@ class FrameDecoder:
         self._frame_bytes_max = frame_bytes_max
         self._header_bytes_max = header_bytes_max
         self._forms = forms if compiled.IS_COMPILED else None
+        self._found: FoundPull | None = None
+        """The pull that `pull` has found and nothing has taken."""
         self._data = b""
         """The current block; commands before `_at` were returned."""
         self._at = 0
@@ -270,6 +273,27 @@ class FrameDecoder:
         """Take the run that `sends` gave last out of the buffer."""
         self._pass(self._at + run.frame_bytes)
 
+    def pull(self) -> FoundPull | None:
+        """The pull of a known form that comes next; None if another frame is next, or none is whole.
+
+        `skip_pull` takes it out of the buffer; without it `next_command` gives it.
+        """
+        if self._forms is None or self._wanted_bytes != 4 or self._at == len(self._data):
+            return None
+        pull = compiled.kernel.read_pull_at(
+            self._data, self._at, self._frame_bytes_max, min(self._header_bytes_max, FORM_BYTES_MAX)
+        )
+        form = None if pull is None else self._forms.find(pull.form)
+        if pull is None or form is None:
+            return None
+        self._found = found = FoundPull(form, pull, 8 + pull.header_bytes)
+        return found
+
+    def skip_pull(self, found: FoundPull) -> None:
+        """Take the pull that `pull` gave last out of the buffer."""
+        self._found = None
+        self._pass(self._at + found.frame_bytes)
+
     def next_command(self) -> RemotingCommand | None:
         """The next whole command, or None until more is fed.
 
@@ -277,6 +301,11 @@ class FrameDecoder:
         """
         if self._error is not None:
             raise self._error
+        if (found := self._found) is not None:
+            self.skip_pull(found)
+            self.frame_bytes = found.frame_bytes
+            self.header_bytes = found.pull.header_bytes
+            return found.command()
         try:
             return self._next()
         except RemoteProtocolError as error:

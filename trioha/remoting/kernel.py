@@ -435,6 +435,32 @@ class Pull:
         self.queue_offset: i64 = 0
         self.commit_offset: i64 = -1
         """-1 for that of the form, if it has one."""
+        self.header_bytes: i64 = 0
+        """Length of the header."""
+
+
+def read_pull_at(data: bytes, at: i64, frame_bytes_max: i64, header_bytes_max: i64) -> Pull | None:
+    """The pull whose frame begins at `at`; None if none is there to its end, or `read_pull` does not read it.
+
+    The limits are those of a frame and of its header. A pull has no body.
+    """
+    header_at = at + 8
+    if len(data) < header_at:
+        return None
+    size: i64 = i64(read_i32_be(data, at))
+    # JSON headers have the type 0.
+    header_bytes: i64 = i64(read_i32_be(data, at + 4))
+    end = header_at + header_bytes
+    if (
+        header_bytes < 0
+        or header_bytes > header_bytes_max
+        or size != header_bytes + 4
+        or size > frame_bytes_max - 4
+        or end > len(data)
+        or not (_starts(data, header_at, end, PULL_START) or _starts(data, header_at, end, LITE_PULL_START))
+    ):
+        return None
+    return read_pull(data[header_at:end])
 
 
 def read_pull(header: bytes) -> Pull | None:
@@ -451,6 +477,7 @@ def read_pull(header: bytes) -> Pull | None:
     else:
         return None
     pull = Pull()
+    pull.header_bytes = end
     form = BytesWriter()
     copied: i64 = 0
     has_queue_offset = False

@@ -68,6 +68,19 @@ class KnownPull(RemotingCommand):
     """None for that of the form."""
 
 
+@define
+class FoundPull:
+    """A pull of a known form that was received. Never changed."""
+
+    form: PullForm
+    pull: compiled.kernel.Pull
+    frame_bytes: int
+
+    def command(self) -> KnownPull:
+        """The request."""
+        return self.form.command_of(self.pull)
+
+
 class PullForms:
     """The forms of the pulls that a server has received."""
 

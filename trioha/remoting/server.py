@@ -43,7 +43,15 @@ from trioha.remoting.memory import ClientMemory
 from trioha.remoting.opening import open_stream
 from trioha.remoting.pull_forms import PullForms
 from trioha.remoting.server_connection import ServerConnection
-from trioha.remoting.serving import AfterTurn, Handler, Peer, RunHandler, ServerLimits, ServerStatistics
+from trioha.remoting.serving import (
+    AfterTurn,
+    Handler,
+    Peer,
+    PullHandler,
+    RunHandler,
+    ServerLimits,
+    ServerStatistics,
+)
 
 __all__ = ["Handler", "Peer", "RemotingServer", "ServerLimits", "ServerStatistics"]
 
@@ -84,6 +92,8 @@ class RemotingServer:
         """Called when the requests of a connection that came together were handled; see `AfterTurn`."""
         self.runs: RunHandler | None = None
         """Handles sends that come together; without it, the handler gets each."""
+        self.pulls: PullHandler | None = None
+        """Answers pulls of known forms; without it, the handler does."""
         self.forms: PullForms | None = None
         """Forms of the pulls that have come, where pulls are to be read by them."""
 
@@ -243,6 +253,7 @@ class RemotingServer:
                 closures=self._closures,
                 after_turn=self.after_turn,
                 runs=self.runs,
+                pulls=self.pulls,
                 forms=self.forms,
             )
             try:

@@ -51,7 +51,15 @@ from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
 from trioha.remoting.memory import ClientMemory
 from trioha.remoting.pull_forms import PullForms
-from trioha.remoting.serving import AfterTurn, Handler, Peer, RunHandler, ServerLimits, ServerStatistics
+from trioha.remoting.serving import (
+    AfterTurn,
+    Handler,
+    Peer,
+    PullHandler,
+    RunHandler,
+    ServerLimits,
+    ServerStatistics,
+)
 from trioha.store.messages import EncodedSends
 
 REQUESTS_PER_TURN: Final = 16
@@ -99,6 +107,7 @@ class ServerConnection:
         closures: ClosureLog,
         after_turn: AfterTurn = lambda: None,
         runs: RunHandler | None = None,
+        pulls: PullHandler | None = None,
         forms: PullForms | None = None,
     ) -> None:
         self._stream = stream
@@ -111,6 +120,7 @@ class ServerConnection:
         self._closures = closures
         self._after_turn = after_turn
         self._runs = runs
+        self._pulls = pulls
         self._decoder = FrameDecoder(frame_bytes_max=limits.frame_bytes_max, forms=forms)
         self._housekeeping = Housekeeping(idle_timeout_s=math.inf)
         self._life = trio.CancelScope()
@@ -241,19 +251,14 @@ class ServerConnection:
             self._not_idle()
             decoder.feed(data)
             self._is_turn = True
-            plain = 0
+            done = plain = 0
             receives = RECEIVES_PER_TURN if self._direct is not None else 0
             while True:
                 # Of a run that was refused each send is handled by itself.
-                if self._runs is not None and not plain:
-                    run = decoder.sends(
-                        REQUESTS_PER_TURN - handled % REQUESTS_PER_TURN, shared=self._runs.shared_properties
-                    )
-                    plain = 0 if run is None else self._handle_run(run, self._runs)
-                    handled += 0 if run is None or plain else run.sends.count
-                else:
-                    run = None
-                if run is None or plain:
+                if not plain:
+                    done, plain = self._handle_together(REQUESTS_PER_TURN - handled % REQUESTS_PER_TURN)
+                    handled += done
+                if plain or not done:
                     command = decoder.next_command()
                     if command is None:
                         receives -= 1
@@ -476,6 +481,51 @@ class ServerConnection:
         else:
             nursery.start_soon(self._await_answer, command, cost_bytes, answer)
 
+    def _handle_together(self, sends_max: int) -> tuple[int, int]:
+        """Handle what comes next and needs no command: a pull of a known form, or a run of sends.
+
+        Returns how many requests that were, and how many sends of a run have to be handled each by itself.
+        """
+        if self._pulls is not None and self._answer_pull(self._pulls):
+            return 1, 0
+        if self._runs is None:
+            return 0, 0
+        run = self._decoder.sends(sends_max, shared=self._runs.shared_properties)
+        if run is None:
+            return 0, 0
+        plain = self._handle_run(run, self._runs)
+        return (0, plain) if plain else (run.sends.count, 0)
+
+    def _answer_pull(self, handler: PullHandler) -> bool:
+        """Answer the pull that comes next, if its form is known, and there are messages, and room for them.
+
+        Else it is left to be handled as any other request.
+        """
+        found = self._decoder.pull()
+        if found is None or not self._has_room(REQUEST_BYTES + HEADER_FACTOR * found.frame_bytes):
+            return False
+        slices: tuple[memoryview, ...]
+        try:
+            answer = handler.answer_at_once(found.form, found.pull)
+            if answer is None:
+                return False
+            head, slices = answer
+        except Exception as error:  # noqa: BLE001 - as in _handle
+            head, slices = encode_head(self._answer_to_error(found.command(), error)), ()
+        account, counters = self._account, self._counters
+        answer_bytes = len(head) + sum(map(len, slices))
+        if not account.fits(answer_bytes):
+            release(list(slices))
+            return False
+        self._decoder.skip_pull(found)
+        if account.unfinished_bytes:
+            self._end_frame()
+        counters.requests += 1
+        counters.in_flight += 1
+        self._in_flight += 1
+        self._put_answer(head, b"", slices, answer_bytes, found.frame_bytes)
+        return True
+
     def _handle_run(self, run: SendRun, handler: RunHandler) -> int:
         """Handle a run of sends; returns how many of them have to be handled each by itself: none or all."""
         sends, account = run.sends, self._account
@@ -595,6 +645,17 @@ class ServerConnection:
             )
             head = encode_head(busy)
             body, slices, answer_bytes = b"", (), len(head)
+        self._put_answer(head, body, slices, answer_bytes, cost_bytes)
+
+    def _put_answer(
+        self,
+        head: bytes,
+        body: bytes | memoryview,
+        slices: tuple[memoryview, ...],
+        answer_bytes: int,
+        cost_bytes: int,
+    ) -> None:
+        """Put an answer into the outbox; its request has held `cost_bytes` until now."""
         if not self._is_turn:
             self._outbox_filled.set()
         self._account.change(answer_bytes - cost_bytes)

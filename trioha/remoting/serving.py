@@ -9,10 +9,12 @@ from attrs import define, field, frozen
 from attrs.validators import ge
 
 from trioha.deferred import Deferred
+from trioha.remoting import compiled
 from trioha.remoting.address import Address
 from trioha.remoting.codec import FRAME_BYTES_MAX
 from trioha.remoting.command import RemotingCommand
 from trioha.remoting.memory import bytes_max_for
+from trioha.remoting.pull_forms import PullForm
 from trioha.store.messages import EncodedSends
 
 
@@ -84,6 +86,19 @@ class RunHandler(Protocol):
         """The frames of all answers, or a `Deferred` of them; None, with nothing done, if the handler of
         requests is to handle each send. The frames of a one-way run are b"". Bodies are in `data`, which a
         `Deferred` must not keep."""
+        ...
+
+
+class PullHandler(Protocol):
+    """Answers pulls of known forms for which there are messages."""
+
+    def answer_at_once(
+        self, form: PullForm, pull: compiled.kernel.Pull
+    ) -> tuple[bytes, tuple[memoryview, ...]] | None:
+        """The answer's frame up to its body, and the messages, which the caller releases.
+
+        None if the handler of requests is to handle the pull: it waits, or is refused, or has no messages.
+        """
         ...
 
 

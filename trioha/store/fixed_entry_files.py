@@ -20,8 +20,8 @@ _ZERO_CHECK_BYTES = 64 * 1024
 _WRITE_BYTES = 256 * 1024
 """The most that is written at once; blanks can make a batch long."""
 _READS_AHEAD = 4
-"""A read that begins where the last one ended brings the bytes of the next ones, too: a consumer with a backlog
-reads on and on, and the call costs more than its bytes."""
+"""A read that begins where the last one ended brings the bytes of the next ones, too: a consumer with a
+backlog reads on and on, and the call costs more than its bytes."""
 _AHEAD_BYTES_MAX = 4096
 """The most that is kept for later reads of one queue."""
 
