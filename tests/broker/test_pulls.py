@@ -11,9 +11,10 @@ from tests.ha.support import settled
 from tests.store.support import message
 from trioha.errors import StoreError
 from trioha.metadata.groups import SubscriptionGroup
-from trioha.metadata.topics import TopicConfig
+from trioha.metadata.topics import Perm, TopicConfig
+from trioha.remoting import compiled
 from trioha.remoting.address import Address
-from trioha.remoting.codec import FrameDecoder, encode
+from trioha.remoting.codec import FrameDecoder, encode, encode_head
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, request
 from trioha.remoting.pull_forms import PullForms
@@ -22,6 +23,7 @@ from trioha.store.dispatch_service import AWAITED_GATHER_S, GATHER_S, DispatchSe
 from trioha.store.tags import java_hash
 
 SUSPEND = 2 | 4
+compiled_only = pytest.mark.skipif(not compiled.IS_COMPILED, reason="forms are read by compiled code only")
 ADDRESS = PEER.address
 SEE_FAQ = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 
@@ -442,7 +444,7 @@ class Known:
         self.broker = broker
         self.forms = PullForms()
 
-    def pull(self, **changes):
+    def decoder(self, **changes):
         fields = {
             "consumerGroup": GROUP, "topic": TOPIC, "queueId": 0, "queueOffset": 0, "maxMsgNums": 32,
             "sysFlag": 0, "commitOffset": 0, "suspendTimeoutMillis": 15000, "subVersion": 5, **changes,
@@ -452,8 +454,18 @@ class Known:
             RequestCode.PULL_MESSAGE, ext_fields={name: str(value) for name, value in fields.items()}
         )
         decoder.feed(encode(asked))
+        return decoder
+
+    def read(self, **changes):
+        return self.decoder(**changes).next_command()
+
+    def at_once(self, **changes):
+        found = self.decoder(**changes).pull()
+        return self.broker.room.pulls.answer_at_once(found.form, found.pull)
+
+    def pull(self, **changes):
         try:
-            return self.broker.handlers[RequestCode.PULL_MESSAGE](decoder.next_command(), PEER)
+            return self.broker.handlers[RequestCode.PULL_MESSAGE](self.read(**changes), PEER)
         except BadRequestError as error:
             return RemotingCommand(error.code, remark=error.reason)
 
@@ -474,6 +486,56 @@ async def test_pulls_of_a_known_form_go_to_their_own_offsets(known):
     for commit_offset in (1, 2):
         known.pull(sysFlag=3, queueOffset=1, commitOffset=commit_offset)
         assert known.broker.metadata.consumer_offsets.find(GROUP, TOPIC, 0) == commit_offset
+
+
+@compiled_only
+async def test_a_known_pull_is_answered_at_once_as_it_is_answered_by_the_handler(known):
+    commit = {"sysFlag": 3, "queueOffset": 1, "commitOffset": 1}
+    for changes in ({}, {"queueOffset": 1}, commit):
+        known.pull(**changes)
+        by_handler = known.pull(**changes)
+        head, slices = known.at_once(**changes)
+        assert head == encode_head(by_handler)
+        assert [bytes(view) for view in slices] == [bytes(view) for view in by_handler.slices]
+    offsets = known.broker.metadata.consumer_offsets
+    assert offsets.find(GROUP, TOPIC, 0) == 1
+    assert known.at_once(**{**commit, "commitOffset": 2}) is not None
+    assert offsets.find(GROUP, TOPIC, 0) == 2
+
+
+@compiled_only
+async def test_a_pull_that_finds_nothing_is_not_answered_at_once(known):
+    for changes in ({"queueOffset": 2}, {"queueOffset": 7}, {"queueId": 3}):
+        known.pull(**changes)
+        known.pull(**changes)
+        assert known.at_once(**changes) is None
+
+
+@compiled_only
+async def test_a_pull_whose_checks_may_end_otherwise_is_not_answered_at_once(known):
+    assert known.at_once() is not None
+    groups, topics = known.broker.metadata.groups, known.broker.metadata.topics
+    groups.put(evolve(groups.find(GROUP), consume_enable=False))
+    assert known.at_once() is None
+    groups.put(evolve(groups.find(GROUP), consume_enable=True))
+    known.pull()
+    assert known.at_once() is not None
+    topics.put(evolve(topics.find(TOPIC), perm=int(Perm.WRITE)))
+    assert known.at_once() is None
+
+
+@compiled_only
+async def test_a_form_that_the_handler_has_not_seen_is_not_answered_at_once(known):
+    known.forms = PullForms()
+    known.read()
+    assert known.at_once() is None
+
+
+@compiled_only
+async def test_answers_at_once_are_counted(known):
+    before = known.broker.room.pulls.statistics().messages
+    assert known.at_once() is not None
+    assert known.broker.room.pulls.statistics().messages == before + 2
 
 
 async def test_a_known_form_is_checked_again_when_its_group_changes(known):

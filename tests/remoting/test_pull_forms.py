@@ -61,6 +61,93 @@ def check(frame: bytes, forms: PullForms) -> bool:
     return type(found) is KnownPull
 
 
+def check_next(frame: bytes, forms: PullForms) -> bool:
+    """Whether the decoder finds the pull of a known form, taken or left; the frame behind it stays whole."""
+    plain = fields_of(read(frame))
+    follower = encode(request(35), opaque=4711)
+    outcomes = set()
+    for is_taken in (True, False):
+        decoder = FrameDecoder(forms=forms)
+        decoder.feed(frame + follower)
+        found = decoder.pull()
+        outcomes.add(found is not None)
+        if found is not None and is_taken:
+            assert fields_of(found.command()) == plain
+            assert found.frame_bytes == len(frame)
+            decoder.skip_pull(found)
+        else:
+            command = decoder.next_command()
+            assert command is not None
+            assert fields_of(command) == plain
+            assert (decoder.frame_bytes, decoder.header_bytes) == (
+                len(frame),
+                len(frame) - 8 - len(command.body),
+            )
+        assert decoder.pull() is None
+        following = decoder.next_command()
+        assert following is not None
+        assert (following.code, following.opaque, decoder.buffered_bytes) == (35, 4711, 0)
+    assert len(outcomes) == 1
+    return outcomes.pop()
+
+
+def test_the_second_pull_of_a_form_is_found_as_such():
+    forms = PullForms()
+    read(pull(), forms)
+    assert check_next(pull(opaque=8, queueOffset=32, commitOffset=31), forms)
+    assert check_next(pull(commitOffset=5), forms)
+    decoder = FrameDecoder(forms=forms)
+    decoder.feed(pull(queueId=2))
+    assert decoder.pull() is None
+    assert not check_next(encode(request(34, ext_fields=FIELDS)), forms)
+    binary = request(11, ext_fields=FIELDS, serialize_type=SerializeType.ROCKETMQ)
+    assert not check_next(encode(binary), forms)
+    with_body = pull()
+    with_body = (int.from_bytes(with_body[:4], "big") + 4).to_bytes(4, "big") + with_body[4:] + b"body"
+    assert not check_next(with_body, forms)
+
+
+def test_no_pull_is_found_before_its_frame_is_whole():
+    forms = PullForms()
+    frame = pull()
+    read(frame, forms)
+    for size in range(len(frame)):
+        decoder = FrameDecoder(forms=forms)
+        decoder.feed(frame[:size])
+        assert decoder.pull() is None
+        assert decoder.next_command() is None
+        decoder.feed(frame[size:])
+        command = decoder.next_command()
+        assert command is not None
+        assert fields_of(command) == fields_of(read(frame))
+
+
+@pytest.mark.parametrize("limit", ["frame_bytes_max", "header_bytes_max"])
+def test_no_pull_is_found_beyond_a_limit(limit):
+    forms = PullForms()
+    frame = pull()
+    read(frame, forms)
+    size = len(frame) if limit == "frame_bytes_max" else len(frame) - 8
+    for allowed, is_found in ((size, True), (size - 1, False)):
+        decoder = FrameDecoder(forms=forms, **{limit: allowed})
+        decoder.feed(frame)
+        assert (decoder.pull() is not None) is is_found
+
+
+@given(data=st.binary(max_size=40), at=st.integers(0, 11))
+@settings(max_examples=300, deadline=None)
+def test_a_pull_is_found_only_where_the_plain_reader_reads_one(data, at):
+    forms = PullForms()
+    frame = pull()
+    read(frame, forms)
+    changed = frame[:at] + data + frame[at + len(data) :]
+    decoder = FrameDecoder(forms=forms)
+    decoder.feed(changed)
+    found = decoder.pull()
+    if found is not None:
+        assert fields_of(found.command()) == fields_of(read(changed[: found.frame_bytes]))
+
+
 def test_the_second_pull_of_a_form_is_read_by_it():
     forms = PullForms()
     assert not check(pull(), forms)

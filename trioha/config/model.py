@@ -562,8 +562,8 @@ class BrokerConfig:
     with one core, of the machine or by the CPU quota of a container."""
 
     client_busy_poll: int = _setting("trioha.clientBusyPoll", values.integer(low=0, high=1000), default=200)
-    """How long a broker may poll for the next request of the only client that sends, one request at a time,
-    before it sleeps, microseconds; 0 for not at all, as with one core and on a slave."""
+    """How long a broker may poll for the next request of the only client that sends, once all of its requests
+    were answered, before it sleeps, microseconds; 0 for not at all, as with one core and on a slave."""
 
     ha_start_from: StartFrom | int = _setting(
         "trioha.haStartFrom",

@@ -11,11 +11,15 @@ answer is sent at once, without the writer, since no other one could go with it.
 
 A request that comes alone and waits for slaves is answered within one turn of the reader: it encodes the
 answer that it expects while the slave works, lets other tasks run once, and then calls what `after_turn` has
-returned, which polls for the acks. If no other connection has sent a request meanwhile or has one in flight,
-it also polls for the next request of this one, at most `busy_poll_s`, before it waits for it: a client that
-sends one request at a time costs neither wake-ups nor turns of the scheduler between two of them. No other
-answer comes later for that, nor messages for a pull that waits, which is in flight, too. Polls become rare
-where they fail (`net.busy_poll`). Nothing is polled for after a one-way request: no client waits.
+returned, which polls for the acks. If all requests are answered then, and no other connection has one in
+flight, it also polls for the next request of this one, at most `busy_poll_s`, before it waits for it: a
+client that sends one request at a time, or consumes a backlog, costs neither wake-ups nor turns of the
+scheduler between two of them. No other answer comes later for that, nor messages for a pull that waits, which
+is in flight, too. Polls become rare where they fail (`net.busy_poll`). Nothing is polled for after a one-way
+request: no client waits.
+
+What comes together and needs no command is handled without one: runs of sends by a `RunHandler`, and pulls of
+known forms, if there are messages for them, by a `PullHandler`.
 
 A request is in flight from its read until its answer is written. A connection with `in_flight_max` requests
 or `in_flight_bytes_max` bytes in flight is not read from until some are answered; nor is one for which
@@ -246,7 +250,7 @@ class ServerConnection:
 
     async def _read_requests(self, handlers: trio.Nursery) -> None:
         decoder, account = self._decoder, self._account
-        handled = 0
+        handled = noted = 0
         while data := await self._receive():
             self._not_idle()
             decoder.feed(data)
@@ -297,17 +301,19 @@ class ServerConnection:
             self._end_turn()
             if poll is not None:
                 await self._poll_answer(poll)
-            self._note_answered()
+            self._note_answered(handled - noted)
+            noted = handled
             if poll is None and self._may_poll():
                 # Other tasks first, before a poll for the next request: the client works meanwhile.
                 await trio.lowlevel.checkpoint()
         self._end(is_broken=False)
 
-    def _note_answered(self) -> None:
-        """Note whether this turn had one request, which was answered; a one-way request never is."""
+    def _note_answered(self, requests: int) -> None:
+        """Note whether the `requests` of this turn are the server's only ones since the last turn, and all of
+        them were answered; one-way requests never are."""
         counters = self._counters
         self._is_answered = (
-            counters.requests == self._requests_seen + 1
+            0 < requests == counters.requests - self._requests_seen
             and counters.oneway_requests == self._oneway_seen
             and not self._in_flight
         )

@@ -46,8 +46,8 @@ class ServerLimits:
     receive_bytes_max: int = field(default=64 * 1024, validator=ge(1))
     """Bytes of one read, which are handled before other connections are served."""
     busy_poll_s: float = field(default=0.0, validator=ge(0))
-    """How long a connection that alone sends requests, one at a time, is polled for the next one after an
-    answer, while no request of another one is in flight."""
+    """How long a connection that alone sends requests is polled for the next one once all were answered,
+    while no request of another one is in flight."""
 
     def __attrs_post_init__(self) -> None:
         if self.total_bytes_max < bytes_max_for(self.frame_bytes_max):
