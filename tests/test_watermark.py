@@ -213,3 +213,19 @@ def test_the_ack_of_a_forgotten_replica_is_removed():
     marks.forget("b")
     marks.forget("never there")
     assert (marks.copies(1).offset, marks.copies(2).offset) == (10, 0)
+
+
+@pytest.mark.parametrize(
+    ("ended", "refilled_at"), [(1, {1}), (7, {7}), (8, {4, 8}), (9, {4, 9}), (16, {8, 16}), (256, {128, 256})]
+)
+async def test_it_is_refilled_by_as_many_waits_as_ended_together_and_by_half_of_many(ended, refilled_at):
+    mark = Watermark(0)
+    for _ in range(ended):
+        mark.wait_for(10)
+    mark.advance(10)
+    found = set()
+    for number in range(1, ended + 5):
+        mark.wait_for(20)
+        if mark.is_refilled:
+            found.add(number)
+    assert found == refilled_at

@@ -33,6 +33,10 @@ _ENDED_MAX = 32
 """Ended waits are removed when there are more waits than this, and than twice those left the last time."""
 
 
+HALVED_WAITS_MIN: Final = 8
+"""From so many waits on that ended together, half of them are enough for `is_refilled`."""
+
+
 class WaitResult(Enum):
     """How a wait ended."""
 
@@ -139,11 +143,13 @@ class Watermark:
 
     @property
     def is_refilled(self) -> bool:
-        """Whether there are exactly as many waits now as `advance` ended the last time.
+        """Whether there are exactly as many waits now as `advance` ended the last time, or half of many.
 
-        Tasks that do the same again after each wait, as producers do, have all come back then.
+        Tasks that do the same again after each wait, as producers do, have all come back then; and at half of
+        them, what they wait for can begin while the other half comes.
         """
-        return len(self._ends) == self._ended
+        waits, ended = len(self._ends), self._ended
+        return waits == ended or (ended >= HALVED_WAITS_MIN and waits == ended // 2)
 
     def advance(self, offset: int) -> None:
         """Move the mark forward to `offset` and end every wait at or below it.

@@ -13,8 +13,9 @@ A connection serves one log. When that log begins anew (a slave that serves slav
 connection ends at once (`log_restarted`): bytes of the new log must not follow bytes of the old one.
 
 The writer task sends what was appended since its last frame, in one frame if it fits. With one waiting put
-and everything before it acknowledged there is nothing to batch: `push` sends the put's own frame without
-waking the writer task. Both use one `Outbox`, which keeps their bytes in order.
+and everything before it acknowledged there is nothing to batch, nor where all puts that the last ack released
+have come back, or half of many: `push` sends the frame without waking the writer task. Both use one `Outbox`,
+which keeps their bytes in order.
 """
 
 from __future__ import annotations

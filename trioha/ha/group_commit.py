@@ -149,7 +149,8 @@ class GroupCommit:
         """Every put of a task goes through this one coroutine: it waits for the events of its waits itself,
         reads the clock once, and asks for nothing that holds for all puts between two acks."""
         # Puts of the same scheduler turn share the connection's next frame. With one waiting put there is
-        # nothing to batch, nor after as many puts as the last ack released: they are sent at once.
+        # nothing to batch, nor after as many puts as the last ack released: they are sent at once. So is half
+        # of many: the slave stores them while the other half is put, and from then on there are two groups.
         is_alone = copies is not None and not self._waiting
         if self._push is not None and (is_alone or (copies is not None and self._mark.is_refilled)):
             self._push()
