@@ -463,7 +463,8 @@ def rocketmq_pair(folder: Path, version: str) -> Iterator[Pair]:
 
     def command(config: Path) -> list[str]:
         return [
-            java_tool("java"), *JVM_FLAGS, f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
+            java_tool("java"), *JVM_FLAGS,
+            f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", f"-Drocketmq.home.dir={home}",
             f"-Drmq.logback.configurationFile={logback}", f"-Dlogback.configurationFile={logback}",
             "-Drocketmq.client.logUseSlf4j=true",
             "-cp", jars, "org.apache.rocketmq.broker.BrokerStartup", "-c", str(config),

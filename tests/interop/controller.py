@@ -116,7 +116,7 @@ class JavaProcess:
             self.process = subprocess.Popen(
                 [
                     *DIE_WITH_PARENT, java_tool("java"), *self.flags,
-                    f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
+                    f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", f"-Drocketmq.home.dir={home}",
                     f"-Drmq.logback.configurationFile={logback}", "-Drocketmq.client.logUseSlf4j=true",
                     "-cp", self.class_path, self.main_class, "-c", str(config),
                 ],

@@ -166,8 +166,8 @@ class JavaDriver:
             self._process = subprocess.Popen(
                 [
                     *DIE_WITH_PARENT, java_tool("java"), *_JVM_FLAGS,
-                    # RocketMQ writes to the user's home in spite of its store path.
-                    f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
+                    # RocketMQ writes to these folders, wherever its store is.
+                    f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", f"-Drocketmq.home.dir={home}",
                     f"-Drmq.logback.configurationFile={logback}", f"-Dlogback.configurationFile={logback}",
                     "-Drocketmq.client.logUseSlf4j=true",
                     *(f"-D{key}={value}" for key, value in (system_properties or {}).items()),

@@ -236,8 +236,8 @@ class JavaSide(Side):
         driver = Driver(
             [
                 java_tool("java"), *JVM_FLAGS,
-                # RocketMQ writes to the user's home in spite of its store path.
-                f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
+                # RocketMQ writes to these folders, wherever its store is.
+                f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", f"-Drocketmq.home.dir={home}",
                 f"-Drmq.logback.configurationFile={logback}", f"-Dlogback.configurationFile={logback}",
                 "-Drocketmq.client.logUseSlf4j=true",
                 "-cp", self._class_path, "interop.BenchDriver",
