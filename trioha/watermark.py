@@ -34,7 +34,7 @@ _ENDED_MAX = 32
 
 
 HALVED_WAITS_MIN: Final = 8
-"""From so many waits on that ended together, half of them are enough for `is_refilled`."""
+"""If at least this many waits ended together, `is_refilled` is also true at half of their number."""
 
 
 class WaitResult(Enum):

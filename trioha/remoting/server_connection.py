@@ -78,7 +78,8 @@ ANSWERS_PER_SEND: Final = 4
 """So many answers to the requests of a turn are sent before it ends. A client with 16 requests in flight then
 handles answers while the server handles the rest: no lockstep."""
 ANSWER_BYTES_PER_SEND: Final = 64 * 1024
-"""And so many bytes of them: a consumer decodes the messages of two pulls while the next two are read."""
+"""Answers of more bytes than this are also sent before the turn ends: a consumer decodes the messages of two
+pulls while the server reads those of the next two."""
 REQUEST_BYTES: Final = 4096
 """Memory of a request in flight beside its frame: its objects, and a task if it waits."""
 HEADER_FACTOR: Final = 4
