@@ -53,7 +53,7 @@ def test_four_reads_that_follow_each_other_are_one_call(tmp_path, cache, calls):
     files = FixedEntryFiles(tmp_path, entry_bytes=20, file_bytes=20_000, cache=cache)
     files.append([entries(0, 1000)])
     for at in range(0, 12_800, 640):
-        assert files.read(at, 640) == entries(at // 20, 32)
+        assert files.read_on(at, 640) == entries(at // 20, 32)
     assert calls == [640 * 4] * 5
 
 
@@ -61,15 +61,24 @@ def test_reads_here_and_there_bring_nothing_else(tmp_path, cache, calls):
     files = FixedEntryFiles(tmp_path, entry_bytes=20, file_bytes=20_000, cache=cache)
     files.append([entries(0, 1000)])
     for at in (6400, 640, 3200, 1280):
-        assert files.read(at, 640) == entries(at // 20, 32)
+        assert files.read_on(at, 640) == entries(at // 20, 32)
     assert calls == [640] * 4
+
+
+def test_other_reads_do_not_disturb_what_was_read_ahead(tmp_path, cache, calls):
+    files = FixedEntryFiles(tmp_path, entry_bytes=20, file_bytes=20_000, cache=cache)
+    files.append([entries(0, 1000)])
+    for at in range(0, 2560, 640):
+        assert files.read_on(at, 640) == entries(at // 20, 32)
+        assert files.read(19_980, 20) == entries(999, 1)
+    assert calls == [2560, 20, 20, 20, 20]
 
 
 def test_long_reads_bring_little_more(tmp_path, cache, calls):
     files = FixedEntryFiles(tmp_path, entry_bytes=20, file_bytes=200_000, cache=cache)
     files.append([entries(0, 10_000)])
     for at in range(0, 160_000, 40_000):
-        assert files.read(at, 40_000) == entries(at // 20, 2000)
+        assert files.read_on(at, 40_000) == entries(at // 20, 2000)
     assert max(calls) <= 40_000 + 4096
 
 
@@ -93,14 +102,15 @@ class Reads(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 40))
     def read_on(self, count):
-        self.check(self.at, count * ENTRY_BYTES)
+        self.check(self.files.read_on, self.at, count * ENTRY_BYTES)
 
-    @rule(at=st.integers(0, 400), count=st.integers(0, 60))
-    def read_at(self, at, count):
-        self.check(at * ENTRY_BYTES, count * ENTRY_BYTES)
+    @rule(at=st.integers(0, 400), count=st.integers(0, 60), reads_on=st.booleans())
+    def read_at(self, at, count, reads_on):
+        read = self.files.read_on if reads_on else self.files.read
+        self.check(read, at * ENTRY_BYTES, count * ENTRY_BYTES)
 
-    def check(self, at, size):
-        found = self.files.read(at, size)
+    def check(self, read, at, size):
+        found = read(at, size)
         at = max(at, self.start)
         assert found == self.model[at : at + size]
         self.at = at + len(found)

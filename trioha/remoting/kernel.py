@@ -457,7 +457,6 @@ def read_pull_at(data: bytes, at: i64, frame_bytes_max: i64, header_bytes_max: i
         or size != header_bytes + 4
         or size > frame_bytes_max - 4
         or end > len(data)
-        or not (_starts(data, header_at, end, PULL_START) or _starts(data, header_at, end, LITE_PULL_START))
     ):
         return None
     return read_pull(data[header_at:end])

@@ -130,7 +130,8 @@ class ConsumeQueue(EntryQueue):
 
     def raw(self, queue_offset: int, count: int) -> bytes:
         """`count` entries at most as they are on disk, with blanks. Raises StoreError."""
-        return self._read(max(queue_offset, self._min_offset), count)
+        number = max(queue_offset, self._min_offset)
+        return self._files.read_on(number * ENTRY_BYTES, count * ENTRY_BYTES)
 
     def _decode(self, data: bytes, number: int) -> Iterator[Entry]:
         for queue_offset, (physical_offset, size, code) in enumerate(_ENTRY.iter_unpack(data), number):

@@ -20,8 +20,8 @@ _ZERO_CHECK_BYTES = 64 * 1024
 _WRITE_BYTES = 256 * 1024
 """The most that is written at once; blanks can make a batch long."""
 _READS_AHEAD = 4
-"""A read that begins where the last one ended brings the bytes of the next ones, too: a consumer with a
-backlog reads on and on, and the call costs more than its bytes."""
+"""A `read_on` that begins where the last one ended brings the bytes of the next ones, too: a consumer with a
+backlog goes on and on, and the call costs more than its bytes."""
 _AHEAD_BYTES_MAX = 4096
 """The most that is kept for later reads of one queue."""
 
@@ -54,7 +54,7 @@ class FixedEntryFiles:
         """Bytes from `_ahead_start` on, for reads to come; none of them is after the queue's end."""
         self._ahead_start = 0
         self._read_end = 0
-        """Where the last read ended."""
+        """Where the last `read_on` ended."""
 
     def load(self, *, size_key: str) -> None:
         """Find the files; each counts as full until `cut`.
@@ -188,22 +188,6 @@ class FixedEntryFiles:
         """Those of the bytes `[position, position + size)` that are in the queue."""
         position = max(position, self.start)
         end = min(position + size, self.end)
-        if position >= end:
-            return b""
-        continues, self._read_end = position == self._read_end, end
-        ahead, start = self._ahead, self._ahead_start
-        self._ahead = b""
-        if start <= position and end <= start + len(ahead):
-            if end < start + len(ahead):
-                self._ahead = ahead
-            return ahead[position - start : end - start]
-        bytes_ahead = min((_READS_AHEAD - 1) * (end - position), _AHEAD_BYTES_MAX, self.end - end)
-        if not continues or not bytes_ahead:
-            return self._read(position, end)
-        self._ahead, self._ahead_start = self._read(position, end + bytes_ahead), position
-        return self._ahead[: end - position]
-
-    def _read(self, position: int, end: int) -> bytes:
         parts: list[bytes] = []
         while position < end:
             file_start = position - position % self.file_bytes
@@ -222,6 +206,25 @@ class FixedEntryFiles:
             parts.append(part)
             position += want
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_on(self, position: int, size: int) -> bytes:
+        """As `read`, for a reader that mostly begins where its last call ended: some calls read ahead."""
+        position = max(position, self.start)
+        end = min(position + size, self.end)
+        if position >= end:
+            return b""
+        continues, self._read_end = position == self._read_end, end
+        ahead, start = self._ahead, self._ahead_start
+        self._ahead = b""
+        if start <= position and end <= start + len(ahead):
+            if end < start + len(ahead):
+                self._ahead = ahead
+            return ahead[position - start : end - start]
+        bytes_ahead = min((_READS_AHEAD - 1) * (end - position), _AHEAD_BYTES_MAX, self.end - end)
+        if not continues or not bytes_ahead:
+            return self.read(position, end - position)
+        self._ahead, self._ahead_start = self.read(position, end - position + bytes_ahead), position
+        return self._ahead[: end - position]
 
     def cut(self, end: int) -> None:
         """End the queue at `end`: later files are deleted, what follows in its file becomes zero."""
