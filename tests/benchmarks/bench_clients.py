@@ -49,7 +49,7 @@ from tests.benchmarks.rivals.report import Line, Side, as_json, markdown, table
 from tests.benchmarks.rivals.sides import JVM_FLAGS, compiled
 from tests.interop.java import LOGBACK
 from tests.interop.name_server import name_server
-from tests.interop.rocketmq import class_path, java_tool, missing_tools
+from tests.interop.rocketmq import class_path, home_flags, java_tool, missing_tools
 from tests.node.wire import Wire
 from tests.ports import free_port
 from tests.processes import DIE_WITH_PARENT, environment_of_ours
@@ -464,7 +464,7 @@ def rocketmq_pair(folder: Path, version: str) -> Iterator[Pair]:
     def command(config: Path) -> list[str]:
         return [
             java_tool("java"), *JVM_FLAGS,
-            f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", f"-Drocketmq.home.dir={home}",
+            *home_flags(home),
             f"-Drmq.logback.configurationFile={logback}", f"-Dlogback.configurationFile={logback}",
             "-Drocketmq.client.logUseSlf4j=true",
             "-cp", jars, "org.apache.rocketmq.broker.BrokerStartup", "-c", str(config),

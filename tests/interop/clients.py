@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.interop.java import OPENED, JavaError
-from tests.interop.rocketmq import client_class_path, java_tool
+from tests.interop.rocketmq import client_class_path, home_flags, java_tool
 from tests.processes import DIE_WITH_PARENT, environment_of_ours
 
 ANSWER_TIMEOUT_S: Final = 180.0
@@ -35,7 +35,7 @@ class RocketClients:
                 [
                     *DIE_WITH_PARENT, java_tool("java"),
                     "-Xms32m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto",
-                    *OPENED, f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
+                    *OPENED, *home_flags(home),
                     f"-Dlogback.configurationFile={home / 'logback.xml'}",
                     f"-Drmq.logback.configurationFile={home / 'logback.xml'}",
                     "-Drocketmq.client.logUseSlf4j=true",

@@ -19,7 +19,7 @@ import trio
 from attrs import define, field, frozen
 
 from tests.interop.java import OPENED
-from tests.interop.rocketmq import java_tool, name_server_class_path
+from tests.interop.rocketmq import home_flags, java_tool, name_server_class_path
 from tests.ports import free_port
 from tests.processes import DIE_WITH_PARENT, environment_of_ours
 from trioha.controller import protocol
@@ -116,7 +116,7 @@ class JavaProcess:
             self.process = subprocess.Popen(
                 [
                     *DIE_WITH_PARENT, java_tool("java"), *self.flags,
-                    f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", f"-Drocketmq.home.dir={home}",
+                    *home_flags(home),
                     f"-Drmq.logback.configurationFile={logback}", "-Drocketmq.client.logUseSlf4j=true",
                     "-cp", self.class_path, self.main_class, "-c", str(config),
                 ],

@@ -16,7 +16,7 @@ from typing import Any
 
 from attrs import frozen
 
-from tests.interop.rocketmq import class_path, indexes_tags, is_5, java_tool
+from tests.interop.rocketmq import class_path, home_flags, indexes_tags, is_5, java_tool
 from tests.ports import free_port
 from tests.processes import DIE_WITH_PARENT, environment_of_ours
 
@@ -166,8 +166,7 @@ class JavaDriver:
             self._process = subprocess.Popen(
                 [
                     *DIE_WITH_PARENT, java_tool("java"), *_JVM_FLAGS,
-                    # RocketMQ writes to these folders, wherever its store is.
-                    f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", f"-Drocketmq.home.dir={home}",
+                    *home_flags(home),
                     f"-Drmq.logback.configurationFile={logback}", f"-Dlogback.configurationFile={logback}",
                     "-Drocketmq.client.logUseSlf4j=true",
                     *(f"-D{key}={value}" for key, value in (system_properties or {}).items()),

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.benchmarks.rivals.machine import cpu_s
-from tests.interop.rocketmq import java_tool, name_server_class_path
+from tests.interop.rocketmq import home_flags, java_tool, name_server_class_path
 from tests.ports import free_port
 from tests.processes import DIE_WITH_PARENT, environment_of_ours
 
@@ -48,7 +48,7 @@ def _start(jars: str, home: Path, folder: Path, port: int) -> subprocess.Popen[b
                 *DIE_WITH_PARENT, java_tool("java"),
                 "-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
                 "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
-                f"-Duser.home={home}", f"-Drocketmq.home.dir={home}",
+                *home_flags(home),
                 "-cp", jars, "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(config),
             ],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, env=environment_of_ours(),

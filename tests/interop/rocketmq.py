@@ -91,6 +91,12 @@ def missing_tools() -> str | None:
     return None
 
 
+def home_flags(home: Path) -> list[str]:
+    """Flags of a JVM of RocketMQ: it writes to the user's home and the temporary folder, wherever its store
+    is."""
+    return [f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", f"-Drocketmq.home.dir={home}"]
+
+
 def class_path(version: str, *, cache: Path | None = None) -> str:
     """The class path of the driver for RocketMQ `version`; fetches and compiles what is not there yet.
 

@@ -25,7 +25,7 @@ from attrs import frozen
 from tests.benchmarks.rivals.driver import END_WITHIN_S, Driver, DriverError
 from tests.benchmarks.rivals.machine import cpu_s
 from tests.interop.java import LOGBACK, OPENED
-from tests.interop.rocketmq import class_path, java_tool
+from tests.interop.rocketmq import class_path, home_flags, java_tool
 from tests.processes import DIE_WITH_PARENT
 
 REPOSITORY = Path(__file__).parents[3]
@@ -236,8 +236,7 @@ class JavaSide(Side):
         driver = Driver(
             [
                 java_tool("java"), *JVM_FLAGS,
-                # RocketMQ writes to these folders, wherever its store is.
-                f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", f"-Drocketmq.home.dir={home}",
+                *home_flags(home),
                 f"-Drmq.logback.configurationFile={logback}", f"-Dlogback.configurationFile={logback}",
                 "-Drocketmq.client.logUseSlf4j=true",
                 "-cp", self._class_path, "interop.BenchDriver",
