@@ -1,9 +1,10 @@
-"""Compile the kernels (`trioha/store/kernel.py` and others) with mypyc, where a C compiler is: a build hook.
+"""Compile the kernels, where a C compiler is: a build hook.
 
-Hatchling calls it for wheels and for editable installs; `python hatch_build.py` compiles in the source tree
-alone, as `make setup` does after an edit. A module lies beside its source as `_kernel`, with this Python and
-platform in its name, so that several Pythons can share a source tree. It carries the SHA-256 of its source;
-`trioha/store/compiled.py` does not use one of another source.
+They are `trioha/store/kernel.py` and `trioha/remoting/kernel.py`, which mypyc compiles, and
+`trioha/store/walk.c`. Hatchling calls it for wheels and for editable installs; `python hatch_build.py`
+compiles in the source tree alone, as `make setup` does after an edit. A module lies beside its source as
+`_kernel` or `_walk`, with this Python and platform in its name, so that several Pythons can share a source
+tree. It carries the SHA-256 of its source; `trioha/store/compiled.py` does not use one of another source.
 
 Without a C compiler, or with `TRIOHA_PURE=1`, nothing is compiled, and a wheel is pure (`py3-none-any`).
 Where the compilation fails although a compiler is there, its output is printed, and the install goes on with
@@ -27,23 +28,28 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.requirements import Requirement
 
 ROOT: Final = Path(__file__).parent
-FOLDERS: Final = ("trioha/store", "trioha/remoting")
-"""Where a `kernel.py` is."""
-NAME: Final = "_kernel"
+SOURCES: Final = ("trioha/store/kernel.py", "trioha/store/walk.c", "trioha/remoting/kernel.py")
 HASH_LINE: Final = 'SOURCE_SHA256: Final = ""'
 BUILD_REQUIREMENTS: Final = ("mypy>=2.4", "setuptools>=77")
 RUN_REQUIREMENTS: Final = ("librt>=0.16", "mypy-extensions>=1.1")
 """Of a compiled wheel."""
 
 COMPILE: Final = """
-from setuptools import Distribution
-from mypyc.build import mypycify
-modules = mypycify(["--config-file=", "NAME.py"], opt_level="3", debug_level="0")
-command = Distribution({"name": "NAME", "ext_modules": modules}).get_command_obj("build_ext")
+import sys
+from setuptools import Distribution, Extension
+source, name, sha256 = sys.argv[1:]
+if source.endswith(".py"):
+    from mypyc.build import mypycify
+    modules = mypycify(["--config-file=", source], opt_level="3", debug_level="0")
+else:
+    macros = [("SOURCE_SHA256", f'"{sha256}"')]
+    flags = ["-O3", "-Wall", "-Wextra"]
+    modules = [Extension(name, [source], define_macros=macros, extra_compile_args=flags)]
+command = Distribution({"name": name, "ext_modules": modules}).get_command_obj("build_ext")
 command.inplace = True
 command.ensure_finalized()
 command.run()
-""".replace("NAME", NAME)
+"""
 
 
 def has_compiler() -> bool:
@@ -71,12 +77,12 @@ def missing_requirements() -> list[str]:
 
 def sources() -> list[Path]:
     """The kernels of the source tree."""
-    return [source for folder in FOLDERS if (source := ROOT / folder / "kernel.py").is_file()]
+    return [source for name in SOURCES if (source := ROOT / name).is_file()]
 
 
 def module_path(source: Path) -> Path:
     """Where a kernel's module for this Python lies in the source tree."""
-    return source.with_name(f"{NAME}{sysconfig.get_config_var('EXT_SUFFIX')}")
+    return source.with_name(f"_{source.stem}{sysconfig.get_config_var('EXT_SUFFIX')}")
 
 
 def source_hash(source: Path) -> str:
@@ -99,20 +105,23 @@ def compile_kernel(source: Path, target: Path) -> bool:
         )
         return False
     text = source.read_text(encoding="utf-8")
-    assert text.count(HASH_LINE) == 1, f"{source} has no line {HASH_LINE}"
-    with tempfile.TemporaryDirectory(prefix="trioha-kernel-") as name:
-        folder = Path(name)
-        copy = folder / f"{NAME}.py"
-        copy.write_text(text.replace(HASH_LINE, f'{HASH_LINE[:-2]}"{source_hash(source)}"'), encoding="utf-8")
+    name, sha256 = f"_{source.stem}", source_hash(source)
+    if source.suffix == ".py":
+        assert text.count(HASH_LINE) == 1, f"{source} has no line {HASH_LINE}"
+        text = text.replace(HASH_LINE, f'{HASH_LINE[:-2]}"{sha256}"')
+    with tempfile.TemporaryDirectory(prefix="trioha-kernel-") as temporary:
+        folder = Path(temporary)
+        copy = folder / f"{name}{source.suffix}"
+        copy.write_text(text, encoding="utf-8")
         done = subprocess.run(  # noqa: S603 - our own program
-            [sys.executable, "-c", COMPILE],
+            [sys.executable, "-c", COMPILE, copy.name, name, sha256],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
         )
-        made = list(folder.glob(f"{NAME}.*{sysconfig.get_config_var('EXT_SUFFIX').rsplit('.', 1)[-1]}"))
+        made = list(folder.glob(f"{name}.*{sysconfig.get_config_var('EXT_SUFFIX').rsplit('.', 1)[-1]}"))
         if done.returncode or len(made) != 1:
             print(done.stdout, file=sys.stderr)
             print("trioha: the kernel could not be compiled; trioha runs in plain Python", file=sys.stderr)

@@ -71,7 +71,11 @@ def test_a_kernel_is_compiled_again_after_an_edit_and_only_then(tmp_path: Path) 
 
 
 def test_the_kernels_of_the_tree_are_those_that_are_loaded() -> None:
-    assert sources() == [ROOT / "trioha/store/kernel.py", ROOT / "trioha/remoting/kernel.py"]
+    assert sources() == [
+        ROOT / "trioha/store/kernel.py",
+        ROOT / "trioha/store/walk.c",
+        ROOT / "trioha/remoting/kernel.py",
+    ]
     assert compiled.IS_COMPILED == remoting_compiled.IS_COMPILED
 
 

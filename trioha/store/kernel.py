@@ -54,54 +54,6 @@ _SIGN_32: Final = 0x80000000
 # -- walks ---------------------------------------------------------------------------------------------------
 
 
-def walk_records(
-    data: bytes, at: i64, shift: i64, crc32: Callable[[bytes], int] | None
-) -> tuple[int, int, int]:
-    """Check common records from `data[at]` on; the record at `at` must name the offset `at + shift`.
-
-    Returns the index after them, how many they were, and the index of the last one, -1 without any. Bodies
-    are checked with `crc32`.
-    """
-    end: i64 = len(data)
-    records: i64 = 0
-    last_at: i64 = -1
-    last_start: i64 = end - RECORD_BYTES_MIN
-    while at <= last_start:
-        record_end = _end_of_common(data, at, end, shift)
-        if record_end < 0:
-            break
-        if crc32 is not None:
-            body_end: i64 = at + BODY_AT + i64(read_i32_be(data, at + 84))
-            if i64(crc32(data[at + BODY_AT : body_end])) & CRC_MASK != i64(read_i32_be(data, at + 8)):
-                break
-        last_at = at
-        records += 1
-        at = record_end
-    return at, records, last_at
-
-
-def walk_boundaries(data: bytes, at: i64, shift: i64) -> tuple[int, int, int]:
-    """As `walk_records`, but of each record only length, magic and physical offset are looked at."""
-    end: i64 = len(data)
-    records: i64 = 0
-    last_at: i64 = -1
-    last_start: i64 = end - RECORD_BYTES_MIN
-    while at <= last_start:
-        size: i64 = i64(read_i32_be(data, at))
-        magic: i64 = i64(read_i32_be(data, at + 4))
-        if (
-            (magic != MAGIC_V1 and magic != MAGIC_V2)  # noqa: PLR1714 - compiles to two comparisons
-            or read_i64_be(data, at + 28) != at + shift
-            or size > end - at
-            or size < RECORD_BYTES_MIN
-        ):
-            break
-        last_at = at
-        records += 1
-        at += size
-    return at, records, last_at
-
-
 @final
 class Statistics:
     """Store timestamps and topics of common records that are checked: for `record_statistics`."""
@@ -118,7 +70,10 @@ class Statistics:
         self.topics: set[bytes] = set()
 
     def walk(self, data: bytes, at: i64, shift: i64) -> int:
-        """Pass common records from `data[at]` on as `walk_records` does; returns the index after them."""
+        """Pass common records from `data[at]` on; the one at `at` must name the offset `at + shift`.
+
+        Returns the index after them.
+        """
         end: i64 = len(data)
         last_start: i64 = end - RECORD_BYTES_MIN
         crc32 = self._crc32

@@ -28,7 +28,7 @@ to the file's end.
 The functions are pure: from a buffer and indexes they compute numbers. Recovery, verification, replicas,
 reads and dispatch all check records with `check_record`. Three loops repeat its test of the common record
 (V1, IPv4 hosts) in place of a call, and call it for all others: `scan_records` here, the one in
-`store.record_entries`, and the compiled one of `store.kernel`, which does most of the work of both.
+`store.record_entries`, and compiled ones in `kernel.py` and `walk.c`, which do most of the work of both.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ from isal.isal_zlib import crc32
 
 from trioha.numbers import I64
 from trioha.store import compiled
-from trioha.store.compiled import COPY_BYTES, LONG_RECORD_BYTES
 
 Buffer = bytes | bytearray | memoryview | mmap
 
@@ -322,7 +321,12 @@ def scan_records(
     records = 0
     last_at = -1
     result = 0
-    if compiled.IS_COMPILED and on_record is None and end + shift <= I64.high:
+    if (
+        compiled.IS_COMPILED
+        and on_record is None
+        and (compiled.CHECKS_CRC or not check_crc)
+        and end + shift <= I64.high
+    ):
         at, records, last_at = _walk_compiled(view, at, end, shift, check_crc=check_crc)
     common = _COMMON
     i16 = _I16
@@ -369,49 +373,27 @@ def is_records(view: memoryview, physical_offset: int, *, count: int) -> bool:
 def _walk_compiled(
     view: memoryview, at: int, end: int, shift: int, *, check_crc: bool
 ) -> tuple[int, int, int]:
-    """Pass whole valid records as `scan_records` does, with the compiled kernel.
+    """Pass whole valid records as `scan_records` does, in compiled code.
 
     Returns the index after them, how many they were, and the index of the last one, -1 without any. It stops
-    at the first record that is not whole and valid, or before.
+    at the first record that is not whole and valid.
     """
-    walk = compiled.kernel.walk_records
-    crc = crc32 if check_crc else None
+    walk = compiled.walk.walk_records
     records = 0
     last_at = -1
-    data = b""
-    data_at = at
-    while end - at >= RECORD_BYTES_MIN:
-        size = int(_I32(view, at)[0])
-        if size <= LONG_RECORD_BYTES:
-            if at + size > data_at + len(data):
-                data_at = at
-                data = bytes(view[at : min(at + COPY_BYTES, end)])
-            walked_to, passed, last = walk(data, at - data_at, data_at + shift, crc)
-            if passed:
-                records += passed
-                last_at = data_at + last
-                at = data_at + walked_to
-                continue
-        if check_record(view, at, end, at + shift, check_crc=check_crc) < 0:
+    while True:
+        at, passed, last = walk(view, at, end, shift, check_crc)
+        if passed:
+            records += passed
+            last_at = last
+        if end - at < RECORD_BYTES_MIN:
+            break
+        size = check_record(view, at, end, at + shift, check_crc=check_crc)
+        if size < 0:
             break
         records += 1
         last_at = at
         at += size
-    return at, records, last_at
-
-
-def _walk_boundaries_compiled(view: memoryview, at: int, end: int, shift: int) -> tuple[int, int, int]:
-    """The same for `scan_boundaries`. It also stops at a long record."""
-    records = 0
-    last_at = -1
-    while end - at >= RECORD_BYTES_MIN and _I32(view, at)[0] <= LONG_RECORD_BYTES:
-        data = bytes(view[at : min(at + COPY_BYTES, end)])
-        walked_to, passed, last = compiled.kernel.walk_boundaries(data, 0, at + shift)
-        if not passed:
-            break
-        records += passed
-        last_at = at + last
-        at += walked_to
     return at, records, last_at
 
 
@@ -426,7 +408,7 @@ def scan_boundaries(view: memoryview, at: int, end: int, physical_offset: int) -
     records = 0
     last_at = -1
     if compiled.IS_COMPILED and end + shift <= I64.high:
-        at, records, last_at = _walk_boundaries_compiled(view, at, end, shift)
+        at, records, last_at = compiled.walk.walk_boundaries(view, at, end, shift)
     boundary = _BOUNDARY
     last_start = end - RECORD_BYTES_MIN
     while at <= last_start:

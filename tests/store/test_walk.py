@@ -1,0 +1,167 @@
+"""The walk in C reads no byte beyond its end, refuses what does not fit, and lets other threads run.
+
+That it passes the same records as plain Python is in `test_kernel`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from array import array
+from pathlib import Path
+
+import pytest
+
+from tests.store.support import VECTORS
+from tests.store.test_kernel import mode, needs_kernel
+from trioha.store import compiled
+from trioha.store.record_layout import MAGIC_V1, RECORD_BYTES_MIN, body_crc, scan_records
+
+pytestmark = needs_kernel
+
+LOG = VECTORS / "store-5.3.3/store/commitlog" / f"{0:020}"
+
+
+def records_of(count: int, *, body: bytes) -> bytearray:
+    """Common records of one topic that follow each other from offset 0 on."""
+    data = bytearray()
+    size = RECORD_BYTES_MIN + len(body) + 1
+    for number in range(count):
+        record = bytearray(size)
+        record[:12] = b"".join(word.to_bytes(4, "big") for word in (size, MAGIC_V1, body_crc(body)))
+        record[20:36] = number.to_bytes(8, "big") + len(data).to_bytes(8, "big")
+        record[84:88] = len(body).to_bytes(4, "big")
+        record[88 : 88 + len(body)] = body
+        record[88 + len(body) : 90 + len(body)] = b"\x01T"
+        data += record
+    return data
+
+
+WITHOUT_CRC = """
+import importlib.util, sys
+import _socket
+
+spec = importlib.util.spec_from_file_location("trioha.store._walk", sys.argv[1])
+walk = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(walk)
+for path in ("/nonexistent.so", _socket.__file__):
+    assert walk.find_crc32(path) is False
+assert walk.walk_records(bytes(100), 0, 100, 0, False) == (0, 0, -1)
+try:
+    walk.walk_records(bytes(100), 0, 100, 0, True)
+except RuntimeError as error:
+    print(error)
+"""
+GUARDED = """
+import ctypes, mmap, sys
+from pathlib import Path
+from trioha.store import compiled
+
+log = Path(sys.argv[1]).read_bytes()[: 3 * mmap.PAGESIZE]
+libc = ctypes.CDLL(None, use_errno=True)
+memory = mmap.mmap(-1, 4 * mmap.PAGESIZE)
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+guard = ctypes.c_void_p(address + 3 * mmap.PAGESIZE)
+assert libc.mprotect(guard, mmap.PAGESIZE, 0) == 0, ctypes.get_errno()
+view = memoryview(memory)[: 3 * mmap.PAGESIZE]
+passed = 0
+for size in range(1, len(log) + 1):
+    # The bytes end where the page that nobody may read begins.
+    at = len(view) - size
+    view[at:] = log[:size]
+    for check_crc in (False, True):
+        passed += compiled.walk.walk_records(view, at, len(view), -at, check_crc)[1]
+    compiled.walk.walk_boundaries(view, at, len(view), -at)
+for size in range(91, 500):
+    # Lengths inside the record that lead beyond it.
+    at = len(view) - size
+    view[at:] = log[:size]
+    view[at : at + 4] = size.to_bytes(4, "big")
+    for body_bytes in range(-1, size - 80):
+        view[at + 84 : at + 88] = body_bytes.to_bytes(4, "big", signed=True)
+        if 0 <= body_bytes < size - 88:
+            view[at + 88 + body_bytes] = 127
+        for check_crc in (False, True):
+            compiled.walk.walk_records(view, at, len(view), -at, check_crc)
+print(passed)
+"""
+
+
+def test_no_byte_after_the_end_is_read(tmp_path: Path) -> None:
+    # In a process of its own: it would be killed.
+    done = subprocess.run(
+        [sys.executable, "-c", GUARDED, LOG], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 1000
+
+
+@pytest.mark.parametrize(
+    ("at", "end", "shift"),
+    [(-1, 10, 0), (11, 10, 0), (0, 101, 0), (0, 100, 2**63 - 50), (0, 100, 2**63), (2**70, 100, 0)],
+)
+def test_places_that_do_not_fit_the_buffer_are_refused(at: int, end: int, shift: int) -> None:
+    with pytest.raises((ValueError, OverflowError)):
+        compiled.walk.walk_boundaries(bytes(100), at, end, shift)
+    with pytest.raises((ValueError, OverflowError)):
+        compiled.walk.walk_records(bytes(100), at, end, shift, False)
+
+
+def test_what_is_no_buffer_of_bytes_in_a_row_is_refused() -> None:
+    for wrong in ("text", 5, None, memoryview(bytes(100))[::2]):
+        with pytest.raises((TypeError, BufferError)):
+            compiled.walk.walk_boundaries(wrong, 0, 10, 0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="4 arguments"):
+        compiled.walk.walk_boundaries(b"", 0, 0)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="5 arguments"):
+        compiled.walk.walk_records(b"", 0, 0, 0)  # type: ignore[call-arg]
+    assert compiled.walk.walk_boundaries(array("q", [0] * 20), 0, 160, 0) == (0, 0, -1)
+
+
+def test_a_long_walk_lets_other_threads_run() -> None:
+    view = memoryview(records_of(6000, body=bytes(64 * 1024)))
+    turns = 0
+    is_over = threading.Event()
+
+    def count() -> None:
+        nonlocal turns
+        while not is_over.is_set():
+            turns += 1
+            time.sleep(0)
+
+    interval_s = sys.getswitchinterval()
+    # Longer than the walk: nothing but the walk itself gives the interpreter to the other thread.
+    sys.setswitchinterval(60)
+    thread = threading.Thread(target=count)
+    try:
+        thread.start()
+        before = turns
+        assert compiled.walk.walk_records(view, 0, len(view), 0, True)[1] == 6000
+        during = turns - before
+    finally:
+        sys.setswitchinterval(interval_s)
+        is_over.set()
+        thread.join()
+    assert during > 0
+
+
+def test_without_the_crc_of_isa_l_records_are_checked_in_plain_python(monkeypatch) -> None:
+    data = records_of(3, body=b"body")
+    data[-5] ^= 1
+    view = memoryview(data)
+    with mode(is_compiled=False):
+        plain = scan_records(view, 0, len(view), 0)
+    assert plain.records == 2
+    monkeypatch.setattr(compiled, "CHECKS_CRC", False)
+    monkeypatch.setattr(compiled, "walk", None)
+    assert scan_records(view, 0, len(view), 0) == plain
+
+
+def test_a_library_without_that_crc_is_not_used() -> None:
+    # In a process of its own, without compiled.py: that would find it.
+    said = subprocess.check_output(
+        [sys.executable, "-c", WITHOUT_CRC, str(compiled.walk.__file__)], text=True, timeout=100
+    )
+    assert said == "find_crc32 has not found a CRC\n"
