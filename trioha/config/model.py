@@ -557,7 +557,7 @@ class BrokerConfig:
     )
     """Largest body of one frame to a slave with lag, bytes; frames shrink again when it has caught up."""
 
-    ha_busy_poll: int = _setting("trioha.haBusyPoll", values.integer(low=0, high=1000), default=400)
+    ha_busy_poll: int = _setting("trioha.haBusyPoll", values.integer(low=0, high=1000), default=800)
     """How long a node may poll for its peer's next bytes before it sleeps, microseconds; 0 for not at all, as
     with one core, of the machine or by the CPU quota of a container."""
 

@@ -269,6 +269,7 @@ class HaConnection:
                 is_stable_identity=self.peer.is_stable,
                 has_unsent=progress.sent_offset < max_offset,
                 lag_clock=self._meter.lag_clock,
+                now_s=now_s,
             )
         elif report is HEARTBEAT:
             self._sink.emit(

@@ -21,7 +21,14 @@ from attrs import define, field
 
 from trioha.config.model import AckMode
 from trioha.errors import RemoteProtocolError, StoreError
-from trioha.ha.frames import BODY_BYTES_MAX, BodyPart, FrameHeader, TransferDecoder, encode_report
+from trioha.ha.frames import (
+    BODY_BYTES_MAX,
+    HEADER_BYTES,
+    BodyPart,
+    FrameHeader,
+    TransferDecoder,
+    encode_report,
+)
 from trioha.ha.meter import RateMeter
 from trioha.ha.replication_session import ReplicationError, ReplicationSession
 from trioha.ha.settings import HaSettings
@@ -42,6 +49,7 @@ OBSERVED_AGE_S: Final = 60.0
 """An observer requests from a record at least this old: no put waits so long."""
 GAP_REASONS: Final = frozenset((CloseReason.GAP, CloseReason.AHEAD, CloseReason.DIVERGED))
 """The own log does not continue the master's, or the other way round."""
+_RECEIVED: Final = int(Kind.RECEIVED)
 VERDICT_REASONS: Final = GAP_REASONS | {CloseReason.LOG_RESTARTED, CloseReason.CUT_REFUSED}
 """What keeps a log from following its master's for longer than a connection."""
 
@@ -434,8 +442,6 @@ class MasterConnection(MasterLink):
         """`options` are those of `MasterLink`."""
         super().__init__(stream, session=session, commit_log=commit_log, **options)
         self._replication = session
-        self._header = FrameHeader(0, 0)
-        """Header of the frame that is being received."""
         self._decoder = TransferDecoder(
             body_bytes_max=min(BODY_BYTES_MAX, commit_log.file_bytes),
             joined_within_bytes=commit_log.file_bytes,
@@ -450,11 +456,22 @@ class MasterConnection(MasterLink):
     def _receive(self, data: memoryview) -> None:
         """Append what `data` completes. Raises ReplicationError at a frame that does not continue the log."""
         decoder, session = self._decoder, self._replication
+        # After the first frame, which may change what is known of the master, most frames come alone.
+        if self.frame_received:
+            offset = decoder.lone_offset(data)
+            if offset >= 0 and session.receive_in_step(offset, data[HEADER_BYTES:]):
+                self._sink.emit(
+                    _RECEIVED,
+                    conn=self.connection_id,
+                    offset=offset,
+                    aux=self._log.appended.offset,
+                    size=len(data) - HEADER_BYTES,
+                )
+                return
         decoder.feed(data)
         while (event := decoder.next_event()) is not None:
             match event:
                 case FrameHeader():
-                    self._header = event
                     session.receive_header(event)
                     self._after_header(event.offset, event.body_bytes)
                 case BodyPart():

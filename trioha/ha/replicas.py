@@ -81,8 +81,10 @@ class Replicas:
         """The view for puts that begin to wait now."""
         self._quorum_views = [self.current]
         # Distinct replicas that are eligible, and in sync, for end offsets from `_counted_from` to below
-        # `_counted_below`, until `_counted_until_s`, and until the next ack or the end of a connection.
+        # `_counted_below`, until `_counted_until_s`, and until a connection claims or ends. Where not every
+        # connection is in sync, also until the next ack; else acks only make those limits higher.
         self._eligible = self._in_sync = 0
+        self._is_every_one_in_sync = False
         self._counted_from = 0
         self._counted_below = -math.inf
         self._counted_until_s = -math.inf
@@ -98,15 +100,19 @@ class Replicas:
         lag_clock: LagClock,
         is_stable_identity: bool = False,
         has_unsent: bool = False,
+        now_s: float | None = None,
     ) -> None:
         """A connection of `replica` acknowledged everything before `ack_offset`; its first call is its claim.
 
         `lag_clock` is the connection's own and includes `ack_offset`. `is_stable_identity`: `replica` is the
-        same slave on every connection. `has_unsent`, of a claim: the log has bytes to send.
+        same slave on every connection. `has_unsent`, of a claim: the log has bytes to send. `now_s` is the
+        time now, of trio's clock.
         """
         ack = self._connections.get(connection_id)
-        now_s = trio.current_time()
-        self._counted_below = -math.inf
+        if now_s is None:
+            now_s = trio.current_time()
+        if ack is None or not self._is_every_one_in_sync:
+            self._counted_below = -math.inf
         if ack is None:
             self._connections[connection_id] = _ConnectionAck(
                 replica, ack_offset, now_s, lag_clock, has_acked=not has_unsent, claim_offset=ack_offset
@@ -118,7 +124,8 @@ class Replicas:
             ack.has_acked = True
         for view in self._quorum_views:
             if connection_id in view.connections:
-                view.acknowledge(replica, self._ack_of(replica, view))
+                is_alone = len(view.connections) == 1
+                view.acknowledge(replica, ack_offset if is_alone else self._ack_of(replica, view))
         if self.on_acknowledged is not None:
             self.on_acknowledged()
 
@@ -219,7 +226,7 @@ class Replicas:
     def _count(self, end_offset: int, now_s: float | None) -> None:
         """Count replicas for puts that end at `end_offset`, unless the last counts hold for them.
 
-        Every waiting put asks, so replicas are counted once for the puts between two acks, not for each.
+        Every waiting put asks, so replicas are not counted for each.
         """
         if now_s is None:
             now_s = trio.current_time()
@@ -229,13 +236,17 @@ class Replicas:
         in_sync: set[str] = set()
         below: float = math.inf
         until_s = math.inf
+        is_every_one_in_sync = True
         # A replica that is not eligible now is not so for a later end either, before its next ack.
         for one in self._connections.values():
             if not self._is_eligible(one, end_offset, now_s):
+                is_every_one_in_sync = False
                 continue
             eligible.add(one.replica)
             if one.has_acked:
                 in_sync.add(one.replica)
+            else:
+                is_every_one_in_sync = False
             if end_offset <= one.ack_offset:
                 below = min(below, one.ack_offset + 1)
             else:
@@ -245,6 +256,7 @@ class Replicas:
                 due_s = now_s if oldest_s is None else max(oldest_s, one.acked_s)
                 until_s = min(until_s, due_s + self._unacked_s_max)
         self._eligible, self._in_sync = len(eligible), len(in_sync)
+        self._is_every_one_in_sync = is_every_one_in_sync
         self._counted_from, self._counted_below = end_offset, below
         self._counted_until_s = until_s
 

@@ -99,6 +99,7 @@ class SetReplicas(Replicas):
         lag_clock: LagClock,
         is_stable_identity: bool = False,
         has_unsent: bool = False,
+        now_s: float | None = None,
     ) -> None:
         """As of `Replicas`; also moves the confirm offset and may ask for another set."""
         super().acknowledge(
@@ -108,6 +109,7 @@ class SetReplicas(Replicas):
             lag_clock=lag_clock,
             is_stable_identity=is_stable_identity,
             has_unsent=has_unsent,
+            now_s=now_s,
         )
         broker_id = self._ids[connection_id]
         self._acks[broker_id] = ack_offset

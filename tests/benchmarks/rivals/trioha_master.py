@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from attrs import fields
 
 from tests.benchmarks.rivals.pacer import TICK
 from trioha.broker.puts import PutResult, PutService
+from trioha.config.model import BrokerConfig
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
@@ -41,6 +43,7 @@ from trioha.watermark import Watermark
 FIRST_PUT_WITHIN_S = 20.0
 APPENDS_PER_TURN = 500
 OUTSTANDING_MAX = 10_000
+BUSY_POLL_S = fields(BrokerConfig).ha_busy_poll.default / 1e6
 LATE_MAX = 4
 """After this multiple of the planned time no more puts are made."""
 
@@ -224,7 +227,7 @@ async def open_master(root: Path, *, file_bytes: int) -> AsyncIterator[Master]:
                 housekeeping_interval_s=60.0,
                 transfer_batch_bytes=32768,
                 transfer_batch_bytes_max=1 << 20,
-                busy_poll_s=400e-6 if has_cores_to_spare() else 0.0,
+                busy_poll_s=BUSY_POLL_S if has_cores_to_spare() else 0.0,
             ),
             sink=sink,
         )
