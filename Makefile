@@ -25,7 +25,7 @@ help: ## show this
 
 setup: kernel ## make the virtual environment .venv with all dependencies, and compile the kernel
 
-# Compiles trioha/store/kernel.py if it was edited, or was not compiled yet: some ten seconds. Without a C compiler,
+# Compiles the kernels (see hatch_build.py) if one was edited, or was not compiled yet: some ten seconds. Without a C compiler,
 # or with TRIOHA_PURE=1, trioha runs in plain Python.
 kernel: $(INSTALLED)
 	@$(BIN)/python hatch_build.py
