@@ -98,6 +98,18 @@ def test_a_kernel_that_cannot_be_compiled_leaves_plain_python(tmp_path: Path) ->
     assert modules(folder) == []
 
 
+@needs_compiler
+def test_a_walk_in_c_that_cannot_be_compiled_leaves_plain_python(tmp_path: Path) -> None:
+    folder = tree(tmp_path, source="")
+    (folder / "trioha/store/kernel.py").unlink()
+    source = folder / "trioha/store/walk.c"
+    source.write_text("int walk(void) { return undeclared; }")
+    said = build(folder)
+    assert "undeclared" in said
+    assert "trioha runs in plain Python" in said
+    assert modules(folder) == [source]
+
+
 # -- which one is used ---------------------------------------------------------------------------------------
 
 
