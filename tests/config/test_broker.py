@@ -119,7 +119,7 @@ def test_an_empty_file_gives_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
         "bind_address": "0.0.0.0",
         "ha_distinct_by": DistinctBy.ADDRESS,
         "ha_transfer_batch_max": 1048576,
-        "ha_busy_poll": 400,
+        "ha_busy_poll": 800,
         "client_busy_poll": 200,
         "ha_start_from": StartFrom.LAST_FILE,
         "ha_ack_mode": AckMode.WRITTEN,
