@@ -10,14 +10,15 @@ import sys
 import threading
 import time
 from array import array
-from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from tests.store.support import VECTORS
-from tests.store.test_kernel import mode, needs_kernel
+from tests.store.test_kernel import Wanted, in_order, mode, needs_kernel
 from trioha.store import compiled
-from trioha.store.record_layout import MAGIC_V1, RECORD_BYTES_MIN, body_crc, scan_records
+from trioha.store.record import encode_record
+from trioha.store.record_layout import scan_records
 
 pytestmark = needs_kernel
 
@@ -27,15 +28,8 @@ LOG = VECTORS / "store-5.3.3/store/commitlog" / f"{0:020}"
 def records_of(count: int, *, body: bytes) -> bytearray:
     """Common records of one topic that follow each other from offset 0 on."""
     data = bytearray()
-    size = RECORD_BYTES_MIN + len(body) + 1
-    for number in range(count):
-        record = bytearray(size)
-        record[:12] = b"".join(word.to_bytes(4, "big") for word in (size, MAGIC_V1, body_crc(body)))
-        record[20:36] = number.to_bytes(8, "big") + len(data).to_bytes(8, "big")
-        record[84:88] = len(body).to_bytes(4, "big")
-        record[88 : 88 + len(body)] = body
-        record[88 + len(body) : 90 + len(body)] = b"\x01T"
-        data += record
+    for record in in_order([Wanted("T", 0, b"", 0, body, None, False, 1)] * count):
+        data += encode_record(evolve(record, physical_offset=len(data)))
     return data
 
 
@@ -89,7 +83,7 @@ print(passed)
 """
 
 
-def test_no_byte_after_the_end_is_read(tmp_path: Path) -> None:
+def test_no_byte_after_the_end_is_read() -> None:
     # In a process of its own: it would be killed.
     done = subprocess.run(
         [sys.executable, "-c", GUARDED, LOG], capture_output=True, text=True, timeout=100, check=False

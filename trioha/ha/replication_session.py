@@ -174,10 +174,7 @@ class ReplicationSession:
     @property
     def ack_offset(self) -> int:
         """What may be acknowledged now: during the tail check only the request."""
-        max_offset = self._log.appended.offset
-        return (
-            max_offset if self._compared_offset >= max_offset or self._log.is_empty else self._request_offset
-        )
+        return self._log.max_offset if self.is_checked else self._request_offset
 
     @property
     def is_checked(self) -> bool:
