@@ -1,9 +1,9 @@
 """Compile the kernels, where a C compiler is: a build hook.
 
 They are `trioha/store/kernel.py` and `trioha/remoting/kernel.py`, which mypyc compiles, and
-`trioha/store/walk.c`. Hatchling calls it for wheels and for editable installs; `python hatch_build.py`
+`trioha/store/records.c`. Hatchling calls it for wheels and for editable installs; `python hatch_build.py`
 compiles in the source tree alone, as `make setup` does after an edit. A module lies beside its source as
-`_kernel` or `_walk`, with this Python and platform in its name, so that several Pythons can share a source
+`_kernel` or `_records`, with this Python and platform in its name, so that several Pythons can share a source
 tree. It carries the SHA-256 of its source; `trioha/store/compiled.py` does not use one of another source.
 
 Without a C compiler, or with `TRIOHA_PURE=1`, nothing is compiled, and a wheel is pure (`py3-none-any`).
@@ -28,7 +28,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.requirements import Requirement
 
 ROOT: Final = Path(__file__).parent
-SOURCES: Final = ("trioha/store/kernel.py", "trioha/store/walk.c", "trioha/remoting/kernel.py")
+SOURCES: Final = ("trioha/store/kernel.py", "trioha/store/records.c", "trioha/remoting/kernel.py")
 HASH_LINE: Final = 'SOURCE_SHA256: Final = ""'
 BUILD_REQUIREMENTS: Final = ("mypy>=2.4", "setuptools>=77")
 RUN_REQUIREMENTS: Final = ("librt>=0.16", "mypy-extensions>=1.1")

@@ -73,7 +73,7 @@ def test_a_kernel_is_compiled_again_after_an_edit_and_only_then(tmp_path: Path) 
 def test_the_kernels_of_the_tree_are_those_that_are_loaded() -> None:
     assert sources() == [
         ROOT / "trioha/store/kernel.py",
-        ROOT / "trioha/store/walk.c",
+        ROOT / "trioha/store/records.c",
         ROOT / "trioha/remoting/kernel.py",
     ]
     assert compiled.IS_COMPILED == remoting_compiled.IS_COMPILED
@@ -102,7 +102,7 @@ def test_a_kernel_that_cannot_be_compiled_leaves_plain_python(tmp_path: Path) ->
 def test_a_walk_in_c_that_cannot_be_compiled_leaves_plain_python(tmp_path: Path) -> None:
     folder = tree(tmp_path, source="")
     (folder / "trioha/store/kernel.py").unlink()
-    source = folder / "trioha/store/walk.c"
+    source = folder / "trioha/store/records.c"
     source.write_text("int walk(void) { return undeclared; }")
     said = build(folder)
     assert "undeclared" in said

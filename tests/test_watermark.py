@@ -216,7 +216,7 @@ def test_the_ack_of_a_forgotten_replica_is_removed():
 
 
 @pytest.mark.parametrize(
-    ("ended", "refilled_at"), [(1, {1}), (7, {7}), (8, {4, 8}), (9, {4, 9}), (16, {8, 16}), (256, {128, 256})]
+    ("ended", "refilled_at"), [(1, {1}), (31, {31}), (32, {16, 32}), (33, {16, 33}), (256, {128, 256})]
 )
 async def test_it_is_refilled_by_as_many_waits_as_ended_together_and_by_half_of_many(ended, refilled_at):
     mark = Watermark(0)

@@ -33,7 +33,7 @@ _ENDED_MAX = 32
 """Ended waits are removed when there are more waits than this, and than twice those left the last time."""
 
 
-HALVED_WAITS_MIN: Final = 8
+HALVED_WAITS_MIN: Final = 32
 """If at least this many waits ended together, `is_refilled` is also true at half of their number."""
 
 
@@ -65,7 +65,7 @@ class Listener(Protocol):
 class Wait:
     """One task's wait for an offset. It ends once: by the mark, by a rewind, or given up."""
 
-    __slots__ = ("_event", "deadline_s", "result", "start_offset")
+    __slots__ = ("deadline_s", "event", "result", "start_offset")
 
     def __init__(self, start_offset: int = 0) -> None:
         self.start_offset = start_offset
@@ -74,32 +74,22 @@ class Wait:
         """For the task that gives it up (`ha.timeouts`): when, in s of trio's clock."""
         self.result: WaitResult | None = None
         """How the wait ended; None before."""
-        self._event: trio.Event | Listener | None = None
-        """The waiting task's event, or the listener; None before there is one."""
+        self.event: trio.Event | Listener | None = None
+        """What the end of the wait sets: the waiting task's event, or a listener; None before there is one.
+
+        To be set while the wait has not ended; a task that is cancelled then calls `end`."""
 
     def end(self, result: WaitResult = GIVEN_UP) -> None:
         """End the wait and wake its task; nothing happens if it has ended."""
         if self.result is None:
             self.result = result
-            if self._event is not None:
-                self._event.set()
-
-    def event(self) -> trio.Event:
-        """An event that the end of the wait sets, for a caller that waits without another coroutine.
-
-        The wait must not have ended. After a cancellation call `end`.
-        """
-        self._event = event = trio.Event()
-        return event
-
-    def listen(self, listener: Listener) -> None:
-        """Have the end of the wait, which must not have ended, call `listener.set` in place of a task."""
-        self._event = listener
+            if self.event is not None:
+                self.event.set()
 
     async def wait(self) -> WaitResult:
         """Wait for the result, without a checkpoint if there is one. Cancelling gives the wait up."""
         if self.result is None:
-            event = self.event()
+            self.event = event = trio.Event()
             try:
                 await event.wait()
             finally:
@@ -170,7 +160,7 @@ class Watermark:
         for wait in reached:
             if wait.result is None:
                 wait.result = REACHED
-                event = wait._event
+                event = wait.event
                 if event is not None:
                     event.set()
 

@@ -12,7 +12,6 @@ from trioha.broker.processor import BrokerProcessor
 from trioha.broker.puts import PutService
 from trioha.broker.send_processor import SendProcessor
 from trioha.broker.status_publisher import StatusPublisher
-from trioha.ha.group_commit import GroupCommit
 from trioha.remoting.address import Address
 from trioha.remoting.client import RemotingClient
 from trioha.remoting.codes import RequestCode, ResponseCode
@@ -31,7 +30,7 @@ PLACES = [
     (SendProcessor, "_message", SEND),
     (PutService, "put_and_answer", SEND),
     (CommitLog, "append", SEND),
-    (GroupCommit, "refusal", SEND),
+    (PutService, "_append", SEND),
     (send_processor, "_respond", SEND),
     (BrokerProcessor, "_ha_status", STATUS),
     (StatusSubscription, "of", STATUS),

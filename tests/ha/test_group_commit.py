@@ -687,14 +687,17 @@ class Slaves:
     def __init__(self, replicas):
         self.replicas = replicas
         self.pushes = 0
+        self.is_all_sent = True
+        self.acks_all = False
         self.polled = []
 
     def push(self):
         self.pushes += 1
+        return self.is_all_sent
 
     def poll_acks(self, wait):
         self.polled.append(wait)
-        acknowledge(self.replicas, "a", 100)
+        acknowledge(self.replicas, "a", wait.start_offset + 10 if self.acks_all else 100)
 
 
 @pytest.fixture
@@ -734,7 +737,7 @@ async def test_puts_of_one_turn_are_pushed_once_and_not_polled_for(pushing, auto
     assert commit.end_turn() is None
     assert commit.end_turn() is None
     assert (slaves.pushes, slaves.polled) == (1, [])
-    slaves.poll_acks(None)
+    acknowledge(slaves.replicas, "a", 100)
     assert [await put for put in puts] == [PutStatus.PUT_OK] * 3
 
 
@@ -756,7 +759,7 @@ async def test_a_lone_put_that_no_client_waits_for_is_pushed_and_not_polled_for(
     assert commit.end_turn() is None
     assert (slaves.pushes, slaves.polled, commit._waiting) == (1, [], 1)
     assert commit.end_turn() is None
-    slaves.poll_acks(None)
+    acknowledge(slaves.replicas, "a", 100)
     assert await deferred is PutStatus.PUT_OK
     assert (slaves.pushes, commit._waiting) == (1, 0)
 
@@ -771,6 +774,61 @@ async def test_the_next_lone_put_that_a_client_waits_for_is_polled_for(pushing, 
     poll()
     assert await awaited is PutStatus.PUT_OK
     assert len(slaves.polled) == 1
+
+
+def put_in_turn(nursery, commit, *, tasks, puts):
+    """Tasks that put one after the other; returns the ends that were answered, with the turn of each."""
+    ends, answered = iter(range(60, 1000, 10)), []
+
+    async def put():
+        for _ in range(puts):
+            end_offset = next(ends)
+            appended = AppendResult(PutStatus.PUT_OK, physical_offset=end_offset - 10, size=10)
+            await commit.wait(appended, request_id=end_offset, answer=lambda *_: None)
+            answered.append(end_offset)
+
+    for _ in range(tasks):
+        nursery.start_soon(put)
+    return answered
+
+
+async def test_the_last_of_the_puts_that_an_ack_released_sends_and_polls_for_all(
+    pushing, nursery, autojump_clock
+):
+    commit, slaves = pushing
+    answered = put_in_turn(nursery, commit, tasks=3, puts=2)
+    await trio.testing.wait_all_tasks_blocked()
+    # The first one was alone and sent at once; others put while the slave worked, so nothing was polled for.
+    assert (slaves.pushes, slaves.polled, answered) == (1, [], [])
+    acknowledge(slaves.replicas, "a", 80)
+    await trio.testing.wait_all_tasks_blocked()
+    assert (slaves.pushes, len(slaves.polled)) == (2, 1)
+    assert slaves.polled[0].start_offset == 100
+    # The poll acknowledged 100: the last put waits on.
+    assert sorted(answered) == [60, 70, 80, 90, 100]
+    acknowledge(slaves.replicas, "a", 110)
+
+
+async def test_tasks_whose_puts_a_poll_has_released_put_again_in_one_turn(pushing, nursery, autojump_clock):
+    commit, slaves = pushing
+    slaves.acks_all = True
+    answered = put_in_turn(nursery, commit, tasks=4, puts=3)
+    await trio.testing.wait_all_tasks_blocked()
+    acknowledge(slaves.replicas, "a", 90)
+    await trio.testing.wait_all_tasks_blocked()
+    assert [wait.start_offset for wait in slaves.polled] == [120, 160]
+    assert (slaves.pushes, len(answered)) == (3, 12)
+
+
+async def test_puts_that_one_frame_does_not_hold_are_not_polled_for(pushing, nursery, autojump_clock):
+    commit, slaves = pushing
+    slaves.is_all_sent = False
+    answered = put_in_turn(nursery, commit, tasks=2, puts=2)
+    await trio.testing.wait_all_tasks_blocked()
+    acknowledge(slaves.replicas, "a", 70)
+    await trio.testing.wait_all_tasks_blocked()
+    assert (slaves.pushes, slaves.polled, sorted(answered)) == (2, [], [60, 70])
+    acknowledge(slaves.replicas, "a", 90)
 
 
 async def test_puts_are_answered_at_once_where_no_more_acks_will_come(make, autojump_clock):

@@ -37,7 +37,7 @@ WITHOUT_CRC = """
 import importlib.util, sys
 import _socket
 
-spec = importlib.util.spec_from_file_location("trioha.store._walk", sys.argv[1])
+spec = importlib.util.spec_from_file_location("trioha.store._records", sys.argv[1])
 walk = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(walk)
 for path in ("/nonexistent.so", _socket.__file__):
@@ -66,8 +66,8 @@ for size in range(1, len(log) + 1):
     at = len(view) - size
     view[at:] = log[:size]
     for check_crc in (False, True):
-        passed += compiled.walk.walk_records(view, at, len(view), -at, check_crc)[1]
-    compiled.walk.walk_boundaries(view, at, len(view), -at)
+        passed += compiled.records.walk_records(view, at, len(view), -at, check_crc)[1]
+    compiled.records.walk_boundaries(view, at, len(view), -at)
 for size in range(91, 500):
     # Lengths inside the record that lead beyond it.
     at = len(view) - size
@@ -78,7 +78,7 @@ for size in range(91, 500):
         if 0 <= body_bytes < size - 88:
             view[at + 88 + body_bytes] = 127
         for check_crc in (False, True):
-            compiled.walk.walk_records(view, at, len(view), -at, check_crc)
+            compiled.records.walk_records(view, at, len(view), -at, check_crc)
 print(passed)
 """
 
@@ -98,20 +98,20 @@ def test_no_byte_after_the_end_is_read() -> None:
 )
 def test_places_that_do_not_fit_the_buffer_are_refused(at: int, end: int, shift: int) -> None:
     with pytest.raises((ValueError, OverflowError)):
-        compiled.walk.walk_boundaries(bytes(100), at, end, shift)
+        compiled.records.walk_boundaries(bytes(100), at, end, shift)
     with pytest.raises((ValueError, OverflowError)):
-        compiled.walk.walk_records(bytes(100), at, end, shift, False)
+        compiled.records.walk_records(bytes(100), at, end, shift, False)
 
 
 def test_what_is_no_buffer_of_bytes_in_a_row_is_refused() -> None:
     for wrong in ("text", 5, None, memoryview(bytes(100))[::2]):
         with pytest.raises((TypeError, BufferError)):
-            compiled.walk.walk_boundaries(wrong, 0, 10, 0)  # type: ignore[arg-type]
+            compiled.records.walk_boundaries(wrong, 0, 10, 0)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="4 arguments"):
-        compiled.walk.walk_boundaries(b"", 0, 0)  # type: ignore[call-arg]
+        compiled.records.walk_boundaries(b"", 0, 0)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="5 arguments"):
-        compiled.walk.walk_records(b"", 0, 0, 0)  # type: ignore[call-arg]
-    assert compiled.walk.walk_boundaries(array("q", [0] * 20), 0, 160, 0) == (0, 0, -1)
+        compiled.records.walk_records(b"", 0, 0, 0)  # type: ignore[call-arg]
+    assert compiled.records.walk_boundaries(array("q", [0] * 20), 0, 160, 0) == (0, 0, -1)
 
 
 def test_a_long_walk_lets_other_threads_run() -> None:
@@ -132,7 +132,7 @@ def test_a_long_walk_lets_other_threads_run() -> None:
     try:
         thread.start()
         before = turns
-        assert compiled.walk.walk_records(view, 0, len(view), 0, True)[1] == 6000
+        assert compiled.records.walk_records(view, 0, len(view), 0, True)[1] == 6000
         during = turns - before
     finally:
         sys.setswitchinterval(interval_s)
@@ -149,13 +149,13 @@ def test_without_the_crc_of_isa_l_records_are_checked_in_plain_python(monkeypatc
         plain = scan_records(view, 0, len(view), 0)
     assert plain.records == 2
     monkeypatch.setattr(compiled, "CHECKS_CRC", False)
-    monkeypatch.setattr(compiled, "walk", None)
+    monkeypatch.setattr(compiled, "records", None)
     assert scan_records(view, 0, len(view), 0) == plain
 
 
 def test_a_library_without_that_crc_is_not_used() -> None:
     # In a process of its own, without compiled.py: that would find it.
     said = subprocess.check_output(
-        [sys.executable, "-c", WITHOUT_CRC, str(compiled.walk.__file__)], text=True, timeout=100
+        [sys.executable, "-c", WITHOUT_CRC, str(compiled.records.__file__)], text=True, timeout=100
     )
     assert said == "find_crc32 has not found a CRC\n"

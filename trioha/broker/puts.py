@@ -31,10 +31,6 @@ class OnStored(Protocol):
         """Note that `puts` puts have stored `messages` messages of `total_bytes` in all."""
 
 
-def _not_counted(topic: str, messages: int, total_bytes: int, puts: int = 1) -> None:
-    """For a service whose puts are not counted by topic."""
-
-
 @frozen
 class PutStatistics:
     """Results of the puts since the start of the node."""
@@ -83,7 +79,7 @@ class PutService:
         """Whether every put is refused."""
         self._refusal: str | None = "this broker is a slave" if is_slave else None
         """Why every put is refused; None if it is not."""
-        self.on_stored: OnStored = _not_counted
+        self.on_stored: OnStored | None = None
         """Called for each put that was stored."""
         self._next_request_id = 1
         self._statuses = [0] * len(PutStatus)
@@ -159,7 +155,8 @@ class PutService:
         self._next_request_id += puts
         self._stored += puts
         self._bytes += appended.size
-        self.on_stored(sends.topic, puts, appended.size, puts)
+        if self.on_stored is not None:
+            self.on_stored(sends.topic, puts, appended.size, puts)
         if not commit.waits:
             start_offset = appended.physical_offset
             for number, end_offset in enumerate(appended.put_ends):
@@ -194,7 +191,10 @@ class PutService:
         """The result of the append, and the number of the put; 0 if nothing was stored. Records no event."""
         if self._refusal is not None:
             appended = AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=self._refusal)
-        elif (refusal := self._group_commit.refusal(self._log.max_offset)) is not None:
+        elif (
+            self._group_commit.refuses
+            and (refusal := self._group_commit.refusal(self._log.max_offset)) is not None
+        ):
             appended = AppendResult(refusal)
         elif isinstance(message, MessageBatch):
             appended = self._log.append_batch(message)
@@ -208,7 +208,8 @@ class PutService:
         size, messages = appended.size, len(appended.batch_offsets) or 1
         self._stored += messages
         self._bytes += size
-        self.on_stored(message.topic, messages, size)
+        if self.on_stored is not None:
+            self.on_stored(message.topic, messages, size)
         return appended, request_id
 
     def _answered(self, appended: AppendResult, request_id: int) -> PutResult:

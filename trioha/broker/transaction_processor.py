@@ -103,7 +103,7 @@ class _LateDecision(Deferred[RemotingCommand]):
         self._decide = decide
         self._success = success
         self._error: Exception | None = None
-        wait.listen(self)
+        wait.event = self
 
     def set(self) -> None:
         """The wait has ended."""

@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 
 import trio
 from attrs import frozen
+from trio import Event
 
 from trioha.deferred import Deferred
 from trioha.ha.replicas import Replicas
@@ -65,11 +66,11 @@ class GroupCommit:
         replicas: Replicas,
         flushed: Watermark,
         sink: EventSink,
-        push: Callable[[], None] | None = None,
+        push: Callable[[], bool] | None = None,
         poll_acks: Callable[[Wait], None] | None = None,
     ) -> None:
-        """With one put waiting, `push` sends its record to slaves at once, and `poll_acks` polls for a moment
-        for the acks that end its wait."""
+        """Where no other put is expected now, `push` sends to slaves at once what was appended, and returns
+        whether that was all; if so, `poll_acks` polls for a moment for the acks that end the last wait."""
         self._settings = settings
         self._replicas = replicas
         self._flushed = flushed
@@ -79,6 +80,8 @@ class GroupCommit:
         self._depends_on_sync = settings.all_in_sync or settings.lowers_need
         self.waits = settings.copies_needed > 0 or settings.sync_flush
         """Whether puts wait; one with the property WAIT=false never does."""
+        self.refuses = settings.copies_min > 0
+        """Whether `refusal` may refuse a put."""
         self._push = push
         self._poll_acks = poll_acks
         self._mark = flushed
@@ -97,7 +100,7 @@ class GroupCommit:
 
         IN_SYNC_REPLICAS_NOT_ENOUGH with fewer replicas in sync than minInSyncReplicas requires.
         """
-        if self._settings.copies_min and self._replicas.in_sync_count(max_offset) < self._settings.copies_min:
+        if self.refuses and self._replicas.in_sync_count(max_offset) < self._settings.copies_min:
             return PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH
         return None
 
@@ -149,26 +152,31 @@ class GroupCommit:
         """Every put of a task goes through this one coroutine: it waits for the events of its waits itself,
         reads the clock once, and asks for nothing that holds for all puts between two acks."""
         # Puts of the same scheduler turn share the connection's next frame. With one waiting put there is
-        # nothing to batch, nor after as many puts as the last ack released: they are sent at once. So is half
-        # of many: the slave stores them while the other half is put, and from then on there are two groups.
-        is_alone = copies is not None and not self._waiting
-        if self._push is not None and (is_alone or (copies is not None and self._mark.is_refilled)):
-            self._push()
+        # nothing to batch, nor after as many puts as the last ack released: they are sent at once.
+        is_sent = False
+        if copies is not None and self._push is not None and (not self._waiting or self._mark.is_refilled):
+            is_sent = self._push()
         self._waiting += 1
         try:
-            if is_alone and copies is not None and self._poll_acks is not None:
+            if is_sent and copies is not None and self._poll_acks is not None:
                 # Other tasks run while the slave works. If none of them has put, polling delays no put.
+                waiting = self._waiting
                 await trio.lowlevel.checkpoint()
-                if self._waiting == 1 and copies.result is None:
+                if self._waiting == waiting and copies.result is None:
                     self._poll_acks(copies)
+                    if waiting > 1:
+                        # Put again in the turn in which the others do.
+                        await trio.lowlevel.checkpoint()
             if copies is not None:
                 if copies.result is None:
-                    await copies.event().wait()
+                    copies.event = event = Event()
+                    await event.wait()
                 if copies.result is not REACHED:
                     status = PutStatus.FLUSH_SLAVE_TIMEOUT
             if disk is not None:
                 if disk.result is None:
-                    await disk.event().wait()
+                    disk.event = event = Event()
+                    await event.wait()
                 # After a cut the log does not hold the record any more: it will not be flushed.
                 if disk.result is not REACHED and status is PUT_OK:
                     status = PutStatus.FLUSH_DISK_TIMEOUT
@@ -377,9 +385,9 @@ class _Waiting(Deferred[T]):
         self._puts = puts
         commit._waiting += puts
         if copies is not None and copies.result is None:
-            copies.listen(self)
+            copies.event = self
         if disk is not None and disk.result is None:
-            disk.listen(self)
+            disk.event = self
 
     def set(self) -> None:
         """A wait has ended."""

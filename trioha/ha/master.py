@@ -132,10 +132,10 @@ class HaMaster:
         for connection in self._connections.values():
             connection.log_restarted()
 
-    def push(self) -> None:
+    def push(self) -> bool:
         """Send what was appended to slaves that have acknowledged all before, without waking writer tasks.
 
-        For a single waiting put; see `HaConnection.push`.
+        Returns whether a slave was sent all of it. See `HaConnection.push`.
         """
         self._pushed = pushed = []
         # Called by a put, which must not fail with a slave's connection. No `around`: it costs each put 2 us.
@@ -145,7 +145,9 @@ class HaMaster:
                     pushed.append(connection)
             except Exception as error:  # noqa: BLE001 - this is the border
                 self._end_faulty(connection, error, "a push")
-                return
+                return False
+        max_offset = self._log.max_offset
+        return any(connection.progress.sent_offset == max_offset for connection in pushed)
 
     def poll_acks(self, wait: Wait) -> None:
         """Poll for acks of what `push` sent, until `wait` has ended or trioha.haBusyPoll is over."""
@@ -154,6 +156,8 @@ class HaMaster:
             return
 
         connection = pushed[0]
+        # The slaves need longer than this.
+        self._log.populate_ahead()
 
         def poll() -> bool:
             nonlocal connection

@@ -11,8 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from itertools import accumulate
+from mmap import PAGESIZE
 from pathlib import Path
 from struct import Struct
+from typing import Final
 
 import structlog
 from isal.isal_zlib import crc32
@@ -74,6 +76,8 @@ _NOT_QUEUED = frozenset((TRANSACTION_PREPARED, TRANSACTION_ROLLBACK))
 _RECORD_BYTES_LESS_HOSTS = RECORD_BYTES_MIN - 16
 _HOST_V4_BYTES = 8
 NO_BYTES = memoryview(b"")
+POPULATED_BYTES: Final = 64 * 1024
+"""Pages are populated so far ahead: what two frames of haTransferBatchSize need."""
 PWRITE_BYTES_MIN = 6 * 1024
 """From here on the system call is cheaper than storing into pages that were not touched yet: 8 us for 9 KB,
 against 11, and 11 us for 18 KB, against 20."""
@@ -115,6 +119,8 @@ class CommitLog:
         """Whether puts are refused for want of space; replication is not."""
         self.puts_blocked = False
         """Whether puts are refused because `queue_offsets` is not known yet; replication is not."""
+        self._populated_offset = 0
+        """Where `populate_ahead` ended the last time."""
         self._refused: tuple[MappedFile, int, int] | None = None
         """File, index and number of bytes that the disk has refused, and may hold in part."""
         self.appended = Watermark(self.min_offset)
@@ -194,6 +200,10 @@ class CommitLog:
         whose topic no consume queue can be made for, and one for a queue too many, as SERVICE_NOT_AVAILABLE.
         """
         topic, version_2, topic_is_legal = encoded_topic(message.topic)
+        if topic_is_legal and not version_2 and compiled.IS_COMPILED and compiled.CHECKS_CRC:
+            appended = self._append_common(message, topic)
+            if appended is not None:
+                return appended
         body = message.body
         properties = message.properties
         offsets = None
@@ -303,6 +313,49 @@ class CommitLog:
                     self.queue_offsets[other] = self.queue_offsets.get(other, 0) + 1
         self.last_store_timestamp_ms = store_timestamp_ms
         self.appended.advance(physical_offset + size)
+        return AppendResult(
+            PutStatus.PUT_OK, physical_offset, size, queue_offset, store_timestamp_ms, store_host_packed
+        )
+
+    def _append_common(self, message: Message, topic: bytes) -> AppendResult | None:
+        """Store a common message in a queue that has messages, by one call of compiled code.
+
+        None, with nothing stored, where `append` has to look at it. `topic` has its length before it.
+        """
+        appended = self.appended
+        physical_offset = appended.offset
+        queue_offsets = self.queue_offsets
+        key = (message.topic, message.queue_id)
+        queue_offset = queue_offsets.get(key)
+        files = self._files.files
+        if (
+            queue_offset is None
+            or not files
+            or self.disk_is_full
+            or self.puts_blocked
+            or self._refused is not None
+        ):
+            return None
+        file = files[-1]
+        store_timestamp_ms = max(time.time_ns() // 1_000_000, self.last_store_timestamp_ms)
+        store_host_packed = self._store_host_packed
+        size = compiled.records.write_record(
+            file.view,
+            physical_offset - file.start_offset,
+            topic,
+            message,
+            self.message_bytes_max,
+            queue_offset,
+            physical_offset,
+            store_timestamp_ms,
+            store_host_packed,
+        )
+        if not size:
+            return None
+        self._landmarks.add(physical_offset)
+        queue_offsets[key] = queue_offset + 1
+        self.last_store_timestamp_ms = store_timestamp_ms
+        appended.advance(physical_offset + size)
         return AppendResult(
             PutStatus.PUT_OK, physical_offset, size, queue_offset, store_timestamp_ms, store_host_packed
         )
@@ -605,6 +658,22 @@ class CommitLog:
         max_offset = self.appended.offset
         return self._files.last_with(max_offset) or self._files.add(max_offset)
 
+    def populate_ahead(self) -> None:
+        """Make the log's next pages ready for stores, as many as stores have used up since the last call.
+
+        To be called while there is nothing to do but wait for a peer: page faults of the next puts are a
+        quarter of their time on a virtual machine, and half of the time in which a slave stores a frame.
+        """
+        files = self._files.files
+        if not files:
+            return
+        file, offset = files[-1], self.appended.offset
+        start = max(self._populated_offset, offset)
+        end = min(offset + POPULATED_BYTES, file.end_offset)
+        if end - start >= PAGESIZE:
+            self._populated_offset = end
+            file.populate(start - file.start_offset, end - file.start_offset)
+
     # -- where records start -------------------------------------------------------------------------------
 
     def note_record(self, offset: int) -> None:
@@ -687,6 +756,7 @@ class CommitLog:
         )
         self._files.restart_at(offset)
         self._refused = None
+        self._populated_offset = 0
         self._landmarks.clear()
         for mark in (self.appended, self.flushed):
             # Waits end even where the mark stays or moves forward: they were for offsets of another log.
@@ -712,6 +782,7 @@ class CommitLog:
         self.flushed.rewind(offset)
         self.appended.rewind(offset)
         self._files.cut(offset)
+        self._populated_offset = 0
         # The rest of the last file was cleared.
         self._refused = None
 

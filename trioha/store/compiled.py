@@ -1,9 +1,9 @@
-"""The compiled kernel, if there is one: the loops of `kernel.py` and `walk.c` as machine code.
+"""The compiled kernel, if there is one: the loops of `kernel.py` and `records.c` as machine code.
 
-The build compiles them as `_kernel` and `_walk`, where a C compiler is found. A compiled module is used only
-if it was made from the source that lies beside it: it names the SHA-256 of that, so an edited source is never
-shadowed by an older module. Without both the same work is done in plain Python; `DESCRIPTION` says which, and
-why. `TRIOHA_PURE=1` in the environment chooses plain Python.
+The build compiles them as `_kernel` and `_records`, where a C compiler is found. A compiled module is used
+only if it was made from the source that lies beside it: it names the SHA-256 of that, so an edited source is
+never shadowed by an older module. Without both the same work is done in plain Python; `DESCRIPTION` says
+which, and why. `TRIOHA_PURE=1` in the environment chooses plain Python.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ def load(
 
 
 _found, _description = load()
-_found_walk, _walk_description = load("trioha.store._walk", source=SOURCE.with_name("walk.c"))
-IS_COMPILED = _found is not None and _found_walk is not None
-"""Whether `kernel` and `walk` are there. A name of this module, since tests run both ways in one process."""
-DESCRIPTION: Final = _description if _found is None else _walk_description
+_found_records, _records_description = load("trioha.store._records", source=SOURCE.with_name("records.c"))
+IS_COMPILED = _found is not None and _found_records is not None
+"""Whether `kernel` and `records` are there. A name of this module: tests run both ways in one process."""
+DESCRIPTION: Final = _description if _found is None else _records_description
 """For people: "compiled", or "pure" with the reason."""
-CHECKS_CRC = _found_walk is not None and _found_walk.find_crc32(isal_zlib.__file__)
-"""Whether `walk` can check CRCs, which it does with ISA-L's function in isal's module."""
+CHECKS_CRC = _found_records is not None and _found_records.find_crc32(isal_zlib.__file__)
+"""Whether `records` can check and write CRCs, which it does with ISA-L's function in isal's module."""
 
 if TYPE_CHECKING:
-    from trioha.store import _walk
+    from trioha.store import _records
     from trioha.store import kernel as kernel  # noqa: PLC0414
 
-    walk = _walk
+    records = _records
 else:
     kernel = _found
-    walk = _found_walk
+    records = _found_records

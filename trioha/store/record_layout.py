@@ -28,7 +28,7 @@ to the file's end.
 The functions are pure: from a buffer and indexes they compute numbers. Recovery, verification, replicas,
 reads and dispatch all check records with `check_record`. Three loops repeat its test of the common record
 (V1, IPv4 hosts) in place of a call, and call it for all others: `scan_records` here, the one in
-`store.record_entries`, and compiled ones in `kernel.py` and `walk.c`, which do most of the work of both.
+`store.record_entries`, and compiled ones in `kernel.py` and `records.c`, which do most of the work of both.
 """
 
 from __future__ import annotations
@@ -390,7 +390,7 @@ def _walk_compiled(
     Returns the index after them, how many they were, and the index of the last one, -1 without any. It stops
     at the first record that is not whole and valid.
     """
-    walk = compiled.walk.walk_records
+    walk = compiled.records.walk_records
     records = 0
     last_at = -1
     while True:
@@ -420,7 +420,7 @@ def scan_boundaries(view: memoryview, at: int, end: int, physical_offset: int) -
     records = 0
     last_at = -1
     if compiled.IS_COMPILED and end + shift <= I64.high:
-        at, records, last_at = compiled.walk.walk_boundaries(view, at, end, shift)
+        at, records, last_at = compiled.records.walk_boundaries(view, at, end, shift)
     boundary = _BOUNDARY
     last_start = end - RECORD_BYTES_MIN
     while at <= last_start:

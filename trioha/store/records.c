@@ -1,0 +1,481 @@
+/* The walks over a log's records, and the writing of one, as machine code: `trioha.store._records`.
+ *
+ * `hatch_build.py` compiles this file where a C compiler is; `store.compiled` imports the module if it fits
+ * this file. The plain loops of `store.record_layout` and `CommitLog.append` are the same work in Python. As
+ * the loops of `store.kernel` these report no fault: they pass common records (V1, IPv4 hosts, whole), stop
+ * before the first other one, and the plain code decides what that is. A record that is not common is not
+ * written; the plain code writes or refuses it.
+ *
+ * It is C, not compiled Python, for two reasons: it reads and writes any buffer where it lies (compiled Python
+ * reads `bytes` only, so each stretch of a log had to be copied), and it calls the CRC of ISA-L itself. A call
+ * from Python for each body, with a copy of that body, takes twice as long as the CRC.
+ *
+ * No byte outside of [at, end) of the buffer is read or written.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <dlfcn.h>
+#include <stdint.h>
+
+#ifndef SOURCE_SHA256
+#define SOURCE_SHA256 ""
+#endif
+
+#define MAGIC_V1 0xDAA320A7u
+#define MAGIC_V2 0xDAA320ABu
+#define HOSTS_V6 0x30u
+#define CRC_MASK 0x7FFFFFFFu
+#define BODY_AT 88
+#define RECORD_BYTES_MIN 91
+#define TOPIC_BYTES_MAX 127
+#define HOST_BYTES 8
+#define TRANSACTION_MASK 0xCu
+#define TRANSACTION_PREPARED 0x4u
+#define TRANSACTION_ROLLBACK 0xCu
+#define INNER_BATCH 0x80u
+#define BLANK_BYTES 8
+/* What makes a record of the bytes after them: length and magic. */
+#define COMMIT_BYTES 8
+/* A longer record is written by the system call: see PWRITE_BYTES_MIN of the commit log. */
+#define WRITTEN_BYTES_END (6 * 1024)
+/* Walks of more bytes let other threads run: they take more than 0.1 ms. */
+#define HELD_BYTES_MAX (1 << 20)
+
+/* ISA-L's `crc32_gzip_refl`: the CRC-32 of zlib. */
+typedef uint32_t (*crc32_function)(uint32_t before, const unsigned char *data, uint64_t size);
+
+static crc32_function crc32_of_isal = NULL;
+
+typedef struct {
+    int64_t at;
+    int64_t records;
+    int64_t last_at;
+} walked;
+
+static uint32_t
+read_u16(const unsigned char *data)
+{
+    return (uint32_t)data[0] << 8 | data[1];
+}
+
+static uint32_t
+read_u32(const unsigned char *data)
+{
+    return (uint32_t)data[0] << 24 | (uint32_t)data[1] << 16 | (uint32_t)data[2] << 8 | data[3];
+}
+
+static int64_t
+read_i32(const unsigned char *data)
+{
+    return (int32_t)read_u32(data);
+}
+
+static int64_t
+read_i64(const unsigned char *data)
+{
+    return (int64_t)((uint64_t)read_u32(data) << 32 | read_u32(data + 4));
+}
+
+static unsigned char *
+put_u32(unsigned char *at, uint32_t value)
+{
+    at[0] = (unsigned char)(value >> 24);
+    at[1] = (unsigned char)(value >> 16);
+    at[2] = (unsigned char)(value >> 8);
+    at[3] = (unsigned char)value;
+    return at + 4;
+}
+
+static unsigned char *
+put_i64(unsigned char *at, int64_t value)
+{
+    return put_u32(put_u32(at, (uint32_t)((uint64_t)value >> 32)), (uint32_t)(uint64_t)value);
+}
+
+static unsigned char *
+put_bytes(unsigned char *at, const void *data, Py_ssize_t size)
+{
+    memcpy(at, data, (size_t)size);
+    return at + size;
+}
+
+/* Size of the common record at `record`, of whose bytes `left` are there; 0 for any other. */
+static int64_t
+common_size(const unsigned char *record, int64_t left, int64_t physical_offset, int check_crc)
+{
+    int64_t size = read_i32(record);
+    int64_t body_bytes = read_i32(record + BODY_AT - 4);
+    if (read_u32(record + 4) != MAGIC_V1 || (read_u32(record + 36) & HOSTS_V6) != 0 || size > left
+        || read_i64(record + 28) != physical_offset || body_bytes < 0
+        || RECORD_BYTES_MIN + body_bytes > size) {
+        return 0;
+    }
+    int64_t topic_bytes = record[BODY_AT + body_bytes];
+    int64_t properties_at = RECORD_BYTES_MIN + body_bytes + topic_bytes;
+    if (topic_bytes > TOPIC_BYTES_MAX || properties_at > size
+        || properties_at + (int16_t)read_u16(record + properties_at - 2) != size) {
+        return 0;
+    }
+    if (check_crc
+        && (crc32_of_isal(0, record + BODY_AT, (uint64_t)body_bytes) & CRC_MASK) != read_u32(record + 8)) {
+        return 0;
+    }
+    return size;
+}
+
+static walked
+pass_records(const unsigned char *data, int64_t at, int64_t end, int64_t shift, int check_crc)
+{
+    walked result = {at, 0, -1};
+    while (end - result.at >= RECORD_BYTES_MIN) {
+        int64_t size = common_size(data + result.at, end - result.at, result.at + shift, check_crc);
+        if (size == 0) {
+            break;
+        }
+        result.last_at = result.at;
+        result.records += 1;
+        result.at += size;
+    }
+    return result;
+}
+
+static walked
+pass_boundaries(const unsigned char *data, int64_t at, int64_t end, int64_t shift)
+{
+    walked result = {at, 0, -1};
+    while (end - result.at >= RECORD_BYTES_MIN) {
+        const unsigned char *record = data + result.at;
+        int64_t size = read_i32(record);
+        uint32_t magic = read_u32(record + 4);
+        if ((magic != MAGIC_V1 && magic != MAGIC_V2) || read_i64(record + 28) != result.at + shift
+            || size > end - result.at || size < RECORD_BYTES_MIN) {
+            break;
+        }
+        result.last_at = result.at;
+        result.records += 1;
+        result.at += size;
+    }
+    return result;
+}
+
+enum { BOUNDARIES = -1 };
+
+/* `arguments` are buffer, at, end and shift; `check` is whether CRCs are checked, or BOUNDARIES. */
+static PyObject *
+walk(PyObject *const *arguments, int check)
+{
+    int64_t at = PyLong_AsLongLong(arguments[1]);
+    int64_t end = PyLong_AsLongLong(arguments[2]);
+    int64_t shift = PyLong_AsLongLong(arguments[3]);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    Py_buffer view;
+    if (PyObject_GetBuffer(arguments[0], &view, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    if (at < 0 || at > end || end > view.len || (shift > 0 && end > INT64_MAX - shift)) {
+        PyBuffer_Release(&view);
+        PyErr_SetString(PyExc_ValueError, "at, end and shift do not fit the buffer");
+        return NULL;
+    }
+    walked result;
+    PyThreadState *thread = end - at > HELD_BYTES_MAX ? PyEval_SaveThread() : NULL;
+    if (check == BOUNDARIES) {
+        result = pass_boundaries(view.buf, at, end, shift);
+    }
+    else {
+        result = pass_records(view.buf, at, end, shift, check);
+    }
+    if (thread != NULL) {
+        PyEval_RestoreThread(thread);
+    }
+    PyBuffer_Release(&view);
+    return Py_BuildValue("LLL", (long long)result.at, (long long)result.records, (long long)result.last_at);
+}
+
+static int
+has_arguments(Py_ssize_t given, Py_ssize_t wanted)
+{
+    if (given != wanted) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments expected, got %zd", wanted, given);
+    }
+    return given == wanted;
+}
+
+PyDoc_STRVAR(walk_records_doc,
+"walk_records(data, at, end, shift, check_crc)\n--\n\n"
+"Pass common records from data[at] on; the one at `at` must name the offset `at + shift`.\n\n"
+"Returns the index after them, how many they were, and the index of the last one, -1 without any.");
+
+static PyObject *
+walk_records(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)module;
+    if (!has_arguments(count, 5)) {
+        return NULL;
+    }
+    int check_crc = PyObject_IsTrue(arguments[4]);
+    if (check_crc < 0) {
+        return NULL;
+    }
+    if (check_crc && crc32_of_isal == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "find_crc32 has not found a CRC");
+        return NULL;
+    }
+    return walk(arguments, check_crc);
+}
+
+PyDoc_STRVAR(walk_boundaries_doc,
+"walk_boundaries(data, at, end, shift)\n--\n\n"
+"As walk_records, but of each record only length, magic and physical offset are looked at.");
+
+static PyObject *
+walk_boundaries(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)module;
+    return has_arguments(count, 4) ? walk(arguments, BOUNDARIES) : NULL;
+}
+
+/* What a message says of its record. Its bytes belong to the message. */
+typedef struct {
+    const char *body;
+    const char *properties;
+    const char *born_host;
+    Py_ssize_t body_bytes;
+    Py_ssize_t properties_bytes;
+    int64_t queue_id;
+    int64_t flag;
+    int64_t sys_flag;
+    int64_t born_timestamp_ms;
+    int64_t reconsume_times;
+    int64_t prepared_transaction_offset;
+} fields;
+
+enum { BODY, PROPERTIES, QUEUE_ID, FLAG, SYS_FLAG, BORN_TIMESTAMP, BORN_HOST, RECONSUME_TIMES, PREPARED, PACKED, NAMES };
+
+static const char *const name_texts[NAMES] = {
+    "body", "properties", "queue_id", "flag", "sys_flag", "born_timestamp_ms", "born_host", "reconsume_times",
+    "prepared_transaction_offset", "packed",
+};
+static PyObject *names[NAMES];
+
+/* Of the three below: 1 with the value, 0 if it is of another kind, -1 with an exception. The reference that
+ * an attribute gives is dropped: the caller holds the message, and nobody changes it meanwhile. */
+static int
+get_bytes(PyObject *object, int name, const char **data, Py_ssize_t *size)
+{
+    PyObject *value = PyObject_GetAttr(object, names[name]);
+    if (value == NULL) {
+        return -1;
+    }
+    int is_bytes = PyBytes_CheckExact(value) && Py_REFCNT(value) > 1;
+    if (is_bytes) {
+        *data = PyBytes_AS_STRING(value);
+        *size = PyBytes_GET_SIZE(value);
+    }
+    Py_DECREF(value);
+    return is_bytes;
+}
+
+static int
+get_integer(PyObject *object, int name, int64_t low, int64_t high, int64_t *number)
+{
+    PyObject *value = PyObject_GetAttr(object, names[name]);
+    if (value == NULL) {
+        return -1;
+    }
+    int overflow = 1;
+    if (PyLong_CheckExact(value)) {
+        *number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    }
+    Py_DECREF(value);
+    return overflow == 0 && low <= *number && *number <= high;
+}
+
+static int
+get_host(PyObject *message, const char **data)
+{
+    PyObject *host = PyObject_GetAttr(message, names[BORN_HOST]);
+    if (host == NULL) {
+        return -1;
+    }
+    Py_ssize_t size = 0;
+    int is_bytes = Py_REFCNT(host) > 1 ? get_bytes(host, PACKED, data, &size) : 0;
+    Py_DECREF(host);
+    return is_bytes > 0 ? size == HOST_BYTES : is_bytes;
+}
+
+static int
+get_fields(PyObject *message, fields *of)
+{
+    int found = get_bytes(message, BODY, &of->body, &of->body_bytes);
+    found = found > 0 ? get_bytes(message, PROPERTIES, &of->properties, &of->properties_bytes) : found;
+    found = found > 0 ? get_integer(message, QUEUE_ID, INT32_MIN, INT32_MAX, &of->queue_id) : found;
+    found = found > 0 ? get_integer(message, FLAG, INT32_MIN, INT32_MAX, &of->flag) : found;
+    found = found > 0 ? get_integer(message, SYS_FLAG, 0, INT32_MAX, &of->sys_flag) : found;
+    found = found > 0
+        ? get_integer(message, BORN_TIMESTAMP, INT64_MIN, INT64_MAX, &of->born_timestamp_ms) : found;
+    found = found > 0 ? get_host(message, &of->born_host) : found;
+    found = found > 0
+        ? get_integer(message, RECONSUME_TIMES, INT32_MIN, INT32_MAX, &of->reconsume_times) : found;
+    return found > 0
+        ? get_integer(message, PREPARED, INT64_MIN, INT64_MAX, &of->prepared_transaction_offset) : found;
+}
+
+/* Whether the log gives the message one offset of one queue: no transaction, no inner batch, no INNER_ property. */
+static int
+is_queued_once(const fields *of)
+{
+    uint32_t sys_flag = (uint32_t)of->sys_flag, transaction = sys_flag & TRANSACTION_MASK;
+    if (transaction == TRANSACTION_PREPARED || transaction == TRANSACTION_ROLLBACK || (sys_flag & INNER_BATCH)) {
+        return 0;
+    }
+    const char *at = of->properties, *end = at + of->properties_bytes;
+    while (end - at >= 6 && (at = memchr(at, 'I', (size_t)(end - at) - 5)) != NULL) {
+        if (memcmp(at, "INNER_", 6) == 0) {
+            return 0;
+        }
+        at += 1;
+    }
+    return 1;
+}
+
+PyDoc_STRVAR(write_record_doc,
+"write_record(data, at, topic, message, body_bytes_max, queue_offset, physical_offset, store_timestamp_ms, store_host)"
+"\n--\n\n"
+"Write the common record of a message to data[at], its length and magic after all else; returns its size.\n\n"
+"`topic` has its length before it. 0, with nothing written, where the record is not common, not short, or does\n"
+"not fit before the blank that ends the buffer.");
+
+static PyObject *
+write_record(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)module;
+    if (!has_arguments(count, 9)) {
+        return NULL;
+    }
+    PyObject *topic = arguments[2], *store_host = arguments[8];
+    int64_t at = PyLong_AsLongLong(arguments[1]);
+    int64_t body_bytes_max = PyLong_AsLongLong(arguments[4]);
+    int64_t queue_offset = PyLong_AsLongLong(arguments[5]);
+    int64_t physical_offset = PyLong_AsLongLong(arguments[6]);
+    int64_t store_timestamp_ms = PyLong_AsLongLong(arguments[7]);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    if (crc32_of_isal == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "find_crc32 has not found a CRC");
+        return NULL;
+    }
+    if (!PyBytes_CheckExact(topic) || !PyBytes_CheckExact(store_host)) {
+        PyErr_SetString(PyExc_TypeError, "topic and store_host are bytes");
+        return NULL;
+    }
+    fields of;
+    int found = get_fields(arguments[3], &of);
+    if (found < 0) {
+        return NULL;
+    }
+    Py_ssize_t topic_bytes = PyBytes_GET_SIZE(topic);
+    if (!found || of.body_bytes >= WRITTEN_BYTES_END || of.properties_bytes >= WRITTEN_BYTES_END
+        || of.body_bytes > body_bytes_max || topic_bytes > 1 + TOPIC_BYTES_MAX
+        || PyBytes_GET_SIZE(store_host) != HOST_BYTES || !is_queued_once(&of)) {
+        return PyLong_FromLong(0);
+    }
+    int64_t size = RECORD_BYTES_MIN - 1 + of.body_bytes + topic_bytes + of.properties_bytes;
+    Py_buffer view;
+    if (size >= WRITTEN_BYTES_END) {
+        return PyLong_FromLong(0);
+    }
+    if (PyObject_GetBuffer(arguments[0], &view, PyBUF_WRITABLE) < 0) {
+        return NULL;
+    }
+    if (at < 0 || at > view.len || size + BLANK_BYTES > view.len - at) {
+        PyBuffer_Release(&view);
+        return PyLong_FromLong(0);
+    }
+    unsigned char *record = (unsigned char *)view.buf + at;
+    uint32_t crc = crc32_of_isal(0, (const unsigned char *)of.body, (uint64_t)of.body_bytes);
+    unsigned char *next = put_u32(record + COMMIT_BYTES, crc & CRC_MASK);
+    next = put_u32(next, (uint32_t)of.queue_id);
+    next = put_u32(next, (uint32_t)of.flag);
+    next = put_i64(next, queue_offset);
+    next = put_i64(next, physical_offset);
+    next = put_u32(next, (uint32_t)of.sys_flag & ~HOSTS_V6);
+    next = put_i64(next, of.born_timestamp_ms);
+    next = put_bytes(next, of.born_host, HOST_BYTES);
+    next = put_i64(next, store_timestamp_ms);
+    next = put_bytes(next, PyBytes_AS_STRING(store_host), HOST_BYTES);
+    next = put_u32(next, (uint32_t)of.reconsume_times);
+    next = put_i64(next, of.prepared_transaction_offset);
+    next = put_u32(next, (uint32_t)of.body_bytes);
+    next = put_bytes(next, of.body, of.body_bytes);
+    next = put_bytes(next, PyBytes_AS_STRING(topic), topic_bytes);
+    *next++ = (unsigned char)(of.properties_bytes >> 8);
+    *next++ = (unsigned char)of.properties_bytes;
+    put_bytes(next, of.properties, of.properties_bytes);
+    /* A process that is killed before has left no record. */
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    put_u32(put_u32(record, (uint32_t)size), MAGIC_V1);
+    PyBuffer_Release(&view);
+    return PyLong_FromLongLong(size);
+}
+
+PyDoc_STRVAR(find_crc32_doc,
+"find_crc32(path)\n--\n\n"
+"Whether the loaded library at that path, or one that it needs, has ISA-L's CRC-32: CRCs can be checked then.");
+
+static PyObject *
+find_crc32(PyObject *module, PyObject *argument)
+{
+    (void)module;
+    PyObject *path = NULL;
+    if (!PyUnicode_FSConverter(argument, &path)) {
+        return NULL;
+    }
+    crc32_function found = NULL;
+    void *library = dlopen(PyBytes_AS_STRING(path), RTLD_NOW | RTLD_NOLOAD);
+    Py_DECREF(path);
+    if (library != NULL) {
+        /* The library stays loaded: Python never unloads a module. */
+        *(void **)&found = dlsym(library, "crc32_gzip_refl");
+        dlclose(library);
+    }
+    if (found != NULL && found(0, (const unsigned char *)"123456789", 9) == 0xCBF43926u) {
+        crc32_of_isal = found;
+    }
+    return PyBool_FromLong(crc32_of_isal != NULL);
+}
+
+static PyMethodDef methods[] = {
+    {"walk_records", (PyCFunction)(void (*)(void))walk_records, METH_FASTCALL, walk_records_doc},
+    {"walk_boundaries", (PyCFunction)(void (*)(void))walk_boundaries, METH_FASTCALL, walk_boundaries_doc},
+    {"write_record", (PyCFunction)(void (*)(void))write_record, METH_FASTCALL, write_record_doc},
+    {"find_crc32", find_crc32, METH_O, find_crc32_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static int
+execute(PyObject *module)
+{
+    for (int name = 0; name < NAMES; name++) {
+        if (names[name] == NULL && (names[name] = PyUnicode_InternFromString(name_texts[name])) == NULL) {
+            return -1;
+        }
+    }
+    return PyModule_AddStringConstant(module, "SOURCE_SHA256", SOURCE_SHA256);
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "trioha.store._records", "Walks over a log's records, and the writing of one.", 0, methods, slots, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC
+PyInit__records(void)
+{
+    return PyModuleDef_Init(&definition);
+}
