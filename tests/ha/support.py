@@ -32,6 +32,16 @@ class Events:
         self.emit(Kind.PUT, offset=offset, aux=request_id, size=size)
         self.emit(Kind.WAIT_BEGIN, offset=offset, aux=request_id, size=copies)
 
+    def puts_and_waits(self, *, start_offset, ends, request_id, copies):
+        for number, end in enumerate(ends):
+            size = end - start_offset
+            self.put_and_wait(offset=end, size=size, request_id=request_id + number, copies=copies)
+            start_offset = end
+
+    def waits_ended(self, *, ends, request_id, took_us, status):
+        for number, end in enumerate(ends):
+            self.emit(Kind.WAIT_END, offset=end, aux=request_id + number, size=took_us, flags=status)
+
     def fact(self, type_, **fields):
         self.facts.append((type_, fields))
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from functools import partial, reduce
+from itertools import pairwise
 from operator import xor
 from pathlib import Path
 
@@ -20,11 +21,13 @@ import structlog
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.store.test_kernel import mode, needs_kernel
 from trioha.errors import ConfigError, StoreError
 from trioha.recording.events import RECORD_BYTES, CloseReason, Direction, HaState, Kind
 from trioha.recording.layout import SessionIdentity
 from trioha.recording.recorder import FLUSH_INTERVAL_S, Recorder
 from trioha.recording.writer import Block, SessionWriter, number_records
+from trioha.store.put_status import PutStatus
 
 IDENTITY = SessionIdentity("cluster", "broker-a", 0, "SYNC_MASTER", {"haTransferBatchSize": 32768})
 
@@ -137,6 +140,60 @@ async def test_put_and_its_wait_are_recorded_as_two_events_wherever_a_block_ends
     assert [event[1:-1] for event in found] == [event[1:-1] for event in all_records(two.path)]
     assert [event[0] for event in found] == sorted(event[0] for event in found)
     assert all(reduce(xor, struct.unpack("<12I", struct.pack("<qqBBHiqqiI", *event))) == 0 for event in found)
+
+
+RUNS = [
+    # start offset, ends, first request id, copies or microseconds: the last ones do not fit their fields.
+    (0, [100 * number for number in range(1, 8)], 1, 2),
+    (700, [800], 8, 2),
+    (800, [900 + 7 * number for number in range(12)], 9, 0),
+    (2**62, [2**62 + 5, 2**63], 21, 2),
+    (0, [1, 2**31 + 1, 2**31 + 2], 23, 2),
+    (0, [1, 2], 2**63 - 1, 2),
+    (0, [1, 2], 26, 2**31),
+]
+
+
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=needs_kernel)])
+@pytest.mark.parametrize("block_records", [2, 3, 4, 5, 17, 1365])
+async def test_a_run_of_puts_is_recorded_as_its_puts_are_wherever_a_block_ends(
+    tmp_path: Path, block_records: int, *, is_compiled: bool
+) -> None:
+    def made(folder: str) -> Recorder:
+        return Recorder(tmp_path / folder, identity=IDENTITY, node_id=7, block_records=block_records)
+
+    async def together(recorder: Recorder) -> None:
+        for start_offset, ends, request_id, value in RUNS:
+            recorder.puts_and_waits(start_offset=start_offset, ends=ends, request_id=request_id, copies=value)
+            recorder.waits_ended(
+                ends=ends, request_id=request_id, took_us=value, status=PutStatus.FLUSH_SLAVE_TIMEOUT
+            )
+
+    async def alone(recorder: Recorder) -> None:
+        for start_offset, ends, request_id, value in RUNS:
+            starts = [start_offset, *ends]
+            for number, (start, end) in enumerate(pairwise(starts)):
+                recorder.put_and_wait(
+                    offset=end, size=end - start, request_id=request_id + number, copies=value
+                )
+            for number, end in enumerate(ends):
+                recorder.emit(
+                    Kind.WAIT_END,
+                    offset=end,
+                    aux=request_id + number,
+                    size=value,
+                    flags=PutStatus.FLUSH_SLAVE_TIMEOUT,
+                )
+
+    one, two = made("one"), made("two")
+    with mode(is_compiled=is_compiled):
+        await record(one, together)
+    with mode(is_compiled=False):
+        await record(two, alone)
+    assert (one.dropped, two.dropped) == (0, 0)
+    found = all_records(one.path)
+    assert len(found) == 3 * sum(len(ends) for _, ends, *_ in RUNS)
+    assert [event[1:-1] for event in found] == [event[1:-1] for event in all_records(two.path)]
 
 
 async def test_put_and_its_wait_are_dropped_as_two_events(tmp_path: Path) -> None:

@@ -591,3 +591,11 @@ def test_recorded_events_get_the_same_numbers_and_checks(events, seq):
     number_records(memoryview(plain), seq)
     check_records(memoryview(plain))
     assert compiled.kernel.number_events(events, seq) == bytes(plain)
+
+
+@needs_kernel
+@given(st.lists(st.sampled_from([0, 1, 3, -1, -(2**63), 2**63 - 1, 7 << 32]), max_size=60))
+@settings(deadline=None)
+def test_the_last_event_of_each_word_is_found(words):
+    events = b"".join(Struct("<6q").pack(1, 0, word, 5, 6, 7) for word in words)
+    assert compiled.kernel.last_events(events) == dict(zip(words, range(len(words)), strict=True))

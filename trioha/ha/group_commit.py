@@ -314,25 +314,21 @@ class GroupCommit:
                 offset=end_offset, size=appended.size, request_id=request_id, copies=copies
             )
             return
-        start_offset = appended.physical_offset
-        for number, end_offset in enumerate(appended.put_ends):
-            self._sink.put_and_wait(
-                offset=end_offset,
-                size=end_offset - start_offset,
-                request_id=request_id + number,
-                copies=copies,
-            )
-            start_offset = end_offset
+        self._sink.puts_and_waits(
+            start_offset=appended.physical_offset,
+            ends=appended.put_ends,
+            request_id=request_id,
+            copies=copies,
+        )
 
     def _record_end(
         self, end_offset: int, request_id: int, started_s: float, now_s: float, status: PutStatus
     ) -> None:
-        # A sink records a wait beyond the field, 35 minutes, as the longest one that fits.
         self._sink.emit(
             _WAIT_END,
             offset=end_offset,
             aux=request_id,
-            size=int((now_s - started_s) * 1e6 + 0.5),
+            size=_in_us(now_s - started_s),
             flags=status,
         )
 
@@ -507,9 +503,16 @@ class _WaitingRun(_Waiting[T]):
             statuses = [self._status_of(end_offset) for end_offset in appended.put_ends]
         now_s = commit._now_s()
         if commit._is_recorded:
-            for number, end_offset in enumerate(appended.put_ends):
-                status = PUT_OK if statuses is None else statuses[number]
-                commit._record_end(end_offset, self._request_id + number, self._started_s, now_s, status)
+            if statuses is None:
+                commit._sink.waits_ended(
+                    ends=appended.put_ends,
+                    request_id=self._request_id,
+                    took_us=_in_us(now_s - self._started_s),
+                    status=PUT_OK,
+                )
+            else:
+                for number, (end_offset, status) in enumerate(zip(appended.put_ends, statuses, strict=True)):
+                    commit._record_end(end_offset, self._request_id + number, self._started_s, now_s, status)
         return self._answer(statuses, appended, now_s)
 
     def _status_of(self, end_offset: int) -> PutStatus:
@@ -519,6 +522,11 @@ class _WaitingRun(_Waiting[T]):
         if self._disk_offset is not None and end_offset > self._disk_offset and self._status is PUT_OK:
             return PutStatus.FLUSH_DISK_TIMEOUT
         return self._status
+
+
+def _in_us(seconds: float) -> int:
+    """Whole microseconds. A sink records a wait beyond the field, 35 minutes, as the longest that fits."""
+    return int(seconds * 1e6 + 0.5)
 
 
 def _offset_given_up(wait: Wait, mark: Watermark) -> int | None:

@@ -233,6 +233,12 @@ class EventSink(Protocol):
         master's included.
         """
 
+    def puts_and_waits(self, *, start_offset: int, ends: list[int], request_id: int, copies: int) -> None:
+        """As `put_and_wait` of each put of a run: `ends` are their offsets, `request_id` is of the first."""
+
+    def waits_ended(self, *, ends: list[int], request_id: int, took_us: int, status: int) -> None:
+        """Report WAIT_END of each put of a run that has waited for `took_us` and has this status."""
+
     def fact(self, type_: str, **fields: object) -> None:
         """Report what does not fit an event: a connection's addresses, a changed setting, a note."""
 
@@ -254,6 +260,12 @@ class NoSink:
 
     def put_and_wait(self, *, offset: int, size: int, request_id: int, copies: int) -> None:
         """Discard two events."""
+
+    def puts_and_waits(self, *, start_offset: int, ends: list[int], request_id: int, copies: int) -> None:
+        """Discard two events of each put."""
+
+    def waits_ended(self, *, ends: list[int], request_id: int, took_us: int, status: int) -> None:
+        """Discard an event of each put."""
 
     def fact(self, type_: str, **fields: object) -> None:
         """Discard a fact."""

@@ -34,6 +34,7 @@ from trioha.net.threads import run_in_thread
 from trioha.recording.events import NO_CONNECTION, RECORD_BYTES, Kind
 from trioha.recording.layout import CLOSED_NOTE, NODE_ID_MAX, SessionIdentity, encode_session
 from trioha.recording.writer import Block, SessionWriter
+from trioha.store import compiled
 
 log = structlog.get_logger(__name__)
 
@@ -56,6 +57,11 @@ _pack_event_into: Final = struct.Struct("<q8xBBHiqqi4x").pack_into
 _pack_two_into: Final = struct.Struct("<" + 2 * "q8xBBHiqqi4x").pack_into
 _PUT: Final = int(Kind.PUT)
 _WAIT_BEGIN: Final = int(Kind.WAIT_BEGIN)
+_WAIT_END: Final = int(Kind.WAIT_END)
+_EVENT_HEAD: Final = struct.Struct("<BBHi")
+_WORD: Final = struct.Struct("<q")
+_I32_MAX: Final = 2**31 - 1
+_I64_MAX: Final = 2**63 - 1
 
 _LIMITS: Final = {
     # Least and largest value of each field of a record.
@@ -66,6 +72,17 @@ _LIMITS: Final = {
     "aux": (-(2**63), 2**63 - 1),
     "size": (-(2**31), 2**31 - 1),
 }
+
+
+def _fits(ends: list[int], request_id: int, size: int) -> bool:
+    """Whether the compiled kernel is there, and the values fit the fields of its events."""
+    return (
+        compiled.IS_COMPILED
+        and bool(ends)
+        and ends[-1] <= _I64_MAX
+        and request_id <= _I64_MAX - len(ends)
+        and 0 <= size <= _I32_MAX
+    )
 
 
 class Recorder:
@@ -99,6 +116,11 @@ class Recorder:
         self._directory = Path(directory)
         self._identity = identity
         self._node_id = node_id
+        self._words = {
+            kind: _WORD.unpack(_EVENT_HEAD.pack(kind, 0, node_id, NO_CONNECTION))[0]
+            for kind in (_PUT, _WAIT_BEGIN, _WAIT_END)
+        }
+        """Kind, flags, node and connection of events of no connection, as one number; flags are 0."""
         self._segment_records_max = segment_records_max
         self._clock_ns = clock_ns
         self._wall_ns = wall_ns
@@ -204,6 +226,53 @@ class Recorder:
         # The block ends here, or the recording has.
         self.emit(_PUT, offset=offset, aux=request_id, size=size)
         self.emit(_WAIT_BEGIN, offset=offset, aux=request_id, size=copies)
+
+    def puts_and_waits(self, *, start_offset: int, ends: list[int], request_id: int, copies: int) -> None:
+        """As `put_and_wait` for each put of a run, all stamped alike where the compiled kernel is."""
+        fits = _fits(ends, request_id, copies) and ends[-1] - start_offset <= _I32_MAX
+        done = 0
+        while done < len(ends):
+            room = self._room // 2
+            if fits and room > 0:
+                some = ends[done : done + room]
+                words = self._words[_PUT], self._words[_WAIT_BEGIN]
+                now_ns = self._clock_ns()
+                self._add(
+                    compiled.kernel.put_events(now_ns, *words, start_offset, some, request_id + done, copies)
+                )
+            else:
+                some = ends[done : done + 1]
+                self.put_and_wait(
+                    offset=some[0], size=some[0] - start_offset, request_id=request_id + done, copies=copies
+                )
+            start_offset = some[-1]
+            done += len(some)
+
+    def waits_ended(self, *, ends: list[int], request_id: int, took_us: int, status: int) -> None:
+        """Record WAIT_END of each put of a run, all stamped alike where the compiled kernel is."""
+        fits = _fits(ends, request_id, took_us)
+        done = 0
+        while done < len(ends):
+            room = self._room
+            if fits and room > 0:
+                some = ends[done : done + room]
+                word, now_ns = self._words[_WAIT_END] | status << 8, self._clock_ns()
+                self._add(compiled.kernel.wait_end_events(now_ns, word, some, request_id + done, took_us))
+            else:
+                some = ends[done : done + 1]
+                self.emit(_WAIT_END, offset=some[0], aux=request_id + done, size=took_us, flags=status)
+            done += len(some)
+
+    @property
+    def _room(self) -> int:
+        """How many records the block takes without being full afterwards: `emit` hands full ones over."""
+        return (self._block_bytes - self._position - 1) // RECORD_BYTES
+
+    def _add(self, events: bytes) -> None:
+        """Add packed events, for which there is room."""
+        end = self._position + len(events)
+        self._buffer[self._position : end] = events
+        self._position = end
 
     def fact(self, type_: str, **fields: object) -> None:
         """Record a fact, which precedes the next event. Values that JSON lacks are written as text."""

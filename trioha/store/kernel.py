@@ -694,3 +694,92 @@ def number_events(events: bytes, seq: i64) -> bytes:
         seq += 1
         at += EVENT_BYTES
     return numbered.getvalue()
+
+
+def put_events(  # noqa: PLR0917 - keywords would cost a call more
+    now_ns: i64, put: i64, wait_begin: i64, start_offset: i64, ends: list[int], request_id: i64, copies: i64
+) -> bytes:
+    """Two events of each put that ends at one of `ends`: PUT and WAIT_BEGIN, without seq and check.
+
+    `put` and `wait_begin` are the words of kind, flags, node and connection. All values fit their fields.
+    """
+    events = BytesWriter()
+    start: i64 = start_offset
+    for offset in ends:
+        end: i64 = offset
+        write_i64_le(events, now_ns)
+        write_i64_le(events, 0)
+        write_i64_le(events, put)
+        write_i64_le(events, end)
+        write_i64_le(events, request_id)
+        write_i64_le(events, end - start)
+        write_i64_le(events, now_ns)
+        write_i64_le(events, 0)
+        write_i64_le(events, wait_begin)
+        write_i64_le(events, end)
+        write_i64_le(events, request_id)
+        write_i64_le(events, copies)
+        start = end
+        request_id += 1
+    return events.getvalue()
+
+
+def wait_end_events(now_ns: i64, wait_end: i64, ends: list[int], request_id: i64, took_us: i64) -> bytes:
+    """The event WAIT_END of each put that ends at one of `ends`, as `put_events` makes them."""
+    events = BytesWriter()
+    for offset in ends:
+        write_i64_le(events, now_ns)
+        write_i64_le(events, 0)
+        write_i64_le(events, wait_end)
+        write_i64_le(events, offset)
+        write_i64_le(events, request_id)
+        write_i64_le(events, took_us)
+        request_id += 1
+    return events.getvalue()
+
+
+def last_events(events: bytes) -> dict[int, int]:
+    """The last event of each kind, flags, node and connection: that word, signed, and its number.
+
+    Most events are of few such words, so the last ones are kept outside of the dict: 3 ns an event.
+    """
+    last: dict[int, int] = {}
+    word_a: i64 = 0
+    word_b: i64 = 0
+    word_c: i64 = 0
+    word_d: i64 = 0
+    last_a: i64 = -1
+    last_b: i64 = -1
+    last_c: i64 = -1
+    last_d: i64 = -1
+    number: i64 = 0
+    at: i64 = 16
+    end: i64 = len(events) - 8
+    while at <= end:
+        word: i64 = read_i64_le(events, at)
+        if word == word_a:
+            last_a = number
+        elif word == word_b:
+            last_b = number
+        elif word == word_c:
+            last_c = number
+        elif word == word_d:
+            last_d = number
+        else:
+            if last_d >= 0:
+                last[word_d] = last_d
+            word_d, last_d = word_c, last_c
+            word_c, last_c = word_b, last_b
+            word_b, last_b = word_a, last_a
+            word_a, last_a = word, number
+        number += 1
+        at += EVENT_BYTES
+    if last_d >= 0:
+        last[word_d] = last_d
+    if last_c >= 0:
+        last[word_c] = last_c
+    if last_b >= 0:
+        last[word_b] = last_b
+    if last_a >= 0:
+        last[word_a] = last_a
+    return last
