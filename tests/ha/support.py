@@ -8,18 +8,19 @@ import trio
 from attrs import define, field
 from trio.testing import memory_stream_pair
 
+from tests.sinks import SingleEvents
 from trioha.ha.frames import HEADER, HEADER_BYTES, REPORT
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.ha.settings import HaSettings
 from trioha.ha.slave import HaSlave
-from trioha.recording.events import NO_CONNECTION, HaState, Kind
+from trioha.recording.events import NO_CONNECTION, HaState
 
 SETTINGS = HaSettings(heartbeat_interval_s=5.0, housekeeping_interval_s=20.0, transfer_batch_bytes=32768)
 
 
 @define
-class Events:
+class Events(SingleEvents):
     """An event sink that keeps events and facts."""
 
     seen: list[tuple] = field(factory=list)
@@ -27,20 +28,6 @@ class Events:
 
     def emit(self, kind, *, conn=NO_CONNECTION, offset=0, aux=0, size=0, flags=0):
         self.seen.append((int(kind), conn, offset, aux, size, int(flags)))
-
-    def put_and_wait(self, *, offset, size, request_id, copies):
-        self.emit(Kind.PUT, offset=offset, aux=request_id, size=size)
-        self.emit(Kind.WAIT_BEGIN, offset=offset, aux=request_id, size=copies)
-
-    def puts_and_waits(self, *, start_offset, ends, request_id, copies):
-        for number, end in enumerate(ends):
-            size = end - start_offset
-            self.put_and_wait(offset=end, size=size, request_id=request_id + number, copies=copies)
-            start_offset = end
-
-    def waits_ended(self, *, ends, request_id, took_us, status):
-        for number, end in enumerate(ends):
-            self.emit(Kind.WAIT_END, offset=end, aux=request_id + number, size=took_us, flags=status)
 
     def fact(self, type_, **fields):
         self.facts.append((type_, fields))

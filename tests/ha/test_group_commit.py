@@ -777,7 +777,7 @@ async def test_the_next_lone_put_that_a_client_waits_for_is_polled_for(pushing, 
 
 
 def put_in_turn(nursery, commit, *, tasks, puts):
-    """Tasks that put one after the other; returns the ends that were answered, with the turn of each."""
+    """Tasks that put one after the other; returns the ends that were answered, as they come."""
     ends, answered = iter(range(60, 1000, 10)), []
 
     async def put():

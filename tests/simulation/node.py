@@ -20,6 +20,7 @@ from tests.simulation.determinism import stream_of
 from tests.simulation.history import History, bytes_of
 from tests.simulation.plan import Plan
 from tests.simulation.trace import Trace
+from tests.sinks import SingleEvents
 from trioha.recording.events import NO_CONNECTION, Kind
 from trioha.store.allocate import allocate_ahead
 from trioha.store.commit_log import CommitLog
@@ -63,7 +64,7 @@ class Snapshot:
         return self.data[start_offset - self.start_offset : end_offset - self.start_offset]
 
 
-class NodeSink:
+class NodeSink(SingleEvents):
     """A node's events, for the trace and for the node."""
 
     def __init__(self, name: str, trace: Trace, on_event: Callable[[int, int, int, int], None]) -> None:
@@ -85,20 +86,6 @@ class NodeSink:
     ) -> None:
         self._trace.note(self._name, f"{Kind(kind).name} {conn=} {offset=} {aux=} {size=} flags={int(flags)}")
         self._on_event(kind, conn, offset, flags)
-
-    def put_and_wait(self, *, offset: int, size: int, request_id: int, copies: int) -> None:
-        self.emit(Kind.PUT, offset=offset, aux=request_id, size=size)
-        self.emit(Kind.WAIT_BEGIN, offset=offset, aux=request_id, size=copies)
-
-    def puts_and_waits(self, *, start_offset: int, ends: list[int], request_id: int, copies: int) -> None:
-        for number, end in enumerate(ends):
-            size = end - start_offset
-            self.put_and_wait(offset=end, size=size, request_id=request_id + number, copies=copies)
-            start_offset = end
-
-    def waits_ended(self, *, ends: list[int], request_id: int, took_us: int, status: int) -> None:
-        for number, end in enumerate(ends):
-            self.emit(Kind.WAIT_END, offset=end, aux=request_id + number, size=took_us, flags=status)
 
     def fact(self, type_: str, **fields: object) -> None:
         if type_ == "connection":

@@ -14,6 +14,7 @@ from array import array
 import pytest
 from attrs import evolve
 
+from tests.store.guarded import run_guarded
 from tests.store.support import VECTORS
 from tests.store.test_kernel import Wanted, in_order, mode, needs_kernel
 from trioha.store import compiled
@@ -49,17 +50,9 @@ except RuntimeError as error:
     print(error)
 """
 GUARDED = """
-import ctypes, mmap, sys
 from pathlib import Path
-from trioha.store import compiled
 
 log = Path(sys.argv[1]).read_bytes()[: 3 * mmap.PAGESIZE]
-libc = ctypes.CDLL(None, use_errno=True)
-memory = mmap.mmap(-1, 4 * mmap.PAGESIZE)
-address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-guard = ctypes.c_void_p(address + 3 * mmap.PAGESIZE)
-assert libc.mprotect(guard, mmap.PAGESIZE, 0) == 0, ctypes.get_errno()
-view = memoryview(memory)[: 3 * mmap.PAGESIZE]
 passed = 0
 for size in range(1, len(log) + 1):
     # The bytes end where the page that nobody may read begins.
@@ -84,12 +77,7 @@ print(passed)
 
 
 def test_no_byte_after_the_end_is_read() -> None:
-    # In a process of its own: it would be killed.
-    done = subprocess.run(
-        [sys.executable, "-c", GUARDED, LOG], capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 1000
+    assert run_guarded(GUARDED, str(LOG)) > 1000
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from array import array
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.store.guarded import run_guarded
 from tests.store.support import log_bytes, message, open_log
 from tests.store.test_kernel import mode, needs_kernel
 from trioha.store import commit_log, compiled
@@ -123,16 +122,8 @@ def test_it_is_not_written_where_puts_are_refused(tmp_path, name):
 
 
 GUARDED = """
-import ctypes, mmap
-from trioha.store import compiled
 from trioha.store.messages import Message
 
-libc = ctypes.CDLL(None, use_errno=True)
-memory = mmap.mmap(-1, 3 * mmap.PAGESIZE)
-address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-guard = ctypes.c_void_p(address + 2 * mmap.PAGESIZE)
-assert libc.mprotect(guard, mmap.PAGESIZE, 0) == 0, ctypes.get_errno()
-view = memoryview(memory)[: 2 * mmap.PAGESIZE]
 host = bytes(8)
 written = 0
 for body_bytes in range(200):
@@ -150,12 +141,7 @@ print(written)
 
 
 def test_no_byte_after_the_end_is_written():
-    # In a process of its own: it would be killed.
-    done = subprocess.run(
-        [sys.executable, "-c", GUARDED], capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 200 * 12
+    assert run_guarded(GUARDED) == 200 * 12
 
 
 def write(data: Any, at: int = 0, **others: Any) -> int:

@@ -18,7 +18,6 @@ from typing import Final, TypeVar
 
 import trio
 from attrs import frozen
-from trio import Event
 
 from trioha.deferred import Deferred
 from trioha.ha.replicas import Replicas
@@ -152,7 +151,8 @@ class GroupCommit:
         """Every put of a task goes through this one coroutine: it waits for the events of its waits itself,
         reads the clock once, and asks for nothing that holds for all puts between two acks."""
         # Puts of the same scheduler turn share the connection's next frame. With one waiting put there is
-        # nothing to batch, nor after as many puts as the last ack released: they are sent at once.
+        # nothing to batch, nor after as many puts as the last ack released, or half of many: they are sent at
+        # once. The slave stores that half while the other one is put.
         is_sent = False
         if copies is not None and self._push is not None and (not self._waiting or self._mark.is_refilled):
             is_sent = self._push()
@@ -169,13 +169,13 @@ class GroupCommit:
                         await trio.lowlevel.checkpoint()
             if copies is not None:
                 if copies.result is None:
-                    copies.event = event = Event()
+                    copies.event = event = trio.Event()
                     await event.wait()
                 if copies.result is not REACHED:
                     status = PutStatus.FLUSH_SLAVE_TIMEOUT
             if disk is not None:
                 if disk.result is None:
-                    disk.event = event = Event()
+                    disk.event = event = trio.Event()
                     await event.wait()
                 # After a cut the log does not hold the record any more: it will not be flushed.
                 if disk.result is not REACHED and status is PUT_OK:

@@ -59,7 +59,6 @@ _PUT: Final = int(Kind.PUT)
 _WAIT_BEGIN: Final = int(Kind.WAIT_BEGIN)
 _WAIT_END: Final = int(Kind.WAIT_END)
 _EVENT_HEAD: Final = struct.Struct("<BBHi")
-_WORD: Final = struct.Struct("<q")
 _I32_MAX: Final = 2**31 - 1
 _I64_MAX: Final = 2**63 - 1
 
@@ -117,7 +116,7 @@ class Recorder:
         self._identity = identity
         self._node_id = node_id
         self._words = {
-            kind: _WORD.unpack(_EVENT_HEAD.pack(kind, 0, node_id, NO_CONNECTION))[0]
+            kind: int.from_bytes(_EVENT_HEAD.pack(kind, 0, node_id, NO_CONNECTION), "little", signed=True)
             for kind in (_PUT, _WAIT_BEGIN, _WAIT_END)
         }
         """Kind, flags, node and connection of events of no connection, as one number; flags are 0."""

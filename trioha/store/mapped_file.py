@@ -31,9 +31,11 @@ DESCRIPTORS_LEFT_FREE: Final = 8
 disk may leave many of them; queues, index and checkpoint need a few at any time."""
 
 
-IS_LINUX: Final = sys.platform == "linux"
-MADV_POPULATE_WRITE: Final = 23
-"""Of Linux; Python's mmap module has no name for it."""
+# Advice to the kernel about a map, None where the system has none of the kind.
+MADV_RANDOM: Final[int | None] = getattr(mmap, "MADV_RANDOM", None)
+MADV_NORMAL: Final[int | None] = getattr(mmap, "MADV_NORMAL", None)
+MADV_POPULATE_WRITE: Final = 23 if sys.platform == "linux" else None
+"""Python's mmap module has no name for it."""
 ADVISED_BYTES: Final = 1 << 20
 """Read-ahead follows the synced bytes in steps of this length, since each costs a system call."""
 
@@ -183,7 +185,7 @@ class MappedFile:
     def expect_appends(self, at: int) -> None:
         """Have the kernel read nothing ahead from index `at` on: these bytes will be written first."""
         self._appends_at = at
-        self._advise("MADV_RANDOM", at, self.size)
+        self._advise(MADV_RANDOM, at, self.size)
 
     def expect_reads(self, end: int) -> None:
         """Have the kernel read ahead again before index `end`: bytes there are on disk, and may be evicted.
@@ -193,7 +195,8 @@ class MappedFile:
         start = self._appends_at
         if end - start >= ADVISED_BYTES or start < end == self.size:
             self._appends_at = end
-            self._advise("MADV_NORMAL", start, end)
+            # Of the last page only a part is on disk.
+            self._advise(MADV_NORMAL, start, end if end == self.size else end - end % mmap.PAGESIZE)
 
     def populate(self, start: int, end: int) -> bool:
         """Make the pages of the bytes from index `start` to `end` ready for stores; the bytes stay.
@@ -201,26 +204,20 @@ class MappedFile:
         Otherwise the first store into a page costs microseconds, on a virtual machine tens of them. Returns
         False, with nothing done, on a system that cannot do it (Linux before 5.14).
         """
+        return self._advise(MADV_POPULATE_WRITE, start, end)
+
+    def _advise(self, advice: int | None, start: int, end: int) -> bool:
+        """Whether the kernel took the advice about the bytes from index `start` to `end`, in whole pages."""
         mapping = self.view.obj
         start -= start % mmap.PAGESIZE
-        if not IS_LINUX or not isinstance(mapping, mmap.mmap):
+        if advice is None or start >= end or not isinstance(mapping, mmap.mmap):
             return False
         try:
-            mapping.madvise(MADV_POPULATE_WRITE, start, end - start)
+            mapping.madvise(advice, start, end - start)
         except OSError:
+            # A system that refuses it is slower.
             return False
         return True
-
-    def _advise(self, advice: str, start: int, end: int) -> None:
-        mapping = self.view.obj
-        number = getattr(mmap, advice, None)
-        start -= start % mmap.PAGESIZE
-        if end < self.size:
-            end -= end % mmap.PAGESIZE
-        if number is not None and start < end and isinstance(mapping, mmap.mmap):
-            # Advice only: a system that refuses it is slower.
-            with suppress(OSError):
-                mapping.madvise(number, start, end - start)
 
     def write(self, at: int, *chunks: memoryview) -> None:
         """Write `chunks`, one after the other, at index `at` by the system call.

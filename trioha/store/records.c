@@ -204,6 +204,15 @@ has_arguments(Py_ssize_t given, Py_ssize_t wanted)
     return given == wanted;
 }
 
+static int
+has_crc32(void)
+{
+    if (crc32_of_isal == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "find_crc32 has not found a CRC");
+    }
+    return crc32_of_isal != NULL;
+}
+
 PyDoc_STRVAR(walk_records_doc,
 "walk_records(data, at, end, shift, check_crc)\n--\n\n"
 "Pass common records from data[at] on; the one at `at` must name the offset `at + shift`.\n\n"
@@ -220,8 +229,7 @@ walk_records(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
     if (check_crc < 0) {
         return NULL;
     }
-    if (check_crc && crc32_of_isal == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "find_crc32 has not found a CRC");
+    if (check_crc && !has_crc32()) {
         return NULL;
     }
     return walk(arguments, check_crc);
@@ -365,8 +373,7 @@ write_record(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
     if (PyErr_Occurred()) {
         return NULL;
     }
-    if (crc32_of_isal == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "find_crc32 has not found a CRC");
+    if (!has_crc32()) {
         return NULL;
     }
     if (!PyBytes_CheckExact(topic) || !PyBytes_CheckExact(store_host)) {

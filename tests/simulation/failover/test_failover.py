@@ -36,7 +36,7 @@ NEEDS: dict[str, Callable[[FailoverPlan], bool]] = {
 }
 """Which of the seeds can find a bug that shows after some faults only."""
 FIRST_SEEDS = {"a stale epoch is accepted": 290}
-"""Where to begin with a bug that one seed in fifty finds; 0 for the others."""
+"""Where to begin with a bug that one of some seventy seeds finds; 0 for the others."""
 REPLAYED_SEEDS = (1, 4, 6)
 ROOT = Path(__file__).parent.parent.parent.parent
 
