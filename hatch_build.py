@@ -1,10 +1,11 @@
 """Compile the kernels, where a C compiler is: a build hook.
 
 They are `trioha/store/kernel.py` and `trioha/remoting/kernel.py`, which mypyc compiles, and
-`trioha/store/records.c`. Hatchling calls it for wheels and for editable installs; `python hatch_build.py`
-compiles in the source tree alone, as `make setup` does after an edit. A module lies beside its source as
-`_kernel` or `_records`, with this Python and platform in its name, so that several Pythons can share a source
-tree. It carries the SHA-256 of its source; `trioha/store/compiled.py` does not use one of another source.
+`trioha/store/records.c` and `trioha/recording/events.c`. Hatchling calls it for wheels and for editable
+installs; `python hatch_build.py` compiles in the source tree alone, as `make setup` does after an edit. A
+module lies beside its source as `_kernel`, `_records` or `_events`, with this Python and platform in its
+name, so that several Pythons can share a source tree. It carries the SHA-256 of its source; `compiled.py`
+beside it does not use one of another source.
 
 Without a C compiler, or with `TRIOHA_PURE=1`, nothing is compiled, and a wheel is pure (`py3-none-any`).
 Where the compilation fails although a compiler is there, its output is printed, and the install goes on with
@@ -28,7 +29,12 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.requirements import Requirement
 
 ROOT: Final = Path(__file__).parent
-SOURCES: Final = ("trioha/store/kernel.py", "trioha/store/records.c", "trioha/remoting/kernel.py")
+SOURCES: Final = (
+    "trioha/store/kernel.py",
+    "trioha/store/records.c",
+    "trioha/recording/events.c",
+    "trioha/remoting/kernel.py",
+)
 HASH_LINE: Final = 'SOURCE_SHA256: Final = ""'
 BUILD_REQUIREMENTS: Final = ("mypy>=2.4", "setuptools>=77")
 RUN_REQUIREMENTS: Final = ("librt>=0.16", "mypy-extensions>=1.1")

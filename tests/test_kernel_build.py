@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hatch_build import has_compiler, missing_requirements, module_path, sources
+from trioha.recording import compiled as recording_compiled
 from trioha.remoting import compiled as remoting_compiled
 from trioha.store import compiled
 from trioha.store.compiled import load
@@ -74,9 +75,10 @@ def test_the_kernels_of_the_tree_are_those_that_are_loaded() -> None:
     assert sources() == [
         ROOT / "trioha/store/kernel.py",
         ROOT / "trioha/store/records.c",
+        ROOT / "trioha/recording/events.c",
         ROOT / "trioha/remoting/kernel.py",
     ]
-    assert compiled.IS_COMPILED == remoting_compiled.IS_COMPILED
+    assert compiled.IS_COMPILED == remoting_compiled.IS_COMPILED == recording_compiled.IS_COMPILED
 
 
 @pytest.mark.parametrize("variables", [{"CC": "/nonexistent/cc"}, {"TRIOHA_PURE": "1"}])

@@ -3,6 +3,7 @@
 import sys
 from functools import partial
 from random import Random
+from struct import pack
 
 import pytest
 import trio
@@ -65,7 +66,9 @@ def begin_deferred(commit, appended, **options):
 
 def begin_run(commit, appended, *, request_id, answer):
     """The put as a run of one."""
-    appended = evolve(appended, batch_offsets=[appended.physical_offset], places=bytes(16))
+    appended = evolve(
+        appended, batch_offsets=[appended.physical_offset], places=pack(">qq", appended.physical_offset, 0)
+    )
     deferred = commit.begin_run(
         appended,
         request_id=request_id,

@@ -1,5 +1,7 @@
 """Runs of puts: appended together, answered as if each had waited for itself."""
 
+from struct import pack
+
 import pytest
 import trio
 
@@ -16,12 +18,13 @@ SLAVE_LATE = PutStatus.FLUSH_SLAVE_TIMEOUT
 DISK_LATE = PutStatus.FLUSH_DISK_TIMEOUT
 STARTS = [100, 110, 130]
 END = 160
+PLACES = b"".join(pack(">qq", start, 0) for start in STARTS)
 
 
 def run_of(commit):
     """Three puts that end at 110, 130 and 160, and the answers that were given."""
     appended = AppendResult(
-        OK, physical_offset=STARTS[0], size=END - STARTS[0], batch_offsets=STARTS, places=bytes(48)
+        OK, physical_offset=STARTS[0], size=END - STARTS[0], batch_offsets=STARTS, places=PLACES
     )
     answers = []
     deferred = commit.begin_run(

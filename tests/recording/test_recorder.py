@@ -15,6 +15,7 @@ from functools import partial, reduce
 from itertools import pairwise
 from operator import xor
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import structlog
@@ -23,6 +24,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.store.test_kernel import mode, needs_kernel
 from trioha.errors import ConfigError, StoreError
+from trioha.recording import compiled
 from trioha.recording.events import RECORD_BYTES, CloseReason, Direction, HaState, Kind
 from trioha.recording.layout import SessionIdentity
 from trioha.recording.recorder import FLUSH_INTERVAL_S, Recorder
@@ -164,9 +166,15 @@ async def test_a_run_of_puts_is_recorded_as_its_puts_are_wherever_a_block_ends(
 
     async def together(recorder: Recorder) -> None:
         for start_offset, ends, request_id, value in RUNS:
-            recorder.puts_and_waits(start_offset=start_offset, ends=ends, request_id=request_id, copies=value)
+            places = b"".join(struct.pack(">qq", start, 5) for start in (start_offset, *ends[:-1]))
+            end = ends[-1]
+            recorder.puts_and_waits(places=places, end_offset=end, request_id=request_id, copies=value)
             recorder.waits_ended(
-                ends=ends, request_id=request_id, took_us=value, status=PutStatus.FLUSH_SLAVE_TIMEOUT
+                places=places,
+                end_offset=end,
+                request_id=request_id,
+                took_us=value,
+                status=PutStatus.FLUSH_SLAVE_TIMEOUT,
             )
 
     async def alone(recorder: Recorder) -> None:
@@ -186,9 +194,9 @@ async def test_a_run_of_puts_is_recorded_as_its_puts_are_wherever_a_block_ends(
                 )
 
     one, two = made("one"), made("two")
-    with mode(is_compiled=is_compiled):
+    with mode(is_compiled=is_compiled), patch.object(compiled, "IS_COMPILED", is_compiled):
         await record(one, together)
-    with mode(is_compiled=False):
+    with mode(is_compiled=False), patch.object(compiled, "IS_COMPILED", False):
         await record(two, alone)
     assert (one.dropped, two.dropped) == (0, 0)
     found = all_records(one.path)

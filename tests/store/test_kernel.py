@@ -23,8 +23,6 @@ from tests.descriptors import resources_closed
 from tests.store.dispatching import Parts, files_below, parts_of
 from tests.store.support import HOST, STORES, VECTORS, open_log
 from tests.store.test_any_record import HOST_V6, records
-from trioha.recording.events import RECORD_BYTES
-from trioha.recording.writer import check_records, number_records
 from trioha.store import compiled, kernel, record_entries, record_layout
 from trioha.store.consume_queues import ConsumeQueues
 from trioha.store.dispatch_settings import DispatchSettings
@@ -578,19 +576,6 @@ def test_any_bytes_are_scanned_as_without_the_kernel(data, offset):
 
 
 # -- recorded events -----------------------------------------------------------------------------------------
-
-
-@needs_kernel
-@given(
-    events=st.lists(st.binary(min_size=RECORD_BYTES, max_size=RECORD_BYTES), max_size=6).map(b"".join),
-    seq=st.integers(0, 2**62),
-)
-@example(events=b"\xff" * RECORD_BYTES, seq=2**32 - 1)
-def test_recorded_events_get_the_same_numbers_and_checks(events, seq):
-    plain = bytearray(events)
-    number_records(memoryview(plain), seq)
-    check_records(memoryview(plain))
-    assert compiled.kernel.number_events(events, seq) == bytes(plain)
 
 
 @needs_kernel

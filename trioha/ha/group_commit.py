@@ -308,18 +308,14 @@ class GroupCommit:
         return status, copies, disk
 
     def _record_begin(self, appended: AppendResult, request_id: int, copies: int) -> None:
-        if not appended.places:
-            end_offset = appended.physical_offset + appended.size
-            self._sink.put_and_wait(
-                offset=end_offset, size=appended.size, request_id=request_id, copies=copies
+        places, size = appended.places, appended.size
+        end_offset = appended.physical_offset + size
+        if places:
+            self._sink.puts_and_waits(
+                places=places, end_offset=end_offset, request_id=request_id, copies=copies
             )
-            return
-        self._sink.puts_and_waits(
-            start_offset=appended.physical_offset,
-            ends=appended.put_ends,
-            request_id=request_id,
-            copies=copies,
-        )
+        else:
+            self._sink.put_and_wait(offset=end_offset, size=size, request_id=request_id, copies=copies)
 
     def _record_end(
         self, end_offset: int, request_id: int, started_s: float, now_s: float, status: PutStatus
@@ -505,7 +501,8 @@ class _WaitingRun(_Waiting[T]):
         if commit._is_recorded:
             if statuses is None:
                 commit._sink.waits_ended(
-                    ends=appended.put_ends,
+                    places=appended.places,
+                    end_offset=appended.end_offset,
                     request_id=self._request_id,
                     took_us=_in_us(now_s - self._started_s),
                     status=PUT_OK,

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from struct import Struct
-from typing import Protocol
+from typing import Final, Protocol
 
 from trioha.store.put_status import PutStatus as PutStatus  # noqa: PLC0414 (re-exported)
 
@@ -211,6 +211,15 @@ def code_name(names: type[IntEnum], code: int) -> str:
         return str(code)
 
 
+PLACE_BYTES: Final = 16
+"""Of a put in the `places` of a run: physical offset and queue offset, as big-endian i64."""
+
+
+def place_of(places: bytes) -> int:
+    """Physical offset of the first put."""
+    return int.from_bytes(places[:8], "big", signed=True)
+
+
 class EventSink(Protocol):
     """Receives events as they happen: a recorder, or nothing. Its methods never block and never fail."""
 
@@ -233,10 +242,15 @@ class EventSink(Protocol):
         master's included.
         """
 
-    def puts_and_waits(self, *, start_offset: int, ends: list[int], request_id: int, copies: int) -> None:
-        """As `put_and_wait` of each put of a run: `ends` are their offsets, `request_id` is of the first."""
+    def puts_and_waits(self, *, places: bytes, end_offset: int, request_id: int, copies: int) -> None:
+        """As `put_and_wait` of each put of a run that is stored without a gap, up to `end_offset`.
 
-    def waits_ended(self, *, ends: list[int], request_id: int, took_us: int, status: int) -> None:
+        `places` is what the append has returned, `PLACE_BYTES` for each put; `request_id` is of the first.
+        """
+
+    def waits_ended(
+        self, *, places: bytes, end_offset: int, request_id: int, took_us: int, status: int
+    ) -> None:
         """Report WAIT_END of each put of a run that has waited for `took_us` and has this status."""
 
     def fact(self, type_: str, **fields: object) -> None:
@@ -261,10 +275,12 @@ class NoSink:
     def put_and_wait(self, *, offset: int, size: int, request_id: int, copies: int) -> None:
         """Discard two events."""
 
-    def puts_and_waits(self, *, start_offset: int, ends: list[int], request_id: int, copies: int) -> None:
+    def puts_and_waits(self, *, places: bytes, end_offset: int, request_id: int, copies: int) -> None:
         """Discard two events of each put."""
 
-    def waits_ended(self, *, ends: list[int], request_id: int, took_us: int, status: int) -> None:
+    def waits_ended(
+        self, *, places: bytes, end_offset: int, request_id: int, took_us: int, status: int
+    ) -> None:
         """Discard an event of each put."""
 
     def fact(self, type_: str, **fields: object) -> None:

@@ -10,6 +10,9 @@ replication never depends on its recording.
 
 A recorder belongs to the trio thread. Run it in a nursery around all tasks that emit events, so that it is
 cancelled last: events after the end of `run` are dropped.
+
+Most events are of puts that were stored together. At the time only their places in the block are taken; the
+worker thread writes them there, by compiled code, before it numbers the records.
 """
 
 from __future__ import annotations
@@ -31,10 +34,10 @@ import trio
 from trioha import __version__
 from trioha.errors import ConfigError, StoreError
 from trioha.net.threads import run_in_thread
-from trioha.recording.events import NO_CONNECTION, RECORD_BYTES, Kind
+from trioha.recording import compiled
+from trioha.recording.events import NO_CONNECTION, PLACE_BYTES, RECORD_BYTES, Kind, place_of
 from trioha.recording.layout import CLOSED_NOTE, NODE_ID_MAX, SessionIdentity, encode_session
 from trioha.recording.writer import Block, SessionWriter
-from trioha.store import compiled
 
 log = structlog.get_logger(__name__)
 
@@ -59,8 +62,6 @@ _PUT: Final = int(Kind.PUT)
 _WAIT_BEGIN: Final = int(Kind.WAIT_BEGIN)
 _WAIT_END: Final = int(Kind.WAIT_END)
 _EVENT_HEAD: Final = struct.Struct("<BBHi")
-_I32_MAX: Final = 2**31 - 1
-_I64_MAX: Final = 2**63 - 1
 
 _LIMITS: Final = {
     # Least and largest value of each field of a record.
@@ -71,17 +72,6 @@ _LIMITS: Final = {
     "aux": (-(2**63), 2**63 - 1),
     "size": (-(2**31), 2**31 - 1),
 }
-
-
-def _fits(ends: list[int], request_id: int, size: int) -> bool:
-    """Whether the compiled kernel is there, and the values fit the fields of its events."""
-    return (
-        compiled.IS_COMPILED
-        and bool(ends)
-        and ends[-1] <= _I64_MAX
-        and request_id <= _I64_MAX - len(ends)
-        and 0 <= size <= _I32_MAX
-    )
 
 
 class Recorder:
@@ -226,52 +216,44 @@ class Recorder:
         self.emit(_PUT, offset=offset, aux=request_id, size=size)
         self.emit(_WAIT_BEGIN, offset=offset, aux=request_id, size=copies)
 
-    def puts_and_waits(self, *, start_offset: int, ends: list[int], request_id: int, copies: int) -> None:
-        """As `put_and_wait` for each put of a run, all stamped alike where the compiled kernel is."""
-        fits = _fits(ends, request_id, copies) and ends[-1] - start_offset <= _I32_MAX
-        done = 0
-        while done < len(ends):
-            room = self._room // 2
-            if fits and room > 0:
-                some = ends[done : done + room]
-                words = self._words[_PUT], self._words[_WAIT_BEGIN]
-                now_ns = self._clock_ns()
-                self._add(
-                    compiled.kernel.put_events(now_ns, *words, start_offset, some, request_id + done, copies)
+    def puts_and_waits(self, *, places: bytes, end_offset: int, request_id: int, copies: int) -> None:
+        """As `put_and_wait` for each put of a run, all stamped alike where compiled code is."""
+        words = self._words
+        self._add_run(words[_PUT], words[_WAIT_BEGIN], places, end_offset, request_id, copies)
+
+    def waits_ended(
+        self, *, places: bytes, end_offset: int, request_id: int, took_us: int, status: int
+    ) -> None:
+        """Record WAIT_END of each put of a run, all stamped alike where compiled code is."""
+        word = self._words[_WAIT_END] | status << 8
+        self._add_run(word, 0, places, end_offset, request_id, took_us)
+
+    def _add_run(  # noqa: PLR0917 - keywords would cost a call more
+        self, word: int, second_word: int, places: bytes, end_offset: int, request_id: int, value: int
+    ) -> None:
+        """Take the places of a run's events in the block, as `Run`, and in the next ones where it is full."""
+        events = 2 if second_word else 1
+        is_compiled = compiled.IS_COMPILED
+        while places:
+            # `emit` hands a full block over: one record at least is left for it.
+            left = (self._block_bytes - self._position - 1) // RECORD_BYTES
+            room = left // events if is_compiled else 0
+            puts = max(room, 1)
+            part, places = places[: puts * PLACE_BYTES], places[puts * PLACE_BYTES :]
+            part_end = place_of(places) if places else end_offset
+            if room > 0:
+                position = self._position
+                self._block.runs.append(
+                    (position, self._clock_ns(), word, second_word, part, part_end, request_id, value)
                 )
+                self._position = position + len(part) // PLACE_BYTES * events * RECORD_BYTES
+            elif second_word:
+                size = part_end - place_of(part)
+                self.put_and_wait(offset=part_end, size=size, request_id=request_id, copies=value)
             else:
-                some = ends[done : done + 1]
-                self.put_and_wait(
-                    offset=some[0], size=some[0] - start_offset, request_id=request_id + done, copies=copies
-                )
-            start_offset = some[-1]
-            done += len(some)
-
-    def waits_ended(self, *, ends: list[int], request_id: int, took_us: int, status: int) -> None:
-        """Record WAIT_END of each put of a run, all stamped alike where the compiled kernel is."""
-        fits = _fits(ends, request_id, took_us)
-        done = 0
-        while done < len(ends):
-            room = self._room
-            if fits and room > 0:
-                some = ends[done : done + room]
-                word, now_ns = self._words[_WAIT_END] | status << 8, self._clock_ns()
-                self._add(compiled.kernel.wait_end_events(now_ns, word, some, request_id + done, took_us))
-            else:
-                some = ends[done : done + 1]
-                self.emit(_WAIT_END, offset=some[0], aux=request_id + done, size=took_us, flags=status)
-            done += len(some)
-
-    @property
-    def _room(self) -> int:
-        """How many records the block takes without being full afterwards: `emit` hands full ones over."""
-        return (self._block_bytes - self._position - 1) // RECORD_BYTES
-
-    def _add(self, events: bytes) -> None:
-        """Add packed events, for which there is room."""
-        end = self._position + len(events)
-        self._buffer[self._position : end] = events
-        self._position = end
+                flags = word >> 8 & 0xFF
+                self.emit(_WAIT_END, offset=part_end, aux=request_id, size=value, flags=flags)
+            request_id += puts
 
     def fact(self, type_: str, **fields: object) -> None:
         """Record a fact, which precedes the next event. Values that JSON lacks are written as text."""
@@ -386,6 +368,7 @@ class Recorder:
             full.popleft()
             self._written_records += block.used_bytes // RECORD_BYTES
             block.used_bytes = 0
+            block.runs.clear()
             block.facts.clear()
             block.rolls = False
             self._free.append(block)

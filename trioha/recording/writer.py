@@ -14,16 +14,23 @@ from typing import Final
 
 from attrs import define, field
 
+from trioha.recording import compiled
 from trioha.recording.events import RECORD, RECORD_BYTES
 from trioha.recording.keyframes import KeyframeBuilder
 from trioha.recording.layout import EVENTS_FOLDER, FACTS_FILE, SESSION_FILE, encode_header, segment_name
-from trioha.store import compiled
 
 _LANES: Final = 2048
 _ONES: Final = int.from_bytes((1).to_bytes(8, "little") * _LANES, "little")
 """1 in each lane."""
 _ASCENDING: Final = int.from_bytes(b"".join(lane.to_bytes(8, "little") for lane in range(_LANES)), "little")
 """Each lane has its own number."""
+
+
+Run = tuple[int, int, int, int, bytes, int, int, int]
+"""Events of a run of puts, whose places in a block are left for them: position in bytes, time in ns, word of
+the first event of each put, word of its second one or 0 if it has one, `places` of the puts, end of the last
+put, request id of the first, size field of each put's last event. A word is kind, flags, node and
+connection."""
 
 
 @define(eq=False)
@@ -37,6 +44,8 @@ class Block:
     """Index of the record after each fact, and the fact's JSON object without the seq."""
     rolls: bool = False
     """Whether a new segment begins with this block."""
+    runs: list[Run] = field(factory=list)
+    """What is not in `buffer` yet; none without compiled code."""
 
 
 class SessionWriter:
@@ -90,6 +99,8 @@ class SessionWriter:
             self._write_facts(block.facts, self._next_seq)
             self._rolls |= block.rolls
             return
+        if block.runs:
+            compiled.events.fill_runs(block.buffer, block.runs)
         records = memoryview(block.buffer)[: block.used_bytes]
         count = block.used_bytes // RECORD_BYTES
         done = 0
@@ -126,11 +137,11 @@ class SessionWriter:
     def _append(self, records: memoryview) -> None:
         count = len(records) // RECORD_BYTES
         if compiled.IS_COMPILED:
-            _write_all(self._segment, compiled.kernel.number_events(bytes(records), self._next_seq))
+            compiled.events.number_events(records, self._next_seq)
         else:
             number_records(records, self._next_seq)
             check_records(records)
-            _write_all(self._segment, records)
+        _write_all(self._segment, records)
         self._next_seq += count
         self._segment_records += count
 

@@ -25,7 +25,6 @@ from librt.strings import (
     write_i16_be,
     write_i32_be,
     write_i64_be,
-    write_i64_le,
 )
 from mypy_extensions import i16, i32, i64
 
@@ -671,71 +670,6 @@ def encode_sends(  # noqa: PLR0917 - keywords would cost a call more
 
 EVENT_BYTES: Final = 48
 """Of a recorded event: its seq is the second of six little-endian words, its check half of the last."""
-
-
-def number_events(events: bytes, seq: i64) -> bytes:
-    """The recorded events with their seq, from `seq` on, and their check."""
-    numbered = BytesWriter()
-    end: i64 = len(events) - EVENT_BYTES
-    at: i64 = 0
-    while at <= end:
-        time: i64 = read_i64_le(events, at)
-        what: i64 = read_i64_le(events, at + 16)
-        offset: i64 = read_i64_le(events, at + 24)
-        aux: i64 = read_i64_le(events, at + 32)
-        size: i64 = read_i64_le(events, at + 40) & _MASK_32
-        mixed: i64 = time ^ seq ^ what ^ offset ^ aux ^ size
-        write_i64_le(numbered, time)
-        write_i64_le(numbered, seq)
-        write_i64_le(numbered, what)
-        write_i64_le(numbered, offset)
-        write_i64_le(numbered, aux)
-        write_i64_le(numbered, ((mixed >> 32 ^ mixed) & _MASK_32) << 32 | size)
-        seq += 1
-        at += EVENT_BYTES
-    return numbered.getvalue()
-
-
-def put_events(  # noqa: PLR0917 - keywords would cost a call more
-    now_ns: i64, put: i64, wait_begin: i64, start_offset: i64, ends: list[int], request_id: i64, copies: i64
-) -> bytes:
-    """Two events of each put that ends at one of `ends`: PUT and WAIT_BEGIN, without seq and check.
-
-    `put` and `wait_begin` are the words of kind, flags, node and connection. All values fit their fields.
-    """
-    events = BytesWriter()
-    start: i64 = start_offset
-    for offset in ends:
-        end: i64 = offset
-        write_i64_le(events, now_ns)
-        write_i64_le(events, 0)
-        write_i64_le(events, put)
-        write_i64_le(events, end)
-        write_i64_le(events, request_id)
-        write_i64_le(events, end - start)
-        write_i64_le(events, now_ns)
-        write_i64_le(events, 0)
-        write_i64_le(events, wait_begin)
-        write_i64_le(events, end)
-        write_i64_le(events, request_id)
-        write_i64_le(events, copies)
-        start = end
-        request_id += 1
-    return events.getvalue()
-
-
-def wait_end_events(now_ns: i64, wait_end: i64, ends: list[int], request_id: i64, took_us: i64) -> bytes:
-    """The event WAIT_END of each put that ends at one of `ends`, as `put_events` makes them."""
-    events = BytesWriter()
-    for offset in ends:
-        write_i64_le(events, now_ns)
-        write_i64_le(events, 0)
-        write_i64_le(events, wait_end)
-        write_i64_le(events, offset)
-        write_i64_le(events, request_id)
-        write_i64_le(events, took_us)
-        request_id += 1
-    return events.getvalue()
 
 
 def last_events(events: bytes) -> dict[int, int]:
