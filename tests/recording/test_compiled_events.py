@@ -81,6 +81,12 @@ def test_a_run_is_written_to_its_place_with_the_nearest_values_that_fit(  # noqa
     assert block == wanted
 
 
+@given(st.lists(st.sampled_from([0, 1, 3, -1, -(2**63), 2**63 - 1, 7 << 32]), max_size=60))
+def test_the_last_event_of_each_word_is_found(words: list[int]) -> None:
+    events = b"".join(EVENT.pack(1, 0, word, 5, 6, 7, 8) for word in words)
+    assert compiled.events.last_events(memoryview(events)) == dict(zip(words, range(len(words)), strict=True))
+
+
 GOOD = (0, 1, PUT, WAIT_BEGIN, PLACE.pack(0, 0), 10, 1, 2)
 
 

@@ -115,12 +115,14 @@ PUTS = [
 ]
 
 
-@pytest.mark.parametrize("block_records", [2, 3, 4, 5, 1365])
+@pytest.mark.parametrize("block_records", [2, 3, 4, 5, 5461])
 async def test_put_and_its_wait_are_recorded_as_two_events_wherever_a_block_ends(
     tmp_path: Path, block_records: int
 ) -> None:
     def made(folder: str) -> Recorder:
-        return Recorder(tmp_path / folder, identity=IDENTITY, node_id=7, block_records=block_records)
+        return Recorder(
+            tmp_path / folder, identity=IDENTITY, node_id=7, block_records=block_records, blocks_max=64
+        )
 
     async def by_one_call(recorder: Recorder) -> None:
         recorder.emit(Kind.FLUSHED, offset=5)
@@ -157,12 +159,14 @@ RUNS = [
 
 
 @pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=needs_kernel)])
-@pytest.mark.parametrize("block_records", [2, 3, 4, 5, 17, 1365])
+@pytest.mark.parametrize("block_records", [2, 3, 4, 5, 17, 5461])
 async def test_a_run_of_puts_is_recorded_as_its_puts_are_wherever_a_block_ends(
     tmp_path: Path, block_records: int, *, is_compiled: bool
 ) -> None:
     def made(folder: str) -> Recorder:
-        return Recorder(tmp_path / folder, identity=IDENTITY, node_id=7, block_records=block_records)
+        return Recorder(
+            tmp_path / folder, identity=IDENTITY, node_id=7, block_records=block_records, blocks_max=64
+        )
 
     async def together(recorder: Recorder) -> None:
         for start_offset, ends, request_id, value in RUNS:

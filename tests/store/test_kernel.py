@@ -573,14 +573,3 @@ def test_any_bytes_are_scanned_as_without_the_kernel(data, offset):
     view = memoryview(data)
     in_both(lambda: scan_records(view, 0, len(view), offset))
     in_both(lambda: scan_boundaries(view, 0, len(view), offset))
-
-
-# -- recorded events -----------------------------------------------------------------------------------------
-
-
-@needs_kernel
-@given(st.lists(st.sampled_from([0, 1, 3, -1, -(2**63), 2**63 - 1, 7 << 32]), max_size=60))
-@settings(deadline=None)
-def test_the_last_event_of_each_word_is_found(words):
-    events = b"".join(Struct("<6q").pack(1, 0, word, 5, 6, 7) for word in words)
-    assert compiled.kernel.last_events(events) == dict(zip(words, range(len(words)), strict=True))

@@ -190,9 +190,83 @@ number_events(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(last_events_doc,
+"last_events(events)\n--\n\n"
+"The last event of each kind, flags, node and connection: that word, signed, and the event's number in `events`.");
+
+/* Most events are of few such words: the last ones are kept outside of the dict, the latest first. */
+#define WORDS_KEPT 4
+
+static int
+keep_last(PyObject *last, int64_t word, int64_t number)
+{
+    PyObject *key = PyLong_FromLongLong(word), *value = PyLong_FromLongLong(number);
+    int result = key == NULL || value == NULL ? -1 : PyDict_SetItem(last, key, value);
+    Py_XDECREF(key);
+    Py_XDECREF(value);
+    return result;
+}
+
+static int
+find_last_events(const Py_buffer *events, PyObject *last)
+{
+    struct {
+        int64_t word;
+        int64_t number;
+    } kept[WORDS_KEPT];
+    int used = 0;
+    const unsigned char *at = events->buf;
+    int64_t count = events->len / EVENT_BYTES;
+    for (int64_t number = 0; number < count; number++, at += EVENT_BYTES) {
+        int64_t word = (int64_t)get_u64(at + 16);
+        int place = 0;
+        while (place < used && kept[place].word != word) {
+            place++;
+        }
+        if (place < used) {
+            kept[place].number = number;
+            continue;
+        }
+        if (used == WORDS_KEPT) {
+            used--;
+            if (keep_last(last, kept[used].word, kept[used].number) < 0) {
+                return -1;
+            }
+        }
+        memmove(kept + 1, kept, (size_t)used * sizeof(kept[0]));
+        kept[0].word = word;
+        kept[0].number = number;
+        used++;
+    }
+    while (used > 0) {
+        used--;
+        if (keep_last(last, kept[used].word, kept[used].number) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static PyObject *
+last_events(PyObject *module, PyObject *argument)
+{
+    (void)module;
+    Py_buffer events;
+    if (PyObject_GetBuffer(argument, &events, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    PyObject *last = PyDict_New();
+    if (last != NULL && find_last_events(&events, last) < 0) {
+        Py_CLEAR(last);
+    }
+    PyBuffer_Release(&events);
+    return last;
+}
+
 static PyMethodDef methods[] = {
     {"fill_runs", (PyCFunction)(void (*)(void))fill_runs, METH_FASTCALL, fill_runs_doc},
     {"number_events", (PyCFunction)(void (*)(void))number_events, METH_FASTCALL, number_events_doc},
+    {"last_events", last_events, METH_O, last_events_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from trioha.recording import compiled
 from trioha.recording.events import NO_CONNECTION, RECORD, RECORD_BYTES, Kind
 from trioha.recording.state import ends_connection
-from trioha.store import compiled
 
 _CONNECTION_KINDS: Final = frozenset(
     map(
@@ -43,11 +43,12 @@ class KeyframeBuilder:
     def add(self, records: memoryview) -> None:
         """Add `records`, whole ones, in their order.
 
-        Kind, flags, node and conn are one 64-bit word, and a dict has the last index of each, by the compiled
-        kernel, or else by functions in C (100 ns a record). Python loops over the few distinct words only.
+        Kind, flags, node and conn are one 64-bit word, and a dict has the last index of each, by compiled
+        code, or else by Python's own functions (100 ns a record). Python loops over the few distinct words
+        only.
         """
         if compiled.IS_COMPILED:
-            last_index = compiled.kernel.last_events(bytes(records))
+            last_index = compiled.events.last_events(records)
         else:
             words = records.cast("q")[2::6].tolist()
             last_index = dict(zip(words, range(len(words)), strict=True))

@@ -21,7 +21,6 @@ from librt.strings import (
     read_i16_be,
     read_i32_be,
     read_i64_be,
-    read_i64_le,
     write_i16_be,
     write_i32_be,
     write_i64_be,
@@ -664,56 +663,3 @@ def encode_sends(  # noqa: PLR0917 - keywords would cost a call more
         properties_at = properties_end
         at += SEND_BYTES
     return records.getvalue(), places.getvalue()
-
-
-# -- recording -----------------------------------------------------------------------------------------------
-
-EVENT_BYTES: Final = 48
-"""Of a recorded event: its seq is the second of six little-endian words, its check half of the last."""
-
-
-def last_events(events: bytes) -> dict[int, int]:
-    """The last event of each kind, flags, node and connection: that word, signed, and its number.
-
-    Most events are of few such words, so the last ones are kept outside of the dict: 3 ns an event.
-    """
-    last: dict[int, int] = {}
-    word_a: i64 = 0
-    word_b: i64 = 0
-    word_c: i64 = 0
-    word_d: i64 = 0
-    last_a: i64 = -1
-    last_b: i64 = -1
-    last_c: i64 = -1
-    last_d: i64 = -1
-    number: i64 = 0
-    at: i64 = 16
-    end: i64 = len(events) - 8
-    while at <= end:
-        word: i64 = read_i64_le(events, at)
-        if word == word_a:
-            last_a = number
-        elif word == word_b:
-            last_b = number
-        elif word == word_c:
-            last_c = number
-        elif word == word_d:
-            last_d = number
-        else:
-            if last_d >= 0:
-                last[word_d] = last_d
-            word_d, last_d = word_c, last_c
-            word_c, last_c = word_b, last_b
-            word_b, last_b = word_a, last_a
-            word_a, last_a = word, number
-        number += 1
-        at += EVENT_BYTES
-    if last_d >= 0:
-        last[word_d] = last_d
-    if last_c >= 0:
-        last[word_c] = last_c
-    if last_b >= 0:
-        last[word_b] = last_b
-    if last_a >= 0:
-        last[word_a] = last_a
-    return last
