@@ -222,6 +222,7 @@ class Recorder:
 
     def puts_and_waits(self, *, places: bytes, end_offset: int, request_id: int, copies: int) -> None:
         """As `put_and_wait` for each put of a run, all stamped alike where compiled code is."""
+        # Here and in `waits_ended` the usual case without a call more: this is done for each run of a node.
         position = self._position
         end = position + _PUT_BYTES_OF_PLACE * len(places)
         if end < self._block_bytes and compiled.IS_COMPILED:
