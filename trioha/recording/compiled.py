@@ -10,11 +10,11 @@ from trioha.store import compiled as store_compiled
 _found, _description = store_compiled.load(
     "trioha.recording._events", source=Path(__file__).with_name("events.c")
 )
+DESCRIPTION: Final = _description
+"""As that of the store, of this module alone."""
 IS_COMPILED = _found is not None and store_compiled.IS_COMPILED
 """Whether `events` is there, and the kernels of the store. A name of this module, since tests run both ways
 in one process."""
-DESCRIPTION: Final = _description if store_compiled.IS_COMPILED else store_compiled.DESCRIPTION
-"""As that of the store."""
 
 if TYPE_CHECKING:
     from trioha.recording import _events
