@@ -618,6 +618,7 @@ async def test_an_error_of_a_pull_that_waits_is_its_result(polling, monkeypatch,
 
     with monkeypatch.context() as patch:
         patch.setattr(polling.store.reads, "get", get)
+        patch.setattr(polling.store.reads, "get_common", get)
         if ends:
             polling.room.polls.end_all()
         else:

@@ -1,11 +1,10 @@
 """Reads by queue offset, physical offset, time and key, on real stores and against brute force."""
 
-from struct import pack
 from unittest.mock import patch
 
 import pytest
 from attrs import evolve
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
@@ -14,7 +13,7 @@ from tests.store.support import STORES, copy_store, expected, message, offsets_o
 from trioha.store import compiled
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexShape
-from trioha.store.reads import SCAN_ENTRIES_MAX, GetStatus, MessageReader, ReadLimits, _stretches, has_key
+from trioha.store.reads import SCAN_ENTRIES_MAX, GetStatus, MessageReader, ReadLimits, has_key
 from trioha.store.record import decode_record
 from trioha.store.record_layout import store_timestamp_ms
 from trioha.store.tags import java_hash
@@ -168,14 +167,22 @@ def test_entries_with_deleted_or_other_records_return_no_wrong_record(tmp_path):
     assert (found.status, found.next_begin_offset) == (GetStatus.MESSAGE_WAS_REMOVING, 8)
 
 
-def joined_as_apart(reader, offset, **options):
-    """A read with records joined, which gives the bytes and offsets of one without."""
+def joined_as_apart(reader, offset, *, is_whole=True, **options):
+    """A read with records joined, which gives the bytes and offsets of one without; so does that of common
+    records, where it gives any."""
     apart = reader.get("Orders", 0, offset, **options)
     joined = reader.get("Orders", 0, offset, joined=True, **options)
     assert b"".join(joined.records) == b"".join(apart.records)
     assert joined.queue_offsets == ()
     same = evolve(apart, records=(), queue_offsets=())
     assert evolve(joined, records=()) == same
+    if options.pop("tag_codes", None) is None:
+        common = reader.get_common(
+            "Orders", 0, offset, options.pop("limits", ReadLimits()), options.pop("log_end", None)
+        )
+        assert common in (joined, None)
+        if joined.messages and compiled.IS_COMPILED and is_whole:
+            assert common == joined
     return joined
 
 
@@ -238,6 +245,7 @@ def test_a_joined_read_gives_what_one_of_single_records_gives(
         joined_as_apart(
             MessageReader(log, parts.queues, parts.index),
             offset,
+            is_whole=damaged is None,
             limits=ReadLimits(messages_max=messages_max, bytes_max=bytes_max),
             tag_codes=None if wanted is None else [java_hash(tag) for tag in wanted],
         )
@@ -425,24 +433,3 @@ def test_a_read_up_to_an_offset_of_the_log_sees_the_whole_records_before_it(tmp_
             beyond = reader.get("Orders", queue_id, stored + 1, log_end=log_end)
             assert (beyond.status, beyond.next_begin_offset) == (GetStatus.OFFSET_OVERFLOW_BADLY, visible)
     parts.close()
-
-
-# -- stretches of the log ------------------------------------------------------------------------------------
-
-ENTRIES = st.lists(
-    st.tuples(
-        st.integers(-(2**62), 2**62) | st.integers(0, 5).map(lambda number: 100 * number),
-        st.sampled_from([100, 100, 100, 50, 0, -5, 2**31 - 1]),
-    ),
-    max_size=40,
-)
-
-
-@needs_kernel
-@given(entries=ENTRIES, bytes_max=st.sampled_from([1, 100, 150, 1000, 2**31]))
-@example(entries=[(100 * number, 100) for number in range(32)], bytes_max=2**18)
-@example(entries=[(0, 2**31 - 1)] * 3, bytes_max=2**18)
-@settings(max_examples=300, deadline=None)
-def test_compiled_stretches_are_the_plain_ones(entries, bytes_max):
-    raw = b"".join(pack(">qiq", offset, size, 7) for offset, size in entries)
-    assert compiled.kernel.stretches(raw, bytes_max) == _stretches(raw, bytes_max, None)

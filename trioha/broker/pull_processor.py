@@ -30,9 +30,9 @@ from trioha.metadata.table import TableFull
 from trioha.metadata.topics import READ_WRITE, Perm, TopicConfig
 from trioha.net.transport import release
 from trioha.remoting import compiled
-from trioha.remoting.codec import encode_head
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
+from trioha.remoting.found_head import FoundHead
 from trioha.remoting.pull_forms import KnownPull, PullForm
 from trioha.remoting.pull_message import PullFlag, PullRequest, PullResponseHeader
 from trioha.remoting.serving import Peer
@@ -125,6 +125,8 @@ class _Pull:
     topic: TopicConfig
     subscription: Subscription
     settings: PullSettings
+    head: FoundHead | None = None
+    """Of the answers to pulls of its form, if it has one."""
 
 
 class PullProcessor:
@@ -199,9 +201,17 @@ class PullProcessor:
         if header.flags & _COMMITS == _COMMITS:
             self._commit(header, header.commit_offset if pull.commit_offset < 0 else pull.commit_offset)
         result = self._read(kept, pull.queue_offset)
-        if result.status is not _FOUND:
+        if result.status is not _FOUND or kept.head is None:
             return None
-        return encode_head(self._respond(kept, result), opaque=pull.opaque), result.records
+        self._count(kept, result)
+        answer = PullResponseHeader(
+            self._suggested_broker_id(kept, result),
+            result.next_begin_offset,
+            result.min_offset,
+            result.max_offset,
+        )
+        head = kept.head.frame(answer, opaque=pull.opaque, body_bytes=result.total_bytes)
+        return head, result.records
 
     def answer_later(self, pull: _Pull, offset: int) -> RemotingCommand | int:
         """The response to a pull that waits, or the queue offset to wait for: each entry is looked at once.
@@ -239,6 +249,7 @@ class PullProcessor:
         kept = request.form.kept
         if type(kept) is not _Pull or not self._still_holds(kept):
             request.form.kept = pull = self._check(request, peer)
+            pull.head = FoundHead(request)
             return pull
         return _Pull(
             request,
@@ -249,6 +260,7 @@ class PullProcessor:
             kept.topic,
             kept.subscription,
             kept.settings,
+            kept.head,
         )
 
     def _still_holds(self, kept: _Pull) -> bool:
@@ -396,15 +408,19 @@ class PullProcessor:
         )
 
     def _read(self, pull: _Pull, offset: int) -> GetResult:
-        header = pull.header
+        header, reads, log_end = pull.header, self._store.reads, self.log_end()
         try:
-            return self._store.reads.get(
+            if not pull.tag_codes:
+                found = reads.get_common(header.topic, header.queue_id, offset, pull.limits, log_end)
+                if found is not None:
+                    return found
+            return reads.get(
                 header.topic,
                 header.queue_id,
                 offset,
                 limits=pull.limits,
                 tag_codes=pull.tag_codes,
-                log_end=self.log_end(),
+                log_end=log_end,
                 joined=True,
             )
         except StoreError as error:
@@ -421,27 +437,12 @@ class PullProcessor:
             code = ResponseCode.PULL_OFFSET_MOVED if offset else ResponseCode.PULL_NOT_FOUND
         else:
             code = _CODES[status]
-        suggested = self._suggested_broker_id(pull, result) if self.settings.slave_read else MASTER_ID
+        suggested = self._suggested_broker_id(pull, result)
         if self.settings.is_slave and code == ResponseCode.PULL_OFFSET_MOVED:
             # The slave may lag its master, which decides.
             code, next_offset, suggested = ResponseCode.PULL_RETRY_IMMEDIATELY, offset, pull.group.broker_id
         header = PullResponseHeader(suggested, next_offset, result.min_offset, result.max_offset)
-        now_s = trio.current_time()
-        if self.traffic is not None:
-            self.traffic.note_pull(
-                asked.group,
-                asked.topic,
-                asked.queue_id,
-                next_offset=next_offset,
-                messages=result.messages,
-                total_bytes=result.total_bytes,
-            )
-        if result.records:
-            self._messages += result.messages
-            self._found_rates.add(1, now_s)
-            self._message_rates.add(result.messages, now_s)
-        else:
-            self._missed_rates.add(1, now_s)
+        self._count(pull, result, next_offset)
         return response_to(
             pull.request,
             code,
@@ -450,7 +451,28 @@ class PullProcessor:
             slices=result.records,
         )
 
+    def _count(self, pull: _Pull, result: GetResult, next_offset: int | None = None) -> None:
+        """Count an answered pull; `next_offset` is what the consumer is told instead of the result's."""
+        messages, asked, now_s = result.messages, pull.header, trio.current_time()
+        if self.traffic is not None:
+            self.traffic.note_pull(
+                asked.group,
+                asked.topic,
+                asked.queue_id,
+                next_offset=result.next_begin_offset if next_offset is None else next_offset,
+                messages=messages,
+                total_bytes=result.total_bytes,
+            )
+        if result.records:
+            self._messages += messages
+            self._found_rates.add(1, now_s)
+            self._message_rates.add(messages, now_s)
+        else:
+            self._missed_rates.add(1, now_s)
+
     def _suggested_broker_id(self, pull: _Pull, result: GetResult) -> int:
+        if not self.settings.slave_read:
+            return MASTER_ID
         header, lag_bytes = pull.header, 0
         if result.status in _LOOKED_AT:
             at = self._store.reads.physical_offset(

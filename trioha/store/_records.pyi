@@ -9,6 +9,9 @@ SOURCE_SHA256: str
 
 def walk_records(data: Buffer, at: int, end: int, shift: int, check_crc: bool, /) -> tuple[int, int, int]: ...
 def walk_boundaries(data: Buffer, at: int, end: int, shift: int, /) -> tuple[int, int, int]: ...
+def find_records(
+    entries: bytes, bytes_max: int, data: Buffer, end: int, shift: int, /
+) -> tuple[int, list[tuple[int, int]]] | None: ...
 def write_record(
     data: Buffer,
     at: int,

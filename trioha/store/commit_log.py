@@ -190,6 +190,28 @@ class CommitLog:
         at = offset - file.start_offset
         return file.view[at : min(at + limit_bytes, file.size, max_offset - file.start_offset)]
 
+    def common_records(self, entries: bytes, bytes_max: int) -> tuple[int, tuple[memoryview, ...]] | None:
+        """The records that entries of a consume queue name: their number, and views of them, without copying.
+
+        Records that follow each other in the log are in one view. They are checked but for their bodies, and
+        taken while they have at most `bytes_max` bytes in all; the first one always is. None unless all are
+        common and in the file of the first one. For compiled code only.
+        """
+        offset = int.from_bytes(entries[:8], "big", signed=True)
+        max_offset = self.appended.offset
+        files = self._files
+        if not files.start_offset <= offset < max_offset:
+            return None
+        file = files.file_of(offset)
+        start, view = file.start_offset, file.view
+        found = compiled.records.find_records(
+            entries, bytes_max, view, min(file.size, max_offset - start), start
+        )
+        if found is None:
+            return None
+        records, stretches = found
+        return records, tuple([view[at:end] for at, end in stretches])
+
     # -- appending messages ----------------------------------------------------------------------------
 
     def append(self, message: Message) -> AppendResult:

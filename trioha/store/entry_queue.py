@@ -229,11 +229,10 @@ class EntryQueue(ABC):
     def end_before(self, physical_offset: int) -> int:
         """Queue offset after the last message whose record ends at or before this physical offset.
 
-        Most queues have only such messages: that takes one entry. Else it is a binary search, for which
-        records are in the order of the queue. Raises StoreError.
+        Most queues have only such messages. Else it is a binary search, for which records are in the order of
+        the queue. Raises StoreError.
         """
-        last = self._last_entry()
-        if last is None or last.physical_offset + last.size <= physical_offset:
+        if self._flushed_physical_offset <= physical_offset:
             return self.max_offset
         low = self._number_of(self._min_offset)
         found = self._find_from(physical_offset, low=low)

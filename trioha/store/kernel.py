@@ -43,7 +43,6 @@ BODY_AT: Final = 88
 TOPIC_BYTES_MAX: Final = 127
 KEY_BYTES: Final = 24
 """Of a key in the column that `Columns.collect` makes: i64 hash, physical offset, store timestamp."""
-ENTRY_BYTES: Final = 20
 TIME_DIFF_MAX_S: Final = 0x7FFFFFFF
 _MASK_32: Final = 0xFFFFFFFF
 _SIGN_32: Final = 0x80000000
@@ -123,37 +122,6 @@ def _end_of_common(data: bytes, at: i64, end: i64, shift: i64) -> i64:
     ):
         return -1
     return record_end
-
-
-def stretches(entries: bytes, bytes_max: i64) -> list[tuple[int, int, int]]:
-    """Start, size and number of the records of a queue's entries that follow each other in the log.
-
-    Entries are taken while their records have at most `bytes_max` bytes in all; the first one always is.
-    """
-    found: list[tuple[int, int, int]] = []
-    entries_end: i64 = len(entries)
-    at: i64 = 0
-    start: i64 = -1
-    end: i64 = -1
-    records: i64 = 0
-    total_bytes: i64 = 0
-    while entries_end - at >= ENTRY_BYTES and total_bytes < bytes_max:
-        offset: i64 = read_i64_be(entries, at)
-        size: i64 = i64(read_i32_be(entries, at + 8))
-        if at > 0 and total_bytes + size > bytes_max:
-            break
-        if offset != end:
-            if records > 0:
-                found.append((int(start), int(end - start), int(records)))
-            start = offset
-            records = 0
-        end = offset + size
-        records += 1
-        total_bytes += size
-        at += ENTRY_BYTES
-    if records > 0:
-        found.append((int(start), int(end - start), int(records)))
-    return found
 
 
 # -- entries of queues, and keys -----------------------------------------------------------------------------

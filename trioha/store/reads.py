@@ -59,6 +59,9 @@ class GetStatus(StrEnum):
     """The queue never had a message."""
 
 
+_FOUND = GetStatus.FOUND
+
+
 @frozen
 class ReadLimits:
     """Limits of one read by queue offset; it returns one message at least, if there is any."""
@@ -138,27 +141,43 @@ class MessageReader:
             return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
         wanted = frozenset(code & _MASK_32 for code in tag_codes) if tag_codes else None
         if joined and isinstance(queue, ConsumeQueue):
-            found = self._get_joined(queue, offset, limits, wanted, high=high)
-            if found is not None:
-                return found
+            raw = queue.raw(offset, min(limits.messages_max, high - offset))
+            neighbours = self._neighbours(raw, limits, wanted)
+            if neighbours is not None:
+                messages, records = neighbours
+                return GetResult(GetStatus.FOUND, offset + messages, low, high, records, (), messages)
         return self._get_from(queue, offset, limits, wanted, high=high, joined=joined)
 
-    def _get_joined(
-        self,
-        queue: ConsumeQueue,
-        offset: int,
-        limits: ReadLimits,
-        wanted: frozenset[int] | None,
-        *,
-        high: int,
+    def get_common(
+        self, topic: str, queue_id: int, offset: int, limits: ReadLimits, log_end: int | None
     ) -> GetResult | None:
-        """As `_get_from`, of messages that all match and have their records; None if one does not."""
+        """As `get` with `joined` and without tags, in half the time, where it finds common records only.
+
+        None for any other result, and without compiled code. Raises StoreError if the disk refuses.
+        """
+        queue = self._queues.find(topic, queue_id)
+        if type(queue) is not ConsumeQueue or not compiled.IS_COMPILED:
+            return None
+        low = queue.min_offset
+        high = queue.max_offset if log_end is None else queue.end_before(log_end)
+        if not low <= offset < high:
+            return None
         raw = queue.raw(offset, min(limits.messages_max, high - offset))
-        if wanted is None and compiled.IS_COMPILED:
-            stretches = compiled.kernel.stretches(raw, limits.bytes_max)
-        else:
-            one = _one_stretch(raw, limits.bytes_max) if wanted is None else None
-            stretches = _stretches(raw, limits.bytes_max, wanted) if one is None else one
+        found = self._log.common_records(raw, limits.bytes_max)
+        if found is None:
+            return None
+        messages, records = found
+        return GetResult(_FOUND, offset + messages, low, high, records, (), messages)
+
+    def _neighbours(
+        self, raw: bytes, limits: ReadLimits, wanted: frozenset[int] | None
+    ) -> tuple[int, tuple[memoryview, ...]] | None:
+        """The number of records that entries of a queue name, and those that follow each other in one view.
+
+        None if one of them does not match, or is not there.
+        """
+        one = _one_stretch(raw, limits.bytes_max) if wanted is None else None
+        stretches = _stretches(raw, limits.bytes_max, wanted) if one is None else one
         messages = 0
         records: list[memoryview] = []
         for start, size, count in stretches:
@@ -172,11 +191,7 @@ class MessageReader:
                 if len(view) != size or not is_records(view, start, count=count):
                     return None
             records.append(view)
-        if not messages:
-            return None
-        return GetResult(
-            GetStatus.FOUND, offset + messages, queue.min_offset, high, tuple(records), (), messages
-        )
+        return (messages, tuple(records)) if messages else None
 
     def _get_from(
         self,

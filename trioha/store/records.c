@@ -35,6 +35,7 @@
 #define TRANSACTION_ROLLBACK 0xCu
 #define INNER_BATCH 0x80u
 #define BLANK_BYTES 8
+#define ENTRY_BYTES 20
 /* What makes a record of the bytes after them: length and magic. */
 #define COMMIT_BYTES 8
 /* A longer record is written by the system call: see PWRITE_BYTES_MIN of the commit log. */
@@ -244,6 +245,102 @@ walk_boundaries(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)module;
     return has_arguments(count, 4) ? walk(arguments, BOUNDARIES) : NULL;
+}
+
+PyDoc_STRVAR(find_records_doc,
+"find_records(entries, bytes_max, data, end, shift)\n--\n\n"
+"Where data[:end] has the common records that the entries of a consume queue name; an offset is an index plus `shift`.\n\n"
+"Returns their number, and start and end of each stretch of records that follow each other. Records are taken\n"
+"while they have at most `bytes_max` bytes in all; the first one always is. None if one of them is not there.");
+
+/* Add the stretch [start, end), if there is one. */
+static int
+add_stretch(PyObject *stretches, int64_t start, int64_t end)
+{
+    if (start == end) {
+        return 0;
+    }
+    PyObject *stretch = Py_BuildValue("LL", (long long)start, (long long)end);
+    int error = stretch == NULL ? -1 : PyList_Append(stretches, stretch);
+    Py_XDECREF(stretch);
+    return error;
+}
+
+/* As find_records, with the stretches in a list; -1 if a record is not there, -2 with an exception. */
+static int64_t
+take_records(const char *entries, Py_ssize_t entries_bytes, int64_t bytes_max, const Py_buffer *view, int64_t end,
+             int64_t shift, PyObject *stretches)
+{
+    int64_t records = 0, total_bytes = 0, stretch_at = 0, stretch_end = 0;
+    const unsigned char *entry = (const unsigned char *)entries;
+    for (; entries_bytes >= ENTRY_BYTES && total_bytes < bytes_max; entries_bytes -= ENTRY_BYTES) {
+        int64_t offset = read_i64(entry), size = read_i32(entry + 8);
+        if (records > 0 && size > bytes_max - total_bytes) {
+            break;
+        }
+        if (offset < shift || offset - shift > end - RECORD_BYTES_MIN) {
+            return -1;
+        }
+        int64_t at = offset - shift;
+        if (size == 0 || common_size((const unsigned char *)view->buf + at, end - at, offset, 0) != size) {
+            return -1;
+        }
+        if (at != stretch_end) {
+            if (add_stretch(stretches, stretch_at, stretch_end) < 0) {
+                return -2;
+            }
+            stretch_at = at;
+        }
+        stretch_end = at + size;
+        records += 1;
+        total_bytes += size;
+        entry += ENTRY_BYTES;
+    }
+    return add_stretch(stretches, stretch_at, stretch_end) < 0 ? -2 : records;
+}
+
+static PyObject *
+find_records(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)module;
+    if (!has_arguments(count, 5)) {
+        return NULL;
+    }
+    int64_t bytes_max = PyLong_AsLongLong(arguments[1]);
+    int64_t end = PyLong_AsLongLong(arguments[3]);
+    int64_t shift = PyLong_AsLongLong(arguments[4]);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    if (!PyBytes_CheckExact(arguments[0])) {
+        PyErr_SetString(PyExc_TypeError, "entries are bytes");
+        return NULL;
+    }
+    Py_buffer view;
+    if (PyObject_GetBuffer(arguments[2], &view, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    if (end < 0 || end > view.len || shift < 0 || bytes_max < 1) {
+        PyBuffer_Release(&view);
+        PyErr_SetString(PyExc_ValueError, "end, shift and bytes_max do not fit the buffer");
+        return NULL;
+    }
+    PyObject *stretches = PyList_New(0);
+    int64_t records = -2;
+    if (stretches != NULL) {
+        records = take_records(PyBytes_AS_STRING(arguments[0]), PyBytes_GET_SIZE(arguments[0]), bytes_max, &view, end,
+                               shift, stretches);
+    }
+    PyBuffer_Release(&view);
+    PyObject *found = NULL;
+    if (records > 0) {
+        found = Py_BuildValue("LO", (long long)records, stretches);
+    }
+    else if (records != -2) {
+        found = Py_NewRef(Py_None);
+    }
+    Py_XDECREF(stretches);
+    return found;
 }
 
 /* What a message says of its record. Its bytes belong to the message. */
@@ -459,6 +556,7 @@ find_crc32(PyObject *module, PyObject *argument)
 static PyMethodDef methods[] = {
     {"walk_records", (PyCFunction)(void (*)(void))walk_records, METH_FASTCALL, walk_records_doc},
     {"walk_boundaries", (PyCFunction)(void (*)(void))walk_boundaries, METH_FASTCALL, walk_boundaries_doc},
+    {"find_records", (PyCFunction)(void (*)(void))find_records, METH_FASTCALL, find_records_doc},
     {"write_record", (PyCFunction)(void (*)(void))write_record, METH_FASTCALL, write_record_doc},
     {"find_crc32", find_crc32, METH_O, find_crc32_doc},
     {NULL, NULL, 0, NULL},
