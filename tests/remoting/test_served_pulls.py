@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,7 +15,8 @@ from structlog.testing import capture_logs
 from tests.remoting.test_pull_forms import pull
 from tests.remoting.test_send_runs import send
 from tests.remoting.test_served_runs import BY_ITSELF, Runs, answers, by_itself
-from tests.remoting.test_server import read_command, served_stream
+from tests.remoting.test_server import PEER_ADDRESS, read_command, served_stream
+from trioha.net.transport import SocketTransport
 from trioha.remoting import compiled
 from trioha.remoting.codec import FrameDecoder, encode, encode_head
 from trioha.remoting.codes import ResponseCode
@@ -58,6 +62,23 @@ def server_with(pulls: Pulls, **limits: Any) -> RemotingServer:
 def pulled(numbers: range) -> bytes:
     """Pulls of one form."""
     return b"".join(pull(opaque=number, queueOffset=32 * number) for number in numbers)
+
+
+@asynccontextmanager
+async def served_socket(server: RemotingServer) -> AsyncIterator[trio.SocketStream]:
+    """Our end of a connection whose other end `server` serves."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = await trio.open_tcp_stream(*listener.getsockname())
+        theirs = SocketTransport(listener.accept()[0])
+
+    async def run() -> None:
+        async with theirs:
+            await server.serve_stream(theirs, PEER_ADDRESS)
+
+    async with trio.open_nursery() as nursery, ours:
+        nursery.start_soon(run)
+        yield ours
+        nursery.cancel_scope.cancel()
 
 
 async def check_over(server: RemotingServer, requests: int) -> None:
@@ -199,3 +220,44 @@ async def test_a_pull_beyond_the_limits_of_a_frame_is_refused_as_any_other():
             with trio.fail_after(20):
                 assert await stream.receive_some() == b""
     assert (server.statistics.protocol_errors, pulls.seen) == (1, [])
+
+
+async def test_what_the_socket_does_not_accept_follows_when_the_client_reads():
+    pulls = Pulls(bytes(range(256)) * 16384)
+    server = server_with(pulls)
+    async with served_socket(server) as stream:
+        await stream.send_all(pulled(range(5)))
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.statistics.in_flight > 0
+        assert server.statistics.held_bytes > 0
+        decoder = FrameDecoder()
+        with trio.fail_after(20):
+            found = [await read_command(stream, decoder) for _ in range(5)]
+    assert [answer.opaque for answer in found] == [*range(5)]
+    assert all(bytes(answer.body) == pulls.body for answer in found[1:])
+    await check_over(server, 5)
+    for view in pulls.views:
+        with pytest.raises(ValueError, match="released"):
+            view.tobytes()
+
+
+async def test_a_connection_that_is_broken_while_it_is_sent_to_releases_the_views(monkeypatch):
+    def send_parts_now(transport, parts):
+        raise trio.BrokenResourceError("planted")
+
+    pulls = Pulls(bytes(100_000))
+    server = server_with(pulls)
+    async with served_socket(server) as stream:
+        await stream.send_all(pulled(range(1)))
+        assert await answers(stream, 1) == [(0, BY_ITSELF)]
+        monkeypatch.setattr(SocketTransport, "send_parts_now", send_parts_now)
+        await stream.send_all(pulled(range(1, 3)))
+        with trio.fail_after(20):
+            assert await stream.receive_some() == b""
+    await trio.testing.wait_all_tasks_blocked()
+    statistics = server.statistics
+    assert (statistics.broken_connections, statistics.in_flight, statistics.held_bytes) == (1, 0, 0)
+    assert len(pulls.views) == 2
+    for view in pulls.views:
+        with pytest.raises(ValueError, match="released"):
+            view.tobytes()

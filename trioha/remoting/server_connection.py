@@ -528,10 +528,38 @@ class ServerConnection:
         if account.unfinished_bytes:
             self._end_frame()
         counters.requests += 1
+        if (
+            answer_bytes > SLICES_COPIED_BYTES_MAX
+            and self._direct is not None
+            and not self._outbox
+            and not self._is_sending
+        ):
+            self._send_answer([head, *slices], found.frame_bytes)
+            return True
         counters.in_flight += 1
         self._in_flight += 1
         self._put_answer(head, b"", slices, answer_bytes, found.frame_bytes)
         return True
+
+    def _send_answer(self, parts: list[bytes | memoryview], cost_bytes: int) -> None:
+        """Send an answer with messages at once: a consumer decodes them while the server reads those of its
+        next pull. What the socket does not accept goes into the outbox, which is empty.
+        """
+        try:
+            send_parts_now(self._stream, parts)
+        except trio.BrokenResourceError:
+            release(parts)
+            raise
+        self._counters.responses += 1
+        left_bytes = sum(map(len, parts))
+        self._account.change(left_bytes - cost_bytes)
+        if parts:
+            self._counters.in_flight += 1
+            self._in_flight += 1
+            self._answered += 1
+            self._outbox_bytes += left_bytes
+            self._outbox += parts
+            self._has_slices = True
 
     def _handle_run(self, run: SendRun, handler: RunHandler) -> int:
         """Handle a run of sends; returns how many of them have to be handled each by itself: none or all."""
