@@ -1,4 +1,4 @@
-"""Batches that the compiled kernel encodes: the records, refusals and faults of the plain code."""
+"""Batches that compiled code encodes: the records, refusals and faults of the plain code."""
 
 import pytest
 from hypothesis import assume, example, given
@@ -10,6 +10,7 @@ from tests.store.test_any_record import HOST_V6
 from tests.store.test_kernel import mode, needs_kernel
 from trioha.errors import RemoteProtocolError
 from trioha.remoting.message_batch import batch_items, encode_batch_body, parse_batch
+from trioha.store import compiled
 from trioha.store.batch_records import batch_record_sizes, common_sizes, encode_batch
 from trioha.store.landmarks import Landmarks
 from trioha.store.message_properties import PROPERTIES_BYTES_MAX
@@ -156,3 +157,42 @@ def test_landmarks_of_many_offsets_are_those_of_each():
             one_by_one.add(start + offset)
         together.add_all(start + offset for offset in offsets)
     assert list(together) == list(one_by_one) != []
+
+
+BATCH = encode_batch_body([BatchItem(b"one", b"TAGS\x01a"), BatchItem(b"x" * 99)])
+TOPIC = b"\x01T"
+HOSTS = bytes(24)
+
+
+@needs_kernel
+def test_records_of_another_size_than_asked_for_are_refused():
+    size = sum(compiled.records.batch_sizes(BATCH, 92, 1000, False))
+    rest = (0xDAA320A7, 0, 0, 0, 0, 0, HOSTS, 0, TOPIC)
+    assert len(compiled.records.encode_batch(BATCH, size, *rest)) == size
+    for wrong in (0, 1, size - 1, size + 1, -1, size - 191, 191):
+        with pytest.raises(ValueError, match="size"):
+            compiled.records.encode_batch(BATCH, wrong, *rest)
+    for cut in range(1, len(BATCH)):
+        with pytest.raises(ValueError, match="another size"):
+            compiled.records.encode_batch(BATCH[:cut], size, *rest)
+    with pytest.raises(TypeError, match="are bytes"):
+        compiled.records.encode_batch(bytearray(BATCH), size, *rest)
+    with pytest.raises(TypeError, match="11 arguments"):
+        compiled.records.encode_batch(BATCH, size, *rest[1:])
+    with pytest.raises(TypeError, match="is bytes"):
+        compiled.records.batch_sizes(bytearray(BATCH), 0, 0, False)
+    with pytest.raises(TypeError, match="4 arguments"):
+        compiled.records.batch_sizes(BATCH, 0, 0)
+
+
+@needs_kernel
+def test_without_the_crc_of_compiled_code_the_plain_code_encodes(monkeypatch):
+    batch = MessageBatch("T", 0, items_of(BATCH, is_compiled=True))
+    sizes = common_sizes(batch, topic=TOPIC, store_host=HOST, body_bytes_max=1000)
+    options = {
+        "topic": TOPIC, "version_2": False, "physical_offset": 7, "queue_offset": 5, "store_timestamp_ms": 3,
+        "store_host": HOST,
+    }  # fmt: skip
+    by_c = encode_batch(batch, sizes, **options)
+    monkeypatch.setattr(compiled, "CHECKS_CRC", False)
+    assert encode_batch(batch, sizes, **options) == by_c

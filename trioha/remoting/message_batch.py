@@ -57,7 +57,7 @@ def parse_batch(body: bytes | memoryview) -> list[BatchItem]:
 
 def batch_items(body: bytes) -> Sequence[BatchItem]:
     """The messages of a batch; left encoded for the kernel. Raises RemoteProtocolError as `parse_batch`."""
-    if compiled.IS_COMPILED and (sizes := compiled.kernel.batch_sizes(body, 0, len(body), True)):
+    if compiled.IS_COMPILED and (sizes := compiled.records.batch_sizes(body, 0, len(body), True)):
         return EncodedItems(body, count=len(sizes), decode=partial(parse_batch, body))
     return parse_batch(body)
 

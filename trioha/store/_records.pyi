@@ -24,4 +24,19 @@ def write_record(
     store_host: bytes,
     /,
 ) -> int: ...
+def batch_sizes(batch: bytes, record_bytes: int, body_bytes_max: int, takes_inner: bool, /) -> list[int]: ...
+def encode_batch(
+    batch: bytes,
+    size: int,
+    magic: int,
+    queue_id: int,
+    queue_offset: int,
+    physical_offset: int,
+    sys_flag: int,
+    born_timestamp_ms: int,
+    hosts: bytes,
+    reconsume_times: int,
+    topic: bytes,
+    /,
+) -> bytes: ...
 def find_crc32(path: str | Path, /) -> bool: ...

@@ -29,16 +29,15 @@ _BEFORE_BODY = Struct(">iqi")
 """reconsumeTimes, preparedTransactionOffset, the body's length."""
 _I16 = Struct(">h")
 _HOSTS_V4_BYTES = 16
-_SIGN_32 = 1 << 32
 
 
 def common_sizes(batch: MessageBatch, *, topic: bytes, store_host: Host, body_bytes_max: int) -> list[int]:
-    """As `batch_record_sizes`, by the compiled kernel, of messages that the log accepts; else no sizes."""
+    """As `batch_record_sizes`, by compiled code, of messages that the log accepts; else no sizes."""
     items = batch.items
     if not (compiled.IS_COMPILED and isinstance(items, EncodedItems)):
         return []
     record_bytes = _record_bytes(batch, topic=topic, store_host=store_host)
-    return compiled.kernel.batch_sizes(items.body, record_bytes, body_bytes_max, False)
+    return compiled.records.batch_sizes(items.body, record_bytes, body_bytes_max, False)
 
 
 def batch_record_sizes(batch: MessageBatch, *, topic: bytes, store_host: Host) -> list[int]:
@@ -70,11 +69,11 @@ def encode_batch(
     sys_flag |= STORE_HOST_V6 if store_host.is_ipv6 else 0
     magic = MAGIC_V2 if version_2 else MAGIC_V1
     hosts = batch.born_host.packed + _I64.pack(store_timestamp_ms) + store_host.packed
-    if compiled.IS_COMPILED and isinstance(batch.items, EncodedItems):
-        return compiled.kernel.encode_batch(
+    if compiled.IS_COMPILED and compiled.CHECKS_CRC and isinstance(batch.items, EncodedItems):
+        return compiled.records.encode_batch(
             batch.items.body,
-            sizes,
-            magic - _SIGN_32,
+            sum(sizes),
+            magic,
             batch.queue_id,
             queue_offset,
             physical_offset,
@@ -83,7 +82,6 @@ def encode_batch(
             hosts,
             batch.reconsume_times,
             topic,
-            crc32,
         )
     parts: list[bytes] = []
     for number, (item, size) in enumerate(zip(batch.items, sizes, strict=True)):

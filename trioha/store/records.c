@@ -1,4 +1,4 @@
-/* The walks over a log's records, and the writing of one, as machine code: `trioha.store._records`.
+/* The walks over a log's records, and the writing of one or of a batch, as machine code: `trioha.store._records`.
  *
  * `hatch_build.py` compiles this file where a C compiler is; `store.compiled` imports the module if it fits
  * this file. The plain loops of `store.record_layout` and `CommitLog.append` are the same work in Python. As
@@ -36,6 +36,12 @@
 #define INNER_BATCH 0x80u
 #define BLANK_BYTES 8
 #define ENTRY_BYTES 20
+/* Of a message of a batch: its fields without body and properties, and where the body begins. */
+#define ITEM_BYTES_MIN 22
+#define ITEM_BODY_AT 20
+/* Of the shortest record, without its hosts. */
+#define RECORD_BYTES_LESS_HOSTS (RECORD_BYTES_MIN - 2 * HOST_BYTES)
+#define TIME_BYTES 8
 /* What makes a record of the bytes after them: length and magic. */
 #define COMMIT_BYTES 8
 /* A longer record is written by the system call: see PWRITE_BYTES_MIN of the commit log. */
@@ -429,6 +435,20 @@ get_fields(PyObject *message, fields *of)
         ? get_integer(message, PREPARED, INT64_MIN, INT64_MAX, &of->prepared_transaction_offset) : found;
 }
 
+/* Whether properties may have one whose name begins with INNER_. */
+static int
+has_inner(const char *at, Py_ssize_t size)
+{
+    const char *end = at + size;
+    while (end - at >= 6 && (at = memchr(at, 'I', (size_t)(end - at) - 5)) != NULL) {
+        if (memcmp(at, "INNER_", 6) == 0) {
+            return 1;
+        }
+        at += 1;
+    }
+    return 0;
+}
+
 /* Whether the log gives the message one offset of one queue: no transaction, no inner batch, no INNER_ property. */
 static int
 is_queued_once(const fields *of)
@@ -437,14 +457,7 @@ is_queued_once(const fields *of)
     if (transaction == TRANSACTION_PREPARED || transaction == TRANSACTION_ROLLBACK || (sys_flag & INNER_BATCH)) {
         return 0;
     }
-    const char *at = of->properties, *end = at + of->properties_bytes;
-    while (end - at >= 6 && (at = memchr(at, 'I', (size_t)(end - at) - 5)) != NULL) {
-        if (memcmp(at, "INNER_", 6) == 0) {
-            return 0;
-        }
-        at += 1;
-    }
-    return 1;
+    return !has_inner(of->properties, of->properties_bytes);
 }
 
 PyDoc_STRVAR(write_record_doc,
@@ -527,6 +540,160 @@ write_record(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
     return PyLong_FromLongLong(size);
 }
 
+/* A message of a batch. */
+typedef struct {
+    const unsigned char *at;
+    int64_t body_bytes;
+    int64_t properties_bytes;
+    int64_t size;
+} item;
+
+/* Read the message at `at`, of which `left` bytes are there; 0 if it is not whole or its lengths do not add up. */
+static int
+read_item(const unsigned char *at, int64_t left, item *of)
+{
+    if (left < ITEM_BYTES_MIN) {
+        return 0;
+    }
+    of->at = at;
+    of->body_bytes = read_i32(at + ITEM_BODY_AT - 4);
+    if (of->body_bytes < 0 || of->body_bytes > left - ITEM_BYTES_MIN) {
+        return 0;
+    }
+    of->properties_bytes = (int16_t)read_u16(at + ITEM_BODY_AT + of->body_bytes);
+    of->size = ITEM_BYTES_MIN + of->body_bytes + of->properties_bytes;
+    return of->properties_bytes >= 0 && of->size <= left && of->size == read_i32(at);
+}
+
+PyDoc_STRVAR(batch_sizes_doc,
+"batch_sizes(batch, record_bytes, body_bytes_max, takes_inner)\n--\n\n"
+"Bytes of the record of each message of a batch, whose own bytes are added to `record_bytes`.\n\n"
+"Empty for bytes that are not a batch, and for a batch with a body above `body_bytes_max` or, unless\n"
+"`takes_inner`, with `INNER_` in its properties.");
+
+static PyObject *
+batch_sizes(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)module;
+    if (!has_arguments(count, 4)) {
+        return NULL;
+    }
+    int64_t record_bytes = PyLong_AsLongLong(arguments[1]);
+    int64_t body_bytes_max = PyLong_AsLongLong(arguments[2]);
+    int takes_inner = PyObject_IsTrue(arguments[3]);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    if (!PyBytes_CheckExact(arguments[0])) {
+        PyErr_SetString(PyExc_TypeError, "a batch is bytes");
+        return NULL;
+    }
+    const unsigned char *at = (const unsigned char *)PyBytes_AS_STRING(arguments[0]);
+    int64_t left = PyBytes_GET_SIZE(arguments[0]);
+    PyObject *sizes = PyList_New(0);
+    while (sizes != NULL && left > 0) {
+        item of;
+        if (!read_item(at, left, &of) || of.body_bytes > body_bytes_max
+            || (!takes_inner
+                && has_inner((const char *)at + ITEM_BYTES_MIN + of.body_bytes, of.properties_bytes))) {
+            Py_SETREF(sizes, PyList_New(0));
+            break;
+        }
+        PyObject *size = PyLong_FromLongLong(record_bytes + of.body_bytes + of.properties_bytes);
+        if (size == NULL || PyList_Append(sizes, size) < 0) {
+            Py_CLEAR(sizes);
+        }
+        Py_XDECREF(size);
+        at += of.size;
+        left -= of.size;
+    }
+    return sizes;
+}
+
+PyDoc_STRVAR(encode_batch_doc,
+"encode_batch(batch, size, magic, queue_id, queue_offset, physical_offset, sys_flag, born_timestamp_ms, hosts,\n"
+"             reconsume_times, topic)\n--\n\n"
+"The records of a batch, of `size` bytes in all, as `batch_sizes` gave them.\n\n"
+"`hosts` are born host, store timestamp and store host, `topic` has its length before it.");
+
+static PyObject *
+encode_batch(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)module;
+    if (!has_arguments(count, 11)) {
+        return NULL;
+    }
+    PyObject *batch = arguments[0], *hosts = arguments[8], *topic = arguments[10];
+    int64_t left = PyLong_AsLongLong(arguments[1]);
+    int64_t magic = PyLong_AsLongLong(arguments[2]);
+    int64_t queue_id = PyLong_AsLongLong(arguments[3]);
+    int64_t queue_offset = PyLong_AsLongLong(arguments[4]);
+    int64_t physical_offset = PyLong_AsLongLong(arguments[5]);
+    int64_t sys_flag = PyLong_AsLongLong(arguments[6]);
+    int64_t born_timestamp_ms = PyLong_AsLongLong(arguments[7]);
+    int64_t reconsume_times = PyLong_AsLongLong(arguments[9]);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    if (!has_crc32()) {
+        return NULL;
+    }
+    if (!PyBytes_CheckExact(batch) || !PyBytes_CheckExact(hosts) || !PyBytes_CheckExact(topic)) {
+        PyErr_SetString(PyExc_TypeError, "batch, hosts and topic are bytes");
+        return NULL;
+    }
+    int64_t shared_bytes = RECORD_BYTES_LESS_HOSTS - 1 + PyBytes_GET_SIZE(hosts) - TIME_BYTES + PyBytes_GET_SIZE(topic);
+    const unsigned char *at = (const unsigned char *)PyBytes_AS_STRING(batch);
+    int64_t batch_left = PyBytes_GET_SIZE(batch);
+    PyObject *records = left < 0 ? NULL : PyBytes_FromStringAndSize(NULL, (Py_ssize_t)left);
+    if (records == NULL) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_ValueError, "the size of the records is negative");
+        }
+        return NULL;
+    }
+    unsigned char *next = (unsigned char *)PyBytes_AS_STRING(records);
+    while (batch_left > 0) {
+        item of;
+        int64_t size = 0;
+        if (read_item(at, batch_left, &of)) {
+            size = shared_bytes + of.body_bytes + of.properties_bytes;
+        }
+        if (size <= 0 || size > left) {
+            break;
+        }
+        const unsigned char *body = at + ITEM_BODY_AT;
+        next = put_u32(next, (uint32_t)size);
+        next = put_u32(next, (uint32_t)magic);
+        next = put_u32(next, crc32_of_isal(0, body, (uint64_t)of.body_bytes) & CRC_MASK);
+        next = put_u32(next, (uint32_t)queue_id);
+        next = put_bytes(next, at + 12, 4);
+        next = put_i64(next, queue_offset);
+        next = put_i64(next, physical_offset);
+        next = put_u32(next, (uint32_t)sys_flag);
+        next = put_i64(next, born_timestamp_ms);
+        next = put_bytes(next, PyBytes_AS_STRING(hosts), PyBytes_GET_SIZE(hosts));
+        next = put_u32(next, (uint32_t)reconsume_times);
+        next = put_i64(next, 0);
+        next = put_u32(next, (uint32_t)of.body_bytes);
+        next = put_bytes(next, body, of.body_bytes);
+        next = put_bytes(next, PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic));
+        /* The length of the properties, and these. */
+        next = put_bytes(next, body + of.body_bytes, 2 + of.properties_bytes);
+        queue_offset += 1;
+        physical_offset += size;
+        left -= size;
+        at += of.size;
+        batch_left -= of.size;
+    }
+    if (batch_left != 0 || left != 0) {
+        Py_DECREF(records);
+        PyErr_SetString(PyExc_ValueError, "the records of the batch have another size");
+        return NULL;
+    }
+    return records;
+}
+
 PyDoc_STRVAR(find_crc32_doc,
 "find_crc32(path)\n--\n\n"
 "Whether the loaded library at that path, or one that it needs, has ISA-L's CRC-32: CRCs can be checked then.");
@@ -558,6 +725,8 @@ static PyMethodDef methods[] = {
     {"walk_boundaries", (PyCFunction)(void (*)(void))walk_boundaries, METH_FASTCALL, walk_boundaries_doc},
     {"find_records", (PyCFunction)(void (*)(void))find_records, METH_FASTCALL, find_records_doc},
     {"write_record", (PyCFunction)(void (*)(void))write_record, METH_FASTCALL, write_record_doc},
+    {"batch_sizes", (PyCFunction)(void (*)(void))batch_sizes, METH_FASTCALL, batch_sizes_doc},
+    {"encode_batch", (PyCFunction)(void (*)(void))encode_batch, METH_FASTCALL, encode_batch_doc},
     {"find_crc32", find_crc32, METH_O, find_crc32_doc},
     {NULL, NULL, 0, NULL},
 };
@@ -576,7 +745,7 @@ execute(PyObject *module)
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "trioha.store._records", "Walks over a log's records, and the writing of one.", 0, methods, slots, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "trioha.store._records", "Walks over a log's records, and the writing of one or of a batch.", 0, methods, slots, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC
