@@ -5,14 +5,20 @@ from __future__ import annotations
 import mmap
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import trio
 
 from tests.store.support import log_bytes, message, open_log
-from trioha.store import mapped_file
+from tests.store.test_kernel import needs_kernel
+from trioha.store import compiled, mapped_file, populate
 from trioha.store.commit_log import POPULATED_BYTES, CommitLog
 from trioha.store.mapped_file import MappedFile
+from trioha.store.messages import BatchItem, MessageBatch
+from trioha.store.populate import AHEAD_BYTES, REST_S, populate_pages
+from trioha.store.record import decode_record
 
 FILE_BYTES = 1 << 20
 PAGE = mmap.PAGESIZE
@@ -64,7 +70,7 @@ def test_stores_into_populated_pages_do_not_fault(log: CommitLog) -> None:
 
 def test_only_what_was_used_up_is_populated_again(log: CommitLog, monkeypatch: pytest.MonkeyPatch) -> None:
     populated: list[tuple[int, int]] = []
-    monkeypatch.setattr(MappedFile, "populate", lambda _, start, end: populated.append((start, end)))
+    monkeypatch.setattr(MappedFile, "populate", lambda _, start, end: not populated.append((start, end)))
     log.populate_ahead()
     first_end = log.max_offset + POPULATED_BYTES
     assert populated == [(log.max_offset, first_end)]
@@ -99,7 +105,7 @@ def test_after_a_cut_the_new_end_counts(log: CommitLog, monkeypatch: pytest.Monk
     log.flushed.advance(log.max_offset)
     log.cut(start_offset, last_store_timestamp_ms=0)
     populated: list[tuple[int, int]] = []
-    monkeypatch.setattr(MappedFile, "populate", lambda _, start, end: populated.append((start, end)))
+    monkeypatch.setattr(MappedFile, "populate", lambda _, start, end: not populated.append((start, end)))
     log.populate_ahead()
     assert populated == [(start_offset, start_offset + POPULATED_BYTES)]
 
@@ -113,4 +119,132 @@ def test_a_system_that_cannot_do_it_goes_on(
     log.append(message())
     assert not log.files[0].populate(0, PAGE)
     log.populate_ahead()
+    assert (log.can_populate, log.populated_offset) == (False, 0)
     assert log.append(message()).size
+
+
+# -- by a worker thread --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> CommitLog:
+    if sys.platform != "linux" or not can_populate(tmp_path):
+        pytest.skip("the kernel is older than MADV_POPULATE_WRITE")
+    log, _ = open_log(tmp_path / "log", file_bytes=2 * AHEAD_BYTES)
+    return log
+
+
+async def until_populated(log: CommitLog, offset: int) -> None:
+    with trio.fail_after(20):
+        while log.populated_offset < offset:  # noqa: ASYNC110 - the log has no event for it
+            await trio.sleep(0.001)
+
+
+@needs_kernel
+async def test_pages_are_made_ready_once_half_of_them_are_used_up(
+    large: CommitLog, nursery: trio.Nursery
+) -> None:
+    log = large
+    nursery.start_soon(populate_pages, log)
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    assert log.populated_offset == 0, "a log without puts needs none"
+    first_end = log.append(message()).end_offset
+    await until_populated(log, first_end + AHEAD_BYTES)
+    before = log_bytes(log)
+    assert faults_of(log, log.populated_offset) < AHEAD_BYTES // PAGE // 2
+    assert log_bytes(log) == before
+    while log.max_offset < first_end + AHEAD_BYTES // 2 - PAGE:
+        log.append(message(bytes(100_000)))
+    await until_populated(log, log.max_offset + AHEAD_BYTES - 200_000)
+    # To the end of the file, and then of the next one.
+    while len(log.files) == 1:
+        log.append(message(bytes(100_000)))
+        await until_populated(log, min(log.max_offset + AHEAD_BYTES // 2, log.files[-1].end_offset))
+    assert log.populated_offset > log.files[-1].start_offset
+
+
+@needs_kernel
+async def test_long_records_go_to_pages_that_are_ready_without_a_system_call(
+    large: CommitLog, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    log, written = large, []
+    write = MappedFile.write
+
+    def note(file: MappedFile, at: int, *chunks: memoryview) -> None:
+        written.append(at)
+        write(file, at, *chunks)
+
+    monkeypatch.setattr(MappedFile, "write", note)
+    record = message(bytes(50_000))
+    log.append(record)
+    assert len(written) == 1
+    nursery.start_soon(populate_pages, log)
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    log.append(record)
+    assert len(written) == 2
+    await until_populated(log, log.max_offset + 100_000)
+    for _ in range(2):
+        log.append(record)
+    batch = MessageBatch("Orders", 0, [BatchItem(bytes(10_000)) for _ in range(3)])
+    appended = log.append_batch(batch)
+    assert len(written) == 2
+    for offset in appended.batch_offsets:
+        found = decode_record(log.read(offset, 1 << 20))
+        assert (found.body, found.physical_offset) == (bytes(10_000), offset)
+
+
+@needs_kernel
+async def test_pages_that_come_too_late_are_followed_by_a_rest(
+    large: CommitLog, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery, autojump_clock: object
+) -> None:
+    log, calls = large, []
+
+    async def run(call: Callable[[], bool]) -> bool:
+        calls.append(trio.current_time())
+        # Meanwhile the log's end passes them.
+        while log.max_offset < log.files[-1].end_offset - 200_000:
+            log.append(message(bytes(100_000)))
+        return call()
+
+    monkeypatch.setattr(populate, "run_in_thread", run)
+    nursery.start_soon(populate_pages, log)
+    await trio.testing.wait_all_tasks_blocked()
+    log.append(message())
+    await trio.testing.wait_all_tasks_blocked()
+    log.append(message())
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(calls) == 1
+    await trio.sleep(2 * REST_S)
+    log.append(message())
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(calls) == 2
+
+
+@needs_kernel
+async def test_the_worker_ends_where_the_system_cannot_do_it(
+    large: CommitLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(_call: Callable[[], bool]) -> bool:
+        await trio.lowlevel.checkpoint()
+        return False
+
+    monkeypatch.setattr(populate, "run_in_thread", run)
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(populate_pages, large)
+            await trio.testing.wait_all_tasks_blocked()
+            large.append(message())
+    assert not large.can_populate
+
+
+@needs_kernel
+def test_what_is_not_in_the_map_is_not_populated() -> None:
+    view = memoryview(mmap.mmap(-1, 4 * PAGE))
+    for start, end in ((-1, 10), (11, 10), (0, 4 * PAGE + 1), (2**70, 2**70)):
+        with pytest.raises((ValueError, OverflowError)):
+            compiled.records.populate(view, start, end)
+    with pytest.raises(BufferError):
+        compiled.records.populate(view.toreadonly(), 0, 10)
+    with pytest.raises(TypeError, match="3 arguments"):
+        compiled.records.populate(view, 0)  # type: ignore[call-arg]
+    assert compiled.records.populate(view, 0, 0)

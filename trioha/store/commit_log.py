@@ -79,8 +79,8 @@ NO_BYTES = memoryview(b"")
 POPULATED_BYTES: Final = 64 * 1024
 """Pages are populated so far ahead: what two frames of haTransferBatchSize need."""
 PWRITE_BYTES_MIN = 6 * 1024
-"""From here on the system call is cheaper than storing into pages that were not touched yet: 8 us for 9 KB,
-against 11, and 11 us for 18 KB, against 20."""
+"""From here on the system call is cheaper than storing into pages that are not ready for it: 8 us for 9 KB,
+against 11, and 11 us for 18 KB, against 20. Where pages are slow to be allocated, 38 KB take it 100 us."""
 
 
 class CommitLog:
@@ -119,8 +119,10 @@ class CommitLog:
         """Whether puts are refused for want of space; replication is not."""
         self.puts_blocked = False
         """Whether puts are refused because `queue_offsets` is not known yet; replication is not."""
-        self._populated_offset = 0
-        """Where `populate_ahead` ended the last time."""
+        self.populated_offset = 0
+        """Up to here pages after the log's end are ready for stores."""
+        self.can_populate = True
+        """Whether the system can make pages ready, as far as is known."""
         self._refused: tuple[MappedFile, int, int] | None = None
         """File, index and number of bytes that the disk has refused, and may hold in part."""
         self.appended = Watermark(self.min_offset)
@@ -319,7 +321,7 @@ class CommitLog:
             )
         view = file.view
         data = b"".join((fixed, body, topic, _I16.pack(len(properties)), properties))
-        if size < PWRITE_BYTES_MIN:
+        if size < PWRITE_BYTES_MIN or physical_offset + size <= self.populated_offset:
             view[at + _COMMIT_BYTES : at + size] = data
         else:
             try:
@@ -629,7 +631,7 @@ class CommitLog:
         Raises StoreError if the disk refuses them; the log is as it was then.
         """
         size = len(first) + len(rest)
-        if size < PWRITE_BYTES_MIN:
+        if size < PWRITE_BYTES_MIN or file.start_offset + at + size <= self.populated_offset:
             view = file.view
             view[at + len(first) : at + size] = rest
             view[at + _COMMIT_BYTES : at + len(first)] = first[_COMMIT_BYTES:]
@@ -686,15 +688,35 @@ class CommitLog:
         To be called while there is nothing to do but wait for a peer: page faults of the next puts are a
         quarter of their time on a virtual machine, and half of the time in which a slave stores a frame.
         """
+        pages = self.pages_ahead(POPULATED_BYTES, bytes_min=PAGESIZE)
+        if pages is not None:
+            file, start, end = pages
+            is_done = file.populate(start - file.start_offset, end - file.start_offset)
+            self.note_populated(file, end, is_done=is_done)
+
+    def pages_ahead(self, ahead_bytes: int, *, bytes_min: int) -> tuple[MappedFile, int, int] | None:
+        """The last file, and the offsets between which its pages are to be made ready for stores.
+
+        They are as far as `ahead_bytes` beyond the log's end. None if there are fewer than `bytes_min` before
+        the file's end, or if the system cannot make any ready.
+        """
         files = self._files.files
-        if not files:
-            return
+        if not files or not self.can_populate:
+            return None
         file, offset = files[-1], self.appended.offset
-        start = max(self._populated_offset, offset)
-        end = min(offset + POPULATED_BYTES, file.end_offset)
-        if end - start >= PAGESIZE:
-            self._populated_offset = end
-            file.populate(start - file.start_offset, end - file.start_offset)
+        start = max(self.populated_offset, offset)
+        end = min(offset + ahead_bytes, file.end_offset)
+        if end == file.end_offset:
+            bytes_min = PAGESIZE
+        return (file, start, end) if end - start >= bytes_min else None
+
+    def note_populated(self, file: MappedFile, end_offset: int, *, is_done: bool) -> None:
+        """The pages of `file` up to `end_offset` are ready, or could not be made so: never tried again then,
+        for a store into a page that is not ready costs more than the system call."""
+        if not is_done:
+            self.can_populate = False
+        elif self._files.files and self._files.files[-1] is file:
+            self.populated_offset = max(self.populated_offset, end_offset)
 
     # -- where records start -------------------------------------------------------------------------------
 
@@ -778,7 +800,7 @@ class CommitLog:
         )
         self._files.restart_at(offset)
         self._refused = None
-        self._populated_offset = 0
+        self.populated_offset = 0
         self._landmarks.clear()
         for mark in (self.appended, self.flushed):
             # Waits end even where the mark stays or moves forward: they were for offsets of another log.
@@ -804,7 +826,7 @@ class CommitLog:
         self.flushed.rewind(offset)
         self.appended.rewind(offset)
         self._files.cut(offset)
-        self._populated_offset = 0
+        self.populated_offset = 0
         # The rest of the last file was cleared.
         self._refused = None
 

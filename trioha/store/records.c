@@ -17,6 +17,8 @@
 #include <Python.h>
 #include <dlfcn.h>
 #include <stdint.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #ifndef SOURCE_SHA256
 #define SOURCE_SHA256 ""
@@ -48,6 +50,11 @@
 #define WRITTEN_BYTES_END (6 * 1024)
 /* Walks of more bytes let other threads run: they take more than 0.1 ms. */
 #define HELD_BYTES_MAX (1 << 20)
+
+#if defined(__linux__) && !defined(MADV_POPULATE_WRITE)
+/* Of Linux 5.14: headers of older systems do not have it. */
+#define MADV_POPULATE_WRITE 23
+#endif
 
 /* ISA-L's `crc32_gzip_refl`: the CRC-32 of zlib. */
 typedef uint32_t (*crc32_function)(uint32_t before, const unsigned char *data, uint64_t size);
@@ -694,6 +701,46 @@ encode_batch(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
     return records;
 }
 
+PyDoc_STRVAR(populate_doc,
+"populate(data, start, end)\n--\n\n"
+"Make the pages of data[start:end], of the map of a file, ready for stores; the bytes stay. Other threads run\n"
+"meanwhile. False, with nothing done, on a system that cannot do it.");
+
+static PyObject *
+populate(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)module;
+    if (!has_arguments(count, 3)) {
+        return NULL;
+    }
+    int64_t start = PyLong_AsLongLong(arguments[1]);
+    int64_t end = PyLong_AsLongLong(arguments[2]);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    Py_buffer view;
+    if (PyObject_GetBuffer(arguments[0], &view, PyBUF_WRITABLE) < 0) {
+        return NULL;
+    }
+    if (start < 0 || start > end || end > view.len) {
+        PyBuffer_Release(&view);
+        PyErr_SetString(PyExc_ValueError, "start and end do not fit the buffer");
+        return NULL;
+    }
+    int error = -1;
+#ifdef MADV_POPULATE_WRITE
+    uintptr_t page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t from = (uintptr_t)view.buf + (uintptr_t)start;
+    from -= from % page_bytes;
+    size_t size = (uintptr_t)view.buf + (uintptr_t)end - from;
+    Py_BEGIN_ALLOW_THREADS
+    error = madvise((void *)from, size, MADV_POPULATE_WRITE);
+    Py_END_ALLOW_THREADS
+#endif
+    PyBuffer_Release(&view);
+    return PyBool_FromLong(error == 0);
+}
+
 PyDoc_STRVAR(find_crc32_doc,
 "find_crc32(path)\n--\n\n"
 "Whether the loaded library at that path, or one that it needs, has ISA-L's CRC-32: CRCs can be checked then.");
@@ -727,6 +774,7 @@ static PyMethodDef methods[] = {
     {"write_record", (PyCFunction)(void (*)(void))write_record, METH_FASTCALL, write_record_doc},
     {"batch_sizes", (PyCFunction)(void (*)(void))batch_sizes, METH_FASTCALL, batch_sizes_doc},
     {"encode_batch", (PyCFunction)(void (*)(void))encode_batch, METH_FASTCALL, encode_batch_doc},
+    {"populate", (PyCFunction)(void (*)(void))populate, METH_FASTCALL, populate_doc},
     {"find_crc32", find_crc32, METH_O, find_crc32_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -1,0 +1,47 @@
+"""Pages of the log that are made ready for stores ahead of the appends, in a worker thread.
+
+Theory of operation. The first store into a page of the log's map, and a write to it, make the kernel allocate
+the page. That takes a microsecond, on a virtual machine up to ten: a quarter of a batch's cost to its master.
+So a worker thread populates the pages after the log's end, without the interpreter lock, and appends store in
+them (`CommitLog.populated_offset`). Where appends are faster than the thread, as those of a replica that
+catches up, it rests: it would only take processors and locks from them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+import trio
+
+from trioha.net.threads import run_in_thread
+from trioha.store import compiled
+from trioha.store.commit_log import CommitLog
+
+AHEAD_BYTES: Final = 4 * 1024 * 1024
+"""So many bytes after the log's end are ready; once half of them are used up, the next half is made ready."""
+REST_S: Final = 0.1
+"""Rest after pages that came too late."""
+
+
+async def populate_pages(commit_log: CommitLog) -> None:
+    """Keep the pages after the log's end ready for stores.
+
+    Runs until cancelled. Returns without compiled code, and on a system that cannot make pages ready.
+    """
+    if not compiled.IS_COMPILED:
+        return
+    # A node without puts needs none.
+    offset = commit_log.max_offset + 1
+    while commit_log.can_populate:
+        # The wait also ends when the log is cut or begins anew.
+        await commit_log.appended.reached(offset)
+        pages = commit_log.pages_ahead(AHEAD_BYTES, bytes_min=AHEAD_BYTES // 2)
+        if pages is not None:
+            file, start, end = pages
+            first = file.start_offset
+            populate = partial(compiled.records.populate, file.view, start - first, end - first)
+            commit_log.note_populated(file, end, is_done=await run_in_thread(populate))
+            if commit_log.max_offset >= end:
+                await trio.sleep(REST_S)
+        offset = max(commit_log.populated_offset - AHEAD_BYTES // 2, commit_log.max_offset + 1)
