@@ -18,8 +18,10 @@ from trioha.net.threads import run_in_thread
 from trioha.store import compiled
 from trioha.store.commit_log import CommitLog
 
-AHEAD_BYTES: Final = 4 * 1024 * 1024
-"""So many bytes after the log's end are ready; once half of them are used up, the next half is made ready."""
+AHEAD_BYTES: Final = 16 * 1024 * 1024
+"""So many bytes after the log's end are ready; once half of them are used up, the next half is made ready.
+
+A call of the thread stops the node for up to some milliseconds, since both need the interpreter lock."""
 REST_S: Final = 0.1
 """Rest after pages that came too late."""
 

@@ -50,6 +50,8 @@
 #define WRITTEN_BYTES_END (6 * 1024)
 /* Walks of more bytes let other threads run: they take more than 0.1 ms. */
 #define HELD_BYTES_MAX (1 << 20)
+/* Of one call that makes pages ready for stores: some 0.1 ms. */
+#define POPULATED_BYTES_MAX ((size_t)256 * 1024)
 
 #if defined(__linux__) && !defined(MADV_POPULATE_WRITE)
 /* Of Linux 5.14: headers of older systems do not have it. */
@@ -732,9 +734,16 @@ populate(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
     uintptr_t page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t from = (uintptr_t)view.buf + (uintptr_t)start;
     from -= from % page_bytes;
-    size_t size = (uintptr_t)view.buf + (uintptr_t)end - from;
+    size_t left = (uintptr_t)view.buf + (uintptr_t)end - from;
+    error = 0;
     Py_BEGIN_ALLOW_THREADS
-    error = madvise((void *)from, size, MADV_POPULATE_WRITE);
+    while (left > 0 && error == 0) {
+        /* Each call locks the process's maps. */
+        size_t size = left < POPULATED_BYTES_MAX ? left : POPULATED_BYTES_MAX;
+        error = madvise((void *)from, size, MADV_POPULATE_WRITE);
+        from += size;
+        left -= size;
+    }
     Py_END_ALLOW_THREADS
 #endif
     PyBuffer_Release(&view);
