@@ -38,12 +38,21 @@ async def populate_pages(commit_log: CommitLog) -> None:
     while commit_log.can_populate:
         # The wait also ends when the log is cut or begins anew.
         await commit_log.appended.reached(offset)
-        pages = commit_log.pages_ahead(AHEAD_BYTES, bytes_min=AHEAD_BYTES // 2)
-        if pages is not None:
-            file, start, end = pages
-            first = file.start_offset
-            populate = partial(compiled.records.populate, file.view, start - first, end - first)
-            commit_log.note_populated(file, end, is_done=await run_in_thread(populate))
-            if commit_log.max_offset >= end:
-                await trio.sleep(REST_S)
+        if not await _populate_next(commit_log):
+            await trio.sleep(REST_S)
         offset = max(commit_log.populated_offset - AHEAD_BYTES // 2, commit_log.max_offset + 1)
+
+
+async def _populate_next(commit_log: CommitLog) -> bool:
+    """Make the next pages ready, if many are not; False if the log's end has passed them meanwhile.
+
+    Not a part of the loop, which must not keep a file's map, and so its space, while there are no puts.
+    """
+    pages = commit_log.pages_ahead(AHEAD_BYTES, bytes_min=AHEAD_BYTES // 2)
+    if pages is None:
+        return True
+    file, start, end = pages
+    first = file.start_offset
+    populate = partial(compiled.records.populate, file.view, start - first, end - first)
+    commit_log.note_populated(file, end, is_done=await run_in_thread(populate))
+    return commit_log.max_offset < end
