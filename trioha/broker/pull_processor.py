@@ -452,7 +452,7 @@ class PullProcessor:
         )
 
     def _count(self, pull: _Pull, result: GetResult, next_offset: int | None = None) -> None:
-        """Count an answered pull; `next_offset` is what the consumer is told instead of the result's."""
+        """Count a pull that is answered. `next_offset` is the one in the answer; None for the result's."""
         messages, asked, now_s = result.messages, pull.header, trio.current_time()
         if self.traffic is not None:
             self.traffic.note_pull(

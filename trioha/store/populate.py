@@ -19,9 +19,9 @@ from trioha.store import compiled
 from trioha.store.commit_log import CommitLog
 
 AHEAD_BYTES: Final = 16 * 1024 * 1024
-"""So many bytes after the log's end are ready; once half of them are used up, the next half is made ready.
-
-A call of the thread stops the node for up to some milliseconds, since both need the interpreter lock."""
+"""Bytes after the log's end that are made ready. When half of them have been used, the thread makes ready the
+next half. Each call of the thread stops the node for up to some milliseconds, since both need the interpreter
+lock."""
 REST_S: Final = 0.1
 """Rest after pages that came too late."""
 
