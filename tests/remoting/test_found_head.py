@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trioha.remoting.codec import encode_head
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, request, response_to
-from trioha.remoting.found_head import FOUND, FoundHead
+from trioha.remoting.found_head import FoundHead
 from trioha.remoting.pull_message import PullResponseHeader
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
@@ -34,10 +34,10 @@ def test_a_frame_is_the_one_that_the_codec_encodes(
     answer = response_to(
         evolve(asked(version), opaque=opaque),
         ResponseCode.SUCCESS,
-        remark=FOUND,
+        remark="FOUND",
         ext_fields=header.to_ext_fields(version=version),
         body=body,
     )
-    frame = FoundHead(asked(version)).frame(header, opaque=opaque, body_bytes=len(body))
+    frame = FoundHead(asked(version), remark="FOUND").frame(header, opaque=opaque, body_bytes=len(body))
     assert frame == encode_head(answer)
     assert (b"topicSysFlag" in frame) == (version == 479)

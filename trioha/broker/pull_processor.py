@@ -203,7 +203,7 @@ class PullProcessor:
         result = self._read(kept, pull.queue_offset)
         if result.status is not _FOUND or kept.head is None:
             return None
-        self._count(kept, result)
+        self._count(kept, result, result.next_begin_offset)
         answer = PullResponseHeader(
             self._suggested_broker_id(kept, result),
             result.next_begin_offset,
@@ -249,7 +249,7 @@ class PullProcessor:
         kept = request.form.kept
         if type(kept) is not _Pull or not self._still_holds(kept):
             request.form.kept = pull = self._check(request, peer)
-            pull.head = FoundHead(request)
+            pull.head = FoundHead(request, remark=_FOUND.value)
             return pull
         return _Pull(
             request,
@@ -451,15 +451,15 @@ class PullProcessor:
             slices=result.records,
         )
 
-    def _count(self, pull: _Pull, result: GetResult, next_offset: int | None = None) -> None:
-        """Count a pull that is answered. `next_offset` is the one in the answer; None for the result's."""
+    def _count(self, pull: _Pull, result: GetResult, next_offset: int) -> None:
+        """Count a pull that is answered; `next_offset` is the one in the answer."""
         messages, asked, now_s = result.messages, pull.header, trio.current_time()
         if self.traffic is not None:
             self.traffic.note_pull(
                 asked.group,
                 asked.topic,
                 asked.queue_id,
-                next_offset=result.next_begin_offset if next_offset is None else next_offset,
+                next_offset=next_offset,
                 messages=messages,
                 total_bytes=result.total_bytes,
             )

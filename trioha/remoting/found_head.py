@@ -14,9 +14,6 @@ from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import RemotingCommand, SerializeType, response_to
 from trioha.remoting.pull_message import PullResponseHeader
 
-FOUND: Final = "FOUND"
-"""The remark of an answer with messages."""
-
 _HEAD = Struct(">II")
 _MARKS: Final = (1_900_000_001, 1_900_000_002, 1_900_000_003, 1_900_000_004, 1_900_000_005)
 
@@ -26,11 +23,11 @@ class FoundHead:
 
     __slots__ = ("_text",)
 
-    def __init__(self, asked: RemotingCommand) -> None:
-        """`asked` is a pull with a JSON header."""
+    def __init__(self, asked: RemotingCommand, *, remark: str) -> None:
+        """`asked` is a pull with a JSON header; `remark` is that of the answers."""
         assert asked.serialize_type is SerializeType.JSON
         fields = PullResponseHeader(*_MARKS[:4]).to_ext_fields(version=asked.version)
-        answer = response_to(asked, ResponseCode.SUCCESS, remark=FOUND, ext_fields=fields)
+        answer = response_to(asked, ResponseCode.SUCCESS, remark=remark, ext_fields=fields)
         text = encode_head(answer, opaque=_MARKS[4])[_HEAD.size :].replace(b"%", b"%%")
         for mark in _MARKS:
             text = text.replace(str(mark).encode(), b"%d", 1)

@@ -321,7 +321,7 @@ class CommitLog:
             )
         view = file.view
         data = b"".join((fixed, body, topic, _I16.pack(len(properties)), properties))
-        if size < PWRITE_BYTES_MIN or physical_offset + size <= self.populated_offset:
+        if self._is_stored(physical_offset + size, size):
             view[at + _COMMIT_BYTES : at + size] = data
         else:
             try:
@@ -631,12 +631,16 @@ class CommitLog:
         Raises StoreError if the disk refuses them; the log is as it was then.
         """
         size = len(first) + len(rest)
-        if size < PWRITE_BYTES_MIN or file.start_offset + at + size <= self.populated_offset:
+        if self._is_stored(file.start_offset + at + size, size):
             view = file.view
             view[at + len(first) : at + size] = rest
             view[at + _COMMIT_BYTES : at + len(first)] = first[_COMMIT_BYTES:]
         else:
             self._write(file, at + _COMMIT_BYTES, first[_COMMIT_BYTES:], rest)
+
+    def _is_stored(self, end_offset: int, size: int) -> bool:
+        """Whether `size` bytes that end at an offset are stored into the map, and not written by a call."""
+        return size < PWRITE_BYTES_MIN or end_offset <= self.populated_offset
 
     def _write(self, file: MappedFile, at: int, *chunks: memoryview) -> None:
         """Write `chunks` beyond the log's end by the system call.

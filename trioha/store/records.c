@@ -551,7 +551,6 @@ write_record(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 
 /* A message of a batch. */
 typedef struct {
-    const unsigned char *at;
     int64_t body_bytes;
     int64_t properties_bytes;
     int64_t size;
@@ -564,7 +563,6 @@ read_item(const unsigned char *at, int64_t left, item *of)
     if (left < ITEM_BYTES_MIN) {
         return 0;
     }
-    of->at = at;
     of->body_bytes = read_i32(at + ITEM_BODY_AT - 4);
     if (of->body_bytes < 0 || of->body_bytes > left - ITEM_BYTES_MIN) {
         return 0;
