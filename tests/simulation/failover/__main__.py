@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from tests.simulation.failover.plan import cutting_plan_of, plan_of
+from tests.simulation.failover.plan import cutting_plan_of, plan_of, two_leaders_plan_of
 from tests.simulation.failover.world import Outcome, simulate
 from tests.simulation.world import SimulationError
 
@@ -18,8 +18,11 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1, help="how many seeds, one after the other")
     parser.add_argument("--trace", action="store_true", help="print the plan and every event")
     parser.add_argument("--cuts", action="store_true", help="cuts of logs only, most of them interrupted")
+    parser.add_argument("--two-leaders", action="store_true", help="deposed controllers that go on answering")
     arguments = parser.parse_args()
-    make_plan = cutting_plan_of if arguments.cuts else plan_of
+    make_plan = (
+        cutting_plan_of if arguments.cuts else two_leaders_plan_of if arguments.two_leaders else plan_of
+    )
     failed = 0
     passed: list[Outcome] = []
     for seed in range(arguments.seed, arguments.seed + arguments.count):

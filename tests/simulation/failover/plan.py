@@ -86,6 +86,8 @@ class FailoverPlan:
     faults: tuple[Fault, ...]
     interrupts_cuts: bool = False
     """Whether cuts are interrupted from the start."""
+    option: str = ""
+    """The command's option that makes this plan of the seed."""
 
 
 def cutting_plan_of(seed: int) -> FailoverPlan:
@@ -104,6 +106,22 @@ def cutting_plan_of(seed: int) -> FailoverPlan:
         fault_interval_s=4.0,
         faults=(Fault.ALONE_MASTER, Fault.NO_SLAVES, Fault.DESIGNATED, Fault.DESIGNATED),
         interrupts_cuts=True,
+        option="--cuts",
+    )
+
+
+def two_leaders_plan_of(seed: int) -> FailoverPlan:
+    """The world of a seed with deposed controllers that go on answering, again and again."""
+    return evolve(
+        plan_of(seed),
+        controllers=3,
+        reads_are_local=True,
+        dead_after_s=4.0,
+        metadata_period_s=1.0,
+        chaos_s=45.0,
+        fault_interval_s=4.0,
+        faults=(Fault.TWO_LEADERS,),
+        option="--two-leaders",
     )
 
 

@@ -123,7 +123,7 @@ def simulate(
             f"last of {trace.count} events:\n{trace.last_lines()}\n"
             f"seed {seed}: {world.violations[0]}\n"
             f"see it again: python -m tests.simulation.failover --seed {seed} --trace"
-            f"{' --cuts' if world.plan.interrupts_cuts else ''}"
+            f" {world.plan.option}".rstrip()
         )
     return Outcome(
         seed=seed,
@@ -368,9 +368,12 @@ class World:
         return [link for name in self.controllers.ports for link in self.network.links(frozenset((name,)))]
 
     async def _resume(self, broker: Broker, after_s: float) -> None:
-        await trio.sleep(after_s)
-        if broker.process.is_hung:
-            broker.note("goes on")
+        try:
+            await trio.sleep(after_s)
+            if broker.process.is_hung:
+                broker.note("goes on")
+        finally:
+            # Tasks of a process that hangs cannot be cancelled, and a run that has failed would not end.
             broker.process.resume()
 
     async def _lead_again(self, after_s: float) -> None:
