@@ -6,6 +6,7 @@ import mmap
 import resource
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,9 @@ from tests.store.support import log_bytes, message, open_log
 from tests.store.test_kernel import needs_kernel
 from trioha.store import compiled, mapped_file, populate
 from trioha.store.commit_log import POPULATED_BYTES, CommitLog
-from trioha.store.mapped_file import MappedFile
+from trioha.store.mapped_file import HUGE_PAGE_BYTES, MappedFile
 from trioha.store.messages import BatchItem, MessageBatch
-from trioha.store.populate import AHEAD_BYTES, REST_S, populate_pages
+from trioha.store.populate import AHEAD_BYTES, HUGE_WITHIN_S, REST_S, populate_pages
 from trioha.store.record import decode_record
 
 FILE_BYTES = 1 << 20
@@ -218,6 +219,56 @@ async def test_pages_that_come_too_late_are_followed_by_a_rest(
     log.append(message())
     await trio.testing.wait_all_tasks_blocked()
     assert len(calls) == 2
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("pause_s", "is_synced_often", "is_huge"),
+    [
+        (0.5 * HUGE_WITHIN_S, False, True),
+        (2 * HUGE_WITHIN_S, False, False),
+        (0.5 * HUGE_WITHIN_S, True, False),
+    ],
+)
+async def test_pages_are_huge_under_load_where_each_sync_has_many_bytes(
+    large: CommitLog,
+    monkeypatch: pytest.MonkeyPatch,
+    nursery: trio.Nursery,
+    autojump_clock: object,
+    *,
+    pause_s: float,
+    is_synced_often: bool,
+    is_huge: bool,
+) -> None:
+    log, huge = large, []
+
+    async def run(call: Callable[[], bool]) -> bool:
+        await trio.lowlevel.checkpoint()
+        return call()
+
+    def note(file: MappedFile, start: int, end: int) -> None:
+        huge.append((start, end))
+        expect_many_appends(file, start, end)
+
+    expect_many_appends = MappedFile.expect_many_appends
+    monkeypatch.setattr(MappedFile, "expect_many_appends", note)
+    monkeypatch.setattr(populate, "run_in_thread", run)
+    nursery.start_soon(partial(populate_pages, log, is_synced_often=is_synced_often))
+    await trio.testing.wait_all_tasks_blocked()
+    first_end = log.append(message()).end_offset + AHEAD_BYTES
+    await trio.testing.wait_all_tasks_blocked()
+    assert (huge, log.populated_offset) == ([], first_end), "nothing is known of the load yet"
+    await trio.sleep(pause_s)
+    while log.max_offset < first_end - AHEAD_BYTES // 2:
+        log.append(message(bytes(100_000)))
+    await trio.testing.wait_all_tasks_blocked()
+    assert log.populated_offset > first_end
+    if is_huge:
+        assert huge == [(first_end, log.populated_offset)]
+        assert log.populated_offset % HUGE_PAGE_BYTES == 0
+        assert log.max_offset + AHEAD_BYTES - HUGE_PAGE_BYTES < log.populated_offset
+    else:
+        assert huge == []
 
 
 @needs_kernel

@@ -12,7 +12,8 @@ import pytest
 from tests.store.support import HOST, message
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import CommitLog
-from trioha.store.mapped_file import ADVISED_BYTES
+from trioha.store import mapped_file
+from trioha.store.mapped_file import ADVISED_BYTES, HUGE_PAGE_BYTES
 from trioha.store.recovery import open_commit_log
 
 FILE_BYTES = 4 * ADVISED_BYTES
@@ -23,6 +24,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux show
 
 def not_read_ahead(path: Path) -> list[tuple[int, int]]:
     """The parts of a file that this process maps without read-ahead: first byte and end of each."""
+    return parts_with("rr", path)
+
+
+def parts_with(flag: str, path: Path) -> list[tuple[int, int]]:
+    """The parts of a file that this process maps with a flag: first byte and end of each; neighbours are one."""
     parts = []
     # By its number: a file that was made without a name is shown as deleted.
     inode = path.stat().st_ino
@@ -32,7 +38,9 @@ def not_read_ahead(path: Path) -> list[tuple[int, int]]:
             first, last, offset = (int(number, 16) for number in found.groups())
             start, end = offset, offset + last - first
         elif line.startswith("VmFlags:"):
-            if start >= 0 and "rr" in line.split():
+            if start >= 0 and flag in line.split():
+                if parts and parts[-1][1] == start:
+                    start = parts.pop()[0]
                 parts.append((start, end))
             start = -1
     return parts
@@ -76,10 +84,37 @@ def test_file_is_read_ahead_where_it_is_on_disk(tmp_path: Path) -> None:
     log = opened(tmp_path)
     append_until(log, 2 * ADVISED_BYTES)
     flush(log)
-    flushed_offset = log.flushed.offset
     append_until(log, 3 * ADVISED_BYTES)
     flush(log)
-    assert not_read_ahead(log.files[0].path) == [(page_of(flushed_offset), FILE_BYTES)]
+    assert not_read_ahead(log.files[0].path) == [(2 * ADVISED_BYTES, FILE_BYTES)]
+    log.close()
+
+
+@pytest.mark.skipif(mapped_file.MADV_HUGEPAGE is None, reason="huge pages are too large")
+def test_huge_pages_are_used_where_many_bytes_are_appended_and_not_for_reads(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    append_until(log, 1)
+    file = log.files[0]
+    file.expect_many_appends(1, FILE_BYTES - 1)
+    huge = (HUGE_PAGE_BYTES, FILE_BYTES - HUGE_PAGE_BYTES)
+    assert parts_with("hg", file.path) == [huge]
+    assert not_read_ahead(file.path) == [(0, FILE_BYTES)]
+    for _ in range(2):
+        append_until(log, log.max_offset + 2 * ADVISED_BYTES)
+        flush(log)
+    # All of the first sync's pages but the last one.
+    assert parts_with("hg", file.path) == [(2 * HUGE_PAGE_BYTES, huge[1])]
+    assert parts_with("nh", file.path) == [(0, 2 * HUGE_PAGE_BYTES)]
+    log.close()
+
+
+def test_a_part_of_a_huge_page_stays_small(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    append_until(log, 1)
+    file = log.files[0]
+    for start, end in ((1, HUGE_PAGE_BYTES), (HUGE_PAGE_BYTES + 1, 3 * HUGE_PAGE_BYTES - 1), (5, 5)):
+        file.expect_many_appends(start, end)
+    assert parts_with("hg", file.path) == []
     log.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Final
 
 import structlog
@@ -222,6 +223,8 @@ class StoreRoom:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.flush.run)
             nursery.start_soon(allocate_ahead, self.store.commit_log)
-            nursery.start_soon(populate_pages, self.store.commit_log)
+            nursery.start_soon(
+                partial(populate_pages, self.store.commit_log, is_synced_often=self.flush.is_immediate)
+            )
             nursery.start_soon(self.dispatch.run)
             nursery.start_soon(self.retention.run)

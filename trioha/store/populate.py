@@ -5,6 +5,9 @@ the page. That takes a microsecond, on a virtual machine up to ten: a quarter of
 So a worker thread populates the pages after the log's end, without the interpreter lock, and appends store in
 them (`CommitLog.populated_offset`). Where appends are faster than the thread, as those of a replica that
 catches up, it rests: it would only take processors and locks from them.
+
+Under steady load the pages are huge ones. Each sync writes a whole page, so a log with few bytes for each sync
+gets small ones.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import trio
 from trioha.net.threads import run_in_thread
 from trioha.store import compiled
 from trioha.store.commit_log import CommitLog
+from trioha.store.mapped_file import HUGE_PAGE_BYTES
 
 AHEAD_BYTES: Final = 16 * 1024 * 1024
 """Bytes after the log's end that are made ready. When half of them have been used, the thread makes ready the
@@ -24,26 +28,31 @@ next half. Each call of the thread stops the node for up to some milliseconds, s
 lock."""
 REST_S: Final = 0.1
 """Rest after pages that came too late."""
+HUGE_WITHIN_S: Final = 1.0
+"""Pages are huge if the half before was used up in this time: that is 8 MB/s, and some MB for each sync."""
 
 
-async def populate_pages(commit_log: CommitLog) -> None:
+async def populate_pages(commit_log: CommitLog, *, is_synced_often: bool = False) -> None:
     """Keep the pages after the log's end ready for stores.
 
-    Runs until cancelled. Returns without compiled code, and on a system that cannot make pages ready.
+    Runs until cancelled. Returns without compiled code, and on a system that cannot make pages ready. With
+    `is_synced_often` puts, or acks, wait for syncs of few bytes each.
     """
     if not compiled.IS_COMPILED:
         return
     # A node without puts needs none.
     offset = commit_log.max_offset + 1
     while commit_log.can_populate:
+        began_s = trio.current_time()
         # The wait also ends when the log is cut or begins anew.
         await commit_log.appended.reached(offset)
-        if not await _populate_next(commit_log):
+        is_fast = commit_log.populated_offset > 0 and trio.current_time() - began_s < HUGE_WITHIN_S
+        if not await _populate_next(commit_log, huge=is_fast and not is_synced_often):
             await trio.sleep(REST_S)
         offset = max(commit_log.populated_offset - AHEAD_BYTES // 2, commit_log.max_offset + 1)
 
 
-async def _populate_next(commit_log: CommitLog) -> bool:
+async def _populate_next(commit_log: CommitLog, *, huge: bool) -> bool:
     """Make the next pages ready, if many are not; False if the log's end has passed them meanwhile.
 
     Not a part of the loop, which must not keep a file's map, and so its space, while there are no puts.
@@ -53,6 +62,11 @@ async def _populate_next(commit_log: CommitLog) -> bool:
         return True
     file, start, end = pages
     first = file.start_offset
+    if huge:
+        if end < file.end_offset:
+            # The next step begins with a whole page.
+            end -= (end - first) % HUGE_PAGE_BYTES
+        file.expect_many_appends(start - first, end - first)
     populate = partial(compiled.records.populate, file.view, start - first, end - first)
     commit_log.note_populated(file, end, is_done=await run_in_thread(populate))
     return commit_log.max_offset < end
