@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.store.support import HOST, message
+from trioha.store import mapped_file
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import CommitLog
-from trioha.store import mapped_file
 from trioha.store.mapped_file import ADVISED_BYTES, HUGE_PAGE_BYTES
 from trioha.store.recovery import open_commit_log
 
