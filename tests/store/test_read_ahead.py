@@ -28,7 +28,7 @@ def not_read_ahead(path: Path) -> list[tuple[int, int]]:
 
 
 def parts_with(flag: str, path: Path) -> list[tuple[int, int]]:
-    """The parts of a file that this process maps with a flag: first byte and end of each; neighbours are one."""
+    """The parts of a file that this process maps with a flag: first byte and end. Neighbours are one."""
     parts = []
     # By its number: a file that was made without a name is shown as deleted.
     inode = path.stat().st_ino

@@ -42,8 +42,8 @@ MADV_POPULATE_WRITE: Final = 23 if sys.platform == "linux" else None
 HUGE_PAGE_BYTES: Final = 1 << 21
 """Of Linux, where small pages have 4 KiB."""
 ADVISED_BYTES: Final = HUGE_PAGE_BYTES
-"""Read-ahead follows the synced bytes in steps of this length, since each costs a system call; and advice about a
-part of a huge page makes the kernel map it page by page."""
+"""Read-ahead follows the synced bytes in steps of this length, since each costs a system call; and advice
+about a part of a huge page makes the kernel map it page by page."""
 
 
 def file_name(start_offset: int) -> str:
@@ -196,8 +196,8 @@ class MappedFile:
         self._advise(MADV_RANDOM, at, self.size)
 
     def expect_many_appends(self, start: int, end: int) -> None:
-        """Have the kernel use huge pages, from now on, for those of the bytes from index `start` to `end` that
-        are whole ones and have no pages yet.
+        """Have the kernel use huge pages, from now on, for the bytes from index `start` to `end` that fill
+        whole ones and have no pages yet.
 
         To make them ready takes a fifth of the time of small ones, the first store after a sync a tenth, and
         a sync half. But a sync writes all of a page in which one byte was stored.

@@ -6,7 +6,7 @@ So a worker thread populates the pages after the log's end, without the interpre
 them (`CommitLog.populated_offset`). Where appends are faster than the thread, as those of a replica that
 catches up, it rests: it would only take processors and locks from them.
 
-Under steady load the pages are huge ones. Each sync writes a whole page, so a log with few bytes for each sync
+Under steady load the pages are huge ones. A sync writes whole pages, so a log with few bytes for each sync
 gets small ones.
 """
 
