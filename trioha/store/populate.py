@@ -28,8 +28,8 @@ next half. Each call of the thread stops the node for up to some milliseconds, s
 lock."""
 REST_S: Final = 0.1
 """Rest after pages that came too late."""
-HUGE_WITHIN_S: Final = 1.0
-"""Pages are huge if the half before was used up in this time: that is 8 MB/s, and some MB for each sync."""
+HUGE_WITHIN_S: Final = 2.0
+"""Pages are huge if the half before was used up in this time: that is 4 MB/s, and 2 MB for each sync."""
 
 
 async def populate_pages(commit_log: CommitLog, *, is_synced_often: bool = False) -> None:
