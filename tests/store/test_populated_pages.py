@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 import resource
 import sys
 from collections.abc import Callable
@@ -10,15 +12,19 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import structlog
 import trio
 
+from tests.descriptors import open_descriptors
 from tests.store.support import log_bytes, message, open_log
 from tests.store.test_kernel import needs_kernel
+from tests.store.test_read_ahead import parts_with
+from trioha.errors import StoreError
 from trioha.store import compiled, mapped_file, populate
 from trioha.store.commit_log import POPULATED_BYTES, CommitLog
 from trioha.store.mapped_file import HUGE_PAGE_BYTES, MappedFile
 from trioha.store.messages import BatchItem, MessageBatch
-from trioha.store.populate import AHEAD_BYTES, HUGE_WITHIN_S, REST_S, populate_pages
+from trioha.store.populate import AHEAD_BYTES, HUGE_WITHIN_S, REST_S, SMALL_AFTER_S, populate_pages
 from trioha.store.record import decode_record
 
 FILE_BYTES = 1 << 20
@@ -269,6 +275,96 @@ async def test_pages_are_huge_under_load_where_each_sync_has_many_bytes(
         assert log.max_offset + AHEAD_BYTES - HUGE_PAGE_BYTES < log.populated_offset
     else:
         assert huge == []
+
+
+@pytest.fixture
+async def huge(large: CommitLog, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> CommitLog:
+    """A log after load, with huge pages that are left of it, and bytes that are not on disk."""
+
+    async def run(call: Callable[[], object]) -> object:
+        await trio.lowlevel.checkpoint()
+        return call()
+
+    log = large
+    monkeypatch.setattr(populate, "run_in_thread", run)
+    nursery.start_soon(populate_pages, log)
+    await trio.testing.wait_all_tasks_blocked()
+    log.append(message())
+    await trio.testing.wait_all_tasks_blocked()
+    while log.max_offset < AHEAD_BYTES:
+        log.append(message(bytes(100_000)))
+        await trio.testing.wait_all_tasks_blocked()
+    assert parts_with("hg", log.files[0].path)
+    return log
+
+
+def flush(log: CommitLog) -> None:
+    end_offset = log.max_offset
+    log.sync_work(log.flushed.offset, end_offset).run()
+    log.flushed.advance(end_offset)
+
+
+@needs_kernel
+async def test_after_the_load_huge_pages_are_replaced_once_all_is_on_disk(
+    huge: CommitLog, autojump_clock: object
+) -> None:
+    log, before = huge, log_bytes(huge)
+    path, last_page = log.files[0].path, log.max_offset - log.max_offset % HUGE_PAGE_BYTES
+    start, end = parts_with("hg", path)[0]
+    await trio.sleep(SMALL_AFTER_S + 1)
+    assert parts_with("hg", path) == [(start, end)], "not all is on disk"
+    flush(log)
+    await trio.testing.wait_all_tasks_blocked()
+    # Where a flush expects reads there are none, either.
+    assert all(part_end <= last_page for _, part_end in parts_with("hg", path))
+    assert parts_with("nh", path)[-1] == (last_page, end)
+    assert log_bytes(log) == before
+    assert not any(log.files[0].view[log.max_offset :])
+    # They are as ready as before.
+    assert faults_of(log, log.populated_offset) < (log.populated_offset - log.max_offset) // PAGE // 2
+    descriptors = open_descriptors()
+    await trio.sleep(2 * SMALL_AFTER_S)
+    log.append(message())
+    flush(log)
+    await trio.sleep(2 * SMALL_AFTER_S)
+    assert open_descriptors() == descriptors
+    while log.max_offset < log.files[0].end_offset + AHEAD_BYTES // 2:
+        log.append(message(bytes(100_000)))
+        await trio.testing.wait_all_tasks_blocked()
+    assert parts_with("hg", log.files[1].path), "there is load again"
+
+
+@needs_kernel
+async def test_a_system_without_descriptors_keeps_the_huge_pages(
+    huge: CommitLog, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    log, parts = huge, parts_with("hg", huge.files[0].path)
+
+    def share(file: MappedFile) -> None:
+        raise StoreError("cannot be opened", path=file.path)
+
+    flush(log)
+    monkeypatch.setattr(MappedFile, "share", share)
+    await trio.sleep(SMALL_AFTER_S + 1)
+    assert parts_with("hg", log.files[0].path)[-1] == parts[-1]
+    assert log.append(message()).size
+
+
+@needs_kernel
+async def test_a_disk_that_refuses_small_pages_is_logged(
+    huge: CommitLog, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    log = huge
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "refused")
+
+    flush(log)
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    with structlog.testing.capture_logs() as lines:
+        await trio.sleep(SMALL_AFTER_S + 1)
+    assert [line["event"] for line in lines] == ["the pages of the log stay huge"]
+    assert log.append(message()).size
 
 
 @needs_kernel

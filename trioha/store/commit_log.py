@@ -714,6 +714,15 @@ class CommitLog:
             bytes_min = PAGESIZE
         return (file, start, end) if end - start >= bytes_min else None
 
+    def pages_ready(self) -> tuple[MappedFile, int, int] | None:
+        """The last file, and between which offsets its pages are ready and not used; None if nowhere."""
+        files = self._files.files
+        if not files:
+            return None
+        file, offset = files[-1], self.appended.offset
+        end = min(self.populated_offset, file.end_offset)
+        return (file, offset, end) if file.start_offset <= offset < end else None
+
     def note_populated(self, file: MappedFile, end_offset: int, *, is_done: bool) -> None:
         """The pages of `file` up to `end_offset` are ready, or could not be made so: never tried again then,
         for a store into a page that is not ready costs more than the system call."""

@@ -34,6 +34,7 @@ disk may leave many of them; queues, index and checkpoint need a few at any time
 # Advice to the kernel about a map, None where the system has none of the kind.
 MADV_RANDOM: Final[int | None] = getattr(mmap, "MADV_RANDOM", None)
 MADV_NORMAL: Final[int | None] = getattr(mmap, "MADV_NORMAL", None)
+MADV_DONTNEED: Final[int | None] = getattr(mmap, "MADV_DONTNEED", None)
 MADV_HUGEPAGE: Final[int | None] = getattr(mmap, "MADV_HUGEPAGE", None) if mmap.PAGESIZE == 4096 else None
 """With larger pages huge ones have 32 MiB and more, too much for each sync."""
 MADV_NOHUGEPAGE: Final[int | None] = getattr(mmap, "MADV_NOHUGEPAGE", None)
@@ -205,6 +206,19 @@ class MappedFile:
         start += -start % HUGE_PAGE_BYTES
         if self._advise(MADV_HUGEPAGE, start, end - end % HUGE_PAGE_BYTES):
             self._has_huge_pages = True
+
+    def expect_few_appends(self, start: int, end: int, *, fd: int) -> None:
+        """Have the kernel use small pages again for the bytes from index `start` to `end`; the bytes stay.
+
+        A page with a byte that is not on disk stays as it is. `fd` is the file's. Blocks: call it in a worker
+        thread, while a slice of `view` exists. Raises OSError.
+        """
+        start -= start % HUGE_PAGE_BYTES
+        self._advise(MADV_NOHUGEPAGE, start, end)
+        # Without the map's pages the kernel can drop those of its cache. It reads them again as small ones.
+        if self._advise(MADV_DONTNEED, start, end):
+            os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_WILLNEED)
 
     def expect_reads(self, end: int) -> None:
         """Have the kernel read ahead again before index `end`: bytes there are on disk, and may be evicted.
