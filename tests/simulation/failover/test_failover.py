@@ -21,7 +21,7 @@ from tests.simulation.world import SimulationError
 SEEDS = 200
 SEEDS_PER_TEST = 10
 SEEDS_TO_FIND_A_BUG = 120
-"""Among so many seeds are some that find a planted bug; most bugs are found by one of the first ten."""
+"""Each planted bug is found by one of so many seeds; most of them by one of the first ten."""
 
 
 PLANS: dict[str, Callable[[int], FailoverPlan]] = {
