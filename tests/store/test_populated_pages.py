@@ -18,7 +18,7 @@ import trio
 from tests.descriptors import open_descriptors
 from tests.store.support import log_bytes, message, open_log
 from tests.store.test_kernel import needs_kernel
-from tests.store.test_read_ahead import parts_with
+from tests.store.test_read_ahead import flush, parts_with
 from trioha.errors import StoreError
 from trioha.store import compiled, mapped_file, populate
 from trioha.store.commit_log import POPULATED_BYTES, CommitLog
@@ -141,6 +141,12 @@ def large(tmp_path: Path) -> CommitLog:
     return log
 
 
+async def run_here(call: Callable[[], object]) -> object:
+    """In place of a worker thread, which does not follow virtual time."""
+    await trio.lowlevel.checkpoint()
+    return call()
+
+
 async def until_populated(log: CommitLog, offset: int) -> None:
     with trio.fail_after(20):
         while log.populated_offset < offset:  # noqa: ASYNC110 - the log has no event for it
@@ -248,17 +254,13 @@ async def test_pages_are_huge_under_load_where_each_sync_has_many_bytes(
 ) -> None:
     log, huge = large, []
 
-    async def run(call: Callable[[], bool]) -> bool:
-        await trio.lowlevel.checkpoint()
-        return call()
-
     def note(file: MappedFile, start: int, end: int) -> None:
         huge.append((start, end))
         expect_many_appends(file, start, end)
 
     expect_many_appends = MappedFile.expect_many_appends
     monkeypatch.setattr(MappedFile, "expect_many_appends", note)
-    monkeypatch.setattr(populate, "run_in_thread", run)
+    monkeypatch.setattr(populate, "run_in_thread", run_here)
     nursery.start_soon(partial(populate_pages, log, is_synced_often=is_synced_often))
     await trio.testing.wait_all_tasks_blocked()
     first_end = log.append(message()).end_offset + AHEAD_BYTES
@@ -281,12 +283,8 @@ async def test_pages_are_huge_under_load_where_each_sync_has_many_bytes(
 async def huge(large: CommitLog, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> CommitLog:
     """A log after load, with huge pages that are left of it, and bytes that are not on disk."""
 
-    async def run(call: Callable[[], object]) -> object:
-        await trio.lowlevel.checkpoint()
-        return call()
-
     log = large
-    monkeypatch.setattr(populate, "run_in_thread", run)
+    monkeypatch.setattr(populate, "run_in_thread", run_here)
     nursery.start_soon(populate_pages, log)
     await trio.testing.wait_all_tasks_blocked()
     log.append(message())
@@ -296,12 +294,6 @@ async def huge(large: CommitLog, monkeypatch: pytest.MonkeyPatch, nursery: trio.
         await trio.testing.wait_all_tasks_blocked()
     assert parts_with("hg", log.files[0].path)
     return log
-
-
-def flush(log: CommitLog) -> None:
-    end_offset = log.max_offset
-    log.sync_work(log.flushed.offset, end_offset).run()
-    log.flushed.advance(end_offset)
 
 
 @needs_kernel

@@ -17,12 +17,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="first seed")
     parser.add_argument("--count", type=int, default=1, help="how many seeds, one after the other")
     parser.add_argument("--trace", action="store_true", help="print the plan and every event")
-    parser.add_argument("--cuts", action="store_true", help="cuts of logs only, most of them interrupted")
-    parser.add_argument("--two-leaders", action="store_true", help="deposed controllers that go on answering")
+    for option, make, what in (
+        ("--cuts", cutting_plan_of, "cuts of logs only, most of them interrupted"),
+        ("--two-leaders", two_leaders_plan_of, "deposed controllers that go on answering"),
+    ):
+        parser.add_argument(
+            option, dest="make_plan", action="store_const", const=make, default=plan_of, help=what
+        )
     arguments = parser.parse_args()
-    make_plan = (
-        cutting_plan_of if arguments.cuts else two_leaders_plan_of if arguments.two_leaders else plan_of
-    )
+    make_plan = arguments.make_plan
     failed = 0
     passed: list[Outcome] = []
     for seed in range(arguments.seed, arguments.seed + arguments.count):
