@@ -9,9 +9,9 @@
 | idle | 10,000 pulls that wait: private memory of the master, and its CPU time |
 
 Only the ratios count. CPU seconds of master and slave stand beside each figure: they depend less on other
-load than the clock does. Both pairs and both name servers run all the time, and only one is given work at a
-time; an idle broker of RocketMQ takes some percent of a core, which the column `others` shows. The machine
-should be idle. Needs Maven and a JDK; takes some fifteen minutes (`--quick`: three).
+load than the clock does. Both pairs stay up, and while one works the other stands still (SIGSTOP): the
+threads of an idle RocketMQ broker wake up a thousand times a second, each time amid what is measured. The
+machine should be idle. Needs Maven and a JDK; takes some fifteen minutes (`--quick`: three).
 
 Run it with `python tests/benchmarks/bench_clients.py [--quick] [--json | --markdown] [--works WORK,...]
 [--rocketmq 5.3.3]`.
@@ -43,7 +43,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.benchmarks.rivals.conditions import ORDER, conditions, described, java_version
 from tests.benchmarks.rivals.driver import Driver, DriverError
-from tests.benchmarks.rivals.machine import LoadMeter, anonymous_bytes, await_calm, cpu_s
+from tests.benchmarks.rivals.machine import (
+    LoadMeter,
+    anonymous_bytes,
+    await_calm,
+    cpu_s,
+    standing_still,
+)
 from tests.benchmarks.rivals.options import add_options, parse_options
 from tests.benchmarks.rivals.report import Line, Side, as_json, markdown, table
 from tests.benchmarks.rivals.sides import JVM_FLAGS, compiled
@@ -66,6 +72,8 @@ LATENCY_RATE: Final = 1000
 IDLE_PULLS: Final = 10_000
 IDLE_CONNECTIONS: Final = 10
 IDLE_S: Final = 10.0
+SETTLE_S: Final = 1.0
+"""What a pair that stood still has put off, and what the last round has left behind, is done in this time."""
 READY_WITHIN_S: Final = 90.0
 CALL_WITHIN_S: Final = 700.0
 LOG_SHOWN: Final = 4000
@@ -185,12 +193,16 @@ class Bench:
 
     @contextmanager
     def measured(self, pair: Pair) -> Iterator[Callable[[], tuple[float, float]]]:
-        """Gives a function for after the work: CPU seconds of the brokers, and cores of others."""
+        """Gives a function for after the work: CPU seconds of the brokers, and cores of others.
+
+        The brokers of the other pair stand still until the work is done.
+        """
+        time.sleep(SETTLE_S)
         await_calm(self.idle_timeout_s)
         meter = LoadMeter()
         meter.count([*pair.pids, self.client.pid])
         before_s = pair.cpu_s()
-        with meter:
+        with standing_still(pid for other in self.pairs if other is not pair for pid in other.pids), meter:
             yield lambda: (pair.cpu_s() - before_s, meter.load.others_cores or 0.0)
 
     def note(self, key: str, pair: Pair, value: float, cpu_s: float, others_cores: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -56,6 +57,33 @@ def cpu_s(pid: int) -> float:
     # The second field, the name in brackets, may hold blanks.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+@contextmanager
+def running(pids: Iterable[int]) -> Iterator[None]:
+    """These processes run during the block; before and after it they are stopped."""
+    own = list(pids)
+    _signal_all(own, signal.SIGCONT)
+    try:
+        yield
+    finally:
+        _signal_all(own, signal.SIGSTOP)
+
+
+@contextmanager
+def standing_still(pids: Iterable[int]) -> Iterator[None]:
+    """These processes are stopped during the block; after it they go on."""
+    own = list(pids)
+    _signal_all(own, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _signal_all(own, signal.SIGCONT)
+
+
+def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        os.kill(pid, number)
 
 
 class CpuMeter:

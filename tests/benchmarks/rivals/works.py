@@ -26,6 +26,7 @@ from tests.benchmarks.rivals.machine import (
     await_calm,
     await_requests,
     memory_watched,
+    running,
     use_memory,
 )
 from tests.benchmarks.rivals.sides import (
@@ -130,19 +131,6 @@ class Bench:
             series.loads.append(load)
         for process, used_s in (cpu_s or {}).items():
             series.cpu_s[process].append(used_s)
-
-
-@contextmanager
-def running(pids: Iterable[int]) -> Iterator[None]:
-    """These processes run during the block; before and after it they are stopped."""
-    own = list(pids)
-    for pid in own:
-        os.kill(pid, signal.SIGCONT)
-    try:
-        yield
-    finally:
-        for pid in own:
-            os.kill(pid, signal.SIGSTOP)
 
 
 def rounds_with_warm_up(sizes: Sizes) -> Iterator[bool]:
