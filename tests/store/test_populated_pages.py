@@ -381,9 +381,9 @@ def test_what_is_not_in_the_map_is_not_populated() -> None:
     view = memoryview(mmap.mmap(-1, 4 * PAGE))
     for start, end in ((-1, 10), (11, 10), (0, 4 * PAGE + 1), (2**70, 2**70)):
         with pytest.raises((ValueError, OverflowError)):
-            compiled.records.populate(view, start, end)
+            compiled.records.populate(view, start, end, 0)
     with pytest.raises(BufferError):
-        compiled.records.populate(view.toreadonly(), 0, 10)
-    with pytest.raises(TypeError, match="3 arguments"):
-        compiled.records.populate(view, 0)  # type: ignore[call-arg]
-    assert compiled.records.populate(view, 0, 0)
+        compiled.records.populate(view.toreadonly(), 0, 10, 0)
+    with pytest.raises(TypeError, match="4 arguments"):
+        compiled.records.populate(view, 0, 0)  # type: ignore[call-arg]
+    assert compiled.records.populate(view, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Long syncs write piece by piece, and say so."""
+"""Long syncs write piece by piece, and say so; those for which nobody waits rest in between."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from attrs import define, field
 
-from tests.store.support import message, open_log
-from trioha.store import syncing
-from trioha.store.syncing import PIECE_BYTES, SyncWork, write_pieces
+from tests.store.support import message, open_log, open_store
+from trioha.store import compiled, syncing
+from trioha.store.flush import FlushService
+from trioha.store.syncing import PIECE_BYTES, SyncWork, pace, write_pieces
 
 FILE_BYTES = 65536
 
@@ -163,3 +164,110 @@ def test_the_system_writes_pieces(tmp_path: Path) -> None:
     assert len(steps) == (0 if write is None else 3)
     if write is not None:
         assert write(reading, 0, 1) == errno.EBADF
+
+
+# -- paced syncs ---------------------------------------------------------------------------------------------
+
+
+class Pacer:
+    """In the place of the compiled code: what is written back, and the errno that comes of it."""
+
+    def __init__(self, disk: Disk, error: int = 0) -> None:
+        self.disk = disk
+        self.error = error
+
+    def write_back(self, fd: int, start: int, end: int, rests: int) -> int:
+        assert rests > 0
+        self.disk.calls.append(f"pace {self.disk._name_of(fd)} {start} {end}")
+        return self.error
+
+
+def use_pacer(monkeypatch: pytest.MonkeyPatch, disk: Disk, error: int = 0) -> None:
+    monkeypatch.setattr(compiled, "IS_COMPILED", True)
+    monkeypatch.setattr(compiled, "records", Pacer(disk, error))
+
+
+def test_a_paced_sync_writes_what_is_not_on_disk_slowly_before_it(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_pacer(monkeypatch, disk)
+    work_of(disk, tmp_path / "a", span=(100, 5_000), grown_bytes=PIECE_BYTES).run(disk.step, paced=True)
+    work_of(disk, tmp_path / "b", grown_bytes=PIECE_BYTES + 1).run(disk.step, paced=True)
+    end = PIECE_BYTES + 1
+    assert disk.calls == ["pace a 100 5000", "sync a", "step", f"pace b 0 {end}", "sync b", "step"]
+
+
+def test_a_long_span_is_not_paced(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is load: the sync is needed before the next one is due."""
+    use_pacer(monkeypatch, disk)
+    work_of(disk, tmp_path / "a", span=(0, PIECE_BYTES + 1)).run(disk.step, paced=True)
+    assert disk.calls == [("a", 0, PIECE_BYTES), "step", ("a", PIECE_BYTES, 1), "step", "sync a", "step"]
+
+
+def test_a_failed_write_of_a_paced_sync_fails_it(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_pacer(monkeypatch, disk, errno.EIO)
+    work = work_of(disk, tmp_path / "a")
+    with pytest.raises(OSError, match="Input/output error"):
+        work.run(disk.step, paced=True)
+    assert work.left == (tmp_path / "a",)
+    use_pacer(monkeypatch, disk, errno.ENOSYS)
+    work.run(disk.step, paced=True)
+    assert not work.left
+
+
+def test_plain_python_does_not_pace(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "IS_COMPILED", False)
+    monkeypatch.setattr(compiled, "records", None)
+    work_of(disk, tmp_path / "a").run(disk.step, paced=True)
+    assert disk.calls == ["sync a", "step"]
+
+
+@pytest.mark.skipif(not compiled.IS_COMPILED, reason="without the compiled kernel there are no paced syncs")
+def test_compiled_code_has_bytes_written_back(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    data = os.urandom(300_000)
+    path.write_bytes(data)
+    with path.open("rb") as file:
+        pace(file.fileno(), 0, len(data))
+        pace(file.fileno(), 5, 5)
+        pace(file.fileno(), 0, 2 * len(data))
+    assert path.read_bytes() == data
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        pace(-1, 0, 1)
+    assert compiled.records.write_back(-1, 1, 1, 3) == 0
+    with pytest.raises(TypeError, match="4 arguments"):
+        compiled.records.write_back(1, 0, 0)  # type: ignore[call-arg]
+    with pytest.raises(OverflowError):
+        compiled.records.write_back(0, 2**70, 0, 0)
+
+
+@pytest.mark.parametrize("sync_flush", [False, True])
+async def test_syncs_that_nobody_waits_for_are_paced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync_flush: bool
+) -> None:
+    seen: list[bool] = []
+    run = SyncWork.run
+
+    def noted(self: SyncWork, *arguments: Callable[[], None], paced: bool = False) -> None:
+        seen.append(paced)
+        run(self, *arguments, paced=paced)
+
+    store = open_store(tmp_path)
+    monkeypatch.setattr(SyncWork, "run", noted)
+    store.commit_log.append(message())
+    flush = FlushService(store, sync_flush=sync_flush, interval_s=0.5, on_flushed=lambda *_: None)
+    await flush.flush()
+    assert seen == [not sync_flush]
+    store.dispatcher.dispatch(store.commit_log.max_offset)
+    sync_queues = store.queue_sync_work(paced=True)
+    assert sync_queues is not None
+    seen.clear()
+    sync_queues()
+    assert seen == [True, True]
+    store.commit_log.append(message())
+    seen.clear()
+    store.close()
+    assert len(seen) >= 3
+    assert not any(seen), "a node that stops is waited for"

@@ -231,7 +231,9 @@ class DispatchService:
         while True:
             await trio.sleep(SYNC_INTERVAL_S)
             self._report()
-            if trio.current_time() < due_s or (work := self._store.queue_sync_work()) is None:
+            if trio.current_time() < due_s:
+                continue
+            if (work := self._store.queue_sync_work(paced=True)) is None:
                 continue
             started_s = trio.current_time()
             try:

@@ -47,8 +47,8 @@ class FlushService:
         working: Callable[[], AbstractContextManager[OnStep]] = _unwatched,
     ) -> None:
         """`sync(start_offset, end_offset, store_timestamp_ms, on_step)` is the port to the disk: by default a
-        worker thread; tests in virtual time replace it. Each runs within `working()`, which gives
-        `on_step`."""
+        worker thread, which is paced without `sync_flush`; tests in virtual time replace it. Each runs within
+        `working()`, which gives `on_step`."""
         self._store = store
         self._sync_flush = sync_flush
         self._interval_s = interval_s
@@ -102,7 +102,11 @@ class FlushService:
         self, start_offset: int, end_offset: int, store_timestamp_ms: int, on_step: OnStep
     ) -> None:
         sync = self._store.sync_work(
-            start_offset, end_offset, store_timestamp_ms=store_timestamp_ms, on_step=on_step
+            start_offset,
+            end_offset,
+            store_timestamp_ms=store_timestamp_ms,
+            on_step=on_step,
+            paced=not self._sync_flush,
         )
         # Not abandoned when cancelled: the files must stay open until the disk has answered.
         await run_in_thread(sync)

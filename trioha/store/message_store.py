@@ -690,26 +690,27 @@ class MessageStore:
         *,
         store_timestamp_ms: int,
         on_step: Callable[[], None] = lambda: None,
+        paced: bool = False,
     ) -> Callable[[], None]:
         """A function for a worker thread that puts log bytes on disk and updates the checkpoint.
 
         `store_timestamp_ms` is that of the last record before `end_offset`. `on_step` is called in that
-        thread while the disk makes progress (`SyncWork.run`). The function blocks and raises OSError. It
-        opens nothing, so any error means that the disk has failed.
+        thread while the disk makes progress, and `paced` says that nobody waits for it (`SyncWork.run`). The
+        function blocks and raises OSError. It opens nothing, so any error means that the disk has failed.
         """
         files = self.commit_log.sync_work(start_offset, end_offset)
         cuts = self._cuts
         self._note_confirm_offset()
 
         def sync() -> None:
-            files.run(on_step)
+            files.run(on_step, paced=paced)
             # One write a second, as in the broker; recovery allows for 3 s.
             if store_timestamp_ms - self._checkpoint.physic_msg_timestamp_ms >= _CHECKPOINT_SPACING_MS:
                 self._save_checkpoint(cuts, physic_msg_timestamp_ms=store_timestamp_ms)
 
         return sync
 
-    def queue_sync_work(self) -> Callable[[], None] | None:
+    def queue_sync_work(self, *, paced: bool = False) -> Callable[[], None] | None:
         """The same for queues and index; None if nothing was written, and no more of the log was put on disk,
         since the last call.
 
@@ -735,8 +736,8 @@ class MessageStore:
         self._note_confirm_offset()
 
         def sync() -> None:
-            queues.run()
-            index.run()
+            queues.run(paced=paced)
+            index.run(paced=paced)
             if left := len(queues.left) + len(index.left):
                 log.warning("out of file descriptors: files of queues are synced later", files=left)
                 return

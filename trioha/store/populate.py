@@ -24,6 +24,7 @@ from trioha.net.threads import run_in_thread
 from trioha.store import compiled
 from trioha.store.commit_log import CommitLog
 from trioha.store.mapped_file import HUGE_PAGE_BYTES
+from trioha.store.syncing import RESTS
 
 log = structlog.get_logger(__name__)
 
@@ -63,13 +64,15 @@ async def populate_pages(commit_log: CommitLog, *, is_synced_often: bool = False
         is_fast = is_populated and trio.current_time() - began_s < HUGE_WITHIN_S
         is_huge = is_fast and not is_synced_often
         may_be_huge = may_be_huge or is_huge
-        if not await _populate_next(commit_log, huge=is_huge):
+        if not await _populate_next(commit_log, is_fast=is_fast, is_huge=is_huge):
             await trio.sleep(REST_S)
         offset = max(commit_log.populated_offset - AHEAD_BYTES // 2, commit_log.max_offset + 1)
 
 
-async def _populate_next(commit_log: CommitLog, *, huge: bool) -> bool:
+async def _populate_next(commit_log: CommitLog, *, is_fast: bool, is_huge: bool) -> bool:
     """Make the next pages ready, if many are not; False if the log's end has passed them meanwhile.
+
+    The thread rests in between unless `is_fast`.
 
     Not a part of the loop, which must not keep a file's map, and so its space, while there are no puts.
     """
@@ -78,12 +81,14 @@ async def _populate_next(commit_log: CommitLog, *, huge: bool) -> bool:
         return True
     file, start, end = pages
     first = file.start_offset
-    if huge:
+    if is_huge:
         if end < file.end_offset:
             # The next step begins with a whole page.
             end -= (end - first) % HUGE_PAGE_BYTES
         file.expect_many_appends(start - first, end - first)
-    populate = partial(compiled.records.populate, file.view, start - first, end - first)
+    # Under load the pages are needed soon.
+    rests = 0 if is_fast else RESTS
+    populate = partial(compiled.records.populate, file.view, start - first, end - first, rests)
     commit_log.note_populated(file, end, is_done=await run_in_thread(populate))
     return commit_log.max_offset < end
 
@@ -109,4 +114,4 @@ async def _use_small_pages(commit_log: CommitLog) -> None:
         log.warning("the pages of the log stay huge", path=str(file.path), error=str(error))
     finally:
         descriptor.release()
-    await run_in_thread(partial(compiled.records.populate, view, 0, len(view)))
+    await run_in_thread(partial(compiled.records.populate, view, 0, len(view), RESTS))

@@ -16,8 +16,11 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdint.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifndef SOURCE_SHA256
@@ -52,6 +55,10 @@
 #define HELD_BYTES_MAX (1 << 20)
 /* Of one call that makes pages ready for stores: some 0.1 ms. */
 #define POPULATED_BYTES_MAX ((size_t)256 * 1024)
+/* Of one call that starts to write bytes back: 0.2 ms where all pages are dirty. */
+#define WRITTEN_BACK_BYTES_MAX ((int64_t)128 * 1024)
+/* A call that took less time had next to nothing to do, and no rest follows. */
+#define RESTED_NS_MIN 20000
 
 #if defined(__linux__) && !defined(MADV_POPULATE_WRITE)
 /* Of Linux 5.14: headers of older systems do not have it. */
@@ -701,20 +708,44 @@ encode_batch(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
     return records;
 }
 
+static int64_t
+monotonic_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Sleep so many times as long as it has taken since then: the thread gives its processor away between two
+   calls, and who waits for that waits for one of them, not for all. */
+static void
+rest(int64_t since_ns, int64_t times)
+{
+    int64_t took_ns = monotonic_ns() - since_ns;
+    if (times <= 0 || took_ns < RESTED_NS_MIN) {
+        return;
+    }
+    int64_t rest_ns = took_ns * times;
+    struct timespec time = {.tv_sec = (time_t)(rest_ns / 1000000000), .tv_nsec = (long)(rest_ns % 1000000000)};
+    nanosleep(&time, NULL);
+}
+
 PyDoc_STRVAR(populate_doc,
-"populate(data, start, end)\n--\n\n"
+"populate(data, start, end, rests)\n--\n\n"
 "Make the pages of data[start:end], of the map of a file, ready for stores; the bytes stay. Other threads run\n"
-"meanwhile. False, with nothing done, on a system that cannot do it.");
+"meanwhile, and after each piece it rests so many times as long as that took. False, with nothing done, on a\n"
+"system that cannot do it.");
 
 static PyObject *
 populate(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)module;
-    if (!has_arguments(count, 3)) {
+    if (!has_arguments(count, 4)) {
         return NULL;
     }
     int64_t start = PyLong_AsLongLong(arguments[1]);
     int64_t end = PyLong_AsLongLong(arguments[2]);
+    int64_t rests = PyLong_AsLongLong(arguments[3]);
     if (PyErr_Occurred()) {
         return NULL;
     }
@@ -738,14 +769,56 @@ populate(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
     while (left > 0 && error == 0) {
         /* Each call locks the process's maps. */
         size_t size = left < POPULATED_BYTES_MAX ? left : POPULATED_BYTES_MAX;
+        int64_t began_ns = monotonic_ns();
         error = madvise((void *)from, size, MADV_POPULATE_WRITE);
         from += size;
         left -= size;
+        rest(began_ns, left > 0 ? rests : 0);
     }
     Py_END_ALLOW_THREADS
+#else
+    (void)rests;
 #endif
     PyBuffer_Release(&view);
     return PyBool_FromLong(error == 0);
+}
+
+PyDoc_STRVAR(write_back_doc,
+"write_back(fd, start, end, rests)\n--\n\n"
+"Have the system begin to write the dirty pages of bytes [start, end) of a file to disk, piece by piece; after\n"
+"each piece it rests so many times as long as that took. Other threads run meanwhile. Returns 0, or an errno:\n"
+"ENOSYS on a system that cannot do it.");
+
+static PyObject *
+write_back(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)module;
+    if (!has_arguments(count, 4)) {
+        return NULL;
+    }
+    int fd = (int)PyLong_AsLong(arguments[0]);
+    int64_t at = PyLong_AsLongLong(arguments[1]);
+    int64_t end = PyLong_AsLongLong(arguments[2]);
+    int64_t rests = PyLong_AsLongLong(arguments[3]);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    int error = ENOSYS;
+#ifdef SYNC_FILE_RANGE_WRITE
+    error = 0;
+    Py_BEGIN_ALLOW_THREADS
+    while (at < end && error == 0) {
+        int64_t size = end - at < WRITTEN_BACK_BYTES_MAX ? end - at : WRITTEN_BACK_BYTES_MAX;
+        int64_t began_ns = monotonic_ns();
+        error = sync_file_range(fd, at, size, SYNC_FILE_RANGE_WRITE) == 0 ? 0 : errno;
+        at += size;
+        rest(began_ns, rests);
+    }
+    Py_END_ALLOW_THREADS
+#else
+    (void)fd, (void)at, (void)end, (void)rests;
+#endif
+    return PyLong_FromLong(error);
 }
 
 PyDoc_STRVAR(find_crc32_doc,
@@ -782,6 +855,7 @@ static PyMethodDef methods[] = {
     {"batch_sizes", (PyCFunction)(void (*)(void))batch_sizes, METH_FASTCALL, batch_sizes_doc},
     {"encode_batch", (PyCFunction)(void (*)(void))encode_batch, METH_FASTCALL, encode_batch_doc},
     {"populate", (PyCFunction)(void (*)(void))populate, METH_FASTCALL, populate_doc},
+    {"write_back", (PyCFunction)(void (*)(void))write_back, METH_FASTCALL, write_back_doc},
     {"find_crc32", find_crc32, METH_O, find_crc32_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -10,6 +10,10 @@ could refuse: a process short of descriptors does not mean a failing disk.
 
 `fsync` says nothing before it is done, and a slow disk may take long for a gigabyte. So before a sync of many
 bytes Linux is asked to write them piece by piece (`write_pieces`): each piece that is written is progress.
+
+A sync also takes a processor: for 5,000 pages all over an index 50 ms, in one go, and where the threads of a
+node and its clients need that processor, their messages wait. So a sync for which nobody waits is paced: the
+thread has small pieces written, and rests after each (`pace`).
 """
 
 from __future__ import annotations
@@ -24,9 +28,12 @@ from threading import Lock
 from typing import Final
 
 from trioha.net.border import is_shortage
+from trioha.store import compiled
 
 PIECE_BYTES: Final = 16 * 1024 * 1024
 """Spans of a file that are longer are written in pieces of this length, before the sync."""
+RESTS: Final = 3
+"""A thread that is paced rests so many times as long as it works: it takes a quarter of a processor."""
 _WRITE_AND_WAIT: Final = 1 | 2 | 4
 """SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER."""
 _NO_PIECES: Final = frozenset((errno.EINVAL, errno.ESPIPE, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM))
@@ -74,6 +81,16 @@ def write_pieces(fd: int, start: int, end: int, on_step: Callable[[], None]) -> 
         if error:
             raise OSError(error, os.strerror(error))
         on_step()
+
+
+def pace(fd: int, start: int, end: int) -> None:
+    """Have bytes `[start, end)` of a file written, slowly, so that the sync that has to follow finds little to
+    do. Does nothing without compiled code, and where the system cannot do it. Blocks. Raises OSError."""
+    if not compiled.IS_COMPILED:
+        return
+    error = compiled.records.write_back(fd, start, end, RESTS)
+    if error and error not in _NO_PIECES:
+        raise OSError(error, os.strerror(error))
 
 
 @cache
@@ -153,8 +170,8 @@ class SyncWork:
         """`sync` puts an open file on disk: `sync_whole` or `sync_data`."""
         self._sync = sync
         self._left: dict[Path, SharedDescriptor | None] = {}
-        self._starts: dict[Path, int] = {}
-        """Where the bytes begin that may not be on disk, of files with many of them."""
+        self._spans: dict[Path, tuple[int, int]] = {}
+        """Start and end of the bytes that may not be on disk, where they are known."""
 
     @property
     def left(self) -> tuple[Path, ...]:
@@ -174,8 +191,8 @@ class SyncWork:
         """
         if descriptor is not None or path not in self._left:
             self._left[path] = descriptor
-        if span is not None and span[1] - span[0] > PIECE_BYTES:
-            self._starts[path] = span[0]
+        if span is not None:
+            self._spans[path] = span
 
     def forget(self, path: Path) -> None:
         """Do not sync `path`, for which no descriptor was lent: it is being deleted."""
@@ -192,10 +209,11 @@ class SyncWork:
         earlier.close()
         self._left = dict.fromkeys(earlier._left) | self._left
 
-    def run(self, on_step: Callable[[], None] = _no_step) -> None:
+    def run(self, on_step: Callable[[], None] = _no_step, *, paced: bool = False) -> None:
         """Put all of them on disk; a path that has been deleted meanwhile is left out.
 
-        `on_step` is called after each file, and within long ones after each piece.
+        `on_step` is called after each file, and within long ones after each piece. `paced` says that nobody
+        waits for it: the thread rests between small pieces.
 
         Blocks: for a worker thread. Raises OSError. A failed sync leaves an unknown state, so no later sync
         may promise anything.
@@ -211,9 +229,13 @@ class SyncWork:
                     continue
                 raise
             try:
-                if (start := self._starts.pop(path, None)) is not None:
+                span = self._spans.pop(path, None)
+                if span is not None and span[1] - span[0] > PIECE_BYTES:
                     # To the file's end: what is appended meanwhile would make the sync at the end a long one.
-                    write_pieces(fd, start, os.fstat(fd).st_size, on_step)
+                    write_pieces(fd, span[0], os.fstat(fd).st_size, on_step)
+                elif paced:
+                    start, end = span or (0, os.fstat(fd).st_size)
+                    pace(fd, start, end)
                 self._sync(fd)
             finally:
                 if descriptor is None:
