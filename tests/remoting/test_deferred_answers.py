@@ -333,3 +333,60 @@ async def test_many_answers_in_any_order_reach_their_requests() -> None:
             nursery.cancel_scope.cancel()
         assert found == {number: b"%d" % number for number in range(300)}
         assert server.statistics.responses == 300
+
+
+async def test_answers_that_come_within_a_block_are_sent_at_its_end(sends: list[int]) -> None:
+    """As the messages for several pulls that wait: no writer has to wake up."""
+    answers = Answers()
+    server = RemotingServer(answers)
+    async with connected(server) as (stream, decoder), connected(server) as (other, other_decoder):
+        await stream.send_all(b"".join(map(ask, range(6))))
+        await until_asked(answers, 6)
+        await other.send_all(ask(6) + ask(7))
+        await until_asked(answers, 8)
+        with server.together:
+            with server.together:
+                answers[3].come()
+                answers[7].come()
+            answers[1].come()
+            assert sends == []
+        assert len(sends) == 2
+        for number in (3, 1):
+            found = await read_command(stream, decoder)
+            assert found is not None
+            assert found.opaque == number
+        found = await read_command(other, other_decoder)
+        assert found is not None
+        assert found.opaque == 7
+        # The block is over: the next ones go by the writer.
+        answers[0].come()
+        assert len(sends) == 2
+        with server.together:
+            answers[2].come()
+        assert len(sends) == 2
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(sends) == 3
+        found = [await read_command(stream, decoder) for _ in range(2)]
+        assert [one.opaque for one in found if one] == [0, 2]
+        for answer in answers[4:7]:
+            answer.come()
+        await trio.testing.wait_all_tasks_blocked()
+    assert server.statistics.responses == 8
+    assert server.statistics.held_bytes == 0
+
+
+async def test_a_block_is_not_ended_by_a_connection_that_broke_meanwhile() -> None:
+    answers = Answers()
+    server = RemotingServer(answers)
+    ours, theirs = transport_pair()
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.serve_stream, theirs, PEER_ADDRESS)
+            await ours.send_all(ask(1) + ask(2))
+            await until_asked(answers, 2)
+            with server.together:
+                answers[0].come()
+                await ours.aclose()
+            await until_asked(answers, 2)
+    assert answers[1].is_abandoned
+    assert server.statistics.in_flight == 0

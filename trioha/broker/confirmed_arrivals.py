@@ -65,8 +65,11 @@ class ConfirmedArrivals:
         """The confirm offset has moved forward to `confirm_offset`."""
         self._confirm_offset = confirm_offset
         stretches = self._stretches
-        while stretches and stretches[0].start_offset < confirm_offset:
-            self._polls.arrived(stretches[0].queues)
-            if stretches[0].end_offset > confirm_offset:
-                return
-            stretches.popleft()
+        if not stretches or stretches[0].start_offset >= confirm_offset:
+            return
+        with self._polls.together:
+            while stretches and stretches[0].start_offset < confirm_offset:
+                self._polls.arrived(stretches[0].queues)
+                if stretches[0].end_offset > confirm_offset:
+                    return
+                stretches.popleft()

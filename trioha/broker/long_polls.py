@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final, Protocol
@@ -73,6 +74,8 @@ class LongPolls:
         self.open_polls = 0
         self.on_open: Callable[[], None] = lambda: None
         """Called when a poll was opened; must not raise."""
+        self.together: AbstractContextManager[None] = nullcontext()
+        """What arrives within this is answered at its end, if it is the server's `SendsTogether`."""
         self.refused = 0
         """Polls that were refused because there were too many."""
         self._is_stopping = False
@@ -104,11 +107,12 @@ class LongPolls:
         """Entries have come to these queues."""
         if not self._by_queue:
             return
-        for key in queues:
-            # They close while they are called.
-            for poll in tuple(self._by_queue.get(key, ())):
-                if not poll.is_over:
-                    poll.waiter.arrived()
+        with self.together:
+            for key in queues:
+                # They close while they are called.
+                for poll in tuple(self._by_queue.get(key, ())):
+                    if not poll.is_over:
+                        poll.waiter.arrived()
 
     def end_all(self) -> None:
         """The node stops: end all polls, and each that is opened later, at once."""

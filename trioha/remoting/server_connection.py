@@ -6,8 +6,9 @@ arrival. A handler that knows its answer returns it; one that must wait returns 
 which gets a task of its own, so that a send that waits three seconds for a slave does not delay the request
 after it. Answers are written in any order, all that are ready in one send: by the reader at the end of its
 turn, as far as the socket accepts them at once, else by the writer. The writer also takes the results of the
-deferred answers that became ready since it ran last; if the connection has only one request in flight, its
-answer is sent at once, without the writer, since no other one could go with it.
+deferred answers that became ready since it ran last. Without the writer, at once, go the answer to the only
+request in flight, since no other one could go with it, and the messages for pulls that waited, all that come
+at the same moment together (`SendsTogether`).
 
 A request that comes alone and waits for slaves is answered within one turn of the reader: it encodes the
 answer that it expects while the slave works, lets other tasks run once, and then calls what `after_turn` has
@@ -61,6 +62,7 @@ from trioha.remoting.serving import (
     Peer,
     PullHandler,
     RunHandler,
+    SendsTogether,
     ServerLimits,
     ServerStatistics,
 )
@@ -114,6 +116,7 @@ class ServerConnection:
         runs: RunHandler | None = None,
         pulls: PullHandler | None = None,
         forms: PullForms | None = None,
+        together: SendsTogether | None = None,
     ) -> None:
         self._stream = stream
         self._direct = stream if isinstance(stream, DirectStream) else None
@@ -126,6 +129,7 @@ class ServerConnection:
         self._after_turn = after_turn
         self._runs = runs
         self._pulls = pulls
+        self._together = together
         self._decoder = FrameDecoder(frame_bytes_max=limits.frame_bytes_max, forms=forms)
         self._housekeeping = Housekeeping(idle_timeout_s=math.inf)
         self._life = trio.CancelScope()
@@ -616,11 +620,18 @@ class ServerConnection:
         self._ready.append(deferred)
         if self._is_turn:
             return
-        request, _ = self._deferred[deferred]
-        requests = request.count if isinstance(request, EncodedSends) else 1
-        if self._in_flight > requests or self._direct is None or self._outbox or self._is_sending:
+        if self._direct is None or self._outbox or self._is_sending:
             self._outbox_filled.set()
             return
+        request, _ = self._deferred[deferred]
+        if self._in_flight == (request.count if isinstance(request, EncodedSends) else 1):
+            self._send_ready()
+        elif len(self._ready) == 1 and not (self._together and self._together.add(self._send_ready)):
+            # The first one: it has the others sent, too.
+            self._outbox_filled.set()
+
+    def _send_ready(self) -> None:
+        """Send the answers that are ready. Called amid the work of another task."""
         try:
             self._end_turn()
         except trio.BrokenResourceError:

@@ -102,6 +102,37 @@ class PullHandler(Protocol):
         ...
 
 
+class SendsTogether:
+    """Sends the answers that become ready within a block at its end: each connection's together, at once.
+
+    Without it a connection with several requests in flight has its writer send an answer, a turn of the
+    scheduler later, since others may become ready until then.
+    """
+
+    __slots__ = ("_depth", "_sends")
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._sends: list[Callable[[], None]] = []
+
+    def __enter__(self) -> None:
+        self._depth += 1
+
+    def __exit__(self, *_exception: object) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self._sends:
+            sends, self._sends = self._sends, []
+            for send in sends:
+                send()
+
+    def add(self, send: Callable[[], None]) -> bool:
+        """Call `send`, which must not raise, at the end of the block. False, with nothing done, outside."""
+        if self._depth == 0:
+            return False
+        self._sends.append(send)
+        return True
+
+
 AfterTurn: TypeAlias = Callable[[], "Callable[[], None] | None"]
 """Called when the requests of a connection that came together were handled. What it returns is called once
 the other tasks have run that are ready then, unless another request of the connection has come; it may block

@@ -84,8 +84,10 @@ def write_pieces(fd: int, start: int, end: int, on_step: Callable[[], None]) -> 
 
 
 def pace(fd: int, start: int, end: int) -> None:
-    """Have bytes `[start, end)` of a file written, slowly, so that the sync that has to follow finds little to
-    do. Does nothing without compiled code, and where the system cannot do it. Blocks. Raises OSError."""
+    """Have bytes `[start, end)` of a file written, slowly, so that the sync that follows finds little to do.
+
+    Does nothing without compiled code, and where the system cannot do it. Blocks. Raises OSError.
+    """
     if not compiled.IS_COMPILED:
         return
     error = compiled.records.write_back(fd, start, end, RESTS)
