@@ -36,7 +36,7 @@ class PollingBroker(Broker):
         self.group_commit._push = self.push
         self.group_commit._poll_acks = self.polled.append
 
-    def push(self):
+    def push(self, _unacked_bytes_max):
         self.pushes += 1
 
     def acknowledge(self):

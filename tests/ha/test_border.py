@@ -163,7 +163,7 @@ self_less = _Methods().method
 async def test_a_bug_in_push_or_poll_ends_the_slaves_connection_and_not_the_put(log, name, monkeypatch):
     master, _, _ = make_master(log)
 
-    def fail(self):
+    def fail(self, *_arguments):
         raise PlantedError(name)
 
     async with listening(master) as port, await trio.open_tcp_stream("127.0.0.1", port) as stream:
@@ -173,7 +173,7 @@ async def test_a_bug_in_push_or_poll_ends_the_slaves_connection_and_not_the_put(
         (connection,) = master._connections.values()
         monkeypatch.setattr(HaConnection, name, fail)
         log.append(message())
-        master.push()
+        master.push(0)
         master._pushed = [connection]
         master._busy_poll = BusyPollOnce()
         master.poll_acks(log.appended.wait_for(10**9))

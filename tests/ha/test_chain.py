@@ -115,7 +115,7 @@ async def test_a_slave_gets_no_byte_of_a_restarted_log(tmp_path, autojump_clock,
         if in_frame:
             peer.buffer += await peer.stream.receive_some(1000)
         restart(log, until_offset=2 * len(old))
-        assert not connection.push()
+        assert not connection.push(1000)
         with trio.fail_after(5):
             frames = await frames_until_end(peer)
         await settled()
@@ -150,7 +150,7 @@ async def test_a_cut_ends_the_connections_of_a_logs_slaves(tmp_path, autojump_cl
         log.puts_blocked = False
         while log.max_offset <= len(old):
             log.append(message(b"n" * 1000))
-        assert not connection.push()
+        assert not connection.push(1000)
         with trio.fail_after(5):
             frames = await frames_until_end(peer)
         await settled()

@@ -1,4 +1,4 @@
-"""The record of a single waiting put is sent at once, over real sockets."""
+"""Records are sent at once to a slave that is in step, over real sockets."""
 
 from contextlib import asynccontextmanager
 
@@ -40,7 +40,7 @@ async def test_push_sends_before_the_writer_task_runs(log):
     async with slave_of(master) as peer:
         await in_step(log, peer)
         stored = log.append(message())
-        master.push()
+        master.push(0)
         assert events.of(Kind.TRANSFER)[-1][2] == stored.physical_offset
         assert await peer.next_frame() == (
             stored.physical_offset,
@@ -56,21 +56,42 @@ async def test_nothing_is_pushed_while_a_frame_is_unacknowledged(log):
     async with slave_of(master) as peer:
         await in_step(log, peer)
         first = log.append(message())
-        master.push()
+        master.push(0)
         second = log.append(message())
-        master.push()
+        master.push(0)
         assert events.of(Kind.TRANSFER)[-1][2] == first.physical_offset
         assert (await peer.next_frame())[0] == first.physical_offset
         # It waits for the writer task, not for the ack.
         assert (await peer.next_frame())[0] == second.physical_offset
 
 
+async def test_a_slave_in_step_is_pushed_to_while_a_frame_is_unacknowledged(log):
+    master, _, events = make_master(log)
+    async with slave_of(master) as peer:
+        await in_step(log, peer)
+        first = log.append(message())
+        master.push(0)
+        second = log.append(message())
+        master.push(first.size - 1)
+        assert events.of(Kind.TRANSFER)[-1][2] == first.physical_offset
+        master.push(first.size)
+        assert events.of(Kind.TRANSFER)[-1][2] == second.physical_offset
+        assert [(await peer.next_frame())[0] for _ in range(2)] == [
+            first.physical_offset,
+            second.physical_offset,
+        ]
+        await peer.report(log.max_offset)
+        await trio.sleep(0.05)
+        (connection,) = master._connections.values()
+        assert connection.progress.ack_offset == log.max_offset
+
+
 async def test_a_push_without_new_bytes_sends_nothing(log):
     master, _, events = make_master(log)
     async with slave_of(master) as peer:
-        master.push()
+        master.push(0)
         await in_step(log, peer)
-        master.push()
+        master.push(0)
         assert len(events.of(Kind.TRANSFER)) == 1
 
 
@@ -81,11 +102,11 @@ async def test_a_push_larger_than_the_socket_accepts_arrives_complete(tmp_path):
     async with slave_of(master) as peer:
         await in_step(log, peer)
         stored = log.append(message(body=bytes(range(256)) * 12_000))
-        master.push()
+        master.push(0)
         (connection,) = master._connections.values()
         assert not connection._outbox.is_empty
         later = log.append(message())
-        master.push()
+        master.push(0)
         offset, body = await peer.next_frame()
         assert (offset, body) == (stored.physical_offset, bytes(log.read(offset, stored.size)))
         assert (await peer.next_frame())[0] == later.physical_offset
@@ -101,7 +122,7 @@ async def test_a_due_heartbeat_follows_a_push_that_the_socket_did_not_accept(tmp
         # The heartbeat is due, but the writer task has not run yet.
         wait.end()
         stored = log.append(message(body=bytes(range(256)) * 12_000))
-        master.push()
+        master.push(0)
         (connection,) = master._connections.values()
         assert not connection._outbox.is_empty
         with trio.fail_after(5):
@@ -123,7 +144,7 @@ async def test_nothing_is_pushed_of_a_restarted_log(log):
         log.archive(log.directory.with_name("aside"))
         while log.max_offset <= end_offset:
             log.append(message())
-        master.push()
+        master.push(0)
         await ended(connection)
         assert len(events.of(Kind.TRANSFER)) == sent
         assert connection.progress.close_reason is CloseReason.LOG_RESTARTED
@@ -136,6 +157,6 @@ async def test_a_push_on_a_broken_connection_ends_it(log):
         (connection,) = master._connections.values()
         connection._stream._socket.shutdown(1)
         log.append(message())
-        master.push()
+        master.push(0)
         assert connection.progress.close_reason is CloseReason.IO_ERROR
         await ended(connection)

@@ -186,7 +186,7 @@ async def test_anything_but_a_valid_ack_is_left_for_the_reader(log, data, reason
         await in_step(log, peer)
         (connection,) = master._connections.values()
         stored = log.append(message())
-        master.push()
+        master.push(0)
         await peer.next_frame()
         if data:
             await peer.stream.send_all(data)
@@ -206,7 +206,7 @@ async def test_an_incomplete_report_is_left_until_it_is_complete(log):
         await in_step(log, peer)
         (connection,) = master._connections.values()
         stored = log.append(message())
-        master.push()
+        master.push(0)
         report = REPORT.pack(stored.end_offset)
         await peer.stream.send_all(report[:3])
         connection.poll_acks()

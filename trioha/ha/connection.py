@@ -349,8 +349,9 @@ class HaConnection:
             # The slave still reports, but does not read: as good as silent.
             progress.end(CloseReason.HOUSEKEEPING)
 
-    def push(self) -> bool:
-        """Send what was appended, if the slave has acknowledged all before and the socket is free.
+    def push(self, unacked_bytes_max: int) -> bool:
+        """Send what was appended, if the slave has acknowledged all before but for so many bytes, and the
+        socket is free.
 
         Returns whether a frame was sent. The writer task, which wakes up in any case, sends what the socket
         does not accept.
@@ -359,7 +360,9 @@ class HaConnection:
             return False
         commit_log = self._log
         max_offset = commit_log.max_offset
-        body_bytes = self.progress.push_body_bytes(min_offset=commit_log.min_offset, max_offset=max_offset)
+        body_bytes = self.progress.push_body_bytes(
+            min_offset=commit_log.min_offset, max_offset=max_offset, unacked_bytes_max=unacked_bytes_max
+        )
         if not body_bytes:
             return False
         try:

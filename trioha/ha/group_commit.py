@@ -30,6 +30,11 @@ from trioha.watermark import GIVEN_UP, REACHED, REWOUND, Wait, Watermark
 # Plain numbers: looking up a member of an enum costs more than an `emit` that ignores it.
 _WAIT_END = int(Kind.WAIT_END)
 PUT_OK: Final = PutStatus.PUT_OK
+PUSHED_PUTS_MAX: Final = 4
+"""Where more puts wait, the next ones go to slaves with those of other connections that come in the same turn
+of the scheduler."""
+UNACKED_BYTES_MAX: Final = 32 * 1024
+"""A slave that has more to acknowledge is not in step: what it gets next waits for more to come."""
 
 T = TypeVar("T")
 Answer = Callable[[PutStatus, AppendResult, float], T]
@@ -65,11 +70,12 @@ class GroupCommit:
         replicas: Replicas,
         flushed: Watermark,
         sink: EventSink,
-        push: Callable[[], bool] | None = None,
+        push: Callable[[int], bool] | None = None,
         poll_acks: Callable[[Wait], None] | None = None,
     ) -> None:
-        """Where no other put is expected now, `push` sends to slaves at once what was appended, and returns
-        whether that was all; if so, `poll_acks` polls for a moment for the acks that end the last wait."""
+        """Where no other put is expected now, `push` sends to slaves at once what was appended, to those with
+        so many bytes to acknowledge at most, and returns whether that was all; if so, `poll_acks` polls for a
+        moment for the acks that end the last wait."""
         self._settings = settings
         self._replicas = replicas
         self._flushed = flushed
@@ -88,9 +94,9 @@ class GroupCommit:
         self._waiting = 0
         """Waiting puts, including released ones whose task has not run yet."""
         self._is_push_due = False
-        """Whether `begin` found a put alone, until `end_turn`."""
+        """Whether a put that few others preceded has begun since the last `end_turn`."""
         self._lone: Wait | None = None
-        """Wait of that put, if a client waits for its answer."""
+        """Wait of that put, if it was the only one and a client waits for its answer."""
         self._replica_timeouts = Timeouts(settings.slave_timeout_s)
         self._disk_timeouts = Timeouts(settings.sync_flush_timeout_s)
 
@@ -155,7 +161,7 @@ class GroupCommit:
         # once. The slave stores that half while the other one is put.
         is_sent = False
         if copies is not None and self._push is not None and (not self._waiting or self._mark.is_refilled):
-            is_sent = self._push()
+            is_sent = self._push(0)
         self._waiting += 1
         try:
             if is_sent and copies is not None and self._poll_acks is not None:
@@ -211,9 +217,9 @@ class GroupCommit:
         """
         started_s = self._now_s()
         status, copies, disk = self._begin_waits(appended, request_id, started_s)
-        if copies is not None and not self._waiting:
+        if copies is not None and self._waiting < PUSHED_PUTS_MAX:
             self._is_push_due = True
-            self._lone = copies if is_awaited else None
+            self._lone = copies if is_awaited and not self._waiting else None
         return _WaitingPut(
             self,
             appended,
@@ -241,9 +247,9 @@ class GroupCommit:
         """
         started_s = self._now_s()
         status, copies, disk = self._begin_waits(appended, request_id, started_s)
-        if copies is not None and not self._waiting:
+        if copies is not None and self._waiting < PUSHED_PUTS_MAX:
             self._is_push_due = True
-            self._lone = copies if is_awaited else None
+            self._lone = copies if is_awaited and not self._waiting else None
         return _WaitingRun(
             self,
             appended,
@@ -258,9 +264,11 @@ class GroupCommit:
         )
 
     def end_turn(self) -> Callable[[], None] | None:
-        """If the first put that waits was begun since the last call, send to slaves what was appended.
+        """If a put was begun since the last call while few others waited, send to slaves what was appended.
 
-        If it is the only one, and a client waits for its answer, returns a function that polls for the acks:
+        A slave in step gets it although it has not acknowledged all before: the writer task of its connection
+        would send it a turn of the scheduler later. If the put is the only one that waits, and a client waits
+        for its answer, returns a function that polls for the acks:
         call it once the other tasks have run that are ready now, since the slave works meanwhile. A poll for
         any other put would only delay the dispatch of its message.
         """
@@ -268,7 +276,7 @@ class GroupCommit:
             return None
         self._is_push_due = False
         lone, self._lone = self._lone, None
-        self._push()
+        self._push(UNACKED_BYTES_MAX)
         if lone is None or self._poll_acks is None or self._waiting > 1:
             return None
         return partial(self._poll, lone)

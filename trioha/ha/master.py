@@ -132,8 +132,9 @@ class HaMaster:
         for connection in self._connections.values():
             connection.log_restarted()
 
-    def push(self) -> bool:
-        """Send what was appended to slaves that have acknowledged all before, without waking writer tasks.
+    def push(self, unacked_bytes_max: int) -> bool:
+        """Send what was appended to slaves that have acknowledged all before but for so many bytes, without
+        waking writer tasks.
 
         Returns whether a slave was sent all of it. See `HaConnection.push`.
         """
@@ -141,7 +142,7 @@ class HaMaster:
         # Called by a put, which must not fail with a slave's connection. No `around`: it costs each put 2 us.
         for connection in self._connections.values():
             try:
-                if connection.push():
+                if connection.push(unacked_bytes_max):
                     pushed.append(connection)
             except Exception as error:  # noqa: BLE001 - this is the border
                 self._end_faulty(connection, error, "a push")

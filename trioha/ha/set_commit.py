@@ -194,7 +194,7 @@ class SetGroupCommit(GroupCommit):
         replicas: SetReplicas,
         flushed: Watermark,
         sink: EventSink,
-        push: Callable[[], bool] | None = None,
+        push: Callable[[int], bool] | None = None,
         poll_acks: Callable[[Wait], None] | None = None,
     ) -> None:
         """Of `settings`, `copies_needed` is inSyncReplicas less one, and `lowers_need` means nothing."""

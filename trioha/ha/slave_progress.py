@@ -180,9 +180,14 @@ class SlaveProgress:
             )
         return self._batch_bytes
 
-    def push_body_bytes(self, *, min_offset: int, max_offset: int) -> int:
-        """Longest body of a frame that need not wait for others: all before it is acknowledged. Else 0."""
-        if min_offset <= self.sent_offset == self.ack_offset < max_offset and self.is_open:
+    def push_body_bytes(self, *, min_offset: int, max_offset: int, unacked_bytes_max: int) -> int:
+        """Longest body of a frame that need not wait for others: all before it is acknowledged, but for so
+        many bytes. Else 0."""
+        if (
+            min_offset <= self.sent_offset < max_offset
+            and self.sent_offset - self.ack_offset <= unacked_bytes_max
+            and self.is_open
+        ):
             return self._settings.transfer_batch_bytes
         return 0
 

@@ -57,8 +57,11 @@
 #define POPULATED_BYTES_MAX ((size_t)256 * 1024)
 /* Of one call that starts to write bytes back: 0.2 ms where all pages are dirty. */
 #define WRITTEN_BACK_BYTES_MAX ((int64_t)128 * 1024)
-/* A call that took less time had next to nothing to do, and no rest follows. */
-#define RESTED_NS_MIN 20000
+/* So long a thread works before it rests; to sleep and wake up costs a tenth of that. */
+#define WORKED_NS_MIN 100000
+/* One rest, and all rests of a call from Python: a node that stops waits for its threads. */
+#define REST_NS_MAX 5000000
+#define RESTS_NS_MAX 1000000000
 
 #if defined(__linux__) && !defined(MADV_POPULATE_WRITE)
 /* Of Linux 5.14: headers of older systems do not have it. */
@@ -708,33 +711,48 @@ encode_batch(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
     return records;
 }
 
+/* How long a thread has had a processor, and rested. */
+typedef struct {
+    int64_t times;
+    int64_t worked_ns;
+    int64_t rested_ns;
+} Pace;
+
 static int64_t
-monotonic_ns(void)
+worked_ns(void)
 {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Sleep so many times as long as it has taken since then: the thread gives its processor away between two
-   calls, and who waits for that waits for one of them, not for all. */
-static void
-rest(int64_t since_ns, int64_t times)
+static Pace
+begin_pace(int64_t times)
 {
-    int64_t took_ns = monotonic_ns() - since_ns;
-    if (times <= 0 || took_ns < RESTED_NS_MIN) {
+    return (Pace){.times = times, .worked_ns = worked_ns(), .rested_ns = 0};
+}
+
+/* Sleep so many times as long as the thread has had a processor since the last rest: who waits for that waits
+   for one piece of the work, not for all. */
+static void
+rest(Pace *pace)
+{
+    int64_t now_ns = worked_ns();
+    int64_t rest_ns = (now_ns - pace->worked_ns) * pace->times;
+    if (now_ns - pace->worked_ns < WORKED_NS_MIN || rest_ns <= 0 || pace->rested_ns >= RESTS_NS_MAX) {
         return;
     }
-    int64_t rest_ns = took_ns * times;
-    struct timespec time = {.tv_sec = (time_t)(rest_ns / 1000000000), .tv_nsec = (long)(rest_ns % 1000000000)};
+    struct timespec time = {.tv_sec = 0, .tv_nsec = (long)(rest_ns < REST_NS_MAX ? rest_ns : REST_NS_MAX)};
     nanosleep(&time, NULL);
+    pace->worked_ns = worked_ns();
+    pace->rested_ns += time.tv_nsec;
 }
 
 PyDoc_STRVAR(populate_doc,
 "populate(data, start, end, rests)\n--\n\n"
 "Make the pages of data[start:end], of the map of a file, ready for stores; the bytes stay. Other threads run\n"
-"meanwhile, and after each piece it rests so many times as long as that took. False, with nothing done, on a\n"
-"system that cannot do it.");
+"meanwhile, and after each piece it rests so many times as long as that took, 1 s in all at most. False, with\n"
+"nothing done, on a system that cannot do it.");
 
 static PyObject *
 populate(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
@@ -766,14 +784,14 @@ populate(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
     size_t left = (uintptr_t)view.buf + (uintptr_t)end - from;
     error = 0;
     Py_BEGIN_ALLOW_THREADS
+    Pace pace = begin_pace(rests);
     while (left > 0 && error == 0) {
         /* Each call locks the process's maps. */
         size_t size = left < POPULATED_BYTES_MAX ? left : POPULATED_BYTES_MAX;
-        int64_t began_ns = monotonic_ns();
         error = madvise((void *)from, size, MADV_POPULATE_WRITE);
         from += size;
         left -= size;
-        rest(began_ns, left > 0 ? rests : 0);
+        rest(&pace);
     }
     Py_END_ALLOW_THREADS
 #else
@@ -786,8 +804,8 @@ populate(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 PyDoc_STRVAR(write_back_doc,
 "write_back(fd, start, end, rests)\n--\n\n"
 "Have the system begin to write the dirty pages of bytes [start, end) of a file to disk, piece by piece; after\n"
-"each piece it rests so many times as long as that took. Other threads run meanwhile. Returns 0, or an errno:\n"
-"ENOSYS on a system that cannot do it.");
+"each piece it rests so many times as long as that took, 1 s in all at most. Other threads run meanwhile.\n"
+"Returns 0, or an errno: ENOSYS on a system that cannot do it.");
 
 static PyObject *
 write_back(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
@@ -807,12 +825,12 @@ write_back(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 #ifdef SYNC_FILE_RANGE_WRITE
     error = 0;
     Py_BEGIN_ALLOW_THREADS
+    Pace pace = begin_pace(rests);
     while (at < end && error == 0) {
         int64_t size = end - at < WRITTEN_BACK_BYTES_MAX ? end - at : WRITTEN_BACK_BYTES_MAX;
-        int64_t began_ns = monotonic_ns();
         error = sync_file_range(fd, at, size, SYNC_FILE_RANGE_WRITE) == 0 ? 0 : errno;
         at += size;
-        rest(began_ns, rests);
+        rest(&pace);
     }
     Py_END_ALLOW_THREADS
 #else

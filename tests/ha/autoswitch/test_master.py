@@ -596,7 +596,7 @@ async def test_a_slave_over_tcp_joins_and_its_acks_are_polled(log):
                 # The connection's writer must wait before a put may be pushed past it.
                 await trio.testing.wait_all_tasks_blocked(0.01)
                 stored = log.append(message())
-                life.master.push()
+                life.master.push(0)
                 header, body = await peer.next_frame()
                 assert (header.offset, len(body)) == (end, stored.size)
                 await peer.report(stored.end_offset)
