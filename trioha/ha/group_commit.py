@@ -268,9 +268,9 @@ class GroupCommit:
 
         A slave in step gets it although it has not acknowledged all before: the writer task of its connection
         would send it a turn of the scheduler later. If the put is the only one that waits, and a client waits
-        for its answer, returns a function that polls for the acks:
-        call it once the other tasks have run that are ready now, since the slave works meanwhile. A poll for
-        any other put would only delay the dispatch of its message.
+        for its answer, returns a function that polls for the acks: call it once the other tasks have run that
+        are ready now, since the slave works meanwhile. A poll for any other put would only delay the dispatch
+        of its message.
         """
         if not self._is_push_due or self._push is None:
             return None
