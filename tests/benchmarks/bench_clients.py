@@ -10,7 +10,7 @@
 
 Only the ratios count. CPU seconds of master and slave stand beside each figure: they depend less on other
 load than the clock does. Both pairs stay up, and while one works the other stands still (SIGSTOP): the
-threads of an idle RocketMQ broker wake up a thousand times a second, each time amid what is measured. The
+threads of an idle RocketMQ pair wake up a thousand times a second, each time amid what is measured. The
 machine should be idle. Needs Maven and a JDK; takes some fifteen minutes (`--quick`: three).
 
 Run it with `python tests/benchmarks/bench_clients.py [--quick] [--json | --markdown] [--works WORK,...]

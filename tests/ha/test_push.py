@@ -51,13 +51,18 @@ async def test_push_sends_before_the_writer_task_runs(log):
         assert len(events.of(Kind.TRANSFER)) == 2
 
 
+async def one_pushed_one_not(log, master, peer):
+    """Two records: the first one is sent and not acknowledged."""
+    await in_step(log, peer)
+    first = log.append(message())
+    master.push(0)
+    return first, log.append(message())
+
+
 async def test_nothing_is_pushed_while_a_frame_is_unacknowledged(log):
     master, _, events = make_master(log)
     async with slave_of(master) as peer:
-        await in_step(log, peer)
-        first = log.append(message())
-        master.push(0)
-        second = log.append(message())
+        first, second = await one_pushed_one_not(log, master, peer)
         master.push(0)
         assert events.of(Kind.TRANSFER)[-1][2] == first.physical_offset
         assert (await peer.next_frame())[0] == first.physical_offset
@@ -68,10 +73,7 @@ async def test_nothing_is_pushed_while_a_frame_is_unacknowledged(log):
 async def test_a_slave_in_step_is_pushed_to_while_a_frame_is_unacknowledged(log):
     master, _, events = make_master(log)
     async with slave_of(master) as peer:
-        await in_step(log, peer)
-        first = log.append(message())
-        master.push(0)
-        second = log.append(message())
+        first, second = await one_pushed_one_not(log, master, peer)
         master.push(first.size - 1)
         assert events.of(Kind.TRANSFER)[-1][2] == first.physical_offset
         master.push(first.size)

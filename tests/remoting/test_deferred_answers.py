@@ -378,15 +378,12 @@ async def test_answers_that_come_within_a_block_are_sent_at_its_end(sends: list[
 async def test_a_block_is_not_ended_by_a_connection_that_broke_meanwhile() -> None:
     answers = Answers()
     server = RemotingServer(answers)
-    ours, theirs = transport_pair()
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(server.serve_stream, theirs, PEER_ADDRESS)
-            await ours.send_all(ask(1) + ask(2))
-            await until_asked(answers, 2)
-            with server.together:
-                answers[0].come()
-                await ours.aclose()
-            await until_asked(answers, 2)
-    assert answers[1].is_abandoned
-    assert server.statistics.in_flight == 0
+    async with connected(server) as (stream, _):
+        await stream.send_all(ask(1) + ask(2))
+        await until_asked(answers, 2)
+        with server.together:
+            answers[0].come()
+            await stream.aclose()
+        await until_asked(answers, 2)
+        assert answers[1].is_abandoned
+        assert server.statistics.in_flight == 0

@@ -65,8 +65,6 @@ class ConfirmedArrivals:
         """The confirm offset has moved forward to `confirm_offset`."""
         self._confirm_offset = confirm_offset
         stretches = self._stretches
-        if not stretches or stretches[0].start_offset >= confirm_offset:
-            return
         with self._polls.together:
             while stretches and stretches[0].start_offset < confirm_offset:
                 self._polls.arrived(stretches[0].queues)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final, Protocol
 
 import trio
+
+from trioha.remoting.serving import SendsTogether
 
 _ENDED_MAX: Final = 64
 QueueKey = tuple[str, int]
@@ -74,8 +75,8 @@ class LongPolls:
         self.open_polls = 0
         self.on_open: Callable[[], None] = lambda: None
         """Called when a poll was opened; must not raise."""
-        self.together: AbstractContextManager[None] = nullcontext()
-        """What arrives within this is answered at its end, if it is the server's `SendsTogether`."""
+        self.together = SendsTogether()
+        """That of the server: what arrives at the same moment is answered together."""
         self.refused = 0
         """Polls that were refused because there were too many."""
         self._is_stopping = False

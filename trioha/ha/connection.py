@@ -350,8 +350,8 @@ class HaConnection:
             progress.end(CloseReason.HOUSEKEEPING)
 
     def push(self, unacked_bytes_max: int) -> bool:
-        """Send what was appended, if the slave has acknowledged all before but for so many bytes, and the
-        socket is free.
+        """Send what was appended, if the slave has at most `unacked_bytes_max` to acknowledge, and the socket
+        is free.
 
         Returns whether a frame was sent. The writer task, which wakes up in any case, sends what the socket
         does not accept.

@@ -73,9 +73,9 @@ class GroupCommit:
         push: Callable[[int], bool] | None = None,
         poll_acks: Callable[[Wait], None] | None = None,
     ) -> None:
-        """Where no other put is expected now, `push` sends to slaves at once what was appended, to those with
-        so many bytes to acknowledge at most, and returns whether that was all; if so, `poll_acks` polls for a
-        moment for the acks that end the last wait."""
+        """Where no other put is expected now, `push` sends what was appended at once, to the slaves that have
+        at most the given number of bytes to acknowledge, and returns whether that was all; if so, `poll_acks`
+        polls for a moment for the acks that end the last wait."""
         self._settings = settings
         self._replicas = replicas
         self._flushed = flushed
@@ -217,9 +217,7 @@ class GroupCommit:
         """
         started_s = self._now_s()
         status, copies, disk = self._begin_waits(appended, request_id, started_s)
-        if copies is not None and self._waiting < PUSHED_PUTS_MAX:
-            self._is_push_due = True
-            self._lone = copies if is_awaited and not self._waiting else None
+        self._note_push(copies, is_awaited=is_awaited)
         return _WaitingPut(
             self,
             appended,
@@ -247,9 +245,7 @@ class GroupCommit:
         """
         started_s = self._now_s()
         status, copies, disk = self._begin_waits(appended, request_id, started_s)
-        if copies is not None and self._waiting < PUSHED_PUTS_MAX:
-            self._is_push_due = True
-            self._lone = copies if is_awaited and not self._waiting else None
+        self._note_push(copies, is_awaited=is_awaited)
         return _WaitingRun(
             self,
             appended,
@@ -262,6 +258,12 @@ class GroupCommit:
             expected=expected,
             copies_mark=self._mark,
         )
+
+    def _note_push(self, copies: Wait | None, *, is_awaited: bool) -> None:
+        """Note what `end_turn` has to do for a put that begins."""
+        if copies is not None and self._waiting < PUSHED_PUTS_MAX:
+            self._is_push_due = True
+            self._lone = copies if is_awaited and not self._waiting else None
 
     def end_turn(self) -> Callable[[], None] | None:
         """If a put was begun since the last call while few others waited, send to slaves what was appended.

@@ -133,7 +133,7 @@ class HaMaster:
             connection.log_restarted()
 
     def push(self, unacked_bytes_max: int) -> bool:
-        """Send what was appended to slaves that have acknowledged all before but for so many bytes, without
+        """Send what was appended to the slaves that have at most `unacked_bytes_max` to acknowledge, without
         waking writer tasks.
 
         Returns whether a slave was sent all of it. See `HaConnection.push`.

@@ -181,8 +181,8 @@ class SlaveProgress:
         return self._batch_bytes
 
     def push_body_bytes(self, *, min_offset: int, max_offset: int, unacked_bytes_max: int) -> int:
-        """Longest body of a frame that need not wait for others: all before it is acknowledged, but for so
-        many bytes. Else 0."""
+        """Longest body of a frame that need not wait for others; 0 if more than `unacked_bytes_max` of what
+        was sent is not acknowledged, or there is nothing to send."""
         if (
             min_offset <= self.sent_offset < max_offset
             and self.sent_offset - self.ack_offset <= unacked_bytes_max

@@ -116,7 +116,7 @@ class ServerConnection:
         runs: RunHandler | None = None,
         pulls: PullHandler | None = None,
         forms: PullForms | None = None,
-        together: SendsTogether | None = None,
+        together: SendsTogether,
     ) -> None:
         self._stream = stream
         self._direct = stream if isinstance(stream, DirectStream) else None
@@ -626,7 +626,7 @@ class ServerConnection:
         request, _ = self._deferred[deferred]
         if self._in_flight == (request.count if isinstance(request, EncodedSends) else 1):
             self._send_ready()
-        elif len(self._ready) == 1 and not (self._together and self._together.add(self._send_ready)):
+        elif len(self._ready) == 1 and not self._together.add(self._send_ready):
             # The first one: it has the others sent, too.
             self._outbox_filled.set()
 

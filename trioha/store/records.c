@@ -737,14 +737,17 @@ begin_pace(int64_t times)
 static void
 rest(Pace *pace)
 {
-    int64_t now_ns = worked_ns();
-    int64_t rest_ns = (now_ns - pace->worked_ns) * pace->times;
-    if (now_ns - pace->worked_ns < WORKED_NS_MIN || rest_ns <= 0 || pace->rested_ns >= RESTS_NS_MAX) {
+    if (pace->times <= 0 || pace->rested_ns >= RESTS_NS_MAX) {
         return;
     }
+    int64_t now_ns = worked_ns();
+    if (now_ns - pace->worked_ns < WORKED_NS_MIN) {
+        return;
+    }
+    int64_t rest_ns = (now_ns - pace->worked_ns) * pace->times;
     struct timespec time = {.tv_sec = 0, .tv_nsec = (long)(rest_ns < REST_NS_MAX ? rest_ns : REST_NS_MAX)};
     nanosleep(&time, NULL);
-    pace->worked_ns = worked_ns();
+    pace->worked_ns = now_ns;
     pace->rested_ns += time.tv_nsec;
 }
 

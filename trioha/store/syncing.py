@@ -33,7 +33,8 @@ from trioha.store import compiled
 PIECE_BYTES: Final = 16 * 1024 * 1024
 """Spans of a file that are longer are written in pieces of this length, before the sync."""
 RESTS: Final = 3
-"""A thread that is paced rests so many times as long as it works: it takes a quarter of a processor."""
+"""After each piece of work a paced thread rests three times as long as that took: it takes a quarter of a
+processor."""
 _WRITE_AND_WAIT: Final = 1 | 2 | 4
 """SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER."""
 _NO_PIECES: Final = frozenset((errno.EINVAL, errno.ESPIPE, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM))

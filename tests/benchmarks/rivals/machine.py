@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -59,29 +59,28 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
-@contextmanager
-def running(pids: Iterable[int]) -> Iterator[None]:
+def running(pids: Iterable[int]) -> AbstractContextManager[None]:
     """These processes run during the block; before and after it they are stopped."""
-    own = list(pids)
-    _signal_all(own, signal.SIGCONT)
-    try:
-        yield
-    finally:
-        _signal_all(own, signal.SIGSTOP)
+    return _signalled(pids, signal.SIGCONT, signal.SIGSTOP)
+
+
+def standing_still(pids: Iterable[int]) -> AbstractContextManager[None]:
+    """These processes are stopped during the block; after it they go on."""
+    return _signalled(pids, signal.SIGSTOP, signal.SIGCONT)
 
 
 @contextmanager
-def standing_still(pids: Iterable[int]) -> Iterator[None]:
-    """These processes are stopped during the block; after it they go on."""
+def _signalled(pids: Iterable[int], before: signal.Signals, after: signal.Signals) -> Iterator[None]:
     own = list(pids)
-    _signal_all(own, signal.SIGSTOP)
+    signal_all(own, before)
     try:
         yield
     finally:
-        _signal_all(own, signal.SIGCONT)
+        signal_all(own, after)
 
 
-def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to each of these processes."""
     for pid in pids:
         os.kill(pid, number)
 

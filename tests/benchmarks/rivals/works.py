@@ -27,6 +27,7 @@ from tests.benchmarks.rivals.machine import (
     await_requests,
     memory_watched,
     running,
+    signal_all,
     use_memory,
 )
 from tests.benchmarks.rivals.sides import (
@@ -326,8 +327,7 @@ def pairs_in_step(bench: Bench) -> Iterator[Sequence[Pair]]:
             opened.callback(_continue, pair.pids)
             # Until the slave is in step, which the first put waits for.
             master.call("puts", bodyBytes=BODY_BYTES, writers=1, seconds=0.2)
-            for pid in pair.pids:
-                os.kill(pid, signal.SIGSTOP)
+            signal_all(pair.pids, signal.SIGSTOP)
             pairs.append(pair)
         yield pairs
         for pair in pairs:
@@ -389,9 +389,7 @@ def puts(bench: Bench) -> None:
 
 
 def _continue(pids: Iterable[int]) -> None:
-    for pid in pids:
-        if Path(f"/proc/{pid}").exists():
-            os.kill(pid, signal.SIGCONT)
+    signal_all((pid for pid in pids if Path(f"/proc/{pid}").exists()), signal.SIGCONT)
 
 
 def start(bench: Bench) -> None:
