@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
-from hypothesis import settings
 
+from tests import levels
 from tests.descriptors import left_open, open_descriptors, resources_closed
+from tests.node_process import TriohaNode
 from tests.s3 import S3Bucket, S3Server, bucket_in_environment, obstore_settled, s3_server, start_obstore
 
 # With the values of all variables, as structlog's own default has it, a traceback takes seconds.
@@ -31,24 +33,71 @@ def _configure_uncached(**settings: Any) -> None:
 
 structlog.configure = _configure_uncached
 
-# Deadlines of single examples measure the machine's load, not the code.
-settings.register_profile("trioha", deadline=None)
-settings.load_profile("trioha")
-
 TESTS = Path(__file__).parent
-TOGETHER = frozenset(("interop", "spark"))
+TOGETHER = frozenset(("spark",))
 """Folders whose tests share a JVM that takes long to start: they run in one process."""
+FIRST = ("spark", "interop", "faults", "hostile", "simulation", "node", "cli", "monitor", "archive")
+"""Folders whose tests wait for processes. They start first: at the end no process of tests runs alone."""
 
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+"""How many tests a level leaves out, by mark."""
 CALL_FAILED = pytest.StashKey[bool]()
 """Whether a test, or its set-up, failed."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run in several processes, those of one file run in one."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--level`: which tests run."""
+    parser.addoption(
+        "--level", choices=levels.LEVELS, default=levels.TEST, help="which tests run: see tests/levels.py"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Test modules that are imported later read their sizes."""
+    levels.use_level(config.getoption("level"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what the level does not run. Tests of one file run in one process, slow folders first."""
+    level = config.getoption("level")
+    reasons = {
+        item: None if levels.is_named(item, config.args) else levels.left_out_by(item, level=level)
+        for item in items
+    }
+    if left_out := [item for item in items if reasons[item]]:
+        config.hook.pytest_deselected(items=left_out)
+    config.stash[LEFT_OUT] = Counter(reason for reason in reasons.values() if reason)
+    items[:] = [item for item in items if not reasons[item]]
     for item in items:
         place = item.path.relative_to(TESTS)
         group = place.parts[0] if place.parts[0] in TOGETHER else place.as_posix()
         item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: _turn(item.path.relative_to(TESTS).parts[0]))
+
+
+def _turn(folder: str) -> int:
+    return FIRST.index(folder) if folder in FIRST else len(FIRST)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Where tests run in several processes, each has counted the same tests."""
+    if (counts := getattr(node, "workeroutput", {}).get("left_out")) is not None:
+        node.config.stash[LEFT_OUT] = Counter(counts)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process of several gives its counts to the one that prints."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["left_out"] = dict(session.config.stash.get(LEFT_OUT, Counter()))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was left out, and what runs it."""
+    counts = terminalreporter.config.stash.get(LEFT_OUT, Counter())
+    said = [f"{counts[mark]} by {command}" for mark, command in levels.BEYOND.items() if counts[mark]]
+    if said:
+        terminalreporter.write_line(f"Left out here, and run: {', '.join(said)}.")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -84,6 +133,21 @@ def descriptors_are_closed(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     if left := left_open(before):
         pytest.fail("left open:\n  " + "\n  ".join(left), pytrace=False)
+
+
+@pytest.fixture
+def start_node(tmp_path: Path) -> Iterator[Callable[..., TriohaNode]]:
+    """Starts trioha nodes on stores of the test's folder, by name; none of them outlives the test."""
+    nodes: list[TriohaNode] = []
+
+    def start(name: str = "store", **options: Any) -> TriohaNode:
+        nodes.append(TriohaNode(tmp_path / name, **options))
+        return nodes[-1]
+
+    yield start
+    for node in nodes:
+        if node.is_running:
+            node.kill()
 
 
 @pytest.fixture(scope="session")

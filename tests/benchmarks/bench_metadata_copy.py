@@ -25,7 +25,7 @@ from attrs import frozen
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.benchmarks.rivals.machine import cpu_s
-from tests.interop.node import TriohaNode
+from tests.node_process import TriohaNode
 from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request

@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.benchmarks.rivals.even_link import EvenLink, round_trip_s
 from tests.benchmarks.rivals.machine import LoadMeter
-from tests.interop.node import TriohaNode
+from tests.node_process import TriohaNode
 from trioha.config.model import AckMode
 from trioha.recording.reader import Session
 from trioha.recording.records import read_records

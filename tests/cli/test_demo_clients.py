@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import trio
 
-from tests.interop.node import TriohaNode
 from tests.interop.rocketmq import missing_tools
+from tests.node_process import TriohaNode
 from tests.ports import free_port
 from trioha.cli.demo_clients import (
     NO_ANSWER,

@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.interop.node import TriohaNode
+from tests.node_process import TriohaNode
 from tests.ports import free_port
 from trioha.cli.clients import ClusterAddress, message_of_json, message_to_json
 from trioha.cli.consume import WRITE_GRACE_S, parse_start, print_messages

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.interop.node import TriohaNode
+from tests.node_process import TriohaNode
 from tests.ports import free_port
 from trioha.client.cluster import open_cluster
 from trioha.client.consumer import ConsumerSettings, Start, StartAt, open_consumer

@@ -11,7 +11,7 @@ import numpy as np
 from attrs import frozen
 
 from tests.faults.producer import KEY_PROPERTY, Promise
-from tests.interop.node import run_trioha
+from tests.node_process import run_trioha
 from trioha.errors import StoreError
 from trioha.recording.events import CloseReason, Kind
 from trioha.recording.invariants import Severity, judge_session

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.interop.node import TriohaNode
+from tests.node_process import TriohaNode
 
 READY_WITHIN_S = 30.0
 

@@ -24,7 +24,7 @@ from tests.faults.metadata import (
 from tests.faults.planted import Defect
 from tests.faults.proxy import Direction
 from tests.faults.test_scenarios import plan_of
-from tests.interop.node import TriohaNode
+from tests.node_process import TriohaNode
 from trioha.metadata.files import write_metadata
 from trioha.metadata.pretty_json import encode_pretty
 from trioha.remoting.codec import encode

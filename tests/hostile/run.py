@@ -35,7 +35,7 @@ from tests.hostile.generator import frame_of
 from tests.hostile.health import Health
 from tests.hostile.pretenders import HostileMaster, answer_client, answer_feed
 from tests.hostile.strangers import HANG_S, Batches, NodeGone, Target, attack, besiege
-from tests.interop.node import TriohaNode
+from tests.node_process import TriohaNode
 from trioha.broker.info import CLIENTS_PREFIX
 from trioha.broker_status import BrokerStatus
 from trioha.errors import TriohaError

@@ -18,8 +18,8 @@ import pytest
 import trio
 import trustme
 
-from tests.interop.node import TriohaNode, run_trioha
 from tests.node.client import Client, endpoint
+from tests.node_process import TriohaNode, run_trioha
 from trioha.net.descriptors import raise_descriptor_limit
 from trioha.remoting.client import ClientSecurity, RemotingClient, open_client
 from trioha.remoting.codes import RequestCode

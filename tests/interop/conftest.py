@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.interop.clients import RocketClients, rocket_clients
 from tests.interop.java import JavaDriver, java_driver
-from tests.interop.node import TriohaNode
 from tests.interop.rocketmq import VERSIONS, missing_tools
 
 TIMEOUT_S = 400
@@ -92,19 +90,3 @@ def own_jvm(tmp_path: Path, rocketmq: dict[str, JavaDriver]) -> Iterator[Callabl
             )
 
         yield start
-
-
-@pytest.fixture
-def start_node(tmp_path: Path) -> Iterator[Callable[..., TriohaNode]]:
-    """Starts trioha nodes on stores of the test's folder, by name; none of them outlives the test."""
-    nodes: list[TriohaNode] = []
-
-    def start(name: str, **settings: Any) -> TriohaNode:
-        node = TriohaNode(tmp_path / name, **settings)
-        nodes.append(node)
-        return node
-
-    yield start
-    for node in nodes:
-        if node.is_running:
-            node.kill()

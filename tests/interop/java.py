@@ -17,11 +17,9 @@ from typing import Any
 from attrs import frozen
 
 from tests.interop.rocketmq import class_path, home_flags, indexes_tags, is_5, java_tool
+from tests.node_process import FILE_BYTES
 from tests.ports import free_port
 from tests.processes import DIE_WITH_PARENT, environment_of_ours
-
-FILE_BYTES = 65536
-"""mappedFileSizeCommitLog of the tests: small, so that a few hundred messages fill several files."""
 
 START_WITHIN_S = 90.0
 """For a JVM that has nothing to do but to say that it is there: on an idle machine it takes a second."""

@@ -10,8 +10,8 @@ from typing import Any
 import trio
 
 from tests.interop.controller import JVM_FLAGS, JavaProcess, ask, broker_settings, eventually
-from tests.interop.node import ANSWER_WITHIN_S, Loaded, TriohaNode, load
 from tests.interop.rocketmq import class_path
+from tests.node_process import ANSWER_WITHIN_S, Loaded, TriohaNode, load
 from trioha.controller import protocol
 from trioha.controller.protocol import EpochCache, to_request
 from trioha.remoting.client import open_client

@@ -15,7 +15,7 @@ from tests.interop.java import PATIENT
 from tests.interop.logs import assert_same_log, log_files
 from tests.interop.members import Member, RealMember, TriohaMember
 from tests.interop.name_server import name_server
-from tests.interop.node import SLAVE_TIMEOUT_MS
+from tests.node_process import SLAVE_TIMEOUT_MS
 from tests.ports import free_port
 from trioha.controller import protocol
 from trioha.controller.protocol import CachedEpoch, ReplicaSetInfo, to_request

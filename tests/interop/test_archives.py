@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.archiver import ArchiverProcess, wait_archived
-from tests.interop.java import FILE_BYTES, JavaDriver, JavaMessage, JavaStore
+from tests.interop.java import JavaDriver, JavaMessage, JavaStore
 from tests.interop.logs import assert_same_log
-from tests.interop.node import WITHIN_S, run_trioha
 from tests.interop.rocketmq import is_5
 from tests.interop.test_crashes import ACKED_MIN, TOPIC, Producers
 from tests.node.test_metadata_copies import ask, tables
 from tests.node.test_name_servers import wait_until
+from tests.node_process import FILE_BYTES, WITHIN_S, run_trioha
 from tests.s3 import S3Bucket, S3Server, bucket_in_environment, obstore_settled
 from tests.s3_proxy import s3_proxy
 from trioha.metadata.pretty_json import parse_pretty

@@ -11,7 +11,7 @@ from tests import azurite
 from tests.archive.building import log_data
 from tests.archive.support import Log, archived, archiver_of
 from tests.archiver import ArchiverProcess, archived_offset, wait_archived
-from tests.interop.node import run_trioha
+from tests.node_process import run_trioha
 from tests.s3 import obstore_settled, start_obstore
 from trioha.archive.errors import FencedError
 from trioha.archive.layout import LOG

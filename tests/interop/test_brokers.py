@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.interop.java import FILE_BYTES, JavaDriver
+from tests.interop.java import JavaDriver
 from tests.interop.logs import assert_same_log
-from tests.interop.node import SLAVE_TIMEOUT_MS, TriohaNode, load, run_trioha
 from tests.interop.rocketmq import is_5
 from tests.interop.test_java_master import TIMES_OUT_MS, sync_settings
+from tests.node_process import FILE_BYTES, SLAVE_TIMEOUT_MS, TriohaNode, load, run_trioha
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 

@@ -13,11 +13,11 @@ from attrs import frozen
 
 from tests.interop.java import JavaConsumer, JavaDriver, JavaError, JavaStore
 from tests.interop.name_server import name_server
-from tests.interop.node import SLAVE_TIMEOUT_MS, TriohaNode, wait_dispatched
 from tests.interop.rocketmq import VERSIONS
 from tests.interop.steady import POLL_MS, SteadyProducer
 from tests.interop.test_consumers import bodies, expected
 from tests.interop.test_name_servers import ask, groups, trioha_name_server, wait_until
+from tests.node_process import SLAVE_TIMEOUT_MS, TriohaNode, wait_dispatched
 from tests.ports import free_port
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.fastjson import parse_json

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.interop.java import JavaDriver
-from tests.interop.node import TriohaNode
+from tests.node_process import TriohaNode
 from tests.ports import free_port
 from trioha.metadata.offsets import ConsumerOffsets
 from trioha.metadata.pretty_json import parse_pretty

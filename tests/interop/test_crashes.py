@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.faults.rebuilt import check_rebuilt
-from tests.interop.java import FILE_BYTES, JavaDriver, JavaError
-from tests.interop.node import WITHIN_S, TriohaNode
+from tests.interop.java import JavaDriver, JavaError
 from tests.interop.rocketmq import indexes_tags
 from tests.interop.test_features import SHAPE
+from tests.node_process import FILE_BYTES, WITHIN_S, TriohaNode
 from trioha.store.message_store import MessageStore, StoreSettings
 from trioha.store.record import Host, Record, decode_record
 

@@ -19,13 +19,13 @@ from pathlib import Path
 import pytest
 
 from tests.doctor.changes import commit, has_delivered, make_group, make_topic, send_delayed
-from tests.interop.java import FILE_BYTES, JavaDriver, JavaError, JavaStore
+from tests.interop.java import JavaDriver, JavaError, JavaStore
 from tests.interop.name_server import name_server
-from tests.interop.node import TriohaNode, broker_status, load, run_trioha
 from tests.interop.rocketmq import ALL_VERSIONS, VERSIONS, is_5
 from tests.interop.test_clusters import ATTEMPTS, opened_broker
 from tests.interop.test_java_master import sync_settings
 from tests.interop.test_name_servers import groups, wait_until
+from tests.node_process import FILE_BYTES, TriohaNode, broker_status, load, run_trioha
 from tests.ports import free_port
 from trioha.errors import PeerError
 

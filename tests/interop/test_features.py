@@ -10,11 +10,11 @@ import pytest
 from attrs import evolve
 
 from tests.faults.rebuilt import Shape, check_rebuilt
-from tests.interop.java import FILE_BYTES, JavaDriver, JavaStore
+from tests.interop.java import JavaDriver, JavaStore
 from tests.interop.logs import assert_same_log, log_files, read_log
-from tests.interop.node import SLAVE_TIMEOUT_MS, WITHIN_S, TriohaNode, start_load
 from tests.interop.rocketmq import indexes_tags, is_5
 from tests.interop.test_java_master import TIMES_OUT_MS, assert_verified, client_of, start_pair, sync_settings
+from tests.node_process import FILE_BYTES, SLAVE_TIMEOUT_MS, WITHIN_S, TriohaNode, start_load
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexFile, IndexShape

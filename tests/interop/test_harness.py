@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from tests.interop import rocketmq as toolchain
-from tests.interop.java import FILE_BYTES, JavaDriver
+from tests.interop.java import JavaDriver
 from tests.interop.logs import assert_same_log, blank_tails
 from tests.interop.rocketmq import VERSIONS, ToolchainError, chosen_versions, class_path, is_5, missing_tools
+from tests.node_process import FILE_BYTES
 
 pytestmark = pytest.mark.interop
 

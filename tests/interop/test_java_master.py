@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.interop.java import FILE_BYTES, JavaDriver, JavaStore
+from tests.interop.java import JavaDriver, JavaStore
 from tests.interop.logs import assert_same_log, blank_tails, log_files, remove_files_just_made, whole_records
-from tests.interop.node import WITHIN_S, TriohaNode, run_trioha
 from tests.interop.rocketmq import VERSIONS, is_5
+from tests.node_process import FILE_BYTES, WITHIN_S, TriohaNode, run_trioha
 from trioha.broker_status import SlaveStatus
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]

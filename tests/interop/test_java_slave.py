@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.interop.java import FILE_BYTES, JavaDriver, JavaStore
+from tests.interop.java import JavaDriver, JavaStore
 from tests.interop.logs import assert_same_log, blank_tails, log_files, remove_files_just_made, whole_records
-from tests.interop.node import SLAVE_TIMEOUT_MS, WITHIN_S, TriohaNode, finish_load, start_load
 from tests.interop.rocketmq import VERSIONS
 from tests.interop.test_java_master import TIMES_OUT_MS
+from tests.node_process import FILE_BYTES, SLAVE_TIMEOUT_MS, WITHIN_S, TriohaNode, finish_load, start_load
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]

@@ -11,9 +11,9 @@ import pytest
 
 from tests.interop.java import JavaDriver
 from tests.interop.name_server import name_server
-from tests.interop.node import TriohaNode
 from tests.interop.rocketmq import is_5
 from tests.node.test_metadata_copies import QUICK, ask, tables, wait_until
+from tests.node_process import TriohaNode
 from tests.ports import free_port
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request

@@ -12,9 +12,9 @@ from attrs import evolve
 
 from tests.interop.java import JavaDriver
 from tests.interop.name_server import name_server
-from tests.interop.node import ANSWER_WITHIN_S, WITHIN_S, TriohaNode, load
 from tests.interop.rocketmq import is_5
 from tests.interop.test_java_master import sync_settings
+from tests.node_process import ANSWER_WITHIN_S, WITHIN_S, TriohaNode, load
 from trioha.remoting.client import open_client
 from trioha.remoting.name_server import fetch_broker_groups
 from trioha_monitor.app import MonitorApp

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from tests.interop.clients import RocketClients
-from tests.interop.node import TriohaNode, wait_dispatched
 from tests.interop.rocketmq import VERSIONS, is_5
 from tests.interop.test_name_servers import topics, trioha_name_server, wait_until
+from tests.node_process import TriohaNode, wait_dispatched
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 

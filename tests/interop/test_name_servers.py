@@ -17,8 +17,8 @@ import trio
 from tests.interop.clients import RocketClients
 from tests.interop.java import JavaDriver
 from tests.interop.name_server import name_server
-from tests.interop.node import ANSWER_WITHIN_S, TriohaNode
 from tests.interop.rocketmq import is_5
+from tests.node_process import ANSWER_WITHIN_S, TriohaNode
 from tests.ports import free_port
 from tests.processes import DIE_WITH_PARENT
 from trioha.remoting.client import open_client

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.descriptors import close_after_test, release_after_test, resources_closed
-from tests.interop.java import FILE_BYTES, JavaDriver
-from tests.interop.node import WITHIN_S
+from tests.interop.java import JavaDriver
 from tests.interop.rocketmq import writes_logics_offset
 from tests.interop.test_features import SHAPE
+from tests.node_process import FILE_BYTES, WITHIN_S
 from tests.store.crashes import CrashingDisk, PowerCutDisk
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.message_store import MessageStore, StoreSettings

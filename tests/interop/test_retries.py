@@ -16,9 +16,9 @@ import pytest
 from attrs import evolve, frozen
 
 from tests.interop.java import JavaConsumer, JavaDriver, java_driver
-from tests.interop.node import TriohaNode, run_trioha
 from tests.interop.rocketmq import VERSIONS
 from tests.interop.test_consumers import TOPIC, StartNode, bodies, expected, wait_for_offsets
+from tests.node_process import TriohaNode, run_trioha
 from tests.ports import free_port
 from trioha.metadata.topics import dead_letter_topic
 

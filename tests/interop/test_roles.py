@@ -18,7 +18,6 @@ import pytest
 from attrs import define, field
 
 from tests.interop.java import JavaDriver, JavaStore
-from tests.interop.node import TriohaNode
 from tests.interop.rocketmq import VERSIONS, is_5
 from tests.interop.test_clusters import QUEUES, TOPIC, max_offsets
 from tests.interop.test_consumers import bodies, expected
@@ -27,6 +26,7 @@ from tests.interop.test_slave_reads import committed
 from tests.interop.test_transactions import COMMIT, OPS, ROLLBACK, UNKNOWN
 from tests.interop.transactions import TransactionProducer
 from tests.node.test_metadata_copies import QUICK, tables
+from tests.node_process import TriohaNode
 from tests.ports import free_port
 from trioha.metadata.pretty_json import parse_pretty
 from trioha.remoting.codes import RequestCode

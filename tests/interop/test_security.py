@@ -10,8 +10,8 @@ import trustme
 
 from tests.interop.clients import RocketClients
 from tests.interop.java import JavaError
-from tests.interop.node import TriohaNode
 from tests.interop.test_name_servers import wait_until
+from tests.node_process import TriohaNode
 from tests.ports import free_port
 
 pytestmark = pytest.mark.interop

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from tests.interop.java import JavaConsumer, JavaDriver
-from tests.interop.node import TriohaNode
 from tests.interop.rocketmq import VERSIONS
 from tests.interop.steady import SteadyProducer
 from tests.interop.test_clusters import (
@@ -29,6 +28,7 @@ from tests.interop.test_clusters import (
 )
 from tests.interop.test_consumers import bodies
 from tests.interop.test_name_servers import ask, groups, wait_until
+from tests.node_process import TriohaNode
 from trioha.remoting.codes import RequestCode, ResponseCode
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]

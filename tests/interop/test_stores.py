@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.interop.java import FILE_BYTES, JavaDriver
+from tests.interop.java import JavaDriver
 from tests.interop.logs import read_log, remove_files_just_made
-from tests.interop.node import TriohaNode, run_trioha, start_load
+from tests.node_process import FILE_BYTES, TriohaNode, run_trioha, start_load
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 

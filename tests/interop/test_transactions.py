@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.interop.java import JavaConsumer, JavaDriver
-from tests.interop.node import TriohaNode, run_trioha
 from tests.interop.rocketmq import is_5
 from tests.interop.test_consumers import bodies, expected
 from tests.interop.test_name_servers import ask, trioha_name_server, wait_until
 from tests.interop.transactions import TransactionProducer
+from tests.node_process import TriohaNode, run_trioha
 from tests.ports import free_port
 from trioha.remoting.codes import RequestCode
 

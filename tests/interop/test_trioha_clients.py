@@ -18,9 +18,9 @@ import trio
 from tests.interop.clients import RocketClients
 from tests.interop.java import JavaDriver
 from tests.interop.name_server import name_server
-from tests.interop.node import WITHIN_S, TriohaNode
 from tests.interop.test_consumers import bodies
 from tests.interop.test_name_servers import wait_until
+from tests.node_process import WITHIN_S, TriohaNode
 from tests.ports import free_port
 from tests.processes import DIE_WITH_PARENT
 from trioha.client.cluster import open_cluster

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.interop.java import FILE_BYTES
-from tests.interop.node import TriohaNode, run_trioha
 from tests.node.client import Client
 from tests.node.test_name_servers import wait_until as wait_within
+from tests.node_process import FILE_BYTES, TriohaNode, run_trioha
 from tests.s3 import S3Bucket, obstore_settled, start_obstore
 from trioha.archive.archiver import Archiver
 from trioha.archive.log_bytes import read_log_object

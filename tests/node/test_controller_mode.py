@@ -20,7 +20,6 @@ from attrs import evolve
 
 from tests.controller.scripted import Group, ScriptedControllers
 from tests.interop.controller import ask, broker_settings, eventually
-from tests.interop.node import TriohaNode, run_trioha
 from tests.metrics.pages import uses
 from tests.metrics.scraping import parsed, scrape, values_of
 from tests.node.test_transactions import (
@@ -33,6 +32,7 @@ from tests.node.test_transactions import (
     place_of,
 )
 from tests.node.wire import Wire
+from tests.node_process import TriohaNode, run_trioha
 from tests.ports import free_port
 from trioha.broker_status import ControlStatus
 from trioha.controller import protocol

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.faults import disks
-from tests.interop.node import TriohaNode, broker_status, load, run_trioha
+from tests.node_process import TriohaNode, broker_status, load, run_trioha
 
 pytestmark = pytest.mark.process
 

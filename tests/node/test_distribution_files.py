@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.interop.node import TriohaNode, load, run_trioha
 from tests.node.test_name_servers import groups, wait_until
+from tests.node_process import TriohaNode, load, run_trioha
 from tests.processes import DIE_WITH_PARENT
 
 FILES = {

@@ -18,11 +18,10 @@ from typing import Any
 import pytest
 
 from tests.doctor.changes import commit, has_delivered, make_group, send_delayed
-from tests.interop.java import FILE_BYTES
-from tests.interop.node import TriohaNode, run_trioha
 from tests.node.client import endpoint
 from tests.node.shims import program
 from tests.node.test_name_servers import groups, wait_until
+from tests.node_process import FILE_BYTES, TriohaNode, run_trioha
 from tests.ports import free_port
 
 pytestmark = pytest.mark.process

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from tests.interop.node import load
+from tests.node_process import load
 from trioha.node.logs import LogStream, configure_logs
 
 

@@ -12,7 +12,6 @@ import pytest
 import trio
 import trustme
 
-from tests.interop.node import TriohaNode, run_trioha
 from tests.node.test_name_servers import wait_until
 from tests.node.test_transactions import (
     decide_by_checks,
@@ -21,6 +20,7 @@ from tests.node.test_transactions import (
     half_message,
     place_of,
 )
+from tests.node_process import TriohaNode, run_trioha
 from tests.ports import free_port
 from trioha.metadata.pretty_json import parse_pretty
 from trioha.remoting.client import open_client

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from tests.interop.node import TriohaNode, run_trioha
 from tests.metrics.pages import OF_PROMETHEUS, family_name, uses
 from tests.metrics.scraping import (
     documented,
@@ -29,6 +28,7 @@ from tests.metrics.scraping import (
 from tests.node.client import Client, endpoint
 from tests.node.test_name_servers import wait_until as wait_within
 from tests.node.test_processes import node_command
+from tests.node_process import TriohaNode, run_trioha
 from tests.ports import free_port
 from trioha.ha.frames import encode_report
 

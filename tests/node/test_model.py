@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.interop.node import TriohaNode
 from tests.node.wire import Wire
+from tests.node_process import TriohaNode
 from trioha.client.messages import received_messages
 from trioha.client.route import MessageQueue
 from trioha.metadata.offsets import ConsumerOffsets

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.interop.node import TriohaNode, run_trioha
+from tests.node_process import TriohaNode, run_trioha
 
 pytestmark = pytest.mark.process
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from tests.interop.node import TriohaNode, run_trioha
+from tests.node_process import TriohaNode, run_trioha
 from tests.ports import free_port
 from trioha.config.broker import load_config
 from trioha.errors import ConfigError

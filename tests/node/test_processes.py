@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.interop.node import TriohaNode, finish_load, run_trioha, start_load
+from tests.node_process import TriohaNode, finish_load, run_trioha, start_load
 from tests.ports import free_port
 
 pytestmark = pytest.mark.process

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop.node import TriohaNode, run_trioha
+from tests.node_process import TriohaNode, run_trioha
 
 pytestmark = pytest.mark.process
 

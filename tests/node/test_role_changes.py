@@ -16,7 +16,6 @@ import pytest
 import trio
 import trio.testing
 
-from tests.interop.node import TriohaNode, run_trioha
 from tests.node.client import Client
 from tests.node.role_nodes import (
     ASYNC_MASTER,
@@ -29,6 +28,7 @@ from tests.node.role_nodes import (
     role_node,
     slave_of,
 )
+from tests.node_process import TriohaNode, run_trioha
 from trioha.broker.delayed_delivery import DelayedDelivery
 from trioha.broker.transaction_service import TransactionService
 from trioha.client.messages import received_messages

@@ -13,8 +13,8 @@ import pytest
 import trio
 import trustme
 
-from tests.interop.node import TriohaNode, run_trioha
 from tests.node.test_name_servers import wait_until
+from tests.node_process import TriohaNode, run_trioha
 from tests.ports import free_port
 from trioha.net.tls import client_context
 from trioha.remoting.client import ClientSecurity, open_client

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from tests.interop.node import TriohaNode, run_trioha
 from tests.node import shims
 from tests.node.client import Client, endpoint
 from tests.node.test_processes import node_command
 from tests.node.test_stopping import wait_for
+from tests.node_process import TriohaNode, run_trioha
 from trioha.net.descriptors import raise_descriptor_limit
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.interop.node import TriohaNode, run_trioha
 from tests.node.client import Client
 from tests.node.test_processes import node_command
+from tests.node_process import TriohaNode, run_trioha
 from tests.store.support import message, open_store
 
 pytestmark = pytest.mark.process

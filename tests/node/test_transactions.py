@@ -8,8 +8,8 @@ from itertools import count
 
 import pytest
 
-from tests.interop.node import TriohaNode
 from tests.node.wire import Wire
+from tests.node_process import TriohaNode
 from trioha.client.messages import received_messages
 from trioha.client.route import MessageQueue
 from trioha.remoting.codes import RequestCode, ResponseCode

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.interop.node import TriohaNode
+from tests.node_process import TriohaNode
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request

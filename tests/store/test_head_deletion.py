@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tests.faults.rebuilt import Shape, check_rebuilt
-from tests.interop.node import TriohaNode
+from tests.node_process import TriohaNode
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexShape
 from trioha.store.message_properties import parse_properties

@@ -16,13 +16,14 @@ from typing import Any
 import trio
 from attrs import frozen
 
-from tests.interop.java import FILE_BYTES
 from tests.processes import DIE_WITH_PARENT
 from trioha.broker_status import BrokerStatus
 from trioha.errors import PeerError, TriohaError
 from trioha.remoting.client import open_client
 from trioha.remoting.status_reader import fetch_status
 
+FILE_BYTES = 65536
+"""mappedFileSizeCommitLog of tests: small, so that a few hundred messages fill several files."""
 _TRIOHA = [sys.executable, "-m", "trioha"]
 ANSWER_WITHIN_S = 20.0
 """For a connection to a broker or name server that lives, and for each of its answers."""
