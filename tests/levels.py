@@ -32,10 +32,6 @@ Size = TypeVar("Size")
 
 # No deadline for an example: it would measure the machine's load, not the code.
 for _name, _examples, _is_fixed in (("quick", 25, True), ("ci", 150, False), ("nightly", 3000, False)):
-    ("quick", 25, True),
-    ("ci", 150, False),
-    ("nightly", 3000, False),
-):
     settings.register_profile(
         _name,
         max_examples=_examples,
