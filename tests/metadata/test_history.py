@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import trio
-from attrs import define
 from structlog.testing import capture_logs
 
+from tests.clocks import Clock
 from trioha.errors import StoreError
 from trioha.metadata.history import (
     CONSUMER_OFFSETS,
@@ -20,14 +20,6 @@ from trioha.metadata.history import (
     segments_of,
 )
 from trioha.metadata.metadata_store import MetadataSettings, MetadataStore
-
-
-@define
-class Clock:
-    now_ms: int = 1_000
-
-    def __call__(self) -> int:
-        return self.now_ms
 
 
 def value(**offsets: int) -> dict[str, Any]:
@@ -44,11 +36,11 @@ def at(tmp_path: Path, time_ms: int) -> dict[str, int]:
 
 
 def test_changes_are_gathered_and_the_last_ones_recorded_at_the_close(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(1_000)
     kept = history(tmp_path, clock, interval_s=60)
     kept.begin({CONSUMER_OFFSETS: value(T=1)})
     for now_ms, offset in ((6_000, 2), (11_000, 3), (61_000, 4), (66_000, 5)):
-        clock.now_ms = now_ms
+        clock.now = now_ms
         kept.note(CONSUMER_OFFSETS, value(T=offset))
     kept.close()
     found = {now_ms: at(tmp_path, now_ms)["T"] for now_ms in (1_000, 11_000, 61_000, 65_999, 66_000, 10**9)}
@@ -56,31 +48,31 @@ def test_changes_are_gathered_and_the_last_ones_recorded_at_the_close(tmp_path: 
 
 
 def test_before_offsets_go_back_what_they_were_is_recorded(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(1_000)
     kept = history(tmp_path, clock, interval_s=60)
     kept.begin({CONSUMER_OFFSETS: value(T=1)})
-    clock.now_ms = 6_000
+    clock.now = 6_000
     kept.note(CONSUMER_OFFSETS, value(T=50))
-    clock.now_ms = 11_000
+    clock.now = 11_000
     kept.note(CONSUMER_OFFSETS, value(T=7))
     # Not closed: the process was killed.
     assert [at(tmp_path, now_ms)["T"] for now_ms in (5_999, 6_000, 10_999, 11_000)] == [1, 50, 50, 7]
 
 
 def test_a_deleted_group_can_be_found_again(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(1_000)
     kept = history(tmp_path, clock)
     kept.begin({CONSUMER_OFFSETS: value(T=1, U=2)})
-    clock.now_ms = 6_000
+    clock.now = 6_000
     kept.note(CONSUMER_OFFSETS, value(U=2))
     assert (at(tmp_path, 5_999), at(tmp_path, 6_000)) == ({"T": 1, "U": 2}, {"U": 2})
 
 
 def test_topics_and_groups_are_in_the_history(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(1_000)
     kept = history(tmp_path, clock, interval_s=0)
     kept.begin({"topics.json": {"topicConfigTable": {"T": {"perm": 6}}}})
-    clock.now_ms = 2_000
+    clock.now = 2_000
     kept.note("topics.json", {"topicConfigTable": {"T": {"perm": 4}, "U": {}}})
     folder = tmp_path / "history"
     assert read_history(folder, 1_999).tables == {"topics.json": {"T": {"perm": 6}}}
@@ -88,17 +80,17 @@ def test_topics_and_groups_are_in_the_history(tmp_path: Path) -> None:
 
 
 def test_old_segments_are_deleted_and_the_newest_is_whole(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(1_000)
     kept = history(tmp_path, clock, bytes_max=8_000, interval_s=0)
     kept.begin({CONSUMER_OFFSETS: value(T=0)})
     for number in range(1, 1_000):
-        clock.now_ms += 1_000
+        clock.now += 1_000
         kept.note(CONSUMER_OFFSETS, value(T=number))
     kept.close()
     segments = segments_of(tmp_path / "history")
     assert sum(path.stat().st_size for path in segments) <= 8_000 + 8_000 // 8 + 200
     assert len(segments) >= 4
-    assert at(tmp_path, clock.now_ms) == {"T": 999}
+    assert at(tmp_path, clock.now) == {"T": 999}
     first_ms = int(segments[0].stem)
     assert at(tmp_path, first_ms)["T"] == (first_ms - 1_000) // 1_000
     with pytest.raises(StoreError, match="is before it"):
@@ -106,10 +98,10 @@ def test_old_segments_are_deleted_and_the_newest_is_whole(tmp_path: Path) -> Non
 
 
 def test_a_line_that_a_crash_has_cut_is_passed_over_and_a_restart_begins_a_segment(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(1_000)
     kept = history(tmp_path, clock, interval_s=0)
     kept.begin({CONSUMER_OFFSETS: value(T=1)})
-    clock.now_ms = 2_000
+    clock.now = 2_000
     kept.note(CONSUMER_OFFSETS, value(T=2))
     (segment,) = segments_of(tmp_path / "history")
     segment.write_bytes(segment.read_bytes()[:-5])
@@ -121,18 +113,18 @@ def test_a_line_that_a_crash_has_cut_is_passed_over_and_a_restart_begins_a_segme
 
 
 def test_a_segment_that_was_removed_is_followed_by_a_whole_one(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(1_000)
     kept = history(tmp_path, clock, interval_s=0)
     kept.begin({CONSUMER_OFFSETS: value(T=1, U=1)})
     (segment,) = segments_of(tmp_path / "history")
     segment.unlink()
-    clock.now_ms = 2_000
+    clock.now = 2_000
     kept.note(CONSUMER_OFFSETS, value(T=2, U=1))
     assert at(tmp_path, 2_000) == {"T": 2, "U": 1}
 
 
 def test_a_segment_without_its_first_line_is_passed_over(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(1_000)
     kept = history(tmp_path, clock, interval_s=0)
     kept.begin({CONSUMER_OFFSETS: value(T=1)})
     (tmp_path / "history" / f"{2_000:020}.jsonl").write_bytes(b'{"t":2000,"tab')
@@ -140,16 +132,16 @@ def test_a_segment_without_its_first_line_is_passed_over(tmp_path: Path) -> None
 
 
 def test_a_history_that_cannot_be_written_is_logged_once_and_ends_nothing(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(1_000)
     (tmp_path / "history").write_text("not a folder")
     kept = history(tmp_path, clock, interval_s=0)
     with capture_logs() as logged:
         kept.begin({CONSUMER_OFFSETS: value(T=1)})
-        clock.now_ms = 2_000
+        clock.now = 2_000
         kept.note(CONSUMER_OFFSETS, value(T=2))
     assert [entry["event"] for entry in logged] == ["the metadata's history cannot be written"]
     (tmp_path / "history").unlink()
-    clock.now_ms = 3_000
+    clock.now = 3_000
     kept.note(CONSUMER_OFFSETS, value(T=3))
     assert at(tmp_path, 3_000) == {"T": 3}
 

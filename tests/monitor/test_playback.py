@@ -8,20 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.clocks import Clock
 from trioha.recording.times import MomentError, parse_moment
 from trioha_monitor.playback import INTERVAL_NS, SPEEDS, Player
 from trioha_monitor.replay.search import AtEvent, AtLag, AtTime, SeekError, parse_seek
 from trioha_monitor.view import EventKind
 
 S = 10**9
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture
@@ -35,34 +28,34 @@ def player(clock: Clock) -> Player:
 
 
 def test_a_player_is_paused_at_first_and_at_the_end(player: Player, clock: Clock) -> None:
-    clock.now_s = 5
+    clock.now = 5
     assert (player.position.at_ns, player.position.is_playing) == (100 * S, False)
     player.play()
-    clock.now_s = 15
+    clock.now = 15
     assert (player.position.at_ns, player.position.is_playing) == (110 * S, True)
-    clock.now_s = 500
+    clock.now = 500
     assert (player.position.at_ns, player.position.is_playing) == (200 * S, False)
     player.toggle()
-    clock.now_s = 501
+    clock.now = 501
     assert (player.position.at_ns, player.position.is_playing) == (101 * S, True)
     player.toggle()
-    clock.now_s = 600
+    clock.now = 600
     assert (player.position.at_ns, player.position.is_playing) == (101 * S, False)
 
 
 def test_a_new_speed_or_direction_counts_from_the_position(player: Player, clock: Clock) -> None:
     player.play()
-    clock.now_s = 10
+    clock.now = 10
     player.change_speed(2)
-    clock.now_s = 12
+    clock.now = 12
     assert (player.position.at_ns, player.position.speed) == (118 * S, 4.0)
     player.turn()
-    clock.now_s = 14
+    clock.now = 14
     assert (player.position.at_ns, player.position.is_reverse) == (110 * S, True)
-    clock.now_s = 30
+    clock.now = 30
     assert (player.position.at_ns, player.position.is_playing) == (100 * S, False)
     player.play()
-    clock.now_s = 31
+    clock.now = 31
     assert player.position.at_ns == 196 * S
 
 
@@ -77,7 +70,7 @@ def test_speeds_go_from_a_quarter_to_64_times(player: Player) -> None:
 def test_jumps_stay_on_the_axis_and_a_playing_player_goes_on(player: Player, clock: Clock) -> None:
     player.play()
     player.jump(150 * S)
-    clock.now_s = 1
+    clock.now = 1
     assert player.position.at_ns == 151 * S
     player.jump(0)
     assert player.position.at_ns == 100 * S
@@ -119,7 +112,7 @@ def test_a_position_never_leaves_its_axis(moves: list[tuple[str, float]]) -> Non
             case "k":
                 player.step(round(seconds) - 15)
         before = player.position
-        clock.now_s += seconds
+        clock.now += seconds
         after = player.position
         assert before.start_ns <= after.at_ns <= after.end_ns
         if not before.is_playing:

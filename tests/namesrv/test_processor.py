@@ -81,12 +81,12 @@ async def test_a_broker_may_register_without_a_body(server: Asked) -> None:
 
 async def test_a_timeout_that_a_broker_asks_for_is_its_own(server: Asked) -> None:
     await server.ask(C.REGISTER_BROKER, **WHO, heartbeatTimeoutMillis="3000")
-    server.clock.now_s += 3.1
+    server.clock.now += 3.1
     assert [gone.address for gone in server.registry.expire()] == ["h:1"]
     await server.ask(C.REGISTER_BROKER, **WHO)
     heartbeat = {name: WHO[name] for name in ("clusterName", "brokerAddr", "brokerName")}
     await server.ask(C.BROKER_HEARTBEAT, **heartbeat, heartbeatTimeoutMills="1000")
-    server.clock.now_s += 1.1
+    server.clock.now += 1.1
     assert [gone.address for gone in server.registry.expire()] == ["h:1"]
 
 

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from tests.namesrv.values import Clock, identity, register, topics
+from tests.clocks import Clock
+from tests.namesrv.values import identity, register, topics
 from trioha.errors import RemoteProtocolError
 from trioha.metadata.registration import Registration
 from trioha.namesrv.registry import (
@@ -25,7 +26,7 @@ SLAVE = identity(1)
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture
@@ -178,13 +179,13 @@ def test_topics_go_with_the_last_broker_of_their_group(registry: Registry) -> No
 def test_a_silent_broker_is_removed_after_its_timeout(registry: Registry, clock: Clock) -> None:
     register(registry, MASTER, topics("T"))
     register(registry, SLAVE, topics("T"), timeout_s=10.0)
-    clock.now_s += 10.0
+    clock.now += 10.0
     assert registry.expire() == ()
-    clock.now_s += 0.1
+    clock.now += 0.1
     assert registry.expire() == (SLAVE,)
-    clock.now_s += 109.9
+    clock.now += 109.9
     assert registry.expire() == ()
-    clock.now_s += 0.1
+    clock.now += 0.1
     assert registry.expire() == (MASTER,)
     assert (registry.live, registry.groups, registry.topics, registry.clusters) == ((), (), (), {})
 
@@ -193,12 +194,12 @@ def test_heartbeats_and_questions_for_the_same_table_keep_a_broker(registry: Reg
     version = topics().data_version
     for who in (MASTER, SLAVE, identity(2)):
         register(registry, who, topics("T"))
-    clock.now_s += 100
+    clock.now += 100
     registry.heartbeat(cluster_name="Cluster", address=MASTER.address)
     registry.heartbeat(cluster_name="Elsewhere", address=SLAVE.address)
     same = registry.query_data_version(identity(2), version)
     changed = registry.query_data_version(SLAVE, topics(counter=7).data_version)
-    clock.now_s += 100
+    clock.now += 100
 
     assert same == (False, version)
     assert changed == (True, version)
@@ -209,7 +210,7 @@ def test_heartbeats_and_questions_for_the_same_table_keep_a_broker(registry: Reg
 def test_a_heartbeat_may_change_the_timeout(registry: Registry, clock: Clock) -> None:
     register(registry, MASTER, topics("T"))
     registry.heartbeat(cluster_name="Cluster", address=MASTER.address, timeout_s=1.0)
-    clock.now_s += 1.1
+    clock.now += 1.1
     assert registry.expire() == (MASTER,)
 
 
@@ -269,7 +270,7 @@ def test_queue_mappings_go_with_their_topic(registry: Registry) -> None:
 
 def test_what_exceeds_a_limit_changes_nothing() -> None:
     registry = Registry(
-        clock=Clock(), limits=RegistryLimits(brokers_max=2, topics_max=5, mapping_bytes_max=20)
+        clock=Clock(1000.0), limits=RegistryLimits(brokers_max=2, topics_max=5, mapping_bytes_max=20)
     )
     register(registry, MASTER, topics("A", "B", "C"))
     with pytest.raises(RegistryFullError, match="3 new topics are too many"):
@@ -293,7 +294,7 @@ def test_what_exceeds_a_limit_changes_nothing() -> None:
 
 def test_room_is_kept_for_the_topics_of_a_registration_in_progress() -> None:
     names = [f"t{number}" for number in range(2 * SLICE_TOPICS)]
-    registry = Registry(clock=Clock(), limits=RegistryLimits(topics_max=2 * SLICE_TOPICS + 1))
+    registry = Registry(clock=Clock(1000.0), limits=RegistryLimits(topics_max=2 * SLICE_TOPICS + 1))
     steps = registry.registering(BrokerRequest(MASTER, "h:1", connection=1), topics(*names))
     while not registry.queue_datas:
         next(steps)
@@ -356,7 +357,7 @@ def one_step(registry: Registry, clock: Clock, chance: random.Random) -> str:
         case 1:
             return f"closed {registry.connection_closed(chance.randint(1, 2))}"
         case 2:
-            clock.now_s += chance.choice([1.0, 10.0])
+            clock.now += chance.choice([1.0, 10.0])
             return f"expired {registry.expire()}"
         case 3:
             registry.delete_topic(topic := chance.choice("TU"), cluster=chance.choice([None, "C1"]))
@@ -386,13 +387,13 @@ def one_step(registry: Registry, clock: Clock, chance: random.Random) -> str:
 def test_whatever_happens_the_tables_agree_and_nothing_stays_of_brokers_that_are_gone(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(50):
-        clock = Clock()
+        clock = Clock(1000.0)
         registry = Registry(clock=clock)
         done = []
         for _ in range(chance.randint(1, 25)):
             done.append(one_step(registry, clock, chance))
             check_tables(registry)
-        clock.now_s += 1000
+        clock.now += 1000
         registry.expire()
         assert (registry.live, registry.groups, registry.clusters, registry.topics) == ((), (), {}, ()), done
         assert (registry.queue_datas, registry.mapping_bytes) == (0, 0), done

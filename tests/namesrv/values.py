@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import evolve
 
+from tests.clocks import Clock
 from trioha.metadata.data_version import DataVersion
 from trioha.metadata.registration import Registration, encode_registration
 from trioha.metadata.topics import TopicConfig
@@ -18,16 +19,6 @@ from trioha.namesrv.settings import NameServerSettings
 from trioha.remoting.address import Address
 from trioha.remoting.command import BadRequestError, RemotingCommand, request, response_to
 from trioha.remoting.serving import Peer
-
-
-class Clock:
-    """A clock that a test moves, seconds."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def identity(
@@ -64,7 +55,7 @@ class Asked:
     """A processor that is asked without a server."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        self.clock = Clock()
+        self.clock = Clock(1000.0)
         self.registry = Registry(clock=self.clock)
         self.kv = KvConfig.load(folder / "kvConfig.json")
         self.processor = NameServerProcessor(self.registry, self.kv, NameServerSettings(**settings))
