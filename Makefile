@@ -7,9 +7,16 @@
 #   PYTHON=/opt/python3.12/bin/python3     this Python and no other
 
 N ?= 50
-# Where records are walked, checked, dispatched or indexed, in one process or between nodes.
-PURE_SUITES := $(addprefix tests/,broker ha mutations node simulation store)
-VENV := .venv
+LEVEL ?= test
+# Tests wait for processes a third of their time, those of RocketMQ most of it.
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+WORKERS ?= $(shell expr 2 \* $(CORES))
+PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --level $(LEVEL)
+# Rooms in which compiled code does the work: with TRIOHA_PURE=1 plain Python does it.
+PURE_ROOMS := $(addprefix tests/,broker ha mutations recording remoting simulation store)
+# What each Python has of its own: neither JVMs nor faults of live clusters.
+SLOW_FOLDERS := $(addprefix --ignore=tests/,faults hostile interop spark)
+VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
@@ -18,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup kernel demo test test-pure test-pythons test-all test-interop lint bench bench-report faults hostile model simulation screenshots java
+.PHONY: help setup kernel demo test test-all test-rest test-pure test-fast nightly lint bench bench-report faults hostile model simulation screenshots java
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,20 +40,23 @@ kernel: $(INSTALLED)
 demo: java kernel ## replicate, break, recover, verify, replay
 	@$(BIN)/trioha demo $(ARGS)
 
-test: java kernel ## run all tests
-	@$(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
+test: java kernel ## run the tests that a change needs (some minutes); its last line says what it leaves out
+	@$(PYTEST) $(ARGS)
 
-test-pure: kernel ## run the suites that use the compiled kernel without it
-	@TRIOHA_PURE=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup $(PURE_SUITES) $(ARGS)
+test-all: test test-rest ## run all that can find a regression: what CI runs
 
-test-pythons: kernel ## run the fast suites on each Python from 3.11 on that this machine has
-	@$(BIN)/python -m tests.suites $(ARGS)
+test-rest: java kernel ## run what test-all has beyond test
+	@$(MAKE) test LEVEL=rest WORKERS=$$((4 * $(CORES)))
+	@$(MAKE) test-pure
 
-test-all: java kernel ## run all tests, the fast suites on each Python: as CI does
-	@$(BIN)/python -m tests.suites --all $(ARGS)
+nightly: java kernel ## run every test, seed, Python and version of RocketMQ: hours; ends with build/nightly/report.md
+	@$(BIN)/python -m tests.nightly $(ARGS)
 
-test-interop: java kernel ## run the tests against every version of RocketMQ, not just the newest of each line
-	@ROCKETMQ_VERSIONS=all $(BIN)/pytest tests/interop $(ARGS)
+test-pure: kernel ## run the rooms that have compiled code in plain Python
+	@TRIOHA_PURE=1 $(PYTEST) -m "not process" $(PURE_ROOMS) $(ARGS)
+
+test-fast: kernel ## run the tests that need neither Java nor minutes (with PYTHON=... VENV=... on another Python)
+	@$(PYTEST) -m "not interop and not spark" $(SLOW_FOLDERS) tests $(ARGS)
 
 lint: $(INSTALLED) ## check format, style, types and the order of imports
 	@$(BIN)/ruff format --check .
@@ -68,7 +78,7 @@ hostile: kernel ## send N hostile frames of a seed to real nodes (make hostile N
 	@$(BIN)/python -m tests.hostile --count $(N) --seed $(or $(SEED),1) $(ARGS)
 
 model: kernel ## compare a node that is killed with a model of queues and groups, N times (make model N=1000)
-	@TRIOHA_MODEL_EXAMPLES=$(N) $(BIN)/pytest -n 0 tests/node/test_model.py $(ARGS)
+	@TRIOHA_MODEL_EXAMPLES=$(N) $(BIN)/pytest -n 0 --level all tests/node/test_model.py $(ARGS)
 
 simulation: N = 10000
 simulation: kernel ## simulate N seeds of failovers in virtual time (make simulation N=1000 SEED=5000)
