@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import trio
 from attrs import frozen
 
 from tests.processes import DIE_WITH_PARENT
+from tests.waiting import wait_until
 from trioha.broker_status import BrokerStatus
 from trioha.errors import PeerError, TriohaError
 from trioha.remoting.client import open_client
@@ -57,15 +58,15 @@ class Answer:
 
 def run_trioha(*arguments: str | Path, timeout_s: float = WITHIN_S) -> Answer:
     """Run `trioha ARGUMENTS` to its end."""
+    answer = _run([*_TRIOHA, *map(str, arguments)], timeout_s=timeout_s)
+    assert "Traceback" not in answer.stderr, answer.stderr
+    return answer
+
+
+def _run(command: Sequence[str], *, timeout_s: float) -> Answer:
     done = subprocess.run(
-        [*_TRIOHA, *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
     )
-    assert "Traceback" not in done.stderr, done.stderr
     return Answer(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
@@ -154,6 +155,68 @@ def wait_dispatched(address: str, *, within_s: float = WITHIN_S) -> BrokerStatus
     raise AssertionError(f"not dispatched up to {end} within {within_s:g} s: {last}")
 
 
+def node_command(
+    root: Path,
+    *,
+    role: str = "",
+    config_file: Path | None = None,
+    ha_master_address: str | None = None,
+    ha_port: int = 0,
+    program: Sequence[str] = _TRIOHA,
+    arguments: Sequence[str] = (),
+    **settings: Any,
+) -> list[str]:
+    """The command for a node on the store `root`, whose broker.conf is written beside it.
+
+    `settings` are broker.conf keys, `arguments` more words of the command; `program` is what stands for the
+    command `trioha`. With `config_file` that file says name and role; store, addresses and sizes of files are
+    given by `--set`.
+    """
+    root.parent.mkdir(parents=True, exist_ok=True)
+    names: dict[str, object] = {
+        "brokerClusterName": "interop",
+        "brokerName": "interop",
+        "brokerId": 1 if role == "SLAVE" else 0,
+        "brokerRole": role,
+    }
+    config: dict[str, object] = {
+        **({} if config_file is not None else names),
+        "brokerIP1": "127.0.0.1",
+        "brokerIP2": "127.0.0.1",
+        "listenPort": 0,
+        "haListenPort": ha_port,
+        "storePathRootDir": root,
+        "mappedFileSizeCommitLog": FILE_BYTES,
+        # As the Java stores of the tests, which open these.
+        "mappedFileSizeConsumeQueue": 2000,
+        "maxHashSlotNum": 1000,
+        "maxIndexNum": 4000,
+        "maxMessageSize": 65000,
+        "haSendHeartbeatInterval": 200,
+        # How full the disk of the test machine is must not matter.
+        "diskMaxUsedSpaceRatio": 100,
+        "diskSpaceCleanForciblyRatio": 100,
+        "diskSpaceWarningLevelRatio": 100,
+        "trioha.bindAddress": "127.0.0.1",
+        **settings,
+    }
+    if ha_master_address is not None:
+        config["haMasterAddress"] = ha_master_address
+    lines = [f"{key}={value}" for key, value in config.items()]
+    overrides: list[str] = []
+    if config_file is None:
+        config_file = root.with_name(f"{root.name}.conf")
+        config_file.write_text("\n".join([*lines, ""]))
+    else:
+        overrides = [part for line in lines for part in ("--set", line)]
+    return [*program, "node", "-c", str(config_file), *overrides, *arguments]
+
+
+def run_node(root: Path, **options: Any) -> Answer:
+    """Run a node that ends by itself, as one that refuses its settings; `options` as of `node_command`."""
+    return _run(node_command(root, **options), timeout_s=WITHIN_S)
+
+
 class TriohaNode:
     """A `trioha node` process."""
 
@@ -161,60 +224,21 @@ class TriohaNode:
         self,
         root: Path,
         *,
-        role: str = "",
-        config_file: Path | None = None,
-        ha_master_address: str | None = None,
-        ha_port: int = 0,
-        program: Sequence[str] = _TRIOHA,
-        **settings: Any,
+        environment: Mapping[str, str] | None = None,
+        log_path: Path | None = None,
+        **options: Any,
     ) -> None:
-        """Start a node on the store `root` and wait until it serves; `settings` are broker.conf keys.
+        """Start a node on the store `root` and wait until it serves; `options` as of `node_command`.
 
-        `program` is what stands for the command `trioha`. With `config_file` that file says name and role;
-        store, addresses and sizes of files are given by `--set`.
+        Its log is written beside the store, or to `log_path`.
         """
         self.root = root
-        root.parent.mkdir(parents=True, exist_ok=True)
-        names: dict[str, object] = {
-            "brokerClusterName": "interop",
-            "brokerName": "interop",
-            "brokerId": 1 if role == "SLAVE" else 0,
-            "brokerRole": role,
-        }
-        config: dict[str, object] = {
-            **({} if config_file is not None else names),
-            "brokerIP1": "127.0.0.1",
-            "brokerIP2": "127.0.0.1",
-            "listenPort": 0,
-            "haListenPort": ha_port,
-            "storePathRootDir": root,
-            "mappedFileSizeCommitLog": FILE_BYTES,
-            # As the Java stores of the tests, which open these.
-            "mappedFileSizeConsumeQueue": 2000,
-            "maxHashSlotNum": 1000,
-            "maxIndexNum": 4000,
-            "maxMessageSize": 65000,
-            "haSendHeartbeatInterval": 200,
-            # How full the disk of the test machine is must not matter.
-            "diskMaxUsedSpaceRatio": 100,
-            "diskSpaceCleanForciblyRatio": 100,
-            "diskSpaceWarningLevelRatio": 100,
-            "trioha.bindAddress": "127.0.0.1",
-            **settings,
-        }
-        if ha_master_address is not None:
-            config["haMasterAddress"] = ha_master_address
-        lines = [f"{key}={value}" for key, value in config.items()]
-        overrides: list[str] = []
-        if config_file is None:
-            config_file = root.with_name(f"{root.name}.conf")
-            config_file.write_text("\n".join([*lines, ""]))
-        else:
-            overrides = [part for line in lines for part in ("--set", line)]
-        self._log_path = root.with_name(f"{root.name}.log")
-        with self._log_path.open("ab") as log:
+        command = node_command(root, **options)
+        self.log_path = root.with_name(f"{root.name}.log") if log_path is None else log_path
+        with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*DIE_WITH_PARENT, *program, "node", "-c", str(config_file), *overrides],
+                [*DIE_WITH_PARENT, *command],
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -224,16 +248,22 @@ class TriohaNode:
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read_lines, name=f"trioha-{root.name}", daemon=True)
         self._reader.start()
-        ready = self._wait_ready()
-        self.listen_address = ready["listen"]
-        self.ha_address = ready["ha"]
-        self.metrics_address = ready.get("metrics", "")
+        self.ready = self._wait_ready()
+        """Fields of its ready line."""
+        self.listen_address = self.ready["listen"]
+        self.ha_address = self.ready["ha"]
+        self.metrics_address = self.ready.get("metrics", "")
         self.ha_port = int(self.ha_address.rpartition(":")[2])
-        self.max_offset_at_start = int(ready["max_offset"])
+        self.max_offset_at_start = int(self.ready["max_offset"])
 
     def log(self) -> str:
         """The last lines of the node's log."""
-        return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-60:])
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-60:])
+
+    def wait_logged(self, text: str) -> str:
+        """The whole log as soon as `text` is in it."""
+        wait_until(lambda: text in self.log_path.read_text(errors="replace"), f"{text!r} in {self.log_path}")
+        return self.log_path.read_text(errors="replace")
 
     @property
     def pid(self) -> int:
@@ -292,18 +322,19 @@ class TriohaNode:
         """`trioha load` on this node."""
         return load(self.listen_address, number, **options)
 
-    def stop(self) -> None:
-        """SIGTERM: a clean stop, with exit code 0 and in the time that trioha promises."""
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """A clean stop by a signal, with exit code 0, nothing said, and in the time that trioha promises."""
         began = time.monotonic()
-        self._process.send_signal(signal.SIGTERM)
+        self._process.send_signal(number)
         try:
             code = self._process.wait(_STOP_WITHIN_S + _STOP_GRACE_S)
         except subprocess.TimeoutExpired:
             self.kill()
             took = time.monotonic() - began
-            raise AssertionError(f"still running {took:.1f} s after SIGTERM\n{self.log()}") from None
+            raise AssertionError(f"still running {took:.1f} s after {number.name}\n{self.log()}") from None
         self._finish()
-        assert code == 0, f"exit code {code} after SIGTERM\n{self.log()}"
+        assert code == 0, f"exit code {code} after {number.name}\n{self.log()}"
+        assert (said := self._lines.get()) is None, f"said {said!r} after its ready line"
 
     def wait_ended(self, *, within_s: float) -> int | None:
         """Exit code of a process that ends by itself; None if it is still there after that time."""
@@ -348,3 +379,7 @@ class TriohaNode:
             self.kill()
             raise AssertionError(f"trioha node said {line!r} instead of ready\n{self.log()}")
         return dict(field.split("=", 1) for field in line.split()[1:])
+
+
+StartNode = Callable[..., TriohaNode]
+"""The fixture `start_node`: `start_node(name="store", **options)`."""
