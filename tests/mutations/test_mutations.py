@@ -1,4 +1,4 @@
-"""Twenty thousand mutated inputs for everything that reads bytes from elsewhere.
+"""Thousands of mutated inputs for everything that reads bytes from elsewhere.
 
 Each gives what the valid one gave, something else that is possible, or the one error that is documented:
 never another, never for ever, and never more memory than what was fed and a fixed amount.
@@ -10,13 +10,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 
+from tests.levels import by_level
 from tests.mutations.mutate import mutants, pieces
 from tests.remoting.recorded import STREAMS, frames, header_of
 from tests.store.support import STORES
-from trioha.config.broker import FILE_BYTES_MAX, LoadedConfig, load_config
+from trioha.config.broker import LoadedConfig, load_config
 from trioha.config.properties_file import PropertiesDocument
 from trioha.errors import ConfigError, RemoteProtocolError
 from trioha.ha.frames import (
@@ -36,38 +35,35 @@ from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record import Blank, RecordError, decode_record, encode_record
 from trioha.store.record_layout import BLANK_BYTES, check_record, scan_records
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.sized, pytest.mark.timeout(by_level(60, 400, 3600))]
 
 ROOT = Path(__file__).parent.parent.parent
 VECTORS = ROOT / "tests/vectors"
-SEEDS, MUTANTS = 20, 1000
-"""Twenty thousand of each."""
-TRACED = 50
-"""Mutants of each seed whose memory is measured too, which takes its time."""
+MUTANTS = by_level(2_000, 20_000, 600_000)
+"""Of each kind."""
+TRACED_EVERY = 20
+"""Every how many mutants memory is measured, too, which takes its time."""
 KEPT_BYTES_MAX = 64 * 1024
 """What may be in use at a time beside inputs of some KB; far below what a mutated length field asks for."""
-seeds = given(st.integers(0, 2**32 - 1))
-# A failure names its mutant: another seed would be no simpler.
-enough = settings(max_examples=SEEDS, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 
 
-def check_all(seed, valid, check, *, kept_bytes_max=KEPT_BYTES_MAX):
-    """`check(chance, mutant)` for each mutant of this seed; some of them with an eye on their memory."""
-    chance = random.Random(seed)
-    for number, mutant in enumerate(mutants(seed, valid, MUTANTS)):
-        is_traced = number >= MUTANTS - TRACED
+def check_all(valid, check):
+    """`check(chance, mutant)` for each mutant of `valid`; some of them with an eye on their memory."""
+    chance = random.Random(1)
+    for number, mutant in enumerate(mutants(1, valid, MUTANTS)):
+        is_traced = number % TRACED_EVERY == 0
         if is_traced:
             tracemalloc.start()
         try:
             check(chance, mutant)
             used_bytes = tracemalloc.get_traced_memory()[1] if is_traced else 0
         except Exception as error:
-            error.add_note(f"mutant {number} of seed {seed}: {mutant.hex()}")
+            error.add_note(f"mutant {number}: {mutant.hex()}")
             raise
         finally:
             if is_traced:
                 tracemalloc.stop()
-        assert used_bytes <= kept_bytes_max + 20 * len(mutant), f"mutant {number} of seed {seed}"
+        assert used_bytes <= KEPT_BYTES_MAX + 20 * len(mutant), f"mutant {number}: {mutant.hex()}"
 
 
 # -- HA streams --------------------------------------------------------------------------------------------
@@ -79,10 +75,8 @@ def transfers():
     return [path.read_bytes()[:3000] for path in sorted((VECTORS / "ha-wire").glob("*/*.m2s.bin"))]
 
 
-@enough
-@seeds
-def test_a_mutated_transfer_gives_its_frames_or_a_protocol_error(seed):
-    check_all(seed, transfers(), parse_transfer)
+def test_a_mutated_transfer_gives_its_frames_or_a_protocol_error():
+    check_all(transfers(), parse_transfer)
 
 
 def parse_transfer(chance, data):
@@ -127,10 +121,8 @@ def reports():
     return [path.read_bytes()[:800] for path in sorted((VECTORS / "ha-wire").glob("*/*.s2m.bin"))]
 
 
-@enough
-@seeds
-def test_of_mutated_reports_the_last_whole_one_counts(seed):
-    check_all(seed, reports(), parse_reports)
+def test_of_mutated_reports_the_last_whole_one_counts():
+    check_all(reports(), parse_reports)
 
 
 def parse_reports(chance, data):
@@ -145,6 +137,9 @@ def parse_reports(chance, data):
 
 
 # -- records -----------------------------------------------------------------------------------------------
+
+
+V1, V2 = 0xDAA320A7, 0xDAA320AB
 
 
 @cache
@@ -162,21 +157,8 @@ def records():
     return [data for kind in found.values() for data in sorted(kind, key=len)[:4]]
 
 
-def test_the_records_to_mutate_are_of_every_kind():
-    kinds = {
-        (record.magic, record.born_host.is_ipv6, record.store_host.is_ipv6)
-        if not isinstance(record := decode_record(data), Blank)
-        else "blank"
-        for data in records()
-    }
-    v1, v2 = 0xDAA320A7, 0xDAA320AB
-    assert kinds >= {(v1, False, False), (v1, True, True), (v1, True, False), (v2, False, False), "blank"}
-
-
-@enough
-@seeds
-def test_a_mutated_record_is_refused_or_is_the_record_that_its_bytes_say(seed):
-    check_all(seed, records(), parse_record)
+def test_a_mutated_record_is_refused_or_is_the_record_that_its_bytes_say():
+    check_all(records(), parse_record)
 
 
 def parse_record(chance, data):
@@ -189,8 +171,7 @@ def parse_record(chance, data):
         return
     assert record.total_size <= len(data)
     # Nothing but the bytes beside the ports, which hold 16 bits in 32, can be lost.
-    again = encode_record(record)
-    assert again == data[: record.total_size]
+    assert encode_record(record) == data[: record.total_size]
     parse_properties(record.properties_raw)
 
 
@@ -204,10 +185,8 @@ def stretches():
     return found
 
 
-@enough
-@seeds
-def test_a_walk_over_mutated_records_passes_whole_ones_only_and_ends(seed):
-    check_all(seed, stretches(), parse_stretch)
+def test_a_walk_over_mutated_records_passes_whole_ones_only_and_ends():
+    check_all(stretches(), parse_stretch)
 
 
 def parse_stretch(chance, data):
@@ -252,10 +231,8 @@ def check_command(command):
     assert all(type(key) is type(value) is str for key, value in command.ext_fields.items())
 
 
-@enough
-@seeds
-def test_a_mutated_remoting_frame_gives_commands_or_a_protocol_error(seed):
-    check_all(seed, remoting_frames(), parse_frame)
+def test_a_mutated_remoting_frame_gives_commands_or_a_protocol_error():
+    check_all(remoting_frames(), parse_frame)
 
 
 def parse_frame(chance, data):
@@ -296,16 +273,12 @@ def parse_header(serialization):
     return parse
 
 
-@enough
-@seeds
-def test_a_mutated_json_header_gives_a_command_or_a_protocol_error(seed):
-    check_all(seed, json_headers(), parse_header(0))
+def test_a_mutated_json_header_gives_a_command_or_a_protocol_error():
+    check_all(json_headers(), parse_header(0))
 
 
-@enough
-@seeds
-def test_a_mutated_binary_header_gives_a_command_or_a_protocol_error(seed):
-    check_all(seed, binary_headers(), parse_header(1))
+def test_a_mutated_binary_header_gives_a_command_or_a_protocol_error():
+    check_all(binary_headers(), parse_header(1))
 
 
 # -- configuration -----------------------------------------------------------------------------------------
@@ -330,33 +303,15 @@ def config_files():
     return [b"\n".join(chance.sample(sorted(lines), 3)) for _ in range(200)]
 
 
-def test_a_mutated_configuration_is_loaded_or_refused_with_its_problems(tmp_path):
-    path = tmp_path / "broker.conf"
+def test_a_mutated_configuration_is_loaded_or_refused_with_its_problems(monkeypatch):
+    path = Path("broker.conf")
 
-    def load(file, data):
-        document = PropertiesDocument.parse(data)
-        assert document.to_bytes() == data
-        file.seek(0)
-        file.write(data)
-        file.truncate()
+    def load(_, data):
+        assert PropertiesDocument.parse(data).to_bytes() == data
+        monkeypatch.setattr("trioha.config.broker.read_config_file", lambda _path: data)
         try:
-            loaded = load_config(path)
-        except ConfigError as error:
-            problem = error
-        else:
-            problem = None
-            assert isinstance(loaded, LoadedConfig)
-        assert problem is None or str(problem).startswith(str(path))
+            assert isinstance(load_config(path), LoadedConfig)
+        except ConfigError as problem:
+            assert str(problem).startswith(str(path))
 
-    # Opened once: a file system may put a file on disk that is opened to be replaced.
-    with path.open("wb", buffering=0) as file:
-
-        @enough
-        @seeds
-        def load_all(seed):
-            # All that a file may have is read at once.
-            check_all(
-                seed, config_files(), lambda _, data: load(file, data), kept_bytes_max=2 * FILE_BYTES_MAX
-            )
-
-        load_all()
+    check_all(config_files(), load)

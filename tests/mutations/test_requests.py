@@ -1,22 +1,20 @@
-"""Twenty thousand mutated requests to a broker: each is answered, and the log holds whole records only.
+"""Thousands of mutated requests to a broker: each is answered, and the log holds whole records only.
 
 What a producer may have stored goes on to slaves, who check it, and to the dispatcher: a message that either
 of them refuses would stop them.
 """
 
 import random
-import tempfile
+import shutil
 from collections import Counter
-from pathlib import Path
 
+import pytest
 import trio
 from attrs import evolve
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.broker.test_processor import Broker
+from tests.levels import by_level
 from tests.mutations.mutate import mutants
-from tests.mutations.test_mutations import enough
 from trioha.errors import RemoteProtocolError
 from trioha.metadata.topics import TopicConfig
 from trioha.remoting.codec import FrameDecoder, encode
@@ -26,7 +24,8 @@ from trioha.remoting.send_message import _LONG_NAMES, SendMessageRequestHeader
 from trioha.store.record import decode_record
 from trioha.store.record_layout import scan_records
 
-MUTANTS = 1000
+SEEDS, MUTANTS = by_level(1, 20, 600), 1000
+"""Each seed's mutants go to a broker of its own."""
 TOPICS = ["Orders", "%RETRY%group", "t" * 120]
 PROPERTIES = ["", "TAGS\x01tag\x02KEYS\x01a b\x02", "WAIT\x01false", "DELAY\x013\x02UNIQ_KEY\x01K\x02"]
 NUMBERS = [b"", b"0", b"-1", b"2147483648", b"9" * 30, b"1e3", b" 7"]
@@ -89,7 +88,7 @@ def fields_and_bytes(seed):
 
 
 async def ask_all(seed, folder, answers):
-    broker = Broker(Path(folder))
+    broker = Broker(folder)
     for topic in TOPICS:
         broker.topics.put(TopicConfig(topic, 8, 8))
     for command in fields_and_bytes(seed):
@@ -115,16 +114,17 @@ def walk(log):
     return offset
 
 
-@enough
-@given(st.integers(0, 2**32 - 1))
-def test_mutated_requests_are_answered_and_what_they_store_is_whole(seed):
-    answers = Counter()
-    with tempfile.TemporaryDirectory() as folder:
+@pytest.mark.sized
+@pytest.mark.timeout(by_level(60, 400, 3600))
+def test_mutated_requests_are_answered_and_what_they_store_is_whole(tmp_path):
+    for seed in range(SEEDS):
+        folder, answers = tmp_path / str(seed), Counter()
         broker = trio.run(ask_all, seed, folder, answers)
-        log = broker.log
-        assert answers[ResponseCode.SUCCESS] > 100
-        assert walk(log) == log.max_offset
-        while broker.store.dispatcher.dispatch(log.max_offset):
+        log, dispatcher = broker.log, broker.store.dispatcher
+        assert answers[ResponseCode.SUCCESS] > 100, seed
+        assert walk(log) == log.max_offset, seed
+        while dispatcher.dispatch(log.max_offset):
             pass
-        assert (broker.store.dispatcher.position, broker.store.dispatcher.faults) == (log.max_offset, 0)
+        assert (dispatcher.position, dispatcher.faults) == (log.max_offset, 0), seed
         broker.store.close()
+        shutil.rmtree(folder)
