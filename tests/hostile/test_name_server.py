@@ -1,20 +1,15 @@
 """Hostile requests to a live `trioha namesrv`: each is answered, and honest peers go on undisturbed."""
 
-from __future__ import annotations
-
 import random
 import socket
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final
 
 import pytest
 
 from tests.hostile.frame import Manner
 from tests.hostile.name_server_requests import NAME_SERVER_REQUESTS
-from tests.hostile.requesting import Call, draw_request, good_call
-from tests.hostile.requests import Request
+from tests.hostile.requesting import draw_request, good_call
 from tests.hostile.wire import BINARY, JSON
 from tests.interop.test_name_servers import trioha_name_server
 from trioha.metadata.registration import encode_registration
@@ -34,12 +29,12 @@ TIMEOUT_S: Final = 30.0
 class Connection:
     """A blocking connection to the name server."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address):
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
         self._decoder = FrameDecoder()
 
-    def ask(self, frames: bytes, number: int) -> list[RemotingCommand]:
+    def ask(self, frames, number):
         """Send bytes; the next `number` answers. Raises ConnectionError if the server closes before."""
         self.socket.sendall(frames)
         answers: list[RemotingCommand] = []
@@ -54,7 +49,7 @@ class Connection:
 
 
 @contextmanager
-def connected(address: str) -> Iterator[Connection]:
+def connected(address):
     connection = Connection(address)
     try:
         yield connection
@@ -65,7 +60,7 @@ def connected(address: str) -> Iterator[Connection]:
 class HonestBroker:
     """A broker whose registration and route must stay as they are."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection):
         self._connection = connection
         topic = {"readQueueNums": 4, "writeQueueNums": 4, "perm": 6}
         body = encode_registration({"Honest": topic, "Honest-2": topic}, data_version={"counter": 1})
@@ -74,21 +69,21 @@ class HonestBroker:
         self._route = self.route()
         assert b"honest" in self._route
 
-    def _ask(self, asked: RemotingCommand) -> RemotingCommand:
+    def _ask(self, asked):
         (answer,) = self._connection.ask(encode(asked), 1)
         return answer
 
-    def route(self) -> bytes:
+    def route(self):
         answer = self._ask(request(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields={"topic": "Honest"}))
         assert answer.code == ResponseCode.SUCCESS
         return bytes(answer.body)
 
-    def check(self) -> None:
+    def check(self):
         assert self.route() == self._route
 
 
 @pytest.fixture
-def names(tmp_path: Path) -> Iterator[str]:
+def names(tmp_path):
     with trioha_name_server(tmp_path) as address:
         yield address
     log = (tmp_path / "namesrv.log").read_text()
@@ -96,7 +91,7 @@ def names(tmp_path: Path) -> Iterator[str]:
     assert "Traceback" not in log
 
 
-def hostile_call(chance: random.Random, row: Request, opaque: int, serialization: int) -> Call:
+def hostile_call(chance, row, opaque, serialization):
     """A request with some of its fields wrong or missing, or with a damaged body."""
     call = good_call(chance, opaque, row=row)
     call.opaque, call.serialization = opaque, serialization
@@ -111,7 +106,7 @@ def hostile_call(chance: random.Random, row: Request, opaque: int, serialization
     return call
 
 
-def test_every_request_that_a_name_server_answers_has_its_row(names: str) -> None:
+def test_every_request_that_a_name_server_answers_has_its_row(names):
     served = set()
     with connected(names) as connection:
         for code in sorted({*range(1000), *map(int, RequestCode)}):
@@ -122,7 +117,7 @@ def test_every_request_that_a_name_server_answers_has_its_row(names: str) -> Non
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY], ids=["json", "binary"])
-def test_hostile_values_are_answered_and_change_nothing_of_others(names: str, serialization: int) -> None:
+def test_hostile_values_are_answered_and_change_nothing_of_others(names, serialization):
     chance = random.Random(f"{SEED}-{serialization}")
     calls = [
         hostile_call(chance, row, 1000 + number * len(NAME_SERVER_REQUESTS) + place, serialization)
@@ -146,7 +141,7 @@ def test_hostile_values_are_answered_and_change_nothing_of_others(names: str, se
     assert {code for code in refusing if codes[code] == {0}} == set()
 
 
-def test_frames_that_no_peer_should_send_end_their_own_connection_at_most(names: str) -> None:
+def test_frames_that_no_peer_should_send_end_their_own_connection_at_most(names):
     """Those of a broker's strangers: broken headers, lengths, JSON, noise."""
     with connected(names) as honest:
         broker = HonestBroker(honest)

@@ -1,7 +1,5 @@
 """Handshakes that stall or are garbage, and rules that are replaced while requests run, on live nodes."""
 
-from __future__ import annotations
-
 import json
 import resource
 import socket
@@ -9,10 +7,8 @@ import ssl
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 import trio
@@ -21,7 +17,7 @@ import trustme
 from tests.node.client import Client, endpoint
 from tests.node_process import TriohaNode, run_trioha
 from trioha.net.descriptors import raise_descriptor_limit
-from trioha.remoting.client import ClientSecurity, RemotingClient, open_client
+from trioha.remoting.client import ClientSecurity, open_client
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
 from trioha.remoting.send_message import SendMessageRequestHeader, put_status_name, send_request
@@ -39,7 +35,7 @@ ANSWER_S: Final = 30.0
 
 
 @pytest.fixture(autouse=True)
-def _limit_raised() -> Iterator[None]:
+def _limit_raised():
     """Raises this process's own limit for the sockets of the strangers."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     raise_descriptor_limit()
@@ -48,10 +44,10 @@ def _limit_raised() -> Iterator[None]:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., TriohaNode]]:
+def start(tmp_path):
     nodes: list[TriohaNode] = []
 
-    def start_node(**settings: Any) -> TriohaNode:
+    def start_node(**settings):
         program = [
             "bash",
             "-c",
@@ -70,7 +66,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., TriohaNode]]:
             node.kill()
 
 
-def client_hello() -> bytes:
+def client_hello():
     """The first bytes of a client that really speaks TLS."""
     outgoing = ssl.MemoryBIO()
     context = ssl.create_default_context()
@@ -80,7 +76,7 @@ def client_hello() -> bytes:
     return outgoing.read()
 
 
-def strangers_to(address: str, beginnings: list[bytes]) -> ExitStack:
+def strangers_to(address, beginnings):
     """Connections from several addresses that send their first bytes and then nothing."""
     with ExitStack() as strangers:
         for number in range(STRANGERS):
@@ -92,10 +88,10 @@ def strangers_to(address: str, beginnings: list[bytes]) -> ExitStack:
         return strangers.pop_all()
 
 
-def counters(node: TriohaNode) -> dict[str, int]:
+def counters(node):
     """The counters of clients in the runtime table."""
 
-    async def ask() -> dict[str, int]:
+    async def ask():
         async with open_client(node.listen_address) as client:
             answer = await client.request(request(RequestCode.GET_BROKER_RUNTIME_INFO), timeout_s=ANSWER_S)
         prefix = "trioha.clients."
@@ -107,16 +103,14 @@ def counters(node: TriohaNode) -> dict[str, int]:
     return trio.run(ask)
 
 
-async def send(client: RemotingClient, topic: str = "T") -> tuple[str, str]:
+async def send(client, topic="T"):
     """The status and the remark of a message."""
     header = SendMessageRequestHeader("P", topic, "TBW102", 4, 0, 0, time.time_ns() // 1_000_000, 0)
     answer = await client.request(send_request(header, b"body"), timeout_s=ANSWER_S)
     return put_status_name(answer), answer.remark or ""
 
 
-def test_stalled_and_garbled_handshakes_end_at_their_deadline_and_hold_up_no_client(
-    tmp_path: Path, start: Callable[..., TriohaNode]
-) -> None:
+def test_stalled_and_garbled_handshakes_end_at_their_deadline_and_hold_up_no_client(tmp_path, start):
     authority = trustme.CA()
     pem = authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem
     pem.write_to_path(tmp_path / "server.pem")
@@ -156,7 +150,7 @@ def test_stalled_and_garbled_handshakes_end_at_their_deadline_and_hold_up_no_cli
     node.stop()
 
 
-def account(name: str, permission: str) -> str:
+def account(name, permission):
     return f"- {{accessKey: {name}, secretKey: secret-of-{name}, defaultTopicPerm: {permission}}}\n"
 
 
@@ -174,9 +168,7 @@ DENIED: Final = "No default permission for topic:T"
 EXPECTED: Final = frozenset(("PUT_OK", "No acl config for changing", DENIED))
 
 
-def test_rules_that_are_replaced_while_requests_run_are_old_or_new_and_never_a_mixture(
-    tmp_path: Path, start: Callable[..., TriohaNode]
-) -> None:
+def test_rules_that_are_replaced_while_requests_run_are_old_or_new_and_never_a_mixture(tmp_path, start):
     """An account that all usable versions have is always served; another one as some version says."""
     rules = tmp_path / "plain_acl.yml"
     rules.write_text(VERSIONS[0])
@@ -187,7 +179,7 @@ def test_rules_that_are_replaced_while_requests_run_are_old_or_new_and_never_a_m
     """Set when they were all refusals."""
     outcomes: dict[str, Counter[str]] = {"permanent": Counter(), "changing": Counter()}
 
-    def replace(number: int) -> None:
+    def replace(number):
         content = VERSIONS[number % len(VERSIONS)].encode("latin-1")
         match number % 3:
             case 0:
@@ -203,7 +195,7 @@ def test_rules_that_are_replaced_while_requests_run_are_old_or_new_and_never_a_m
                         file.write(piece)
                         file.flush()
 
-    async def produce(name: str) -> None:
+    async def produce(name):
         security = ClientSecurity(Credentials(name, f"secret-of-{name}"))
         async with open_client(node.listen_address, security=security) as client:
             while True:
@@ -216,7 +208,7 @@ def test_rules_that_are_replaced_while_requests_run_are_old_or_new_and_never_a_m
                     if latest.count(DENIED) == latest.maxlen:
                         denied.set()
 
-    async def run() -> None:
+    async def run():
         nonlocal denied
         async with trio.open_nursery() as nursery:
             for name in outcomes:

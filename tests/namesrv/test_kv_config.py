@@ -1,11 +1,6 @@
 """The key-value table and its file."""
 
-# ruff: noqa: ASYNC240 - small files of a test
-
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import trio
@@ -16,11 +11,11 @@ from trioha.remoting.command import BadRequestError
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "namesrv" / "kvConfig.json"
 
 
-async def test_a_value_is_on_disk_as_rocketmq_writes_it(path: Path) -> None:
+async def test_a_value_is_on_disk_as_rocketmq_writes_it(path):
     kv = KvConfig.load(path)
     await kv.put("N", "k", "v")
     await kv.put("ORDER_TOPIC_CONFIG", "T", "a:4")
@@ -34,7 +29,7 @@ async def test_a_value_is_on_disk_as_rocketmq_writes_it(path: Path) -> None:
     assert again.namespace("other") is None
 
 
-async def test_a_damaged_file_is_replaced_by_its_backup_and_never_by_nothing(path: Path) -> None:
+async def test_a_damaged_file_is_replaced_by_its_backup_and_never_by_nothing(path):
     kv = KvConfig.load(path)
     await kv.put("N", "k", "1")
     await kv.put("N", "k", "2")
@@ -49,7 +44,7 @@ async def test_a_damaged_file_is_replaced_by_its_backup_and_never_by_nothing(pat
             KvConfig.load(path)
 
 
-async def test_what_the_disk_refuses_is_not_in_the_table(path: Path, tmp_path: Path) -> None:
+async def test_what_the_disk_refuses_is_not_in_the_table(path, tmp_path):
     kv = KvConfig.load(path)
     await kv.put("N", "k", "1")
     path.unlink()
@@ -59,7 +54,7 @@ async def test_what_the_disk_refuses_is_not_in_the_table(path: Path, tmp_path: P
     assert kv.get("N", "k") == "1"
 
 
-async def test_many_changes_at_once_all_count(path: Path) -> None:
+async def test_many_changes_at_once_all_count(path):
     kv = KvConfig.load(path)
     async with trio.open_nursery() as nursery:
         for number in range(20):
@@ -71,16 +66,14 @@ async def test_many_changes_at_once_all_count(path: Path) -> None:
     ("namespace", "key", "value"),
     [("", "k", "v"), ("N", "k" * 256, "v"), ("N", "k", "v" * TABLE_BYTES_MAX), ("N", "k", "\ud800")],
 )
-async def test_values_that_are_too_large_are_refused(
-    path: Path, namespace: str, key: str, value: str
-) -> None:
+async def test_values_that_are_too_large_are_refused(path, namespace, key, value):
     kv = KvConfig.load(path)
     with pytest.raises(BadRequestError):
         await kv.put(namespace, key, value)
     assert not path.exists()
 
 
-async def test_entries_have_a_maximum_and_known_ones_may_be_changed(path: Path) -> None:
+async def test_entries_have_a_maximum_and_known_ones_may_be_changed(path):
     path.parent.mkdir()
     table = {str(number): str(number) for number in range(ENTRIES_MAX - 1)}
     path.write_text(json.dumps({"configTable": {"N": table}}))

@@ -1,13 +1,9 @@
 """Requests of a name server that no recording has, answered as real ones of 4.9.7 and 5.3.3 were seen to."""
 
-from __future__ import annotations
-
 import gc
 import json
 import zlib
-from collections.abc import Awaitable, Callable
 from itertools import pairwise
-from pathlib import Path
 from struct import pack
 
 import pytest
@@ -22,7 +18,6 @@ from trioha.namesrv.processor import LARGE_BODY_BYTES
 from trioha.namesrv.registry import SLICE_TOPICS, Registry, RegistryLimits
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode, ResponseCode, Version
-from trioha.remoting.command import RemotingCommand
 from trioha.remoting.fastjson import parse_json
 
 C = RequestCode
@@ -30,16 +25,16 @@ WHO = {"brokerName": "broker-a", "brokerAddr": "h:1", "clusterName": "C", "broke
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Asked:
+def server(tmp_path):
     return Asked(tmp_path)
 
 
-def body_of(answer: RemotingCommand) -> object:
+def body_of(answer):
     return parse_json(answer.body)
 
 
-async def test_what_is_known_of_nothing(server: Asked) -> None:
-    async def asked(code: int, **fields: str) -> tuple[int, object]:
+async def test_what_is_known_of_nothing(server):
+    async def asked(code, **fields):
         answer = await server.ask(code, version=479, **fields)
         return answer.code, body_of(answer) if answer.body else None
 
@@ -53,10 +48,10 @@ async def test_what_is_known_of_nothing(server: Asked) -> None:
     assert await asked(C.UNREGISTER_BROKER, **WHO) == (0, None)
 
 
-async def test_a_registration_is_checked_before_it_counts(server: Asked) -> None:
+async def test_a_registration_is_checked_before_it_counts(server):
     body = body_with(topics("T", "U"))
 
-    async def asked(data: bytes = body, **fields: str) -> tuple[int, str | None]:
+    async def asked(data=body, **fields):
         answer = await server.ask(C.REGISTER_BROKER, data, **{**WHO, "haServerAddr": "h:2", **fields})
         return answer.code, answer.remark
 
@@ -74,12 +69,12 @@ async def test_a_registration_is_checked_before_it_counts(server: Asked) -> None
     assert set(server.registry.topics) == {"T", "U"}
 
 
-async def test_a_broker_may_register_without_a_body(server: Asked) -> None:
+async def test_a_broker_may_register_without_a_body(server):
     assert (await server.ask(C.REGISTER_BROKER, **WHO)).code == 0
     assert [live.identity.address for live in server.registry.live] == ["h:1"]
 
 
-async def test_a_timeout_that_a_broker_asks_for_is_its_own(server: Asked) -> None:
+async def test_a_timeout_that_a_broker_asks_for_is_its_own(server):
     await server.ask(C.REGISTER_BROKER, **WHO, heartbeatTimeoutMillis="3000")
     server.clock.now += 3.1
     assert [gone.address for gone in server.registry.expire()] == ["h:1"]
@@ -90,7 +85,7 @@ async def test_a_timeout_that_a_broker_asks_for_is_its_own(server: Asked) -> Non
     assert [gone.address for gone in server.registry.expire()] == ["h:1"]
 
 
-async def test_ordered_topics_are_told_to_brokers_and_clients(tmp_path: Path) -> None:
+async def test_ordered_topics_are_told_to_brokers_and_clients(tmp_path):
     server = Asked(tmp_path)
     await server.ask(C.PUT_KV_CONFIG, namespace="ORDER_TOPIC_CONFIG", key="T", value="broker-a:4")
     told = await server.ask(C.REGISTER_BROKER, body_with(topics("T", "U")), **WHO)
@@ -107,19 +102,19 @@ async def test_ordered_topics_are_told_to_brokers_and_clients(tmp_path: Path) ->
     assert bytes(untold.body) == b""
 
 
-async def test_the_last_value_of_a_namespace_leaves_it_empty(server: Asked) -> None:
+async def test_the_last_value_of_a_namespace_leaves_it_empty(server):
     await server.ask(C.PUT_KV_CONFIG, namespace="N", key="k", value="v")
     await server.ask(C.DELETE_KV_CONFIG, namespace="N", key="k")
     assert body_of(await server.ask(C.GET_KVLIST_BY_NAMESPACE, namespace="N")) == {"table": {}}
     assert (await server.ask(C.GET_KV_CONFIG, namespace="N", key="k")).code == ResponseCode.QUERY_NOT_FOUND
 
 
-async def test_a_client_of_a_zone_gets_the_brokers_of_its_zone(server: Asked) -> None:
+async def test_a_client_of_a_zone_gets_the_brokers_of_its_zone(server):
     for name, zone in (("z1", "east"), ("z2", "west"), ("z3", "")):
         fields = {"brokerName": name, "brokerAddr": f"{name}:1", "__ZONE_NAME": zone}
         await server.ask(C.REGISTER_BROKER, body_with(topics("T", "U")), **{**WHO, **fields})
 
-    async def brokers(**fields: str) -> list[str]:
+    async def brokers(**fields):
         answer = await server.ask(C.GET_ROUTEINFO_BY_TOPIC, topic="T", version=479, **fields)
         route = json.loads(bytes(answer.body))
         names = [group["brokerName"] for group in route["brokerDatas"]]
@@ -134,7 +129,7 @@ async def test_a_client_of_a_zone_gets_the_brokers_of_its_zone(server: Asked) ->
     assert await brokers(__ZONE_MODE="true", __ZONE_NAME="west") == ["z2", "z4"]
 
 
-async def test_a_slave_may_act_as_master_where_that_is_enabled(tmp_path: Path) -> None:
+async def test_a_slave_may_act_as_master_where_that_is_enabled(tmp_path):
     server = Asked(tmp_path, support_acting_master=True)
     register(server.registry, identity(1), topics("T", "U"), acting_master=True)
     answer = await server.ask(C.GET_ROUTEINFO_BY_TOPIC, topic="T", version=479)
@@ -143,7 +138,7 @@ async def test_a_slave_may_act_as_master_where_that_is_enabled(tmp_path: Path) -
     assert group["enableActingMaster"] is True
 
 
-async def test_write_permission_is_wiped_and_given_back(server: Asked) -> None:
+async def test_write_permission_is_wiped_and_given_back(server):
     register(server.registry, identity(), topics("T", "U"))
     wiped = await server.ask(C.WIPE_WRITE_PERM_OF_BROKER, brokerName="broker-a")
     added = await server.ask(C.ADD_WRITE_PERM_OF_BROKER, brokerName="broker-a")
@@ -153,12 +148,12 @@ async def test_write_permission_is_wiped_and_given_back(server: Asked) -> None:
     assert unknown.ext_fields == {"wipeTopicCount": "0"}
 
 
-async def test_unit_topics_are_listed_by_their_flags(server: Asked) -> None:
+async def test_unit_topics_are_listed_by_their_flags(server):
     register(server.registry, identity(), topics("T0"))
     for flags in (1, 2, 3):
         register(server.registry, identity(), topics(f"T{flags}", sys_flag=flags, counter=1 + flags))
 
-    async def listed(code: int) -> object:
+    async def listed(code):
         return body_of(await server.ask(code))
 
     assert await listed(C.GET_UNIT_TOPIC_LIST) == {"topicList": ["T1", "T3"]}
@@ -166,7 +161,7 @@ async def test_unit_topics_are_listed_by_their_flags(server: Asked) -> None:
     assert await listed(C.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST) == {"topicList": ["T2"]}
 
 
-async def test_a_topic_is_registered_and_deleted_alone(server: Asked) -> None:
+async def test_a_topic_is_registered_and_deleted_alone(server):
     register(server.registry, identity(), topics("T", "U"))
     data = {"brokerName": "broker-a", "perm": 6, "readQueueNums": 4, "topicSysFlag": 0, "writeQueueNums": 4}
     body = json.dumps({"queueDatas": [data, {"brokerName": "zz"}, 7], "brokerDatas": []}).encode()
@@ -190,17 +185,17 @@ async def test_a_topic_is_registered_and_deleted_alone(server: Asked) -> None:
         (b"", ResponseCode.SUCCESS),
     ],
 )
-async def test_settings_that_cannot_be_changed_change_nothing(server: Asked, body: bytes, code: int) -> None:
+async def test_settings_that_cannot_be_changed_change_nothing(server, body, code):
     before = await server.ask(C.GET_NAMESRV_CONFIG)
     assert (await server.ask(C.UPDATE_NAMESRV_CONFIG, body)).code == code
     assert bytes((await server.ask(C.GET_NAMESRV_CONFIG)).body) == bytes(before.body)
     assert b"orderMessageEnable=false\n" in bytes(before.body)
 
 
-async def test_a_compressed_body_is_read_also_if_it_is_denied(server: Asked) -> None:
+async def test_a_compressed_body_is_read_also_if_it_is_denied(server):
     """Brokers of 5.3.3 compress their body and say that they did not."""
 
-    def part(text: str) -> bytes:
+    def part(text):
         return pack(">i", len(text)) + text.encode()
 
     mapping = '{"bname":"broker-a","currIdMap":{0:0,1:1},"epoch":1,"topic":"T","totalQueues":2}'
@@ -226,7 +221,7 @@ async def test_a_compressed_body_is_read_also_if_it_is_denied(server: Asked) -> 
         assert cut.code in {0, 1}
 
 
-async def test_a_large_registration_is_taken_like_a_small_one(server: Asked) -> None:
+async def test_a_large_registration_is_taken_like_a_small_one(server):
     names = [f"topic-{number:05}" for number in range(2000)]
     body = body_with(topics(*names))
     assert len(body) > LARGE_BODY_BYTES
@@ -245,12 +240,12 @@ async def test_a_large_registration_is_taken_like_a_small_one(server: Asked) -> 
 LARGE = [f"topic-{number:05}" for number in range(10_000)]
 
 
-async def between_slices(server: Asked, act: Callable[[], Awaitable[object]]) -> RemotingCommand:
+async def between_slices(server, act):
     """Register LARGE, and do something once half of it is merged: the registration's answer."""
     answers = []
     async with trio.open_nursery() as nursery:
 
-        async def watch() -> None:
+        async def watch():
             while server.registry.topic_count < len(LARGE) // 2:
                 await trio.lowlevel.checkpoint()
             assert server.registry.topic_count < len(LARGE)
@@ -261,13 +256,13 @@ async def between_slices(server: Asked, act: Callable[[], Awaitable[object]]) ->
     return answers[0]
 
 
-async def test_routes_are_answered_between_the_slices_of_a_registration(server: Asked) -> None:
+async def test_routes_are_answered_between_the_slices_of_a_registration(server):
     other = {**WHO, "brokerName": "broker-b", "brokerAddr": "h:2"}
     await server.ask(C.REGISTER_BROKER, body_with(topics("T", "U")), **other)
     seen = set()
     async with trio.open_nursery() as nursery:
 
-        async def ask() -> None:
+        async def ask():
             while True:
                 assert (await server.ask(C.GET_ROUTEINFO_BY_TOPIC, topic="T")).code == 0
                 seen.add(server.registry.topic_count)
@@ -281,10 +276,10 @@ async def test_routes_are_answered_between_the_slices_of_a_registration(server: 
     assert max(gaps) <= 2 * SLICE_TOPICS
 
 
-async def test_changes_of_topics_wait_for_a_registration_that_is_being_merged(server: Asked) -> None:
+async def test_changes_of_topics_wait_for_a_registration_that_is_being_merged(server):
     changed = []
 
-    async def change() -> None:
+    async def change():
         # The permission of all topics, then a topic that was merged, and one that was not.
         changed.append(await server.ask(C.WIPE_WRITE_PERM_OF_BROKER, brokerName="broker-a"))
         await server.ask(C.DELETE_TOPIC_IN_NAMESRV, topic=LARGE[0])
@@ -295,27 +290,25 @@ async def test_changes_of_topics_wait_for_a_registration_that_is_being_merged(se
     assert set(server.registry.topics) == set(LARGE[1:-1])
     for topic in LARGE[1:-1:1000]:
         route = server.registry.route(topic)
-        assert route is not None
         assert [queues.perm for queues in route.queues.values()] == [4]
 
 
-async def test_a_broker_that_changes_a_topic_while_it_registers_is_answered_in_order(server: Asked) -> None:
+async def test_a_broker_that_changes_a_topic_while_it_registers_is_answered_in_order(server):
     newer = body_with(topics(LARGE[0], LARGE[-1], counter=2, read_queue_nums=9))
 
-    async def change() -> None:
+    async def change():
         assert (await server.ask(C.REGISTER_BROKER, newer, **WHO)).code == 0
 
     assert (await between_slices(server, change)).code == 0
     for topic, queues in ((LARGE[0], 9), (LARGE[1], 4), (LARGE[-1], 9)):
         route = server.registry.route(topic)
-        assert route is not None
         assert route.queues["broker-a"].read_queues == queues
 
 
-async def test_no_garbage_is_collected_while_a_large_registration_is_taken(server: Asked) -> None:
+async def test_no_garbage_is_collected_while_a_large_registration_is_taken(server):
     paused = []
 
-    async def look() -> None:
+    async def look():
         paused.append(not gc.isenabled())
 
     assert gc.isenabled()
@@ -327,8 +320,8 @@ async def test_no_garbage_is_collected_while_a_large_registration_is_taken(serve
     assert gc.isenabled()
 
 
-async def test_a_broker_that_leaves_while_it_registers_leaves_nothing(server: Asked) -> None:
-    async def leave() -> None:
+async def test_a_broker_that_leaves_while_it_registers_leaves_nothing(server):
+    async def leave():
         server.registry.connection_closed(1)
 
     answer = await between_slices(server, leave)
@@ -340,7 +333,7 @@ async def test_a_broker_that_leaves_while_it_registers_leaves_nothing(server: As
     assert server.registry.topic_count == len(LARGE)
 
 
-async def test_a_body_that_inflates_without_end_is_refused(server: Asked) -> None:
+async def test_a_body_that_inflates_without_end_is_refused(server):
     bomb = zlib.compress(bytes(40 * 1024 * 1024), 9)
     assert len(bomb) < 100_000
     answer = await server.ask(C.REGISTER_BROKER, bomb, **WHO, compressed="true")
@@ -371,9 +364,9 @@ TABLES = st.sampled_from(
     version=st.sampled_from([0, int(Version.V4_9_7), int(Version.V5_3_3)]),
 )  # fmt: skip
 def test_whatever_is_asked_gets_an_answer_that_a_frame_can_hold(
-    *, tmp_path: Path, code: int, fields: dict[str, str], complete: bool, body: bytes, version: int
-) -> None:
-    async def main() -> None:
+    *, tmp_path, code, fields, complete, body, version
+):
+    async def main():
         server = Asked(tmp_path)
         register(server.registry, identity(), topics("T", "U"))
         asked = {**(WHO | {"topic": "T", "namespace": "N", "key": "k"} if complete else {}), **fields}

@@ -5,8 +5,6 @@ brokers, topics and values. Then it must answer the same: code, remark, fields, 
 Sessions of `nsprobe` bring their own state and are played as they are.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +16,6 @@ from trioha.metadata.registration import Registration, parse_data_version
 from trioha.namesrv.registry import BrokerIdentity
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import LanguageCode, RequestCode, ResponseCode
-from trioha.remoting.command import RemotingCommand
 from trioha.remoting.fastjson import parse_json
 
 VECTORS: Final = Path(__file__).parent.parent / "vectors" / "name-server"
@@ -37,7 +34,7 @@ WRITTEN_ALIKE: Final = {RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROK
 # request with the binary header is answered with it; 5.3.3 answers GET_ROUTEINFO_BY_TOPIC in JSON.
 
 
-def recorded(path: Path) -> list[tuple[RemotingCommand, RemotingCommand | None]]:
+def recorded(path):
     """The requests of a session with their answers."""
     answers = {
         answer.opaque: answer
@@ -47,7 +44,7 @@ def recorded(path: Path) -> list[tuple[RemotingCommand, RemotingCommand | None]]
     return [(asked, answers.get(asked.opaque)) for asked in commands(path)]
 
 
-def test_the_recordings_have_every_request_of_a_name_server() -> None:
+def test_the_recordings_have_every_request_of_a_name_server():
     codes = {asked.code for path in SESSIONS for asked, _ in recorded(path)}
     # Those that no recording has were asked of real name servers: see test_processor.
     assert codes == {*(100, 101, 102, 103, 104, 105, 106, 206, 219, 224, 304, 319, 322, 901, 904, 9999)}
@@ -55,7 +52,7 @@ def test_the_recordings_have_every_request_of_a_name_server() -> None:
 
 
 @pytest.mark.parametrize("path", SESSIONS, ids=lambda path: f"{path.parent.name}-{path.name[:-8]}")
-def test_recorded_requests_decode_and_encode_to_equal_frames(path: Path) -> None:
+def test_recorded_requests_decode_and_encode_to_equal_frames(path):
     for frame, command in zip(frames(path), commands(path), strict=True):
         again = encode(command)
         if command.language is LanguageCode.JAVA:
@@ -65,7 +62,7 @@ def test_recorded_requests_decode_and_encode_to_equal_frames(path: Path) -> None
 
 
 @pytest.mark.parametrize("path", SESSIONS, ids=lambda path: f"{path.parent.name}-{path.name[:-8]}")
-async def test_recorded_requests_are_answered_as_they_were(path: Path, tmp_path: Path) -> None:
+async def test_recorded_requests_are_answered_as_they_were(path, tmp_path):
     server = Asked(tmp_path)
     for number, (asked, answer) in enumerate(recorded(path)):
         if "nsprobe" not in path.name:
@@ -112,11 +109,11 @@ NEW_IN_5: Final = {
 }
 
 
-def keys(answer: RemotingCommand) -> set[str]:
+def keys(answer):
     return {line.partition("=")[0] for line in bytes(answer.body).decode().splitlines()}
 
 
-def comparable(body: bytes | memoryview) -> Any:
+def comparable(body):
     """A body without the order that Java's hash tables gave it."""
     if not body:
         return None
@@ -128,12 +125,12 @@ def comparable(body: bytes | memoryview) -> Any:
     return value
 
 
-def is_one_version(asked: RemotingCommand) -> bool:
+def is_one_version(asked):
     """Whether the recorded server had no reason to answer in another version's way."""
     return asked.version in {407, 479, 497}
 
 
-def expected(asked: RemotingCommand, answer: RemotingCommand) -> Any:
+def expected(asked, answer):
     value = comparable(answer.body)
     if asked.version < 413 and value:
         for group in (*value.get("brokerDatas", ()), *value.get("brokerAddrTable", {}).values()):
@@ -141,7 +138,7 @@ def expected(asked: RemotingCommand, answer: RemotingCommand) -> Any:
     return value
 
 
-async def put_into_state(server: Asked, asked: RemotingCommand, answer: RemotingCommand | None) -> None:
+async def put_into_state(server, asked, answer):
     """Let the name server know what the answer says."""
     fields = asked.ext_fields
     body: Any = (

@@ -1,7 +1,5 @@
 """The tables of a name server, and the rules by which registrations change them (spec remoting 3.1)."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -25,25 +23,25 @@ SLAVE = identity(1)
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock(1000.0)
 
 
 @pytest.fixture
-def registry(clock: Clock) -> Registry:
+def registry(clock):
     return Registry(clock=clock)
 
 
-def addresses(registry: Registry, name: str = "broker-a") -> dict[int, str]:
+def addresses(registry, name="broker-a"):
     return next((group.addresses for group in registry.groups if group.broker_name == name), {})
 
 
-def perms(registry: Registry, topic: str) -> dict[str, int]:
+def perms(registry, topic):
     route = registry.route(topic)
     return {} if route is None else {name: data.perm for name, data in route.queues.items()}
 
 
-def test_a_slave_learns_where_its_master_is(registry: Registry) -> None:
+def test_a_slave_learns_where_its_master_is(registry):
     alone = register(registry, SLAVE, topics("T", "U"))
     own = register(registry, MASTER, topics("T", "U"))
     told = register(registry, SLAVE, topics("T", "U"))
@@ -54,13 +52,13 @@ def test_a_slave_learns_where_its_master_is(registry: Registry) -> None:
     assert registry.clusters == {"Cluster": ("broker-a",)}
 
 
-def test_an_address_has_one_id_in_its_group(registry: Registry) -> None:
+def test_an_address_has_one_id_in_its_group(registry):
     register(registry, MASTER, topics("T"))
     register(registry, identity(2, address=MASTER.address), topics("T"))
     assert addresses(registry) == {2: MASTER.address}
 
 
-def test_only_the_masters_topics_count(registry: Registry) -> None:
+def test_only_the_masters_topics_count(registry):
     register(registry, SLAVE, topics("T"))
     assert registry.route("T") is None
     register(registry, MASTER, topics("T"))
@@ -68,7 +66,7 @@ def test_only_the_masters_topics_count(registry: Registry) -> None:
     assert registry.topics == ("T",)
 
 
-def test_a_registration_adds_topics_and_keeps_those_that_it_lacks(registry: Registry) -> None:
+def test_a_registration_adds_topics_and_keeps_those_that_it_lacks(registry):
     register(registry, MASTER, topics("T", "U"))
     register(registry, MASTER, topics("V", counter=2))
     assert registry.topics == ("T", "U", "V")
@@ -77,20 +75,18 @@ def test_a_registration_adds_topics_and_keeps_those_that_it_lacks(registry: Regi
     assert "W" in registry.topics
 
 
-def test_a_topic_changes_only_with_the_data_version(registry: Registry) -> None:
+def test_a_topic_changes_only_with_the_data_version(registry):
     register(registry, MASTER, topics("T", write_queue_nums=4))
     register(registry, MASTER, topics("T", write_queue_nums=8))
     same = registry.route("T")
     register(registry, MASTER, topics("T", write_queue_nums=8, counter=2))
     changed = registry.route("T")
 
-    assert same is not None
-    assert changed is not None
     assert same.queues == {"broker-a": QueueData(4, 4, 6, 0)}
     assert changed.queues == {"broker-a": QueueData(4, 8, 6, 0)}
 
 
-def test_a_wiped_write_permission_outlives_registrations_of_the_same_table(registry: Registry) -> None:
+def test_a_wiped_write_permission_outlives_registrations_of_the_same_table(registry):
     register(registry, MASTER, topics("T", "U"))
     assert registry.wipe_write_perm("broker-a") == 2
     register(registry, MASTER, topics("T", "U"))
@@ -100,7 +96,7 @@ def test_a_wiped_write_permission_outlives_registrations_of_the_same_table(regis
     assert registry.wipe_write_perm("unknown") == 0
 
 
-def test_absent_topics_are_deleted_where_that_is_asked_for(registry: Registry) -> None:
+def test_absent_topics_are_deleted_where_that_is_asked_for(registry):
     register(registry, MASTER, topics("T", "U"))
     register(registry, identity(name="broker-b"), topics("U", "V"))
     register(registry, MASTER, topics("T", "W", counter=2), deletes_absent=True)
@@ -109,9 +105,7 @@ def test_absent_topics_are_deleted_where_that_is_asked_for(registry: Registry) -
 
 
 @pytest.mark.parametrize(("names", "is_taken"), [((), True), (("T",), False), (("T", "U"), True)])
-def test_a_broker_of_version_5_cannot_begin_with_one_topic(
-    registry: Registry, names: tuple[str, ...], is_taken: bool
-) -> None:
+def test_a_broker_of_version_5_cannot_begin_with_one_topic(registry, names, is_taken):
     # An incremental registration that a name server gets after its restart must not stand for all topics.
     told = register(registry, MASTER, topics(*names), refuses_single_topic=True)
     assert (told is not None) is is_taken
@@ -120,7 +114,7 @@ def test_a_broker_of_version_5_cannot_begin_with_one_topic(
     assert registry.topics == (names if is_taken else ())
 
 
-def test_an_id_stays_with_the_address_of_the_later_state_version(registry: Registry) -> None:
+def test_an_id_stays_with_the_address_of_the_later_state_version(registry):
     register(registry, MASTER, topics("T", "U", state=5))
     register(registry, identity(0, address="old:1"), topics("T", "U", state=4, counter=9))
     assert addresses(registry) == {0: MASTER.address}
@@ -129,9 +123,7 @@ def test_an_id_stays_with_the_address_of_the_later_state_version(registry: Regis
 
 
 @pytest.mark.parametrize(("acting", "perm"), [(None, None), (False, 6), (True, 4)])
-def test_the_lowest_slave_registers_topics_if_it_says_whether_it_may_act_as_master(
-    registry: Registry, acting: bool | None, perm: int | None
-) -> None:
+def test_the_lowest_slave_registers_topics_if_it_says_whether_it_may_act_as_master(registry, acting, perm):
     register(registry, SLAVE, topics("T", "U"), acting_master=acting)
     register(registry, identity(2), topics("V", "W"), acting_master=acting)
     assert perms(registry, "T") == ({} if perm is None else {"broker-a": perm})
@@ -139,31 +131,26 @@ def test_the_lowest_slave_registers_topics_if_it_says_whether_it_may_act_as_mast
 
 
 @pytest.mark.parametrize(("acting", "perm"), [(False, 6), (True, 4)])
-def test_a_group_that_lost_its_master_is_read_only_if_a_slave_acts(
-    registry: Registry, acting: bool, perm: int
-) -> None:
+def test_a_group_that_lost_its_master_is_read_only_if_a_slave_acts(registry, acting, perm):
     register(registry, MASTER, topics("T", "U"), acting_master=acting)
     register(registry, SLAVE, topics("T", "U"), acting_master=acting)
     registry.unregister(MASTER)
     assert perms(registry, "T") == {"broker-a": perm}
 
     plain, shown = registry.route("T"), registry.route("T", acting_masters=True)
-    assert plain is not None
-    assert shown is not None
     assert [group.addresses for group in plain.groups] == [{1: SLAVE.address}]
     assert [group.addresses for group in shown.groups] == [{0 if acting else 1: SLAVE.address}]
     assert addresses(registry) == {1: SLAVE.address}
 
 
-def test_the_topic_of_members_names_no_acting_master(registry: Registry) -> None:
+def test_the_topic_of_members_names_no_acting_master(registry):
     topic = "rmq_sys_SYNC_BROKER_MEMBER_broker-a"
     register(registry, SLAVE, topics(topic, "T"), acting_master=True)
     route = registry.route(topic, acting_masters=True)
-    assert route is not None
     assert [group.addresses for group in route.groups] == [{1: SLAVE.address}]
 
 
-def test_topics_go_with_the_last_broker_of_their_group(registry: Registry) -> None:
+def test_topics_go_with_the_last_broker_of_their_group(registry):
     register(registry, MASTER, topics("T", "U"))
     register(registry, SLAVE, topics("T", "U"))
     register(registry, identity(name="broker-b"), topics("T"))
@@ -176,7 +163,7 @@ def test_topics_go_with_the_last_broker_of_their_group(registry: Registry) -> No
     assert registry.clusters == {"Cluster": ("broker-b",)}
 
 
-def test_a_silent_broker_is_removed_after_its_timeout(registry: Registry, clock: Clock) -> None:
+def test_a_silent_broker_is_removed_after_its_timeout(registry, clock):
     register(registry, MASTER, topics("T"))
     register(registry, SLAVE, topics("T"), timeout_s=10.0)
     clock.now += 10.0
@@ -190,7 +177,7 @@ def test_a_silent_broker_is_removed_after_its_timeout(registry: Registry, clock:
     assert (registry.live, registry.groups, registry.topics, registry.clusters) == ((), (), (), {})
 
 
-def test_heartbeats_and_questions_for_the_same_table_keep_a_broker(registry: Registry, clock: Clock) -> None:
+def test_heartbeats_and_questions_for_the_same_table_keep_a_broker(registry, clock):
     version = topics().data_version
     for who in (MASTER, SLAVE, identity(2)):
         register(registry, who, topics("T"))
@@ -207,14 +194,14 @@ def test_heartbeats_and_questions_for_the_same_table_keep_a_broker(registry: Reg
     assert registry.query_data_version(SLAVE, version) == (True, None)
 
 
-def test_a_heartbeat_may_change_the_timeout(registry: Registry, clock: Clock) -> None:
+def test_a_heartbeat_may_change_the_timeout(registry, clock):
     register(registry, MASTER, topics("T"))
     registry.heartbeat(cluster_name="Cluster", address=MASTER.address, timeout_s=1.0)
     clock.now += 1.1
     assert registry.expire() == (MASTER,)
 
 
-def test_a_closed_connection_takes_all_brokers_that_registered_on_it(registry: Registry) -> None:
+def test_a_closed_connection_takes_all_brokers_that_registered_on_it(registry):
     register(registry, MASTER, topics("T"), connection=1)
     register(registry, SLAVE, topics("T"), connection=1)
     register(registry, identity(name="broker-b"), topics("T"), connection=2)
@@ -225,7 +212,7 @@ def test_a_closed_connection_takes_all_brokers_that_registered_on_it(registry: R
     assert addresses(registry) == {1: SLAVE.address}
 
 
-def test_a_deleted_topic_is_gone_in_one_cluster_or_in_all(registry: Registry) -> None:
+def test_a_deleted_topic_is_gone_in_one_cluster_or_in_all(registry):
     register(registry, MASTER, topics("T", "U"))
     register(registry, identity(name="broker-b", cluster="Other"), topics("T", "U"))
     registry.delete_topic("T", cluster="Nowhere")
@@ -236,7 +223,7 @@ def test_a_deleted_topic_is_gone_in_one_cluster_or_in_all(registry: Registry) ->
     assert registry.topics == ("T",)
 
 
-def test_topics_are_listed_by_cluster_and_by_flags(registry: Registry) -> None:
+def test_topics_are_listed_by_cluster_and_by_flags(registry):
     register(registry, MASTER, topics("T"))
     register(registry, MASTER, topics("unit", sys_flag=1, counter=2))
     register(registry, identity(name="broker-b", cluster="Other"), topics("sub", sys_flag=2))
@@ -247,7 +234,7 @@ def test_topics_are_listed_by_cluster_and_by_flags(registry: Registry) -> None:
     assert registry.system_topics() == (("Cluster", "broker-a", "Other", "broker-b"), MASTER.address)
 
 
-def test_a_topic_may_be_registered_alone_for_brokers_that_are_known(registry: Registry) -> None:
+def test_a_topic_may_be_registered_alone_for_brokers_that_are_known(registry):
     register(registry, MASTER, topics("T"))
     registry.set_topic("S", {"broker-a": QueueData(1, 1, 6, 0), "unknown": QueueData(1, 1, 6, 0)})
     registry.set_topic("nowhere", {"unknown": QueueData(1, 1, 6, 0)})
@@ -255,20 +242,18 @@ def test_a_topic_may_be_registered_alone_for_brokers_that_are_known(registry: Re
     assert registry.route("nowhere") is None
 
 
-def test_queue_mappings_go_with_their_topic(registry: Registry) -> None:
+def test_queue_mappings_go_with_their_topic(registry):
     table = topics("T", "U")
     register(registry, MASTER, Registration(table.data_version, table.topics, mappings={"T": {"epoch": 1}}))
     route = registry.route("T")
-    assert route is not None
     assert route.mappings == {"broker-a": {"epoch": 1}}
     registry.delete_topic("T")
     register(registry, MASTER, topics("T"))
     route = registry.route("T")
-    assert route is not None
     assert route.mappings == {}
 
 
-def test_what_exceeds_a_limit_changes_nothing() -> None:
+def test_what_exceeds_a_limit_changes_nothing():
     registry = Registry(
         clock=Clock(1000.0), limits=RegistryLimits(brokers_max=2, topics_max=5, mapping_bytes_max=20)
     )
@@ -292,7 +277,7 @@ def test_what_exceeds_a_limit_changes_nothing() -> None:
     assert len(registry.live) == 2
 
 
-def test_room_is_kept_for_the_topics_of_a_registration_in_progress() -> None:
+def test_room_is_kept_for_the_topics_of_a_registration_in_progress():
     names = [f"t{number}" for number in range(2 * SLICE_TOPICS)]
     registry = Registry(clock=Clock(1000.0), limits=RegistryLimits(topics_max=2 * SLICE_TOPICS + 1))
     steps = registry.registering(BrokerRequest(MASTER, "h:1", connection=1), topics(*names))
@@ -307,7 +292,7 @@ def test_room_is_kept_for_the_topics_of_a_registration_in_progress() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "n" * 256, "\ud800"])
-def test_names_that_cannot_be_are_refused(name: str) -> None:
+def test_names_that_cannot_be_are_refused(name):
     for fields in ({"name": name}, {"cluster": name}):
         with pytest.raises(RemoteProtocolError, match="name of the"):
             identity(address="h:1", **fields)
@@ -315,7 +300,7 @@ def test_names_that_cannot_be_are_refused(name: str) -> None:
         identity(-1)
 
 
-def check_tables(registry: Registry) -> None:
+def check_tables(registry):
     """What the tables say of each other."""
     live = {(one.identity.broker_name, one.identity.address): one.identity for one in registry.live}
     addresses_by_name = {group.broker_name: group.addresses.values() for group in registry.groups}
@@ -334,7 +319,6 @@ def check_tables(registry: Registry) -> None:
     entries = 0
     for topic in registry.topics:
         route = registry.route(topic)
-        assert route is not None
         assert route.queues.keys() <= names
         assert {group.broker_name for group in route.groups} == route.queues.keys()
         assert route.mappings.keys() <= route.queues.keys()
@@ -342,7 +326,7 @@ def check_tables(registry: Registry) -> None:
     assert registry.queue_datas == entries
 
 
-def one_step(registry: Registry, clock: Clock, chance: random.Random) -> str:
+def one_step(registry, clock, chance):
     """Do something to the tables, and say what."""
     who = identity(
         chance.randrange(3),
@@ -384,7 +368,7 @@ def one_step(registry: Registry, clock: Clock, chance: random.Random) -> str:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_happens_the_tables_agree_and_nothing_stays_of_brokers_that_are_gone(seed: int) -> None:
+def test_whatever_happens_the_tables_agree_and_nothing_stays_of_brokers_that_are_gone(seed):
     chance = random.Random(seed)
     for _ in range(50):
         clock = Clock(1000.0)

@@ -1,12 +1,7 @@
 """A name server on real sockets."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -19,14 +14,14 @@ from trioha.errors import ConfigError, PeerError
 from trioha.namesrv.server import NameServer
 from trioha.namesrv.settings import NameServerSettings
 from trioha.remoting.address import parse_address
-from trioha.remoting.client import RemotingClient, open_client
+from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode
-from trioha.remoting.command import RemotingCommand, request
+from trioha.remoting.command import request
 from trioha.remoting.name_server import fetch_broker_groups
 
 
 @asynccontextmanager
-async def serving(folder: Path, **settings: Any) -> AsyncIterator[tuple[NameServer, str]]:
+async def serving(folder, **settings):
     """A name server on loopback, and its address."""
     server = await NameServer.open(
         NameServerSettings(
@@ -40,9 +35,7 @@ async def serving(folder: Path, **settings: Any) -> AsyncIterator[tuple[NameServ
             nursery.cancel_scope.cancel()
 
 
-async def registered(
-    client: RemotingClient, *, name: str = "broker-a", broker_id: int = 0
-) -> RemotingCommand:
+async def registered(client, *, name="broker-a", broker_id=0):
     who = identity(broker_id, name=name)
     fields = {
         "brokerName": who.broker_name,
@@ -55,9 +48,7 @@ async def registered(
     return await client.request(request(RequestCode.REGISTER_BROKER, ext_fields=fields, body=body))
 
 
-async def test_brokers_are_removed_when_the_connection_that_they_registered_on_is_closed(
-    tmp_path: Path,
-) -> None:
+async def test_brokers_are_removed_when_the_connection_that_they_registered_on_is_closed(tmp_path):
     async with serving(tmp_path) as (server, address), open_client(address) as watcher:
         async with open_client(address) as client:
             await registered(client)
@@ -70,9 +61,7 @@ async def test_brokers_are_removed_when_the_connection_that_they_registered_on_i
         assert await fetch_broker_groups(watcher) == ()
 
 
-async def test_silent_broker_is_removed_after_120_virtual_seconds(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_silent_broker_is_removed_after_120_virtual_seconds(tmp_path, autojump_clock):
     server = await NameServer.open(
         NameServerSettings(bind_address="127.0.0.1", listen_port=0, kv_config_path=tmp_path / "kv.json")
     )
@@ -88,7 +77,7 @@ async def test_silent_broker_is_removed_after_120_virtual_seconds(
         nursery.cancel_scope.cancel()
 
 
-async def test_connections_beyond_the_limit_are_closed(tmp_path: Path) -> None:
+async def test_connections_beyond_the_limit_are_closed(tmp_path):
     async with (
         serving(tmp_path, connections_max=4) as (_, address),
         open_client(address) as first,
@@ -101,7 +90,7 @@ async def test_connections_beyond_the_limit_are_closed(tmp_path: Path) -> None:
                 await fetch_broker_groups(third)
 
 
-async def test_a_drained_name_server_answers_what_is_in_flight(tmp_path: Path) -> None:
+async def test_a_drained_name_server_answers_what_is_in_flight(tmp_path):
     async with serving(tmp_path) as (server, address), open_client(address) as client:
         await registered(client)
         await server.drain()
@@ -109,7 +98,7 @@ async def test_a_drained_name_server_answers_what_is_in_flight(tmp_path: Path) -
         assert server.registry.live == ()
 
 
-async def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_named(tmp_path):
     async with serving(tmp_path) as (_, address):
         port = int(address.rpartition(":")[2])
         server = await NameServer.open(
@@ -121,7 +110,7 @@ async def test_a_port_in_use_is_named(tmp_path: Path) -> None:
             await server.run()
 
 
-async def test_mutated_requests_of_real_peers_end_their_own_connection_at_most(tmp_path: Path) -> None:
+async def test_mutated_requests_of_real_peers_end_their_own_connection_at_most(tmp_path):
     chance = random.Random(13)
     recorded = sorted({frame for path in SESSIONS for frame in frames(path) if len(frame) < 2500})
     async with serving(tmp_path) as (server, address):

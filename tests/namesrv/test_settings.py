@@ -1,7 +1,5 @@
 """Settings of a name server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,7 @@ from trioha.errors import ConfigError
 from trioha.namesrv.settings import load_settings, settings_text
 
 
-def test_a_file_of_rocketmq_is_read_and_overridden(tmp_path: Path) -> None:
+def test_a_file_of_rocketmq_is_read_and_overridden(tmp_path):
     conf = tmp_path / "namesrv.conf"
     conf.write_text(
         "listenPort = 1234\nkvConfigPath=/data/kv.json\nserverWorkerThreads=8\nclusterTest=false\n"
@@ -24,7 +22,7 @@ def test_a_file_of_rocketmq_is_read_and_overridden(tmp_path: Path) -> None:
     assert "kvConfigPath=/data/kv.json\nlistenPort=0\norderMessageEnable=true\n" in text
 
 
-def test_defaults_are_rocketmqs() -> None:
+def test_defaults_are_rocketmqs():
     settings = load_settings(None).settings
     assert (settings.listen_port, settings.bind_address) == (9876, "0.0.0.0")
     assert settings.kv_config_path == Path.home() / "namesrv" / "kvConfig.json"
@@ -39,12 +37,12 @@ def test_defaults_are_rocketmqs() -> None:
         ("orderMessageEnable=yes", "neither true nor false"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(override: str, reason: str) -> None:
+def test_settings_that_cannot_be_are_refused(override, reason):
     with pytest.raises(ConfigError, match=reason):
         load_settings(None, [override])
 
 
-def test_a_file_that_is_not_there_or_damaged_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_or_damaged_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"missing\.conf: cannot be read"):
         load_settings(tmp_path / "missing.conf")
     damaged = tmp_path / "damaged.conf"

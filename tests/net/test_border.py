@@ -1,7 +1,5 @@
 """Exceptions of a connection end at its border."""
 
-from __future__ import annotations
-
 import errno
 
 import pytest
@@ -11,7 +9,7 @@ from structlog.testing import capture_logs
 from trioha.net.border import ConnectionBorder
 
 
-def test_an_exception_of_a_connection_does_not_leave_its_border() -> None:
+def test_an_exception_of_a_connection_does_not_leave_its_border():
     border = ConnectionBorder("HA connection")
     with border.around("10.0.0.1:5") as crossing:
         raise ValueError("planted")
@@ -19,10 +17,10 @@ def test_an_exception_of_a_connection_does_not_leave_its_border() -> None:
     assert (border.bugs, border.shortages) == (1, 0)
 
 
-async def test_a_group_of_a_nursery_ends_at_the_border_and_cancellation_passes() -> None:
+async def test_a_group_of_a_nursery_ends_at_the_border_and_cancellation_passes():
     border = ConnectionBorder("HA connection")
 
-    async def fail() -> None:
+    async def fail():
         raise KeyError("planted")
 
     with border.around("p"):
@@ -38,16 +36,16 @@ async def test_a_group_of_a_nursery_ends_at_the_border_and_cancellation_passes()
     assert crossing.error is None
 
 
-def test_keyboard_interrupt_passes() -> None:
+def test_keyboard_interrupt_passes():
     with pytest.raises(KeyboardInterrupt), ConnectionBorder("HA connection").around("p"):
         raise KeyboardInterrupt
 
 
-def test_one_kind_of_bug_is_logged_with_its_traceback_once_a_minute() -> None:
+def test_one_kind_of_bug_is_logged_with_its_traceback_once_a_minute():
     now_s = 0.0
     border = ConnectionBorder("remoting connection", clock=lambda: now_s)
 
-    def planted(error: Exception) -> None:
+    def planted(error):
         with border.around("p"):
             raise error
 
@@ -65,7 +63,7 @@ def test_one_kind_of_bug_is_logged_with_its_traceback_once_a_minute() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), MemoryError()])
-def test_a_shortage_is_logged_in_one_line_without_a_traceback(error: Exception) -> None:
+def test_a_shortage_is_logged_in_one_line_without_a_traceback(error):
     border = ConnectionBorder("remoting connection")
     with capture_logs() as lines, border.around("p"):
         raise error

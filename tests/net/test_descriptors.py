@@ -1,7 +1,5 @@
 """The division of descriptors, and the gate for connections."""
 
-from __future__ import annotations
-
 import os
 import resource
 
@@ -39,9 +37,7 @@ QUEUES = Share("queues", 250, (60, 8))
         (68, (10, 8)),
     ],
 )
-def test_shares_are_lowered_in_their_order_and_no_further_than_necessary(
-    limit: int, granted: tuple[int, ...]
-) -> None:
+def test_shares_are_lowered_in_their_order_and_no_further_than_necessary(limit, granted):
     division = divide(limit, needed=50, shares=[CLIENTS, QUEUES])
     assert division.granted == granted
     assert sum(granted) + 50 <= limit
@@ -52,18 +48,18 @@ def test_shares_are_lowered_in_their_order_and_no_further_than_necessary(
     )
 
 
-def test_a_limit_that_is_too_low_is_reported_with_the_least_one() -> None:
+def test_a_limit_that_is_too_low_is_reported_with_the_least_one():
     with pytest.raises(TooFewDescriptors) as refused:
         divide(67, needed=50, shares=[CLIENTS, QUEUES])
     assert refused.value.least == 68
 
 
-def test_a_share_that_wants_less_than_its_floor_gets_what_it_wants() -> None:
+def test_a_share_that_wants_less_than_its_floor_gets_what_it_wants():
     small = Share("clients", 5, (200, 10))
     assert divide(63, needed=50, shares=[small, QUEUES]).granted == (5, 8)
 
 
-def test_the_soft_limit_is_raised_to_the_hard_one_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_soft_limit_is_raised_to_the_hard_one_at_most(monkeypatch):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lower = min(soft, hard - 10, 1000) if hard != resource.RLIM_INFINITY else min(soft, 1000)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lower, hard))
@@ -76,8 +72,8 @@ def test_the_soft_limit_is_raised_to_the_hard_one_at_most(monkeypatch: pytest.Mo
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_system_that_refuses_a_higher_limit_leaves_the_lower_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_which: int, _limits: tuple[int, int]) -> None:
+def test_a_system_that_refuses_a_higher_limit_leaves_the_lower_one(monkeypatch):
+    def refuse(_which, _limits):
         raise ValueError("current limit exceeds maximum limit")
 
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (256, resource.RLIM_INFINITY))
@@ -85,7 +81,7 @@ def test_a_system_that_refuses_a_higher_limit_leaves_the_lower_one(monkeypatch: 
     assert raise_descriptor_limit() == 256
 
 
-def test_the_next_descriptor_and_the_count_are_those_of_the_kernel() -> None:
+def test_the_next_descriptor_and_the_count_are_those_of_the_kernel():
     first = os.open(os.devnull, os.O_RDONLY)
     expected = lowest_free_descriptor(first)
     before = open_descriptors(descriptor_limit())
@@ -101,13 +97,13 @@ def test_the_next_descriptor_and_the_count_are_those_of_the_kernel() -> None:
     assert below <= before
 
 
-def test_a_gate_counts_descriptors_twice_a_second_and_checks_the_next_number_always() -> None:
+def test_a_gate_counts_descriptors_twice_a_second_and_checks_the_next_number_always():
     now_s = 0.0
     lowest: int | None = 5
     counted = 79
     counts = []
 
-    def count(limit: int) -> int:
+    def count(limit):
         counts.append(limit)
         return counted
 
@@ -130,7 +126,7 @@ def test_a_gate_counts_descriptors_twice_a_second_and_checks_the_next_number_alw
     assert "20 of 100" in gate.describe()
 
 
-def test_a_gate_works_without_a_list_of_descriptors() -> None:
+def test_a_gate_works_without_a_list_of_descriptors():
     lowest = 79
     gate = DescriptorGate(keep=20, limit=100, lowest_free=lambda _: lowest, count_open=lambda _: None)
     assert gate.is_open(0)

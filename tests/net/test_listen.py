@@ -1,10 +1,7 @@
 """An accept loop that keeps descriptors free, and that a connection cannot end."""
 
-from __future__ import annotations
-
 import errno
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
@@ -12,52 +9,52 @@ import trio
 from structlog.testing import capture_logs
 
 from trioha.net.border import ConnectionBorder
-from trioha.net.descriptors import DescriptorGate, Gate, OpenGate, lowest_free_descriptor
+from trioha.net.descriptors import DescriptorGate, OpenGate, lowest_free_descriptor
 from trioha.net.listen import REPORT_INTERVAL_S, serve_listeners
 
 
 class SwitchedGate:
     """A gate that the test opens and closes."""
 
-    def __init__(self, *, is_open: bool) -> None:
+    def __init__(self, *, is_open):
         self.open = is_open
         self.asked = 0
 
-    def is_open(self, descriptor: int) -> bool:
+    def is_open(self, descriptor):
         assert descriptor >= 0
         self.asked += 1
         return self.open
 
-    def describe(self) -> str:
+    def describe(self):
         return "the test says so"
 
 
 @pytest.fixture
-async def listener() -> AsyncIterator[trio.SocketListener]:
+async def listener():
     (one,) = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=64)
     yield one
     with trio.CancelScope(shield=True):
         await one.aclose()
 
 
-async def dial(listener: trio.SocketListener) -> trio.SocketStream:
+async def dial(listener):
     return await trio.open_tcp_stream("127.0.0.1", listener.socket.getsockname()[1])
 
 
-async def echo(stream: trio.SocketStream) -> None:
+async def echo(stream):
     async for data in stream:
         await stream.send_all(data)
 
 
-async def is_served(stream: trio.SocketStream) -> bool:
+async def is_served(stream):
     await stream.send_all(b"x")
     with trio.fail_after(5):
         return await stream.receive_some(1) == b"x"
 
 
 async def test_connections_wait_in_the_backlog_while_the_gate_is_closed_and_are_served_after(
-    listener: trio.SocketListener, autojump_clock: trio.testing.MockClock
-) -> None:
+    listener, autojump_clock
+):
     gate = SwitchedGate(is_open=False)
     async with trio.open_nursery() as nursery:
         with capture_logs() as lines:
@@ -73,9 +70,7 @@ async def test_connections_wait_in_the_backlog_while_the_gate_is_closed_and_are_
     assert lines[1]["repeated"] > 100
 
 
-async def test_a_closed_gate_is_not_logged_without_connections(
-    listener: trio.SocketListener, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_closed_gate_is_not_logged_without_connections(listener, autojump_clock):
     gate = SwitchedGate(is_open=False)
     async with trio.open_nursery() as nursery:
         with capture_logs() as lines:
@@ -85,10 +80,10 @@ async def test_a_closed_gate_is_not_logged_without_connections(
     assert (lines, gate.asked) == ([], 0)
 
 
-async def test_a_handlers_exception_ends_its_connection_and_no_other(listener: trio.SocketListener) -> None:
+async def test_a_handlers_exception_ends_its_connection_and_no_other(listener):
     border = ConnectionBorder("connection")
 
-    async def fail(stream: trio.SocketStream) -> None:
+    async def fail(stream):
         if await stream.receive_some(1) == b"!":
             raise ValueError("planted")
         await stream.send_all(b"x")
@@ -120,17 +115,11 @@ async def test_a_handlers_exception_ends_its_connection_and_no_other(listener: t
         (errno.EIO, True),
     ],
 )
-async def test_no_error_of_accept_ends_the_loop(
-    listener: trio.SocketListener,
-    autojump_clock: trio.testing.MockClock,
-    monkeypatch: pytest.MonkeyPatch,
-    number: int,
-    is_logged: bool,
-) -> None:
+async def test_no_error_of_accept_ends_the_loop(listener, autojump_clock, monkeypatch, number, is_logged):
     accept = listener.accept
     failures = iter(range(20))
 
-    async def fail() -> trio.SocketStream:
+    async def fail():
         await trio.lowlevel.checkpoint()
         for _ in failures:
             raise OSError(number, os.strerror(number))
@@ -146,12 +135,12 @@ async def test_no_error_of_accept_ends_the_loop(
     assert [line["reason"] for line in lines] == [os.strerror(number)] * is_logged
 
 
-async def test_connections_of_a_nursery_outlive_the_loop(listener: trio.SocketListener) -> None:
+async def test_connections_of_a_nursery_outlive_the_loop(listener):
     port = listener.socket.getsockname()[1]
     async with trio.open_nursery() as connections:
         accepting = trio.CancelScope()
 
-        async def accept(*, task_status: trio.TaskStatus[object]) -> None:
+        async def accept(*, task_status):
             with accepting:
                 await serve_listeners(
                     echo, [listener], gate=OpenGate(), handler_nursery=connections, task_status=task_status
@@ -168,16 +157,11 @@ async def test_connections_of_a_nursery_outlive_the_loop(listener: trio.SocketLi
         connections.cancel_scope.cancel()
 
 
-async def serve(
-    handler: Callable[[trio.SocketStream], Awaitable[object]],
-    listener: trio.SocketListener,
-    gate: Gate,
-    task_status: trio.TaskStatus[object],
-) -> None:
+async def serve(handler, listener, gate, task_status):
     await serve_listeners(handler, [listener], gate=gate, task_status=task_status)
 
 
-async def test_connections_never_hold_the_descriptors_that_are_reserved() -> None:
+async def test_connections_never_hold_the_descriptors_that_are_reserved():
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=64)
     lowest = lowest_free_descriptor(listener.socket.fileno())
     assert lowest is not None
@@ -185,7 +169,7 @@ async def test_connections_never_hold_the_descriptors_that_are_reserved() -> Non
     gate = DescriptorGate(keep=20, limit=lowest + 36)
     held: list[int] = []
 
-    async def hold(stream: trio.SocketStream) -> None:
+    async def hold(stream):
         held.append(stream.socket.fileno())
         await trio.sleep_forever()
 

@@ -1,7 +1,5 @@
 """Blocking calls wait for a thread while the system has none."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest
@@ -13,12 +11,12 @@ from trioha.net.threads import REPORT_INTERVAL_S, RETRY_S, run_in_thread
 
 
 @pytest.fixture
-def no_threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def no_threads(monkeypatch):
     """While the list is not empty, no thread can be started, and trio has no idle ones."""
     shortage = [True]
     start = threading.Thread.start
 
-    def refuse(self: threading.Thread) -> None:
+    def refuse(self):
         if shortage:
             raise RuntimeError("can't start new thread")
         start(self)
@@ -28,12 +26,10 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return shortage
 
 
-async def test_a_call_waits_for_a_thread_and_logs_it_once_a_minute(
-    no_threads: list[bool], autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_call_waits_for_a_thread_and_logs_it_once_a_minute(no_threads, autojump_clock):
     called = []
 
-    async def call() -> None:
+    async def call():
         called.append(await run_in_thread(threading.get_ident))
 
     with capture_logs() as lines:
@@ -51,9 +47,7 @@ async def test_a_call_waits_for_a_thread_and_logs_it_once_a_minute(
     ] * 2
 
 
-async def test_a_call_that_is_cancelled_while_it_waits_for_a_thread_is_not_made(
-    no_threads: list[bool], autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_call_that_is_cancelled_while_it_waits_for_a_thread_is_not_made(no_threads, autojump_clock):
     called = []
     with trio.move_on_after(5):
         await run_in_thread(lambda: called.append(1))
@@ -62,14 +56,14 @@ async def test_a_call_that_is_cancelled_while_it_waits_for_a_thread_is_not_made(
     assert called == []
 
 
-async def test_other_errors_of_a_call_are_the_callers() -> None:
-    def fail() -> None:
+async def test_other_errors_of_a_call_are_the_callers():
+    def fail():
         raise RuntimeError("of the call")
 
     with pytest.raises(RuntimeError, match="of the call"):
         await run_in_thread(fail)
 
 
-def test_a_thread_that_cannot_be_started_is_a_shortage() -> None:
+def test_a_thread_that_cannot_be_started_is_a_shortage():
     assert is_shortage(RuntimeError("can't start new thread"))
     assert not is_shortage(RuntimeError("something else"))

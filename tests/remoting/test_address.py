@@ -1,7 +1,5 @@
 """Addresses in command lines and settings."""
 
-from __future__ import annotations
-
 import pytest
 
 from trioha.errors import ConfigError
@@ -17,7 +15,7 @@ from trioha.remoting.address import Address, parse_address
         (" localhost:10911\n", Address("localhost", 10911)),
     ],
 )
-def test_an_address_is_parsed_and_formatted_alike(text: str, address: Address) -> None:
+def test_an_address_is_parsed_and_formatted_alike(text, address):
     assert parse_address(text) == address
     assert str(address) == text.strip()
 
@@ -40,7 +38,7 @@ def test_an_address_is_parsed_and_formatted_alike(text: str, address: Address) -
         ("localhost:-1", "is not a port"),
     ],
 )
-def test_an_invalid_address_is_refused_in_one_line(text: str, says: str) -> None:
+def test_an_invalid_address_is_refused_in_one_line(text, says):
     with pytest.raises(ConfigError, match=says) as caught:
         parse_address(text)
     assert "\n" not in str(caught.value)

@@ -1,27 +1,27 @@
 """Exceptions planted in every part of server and client end one connection only."""
 
-from __future__ import annotations
-
 import errno
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Coroutine
+from contextlib import contextmanager, suppress
 from inspect import iscoroutinefunction
+from itertools import product
 
 import pytest
 import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from tests.remoting.test_server import PEER_ADDRESS, read_command, served_stream
+from tests.remoting.serving import WITHIN_S, dialled, echo, read_command, served_stream, serving
+from tests.waiting import until
 from trioha.net.border import ConnectionBorder
 from trioha.net.housekeeping import Housekeeping
 from trioha.net.transport import SocketTransport
 from trioha.remoting import codec, server_connection
 from trioha.remoting.client import ConnectionLostError, RemotingClient, open_client
 from trioha.remoting.codec import FrameDecoder, encode
-from trioha.remoting.command import RemotingCommand, SerializeType, request, response_to
+from trioha.remoting.command import SerializeType, request, response_to
 from trioha.remoting.memory import ClientMemory, MemoryAccount
-from trioha.remoting.server import Peer, RemotingServer
+from trioha.remoting.server import RemotingServer
 from trioha.remoting.server_connection import ServerConnection
 
 PLACES: list[tuple[object, str]] = [
@@ -47,35 +47,36 @@ PLACES: list[tuple[object, str]] = [
     (SocketTransport, "send_now"),
     (SocketTransport, "from_stream"),
 ]
-BUGS: list[Callable[[], Exception]] = [
-    lambda: RuntimeError("planted"),
-    lambda: ExceptionGroup("planted", [ValueError("one"), ExceptionGroup("inner", [KeyError("two")])]),
-]
-SHORTAGES: list[Callable[[], Exception]] = [MemoryError, lambda: OSError(errno.EMFILE, "Too many open files")]
+BUGS = {
+    "bug": lambda: RuntimeError("planted"),
+    "bugs": lambda: ExceptionGroup("planted", [ValueError("1"), ExceptionGroup("inner", [KeyError("2")])]),
+}
+ERRORS = {
+    **BUGS,
+    "memory": MemoryError,
+    "descriptors": lambda: OSError(errno.EMFILE, "Too many open files"),
+}
 
 
 class Plant:
     """Raises once, at the first call after it was armed."""
 
-    def __init__(self, error: Callable[[], Exception]) -> None:
-        self.error = error
+    def __init__(self, error, patched, place, name):
         self.is_armed = False
         self.has_raised = False
-
-    def into(self, monkeypatch: pytest.MonkeyPatch, place: object, name: str) -> None:
         original = getattr(place, name)
 
-        def bear_fruit() -> None:
+        def bear_fruit():
             if self.is_armed:
                 self.is_armed = False
                 self.has_raised = True
-                raise self.error()
+                raise error()
 
-        def planted(*args: object, **kwargs: object) -> object:
+        def planted(*args, **kwargs):
             bear_fruit()
             return original(*args, **kwargs)
 
-        async def planted_async(*args: object, **kwargs: object) -> object:
+        async def planted_async(*args, **kwargs):
             try:
                 bear_fruit()
             except BaseException:
@@ -85,93 +86,75 @@ class Plant:
                 raise
             return await original(*args, **kwargs)
 
-        monkeypatch.setattr(place, name, planted_async if iscoroutinefunction(original) else planted)
+        patched.setattr(place, name, planted_async if iscoroutinefunction(original) else planted)
 
 
-async def answer(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+async def answer(asked):
     await trio.lowlevel.checkpoint()
-    return response_to(asked, 0, body=asked.body)
+    return echo(asked, None)
 
 
-def echo(asked: RemotingCommand, peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
-    return answer(asked, peer) if asked.code == 2 else response_to(asked, 0, body=asked.body)
+def echo_or_later(asked, peer):
+    return answer(asked) if asked.code == 2 else echo(asked, peer)
 
 
-@asynccontextmanager
-async def serving() -> AsyncIterator[tuple[RemotingServer, str]]:
-    """A server on loopback in this nursery: an exception that leaves it fails the test."""
-    server = RemotingServer(echo)
-
-    async def serve(task_status: trio.TaskStatus[object]) -> None:
-        await server.serve(host="127.0.0.1", port=0, task_status=task_status)  # type: ignore[arg-type]
-
-    with trio.fail_after(20):
-        async with trio.open_nursery() as nursery:
-            ((host, port),) = await nursery.start(serve)
-            yield server, f"{host}:{port}"
-            assert not nursery.cancel_scope.cancel_called
-            nursery.cancel_scope.cancel()
+@contextmanager
+def named(name):
+    """Say at which place a test failed."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"planted in {name}")
+        raise
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - counters have no event
-        await trio.sleep(0.002)
+@pytest.mark.parametrize("error", ERRORS)
+async def test_an_exception_anywhere_in_a_connection_ends_no_other(error, monkeypatch):
+    for place, name in PLACES:
+        with named(name), monkeypatch.context() as patched, capture_logs() as logs:
+            await plant_in_server(Plant(ERRORS[error], patched, place, name), is_bug=error in BUGS)
+        errors = [entry for entry in logs if entry["log_level"] == "error"]
+        assert len(errors) == (error in BUGS), name
+        assert all("exc_info" in entry for entry in errors)
 
 
-@pytest.mark.parametrize("error", BUGS + SHORTAGES, ids=["bug", "bugs", "memory", "descriptors"])
-@pytest.mark.parametrize(("place", "name"), PLACES, ids=[name for _, name in PLACES])
-async def test_an_exception_anywhere_in_a_connection_ends_no_other(
-    place: object, name: str, error: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant = Plant(error)
-    plant.into(monkeypatch, place, name)
-    is_bug = error in BUGS
-    with capture_logs() as logs:
-        async with serving() as (server, address), open_client(address) as honest:
-            assert (await honest.request(request(1, body=b"before"))).body == b"before"
-            host, _, port = address.rpartition(":")
-            plant.is_armed = True
-            async with await trio.open_tcp_stream(host, int(port)) as hostile:
-                for serialize_type in SerializeType:
-                    for code in (1, 2):
-                        if plant.has_raised:
-                            break
-                        with suppress(trio.BrokenResourceError):
-                            frame = encode(request(code, serialize_type=serialize_type), opaque=code)
-                            await hostile.send_all(frame)
-                            await trio.testing.wait_all_tasks_blocked(0.002)
-                await until(lambda: plant.has_raised)
-                await until(lambda: reported(server) == 1)
-                statistics = server.statistics
-                assert (statistics.bugs, statistics.shortages) == (is_bug, not is_bug)
-                # Those who were there, and those who come.
-                assert (await honest.request(request(2, body=b"after"))).body == b"after"
-                async with open_client(address) as newcomer:
-                    assert (await newcomer.request(request(1, body=b"new"))).body == b"new"
-            await until(lambda: server.statistics.connections_open == 1)
-            assert server.statistics.held_bytes == 0
-    errors = [entry for entry in logs if entry["log_level"] == "error"]
-    assert len(errors) == is_bug
-    assert all("exc_info" in entry for entry in errors)
+async def plant_in_server(plant, *, is_bug):
+    async with serving(echo_or_later) as (server, address), open_client(address) as honest:
+        assert (await honest.request(request(1, body=b"before"))).body == b"before"
+        plant.is_armed = True
+        async with await dialled(address) as hostile:
+            for serialize_type, code in product(SerializeType, (1, 2)):
+                if plant.has_raised:
+                    break
+                with suppress(trio.BrokenResourceError):
+                    await hostile.send_all(encode(request(code, serialize_type=serialize_type), opaque=code))
+                    await trio.testing.wait_all_tasks_blocked(0.002)
+            await until(lambda: plant.has_raised)
+            await until(lambda: reported(server) == 1)
+            statistics = server.statistics
+            assert (statistics.bugs, statistics.shortages) == (is_bug, not is_bug)
+            # Those who were there, and those who come.
+            assert (await honest.request(request(2, body=b"after"))).body == b"after"
+            async with open_client(address) as newcomer:
+                assert (await newcomer.request(request(1, body=b"new"))).body == b"new"
+        await until(lambda: server.statistics.connections_open == 1)
+        assert server.statistics.held_bytes == 0
 
 
-def reported(server: RemotingServer) -> int:
+def reported(server):
     statistics = server.statistics
     return statistics.bugs + statistics.shortages
 
 
-async def test_a_peer_that_was_reset_before_it_is_served_is_counted_as_broken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_peer_that_was_reset_before_it_is_served_is_counted_as_broken(monkeypatch):
     """As on macOS: the accepted socket has lost its peer."""
 
-    def gone(_: object) -> tuple[str, int]:
+    def gone(_):
         raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
 
     async with serving() as (server, address):
         monkeypatch.setattr("trioha.remoting.server._host_and_port", gone)
-        host, _, port = address.rpartition(":")
-        async with await trio.open_tcp_stream(host, int(port)) as stream:
+        async with await dialled(address) as stream:
             assert await stream.receive_some() == b""
         monkeypatch.undo()
         async with open_client(address) as client:
@@ -180,29 +163,23 @@ async def test_a_peer_that_was_reset_before_it_is_served_is_counted_as_broken(
         assert (server.statistics.bugs, server.statistics.shortages) == (0, 0)
 
 
-async def test_a_bug_of_one_kind_is_logged_once_a_minute_and_counted_each_time() -> None:
-    def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+async def test_a_bug_of_one_kind_is_logged_once_a_minute_and_counted_each_time():
+    def handler(asked, peer):
         raise KeyError("b")
 
     server = RemotingServer(handler)
-    ours, theirs = trio.testing.memory_stream_pair()
     with capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(server.serve_stream, theirs, PEER_ADDRESS)
+        async with served_stream(server) as stream:
             decoder = FrameDecoder()
             for opaque in range(100):
-                await ours.send_all(encode(request(10), opaque=opaque))
-                received = await read_command(ours, decoder)
-                assert received is not None
+                await stream.send_all(encode(request(10), opaque=opaque))
+                received = await read_command(stream, decoder)
                 assert (received.opaque, received.code) == (opaque, 1)
-            nursery.cancel_scope.cancel()
     assert len(logs) == 1
     assert server.statistics.handler_errors == server.statistics.bugs == 100
 
 
-async def test_peers_that_break_the_protocol_repeatedly_do_not_fill_the_log(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_peers_that_break_the_protocol_repeatedly_do_not_fill_the_log(autojump_clock):
     server = RemotingServer(echo)
     with capture_logs() as logs:
         for minute in range(2):
@@ -226,22 +203,24 @@ CLIENT_PLACES: list[tuple[object, str]] = [
 ]
 
 
-@pytest.mark.parametrize("error", BUGS + SHORTAGES, ids=["bug", "bugs", "memory", "descriptors"])
-@pytest.mark.parametrize(("place", "name"), CLIENT_PLACES, ids=[name for _, name in CLIENT_PLACES])
-async def test_an_exception_in_the_client_is_one_clear_error_for_its_callers(
-    place: object, name: str, error: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant = Plant(error)
-    plant.into(monkeypatch, place, name)
-    monkeypatch.setattr("trioha.remoting.client.BORDER", ConnectionBorder("client"))
-    reasons: list[str] = []
+@pytest.mark.parametrize("error", ERRORS)
+async def test_an_exception_in_the_client_is_one_clear_error_for_its_callers(error, monkeypatch):
+    for place, name in CLIENT_PLACES:
+        with named(name), monkeypatch.context() as patched, capture_logs() as logs:
+            await plant_in_client(Plant(ERRORS[error], patched, place, name), patched)
+        assert len(logs) == 1, name
 
-    async def ask(client: RemotingClient) -> None:
+
+async def plant_in_client(plant, patched):
+    patched.setattr("trioha.remoting.client.BORDER", ConnectionBorder("client"))
+    reasons = []
+
+    async def ask(client):
         with pytest.raises(ConnectionLostError) as caught:
             await client.request(request(1))
         reasons.append(caught.value.reason)
 
-    with trio.fail_after(5), capture_logs() as logs:
+    with trio.fail_after(WITHIN_S):
         ours, theirs = trio.testing.memory_stream_pair()
         async with trio.open_nursery() as nursery:
             client = RemotingClient(ours, "192.0.2.1:10911")
@@ -256,11 +235,10 @@ async def test_an_exception_in_the_client_is_one_clear_error_for_its_callers(
             await client.request(request(1))
     assert len(reasons) == 3
     assert len(set(reasons)) == 1
-    assert len(logs) == 1
 
 
-async def test_a_callback_that_fails_ends_its_clients_connection_and_not_the_block_around_it() -> None:
-    def fail(command: RemotingCommand) -> None:
+async def test_a_callback_that_fails_ends_its_clients_connection_and_not_the_block_around_it():
+    def fail(command):
         raise ZeroDivisionError("planted")
 
     with capture_logs() as logs:
@@ -275,7 +253,7 @@ async def test_a_callback_that_fails_ends_its_clients_connection_and_not_the_blo
 
 
 @pytest.mark.parametrize("host", ["a" * 70, "a..b", "\ud800", "é" * 64, "x" * 300])
-async def test_an_invalid_host_name_is_a_connection_error(host: str) -> None:
+async def test_an_invalid_host_name_is_a_connection_error(host):
     with trio.fail_after(20), pytest.raises(ConnectionLostError, match="cannot connect"):
         async with open_client(f"{host}:10911"):
             raise AssertionError("not reached")

@@ -1,13 +1,10 @@
 """The frame codec: whole, byte by byte, mutated, and against recorded sessions."""
 
-from __future__ import annotations
-
 import json
 import random
 import tracemalloc
 from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 from struct import pack
 
 import pytest
@@ -41,7 +38,7 @@ COMMANDS = st.builds(
 )
 
 
-def decode(*pieces: bytes, **limits: int) -> list[RemotingCommand]:
+def decode(*pieces, **limits):
     decoder = FrameDecoder(**limits)
     decoded = []
     for piece in pieces:
@@ -51,24 +48,22 @@ def decode(*pieces: bytes, **limits: int) -> list[RemotingCommand]:
     return decoded
 
 
-def json_frame(header: object, body: bytes = b"") -> bytes:
+def json_frame(header, body=b""):
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     return pack(">II", 4 + len(raw) + len(body), len(raw)) + raw + body
 
 
-def binary_frame(header: bytes, body: bytes = b"") -> bytes:
+def binary_frame(header, body=b""):
     return pack(">II", 4 + len(header) + len(body), 1 << 24 | len(header)) + header + body
 
 
 @given(COMMANDS)
-def test_an_encoded_command_decodes_to_an_equal_one(command: RemotingCommand) -> None:
+def test_an_encoded_command_decodes_to_an_equal_one(command):
     assert decode(encode(command)) == [command]
 
 
 @given(st.lists(COMMANDS, min_size=1, max_size=4), st.lists(st.integers(0, 1500), max_size=12))
-def test_commands_do_not_depend_on_where_the_stream_is_cut(
-    sent: list[RemotingCommand], cuts: list[int]
-) -> None:
+def test_commands_do_not_depend_on_where_the_stream_is_cut(sent, cuts):
     stream = b"".join(map(encode, sent))
     edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
     pieces = [stream[start:end] for start, end in pairwise(edges)]
@@ -76,7 +71,7 @@ def test_commands_do_not_depend_on_where_the_stream_is_cut(
 
 
 @pytest.mark.parametrize("path", STREAMS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_recorded_frames_decode_and_encode_to_the_same_bytes(path: Path) -> None:
+def test_recorded_frames_decode_and_encode_to_the_same_bytes(path):
     recorded = frames(path)
     decoded = commands(path)
     assert len(decoded) == len(recorded) > 0
@@ -91,7 +86,7 @@ def test_recorded_frames_decode_and_encode_to_the_same_bytes(path: Path) -> None
 
 
 @pytest.mark.parametrize("path", STREAMS[::4], ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_recorded_streams_decode_byte_by_byte(path: Path) -> None:
+def test_recorded_streams_decode_byte_by_byte(path):
     raw = path.read_bytes()[:6000]
     decoder = FrameDecoder()
     decoded = []
@@ -104,9 +99,7 @@ def test_recorded_streams_decode_byte_by_byte(path: Path) -> None:
 
 
 @given(COMMANDS, st.data())
-def test_a_mutated_frame_gives_a_command_or_a_protocol_error(
-    command: RemotingCommand, data: st.DataObject
-) -> None:
+def test_a_mutated_frame_gives_a_command_or_a_protocol_error(command, data):
     raw = bytearray(encode(command))
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -122,7 +115,7 @@ def test_a_mutated_frame_gives_a_command_or_a_protocol_error(
 
 
 @given(st.binary(max_size=300))
-def test_a_binary_header_of_any_bytes_gives_a_command_or_a_protocol_error(header: bytes) -> None:
+def test_a_binary_header_of_any_bytes_gives_a_command_or_a_protocol_error(header):
     try:
         (command,) = decode(binary_frame(header))
     except RemoteProtocolError:
@@ -148,7 +141,7 @@ KEYS = st.sampled_from(
 VALUES = json_values(KEYS | TEXT)
 
 
-def dialect(value: object) -> str:
+def dialect(value):
     """`value` as fastjson might write it: keys without quotes, single quotes."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{key or 0}:{dialect(member)}" for key, member in value.items()) + "}"
@@ -157,7 +150,7 @@ def dialect(value: object) -> str:
     return f"'{value}'" if isinstance(value, str) else json.dumps(value)
 
 
-def decoded_or_refused(frame: bytes) -> RemotingCommand | None:
+def decoded_or_refused(frame):
     """The command of one frame; None for RemoteProtocolError. Other exceptions are raised."""
     try:
         (command,) = decode(frame)
@@ -173,9 +166,7 @@ def decoded_or_refused(frame: bytes) -> RemotingCommand | None:
 
 
 @given(st.dictionaries(KEYS, VALUES, max_size=9), st.binary(max_size=5))
-def test_a_json_header_of_any_values_gives_a_command_or_a_protocol_error(
-    header: dict[str, object], body: bytes
-) -> None:
+def test_a_json_header_of_any_values_gives_a_command_or_a_protocol_error(header, body):
     decoded_or_refused(json_frame(header, body))
     whole = {"code": 10, "opaque": 1} | {key: header[key] for key in ("remark", "extFields") if key in header}
     command = decoded_or_refused(json_frame(whole, body))
@@ -184,15 +175,13 @@ def test_a_json_header_of_any_values_gives_a_command_or_a_protocol_error(
 
 
 @given(st.dictionaries(KEYS, VALUES, max_size=9))
-def test_a_header_in_the_dialect_of_any_values_gives_a_command_or_a_protocol_error(
-    header: dict[str, object],
-) -> None:
+def test_a_header_in_the_dialect_of_any_values_gives_a_command_or_a_protocol_error(header):
     text = dialect(header | {"code": 10, "opaque": 1})
     decoded_or_refused(json_frame(text.encode("utf-8", "surrogatepass")))
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_for_a_json_header_give_a_command_or_a_protocol_error(header: bytes) -> None:
+def test_any_bytes_for_a_json_header_give_a_command_or_a_protocol_error(header):
     decoded_or_refused(json_frame(header))
     decoded_or_refused(json_frame(b'{"code":1,"opaque":1,' + header + b"}"))
 
@@ -205,15 +194,11 @@ def test_any_bytes_for_a_json_header_give_a_command_or_a_protocol_error(header: 
     st.data(),
 )
 def test_a_binary_header_with_any_lengths_gives_a_command_or_a_protocol_error(
-    fixed: tuple[int, int, int, int, int],
-    remark: str | bytes,
-    fields: list[tuple[bytes, bytes]],
-    off_by: int,
-    data: st.DataObject,
-) -> None:
+    fixed, remark, fields, off_by, data
+):
     raw_remark = remark.encode() if isinstance(remark, str) else remark
 
-    def wrong(length: int) -> int:
+    def wrong(length):
         return data.draw(st.just(length) | st.just(length + off_by) | I16)
 
     code, language, version, opaque, flag = fixed
@@ -226,20 +211,19 @@ def test_a_binary_header_with_any_lengths_gives_a_command_or_a_protocol_error(
 
 @pytest.mark.parametrize("depth", range(900, 1010, 3))
 @pytest.mark.parametrize("name", ["code", "remark", "extFields", "x"])
-def test_nesting_at_the_edge_of_the_interpreters_recursion_is_refused_or_read(name: str, depth: int) -> None:
+def test_nesting_at_the_edge_of_the_interpreters_recursion_is_refused_or_read(name, depth):
     nested = "[" * depth + "]" * depth
     decoded_or_refused(json_frame(f'{{"code":1,"opaque":1,"{name}":{nested}}}'.encode()))
     decoded_or_refused(json_frame(f'{{"code":1,"opaque":1,"extFields":{{"a":{nested}}}}}'.encode()))
 
 
-def test_a_key_of_the_dialect_that_is_an_object_becomes_text() -> None:
+def test_a_key_of_the_dialect_that_is_an_object_becomes_text():
     command = decoded_or_refused(json_frame(b'{"code":1,"opaque":1,"extFields":{{"a":1}:"x"}}'))
-    assert command is not None
     assert command.ext_fields == {'[["a",1]]': "x"}
 
 
-def test_ext_fields_of_a_binary_header_have_a_maximum() -> None:
-    def frame(count: int) -> bytes:
+def test_ext_fields_of_a_binary_header_have_a_maximum():
+    def frame(count):
         fields = {str(number): "x" for number in range(count)}
         return encode(request(1, ext_fields=fields, serialize_type=SerializeType.ROCKETMQ))
 
@@ -248,7 +232,7 @@ def test_ext_fields_of_a_binary_header_have_a_maximum() -> None:
         decode(frame(257))
 
 
-def test_a_real_header_with_any_byte_flipped_never_escapes_as_another_error() -> None:
+def test_a_real_header_with_any_byte_flipped_never_escapes_as_another_error():
     chance = random.Random(5)
     for path in STREAMS:
         frame = bytearray(frames(path)[0])
@@ -260,7 +244,7 @@ def test_a_real_header_with_any_byte_flipped_never_escapes_as_another_error() ->
                 decode(bytes(mutated), frame_bytes_max=len(frame) + 100)
 
 
-def test_values_that_are_not_strings_are_read_as_they_were_written() -> None:
+def test_values_that_are_not_strings_are_read_as_they_were_written():
     header = {
         "code": 310,
         "opaque": 7,
@@ -274,7 +258,7 @@ def test_values_that_are_not_strings_are_read_as_they_were_written() -> None:
     assert command.body == b"body"
 
 
-def test_missing_and_null_ext_fields_are_an_empty_mapping() -> None:
+def test_missing_and_null_ext_fields_are_an_empty_mapping():
     headers: list[dict[str, object]] = [
         {"code": 28, "opaque": 1},
         {"code": 28, "opaque": 1, "extFields": None, "flag": None, "version": None},
@@ -285,7 +269,7 @@ def test_missing_and_null_ext_fields_are_an_empty_mapping() -> None:
     assert decoded[0] == decoded[1] == decoded[2]
 
 
-def test_an_unknown_language_is_other_and_numbers_may_be_strings() -> None:
+def test_an_unknown_language_is_other_and_numbers_may_be_strings():
     (command,) = decode(
         json_frame({"code": "34", "opaque": "-5", "flag": "1", "language": "COBOL", "version": "9"})
     )
@@ -293,7 +277,7 @@ def test_an_unknown_language_is_other_and_numbers_may_be_strings() -> None:
     assert command.language is LanguageCode.OTHER
 
 
-def test_a_header_in_fastjson_dialect_is_read() -> None:
+def test_a_header_in_fastjson_dialect_is_read():
     (command,) = decode(json_frame(b'{code:11,\'opaque\':3,"extFields":{0:"zero"}}'))
     assert (command.code, command.opaque, command.ext_fields) == (11, 3, {"0": "zero"})
 
@@ -323,7 +307,7 @@ def test_a_header_in_fastjson_dialect_is_read() -> None:
         ({"code": 1, "opaque": 1, "extFields": {str(n): "x" for n in range(257)}}, "257 ext fields"),
     ],
 )
-def test_an_invalid_header_is_refused_with_its_reason(header: object, says: str) -> None:
+def test_an_invalid_header_is_refused_with_its_reason(header, says):
     with pytest.raises(RemoteProtocolError, match=says):
         decode(json_frame(header))
 
@@ -341,12 +325,12 @@ def test_an_invalid_header_is_refused_with_its_reason(header: object, says: str)
         (b"GET / HTTP/1.1\r\n\r\n", "beyond the limit"),
     ],
 )
-def test_an_invalid_frame_is_refused_as_early_as_possible(frame: bytes, says: str) -> None:
+def test_an_invalid_frame_is_refused_as_early_as_possible(frame, says):
     with pytest.raises(RemoteProtocolError, match=says):
         decode(frame)
 
 
-def test_a_frame_at_the_limit_is_accepted_and_one_byte_more_is_refused() -> None:
+def test_a_frame_at_the_limit_is_accepted_and_one_byte_more_is_refused():
     head = encode_head(request(28))
     fitting = encode(request(28, body=b"x" * (1000 - len(head))))
     assert len(fitting) == 1000
@@ -355,14 +339,14 @@ def test_a_frame_at_the_limit_is_accepted_and_one_byte_more_is_refused() -> None
         decode(fitting, frame_bytes_max=999)
 
 
-def test_a_header_beyond_its_own_limit_is_refused() -> None:
+def test_a_header_beyond_its_own_limit_is_refused():
     frame = encode(request(28, ext_fields={"long": "x" * 200}))
     assert len(decode(frame, header_bytes_max=400)) == 1
     with pytest.raises(RemoteProtocolError, match="at most 100"):
         decode(frame, header_bytes_max=100)
 
 
-def test_a_huge_length_allocates_no_memory() -> None:
+def test_a_huge_length_allocates_no_memory():
     decoder = FrameDecoder()
     decoder.feed(pack(">II", 16 * 1024 * 1024 - 4, 100))
     tracemalloc.start()
@@ -373,7 +357,7 @@ def test_a_huge_length_allocates_no_memory() -> None:
         tracemalloc.stop()
 
 
-def test_a_large_frame_in_small_chunks_is_copied_once() -> None:
+def test_a_large_frame_in_small_chunks_is_copied_once():
     body = random.Random(1).randbytes(8 * 1024 * 1024)
     frame = encode(request(310, body=body))
     pieces = [frame[start : start + 4096] for start in range(0, len(frame), 4096)]
@@ -388,7 +372,7 @@ def test_a_large_frame_in_small_chunks_is_copied_once() -> None:
     assert peak_bytes < 4 * len(frame)
 
 
-def test_a_lone_surrogate_in_a_header_can_be_answered() -> None:
+def test_a_lone_surrogate_in_a_header_can_be_answered():
     (command,) = decode(json_frame(b'{"code":10,"opaque":1,"extFields":{"b":"\\ud800"}}'))
     (again,) = decode(encode(command))
     assert again.ext_fields == {"b": "\ud800"}
@@ -396,22 +380,22 @@ def test_a_lone_surrogate_in_a_header_can_be_answered() -> None:
     assert binary.ext_fields == {"b": "?"}
 
 
-def test_an_empty_value_of_a_binary_header_is_null() -> None:
+def test_an_empty_value_of_a_binary_header_is_null():
     command = request(10, ext_fields={"a": "", "b": "T"}, serialize_type=SerializeType.ROCKETMQ)
     (decoded,) = decode(encode(command))
     assert decoded.ext_fields == {"b": "T"}
 
 
-def test_a_command_that_does_not_fit_the_format_is_a_local_error() -> None:
+def test_a_command_that_does_not_fit_the_format_is_a_local_error():
     with pytest.raises(LocalProtocolError):
         encode(RemotingCommand(40_000, serialize_type=SerializeType.ROCKETMQ))
     with pytest.raises(LocalProtocolError):
-        encode(RemotingCommand(1, ext_fields={"queueId": 3}))  # type: ignore[dict-item]
+        encode(RemotingCommand(1, ext_fields={"queueId": 3}))
     with pytest.raises(LocalProtocolError, match="too large"):
         encode(RemotingCommand(1, remark="x" * 17_000_000))
 
 
-def test_a_response_keeps_opaque_and_serialization() -> None:
+def test_a_response_keeps_opaque_and_serialization():
     for serialize_type in SerializeType:
         asked = evolve(request(28, serialize_type=serialize_type), opaque=77)
         (answer,) = decode(encode(response_to(asked, 3, remark=" request type 28 not supported")))

@@ -1,8 +1,5 @@
 """Answers that come later without a task: when they are sent, together with which, and what ends them."""
 
-from __future__ import annotations
-
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -18,28 +15,28 @@ from trioha.remoting.client import open_client
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, request, response_to
-from trioha.remoting.server import Peer, RemotingServer, ServerLimits
+from trioha.remoting.server import RemotingServer, ServerLimits
 from trioha.remoting.server_connection import REQUESTS_PER_TURN
 
 
 class Answer(Deferred[RemotingCommand]):
     """Comes when the test says so."""
 
-    def __init__(self, asked: RemotingCommand) -> None:
+    def __init__(self, asked):
         super().__init__()
         self.asked = asked
         self.error: Exception | None = None
         self.is_abandoned = False
 
-    def come(self) -> None:
+    def come(self):
         self._ready()
 
-    def result(self) -> RemotingCommand:
+    def result(self):
         if self.error is not None:
             raise self.error
         return response_to(self.asked, 0, body=self.asked.body)
 
-    def abandon(self) -> None:
+    def abandon(self):
         super().abandon()
         self.is_abandoned = True
 
@@ -47,17 +44,17 @@ class Answer(Deferred[RemotingCommand]):
 class Answers(list[Answer]):
     """A handler that answers later, and the answers that it has begun."""
 
-    def __call__(self, asked: RemotingCommand, peer: Peer) -> Answer:
+    def __call__(self, asked, peer):
         self.append(Answer(asked))
         return self[-1]
 
 
-def ask(number: int, *, oneway: bool = False) -> bytes:
+def ask(number, *, oneway=False):
     return encode(request(1, body=b"%d" % number, oneway=oneway), opaque=number)
 
 
 @asynccontextmanager
-async def connected(server: RemotingServer) -> AsyncIterator[tuple[trio.SocketStream, FrameDecoder]]:
+async def connected(server):
     """Our end of a connection over loopback."""
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -68,14 +65,14 @@ async def connected(server: RemotingServer) -> AsyncIterator[tuple[trio.SocketSt
         nursery.cancel_scope.cancel()
 
 
-async def until_asked(answers: Answers, count: int) -> None:
+async def until_asked(answers, count):
     while len(answers) < count:  # noqa: ASYNC110 - a handler has no event
         await trio.sleep(0.001)
     await trio.testing.wait_all_tasks_blocked()
 
 
 @pytest.fixture
-def sends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def sends(monkeypatch):
     """Bytes of each send of a server."""
     sent: list[int] = []
     send_now, send_parts_now = SocketTransport.send_now, SocketTransport.send_parts_now
@@ -93,7 +90,7 @@ def sends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sent
 
 
-async def test_the_answer_to_the_only_request_is_sent_before_another_task_runs(sends: list[int]) -> None:
+async def test_the_answer_to_the_only_request_is_sent_before_another_task_runs(sends):
     answers = Answers()
     async with connected(RemotingServer(answers)) as (stream, decoder):
         await stream.send_all(ask(1))
@@ -102,11 +99,10 @@ async def test_the_answer_to_the_only_request_is_sent_before_another_task_runs(s
         answers[0].come()
         assert len(sends) == 1
         answer = await read_command(stream, decoder)
-        assert answer is not None
         assert (answer.opaque, answer.body) == (1, b"1")
 
 
-async def test_answers_that_come_together_are_sent_together(sends: list[int]) -> None:
+async def test_answers_that_come_together_are_sent_together(sends):
     answers = Answers()
     server = RemotingServer(answers)
     async with connected(server) as (stream, decoder):
@@ -127,7 +123,7 @@ async def test_answers_that_come_together_are_sent_together(sends: list[int]) ->
     assert server.statistics.held_bytes == 0
 
 
-async def test_a_stream_that_is_no_socket_gets_its_answers_from_the_writer() -> None:
+async def test_a_stream_that_is_no_socket_gets_its_answers_from_the_writer():
     answers = Answers()
     with trio.fail_after(60):
         async with served_stream(RemotingServer(answers)) as stream:
@@ -136,11 +132,11 @@ async def test_a_stream_that_is_no_socket_gets_its_answers_from_the_writer() -> 
             decoder = FrameDecoder()
             for answer in reversed(answers):
                 answer.come()
-            assert [(await read_command(stream, decoder)).opaque for _ in range(2)] == [2, 1]  # type: ignore[union-attr]
+            assert [(await read_command(stream, decoder)).opaque for _ in range(2)] == [2, 1]
 
 
-async def test_an_answer_that_is_there_at_once_is_sent_with_its_turn(sends: list[int]) -> None:
-    def at_once(asked: RemotingCommand, peer: Peer) -> Answer:
+async def test_an_answer_that_is_there_at_once_is_sent_with_its_turn(sends):
+    def at_once(asked, peer):
         answer = Answer(asked)
         answer.come()
         return answer
@@ -161,9 +157,7 @@ async def test_an_answer_that_is_there_at_once_is_sent_with_its_turn(sends: list
     ids=["refusal", "bug"],
 )
 @pytest.mark.parametrize("count", [1, 2])
-async def test_an_error_of_a_result_is_its_answer_and_the_next_request_is_served(
-    error: Exception, code: int, remark: str, count: int
-) -> None:
+async def test_an_error_of_a_result_is_its_answer_and_the_next_request_is_served(error, code, remark, count):
     answers = Answers()
     server = RemotingServer(answers)
     async with connected(server) as (stream, decoder):
@@ -175,18 +169,16 @@ async def test_an_error_of_a_result_is_its_answer_and_the_next_request_is_served
                 answer.come()
             for _ in range(count):
                 found = await read_command(stream, decoder)
-                assert found is not None
                 assert (found.code, found.remark) == (code, remark)
         await stream.send_all(ask(7))
         await until_asked(answers, count + 1)
         answers[-1].come()
         found = await read_command(stream, decoder)
-        assert found is not None
         assert (found.opaque, found.code) == (7, 0)
     assert server.statistics.handler_errors == (count if code == ResponseCode.SYSTEM_ERROR else 0)
 
 
-async def test_a_connection_that_ends_abandons_its_answers() -> None:
+async def test_a_connection_that_ends_abandons_its_answers():
     answers = Answers()
     server = RemotingServer(answers)
     ours, theirs = transport_pair()
@@ -202,7 +194,7 @@ async def test_a_connection_that_ends_abandons_its_answers() -> None:
     assert server.statistics.held_bytes == 0
 
 
-async def test_an_answer_for_a_peer_that_is_gone_hurts_nobody() -> None:
+async def test_an_answer_for_a_peer_that_is_gone_hurts_nobody():
     answers = Answers()
     server = RemotingServer(answers)
     async with connected(server) as (stream, _):
@@ -218,7 +210,7 @@ async def test_an_answer_for_a_peer_that_is_gone_hurts_nobody() -> None:
     assert server.statistics.bugs == 0
 
 
-async def test_an_answer_for_a_peer_that_is_gone_ends_a_connection_that_reads_nothing_meanwhile() -> None:
+async def test_an_answer_for_a_peer_that_is_gone_ends_a_connection_that_reads_nothing_meanwhile():
     answers = Answers()
     server = RemotingServer(answers, limits=ServerLimits(in_flight_max=1))
     async with connected(server) as (stream, _):
@@ -234,9 +226,7 @@ async def test_an_answer_for_a_peer_that_is_gone_ends_a_connection_that_reads_no
     assert server.statistics.held_bytes == 0
 
 
-async def test_a_bug_in_sending_the_only_answer_ends_its_connection_and_not_the_other_task(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_bug_in_sending_the_only_answer_ends_its_connection_and_not_the_other_task(monkeypatch):
     answers = Answers()
     server = RemotingServer(answers)
     async with connected(server) as (stream, decoder):
@@ -244,7 +234,7 @@ async def test_a_bug_in_sending_the_only_answer_ends_its_connection_and_not_the_
         await until_asked(answers, 1)
         with capture_logs() as logs, monkeypatch.context() as patched:
 
-            def planted(*_: object) -> None:
+            def planted(*_):
                 raise ZeroDivisionError("planted")
 
             patched.setattr(SocketTransport, "send_now", planted)
@@ -254,7 +244,7 @@ async def test_a_bug_in_sending_the_only_answer_ends_its_connection_and_not_the_
     assert server.statistics.bugs == 1
 
 
-async def test_a_oneway_request_is_not_answered_later_either() -> None:
+async def test_a_oneway_request_is_not_answered_later_either():
     answers = Answers()
     server = RemotingServer(answers)
     async with connected(server) as (stream, decoder):
@@ -265,12 +255,11 @@ async def test_a_oneway_request_is_not_answered_later_either() -> None:
         await until_asked(answers, 2)
         answers[1].come()
         found = await read_command(stream, decoder)
-        assert found is not None
         assert found.opaque == 2
     assert (server.statistics.oneway_requests, server.statistics.responses) == (1, 1)
 
 
-async def test_draining_waits_for_answers_that_come_later(autojump_clock: trio.testing.MockClock) -> None:
+async def test_draining_waits_for_answers_that_come_later(autojump_clock):
     answers = Answers()
     server = RemotingServer(answers)
     async with served_stream(server) as stream:
@@ -283,16 +272,15 @@ async def test_draining_waits_for_answers_that_come_later(autojump_clock: trio.t
             answers[0].come()
             decoder = FrameDecoder()
             found = await read_command(stream, decoder)
-            assert found is not None
             assert found.opaque == 1
             assert await read_command(stream, decoder) is None
     assert server.statistics.cut_connections == 0
 
 
-async def test_the_end_of_a_turn_comes_after_all_requests_that_came_together() -> None:
+async def test_the_end_of_a_turn_comes_after_all_requests_that_came_together():
     handled: list[int | str] = []
 
-    def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+    def handler(asked, peer):
         handled.append(asked.opaque)
         return response_to(asked, 0)
 
@@ -305,14 +293,14 @@ async def test_the_end_of_a_turn_comes_after_all_requests_that_came_together() -
     assert handled == [*range(REQUESTS_PER_TURN), "end", *range(REQUESTS_PER_TURN, count), "end"]
 
 
-async def test_many_answers_in_any_order_reach_their_requests() -> None:
+async def test_many_answers_in_any_order_reach_their_requests():
     waiting: list[Answer] = []
 
-    def handler(asked: RemotingCommand, peer: Peer) -> Answer:
+    def handler(asked, peer):
         waiting.append(Answer(asked))
         return waiting[-1]
 
-    async def answer_all() -> None:
+    async def answer_all():
         for _ in range(10_000):
             await trio.lowlevel.checkpoint()
             if waiting:
@@ -321,7 +309,7 @@ async def test_many_answers_in_any_order_reach_their_requests() -> None:
     async with serving(handler) as (server, address), open_client(address) as client:
         found: dict[int, bytes] = {}
 
-        async def one(number: int) -> None:
+        async def one(number):
             answer = await client.request(request(1, body=b"%d" % number))
             found[number] = bytes(answer.body)
 
@@ -335,7 +323,7 @@ async def test_many_answers_in_any_order_reach_their_requests() -> None:
         assert server.statistics.responses == 300
 
 
-async def test_answers_that_come_within_a_block_are_sent_at_its_end(sends: list[int]) -> None:
+async def test_answers_that_come_within_a_block_are_sent_at_its_end(sends):
     """As the messages for several pulls that wait: no writer has to wake up."""
     answers = Answers()
     server = RemotingServer(answers)
@@ -353,10 +341,8 @@ async def test_answers_that_come_within_a_block_are_sent_at_its_end(sends: list[
         assert len(sends) == 2
         for number in (3, 1):
             found = await read_command(stream, decoder)
-            assert found is not None
             assert found.opaque == number
         found = await read_command(other, other_decoder)
-        assert found is not None
         assert found.opaque == 7
         # The block is over: the next ones go by the writer.
         answers[0].come()
@@ -375,7 +361,7 @@ async def test_answers_that_come_within_a_block_are_sent_at_its_end(sends: list[
     assert server.statistics.held_bytes == 0
 
 
-async def test_a_block_is_not_ended_by_a_connection_that_broke_meanwhile() -> None:
+async def test_a_block_is_not_ended_by_a_connection_that_broke_meanwhile():
     answers = Answers()
     server = RemotingServer(answers)
     async with connected(server) as (stream, _):

@@ -1,8 +1,5 @@
 """Stopping: no new connections, no new requests, and an answer to every request in flight."""
 
-from __future__ import annotations
-
-from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -10,33 +7,31 @@ import pytest
 import trio
 import trio.testing
 
-from tests.remoting.streams import MemoryTransport, transport_pair
+from tests.remoting.streams import transport_pair
 from trioha.remoting.address import Address
 from trioha.remoting.client import ConnectionLostError, open_client
 from trioha.remoting.codec import FrameDecoder, encode
-from trioha.remoting.command import RemotingCommand, request, response_to
-from trioha.remoting.server import Peer, RemotingServer, ServerLimits
+from trioha.remoting.command import request, response_to
+from trioha.remoting.server import RemotingServer, ServerLimits
 from trioha.remoting.server_connection import LINGER_S
 
 
-def sleeper(asked: RemotingCommand, peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
+def sleeper(asked, peer):
     """Answers after as many seconds as the request's code says, 0 at once."""
     return wait(asked) if asked.code else response_to(asked, 0, body=asked.body)
 
 
-async def wait(asked: RemotingCommand) -> RemotingCommand:
+async def wait(asked):
     await trio.sleep(asked.code)
     return response_to(asked, 0, body=asked.body)
 
 
 @asynccontextmanager
-async def connected(
-    server: RemotingServer, *, capacity_bytes: int = 64 * 1024
-) -> AsyncIterator[MemoryTransport]:
+async def connected(server, *, capacity_bytes=64 * 1024):
     """Our end of a connection in memory that `server` serves."""
     ours, theirs = transport_pair(capacity_bytes)
 
-    async def run() -> None:
+    async def run():
         await server.serve_stream(theirs, Address("192.0.2.1", 4711))
         await theirs.aclose()
 
@@ -46,7 +41,7 @@ async def connected(
         nursery.cancel_scope.cancel()
 
 
-async def answers_until_end(stream: MemoryTransport) -> list[tuple[int, float]]:
+async def answers_until_end(stream):
     """Opaque and time of each answer until the server ends the connection; then closes our end."""
     decoder = FrameDecoder()
     answers = []
@@ -58,9 +53,7 @@ async def answers_until_end(stream: MemoryTransport) -> list[tuple[int, float]]:
     return answers
 
 
-async def test_requests_in_flight_are_answered_before_the_connection_ends(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_requests_in_flight_are_answered_before_the_connection_ends(autojump_clock):
     server = RemotingServer(sleeper)
     async with connected(server) as stream, trio.open_nursery() as nursery:
         await stream.send_all(b"".join(encode(request(code), opaque=code) for code in (2, 0, 1)))
@@ -71,9 +64,7 @@ async def test_requests_in_flight_are_answered_before_the_connection_ends(
     assert server.statistics.cut_connections == 0
 
 
-async def test_requests_without_an_answer_at_the_timeout_are_cut_and_counted(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_requests_without_an_answer_at_the_timeout_are_cut_and_counted(autojump_clock):
     server = RemotingServer(sleeper)
     async with connected(server) as stream, trio.open_nursery() as nursery:
         await stream.send_all(encode(request(1), opaque=1) + encode(request(20), opaque=2))
@@ -85,7 +76,7 @@ async def test_requests_without_an_answer_at_the_timeout_are_cut_and_counted(
     assert server.statistics.connections_open == 0
 
 
-async def test_a_draining_connection_reads_no_more_requests(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_draining_connection_reads_no_more_requests(autojump_clock):
     """Neither a new request nor the rest of one reaches the handler."""
     server = RemotingServer(sleeper)
     async with connected(server) as stream, trio.open_nursery() as nursery:
@@ -99,7 +90,7 @@ async def test_a_draining_connection_reads_no_more_requests(autojump_clock: trio
     assert server.statistics.requests == 1
 
 
-async def test_a_request_that_waits_for_room_is_dropped(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_request_that_waits_for_room_is_dropped(autojump_clock):
     server = RemotingServer(sleeper, limits=ServerLimits(in_flight_max=1))
     async with connected(server) as stream, trio.open_nursery() as nursery:
         await stream.send_all(encode(request(1), opaque=1) + encode(request(0), opaque=2))
@@ -108,7 +99,7 @@ async def test_a_request_that_waits_for_room_is_dropped(autojump_clock: trio.tes
         assert await answers_until_end(stream) == [(1, 1.0)]
 
 
-async def test_an_idle_connection_ends_at_once(autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_idle_connection_ends_at_once(autojump_clock):
     server = RemotingServer(sleeper)
     async with connected(server) as stream, trio.open_nursery() as nursery:
         await trio.testing.wait_all_tasks_blocked()
@@ -117,9 +108,7 @@ async def test_an_idle_connection_ends_at_once(autojump_clock: trio.testing.Mock
         assert trio.current_time() == 0.0
 
 
-async def test_a_peer_that_does_not_close_is_waited_for_half_a_second(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_a_peer_that_does_not_close_is_waited_for_half_a_second(autojump_clock):
     server = RemotingServer(sleeper)
     async with connected(server) as stream:
         await stream.send_all(encode(request(1)))
@@ -129,7 +118,7 @@ async def test_a_peer_that_does_not_close_is_waited_for_half_a_second(
     assert server.statistics.cut_connections == 0
 
 
-async def test_answers_to_a_slow_peer_are_sent_completely(autojump_clock: trio.testing.MockClock) -> None:
+async def test_answers_to_a_slow_peer_are_sent_completely(autojump_clock):
     server = RemotingServer(sleeper)
     body = bytes(range(256)) * 100
     async with connected(server, capacity_bytes=10_000) as stream, trio.open_nursery() as nursery:
@@ -145,10 +134,10 @@ async def test_answers_to_a_slow_peer_are_sent_completely(autojump_clock: trio.t
     assert server.statistics.cut_connections == 0
 
 
-async def test_draining_waits_for_a_oneway_request_in_flight(autojump_clock: trio.testing.MockClock) -> None:
+async def test_draining_waits_for_a_oneway_request_in_flight(autojump_clock):
     done = False
 
-    async def work() -> None:
+    async def work():
         nonlocal done
         await trio.sleep(2)
         done = True
@@ -162,16 +151,16 @@ async def test_draining_waits_for_a_oneway_request_in_flight(autojump_clock: tri
     assert (done, trio.current_time()) == (True, 2.0)
 
 
-async def test_draining_without_connections_ends_at_once(autojump_clock: trio.testing.MockClock) -> None:
+async def test_draining_without_connections_ends_at_once(autojump_clock):
     await RemotingServer(sleeper).drain()
     assert trio.current_time() == 0.0
 
 
-async def test_a_draining_server_accepts_no_connection_answers_open_ones_and_ends() -> None:
+async def test_a_draining_server_accepts_no_connection_answers_open_ones_and_ends():
     """Over sockets; for the client the connection ends like any other."""
     release = trio.Event()
 
-    async def hold(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+    async def hold(asked, peer):
         await release.wait()
         return response_to(asked, 0)
 
@@ -179,8 +168,8 @@ async def test_a_draining_server_accepts_no_connection_answers_open_ones_and_end
     server = RemotingServer(hold)
     ended = trio.Event()
 
-    async def serve(task_status: trio.TaskStatus[object]) -> None:
-        await server.serve(host="127.0.0.1", port=0, task_status=task_status)  # type: ignore[arg-type]
+    async def serve(task_status):
+        await server.serve(host="127.0.0.1", port=0, task_status=task_status)
         ended.set()
 
     with trio.fail_after(20):
@@ -188,7 +177,7 @@ async def test_a_draining_server_accepts_no_connection_answers_open_ones_and_end
             ((host, port),) = await nursery.start(serve)
             async with open_client(f"{host}:{port}") as client:
 
-                async def ask() -> None:
+                async def ask():
                     answers.append((await client.request(request(1))).code)
 
                 async with trio.open_nursery() as asking:
@@ -207,13 +196,13 @@ async def test_a_draining_server_accepts_no_connection_answers_open_ones_and_end
     assert answers == [0]
 
 
-async def test_stop_accepting_keeps_open_connections() -> None:
+async def test_stop_accepting_keeps_open_connections():
     server = RemotingServer(sleeper)
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
 
-            async def serve(task_status: trio.TaskStatus[object]) -> None:
-                await server.serve(host="127.0.0.1", port=0, task_status=task_status)  # type: ignore[arg-type]
+            async def serve(task_status):
+                await server.serve(host="127.0.0.1", port=0, task_status=task_status)
 
             ((host, port),) = await nursery.start(serve)
             async with open_client(f"{host}:{port}") as client:
@@ -227,16 +216,8 @@ async def test_stop_accepting_keeps_open_connections() -> None:
             # The nursery ends: serving ends with the last connection.
 
 
-async def test_connections_end_only_after_the_listeners_are_closed(
-    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def serve_slowly(
-        _handler: object,
-        listeners: list[trio.SocketListener],
-        *,
-        task_status: trio.TaskStatus[object],
-        **_options: object,
-    ) -> None:
+async def test_connections_end_only_after_the_listeners_are_closed(autojump_clock, monkeypatch):
+    async def serve_slowly(_handler, listeners, *, task_status, **_options):
         task_status.started(listeners)
         try:
             await trio.sleep_forever()

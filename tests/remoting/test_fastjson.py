@@ -1,7 +1,5 @@
 """fastjson's dialect of JSON."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 
@@ -22,31 +20,31 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_both_parsers_read_standard_json_alike(value: object) -> None:
+def test_both_parsers_read_standard_json_alike(value):
     text = json.dumps(value)
     assert parse_json(text) == value
     assert _Parser(text).parse() == value
 
 
 @given(st.dictionaries(st.integers(), st.integers(), min_size=1))
-def test_bare_integer_keys_become_strings(table: dict[int, int]) -> None:
+def test_bare_integer_keys_become_strings(table):
     text = "{" + ",".join(f"{key}:{value}" for key, value in table.items()) + "}"
     assert parse_json(text) == {str(key): value for key, value in table.items()}
 
 
 @given(st.text(alphabet="{}[]:,\"'\\0a-1.etru \n", max_size=40))
-def test_any_text_gives_a_value_or_a_protocol_error(text: str) -> None:
+def test_any_text_gives_a_value_or_a_protocol_error(text):
     with suppress(RemoteProtocolError):
         parse_json(text)
 
 
-def test_objects_as_keys_become_tuples_of_pairs() -> None:
+def test_objects_as_keys_become_tuples_of_pairs():
     key = (("brokerName", "b"), ("queueId", 0), ("topic", "T"))
     text = '{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:{"maxOffset":5,"minOffset":0}}}'
     assert parse_json(text) == {"offsetTable": {key: {"maxOffset": 5, "minOffset": 0}}}
 
 
-def test_every_recorded_json_body_of_a_broker_is_read() -> None:
+def test_every_recorded_json_body_of_a_broker_is_read():
     bodies = [
         bytes(command.body)
         for path in STREAMS
@@ -58,7 +56,7 @@ def test_every_recorded_json_body_of_a_broker_is_read() -> None:
     assert all(isinstance(value, dict) for value in values)
 
 
-def test_recorded_offset_tables_have_their_queues() -> None:
+def test_recorded_offset_tables_have_their_queues():
     recorded = answers("remoting-5.3.3/070-probe--master")
     offsets = parse_json(recorded[RequestCode.GET_ALL_CONSUMER_OFFSET].body)
     assert isinstance(offsets, dict)
@@ -69,26 +67,26 @@ def test_recorded_offset_tables_have_their_queues() -> None:
     assert all(dict(queue)["brokerName"] == "broker-a" for queue in stats["offsetTable"])
 
 
-def test_single_quotes_and_escapes_are_read() -> None:
+def test_single_quotes_and_escapes_are_read():
     assert parse_json("{'a\\'b':'\\u0041\\n'}") == {"a'b": "A\n"}
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "{a}", "{0:1", "[1", "{0:1}}", "{0:}", "{:1}", "nul", "{'a:1}", "[1 2]", '{0:1 "a":2}']
 )
-def test_an_error_has_its_position(text: str) -> None:
+def test_an_error_has_its_position(text):
     with pytest.raises(RemoteProtocolError, match="bad JSON at character"):
         parse_json(text)
 
 
-def test_nesting_without_end_is_refused() -> None:
+def test_nesting_without_end_is_refused():
     with pytest.raises(RemoteProtocolError, match="levels"):
         parse_json("[" * 200_000)
     with pytest.raises(RemoteProtocolError, match="levels"):
         parse_json("{0:" * 1000)
 
 
-def test_limits_bound_the_cost_of_parsing() -> None:
+def test_limits_bound_the_cost_of_parsing():
     limits = JsonLimits(containers_max=3, dialect_chars_max=10)
     assert parse_json('[[],{"a":"long enough to be over it"}]', limits=limits)
     assert parse_json("{0:1}", limits=limits) == {"0": 1}

@@ -1,7 +1,5 @@
 """Answers made of what those of one form have in common are the answers that the codec encodes."""
 
-from __future__ import annotations
-
 import pytest
 from attrs import evolve
 from hypothesis import given
@@ -9,14 +7,14 @@ from hypothesis import strategies as st
 
 from trioha.remoting.codec import encode_head
 from trioha.remoting.codes import RequestCode, ResponseCode
-from trioha.remoting.command import RemotingCommand, request, response_to
+from trioha.remoting.command import request, response_to
 from trioha.remoting.found_head import FoundHead
 from trioha.remoting.pull_message import PullResponseHeader
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
 
 
-def asked(version: int) -> RemotingCommand:
+def asked(version):
     """A pull of a client of that version."""
     return evolve(request(RequestCode.PULL_MESSAGE), version=version)
 
@@ -27,9 +25,7 @@ def asked(version: int) -> RemotingCommand:
     opaque=st.integers(-(2**31), 2**31 - 1),
     body=st.binary(max_size=10),
 )
-def test_a_frame_is_the_one_that_the_codec_encodes(
-    version: int, numbers: tuple[int, int, int, int], opaque: int, body: bytes
-) -> None:
+def test_a_frame_is_the_one_that_the_codec_encodes(version, numbers, opaque, body):
     header = PullResponseHeader(*numbers)
     answer = response_to(
         evolve(asked(version), opaque=opaque),

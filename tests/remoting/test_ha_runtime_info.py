@@ -1,7 +1,5 @@
 """HARuntimeInfo against what real brokers answered, and both ways."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -173,7 +171,7 @@ NODES = st.builds(
         "remoting-5.3.3/071-probe--slave",
     ],
 )
-def test_recorded_ha_runtime_infos_are_read_and_written_to_the_same_bytes(session: str) -> None:
+def test_recorded_ha_runtime_infos_are_read_and_written_to_the_same_bytes(session):
     answer: RemotingCommand = answers(session)[RequestCode.GET_BROKER_HA_STATUS]
     status = decode_ha_status(answer.body)
     assert not status.is_trioha
@@ -181,17 +179,17 @@ def test_recorded_ha_runtime_infos_are_read_and_written_to_the_same_bytes(sessio
 
 
 @given(NODES)
-def test_the_status_of_a_master_is_read_as_it_was_written(status: BrokerStatus) -> None:
+def test_the_status_of_a_master_is_read_as_it_was_written(status):
     assert decode_ha_status(encode_ha_status(status)) == status
 
 
 @given(NODES, CLIENTS)
-def test_the_status_of_a_slave_is_read_as_it_was_written(status: BrokerStatus, client: SlaveStatus) -> None:
+def test_the_status_of_a_slave_is_read_as_it_was_written(status, client):
     slave = evolve(status, client=client, max_offset=client.max_offset, in_sync_slaves=None)
     assert decode_ha_status(encode_ha_status(slave)) == slave
 
 
-def test_controller_mode_is_one_key_that_other_nodes_do_not_have() -> None:
+def test_controller_mode_is_one_key_that_other_nodes_do_not_have():
     plain = BrokerStatus(version="1.0", role="SYNC_MASTER", flushed_offset=0, in_sync_slaves=0)
     control = ControlStatus(
         role="master",
@@ -242,7 +240,7 @@ def test_controller_mode_is_one_key_that_other_nodes_do_not_have() -> None:
     assert after == before
 
 
-def test_triohas_keys_are_added_beside_rocketmqs() -> None:
+def test_triohas_keys_are_added_beside_rocketmqs():
     status = BrokerStatus(
         version="1.0",
         role="SYNC_MASTER",
@@ -327,12 +325,12 @@ def test_triohas_keys_are_added_beside_rocketmqs() -> None:
         (b'{"haConnectionInfo":[{"frameBytes":[1,2,3]}]}', "frameBytes is not four integers: an array"),
     ],
 )
-def test_an_invalid_body_is_refused_with_key_and_value(body: bytes, message: str) -> None:
+def test_an_invalid_body_is_refused_with_key_and_value(body, message):
     with pytest.raises(RemoteProtocolError, match=re.escape(message)):
         decode_ha_status(body)
 
 
-def test_missing_and_null_members_have_their_fields_defaults() -> None:
+def test_missing_and_null_members_have_their_fields_defaults():
     assert decode_ha_status(b'{"master":true}') == BrokerStatus(in_sync_slaves=0)
     nulls = (
         b'{"master":true,"masterCommitLogMaxOffset":null,"haConnectionInfo":[{"diff":null}],"trioha":null}'
@@ -341,7 +339,7 @@ def test_missing_and_null_members_have_their_fields_defaults() -> None:
     assert decode_ha_status(b"{}") == BrokerStatus(client=SlaveStatus())
 
 
-def test_connections_beyond_the_readers_limit_are_counted_and_not_read() -> None:
+def test_connections_beyond_the_readers_limit_are_counted_and_not_read():
     replica = {"addr": "10.0.0.1:1", "slaveAckOffset": 5, "transferFromWhere": 5, "state": "TRANSFER"}
     probe = {"addr": "10.0.0.2:1", "slaveAckOffset": -1, "transferFromWhere": -1}
     listed = [*[probe | {"state": "HANDSHAKE"}] * 5, probe, *[replica] * 4, {"slaveAckOffset": "not read"}]

@@ -1,7 +1,5 @@
 """For any answer of a server, its reader returns a value or raises RemoteProtocolError."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,7 +33,7 @@ TABLE_KEYS = st.sampled_from(TABLE_NAMES.split())
 GROUP_KEYS = st.sampled_from(("brokerAddrTable", "brokerAddrs", "cluster", "b", "0", "-1", "x"))
 
 
-def runtime_table(body: bytes) -> None:
+def runtime_table(body):
     runtime_info_of(parse_runtime_info(body))
 
 
@@ -49,9 +47,7 @@ READERS: list[tuple[Callable[[bytes], object], st.SearchStrategy[str]]] = [
 
 @pytest.mark.parametrize(("reader", "keys"), READERS, ids=[reader.__name__ for reader, _ in READERS])
 @given(data=st.data())
-def test_a_body_of_any_values_is_read_or_refused(
-    reader: Callable[[bytes], object], keys: st.SearchStrategy[str], data: st.DataObject
-) -> None:
+def test_a_body_of_any_values_is_read_or_refused(reader, keys, data):
     body = data.draw(st.dictionaries(keys, json_values(keys), max_size=6) | json_values(keys))
     with suppress(RemoteProtocolError):
         reader(json.dumps(body).encode())
@@ -59,7 +55,7 @@ def test_a_body_of_any_values_is_read_or_refused(
 
 @pytest.mark.parametrize("reader", [reader for reader, _ in READERS])
 @given(body=st.binary(max_size=80) | ANY_TEXT.map(lambda text: text.encode("utf-8", "surrogatepass")))
-def test_a_body_of_any_bytes_is_read_or_refused(reader: Callable[[bytes], object], body: bytes) -> None:
+def test_a_body_of_any_bytes_is_read_or_refused(reader, body):
     with suppress(RemoteProtocolError):
         reader(body)
     parse_broker_config(body)
@@ -68,9 +64,7 @@ def test_a_body_of_any_bytes_is_read_or_refused(reader: Callable[[bytes], object
 @pytest.mark.parametrize("reader", [reader for reader, _ in READERS])
 @pytest.mark.parametrize("key", ["masterCommitLogMaxOffset", "table", "brokerAddrTable", "role"])
 @pytest.mark.parametrize("depth", [60, 70, *range(900, 1010, 5), 100_000])
-def test_a_deeply_nested_body_is_read_or_refused(
-    reader: Callable[[bytes], object], key: str, depth: int
-) -> None:
+def test_a_deeply_nested_body_is_read_or_refused(reader, key, depth):
     for nested in ("[" * depth + "]" * depth, '{"b":' * depth + "1" + "}" * depth):
         for body in (nested, f'{{"{key}":{nested}}}', f'{{"{key}":{{"b":{nested}}}}}'):
             with suppress(RemoteProtocolError):
@@ -85,9 +79,7 @@ def test_a_deeply_nested_body_is_read_or_refused(
     st.integers(-(2**31), 2**31 - 1),
     ANY_TEXT | st.none(),
 )
-def test_the_answer_to_a_send_is_read_or_refused(
-    fields: dict[str, str], code: int, remark: str | None
-) -> None:
+def test_the_answer_to_a_send_is_read_or_refused(fields, code, remark):
     answer: RemotingCommand = response_to(request(310), code, remark=remark, ext_fields=fields)
     with suppress(RemoteProtocolError):
         SendMessageResponseHeader.of(answer)
@@ -95,7 +87,7 @@ def test_the_answer_to_a_send_is_read_or_refused(
 
 
 @pytest.mark.parametrize("text", WRONG_NUMBERS)
-def test_invalid_numbers_of_a_runtime_table_are_none(text: str) -> None:
+def test_invalid_numbers_of_a_runtime_table_are_none(text):
     table = runtime_info_of(
         {
             "bootTimestamp": text,

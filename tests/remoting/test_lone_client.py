@@ -1,7 +1,5 @@
 """A client that alone sends requests, one at a time: what is done before its answer comes, and polling."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -15,7 +13,7 @@ from trioha.net.busy_poll import BusyPoll
 from trioha.remoting import server_connection
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to
-from trioha.remoting.server import Peer, RemotingServer, ServerLimits
+from trioha.remoting.server import RemotingServer, ServerLimits
 
 POLLS = ServerLimits(busy_poll_s=0.001)
 
@@ -23,19 +21,19 @@ POLLS = ServerLimits(busy_poll_s=0.001)
 class ExpectedAnswer(Answer):
     """Knows its result before it comes; `other` replaces it."""
 
-    def __init__(self, asked: RemotingCommand) -> None:
+    def __init__(self, asked):
         super().__init__(asked)
         self.likely = response_to(asked, 0, body=asked.body, remark="as expected")
         self.other: RemotingCommand | None = None
         self.asked_for = 0
 
-    def expected(self) -> RemotingCommand:
+    def expected(self):
         self.asked_for += 1
         if self.error is not None:
             raise self.error
         return self.likely
 
-    def result(self) -> RemotingCommand:
+    def result(self):
         super().result()
         return self.likely if self.other is None else self.other
 
@@ -45,7 +43,7 @@ class ExpectedAnswers(Answers):
 
     error: Exception | None = None
 
-    def __call__(self, asked: RemotingCommand, peer: Peer) -> ExpectedAnswer:
+    def __call__(self, asked, peer):
         answer = ExpectedAnswer(asked)
         answer.error = self.error
         self.append(answer)
@@ -53,12 +51,12 @@ class ExpectedAnswers(Answers):
 
 
 @pytest.fixture
-def encoded(monkeypatch: pytest.MonkeyPatch) -> list[RemotingCommand]:
+def encoded(monkeypatch):
     """The answers that were encoded, in order."""
     commands: list[RemotingCommand] = []
     encode_head = server_connection.encode_head
 
-    def note(command: RemotingCommand) -> bytes:
+    def note(command):
         commands.append(command)
         return encode_head(command)
 
@@ -66,11 +64,11 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[RemotingCommand]:
     return commands
 
 
-async def test_the_only_answer_is_encoded_before_it_comes(encoded: list[RemotingCommand]) -> None:
+async def test_the_only_answer_is_encoded_before_it_comes(encoded):
     answers, seen = ExpectedAnswers(), []
     server = RemotingServer(answers)
 
-    def poll() -> None:
+    def poll():
         seen.append(len(encoded))
         answers[-1].come()
 
@@ -79,19 +77,16 @@ async def test_the_only_answer_is_encoded_before_it_comes(encoded: list[Remoting
         for number in (1, 2):
             await stream.send_all(ask(number))
             found = await read_command(stream, decoder)
-            assert found is not None
             assert (found.opaque, found.remark, found.body) == (number, "as expected", b"%d" % number)
     assert (seen, len(encoded)) == ([1, 2], 2)
     assert server.statistics.held_bytes == 0
 
 
-async def test_an_answer_other_than_the_expected_one_is_sent_as_it_is(
-    encoded: list[RemotingCommand],
-) -> None:
+async def test_an_answer_other_than_the_expected_one_is_sent_as_it_is(encoded):
     answers = ExpectedAnswers()
     server = RemotingServer(answers)
 
-    def poll() -> None:
+    def poll():
         answer = answers[-1]
         assert isinstance(answer, ExpectedAnswer)
         answer.other = response_to(answer.asked, ResponseCode.FLUSH_SLAVE_TIMEOUT)
@@ -101,17 +96,16 @@ async def test_an_answer_other_than_the_expected_one_is_sent_as_it_is(
     async with connected(server) as (stream, decoder):
         await stream.send_all(ask(1))
         found = await read_command(stream, decoder)
-        assert found is not None
         assert (found.opaque, found.code, found.remark) == (1, ResponseCode.FLUSH_SLAVE_TIMEOUT, None)
     assert len(encoded) == 2
 
 
-async def test_an_expected_answer_that_cannot_be_made_is_one_error() -> None:
+async def test_an_expected_answer_that_cannot_be_made_is_one_error():
     answers = ExpectedAnswers()
     answers.error = ZeroDivisionError("planted")
     server = RemotingServer(answers)
 
-    def poll() -> None:
+    def poll():
         answers[-1].come()
 
     server.after_turn = lambda: poll
@@ -119,14 +113,13 @@ async def test_an_expected_answer_that_cannot_be_made_is_one_error() -> None:
         with capture_logs():
             await stream.send_all(ask(1))
             found = await read_command(stream, decoder)
-        assert found is not None
         assert (found.code, found.remark) == (ResponseCode.SYSTEM_ERROR, "ZeroDivisionError: planted")
         assert isinstance(answers[0], ExpectedAnswer)
         assert answers[0].asked_for == 1
     assert server.statistics.handler_errors == 1
 
 
-async def test_nothing_is_expected_of_several_requests(encoded: list[RemotingCommand]) -> None:
+async def test_nothing_is_expected_of_several_requests(encoded):
     answers = ExpectedAnswers()
     server = RemotingServer(answers)
     seen: list[int] = []
@@ -141,13 +134,13 @@ async def test_nothing_is_expected_of_several_requests(encoded: list[RemotingCom
     assert (seen, len(encoded)) == ([0], 2)
 
 
-async def test_a_poll_does_not_hold_up_another_request_of_the_connection() -> None:
+async def test_a_poll_does_not_hold_up_another_request_of_the_connection():
     answers = Answers()
     server = RemotingServer(answers)
     polled: list[int] = []
     to_send: list[Callable[[], int]] = []
 
-    def after_turn() -> Callable[[], None]:
+    def after_turn():
         # The client sends its next request while the first one is handled.
         if to_send:
             to_send.pop()()
@@ -171,7 +164,7 @@ class Poll(BusyPoll):
     prepared: list[Callable[[], object]]
     calls: int
 
-    def until(self, poll: Callable[[], bool]) -> bool:
+    def until(self, poll):
         type(self).calls += 1
         if not self.prepared:
             return False
@@ -182,18 +175,18 @@ class Poll(BusyPoll):
 
 
 @pytest.fixture
-def polls(monkeypatch: pytest.MonkeyPatch) -> type[Poll]:
+def polls(monkeypatch):
     """Polls of all connections of a server."""
     Poll.prepared, Poll.calls = [], 0
     monkeypatch.setattr(server_connection, "BusyPoll", Poll)
     return Poll
 
 
-def at_once(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+def at_once(asked, peer):
     return response_to(asked, 0, body=asked.body)
 
 
-async def test_the_next_request_of_a_client_that_is_alone_is_polled_for(polls: type[Poll]) -> None:
+async def test_the_next_request_of_a_client_that_is_alone_is_polled_for(polls):
     server = RemotingServer(at_once, limits=POLLS)
     async with connected(server) as (stream, decoder):
         sock = stream.socket._sock
@@ -206,21 +199,20 @@ async def test_the_next_request_of_a_client_that_is_alone_is_polled_for(polls: t
         # After a poll that failed, the client is waited for.
         await stream.send_all(ask(6))
         answer = await read_command(stream, decoder)
-        assert answer is not None
         assert answer.opaque == 6
 
 
-async def test_other_tasks_run_between_the_requests_of_a_client_that_is_polled_for(polls: type[Poll]) -> None:
+async def test_other_tasks_run_between_the_requests_of_a_client_that_is_polled_for(polls):
     """Also where each is answered at once: slaves, dispatch and timers do not wait for 16 of them."""
     handled, seen, ready = 0, [], trio.Event()
 
-    def note(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+    def note(asked, peer):
         nonlocal handled
         handled += 1
         ready.set()
         return at_once(asked, peer)
 
-    async def look() -> None:
+    async def look():
         nonlocal ready
         while True:
             await ready.wait()
@@ -241,7 +233,7 @@ async def test_other_tasks_run_between_the_requests_of_a_client_that_is_polled_f
     assert max(later - earlier for earlier, later in pairwise([0, *seen])) <= 4
 
 
-async def test_the_end_of_a_client_that_is_polled_for_is_seen(polls: type[Poll]) -> None:
+async def test_the_end_of_a_client_that_is_polled_for_is_seen(polls):
     server = RemotingServer(at_once, limits=POLLS)
     async with connected(server) as (stream, decoder):
         polls.prepared.append(lambda: stream.socket._sock.shutdown(trio.socket.SHUT_WR))
@@ -252,7 +244,7 @@ async def test_the_end_of_a_client_that_is_polled_for_is_seen(polls: type[Poll])
     assert server.statistics.broken_connections == 0
 
 
-async def test_clients_that_send_in_turn_are_not_polled_for(polls: type[Poll]) -> None:
+async def test_clients_that_send_in_turn_are_not_polled_for(polls):
     server = RemotingServer(at_once, limits=POLLS)
     async with connected(server) as (one, one_decoder):
         host, port = one.socket.getpeername()
@@ -276,13 +268,11 @@ async def test_clients_that_send_in_turn_are_not_polled_for(polls: type[Poll]) -
 
 
 @pytest.mark.parametrize("how", ["answered", "closed", "reset"])
-async def test_a_request_of_another_client_that_is_in_flight_is_not_held_up_by_polls(
-    polls: type[Poll], how: str
-) -> None:
+async def test_a_request_of_another_client_that_is_in_flight_is_not_held_up_by_polls(polls, how):
     """It may be a put that waits for slaves, or a pull that waits for messages."""
     waiting: list[Answer] = []
 
-    def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand | Answer:
+    def handler(asked, peer):
         if asked.opaque < 100:
             return at_once(asked, peer)
         waiting.append(Answer(asked))
@@ -290,7 +280,7 @@ async def test_a_request_of_another_client_that_is_in_flight_is_not_held_up_by_p
 
     server = RemotingServer(handler, limits=POLLS)
 
-    async def polls_after(number: int) -> int:
+    async def polls_after(number):
         before = polls.calls
         await one.send_all(ask(number))
         assert await read_command(one, one_decoder) is not None
@@ -322,7 +312,7 @@ async def test_a_request_of_another_client_that_is_in_flight_is_not_held_up_by_p
     assert server.statistics.in_flight == 0
 
 
-async def test_several_requests_or_one_that_waits_are_not_polled_after(polls: type[Poll]) -> None:
+async def test_several_requests_or_one_that_waits_are_not_polled_after(polls):
     answers = Answers()
     server = RemotingServer(answers, limits=POLLS)
     async with connected(server) as (stream, decoder):
@@ -340,7 +330,7 @@ async def test_several_requests_or_one_that_waits_are_not_polled_after(polls: ty
         assert polls.calls == 0
 
 
-async def test_one_way_requests_are_not_polled_after(polls: type[Poll]) -> None:
+async def test_one_way_requests_are_not_polled_after(polls):
     server = RemotingServer(at_once, limits=POLLS)
     async with connected(server) as (stream, decoder):
         for count in (1, 2):
@@ -351,17 +341,15 @@ async def test_one_way_requests_are_not_polled_after(polls: type[Poll]) -> None:
         assert polls.calls == 0
         await stream.send_all(ask(3))
         answer = await read_command(stream, decoder)
-        assert answer is not None
         assert answer.opaque == 3
         await trio.testing.wait_all_tasks_blocked()
         assert polls.calls == 1
 
 
-async def test_without_a_limit_nothing_is_polled_and_all_is_answered(polls: type[Poll]) -> None:
+async def test_without_a_limit_nothing_is_polled_and_all_is_answered(polls):
     async with connected(RemotingServer(at_once)) as (stream, decoder):
         for number in range(3):
             await stream.send_all(ask(number))
             answer = await read_command(stream, decoder)
-            assert answer is not None
             assert answer.opaque == number
     assert polls.calls == 0

@@ -1,16 +1,12 @@
 """The memory of all connections: never exceeded, without deadlock, and honest clients are answered."""
 
-from __future__ import annotations
-
 import gc
 import random
 import resource
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import pytest
 import trio
@@ -30,7 +26,7 @@ from trioha.remoting.memory import (
     may_refuse_memory,
     promises_what_it_has,
 )
-from trioha.remoting.server import Handler, Peer, RemotingServer, ServerLimits
+from trioha.remoting.server import RemotingServer, ServerLimits
 from trioha.remoting.server_connection import REQUEST_BYTES
 
 PEER_ADDRESS = Address("192.0.2.1", 4711)
@@ -40,12 +36,12 @@ LIMITS = ServerLimits(total_bytes_max=TOTAL_BYTES_MAX, frame_bytes_max=FRAME_BYT
 LARGE = encode(request(310, body=bytes(FRAME_BYTES_MAX - 2000)), opaque=7)
 
 
-def acknowledge(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+def acknowledge(asked, peer):
     return response_to(asked, 0)
 
 
 @asynccontextmanager
-async def serving(handler: Handler = acknowledge, limits: ServerLimits = LIMITS) -> AsyncIterator[Server]:
+async def serving(handler=acknowledge, limits=LIMITS):
     """A server; after the block its connections are cancelled, and it must hold no memory."""
     async with trio.open_nursery() as nursery:
         with capture_logs():
@@ -61,23 +57,23 @@ async def serving(handler: Handler = acknowledge, limits: ServerLimits = LIMITS)
 class Server(RemotingServer):
     """A server with connections over memory streams."""
 
-    def __init__(self, handler: Handler, limits: ServerLimits, nursery: trio.Nursery) -> None:
+    def __init__(self, handler, limits, nursery):
         super().__init__(handler, limits=limits)
         self._nursery = nursery
         self.served: list[MemoryTransport] = []
 
-    def connect(self, capacity_bytes: int = 64 * 1024) -> MemoryTransport:
+    def connect(self, capacity_bytes=64 * 1024):
         ours, theirs = transport_pair(capacity_bytes)
         self.served.append(theirs)
         self._nursery.start_soon(self._serve, theirs)
         return ours
 
-    async def _serve(self, stream: MemoryTransport) -> None:
+    async def _serve(self, stream):
         await self.serve_stream(stream, PEER_ADDRESS)
         await stream.aclose()
 
 
-async def answer_of(stream: MemoryTransport) -> RemotingCommand | None:
+async def answer_of(stream):
     """The next answer; None at the end of the connection."""
     decoder = FrameDecoder()
     while (command := decoder.next_command()) is None:
@@ -88,24 +84,21 @@ async def answer_of(stream: MemoryTransport) -> RemotingCommand | None:
     return command
 
 
-async def send(stream: MemoryTransport, data: bytes) -> None:
+async def send(stream, data):
     """Send; the server may close the connection meanwhile."""
     with suppress(trio.BrokenResourceError):
         await stream.send_all(data)
 
 
-async def test_unfinished_frames_of_many_peers_leave_memory_for_others_to_be_answered_at_once(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_unfinished_frames_of_many_peers_leave_memory_for_others_to_be_answered_at_once(autojump_clock):
     moments: list[tuple[float, float]] = []
 
-    async def honest(server: Server) -> None:
+    async def honest(server):
         stream = server.connect()
         for number in range(100):
             asked_s = trio.current_time()
             await stream.send_all(encode(request(310, body=bytes(3000)), opaque=number))
             answer = await answer_of(stream)
-            assert answer is not None
             assert answer.opaque == number
             moments.append((asked_s, trio.current_time()))
             await trio.sleep(0.1)
@@ -124,12 +117,12 @@ async def test_unfinished_frames_of_many_peers_leave_memory_for_others_to_be_ans
 
 
 async def test_without_system_memory_unfinished_frames_of_others_make_room_for_a_request(
-    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    autojump_clock, monkeypatch
+):
     receive_now = MemoryTransport.receive_now
     system_bytes = TOTAL_BYTES_MAX
 
-    def receive_if_memory_is_left(stream: MemoryTransport, max_bytes: int) -> bytes | None:
+    def receive_if_memory_is_left(stream, max_bytes):
         if stream in server.served and server.statistics.held_bytes > system_bytes:
             raise MemoryError
         return receive_now(stream, max_bytes)
@@ -145,7 +138,6 @@ async def test_without_system_memory_unfinished_frames_of_others_make_room_for_a
             for number in range(100):
                 await honest.send_all(encode(request(310, body=bytes(3000)), opaque=number))
                 answer = await answer_of(honest)
-                assert answer is not None
                 assert answer.opaque == number
         assert server.statistics.memory_closes > 0
         # No other connection has an unfinished frame that could make room.
@@ -156,12 +148,10 @@ async def test_without_system_memory_unfinished_frames_of_others_make_room_for_a
         assert server.statistics.shortages > 0
 
 
-async def test_unfinished_frames_leave_headroom_of_the_systems_memory(
-    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unfinished_frames_leave_headroom_of_the_systems_memory(autojump_clock, monkeypatch):
     system_bytes = len(LARGE) + HEADROOM_BYTES
 
-    def is_left(count: int) -> bool:
+    def is_left(count):
         return server.statistics.held_bytes + count <= system_bytes
 
     async with serving() as server:
@@ -177,18 +167,17 @@ async def test_unfinished_frames_leave_headroom_of_the_systems_memory(
             for number in range(100):
                 await honest.send_all(encode(request(310, body=bytes(3000)), opaque=number))
                 answer = await answer_of(honest)
-                assert answer is not None
                 assert answer.opaque == number
 
 
-def test_the_system_is_asked_for_memory() -> None:
+def test_the_system_is_asked_for_memory():
     assert can_allocate(HEADROOM_BYTES)
     # More than any address space.
     assert not can_allocate(1 << 60)
 
 
 @pytest.mark.parametrize("limit", ["-v", "-d"])
-def test_a_process_with_a_limit_may_be_refused_memory(limit: str) -> None:
+def test_a_process_with_a_limit_may_be_refused_memory(limit):
     asked = "from trioha.remoting.memory import may_refuse_memory; print(may_refuse_memory())"
     command = ["sh", "-c", f'ulimit -S {limit} 8000000 && exec "$@"', "sh", sys.executable, "-c", asked]
     assert subprocess.check_output(command, text=True).strip() == "True"
@@ -196,8 +185,8 @@ def test_a_process_with_a_limit_may_be_refused_memory(limit: str) -> None:
 
 @pytest.mark.parametrize(("setting", "expected"), [("0", False), ("1", False), ("2", True), (None, True)])
 def test_without_limits_the_kernel_may_refuse_memory_if_it_promises_what_it_has(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str | None, expected: bool
-) -> None:
+    monkeypatch, tmp_path, setting, expected
+):
     if setting is not None:
         (tmp_path / "overcommit_memory").write_text(f"{setting}\n")
     assert promises_what_it_has(tmp_path / "overcommit_memory") is expected
@@ -206,9 +195,7 @@ def test_without_limits_the_kernel_may_refuse_memory_if_it_promises_what_it_has(
     assert may_refuse_memory() is expected
 
 
-async def test_one_connection_alone_completes_the_largest_frame_in_the_smallest_memory(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_one_connection_alone_completes_the_largest_frame_in_the_smallest_memory(autojump_clock):
     limits = ServerLimits(total_bytes_max=bytes_max_for(FRAME_BYTES_MAX), frame_bytes_max=FRAME_BYTES_MAX)
     frames = [
         encode(request(310, body=bytes(FRAME_BYTES_MAX - 200)), opaque=1),
@@ -224,17 +211,15 @@ async def test_one_connection_alone_completes_the_largest_frame_in_the_smallest_
         assert trio.current_time() == 0.0
 
 
-def test_a_memory_too_small_for_its_frames_is_refused() -> None:
+def test_a_memory_too_small_for_its_frames_is_refused():
     with pytest.raises(ValueError, match="not enough for frames of 524288 bytes: at least 3211264"):
         ServerLimits(total_bytes_max=3_211_263, frame_bytes_max=FRAME_BYTES_MAX)
 
 
-async def test_large_frames_that_wait_for_each_other_end_some_and_the_others_are_answered(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_large_frames_that_wait_for_each_other_end_some_and_the_others_are_answered(autojump_clock):
     answered = closed = 0
 
-    async def ask(stream: MemoryTransport) -> None:
+    async def ask(stream):
         nonlocal answered, closed
         # All have sent half before any sends the rest.
         await send(stream, LARGE[: len(LARGE) // 2])
@@ -254,13 +239,11 @@ async def test_large_frames_that_wait_for_each_other_end_some_and_the_others_are
         assert trio.current_time() == LIMITS.room_timeout_s + 1
 
 
-async def test_large_frames_are_completed_while_closed_peers_reconnect_and_resend(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_large_frames_are_completed_while_closed_peers_reconnect_and_resend(autojump_clock):
     """Closed peers reconnect and resend: they must not use the memory that the others need."""
     answered = 0
 
-    async def insist(server: Server) -> None:
+    async def insist(server):
         nonlocal answered
         while trio.current_time() < 20:
             stream = server.connect()
@@ -281,9 +264,7 @@ async def test_large_frames_are_completed_while_closed_peers_reconnect_and_resen
         assert answered >= 48
 
 
-async def test_a_frame_that_does_not_use_its_reserve_is_dropped_first(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_a_frame_that_does_not_use_its_reserve_is_dropped_first(autojump_clock):
     """A reserve ends, since others wait for it."""
     async with serving() as server:
         liars = [server.connect() for _ in range(20)]
@@ -299,9 +280,7 @@ async def test_a_frame_that_does_not_use_its_reserve_is_dropped_first(
             assert trio.current_time() <= 3 + 2 * LIMITS.room_timeout_s
 
 
-async def test_slow_peers_are_closed_before_peers_that_the_server_did_not_read_from(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_slow_peers_are_closed_before_peers_that_the_server_did_not_read_from(autojump_clock):
     async with serving() as server:
         slow = [server.connect() for _ in range(8)]
         for stream in slow:
@@ -309,7 +288,7 @@ async def test_slow_peers_are_closed_before_peers_that_the_server_did_not_read_f
         await trio.sleep(5)
         results: list[RemotingCommand | None] = []
 
-        async def ask(stream: MemoryTransport) -> None:
+        async def ask(stream):
             await send(stream, LARGE)
             results.append(await answer_of(stream))
 
@@ -320,12 +299,10 @@ async def test_slow_peers_are_closed_before_peers_that_the_server_did_not_read_f
         assert 1 <= server.statistics.memory_closes <= 8
 
 
-async def test_unfinished_frames_are_kept_while_requests_in_flight_hold_the_memory(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_unfinished_frames_are_kept_while_requests_in_flight_hold_the_memory(autojump_clock):
     """Those end by themselves."""
 
-    async def slow(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+    async def slow(asked, peer):
         await trio.sleep(20)
         return response_to(asked, 0)
 
@@ -343,9 +320,7 @@ async def test_unfinished_frames_are_kept_while_requests_in_flight_hold_the_memo
         assert trio.current_time() == 40.0
 
 
-async def test_a_frame_that_arrives_byte_by_byte_ends_after_the_frame_timeout(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_a_frame_that_arrives_byte_by_byte_ends_after_the_frame_timeout(autojump_clock):
     async with serving() as server:
         stream = server.connect()
         with suppress(trio.BrokenResourceError):
@@ -357,7 +332,7 @@ async def test_a_frame_that_arrives_byte_by_byte_ends_after_the_frame_timeout(
         assert server.statistics.idle_closes == 0
 
 
-async def test_each_frame_has_its_own_clock(autojump_clock: trio.testing.MockClock) -> None:
+async def test_each_frame_has_its_own_clock(autojump_clock):
     async with serving() as server:
         stream = server.connect()
         small = encode(request(310, body=bytes(100)), opaque=1)
@@ -374,10 +349,8 @@ async def test_each_frame_has_its_own_clock(autojump_clock: trio.testing.MockClo
         assert server.statistics.frame_timeouts == 1
 
 
-async def test_the_frame_timeout_excludes_time_in_which_the_server_does_not_read(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    async def slow(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+async def test_the_frame_timeout_excludes_time_in_which_the_server_does_not_read(autojump_clock):
+    async def slow(asked, peer):
         await trio.sleep(50)
         return response_to(asked, 0)
 
@@ -397,10 +370,8 @@ async def test_the_frame_timeout_excludes_time_in_which_the_server_does_not_read
         assert server.statistics.frame_timeouts == 0
 
 
-async def test_unread_answers_hold_memory_and_one_too_many_becomes_system_busy(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    def large(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+async def test_unread_answers_hold_memory_and_one_too_many_becomes_system_busy(autojump_clock):
+    def large(asked, peer):
         return response_to(asked, 0, body=bytes(240_000) if asked.code == 1 else b"")
 
     limits = evolve(LIMITS, send_timeout_s=10.0)
@@ -415,21 +386,17 @@ async def test_unread_answers_hold_memory_and_one_too_many_becomes_system_busy(
         honest = server.connect()
         await honest.send_all(encode(request(2)))
         answer = await answer_of(honest)
-        assert answer is not None
         assert answer.code == ResponseCode.SUCCESS
         await trio.sleep(limits.send_timeout_s)
         await trio.testing.wait_all_tasks_blocked()
         assert server.statistics.send_timeouts == 40
         await honest.send_all(encode(request(1)))
         answer = await answer_of(honest)
-        assert answer is not None
         assert len(answer.body) == 240_000
 
 
-async def test_pushed_frames_hold_memory_and_are_dropped_without_room(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    async def wait(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+async def test_pushed_frames_hold_memory_and_are_dropped_without_room(autojump_clock):
+    async def wait(asked, peer):
         await trio.sleep(5)
         return response_to(asked, 0)
 
@@ -451,10 +418,8 @@ async def test_pushed_frames_hold_memory_and_are_dropped_without_room(
         del others
 
 
-async def test_requests_hold_memory_beside_their_bytes(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    async def wait(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+async def test_requests_hold_memory_beside_their_bytes(autojump_clock):
+    async def wait(asked, peer):
         await trio.sleep(5)
         return response_to(asked, 0)
 
@@ -463,7 +428,7 @@ async def test_requests_hold_memory_beside_their_bytes(
         tiny = encode(request(310))
         answered: list[int] = []
 
-        async def read_answers(stream: MemoryTransport) -> None:
+        async def read_answers(stream):
             decoder = FrameDecoder()
             for number in range(1000):
                 while decoder.next_command() is None:
@@ -484,19 +449,19 @@ async def test_requests_hold_memory_beside_their_bytes(
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_under_any_load_the_memory_is_bounded_and_every_request_is_answered_or_its_connection_closed(
-    seed: int, autojump_clock: trio.testing.MockClock
-) -> None:
+    seed, autojump_clock
+):
     chance = random.Random(seed)
 
-    def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
+    def handler(asked, peer):
         answer = response_to(asked, 0, body=bytes(chance.choice((0, 0, 100, 80_000, 800_000))))
         return later(answer) if chance.random() < 0.5 else answer
 
-    async def later(answer: RemotingCommand) -> RemotingCommand:
+    async def later(answer):
         await trio.sleep(chance.random() * 4)
         return answer
 
-    async def peer(stream: MemoryTransport) -> None:
+    async def peer(stream):
         requests = chance.randrange(1, 12)
         frames = [
             encode(
@@ -509,7 +474,7 @@ async def test_under_any_load_the_memory_is_bounded_and_every_request_is_answere
         if is_liar := chance.random() < 0.4:
             data = data[: chance.randrange(len(data))]
 
-        async def talk() -> None:
+        async def talk():
             at = 0
             while at < len(data):
                 size = chance.choice((1, 100, 10_000, 100_000))
@@ -540,7 +505,7 @@ async def test_under_any_load_the_memory_is_bounded_and_every_request_is_answere
         assert server.statistics.held_bytes == 0
 
 
-def test_a_decoder_frees_a_large_frame_that_it_has_returned() -> None:
+def test_a_decoder_frees_a_large_frame_that_it_has_returned():
     frame = encode(request(310, body=bytes(8_000_000)))
     following = encode(request(310, body=b"x" * 500))
     decoder = FrameDecoder()
@@ -556,5 +521,4 @@ def test_a_decoder_frees_a_large_frame_that_it_has_returned() -> None:
     assert decoder.next_command() is None
     decoder.feed(following[100:])
     command = decoder.next_command()
-    assert command is not None
     assert (len(command.body), decoder.frame_bytes) == (500, len(following))

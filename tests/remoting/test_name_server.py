@@ -1,16 +1,14 @@
 """Answers of name servers, in fastjson's dialect."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 
 from trioha.errors import PeerError, RemoteProtocolError
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
-from trioha.remoting.command import RemotingCommand, response_to
+from trioha.remoting.command import response_to
 from trioha.remoting.name_server import BROKERS_MAX, BrokerGroup, fetch_broker_groups, parse_broker_groups
-from trioha.remoting.server import Peer, RemotingServer
+from trioha.remoting.server import RemotingServer
 
 BODY = (
     b'{"brokerAddrTable":{"broker-b":{"brokerAddrs":{0:"10.0.0.3:10911"},"brokerName":"broker-b",'
@@ -24,13 +22,13 @@ GROUPS = (
 )
 
 
-def test_groups_are_read_with_bare_broker_ids_as_keys() -> None:
+def test_groups_are_read_with_bare_broker_ids_as_keys():
     assert parse_broker_groups(BODY) == GROUPS
     assert list(parse_broker_groups(BODY)[0].addresses) == [0, 1]
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"brokerAddrTable":{}}', b'{"brokerAddrTable":null}'])
-def test_a_name_server_without_brokers_lists_none(body: bytes) -> None:
+def test_a_name_server_without_brokers_lists_none(body):
     assert parse_broker_groups(body) == ()
 
 
@@ -46,28 +44,28 @@ def test_a_name_server_without_brokers_lists_none(body: bytes) -> None:
         b'{"brokerAddrTable":{"b":{"brokerAddrs":{"0":1}}}}',
     ],
 )
-def test_an_invalid_cluster_info_is_refused(body: bytes) -> None:
+def test_an_invalid_cluster_info_is_refused(body):
     with pytest.raises(RemoteProtocolError):
         parse_broker_groups(body)
 
 
-def test_the_number_of_addresses_is_limited() -> None:
+def test_the_number_of_addresses_is_limited():
     many = ",".join(f'{number}:"h:{number}"' for number in range(BROKERS_MAX + 50))
     (group,) = parse_broker_groups(f'{{"brokerAddrTable":{{"b":{{"brokerAddrs":{{{many}}}}}}}}}'.encode())
     assert len(group.addresses) == BROKERS_MAX
 
 
-async def test_groups_are_fetched_over_a_connection_and_a_refusal_has_its_code() -> None:
+async def test_groups_are_fetched_over_a_connection_and_a_refusal_has_its_code():
     codes = iter((ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR))
 
-    async def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+    async def handler(asked, peer):
         assert asked.code == RequestCode.GET_BROKER_CLUSTER_INFO
         return response_to(asked, next(codes), body=BODY)
 
     server = RemotingServer(handler)
 
-    async def start(task_status: trio.TaskStatus[object]) -> None:
-        await server.serve(host="127.0.0.1", port=0, task_status=task_status)  # type: ignore[arg-type]
+    async def start(task_status):
+        await server.serve(host="127.0.0.1", port=0, task_status=task_status)
 
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:

@@ -1,7 +1,5 @@
 """Pulls of known forms: they are read as the plain reader reads them, and nothing else is."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -29,7 +27,7 @@ OFFSETS = st.integers(0, 10**18 - 1)
 TEXT = st.text(max_size=30)
 
 
-def pull(*, code: int = 11, opaque: int = 7, **fields: object) -> bytes:
+def pull(*, code=11, opaque=7, **fields):
     """The frame of a pull, as a Java consumer's."""
     texts = {name: str(value) for name, value in {**FIELDS, **fields}.items() if value is not None}
     return encode(
@@ -37,11 +35,11 @@ def pull(*, code: int = 11, opaque: int = 7, **fields: object) -> bytes:
     )
 
 
-def framed(header: bytes) -> bytes:
+def framed(header):
     return (4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
 
 
-def read(frame: bytes, forms: PullForms | None = None) -> RemotingCommand:
+def read(frame, forms=None):
     decoder = FrameDecoder(forms=forms)
     decoder.feed(frame)
     command = decoder.next_command()
@@ -49,19 +47,19 @@ def read(frame: bytes, forms: PullForms | None = None) -> RemotingCommand:
     return command
 
 
-def fields_of(command: RemotingCommand) -> dict[str, object]:
+def fields_of(command):
     known = asdict(command)
     return {name: known[name] for name in asdict(RemotingCommand(0))}
 
 
-def check(frame: bytes, forms: PullForms) -> bool:
+def check(frame, forms):
     """Whether a frame is read by its form; it must be read as the plain reader reads it."""
     found = read(frame, forms)
     assert fields_of(found) == fields_of(read(frame))
     return type(found) is KnownPull
 
 
-def check_next(frame: bytes, forms: PullForms) -> bool:
+def check_next(frame, forms):
     """Whether the decoder finds the pull of a known form, taken or left; the frame behind it stays whole."""
     plain = fields_of(read(frame))
     follower = encode(request(35), opaque=4711)
@@ -85,7 +83,6 @@ def check_next(frame: bytes, forms: PullForms) -> bool:
             )
         assert decoder.pull() is None
         following = decoder.next_command()
-        assert following is not None
         assert (following.code, following.opaque, decoder.buffered_bytes) == (35, 4711, 0)
     assert len(outcomes) == 1
     return outcomes.pop()
@@ -260,7 +257,7 @@ def test_a_pull_with_a_body_is_read_plainly():
 # -- headers of answers --------------------------------------------------------------------------------------
 
 
-def plain_head(command: RemotingCommand, monkeypatch: pytest.MonkeyPatch) -> bytes:
+def plain_head(command, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(compiled, "IS_COMPILED", False)
         return encode_head(command)

@@ -1,7 +1,5 @@
 """The runtime table and the configuration of a broker."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.remoting.recorded import answers
@@ -16,7 +14,7 @@ from trioha.remoting.runtime_table import (
 )
 
 
-def test_recorded_runtime_info_and_configuration_are_read() -> None:
+def test_recorded_runtime_info_and_configuration_are_read():
     recorded = answers("remoting-5.3.3/070-probe--master")
     table = parse_runtime_info(recorded[RequestCode.GET_BROKER_RUNTIME_INFO].body)
     assert table["commitLogMaxOffset"] == "14001"
@@ -26,7 +24,7 @@ def test_recorded_runtime_info_and_configuration_are_read() -> None:
         parse_runtime_info(b"{}")
 
 
-def test_values_that_make_no_sense_are_none_and_the_others_are_read() -> None:
+def test_values_that_make_no_sense_are_none_and_the_others_are_read():
     wrong = ("", "-1", "nan", "1e999", "9" * 40, "no number", "Total : x GiB, Free : 1 GiB.")
     for text in wrong:
         table = runtime_info_of(

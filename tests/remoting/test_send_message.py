@@ -1,7 +1,5 @@
 """The headers of sends, and put statuses as response codes."""
 
-from __future__ import annotations
-
 import pytest
 from attrs import evolve
 from hypothesis import given
@@ -56,11 +54,11 @@ V1 = {
 
 
 @given(HEADERS)
-def test_a_header_is_parsed_from_its_own_fields(header: SendMessageRequestHeader) -> None:
+def test_a_header_is_parsed_from_its_own_fields(header):
     assert SendMessageRequestHeader.of(send_request(header, b"body")) == header
 
 
-def test_both_forms_of_a_send_give_the_same_header() -> None:
+def test_both_forms_of_a_send_give_the_same_header():
     long = SendMessageRequestHeader.of(request(RequestCode.SEND_MESSAGE, ext_fields=V1))
     short = SendMessageRequestHeader.of(request(RequestCode.SEND_MESSAGE_V2, ext_fields=long.to_ext_fields()))
     assert short == long
@@ -76,7 +74,7 @@ def test_both_forms_of_a_send_give_the_same_header() -> None:
         ("remoting-4.9.7/065-adm-sendMessage--master", 1),
     ],
 )
-def test_recorded_sends_of_java_producers_are_parsed(session: str, count: int) -> None:
+def test_recorded_sends_of_java_producers_are_parsed(session, count):
     codes = {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE}
     sends = [command for command in commands(VECTORS / f"{session}.c2s.bin") if command.code in codes]
     assert len(sends) >= count
@@ -90,7 +88,7 @@ def test_recorded_sends_of_java_producers_are_parsed(session: str, count: int) -
         assert "WAIT" in parse_properties(header.properties.encode())
 
 
-def test_recorded_answers_to_sends_are_parsed() -> None:
+def test_recorded_answers_to_sends_are_parsed():
     stored = answers("remoting-5.3.3/047-adm-sendMessage--master")[RequestCode.SEND_MESSAGE_V2]
     header = SendMessageResponseHeader.of(stored)
     assert header == SendMessageResponseHeader(
@@ -119,7 +117,7 @@ def test_recorded_answers_to_sends_are_parsed() -> None:
         ({"topic": "%RETRY%" + "g" * 249}, "topic max length: 255"),
     ],
 )
-def test_an_invalid_header_is_refused_with_one_reason(change: dict[str, str | None], says: str) -> None:
+def test_an_invalid_header_is_refused_with_one_reason(change, says):
     fields = {name: value for name, value in {**V1, **change}.items() if value is not None}
     command = request(RequestCode.SEND_MESSAGE, ext_fields=fields)
     with pytest.raises(BadRequestError, match=says) as caught:
@@ -130,14 +128,14 @@ def test_an_invalid_header_is_refused_with_one_reason(change: dict[str, str | No
     assert answer.ext_fields["MSG_REGION"] == "DefaultRegion"
 
 
-def test_long_retry_topics_are_accepted() -> None:
+def test_long_retry_topics_are_accepted():
     topic = "%RETRY%" + "g" * 248
     command = request(RequestCode.SEND_MESSAGE, ext_fields={**V1, "topic": topic})
     assert SendMessageRequestHeader.of(command).topic == topic
 
 
 @pytest.mark.parametrize("status", PutStatus)
-def test_every_put_status_arrives_at_the_client_by_its_name(status: PutStatus) -> None:
+def test_every_put_status_arrives_at_the_client_by_its_name(status):
     asked = evolve(request(310), opaque=9)
     answer = send_response(asked, status, header=STORED)
     assert answer.opaque == 9
@@ -148,7 +146,7 @@ def test_every_put_status_arrives_at_the_client_by_its_name(status: PutStatus) -
     assert ("msgId" in answer.ext_fields) == (status in STORED_STATUSES)
 
 
-def test_codes_of_put_statuses_are_the_brokers() -> None:
+def test_codes_of_put_statuses_are_the_brokers():
     codes = {status.name: int(code) for status, code in PUT_STATUS_CODES.items()}
     assert codes == {
         "PUT_OK": 0,
@@ -165,13 +163,13 @@ def test_codes_of_put_statuses_are_the_brokers() -> None:
     }
 
 
-def test_a_code_of_no_put_status_keeps_its_own_name() -> None:
+def test_a_code_of_no_put_status_keeps_its_own_name():
     asked = request(310)
     assert put_status_name(response_to(asked, 17)) == "TOPIC_NOT_EXIST"
     assert put_status_name(response_to(asked, 1, remark="java.lang.NullPointerException")) == "SYSTEM_ERROR"
     assert put_status_name(response_to(asked, 4711)) == "CODE_4711"
 
 
-def test_a_stored_answer_without_its_fields_is_a_protocol_error() -> None:
+def test_a_stored_answer_without_its_fields_is_a_protocol_error():
     with pytest.raises(RemoteProtocolError, match="msgId"):
         SendMessageResponseHeader.of(response_to(request(310), 0))

@@ -1,7 +1,5 @@
 """Runs of sends: the compiled reader accepts nothing that the plain one reads otherwise."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest
@@ -13,7 +11,7 @@ from trioha.errors import RemoteProtocolError
 from trioha.remoting import compiled
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import LanguageCode, RequestCode
-from trioha.remoting.command import BadRequestError, RemotingCommand, SerializeType, request
+from trioha.remoting.command import BadRequestError, SerializeType, request
 from trioha.remoting.send_message import SendMessageRequestHeader
 from trioha.store.message_properties import join_properties
 
@@ -25,14 +23,7 @@ I32 = st.integers(0, 2**31 - 1)
 TEXT = st.text(st.characters(min_codepoint=1, max_codepoint=126), max_size=40)
 
 
-def send(
-    *,
-    body: bytes = b"body",
-    opaque: int = 7,
-    code: int = RequestCode.SEND_MESSAGE_V2,
-    oneway: bool = False,
-    **changes: object,
-) -> bytes:
+def send(*, body=b"body", opaque=7, code=RequestCode.SEND_MESSAGE_V2, oneway=False, **changes):
     """The frame of a send, as a Java producer's."""
     fields: dict[str, object] = {
         "producer_group": "group",
@@ -46,12 +37,12 @@ def send(
         "properties": "TAGS\x01a\x02",
         "broker_name": "broker-a",
     }
-    header = SendMessageRequestHeader(**fields | changes)  # type: ignore[arg-type]
+    header = SendMessageRequestHeader(**fields | changes)
     asked = request(code, ext_fields=header.to_ext_fields(), body=body, oneway=oneway)
     return encode(evolve(asked, language=LanguageCode.JAVA, version=475), opaque=opaque)
 
 
-def plain(data: bytes) -> list[tuple[RemotingCommand, SendMessageRequestHeader]]:
+def plain(data):
     """All sends of `data` as the plain reader gives them."""
     decoder, found = FrameDecoder(), []
     decoder.feed(data)
@@ -60,7 +51,7 @@ def plain(data: bytes) -> list[tuple[RemotingCommand, SendMessageRequestHeader]]
     return found
 
 
-def check(data: bytes, *, sends_max: int = 16) -> int:
+def check(data, *, sends_max=16):
     """Compare the run at the start of `data` with the plain reader's sends; returns how many it has."""
     decoder = FrameDecoder()
     decoder.feed(data)
@@ -104,14 +95,14 @@ def check(data: bytes, *, sends_max: int = 16) -> int:
     return sends.count
 
 
-def test_sends_of_a_java_producer_are_a_run_of_at_most_so_many() -> None:
+def test_sends_of_a_java_producer_are_a_run_of_at_most_so_many():
     data = b"".join(send(opaque=number, queue_id=number % 3, body=bytes(number)) for number in range(20))
     assert check(data) == 16
     assert check(data, sends_max=3) == 3
     assert check(data[: len(data) // 2]) == 10
 
 
-def test_a_run_ends_before_an_unfinished_frame_and_is_not_given_amid_one() -> None:
+def test_a_run_ends_before_an_unfinished_frame_and_is_not_given_amid_one():
     data = send() + send()
     for end in range(len(data)):
         assert check(data[:end]) == end // len(send())
@@ -122,7 +113,6 @@ def test_a_run_ends_before_an_unfinished_frame_and_is_not_given_amid_one() -> No
     assert decoder.sends(16, shared=SHARED) is None
     assert decoder.next_command() is not None
     run = decoder.sends(16, shared=SHARED)
-    assert run is not None
     assert run.sends.count == 1
 
 
@@ -145,11 +135,11 @@ def test_a_run_ends_before_an_unfinished_frame_and_is_not_given_amid_one() -> No
         {"opaque": -5},
     ],
 )
-def test_a_run_ends_before_a_send_that_is_not_common(changes: dict[str, object]) -> None:
-    assert check(send() + send(**changes) + send()) == 1  # type: ignore[arg-type]
+def test_a_run_ends_before_a_send_that_is_not_common(changes):
+    assert check(send() + send(**changes) + send()) == 1
 
 
-def check_all(data: bytes) -> list[tuple[int, bool]]:
+def check_all(data):
     """Compare all runs of `data`; returns count and kind of each. Frames outside of runs are passed over."""
     decoder, found, at = FrameDecoder(), [], 0
     decoder.feed(data)
@@ -166,7 +156,7 @@ def check_all(data: bytes) -> list[tuple[int, bool]]:
     return found
 
 
-def test_one_way_sends_are_runs_of_their_own() -> None:
+def test_one_way_sends_are_runs_of_their_own():
     kinds = [False] * 3 + [True] * 20 + [False] + [True] * 2 + [False] * 2
     data = b"".join(send(opaque=number, oneway=kind) for number, kind in enumerate(kinds))
     assert check_all(data) == [(3, False), (16, True), (4, True), (1, False), (2, True), (2, False)]
@@ -175,7 +165,7 @@ def test_one_way_sends_are_runs_of_their_own() -> None:
 @pytest.mark.parametrize(
     "flag", [b"1", b"3", b"4", b"6", b"02", b"20", b"22", b"-2", b"2.0", b'"2"', b" 2", b""]
 )
-def test_another_flag_ends_a_run_of_either_kind(flag: bytes) -> None:
+def test_another_flag_ends_a_run_of_either_kind(flag):
     changed = send().replace(b'"flag":0,', b'"flag":' + flag + b",")
     header = changed[8:-4]
     frame = struct.pack(">ii", 8 + len(header), len(header)) + header + b"body"
@@ -186,7 +176,7 @@ def test_another_flag_ends_a_run_of_either_kind(flag: bytes) -> None:
     assert decoder.sends(16, shared=SHARED) is None
 
 
-def test_signed_sends_and_binary_headers_are_no_runs() -> None:
+def test_signed_sends_and_binary_headers_are_no_runs():
     asked = plain(send())[0][0]
     signed = evolve(asked, ext_fields={**asked.ext_fields, "AccessKey": "a", "Signature": "s"})
     binary = evolve(asked, serialize_type=SerializeType.ROCKETMQ)
@@ -219,13 +209,13 @@ def test_signed_sends_and_binary_headers_are_no_runs() -> None:
     )
 )
 @settings(max_examples=150)
-def test_any_send_is_read_as_by_the_plain_reader_or_left_to_it(sends: list[dict[str, object]]) -> None:
-    check_all(b"".join(send(**fields) for fields in sends))  # type: ignore[arg-type]
+def test_any_send_is_read_as_by_the_plain_reader_or_left_to_it(sends):
+    check_all(b"".join(send(**fields) for fields in sends))
 
 
 @given(st.data())
 @settings(max_examples=600)
-def test_a_changed_byte_is_never_read_otherwise_than_by_the_plain_reader(data: st.DataObject) -> None:
+def test_a_changed_byte_is_never_read_otherwise_than_by_the_plain_reader(data):
     frame = bytearray(send(properties="A\x01b\x02", body=b"", oneway=data.draw(st.booleans())))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(frame) - 1))
@@ -236,7 +226,7 @@ def test_a_changed_byte_is_never_read_otherwise_than_by_the_plain_reader(data: s
 @given(st.data())
 @example(None)
 @settings(max_examples=300)
-def test_inserted_and_removed_bytes_are_never_read_otherwise(data: st.DataObject | None) -> None:
+def test_inserted_and_removed_bytes_are_never_read_otherwise(data):
     oneway = data is not None and data.draw(st.booleans())
     whole = send(properties="A\x01b\x02", body=b"", oneway=oneway)
     header = bytearray(whole[8:])
@@ -252,7 +242,7 @@ def test_inserted_and_removed_bytes_are_never_read_otherwise(data: st.DataObject
     compare(struct.pack(">ii", 4 + len(header), len(header)) + header)
 
 
-def compare(frame: bytes) -> None:
+def compare(frame):
     """Whatever is accepted as a run is what the plain reader reads; what it refuses is not accepted."""
     try:
         plain(frame)

@@ -1,11 +1,7 @@
 """How a server's connection answers pulls of known forms: at once, or as any other request."""
 
-from __future__ import annotations
-
 import socket
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 import trio
@@ -21,7 +17,7 @@ from trioha.remoting import compiled
 from trioha.remoting.codec import FrameDecoder, encode, encode_head
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, request
-from trioha.remoting.pull_forms import PullForm, PullForms
+from trioha.remoting.pull_forms import PullForms
 from trioha.remoting.server import RemotingServer, ServerLimits
 
 pytestmark = pytest.mark.skipif(not compiled.IS_COMPILED, reason="forms are read by compiled code only")
@@ -39,9 +35,7 @@ class Pulls:
     seen: list[tuple[int, int, int]] = field(factory=list)
     views: list[memoryview] = field(factory=list)
 
-    def answer_at_once(
-        self, form: PullForm, pull: compiled.kernel.Pull
-    ) -> tuple[bytes, tuple[memoryview, ...]] | None:
+    def answer_at_once(self, form, pull):
         self.seen.append((pull.opaque, pull.queue_offset, pull.commit_offset))
         if self.error is not None:
             raise self.error
@@ -52,26 +46,26 @@ class Pulls:
         return encode_head(RemotingCommand(AT_ONCE, pull.opaque, 1, slices=views)), views
 
 
-def server_with(pulls: Pulls, **limits: Any) -> RemotingServer:
+def server_with(pulls, **limits):
     server = RemotingServer(by_itself, limits=ServerLimits(**limits))
     server.forms = PullForms()
     server.pulls = pulls
     return server
 
 
-def pulled(numbers: range) -> bytes:
+def pulled(numbers):
     """Pulls of one form."""
     return b"".join(pull(opaque=number, queueOffset=32 * number) for number in numbers)
 
 
 @asynccontextmanager
-async def served_socket(server: RemotingServer) -> AsyncIterator[trio.SocketStream]:
+async def served_socket(server):
     """Our end of a connection whose other end `server` serves."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ours = await trio.open_tcp_stream(*listener.getsockname())
         theirs = SocketTransport(listener.accept()[0])
 
-    async def run() -> None:
+    async def run():
         async with theirs:
             await server.serve_stream(theirs, PEER_ADDRESS)
 
@@ -81,7 +75,7 @@ async def served_socket(server: RemotingServer) -> AsyncIterator[trio.SocketStre
         nursery.cancel_scope.cancel()
 
 
-async def check_over(server: RemotingServer, requests: int) -> None:
+async def check_over(server, requests):
     await trio.testing.wait_all_tasks_blocked()
     statistics = server.statistics
     assert (statistics.requests, statistics.responses, statistics.in_flight) == (requests, requests, 0)

@@ -1,10 +1,7 @@
 """How a server's connection handles runs of sends: answers, limits, failures, and their ends."""
 
-from __future__ import annotations
-
 import struct
 import sys
-from collections.abc import Callable
 
 import pytest
 import trio
@@ -20,8 +17,7 @@ from trioha.remoting import compiled, server_connection
 from trioha.remoting.codec import FrameDecoder, encode, opaques_of
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import RemotingCommand, request, response_to
-from trioha.remoting.server import Peer, RemotingServer, ServerLimits
-from trioha.store.messages import EncodedSends
+from trioha.remoting.server import RemotingServer, ServerLimits
 
 pytestmark = pytest.mark.skipif(not compiled.IS_COMPILED, reason="runs are read by compiled code only")
 
@@ -32,21 +28,21 @@ BY_ITSELF = 77
 class Later(Deferred[bytes]):
     """Answers that a test gives."""
 
-    def __init__(self, frames: bytes | None) -> None:
+    def __init__(self, frames):
         """None: they fail."""
         super().__init__()
         self.frames = frames
         self.is_abandoned = False
 
-    def give(self) -> None:
+    def give(self):
         self._ready()
 
-    def result(self) -> bytes:
+    def result(self):
         if self.frames is None:
             raise RuntimeError("planted")
         return self.frames
 
-    def abandon(self) -> None:
+    def abandon(self):
         super().abandon()
         self.is_abandoned = True
 
@@ -61,7 +57,7 @@ class Runs:
     later: list[Later] = field(factory=list)
     blocks: list[bytes] = field(factory=list)
 
-    def put(self, sends: EncodedSends, data: bytes, peer: Peer) -> bytes | Deferred[bytes] | None:
+    def put(self, sends, data, peer):
         self.blocks.append(data)
         opaques = opaques_of(sends)
         self.seen.append(opaques)
@@ -76,32 +72,31 @@ class Runs:
         return self.later[-1]
 
 
-def by_itself(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+def by_itself(asked, peer):
     return response_to(asked, BY_ITSELF)
 
 
-def server_with(runs: Runs, **limits: int) -> RemotingServer:
-    server = RemotingServer(by_itself, limits=ServerLimits(**limits))  # type: ignore[arg-type]
+def server_with(runs, **limits):
+    server = RemotingServer(by_itself, limits=ServerLimits(**limits))
     server.runs = runs
     return server
 
 
-async def answers(stream: trio.abc.ReceiveStream, count: int) -> list[tuple[int, int]]:
+async def answers(stream, count):
     """Opaque and code of the next `count` answers."""
     decoder, found = FrameDecoder(), []
     with trio.fail_after(20):
         for _ in range(count):
             answer = await read_command(stream, decoder)
-            assert answer is not None
             found.append((answer.opaque, answer.code))
     return found
 
 
-def sends(opaques: range, *, oneway: bool = False) -> bytes:
+def sends(opaques, *, oneway=False):
     return b"".join(send(opaque=opaque, oneway=oneway) for opaque in opaques)
 
 
-async def test_sends_that_come_together_are_handled_together_and_other_requests_between_them() -> None:
+async def test_sends_that_come_together_are_handled_together_and_other_requests_between_them():
     runs = Runs()
     server = server_with(runs)
     async with served_stream(server) as stream:
@@ -116,7 +111,7 @@ async def test_sends_that_come_together_are_handled_together_and_other_requests_
 
 
 @pytest.mark.parametrize("cut", range(1, 40, 7))
-async def test_a_send_whose_frame_comes_in_two_parts_is_not_lost(cut: int) -> None:
+async def test_a_send_whose_frame_comes_in_two_parts_is_not_lost(cut):
     runs = Runs()
     async with served_stream(server_with(runs)) as stream:
         data = sends(range(5))
@@ -127,7 +122,7 @@ async def test_a_send_whose_frame_comes_in_two_parts_is_not_lost(cut: int) -> No
         assert [opaque for opaque, _ in await answers(stream, 5)] == [*range(5)]
 
 
-async def test_a_refused_run_comes_to_the_handler_send_by_send_and_the_next_run_is_tried_again() -> None:
+async def test_a_refused_run_comes_to_the_handler_send_by_send_and_the_next_run_is_tried_again():
     runs = Runs("refuse")
     async with served_stream(server_with(runs)) as stream:
         await stream.send_all(sends(range(4)))
@@ -138,7 +133,7 @@ async def test_a_refused_run_comes_to_the_handler_send_by_send_and_the_next_run_
         assert runs.seen == [[0, 1, 2, 3], [4, 5]]
 
 
-async def test_a_run_beyond_a_limit_comes_to_the_handler_send_by_send() -> None:
+async def test_a_run_beyond_a_limit_comes_to_the_handler_send_by_send():
     runs = Runs()
     async with served_stream(server_with(runs, in_flight_max=3)) as stream:
         await stream.send_all(sends(range(4)))
@@ -148,7 +143,7 @@ async def test_a_run_beyond_a_limit_comes_to_the_handler_send_by_send() -> None:
         assert runs.seen == [[4, 5, 6]]
 
 
-async def test_answers_to_runs_come_when_they_are_ready_in_any_order() -> None:
+async def test_answers_to_runs_come_when_they_are_ready_in_any_order():
     runs = Runs("later")
     server = server_with(runs)
     async with served_stream(server) as stream:
@@ -165,7 +160,7 @@ async def test_answers_to_runs_come_when_they_are_ready_in_any_order() -> None:
         assert server.statistics.responses == 5
 
 
-async def test_a_run_that_waits_does_not_keep_the_block_that_was_received_with_it() -> None:
+async def test_a_run_that_waits_does_not_keep_the_block_that_was_received_with_it():
     runs = Runs("later")
     server = server_with(runs)
     async with served_stream(server) as stream:
@@ -185,7 +180,7 @@ async def test_a_run_that_waits_does_not_keep_the_block_that_was_received_with_i
 
 
 @pytest.mark.parametrize("way", ["fail", "fail later"])
-async def test_a_fault_of_the_handler_is_the_answer_to_each_send_and_ends_nothing(way: str) -> None:
+async def test_a_fault_of_the_handler_is_the_answer_to_each_send_and_ends_nothing(way):
     runs = Runs(way)
     server = server_with(runs)
     async with served_stream(server) as stream:
@@ -200,7 +195,7 @@ async def test_a_fault_of_the_handler_is_the_answer_to_each_send_and_ends_nothin
         assert await answers(stream, 2) == [(3, 0), (4, 0)]
 
 
-async def test_a_run_whose_connection_ends_is_abandoned_and_its_memory_is_free() -> None:
+async def test_a_run_whose_connection_ends_is_abandoned_and_its_memory_is_free():
     runs = Runs("later")
     server = server_with(runs)
     async with served_stream(server) as stream:
@@ -212,7 +207,7 @@ async def test_a_run_whose_connection_ends_is_abandoned_and_its_memory_is_free()
         assert server.statistics.in_flight == 0
 
 
-async def test_a_run_behind_a_frame_that_breaks_the_protocol_is_answered_and_the_connection_closed() -> None:
+async def test_a_run_behind_a_frame_that_breaks_the_protocol_is_answered_and_the_connection_closed():
     runs = Runs()
     server = server_with(runs)
     async with served_stream(server) as stream:
@@ -227,13 +222,13 @@ async def test_a_run_behind_a_frame_that_breaks_the_protocol_is_answered_and_the
 # -- one-way sends -------------------------------------------------------------------------------------------
 
 
-def counted(server: RemotingServer) -> tuple[int, int, int, int]:
+def counted(server):
     """Requests, one-way requests, responses, requests in flight."""
     statistics = server.statistics
     return statistics.requests, statistics.oneway_requests, statistics.responses, statistics.in_flight
 
 
-async def test_one_way_sends_are_handled_together_apart_from_others_and_not_answered() -> None:
+async def test_one_way_sends_are_handled_together_apart_from_others_and_not_answered():
     runs = Runs()
     server = server_with(runs)
     async with served_stream(server) as stream:
@@ -252,7 +247,7 @@ async def test_one_way_sends_are_handled_together_apart_from_others_and_not_answ
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
-async def test_one_way_sends_are_in_flight_until_their_waits_end(is_alone: bool) -> None:
+async def test_one_way_sends_are_in_flight_until_their_waits_end(is_alone):
     runs = Runs("later")
     server = server_with(runs)
     async with served_stream(server) as stream:
@@ -270,7 +265,7 @@ async def test_one_way_sends_are_in_flight_until_their_waits_end(is_alone: bool)
         assert server.statistics.held_bytes <= 16 * 1024
 
 
-async def test_one_way_sends_in_flight_keep_no_answer_from_being_sent() -> None:
+async def test_one_way_sends_in_flight_keep_no_answer_from_being_sent():
     runs = Runs("later")
     server = server_with(runs)
     async with served_stream(server) as stream:
@@ -281,7 +276,7 @@ async def test_one_way_sends_in_flight_keep_no_answer_from_being_sent() -> None:
         assert counted(server)[3] == 2
 
 
-async def test_one_way_sends_beyond_a_limit_wait_for_those_in_flight() -> None:
+async def test_one_way_sends_beyond_a_limit_wait_for_those_in_flight():
     runs = Runs("later")
     server = server_with(runs, in_flight_max=4)
     async with served_stream(server) as stream:
@@ -297,7 +292,7 @@ async def test_one_way_sends_beyond_a_limit_wait_for_those_in_flight() -> None:
 
 
 @pytest.mark.parametrize("way", ["fail", "fail later"])
-async def test_a_fault_of_the_handler_is_counted_for_each_one_way_send_and_not_answered(way: str) -> None:
+async def test_a_fault_of_the_handler_is_counted_for_each_one_way_send_and_not_answered(way):
     runs = Runs(way)
     server = server_with(runs)
     async with served_stream(server) as stream:
@@ -313,7 +308,7 @@ async def test_a_fault_of_the_handler_is_counted_for_each_one_way_send_and_not_a
         assert counted(server) == (6, 5, 1, 0)
 
 
-async def test_a_one_way_run_whose_connection_ends_is_abandoned_and_its_memory_is_free() -> None:
+async def test_a_one_way_run_whose_connection_ends_is_abandoned_and_its_memory_is_free():
     runs = Runs("later")
     server = server_with(runs)
     async with served_stream(server) as stream:
@@ -325,7 +320,7 @@ async def test_a_one_way_run_whose_connection_ends_is_abandoned_and_its_memory_i
         assert counted(server) == (3, 0, 0, 0)
 
 
-async def test_draining_waits_for_one_way_runs_in_flight() -> None:
+async def test_draining_waits_for_one_way_runs_in_flight():
     runs = Runs("later")
     server = server_with(runs)
     async with served_stream(server) as stream, trio.open_nursery() as nursery:
@@ -340,11 +335,11 @@ async def test_draining_waits_for_one_way_runs_in_flight() -> None:
     assert counted(server) == (3, 3, 0, 0)
 
 
-async def test_a_lone_one_way_run_is_not_polled_after() -> None:
+async def test_a_lone_one_way_run_is_not_polled_after():
     polls: list[bool] = []
 
     class Poll(BusyPoll):
-        def until(self, poll: Callable[[], bool]) -> bool:
+        def until(self, poll):
             polls.append(True)
             return False
 

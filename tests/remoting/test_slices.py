@@ -25,12 +25,12 @@ LARGE = 4 * SLICES_COPIED_BYTES_MAX
 class Slices:
     """A handler that answers with slices of one buffer."""
 
-    def __init__(self, *sizes: int) -> None:
+    def __init__(self, *sizes):
         self.buffer = bytearray(index % 251 for index in range(sum(sizes)))
         self._sizes = sizes
         self.given: list[memoryview] = []
 
-    def __call__(self, asked: RemotingCommand, _peer: object) -> RemotingCommand:
+    def __call__(self, asked, _peer):
         at, slices = 0, []
         for size in self._sizes:
             slices.append(memoryview(self.buffer)[at : at + size])
@@ -39,7 +39,7 @@ class Slices:
         return response_to(asked, 0, body=b"first;", slices=tuple(slices))
 
     @property
-    def are_released(self) -> bool:
+    def are_released(self):
         try:
             self.buffer.append(0)
         except BufferError:
@@ -48,7 +48,7 @@ class Slices:
         return True
 
 
-def test_a_command_with_slices_is_encoded_with_its_whole_body() -> None:
+def test_a_command_with_slices_is_encoded_with_its_whole_body():
     views = (memoryview(b"ab"), memoryview(b""), memoryview(b"cde"))
     command = RemotingCommand(CODE, 1, body=b"-", slices=views)
     assert (command.body_bytes, command.whole_body) == (6, b"-abcde")
@@ -56,7 +56,7 @@ def test_a_command_with_slices_is_encoded_with_its_whole_body() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(1, 2), (SMALL, SMALL), (LARGE,), (LARGE, 1, LARGE), (1000,) * 3000])
-async def test_answers_with_slices_arrive_whole_and_in_their_order(sizes: tuple[int, ...]) -> None:
+async def test_answers_with_slices_arrive_whole_and_in_their_order(sizes):
     handler = Slices(*sizes)
     server = RemotingServer(handler)
     with trio.fail_after(30):
@@ -65,7 +65,7 @@ async def test_answers_with_slices_arrive_whole_and_in_their_order(sizes: tuple[
             async with open_client(f"{host}:{port}") as client:
                 answers = []
 
-                async def ask() -> None:
+                async def ask():
                     answers.append(await client.request(request(CODE), timeout_s=30))
 
                 async with trio.open_nursery() as asking:
@@ -78,7 +78,7 @@ async def test_answers_with_slices_arrive_whole_and_in_their_order(sizes: tuple[
 
 
 @pytest.mark.parametrize("transport", ["socket", "memory"])
-async def test_slices_count_as_memory_while_the_peer_does_not_read(transport: str) -> None:
+async def test_slices_count_as_memory_while_the_peer_does_not_read(transport):
     handler = Slices(*(1 << 20,) * 8)
     server = RemotingServer(handler)
     async with trio.open_nursery() as nursery:
@@ -88,8 +88,8 @@ async def test_slices_count_as_memory_while_the_peer_does_not_read(transport: st
             near, far = trio.socket.socketpair()
             for end in (near, far):
                 end.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_SNDBUF, 65536)
-            theirs = SocketTransport.from_stream(trio.SocketStream(near))  # type: ignore[assignment]
-            ours = trio.SocketStream(far)  # type: ignore[assignment]
+            theirs = SocketTransport.from_stream(trio.SocketStream(near))
+            ours = trio.SocketStream(far)
         nursery.start_soon(server.serve_stream, theirs, PEER)
         await ours.send_all(encode(request(CODE)))
         await wait_all_tasks_blocked(0.01)
@@ -103,7 +103,7 @@ async def test_slices_count_as_memory_while_the_peer_does_not_read(transport: st
     assert handler.are_released
 
 
-async def test_a_deleted_log_file_stays_mapped_until_its_slice_is_sent(tmp_path) -> None:  # type: ignore[no-untyped-def]
+async def test_a_deleted_log_file_stays_mapped_until_its_slice_is_sent(tmp_path):
     log, _ = open_log(tmp_path, file_bytes=1 << 22)
     log.append(message(b"x" * (3 << 20)))
     size = log.max_offset

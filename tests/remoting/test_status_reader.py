@@ -1,9 +1,6 @@
 """The status of recorded RocketMQ brokers and of trioha nodes, by requests and by updates."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
@@ -23,9 +20,9 @@ from trioha.errors import PeerError, RemoteProtocolError
 from trioha.remoting.client import RemotingClient, RequestTimeoutError, open_client
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
-from trioha.remoting.command import RemotingCommand, request, response_to
+from trioha.remoting.command import request, response_to
 from trioha.remoting.ha_runtime_info import encode_ha_status
-from trioha.remoting.server import Peer, RemotingServer
+from trioha.remoting.server import RemotingServer
 from trioha.remoting.status_reader import StatusReader, fetch_status
 
 MASTER_53 = answers("remoting-5.3.3/070-probe--master")
@@ -44,12 +41,12 @@ RUNTIME_INFO = RequestCode.GET_BROKER_RUNTIME_INFO
 
 
 @asynccontextmanager
-async def broker(recorded: Mapping[int, RemotingCommand]) -> AsyncIterator[tuple[RemotingClient, list[int]]]:
+async def broker(recorded):
     """A client of a server with the recorded answers (none for other codes), and the codes of its
     requests."""
     asked_codes: list[int] = []
 
-    async def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+    async def handler(asked, peer):
         asked_codes.append(asked.code)
         if asked.code not in recorded:
             await trio.sleep_forever()
@@ -57,8 +54,8 @@ async def broker(recorded: Mapping[int, RemotingCommand]) -> AsyncIterator[tuple
 
     server = RemotingServer(handler)
 
-    async def start(task_status: trio.TaskStatus[object]) -> None:
-        await server.serve(host="127.0.0.1", port=0, task_status=task_status)  # type: ignore[arg-type]
+    async def start(task_status):
+        await server.serve(host="127.0.0.1", port=0, task_status=task_status)
 
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
@@ -68,7 +65,7 @@ async def broker(recorded: Mapping[int, RemotingCommand]) -> AsyncIterator[tuple
             nursery.cancel_scope.cancel()
 
 
-async def test_a_real_53_master_is_shown_with_its_slave() -> None:
+async def test_a_real_53_master_is_shown_with_its_slave():
     async with broker(MASTER_53) as (client, asked_codes):
         status = await fetch_status(client)
     assert sorted(asked_codes) == [CONFIG, RUNTIME_INFO, HA_STATUS]
@@ -121,7 +118,7 @@ async def test_a_real_53_master_is_shown_with_its_slave() -> None:
     )
 
 
-async def test_a_real_53_slave_is_shown_with_its_master() -> None:
+async def test_a_real_53_slave_is_shown_with_its_master():
     async with broker(SLAVE_53) as (client, _):
         status = await fetch_status(client)
     assert (status.source, status.role, status.broker_id, status.version) == (
@@ -141,7 +138,7 @@ async def test_a_real_53_slave_is_shown_with_its_master() -> None:
     )
 
 
-async def test_a_real_49_broker_is_shown_from_its_runtime_info() -> None:
+async def test_a_real_49_broker_is_shown_from_its_runtime_info():
     async with broker(MASTER_49) as (client, asked_codes):
         master = await fetch_status(client)
     assert asked_codes[0] == HA_STATUS
@@ -154,7 +151,7 @@ async def test_a_real_49_broker_is_shown_from_its_runtime_info() -> None:
     assert slave.max_offset > 0
 
 
-async def test_a_broker_that_refuses_its_configuration_is_shown_as_master() -> None:
+async def test_a_broker_that_refuses_its_configuration_is_shown_as_master():
     refused = response_to(request(CONFIG), ResponseCode.NO_PERMISSION)
     async with broker({**MASTER_53, CONFIG: refused}) as (client, _):
         status = await fetch_status(client)
@@ -164,7 +161,7 @@ async def test_a_broker_that_refuses_its_configuration_is_shown_as_master() -> N
         assert (await fetch_status(client)).role == "UNKNOWN"
 
 
-async def test_one_answer_has_the_whole_status_of_a_trioha_node() -> None:
+async def test_one_answer_has_the_whole_status_of_a_trioha_node():
     node = BrokerStatus(
         version="1.0",
         role="SLAVE",
@@ -189,7 +186,7 @@ async def test_one_answer_has_the_whole_status_of_a_trioha_node() -> None:
     assert status == evolve(node, address=client.address)
 
 
-async def test_a_refusal_has_its_code() -> None:
+async def test_a_refusal_has_its_code():
     refused = response_to(request(HA_STATUS), ResponseCode.NO_PERMISSION, remark="No accessKey\n\tat X")
     async with broker({HA_STATUS: refused}) as (client, _):
         with pytest.raises(PeerError) as caught:
@@ -200,7 +197,7 @@ async def test_a_refusal_has_its_code() -> None:
     )
 
 
-async def test_all_requests_together_take_no_longer_than_the_timeout() -> None:
+async def test_all_requests_together_take_no_longer_than_the_timeout():
     async with broker({HA_STATUS: MASTER_49[HA_STATUS]}) as (client, _):
         start_s = trio.current_time()
         with pytest.raises(RequestTimeoutError):
@@ -208,9 +205,7 @@ async def test_all_requests_together_take_no_longer_than_the_timeout() -> None:
         assert 0.29 < trio.current_time() - start_s < 2.0
 
 
-async def test_the_runtime_table_is_not_requested_each_time_if_907_reports_the_offsets(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_runtime_table_is_not_requested_each_time_if_907_reports_the_offsets(monkeypatch):
     monkeypatch.setattr("trioha.remoting.status_reader.TABLE_INTERVAL_S", 1e6)
     async with broker(MASTER_53) as (client, asked_codes):
         reader = StatusReader(client)
@@ -219,9 +214,7 @@ async def test_the_runtime_table_is_not_requested_each_time_if_907_reports_the_o
     assert asked_codes == [HA_STATUS, RUNTIME_INFO, CONFIG, HA_STATUS]
 
 
-async def test_the_configuration_is_requested_again_when_the_broker_has_another_role(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_configuration_is_requested_again_when_the_broker_has_another_role(monkeypatch):
     monkeypatch.setattr("trioha.remoting.status_reader.TABLE_INTERVAL_S", 0.0)
     answers_now = dict(MASTER_53)
     async with broker(answers_now) as (client, asked_codes):
@@ -247,22 +240,16 @@ NODE = BrokerStatus(
 PROMISE = {"triohaEveryMillis": "100", "triohaUpdates": "20"}
 
 
-def body_at(offset: int) -> bytes:
+def body_at(offset):
     return encode_ha_status(evolve(NODE, max_offset=offset))
 
 
-def update(offset: int) -> bytes:
+def update(offset):
     return encode(request(HA_STATUS, body=body_at(offset), oneway=True))
 
 
 @asynccontextmanager
-async def promising(
-    fields: Mapping[str, str],
-    *,
-    before: bytes = b"",
-    answers: Mapping[int, bytes] | None = None,
-    with_table: bool = False,
-) -> AsyncIterator[tuple[StatusReader, Callable[[bytes], Awaitable[None]], list[int]]]:
+async def promising(fields, *, before=b"", answers=None, with_table=False):
     """A reader of a node that promises `fields`, a way to push to it, and when the node was asked.
 
     `before` goes out before each answer, which says 100 unless `answers` has another body for the request.
@@ -271,7 +258,7 @@ async def promising(
     client = RemotingClient(ours, "node")
     asked: list[int] = []
 
-    async def node() -> None:
+    async def node():
         decoder = FrameDecoder()
         async for data in theirs:
             decoder.feed(data)
@@ -288,7 +275,7 @@ async def promising(
         nursery.cancel_scope.cancel()
 
 
-async def test_fetch_waits_for_an_update_and_returns_the_newest_one(autojump_clock: object) -> None:
+async def test_fetch_waits_for_an_update_and_returns_the_newest_one(autojump_clock):
     async with promising(PROMISE) as (reader, push, asked):
         assert (await reader.fetch()).max_offset == 100
         await push(update(101) + update(102))
@@ -300,12 +287,12 @@ async def test_fetch_waits_for_an_update_and_returns_the_newest_one(autojump_clo
         assert asked == [HA_STATUS]
 
 
-async def push_later(push: Callable[[bytes], Awaitable[None]], data: bytes) -> None:
+async def push_later(push, data):
     await trio.sleep(0.15)
     await push(data)
 
 
-async def test_a_late_update_is_replaced_by_a_request(autojump_clock: object) -> None:
+async def test_a_late_update_is_replaced_by_a_request(autojump_clock):
     async with promising(PROMISE) as (reader, push, asked):
         await reader.fetch()
         started = trio.current_time()
@@ -318,14 +305,14 @@ async def test_a_late_update_is_replaced_by_a_request(autojump_clock: object) ->
         assert asked == [HA_STATUS] * 2
 
 
-async def test_an_update_older_than_an_answer_is_dropped(autojump_clock: object) -> None:
+async def test_an_update_older_than_an_answer_is_dropped(autojump_clock):
     async with promising(PROMISE, before=update(99)) as (reader, push, _):
         assert (await reader.fetch()).max_offset == 100
         await push(update(101))
         assert (await reader.fetch()).max_offset == 101
 
 
-async def test_a_node_that_promises_nothing_is_asked_each_time(autojump_clock: object) -> None:
+async def test_a_node_that_promises_nothing_is_asked_each_time(autojump_clock):
     async with promising({}) as (reader, _, asked):
         for _ in range(3):
             assert (await reader.fetch()).max_offset == 100
@@ -333,7 +320,7 @@ async def test_a_node_that_promises_nothing_is_asked_each_time(autojump_clock: o
         assert trio.current_time() == 0
 
 
-async def test_invalid_updates_and_promises_are_protocol_errors(autojump_clock: object) -> None:
+async def test_invalid_updates_and_promises_are_protocol_errors(autojump_clock):
     async with promising({**PROMISE, "triohaUpdates": "many"}) as (reader, _, _):
         with pytest.raises(RemoteProtocolError, match="triohaUpdates is not a whole number"):
             await reader.fetch()
@@ -344,15 +331,15 @@ async def test_invalid_updates_and_promises_are_protocol_errors(autojump_clock: 
             await reader.fetch()
 
 
-async def test_other_requests_of_a_broker_are_ignored(autojump_clock: object) -> None:
+async def test_other_requests_of_a_broker_are_ignored(autojump_clock):
     async with promising(PROMISE) as (reader, push, _):
         await reader.fetch()
         await push(encode(request(RequestCode.GET_BROKER_CONFIG, body=b"?", oneway=True)) + update(105))
         assert (await reader.fetch()).max_offset == 105
 
 
-async def test_a_table_that_comes_with_updates_is_not_requested(autojump_clock: object) -> None:
-    def table(rate: str) -> bytes:
+async def test_a_table_that_comes_with_updates_is_not_requested(autojump_clock):
+    def table(rate):
         return json.dumps({"table": {"putTps": rate}}).encode()
 
     async with promising(PROMISE, answers={RUNTIME_INFO: table("1.0")}, with_table=True) as (

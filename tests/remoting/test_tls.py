@@ -1,11 +1,7 @@
 """TLS by first byte: modes, deadlines, limits and draining, with real handshakes."""
 
-from __future__ import annotations
-
 import ssl
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 import trio
@@ -14,34 +10,34 @@ import trustme
 from attrs import evolve
 from structlog.testing import capture_logs
 
-from tests.remoting.streams import MemoryTransport, transport_pair
+from tests.remoting.streams import transport_pair
 from trioha.errors import ConfigError
 from trioha.net.tls import ServerTls, TlsFiles, client_context, server_context
 from trioha.remoting.address import Address
 from trioha.remoting.client import ClientSecurity, ConnectionLostError, open_client
 from trioha.remoting.codec import FrameDecoder, encode
-from trioha.remoting.command import RemotingCommand, request, response_to
-from trioha.remoting.server import Peer, RemotingServer, ServerLimits
+from trioha.remoting.command import request, response_to
+from trioha.remoting.server import RemotingServer, ServerLimits
 
 PEER_ADDRESS = Address("192.0.2.1", 4711)
 
 
 @pytest.fixture(scope="module")
-def authority() -> trustme.CA:
+def authority():
     return trustme.CA()
 
 
 @pytest.fixture(scope="module")
-def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+def files(authority, tmp_path_factory):
     return issued(authority, tmp_path_factory.mktemp("tls"), "127.0.0.1")
 
 
 @pytest.fixture
-def tls(files: TlsFiles) -> ServerTls:
+def tls(files):
     return ServerTls(server_context(files))
 
 
-def issued(authority: trustme.CA, folder: Path, name: str) -> TlsFiles:
+def issued(authority, folder, name):
     certificate = authority.issue_cert(name)
     certificate.cert_chain_pems[0].write_to_path(folder / "cert.pem")
     certificate.private_key_pem.write_to_path(folder / "key.pem")
@@ -49,22 +45,20 @@ def issued(authority: trustme.CA, folder: Path, name: str) -> TlsFiles:
     return TlsFiles(folder / "cert.pem", folder / "key.pem", authority=folder / "ca.pem")
 
 
-def trusting(files: TlsFiles) -> ssl.SSLContext:
+def trusting(files):
     return client_context(files.authority, key="--tls-ca")
 
 
-def echo(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+def echo(asked, peer):
     return response_to(asked, 0, ext_fields=asked.ext_fields, body=asked.body)
 
 
 @asynccontextmanager
-async def serving(
-    tls: ServerTls | None, limits: ServerLimits | None = None
-) -> AsyncIterator[tuple[RemotingServer, str]]:
+async def serving(tls, limits=None):
     server = RemotingServer(echo, limits=limits, tls=tls)
 
-    async def start(task_status: trio.TaskStatus[object]) -> None:
-        await server.serve(host="127.0.0.1", port=0, task_status=task_status)  # type: ignore[arg-type]
+    async def start(task_status):
+        await server.serve(host="127.0.0.1", port=0, task_status=task_status)
 
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
@@ -74,11 +68,11 @@ async def serving(
 
 
 @asynccontextmanager
-async def served(server: RemotingServer) -> AsyncIterator[MemoryTransport]:
+async def served(server):
     """Our end of a connection in memory."""
     ours, theirs = transport_pair()
 
-    async def run() -> None:
+    async def run():
         await server.serve_stream(theirs, PEER_ADDRESS)
         await theirs.aclose()
 
@@ -88,12 +82,12 @@ async def served(server: RemotingServer) -> AsyncIterator[MemoryTransport]:
         nursery.cancel_scope.cancel()
 
 
-async def asked_over(address: str, context: ssl.SSLContext | None, body: bytes = b"body") -> bytes:
+async def asked_over(address, context, body=b"body"):
     async with open_client(address, security=ClientSecurity(tls=context)) as client:
         return bytes((await client.request(request(310, body=body))).body)
 
 
-async def test_one_port_serves_connections_with_and_without_tls(tls: ServerTls, files: TlsFiles) -> None:
+async def test_one_port_serves_connections_with_and_without_tls(tls, files):
     async with serving(tls) as (server, address):
         assert await asked_over(address, trusting(files)) == b"body"
         assert await asked_over(address, None) == b"body"
@@ -103,14 +97,14 @@ async def test_one_port_serves_connections_with_and_without_tls(tls: ServerTls, 
         assert server.statistics.requests == 3
 
 
-async def test_many_requests_over_tls_each_get_their_own_answer(tls: ServerTls, files: TlsFiles) -> None:
+async def test_many_requests_over_tls_each_get_their_own_answer(tls, files):
     got: set[bytes] = set()
     async with (
         serving(tls) as (_, address),
         open_client(address, security=ClientSecurity(tls=trusting(files))) as client,
     ):
 
-        async def ask(number: int) -> None:
+        async def ask(number):
             answer = await client.request(request(310, body=bytes(number) + b"%d" % number))
             got.add(bytes(answer.body).lstrip(b"\0"))
 
@@ -120,7 +114,7 @@ async def test_many_requests_over_tls_each_get_their_own_answer(tls: ServerTls, 
     assert got == {b"%d" % number for number in range(300)}
 
 
-async def test_enforcing_closes_plain_connections_without_an_answer(tls: ServerTls, files: TlsFiles) -> None:
+async def test_enforcing_closes_plain_connections_without_an_answer(tls, files):
     async with serving(evolve(tls, is_required=True)) as (server, address):
         with capture_logs() as lines, pytest.raises(ConnectionLostError):
             await asked_over(address, None)
@@ -129,7 +123,7 @@ async def test_enforcing_closes_plain_connections_without_an_answer(tls: ServerT
         assert (server.statistics.requests, server.statistics.tls_failures) == (1, 1)
 
 
-async def test_without_tls_a_handshake_is_closed(files: TlsFiles) -> None:
+async def test_without_tls_a_handshake_is_closed(files):
     async with serving(None) as (server, address):
         with capture_logs(), pytest.raises(ConnectionLostError, match="cannot connect: TLS"):
             await asked_over(address, trusting(files))
@@ -137,9 +131,7 @@ async def test_without_tls_a_handshake_is_closed(files: TlsFiles) -> None:
         assert server.statistics.protocol_errors == 1
 
 
-async def test_a_client_refuses_a_certificate_of_another_authority_or_host(
-    tmp_path: Path, authority: trustme.CA, files: TlsFiles
-) -> None:
+async def test_a_client_refuses_a_certificate_of_another_authority_or_host(tmp_path, authority, files):
     (tmp_path / "a").mkdir()
     other = issued(authority, tmp_path / "a", "other.example")
     async with serving(ServerTls(server_context(other))) as (server, address):
@@ -155,7 +147,7 @@ async def test_a_client_refuses_a_certificate_of_another_authority_or_host(
         assert server.statistics.tls_connections >= 1
 
 
-async def test_a_certificate_of_the_client_may_be_required(files: TlsFiles, authority: trustme.CA) -> None:
+async def test_a_certificate_of_the_client_may_be_required(files, authority):
     required = ServerTls(server_context(evolve(files, verify_mode=ssl.CERT_REQUIRED)))
     async with serving(required) as (server, address):
         with capture_logs(), pytest.raises(ConnectionLostError):
@@ -172,9 +164,7 @@ async def test_a_certificate_of_the_client_may_be_required(files: TlsFiles, auth
 @pytest.mark.parametrize(
     "sent", [b"\x16", b"\x16\x03\x01\x02\x00\x01", b"\x16\x03\x01\x40\x00" + bytes(1000)]
 )
-async def test_a_handshake_that_does_not_go_on_ends_at_its_deadline(
-    sent: bytes, tls: ServerTls, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_handshake_that_does_not_go_on_ends_at_its_deadline(sent, tls, autojump_clock):
     server = RemotingServer(echo, tls=evolve(tls, handshake_timeout_s=10.0))
     async with served(server) as stream:
         await trio.sleep(5)
@@ -186,14 +176,12 @@ async def test_a_handshake_that_does_not_go_on_ends_at_its_deadline(
     assert (server.statistics.tls_failures, server.statistics.connections_open) == (1, 0)
 
 
-async def test_a_trickle_does_not_prolong_a_handshake(
-    tls: ServerTls, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_trickle_does_not_prolong_a_handshake(tls, autojump_clock):
     server = RemotingServer(echo, tls=tls)
     async with served(server) as stream:
         ended = trio.Event()
 
-        async def trickle() -> None:
+        async def trickle():
             for byte in b"\x16\x03\x01\x02\x00\x01" + bytes(500):
                 await stream.send_all(bytes([byte]))
                 # Never at the moment of the deadline.
@@ -210,9 +198,7 @@ async def test_a_trickle_does_not_prolong_a_handshake(
     assert trio.current_time() == 10.0
 
 
-async def test_a_connection_that_sends_nothing_ends_at_the_idle_timeout(
-    tls: ServerTls, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_connection_that_sends_nothing_ends_at_the_idle_timeout(tls, autojump_clock):
     server = RemotingServer(echo, tls=tls, limits=ServerLimits(idle_timeout_s=120))
     async with served(server) as stream:
         assert await stream.receive_some() == b""
@@ -220,9 +206,7 @@ async def test_a_connection_that_sends_nothing_ends_at_the_idle_timeout(
     assert server.statistics.idle_closes == 1
 
 
-async def test_idle_and_frame_timeouts_hold_with_tls(
-    tls: ServerTls, files: TlsFiles, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_idle_and_frame_timeouts_hold_with_tls(tls, files, autojump_clock):
     limits = ServerLimits(idle_timeout_s=120, frame_timeout_s=30)
     server = RemotingServer(echo, tls=tls, limits=limits)
     for sent, timeout_s in ((b"", 120.0), (encode(request(310, body=bytes(100)))[:50], 30.0)):
@@ -249,9 +233,7 @@ async def test_idle_and_frame_timeouts_hold_with_tls(
         b"\x16" * 5000,
     ],
 )
-async def test_hostile_handshakes_end_their_own_connection_only(
-    sent: bytes, tls: ServerTls, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_hostile_handshakes_end_their_own_connection_only(sent, tls, autojump_clock):
     server = RemotingServer(echo, tls=tls)
     async with served(server) as good, served(server) as bad:
         with capture_logs() as lines:
@@ -265,15 +247,12 @@ async def test_hostile_handshakes_end_their_own_connection_only(
         decoder = FrameDecoder()
         decoder.feed(await good.receive_some())
         answer = decoder.next_command()
-    assert answer is not None
     assert answer.body == b"fine"
     assert not any("exc_info" in line for line in lines)
     assert (server.statistics.bugs, server.statistics.tls_failures) == (0, 1)
 
 
-async def test_connections_in_their_handshake_count_and_draining_ends_them(
-    tls: ServerTls, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_connections_in_their_handshake_count_and_draining_ends_them(tls, autojump_clock):
     server = RemotingServer(echo, tls=tls)
     async with served(server) as silent, served(server) as started:
         await started.send_all(b"\x16\x03\x01\x02\x00")
@@ -285,10 +264,8 @@ async def test_connections_in_their_handshake_count_and_draining_ends_them(
         assert await silent.receive_some() == await started.receive_some() == b""
 
 
-async def test_draining_answers_requests_in_flight_and_says_goodbye(
-    tls: ServerTls, files: TlsFiles, autojump_clock: trio.testing.MockClock
-) -> None:
-    async def slow(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+async def test_draining_answers_requests_in_flight_and_says_goodbye(tls, files, autojump_clock):
+    async def slow(asked, peer):
         await trio.sleep(1)
         return echo(asked, peer)
 
@@ -306,14 +283,11 @@ async def test_draining_answers_requests_in_flight_and_says_goodbye(
                 decoder.feed(data)
             await client.aclose()
     answer = decoder.next_command()
-    assert answer is not None
     assert answer.body == b"last"
     assert server.statistics.cut_connections == 0
 
 
-async def test_a_server_reads_no_more_from_a_drained_peer_that_goes_on_sending(
-    tls: ServerTls, files: TlsFiles, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_server_reads_no_more_from_a_drained_peer_that_goes_on_sending(tls, files, autojump_clock):
     server = RemotingServer(echo, tls=tls)
     async with served(server) as stream:
         client = trio.SSLStream(stream, trusting(files), server_hostname="127.0.0.1", https_compatible=True)
@@ -337,9 +311,7 @@ async def test_a_server_reads_no_more_from_a_drained_peer_that_goes_on_sending(
 # -- files --------------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_cannot_be_used_is_one_line_that_names_its_key(
-    files: TlsFiles, tmp_path: Path, authority: trustme.CA
-) -> None:
+def test_a_file_that_cannot_be_used_is_one_line_that_names_its_key(files, tmp_path, authority):
     missing = tmp_path / "missing.pem"
     with pytest.raises(ConfigError, match=r"tls.server.keyPath: .*missing.pem cannot be read"):
         server_context(evolve(files, key=missing))
@@ -353,7 +325,7 @@ def test_a_file_that_cannot_be_used_is_one_line_that_names_its_key(
         client_context(missing, key="--tls-ca")
 
 
-async def test_a_key_may_have_a_password(files: TlsFiles, tmp_path: Path) -> None:
+async def test_a_key_may_have_a_password(files, tmp_path):
     from cryptography.hazmat.primitives import serialization
 
     key = serialization.load_pem_private_key(files.key.read_bytes(), None)
