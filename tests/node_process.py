@@ -160,6 +160,7 @@ def node_command(
     *,
     role: str = "",
     config_file: Path | None = None,
+    slave_of: TriohaNode | None = None,
     ha_master_address: str | None = None,
     ha_port: int = 0,
     program: Sequence[str] = _TRIOHA,
@@ -168,11 +169,13 @@ def node_command(
 ) -> list[str]:
     """The command for a node on the store `root`, whose broker.conf is written beside it.
 
-    `settings` are broker.conf keys, `arguments` more words of the command; `program` is what stands for the
-    command `trioha`. With `config_file` that file says name and role; store, addresses and sizes of files are
+    `slave_of` gives role and master. `settings` are broker.conf keys, `arguments` more words of the command;
+    `program` is what stands for the command `trioha`. With `config_file` that file says name and role; store, addresses and sizes of files are
     given by `--set`.
     """
     root.parent.mkdir(parents=True, exist_ok=True)
+    if slave_of is not None:
+        role, ha_master_address = "SLAVE", slave_of.ha_address
     names: dict[str, object] = {
         "brokerClusterName": "interop",
         "brokerName": "interop",
@@ -258,6 +261,8 @@ class TriohaNode:
 
     def log(self) -> str:
         """The last lines of the node's log."""
+        if not self.log_path.is_file():
+            return f"{self.log_path} is no file"
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-60:])
 
     def wait_logged(self, text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.node.client import Client
-from tests.node.test_name_servers import wait_until as wait_within
-from tests.node_process import FILE_BYTES, TriohaNode, run_trioha
+from tests.node_process import FILE_BYTES, StartNode, TriohaNode, run_trioha
 from tests.s3 import S3Bucket, obstore_settled, start_obstore
+from tests.waiting import wait_until
 from trioha.archive.archiver import Archiver
 from trioha.archive.log_bytes import read_log_object
 from trioha.archive.objects import ObjectFolder
@@ -22,24 +22,12 @@ from trioha.broker_status import ArchiveStatus
 
 pytestmark = pytest.mark.process
 
-Start = Callable[..., TriohaNode]
 WITHIN_S = 75
-wait_until = partial(wait_within, within_s=WITHIN_S)
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    nodes: list[TriohaNode] = []
-
-    def start_node(name: str = "store", **settings: Any) -> TriohaNode:
-        settings = {"role": "ASYNC_MASTER", "trioha.archiveInterval": 100, **settings}
-        nodes.append(TriohaNode(tmp_path / name, **settings))
-        return nodes[-1]
-
-    yield start_node
-    for node in nodes:
-        if node.is_running:
-            node.kill()
+def start(start_node: StartNode) -> StartNode:
+    return partial(start_node, role="ASYNC_MASTER", **{"trioha.archiveInterval": 100})
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -111,7 +99,7 @@ def archivers_of(url: str) -> list[str]:
 
 
 def test_the_archive_of_a_node_that_is_killed_under_load_goes_on_and_equals_its_log(
-    start: Start, url: str, tmp_path: Path
+    start: StartNode, url: str, tmp_path: Path
 ) -> None:
     recorded = {"trioha.archiveUrl": url, "trioha.recordDir": tmp_path / "sessions"}
     node = start(**recorded)
@@ -142,8 +130,9 @@ def test_the_archive_of_a_node_that_is_killed_under_load_goes_on_and_equals_its_
     assert status.generation.startswith("0001-")
 
 
+@pytest.mark.full
 def test_a_node_archives_to_an_s3_server_and_goes_on_there_after_a_kill(
-    start: Start, s3_bucket: S3Bucket, tmp_path: Path
+    start: StartNode, s3_bucket: S3Bucket, tmp_path: Path
 ) -> None:
     settings = {"trioha.archiveUrl": s3_bucket.url, "trioha.recordDir": tmp_path / "sessions"}
     node = start(**settings)
@@ -168,13 +157,13 @@ def test_a_node_archives_to_an_s3_server_and_goes_on_there_after_a_kill(
     assert archived(s3_bucket.url) == (0, log_of(node, end))
 
 
-def test_a_slave_archives_its_log_to_a_url_of_its_own(start: Start, tmp_path: Path) -> None:
+@pytest.mark.full
+def test_a_slave_archives_its_log_to_a_url_of_its_own(start: StartNode, tmp_path: Path) -> None:
     urls = [(tmp_path / f"archive-{name}").as_uri() for name in ("master", "slave")]
     master = start("master", **{"trioha.archiveUrl": urls[0]})
     slave = start(
         "slave",
-        role="SLAVE",
-        ha_master_address=master.ha_address,
+        slave_of=master,
         # Not in the store.
         storePathCommitLog=tmp_path / "other-disk",
         **{"trioha.archiveUrl": urls[1]},
@@ -187,8 +176,9 @@ def test_a_slave_archives_its_log_to_a_url_of_its_own(start: Start, tmp_path: Pa
     assert archived(urls[0]) == archived(urls[1]) == (0, log_of(master, end))
 
 
+@pytest.mark.full
 def test_an_archive_is_tried_again_until_it_can_be_written_and_left_to_a_writer_that_takes_it(
-    start: Start, tmp_path: Path
+    start: StartNode, tmp_path: Path
 ) -> None:
     obstacle = tmp_path / "not-a-folder"
     obstacle.write_text("")
@@ -214,7 +204,8 @@ def test_an_archive_is_tried_again_until_it_can_be_written_and_left_to_a_writer_
     node.stop()
 
 
-def test_a_damaged_record_ends_the_archive_where_it_is_and_not_the_node(start: Start, url: str) -> None:
+@pytest.mark.full
+def test_a_damaged_record_ends_the_archive_where_it_is_and_not_the_node(start: StartNode, url: str) -> None:
     node = start()
     send(node, 400, body=bytes(1000))
     end = node.max_offset

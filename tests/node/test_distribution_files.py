@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.node.test_name_servers import groups, wait_until
-from tests.node_process import TriohaNode, load, run_trioha
+from tests.node.test_name_servers import groups
+from tests.node_process import StartNode, load, run_trioha
 from tests.processes import DIE_WITH_PARENT
+from tests.waiting import wait_until
 
 FILES = {
     "broker-a": ("broker-a", 0),
@@ -63,35 +64,29 @@ def consume(topic: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("kind", "master_role"), [("sync", "SYNC_MASTER"), ("async", "ASYNC_MASTER")])
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["sync", pytest.param("async", marks=pytest.mark.nightly)])
 def test_two_masters_and_two_slaves_of_a_distribution_are_a_cluster(
-    tmp_path: Path, name_server: str, monkeypatch: pytest.MonkeyPatch, kind: str, master_role: str
+    tmp_path: Path, name_server: str, start_node: StartNode, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", name_server)
-    folder = tmp_path / f"2m-2s-{kind}"
+    folder, master_role = tmp_path / f"2m-2s-{kind}", f"{kind.upper()}_MASTER"
     write_files(folder, master_role)
-    nodes: dict[str, TriohaNode] = {}
-    try:
-        for file in FILES:
-            nodes[file] = TriohaNode(tmp_path / file, config_file=folder / f"{file}.properties")
-        for master in ("broker-a", "broker-b"):
-            assert nodes[master].wait(connections=1, ack_offset=0).role == master_role
-        registered = {
-            name: {0: nodes[name].listen_address, 1: nodes[f"{name}-s"].listen_address}
-            for name in ("broker-a", "broker-b")
-        }
-        wait_until(lambda: groups(name_server) == registered)
+    nodes = {file: start_node(file, config_file=folder / f"{file}.properties") for file in FILES}
+    for master in ("broker-a", "broker-b"):
+        assert nodes[master].wait(connections=1, ack_offset=0).role == master_role
+    registered = {
+        name: {0: nodes[name].listen_address, 1: nodes[f"{name}-s"].listen_address}
+        for name in ("broker-a", "broker-b")
+    }
+    wait_until(lambda: groups(name_server) == registered)
 
-        for number, master in enumerate(("broker-a", "broker-b"), 1):
-            loaded = load(nodes[master].listen_address, 30, topic="Both", seed=number)
-            assert loaded.statuses == {"PUT_OK": 30}
-            nodes[f"{master}-s"].wait(max_offset=nodes[master].max_offset)
-        # Both masters register a new topic as soon as they have it.
-        wait_until(lambda: len(consume("Both")) == 60)
-        assert {message["brokerName"] for message in consume("Both")} == {"broker-a", "broker-b"}
-        for node in nodes.values():
-            node.stop()
-    finally:
-        for node in nodes.values():
-            if node.is_running:
-                node.kill()
+    for number, master in enumerate(("broker-a", "broker-b"), 1):
+        loaded = load(nodes[master].listen_address, 30, topic="Both", seed=number)
+        assert loaded.statuses == {"PUT_OK": 30}
+        nodes[f"{master}-s"].wait(max_offset=nodes[master].max_offset)
+    # Both masters register a new topic as soon as they have it.
+    wait_until(lambda: len(consume("Both")) == 60)
+    assert {message["brokerName"] for message in consume("Both")} == {"broker-a", "broker-b"}
+    for node in nodes.values():
+        node.stop()

@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ import pytest
 from tests.doctor.changes import commit, has_delivered, make_group, send_delayed
 from tests.node.client import endpoint
 from tests.node.shims import program
-from tests.node.test_name_servers import groups, wait_until
-from tests.node_process import FILE_BYTES, TriohaNode, run_trioha
+from tests.node.test_name_servers import groups
+from tests.node_process import FILE_BYTES, StartNode, TriohaNode, run_trioha
 from tests.ports import free_port
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.process
 
-Start = Callable[..., TriohaNode]
 Findings = dict[str, dict[str, str]]
 
 UNREACHABLE = "192.0.2.1"
@@ -36,20 +36,15 @@ TIMEOUT_S = 20
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    nodes: list[TriohaNode] = []
-
-    def start_node(name: str, **settings: Any) -> TriohaNode:
-        if settings["role"] == "SLAVE" and "trioha.masterAddress" not in settings:
+def start(start_node: StartNode) -> StartNode:
+    def start(name: str, **settings: Any) -> TriohaNode:
+        is_slave = "slave_of" in settings or settings.get("role") == "SLAVE"
+        if is_slave and "trioha.masterAddress" not in settings:
             # Metadata is not copied in tests of other things.
             settings = {"trioha.metadataSyncFirst": 3_600_000, **settings}
-        nodes.append(TriohaNode(tmp_path / name, **settings))
-        return nodes[-1]
+        return start_node(name, **settings)
 
-    yield start_node
-    for node in nodes:
-        if node.is_running:
-            node.kill()
+    return start
 
 
 def examine(*arguments: str | Path) -> Findings:
@@ -109,7 +104,7 @@ def wait_in_sync(master: TriohaNode, *slaves: TriohaNode) -> None:
 
 
 def connected_pair(
-    start: Start, *, role: str = "SYNC_MASTER", **settings: Any
+    start: StartNode, *, role: str = "SYNC_MASTER", **settings: Any
 ) -> tuple[TriohaNode, TriohaNode]:
     """A pair in sync, with some messages; `settings` are the master's."""
     master = start("master", role=role, **settings)
@@ -120,12 +115,11 @@ def connected_pair(
     return master, slave
 
 
-def copying_slave(start: Start, master: TriohaNode, address: str) -> TriohaNode:
+def copying_slave(start: StartNode, master: TriohaNode, address: str) -> TriohaNode:
     """A slave of `master` that copies metadata from `address`."""
     return start(
         "slave",
-        role="SLAVE",
-        ha_master_address=master.ha_address,
+        slave_of=master,
         **{
             "trioha.masterAddress": address,
             "trioha.metadataSyncFirst": 100,
@@ -134,7 +128,7 @@ def copying_slave(start: Start, master: TriohaNode, address: str) -> TriohaNode:
     )
 
 
-def lonely_slave(start: Start, name: str = "slave", **settings: Any) -> TriohaNode:
+def lonely_slave(start: StartNode, name: str = "slave", **settings: Any) -> TriohaNode:
     """A slave that dials a port where no master is."""
     return start(name, role="SLAVE", ha_master_address=f"127.0.0.1:{free_port()}", **settings)
 
@@ -156,7 +150,7 @@ def forging_peer(ha_address: str, offset: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("role", ["SYNC_MASTER", "ASYNC_MASTER"])
-def test_a_healthy_pair_has_no_findings(role: str, start: Start) -> None:
+def test_a_healthy_pair_has_no_findings(role: str, start: StartNode) -> None:
     master, slave = connected_pair(start, role=role)
     assert examined_pair(master, slave) == {}
     assert examined_pair(master, slave, conf_of(master), conf_of(slave)) == {}
@@ -167,7 +161,7 @@ def test_a_healthy_pair_has_no_findings(role: str, start: Start) -> None:
     assert answer.stdout.startswith("2 brokers, 1 pair: no findings (")
 
 
-def test_a_healthy_pair_of_a_name_server_has_no_findings(start: Start) -> None:
+def test_a_healthy_pair_of_a_name_server_has_no_findings(start: StartNode) -> None:
     names = f"127.0.0.1:{free_port()}"
     master = start("master", role="SYNC_MASTER", namesrvAddr=names, **{"trioha.withNamesrv": "true"})
     slave = start("slave", role="SLAVE", namesrvAddr=names, **{"trioha.metadataSyncFirst": 100})
@@ -188,7 +182,7 @@ def test_the_files_of_a_healthy_pair_have_no_findings(tmp_path: Path) -> None:
 # -- who is who ------------------------------------------------------------------------------------------
 
 
-def test_a_slave_that_is_stopped_does_not_answer(start: Start) -> None:
+def test_a_slave_that_is_stopped_does_not_answer(start: StartNode) -> None:
     master, slave = connected_pair(start)
     slave.stop()
     master.wait(connections=0)
@@ -199,7 +193,7 @@ def test_a_slave_that_is_stopped_does_not_answer(start: Start) -> None:
     assert found["too-few-slaves-in-sync"]["evidence"] == "puts wait for 1, in sync: 0"
 
 
-def test_a_broker_with_access_control_refuses_without_an_account(start: Start, tmp_path: Path) -> None:
+def test_a_broker_with_access_control_refuses_without_an_account(start: StartNode, tmp_path: Path) -> None:
     rules, tools = tmp_path / "plain_acl.yml", tmp_path / "tools.yml"
     rules.write_text("accounts: [{accessKey: account-1, secretKey: secret-1, admin: true}]\n")
     tools.write_text("accessKey: account-1\nsecretKey: secret-1\n")
@@ -210,7 +204,7 @@ def test_a_broker_with_access_control_refuses_without_an_account(start: Start, t
     assert examine(node.listen_address, "--credentials", tools) == {}
 
 
-def test_a_name_server_that_is_not_there_is_found(start: Start) -> None:
+def test_a_name_server_that_is_not_there_is_found(start: StartNode) -> None:
     master, slave = connected_pair(start)
     names = f"127.0.0.1:{free_port()}"
     found = examined_pair(master, slave, "--namesrv", names)
@@ -218,7 +212,7 @@ def test_a_name_server_that_is_not_there_is_found(start: Start) -> None:
     assert found["name-server-unreachable"]["subject"] == names
 
 
-def test_brokers_that_a_name_server_does_not_list_are_found(start: Start) -> None:
+def test_brokers_that_a_name_server_does_not_list_are_found(start: StartNode) -> None:
     names = f"127.0.0.1:{free_port()}"
     start("other", role="ASYNC_MASTER", brokerName="o", namesrvAddr=names, **{"trioha.withNamesrv": "true"})
     wait_until(lambda: "o" in groups(names))
@@ -228,7 +222,7 @@ def test_brokers_that_a_name_server_does_not_list_are_found(start: Start) -> Non
     assert names in found["not-registered"]["evidence"]
 
 
-def test_a_broker_that_is_listed_with_an_unreachable_address_is_found(start: Start) -> None:
+def test_a_broker_that_is_listed_with_an_unreachable_address_is_found(start: StartNode) -> None:
     names = f"127.0.0.1:{free_port()}"
     node = start(
         "master",
@@ -247,34 +241,32 @@ def test_a_broker_that_is_listed_with_an_unreachable_address_is_found(start: Sta
     assert "broker-unreachable" not in found
 
 
-def test_slaves_without_a_master_are_found(start: Start) -> None:
+def test_slaves_without_a_master_are_found(start: StartNode) -> None:
     one, two = lonely_slave(start, "one"), lonely_slave(start, "two", brokerId=2)
     found = examined_pair(one, two)
     assert set(found) == {"no-master"}
     assert examine(one.listen_address) == {}
 
 
-def test_two_masters_of_one_name_are_found(start: Start) -> None:
+def test_two_masters_of_one_name_are_found(start: StartNode) -> None:
     one, two = start("one", role="ASYNC_MASTER"), start("two", role="ASYNC_MASTER")
     found = examined_pair(one, two)
     assert set(found) == {"two-masters"}
     assert one.listen_address in found["two-masters"]["evidence"]
 
 
-def test_two_slaves_of_one_id_are_found(start: Start) -> None:
+def test_two_slaves_of_one_id_are_found(start: StartNode) -> None:
     master = start("master", role="SYNC_MASTER", **{"trioha.haDistinctBy": "connection"})
-    one, two = (
-        start(name, role="SLAVE", ha_master_address=master.ha_address, brokerId=1) for name in ("one", "two")
-    )
+    one, two = (start(name, slave_of=master, brokerId=1) for name in ("one", "two"))
     wait_in_sync(master, one, two)
     found = examine(master.listen_address, one.listen_address, two.listen_address)
     assert set(found) == {"duplicate-broker-id"}
     assert found["duplicate-broker-id"]["remedy"].startswith("brokerId=2 ")
 
 
-def test_a_slave_of_another_name_is_found(start: Start) -> None:
+def test_a_slave_of_another_name_is_found(start: StartNode) -> None:
     master = start("master", role="ASYNC_MASTER")
-    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address, brokerName="another")
+    slave = start("slave", slave_of=master, brokerName="another")
     wait_in_sync(master, slave)
     found = examined_pair(master, slave)
     assert set(found) == {"name-mismatch"}
@@ -293,7 +285,7 @@ def test_a_file_whose_role_and_id_differ_is_found_and_refused_by_a_node(tmp_path
 # -- addresses and ports ---------------------------------------------------------------------------------
 
 
-def test_announced_addresses_that_are_out_of_reach_are_found(start: Start) -> None:
+def test_announced_addresses_that_are_out_of_reach_are_found(start: StartNode) -> None:
     node = start(
         "master",
         role="ASYNC_MASTER",
@@ -309,7 +301,7 @@ def test_announced_addresses_that_are_out_of_reach_are_found(start: Start) -> No
     assert UNREACHABLE in found["ha-address-unreachable"]["evidence"]
 
 
-def test_an_announced_address_of_docker0_is_found(start: Start) -> None:
+def test_an_announced_address_of_docker0_is_found(start: StartNode) -> None:
     node = start(
         "master",
         role="ASYNC_MASTER",
@@ -324,7 +316,7 @@ def test_an_announced_address_of_docker0_is_found(start: Start) -> None:
     assert "an address of docker0" in found["advertised-address-local"]["evidence"]
 
 
-def test_a_broker_that_announces_the_address_of_another_one_is_found(start: Start) -> None:
+def test_a_broker_that_announces_the_address_of_another_one_is_found(start: StartNode) -> None:
     port = free_port()
     try:
         with socket.create_server(("::1", port), family=socket.AF_INET6):
@@ -341,7 +333,7 @@ def test_a_broker_that_announces_the_address_of_another_one_is_found(start: Star
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8 on the loopback interface")
-def test_an_ha_port_that_is_open_to_a_host_that_is_no_replica_is_found(start: Start) -> None:
+def test_an_ha_port_that_is_open_to_a_host_that_is_no_replica_is_found(start: StartNode) -> None:
     master, slave = connected_pair(start)
     found = examined_pair(master, slave, "--source", "127.0.0.2")
     assert set(found) == {"ha-port-exposed"}
@@ -350,10 +342,10 @@ def test_an_ha_port_that_is_open_to_a_host_that_is_no_replica_is_found(start: St
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8 on the loopback interface")
-def test_an_ha_port_that_admits_only_slaves_is_not_exposed(start: Start) -> None:
+def test_an_ha_port_that_admits_only_slaves_is_not_exposed(start: StartNode) -> None:
     allowed = {"trioha.haAllowedPeers": "127.0.0.1"}
     master = start("master", role="SYNC_MASTER", **allowed)
-    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address, **allowed)
+    slave = start("slave", slave_of=master, **allowed)
     wait_in_sync(master, slave)
     assert examined_pair(master, slave, "--source", "127.0.0.2") == {}
 
@@ -361,20 +353,20 @@ def test_an_ha_port_that_admits_only_slaves_is_not_exposed(start: Start) -> None
 # -- copies of a put -------------------------------------------------------------------------------------
 
 
-def test_a_sync_master_without_slaves_is_found(start: Start) -> None:
+def test_a_sync_master_without_slaves_is_found(start: StartNode) -> None:
     node = start("master", role="SYNC_MASTER")
     assert node.load(1).statuses == {"SLAVE_NOT_AVAILABLE": 1}
     assert set(examine(node.listen_address)) == {"too-few-slaves-in-sync"}
 
 
-def test_a_sync_master_that_waits_for_nobody_when_it_is_alone_is_found(start: Start) -> None:
+def test_a_sync_master_that_waits_for_nobody_when_it_is_alone_is_found(start: StartNode) -> None:
     node = start("master", role="SYNC_MASTER", enableAutoInSyncReplicas="true")
     found = examine(node.listen_address)
     assert set(found) == {"sync-degrades-silently"}
     assert set(examine(conf_of(node))) >= {"sync-degrades-silently"}
 
 
-def test_a_forged_acknowledgement_is_found(start: Start) -> None:
+def test_a_forged_acknowledgement_is_found(start: StartNode) -> None:
     master, slave = connected_pair(start)
     with forging_peer(master.ha_address, 10**9):
         found = examined_pair(master, slave)
@@ -383,11 +375,11 @@ def test_a_forged_acknowledgement_is_found(start: Start) -> None:
     assert "ACK_BEYOND_SENT since the start: 1;" in found["forged-ack"]["evidence"]
 
 
-def test_a_replica_that_no_name_server_lists_is_found(start: Start) -> None:
+def test_a_replica_that_no_name_server_lists_is_found(start: StartNode) -> None:
     names = f"127.0.0.1:{free_port()}"
     master = start("master", role="ASYNC_MASTER", namesrvAddr=names, **{"trioha.withNamesrv": "true"})
     slave = start("slave", role="SLAVE", namesrvAddr=names)
-    tap = start("tap", role="SLAVE", ha_master_address=master.ha_address, brokerId=7)
+    tap = start("tap", slave_of=master, brokerId=7)
     wait_in_sync(master, slave, tap)
     wait_until(lambda: set(groups(names).get("interop", ())) == {0, 1})
     found = examine("--namesrv", names)
@@ -397,7 +389,7 @@ def test_a_replica_that_no_name_server_lists_is_found(start: Start) -> None:
 # -- logs ------------------------------------------------------------------------------------------------
 
 
-def test_a_slave_that_dials_elsewhere_is_found_with_its_lag(start: Start) -> None:
+def test_a_slave_that_dials_elsewhere_is_found_with_its_lag(start: StartNode) -> None:
     master = start("master", role="ASYNC_MASTER", haMaxGapNotInSync=1000)
     master.load(20)
     slave = lonely_slave(start)
@@ -406,14 +398,14 @@ def test_a_slave_that_dials_elsewhere_is_found_with_its_lag(start: Start) -> Non
     assert found["slave-not-connected"]["remedy"].startswith(f"haMasterAddress={master.ha_address} ")
 
 
-def test_a_slave_below_its_masters_minimum_is_found(start: Start, tmp_path: Path) -> None:
+def test_a_slave_below_its_masters_minimum_is_found(start: StartNode, tmp_path: Path) -> None:
     master, slave = connected_pair(start)
     slave.stop()
     master.load(150, size=(1000, 1000))
     master.stop()
     (tmp_path / "master" / "commitlog" / f"{0:020d}").unlink()
     master = start("master", role="ASYNC_MASTER")
-    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address)
+    slave = start("slave", slave_of=master)
     wait_until(lambda: bool((client := slave.status().client) and client.verdict))
     found = examined_pair(master, slave)
     assert {"slave-below-minimum", "slave-refuses-log"} <= set(found)
@@ -421,25 +413,24 @@ def test_a_slave_below_its_masters_minimum_is_found(start: Start, tmp_path: Path
     assert "retention-overtakes-slave" not in found
 
 
-def test_a_slave_beyond_its_masters_end_is_found(start: Start, tmp_path: Path) -> None:
+def test_a_slave_beyond_its_masters_end_is_found(start: StartNode, tmp_path: Path) -> None:
     master, slave = connected_pair(start)
     master.stop()
     slave.stop()
     shutil.rmtree(tmp_path / "master")
     master = start("master", role="ASYNC_MASTER")
     master.load(1, size=(10, 10))
-    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address)
+    slave = start("slave", slave_of=master)
     wait_until(lambda: bool((client := slave.status().client) and client.verdict))
     found = examined_pair(master, slave)
     assert {"slave-beyond-end", "slave-refuses-log"} <= set(found)
 
 
-def test_log_files_of_different_sizes_are_found(start: Start) -> None:
+def test_log_files_of_different_sizes_are_found(start: StartNode) -> None:
     master = start("master", role="ASYNC_MASTER")
     slave = start(
         "slave",
-        role="SLAVE",
-        ha_master_address=master.ha_address,
+        slave_of=master,
         mappedFileSizeCommitLog=2 * FILE_BYTES,
     )
     master.wait(connections=1)
@@ -448,14 +439,16 @@ def test_log_files_of_different_sizes_are_found(start: Start) -> None:
     assert f"is {FILE_BYTES} at the master" in found["file-sizes-differ"]["evidence"]
 
 
-def test_a_master_that_deletes_for_space_what_its_slave_lacks_is_found(start: Start, tmp_path: Path) -> None:
+def test_a_master_that_deletes_for_space_what_its_slave_lacks_is_found(
+    start: StartNode, tmp_path: Path
+) -> None:
     used = shutil.disk_usage(tmp_path)
     if used.used / used.total < 0.11:
         pytest.skip("less than 11 % of the disk is used: the least limit is 10 %")
     # Files are deleted only at the hours of deleteWhen and by this limit; the newest never.
     master = start("master", role="ASYNC_MASTER", diskMaxUsedSpaceRatio=10, cleanResourceInterval=3_600_000)
     master.load(200, size=(1000, 1000))
-    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address)
+    slave = start("slave", slave_of=master)
     slave.wait(max_offset=master.max_offset)
     slave.stop()
     master.load(200, size=(1000, 1000))
@@ -465,7 +458,7 @@ def test_a_master_that_deletes_for_space_what_its_slave_lacks_is_found(start: St
     assert "files go above 10 %" in found["retention-overtakes-slave"]["evidence"]
 
 
-def test_a_record_that_cannot_be_dispatched_is_found(start: Start, tmp_path: Path) -> None:
+def test_a_record_that_cannot_be_dispatched_is_found(start: StartNode, tmp_path: Path) -> None:
     master = start("master", role="ASYNC_MASTER")
     assert master.load(300, size=(1000, 1000)).statuses == {"PUT_OK": 300}
     master.stop()
@@ -477,8 +470,7 @@ def test_a_record_that_cannot_be_dispatched_is_found(start: Start, tmp_path: Pat
     master = start("master", role="ASYNC_MASTER")
     slave = start(
         "slave",
-        role="SLAVE",
-        ha_master_address=master.ha_address,
+        slave_of=master,
         **{"trioha.haStartFrom": "earliest", "trioha.haVerify": "frame"},
     )
     slave.wait(max_offset=master.max_offset)
@@ -500,7 +492,7 @@ def change_metadata(master: TriohaNode) -> None:
     wait_until(lambda: has_delivered(master.listen_address))
 
 
-def test_metadata_that_a_slave_cannot_copy_is_found(start: Start) -> None:
+def test_metadata_that_a_slave_cannot_copy_is_found(start: StartNode) -> None:
     master = start("master", role="ASYNC_MASTER")
     nowhere = f"127.0.0.1:{free_port()}"
     slave = copying_slave(start, master, nowhere)
@@ -522,7 +514,7 @@ def test_metadata_that_a_slave_cannot_copy_is_found(start: Start) -> None:
     assert set(examined_pair(master, slave)) == {"metadata-copy-fails"}
 
 
-def test_offsets_that_are_ahead_of_the_masters_are_found(start: Start) -> None:
+def test_offsets_that_are_ahead_of_the_masters_are_found(start: StartNode) -> None:
     master, slave = connected_pair(start)
     master.load(100)
     make_group(master.listen_address)
@@ -547,7 +539,7 @@ def test_offsets_that_are_ahead_of_the_masters_are_found(start: Start) -> None:
 # -- settings --------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_was_edited_after_the_start_is_found(start: Start) -> None:
+def test_a_file_that_was_edited_after_the_start_is_found(start: StartNode) -> None:
     node = start("master", role="ASYNC_MASTER")
     with conf_of(node).open("a") as file:
         file.write("slaveTimeout=4000\n")
@@ -556,7 +548,7 @@ def test_a_file_that_was_edited_after_the_start_is_found(start: Start) -> None:
     assert "slaveTimeout is 4000, in effect is 3000" in found["setting-not-in-effect"]["evidence"]
 
 
-def test_what_a_node_refuses_in_a_file_is_found(start: Start, tmp_path: Path) -> None:
+def test_what_a_node_refuses_in_a_file_is_found(start: StartNode, tmp_path: Path) -> None:
     path = tmp_path / "broker.conf"
     path.write_text("trioha.haRole=spy\nbrokerName=a\nslaveTimeout=3s\n")
     found = examine(path)
@@ -573,14 +565,14 @@ def test_a_key_that_no_version_has_is_found(tmp_path: Path) -> None:
     assert found["setting-unknown"]["remedy"] == "did you mean haSendHeartbeatInterval?"
 
 
-def test_heartbeats_that_come_too_seldom_are_found(start: Start) -> None:
+def test_heartbeats_that_come_too_seldom_are_found(start: StartNode) -> None:
     master, slave = connected_pair(start, haSendHeartbeatInterval=30_000, haHousekeepingInterval=60_000)
     found = examined_pair(master, slave)
     assert set(found) == {"heartbeat-above-housekeeping"}
     assert "closes after 20000 ms" in found["heartbeat-above-housekeeping"]["evidence"]
 
 
-def test_what_a_node_warns_of_is_found(start: Start) -> None:
+def test_what_a_node_warns_of_is_found(start: StartNode) -> None:
     master, slave = connected_pair(start, inSyncReplicas=1)
     found = examined_pair(master, slave)
     assert set(found) == {"node-warns"}
@@ -592,11 +584,11 @@ def test_what_a_node_warns_of_is_found(start: Start) -> None:
 # -- clocks ----------------------------------------------------------------------------------------------
 
 
-def test_a_slave_with_another_time_is_found(start: Start, tmp_path: Path) -> None:
+def test_a_slave_with_another_time_is_found(start: StartNode, tmp_path: Path) -> None:
     fault = tmp_path / "fault"
     fault.write_text("60")
     master = start("master", role="ASYNC_MASTER")
-    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address, program=program(fault))
+    slave = start("slave", slave_of=master, program=program(fault))
     wait_in_sync(master, slave)
     found = examined_pair(master, slave)
     assert set(found) == {"clocks-apart"}
@@ -607,7 +599,7 @@ def test_a_slave_with_another_time_is_found(start: Start, tmp_path: Path) -> Non
 # -- watching --------------------------------------------------------------------------------------------
 
 
-def test_a_fault_that_begins_and_ends_is_seen_by_a_watch(start: Start) -> None:
+def test_a_fault_that_begins_and_ends_is_seen_by_a_watch(start: StartNode) -> None:
     master, slave = connected_pair(start, role="ASYNC_MASTER")
     watch = subprocess.Popen(
         [

@@ -1,16 +1,13 @@
 """Log lines that cannot be written."""
 
 import io
-import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import structlog
 
-from tests.node_process import load
 from trioha.node.logs import LogStream, configure_logs
 
 
@@ -53,38 +50,12 @@ def test_a_closed_stream_loses_lines_and_raises_nothing():
 
 
 @pytest.mark.process
-def test_a_node_lives_on_when_its_log_cannot_be_written(tmp_path):
+def test_a_node_lives_on_when_its_log_cannot_be_written(start_node):
     """Its stderr is on a full disk: it serves, a stranger at its HA port is logged, and it stops cleanly."""
-    settings = {
-        "brokerIP1": "127.0.0.1",
-        "trioha.bindAddress": "127.0.0.1",
-        "listenPort": 0,
-        "haListenPort": 0,
-        "brokerRole": "ASYNC_MASTER",
-        "storePathRootDir": tmp_path / "store",
-    }
-    path = tmp_path / "node.conf"
-    path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-    with (
-        Path("/dev/full").open("wb") as full,
-        subprocess.Popen(
-            [sys.executable, "-m", "trioha", "node", "-c", str(path)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=full,
-            text=True,
-        ) as node,
-    ):
-        try:
-            ready = dict(pair.split("=", 1) for pair in node.stdout.readline().split()[1:])
-            host, port = ready["ha"].rsplit(":", 1)
-            with socket.create_connection((host, int(port)), 60) as stranger:
-                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-                stranger.settimeout(60)
-                # Closed by the node, which has logged why.
-                assert stranger.recv(1) == b""
-            assert load(ready["listen"], 20).statuses == {"PUT_OK": 20}
-            node.send_signal(signal.SIGTERM)
-            assert node.wait(60) == 0
-        finally:
-            node.kill()
+    node = start_node(role="ASYNC_MASTER", log_path=Path("/dev/full"))
+    with socket.create_connection(("127.0.0.1", node.ha_port), 60) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        # Closed by the node, which has logged why.
+        assert stranger.recv(1) == b""
+    assert node.load(20).statuses == {"PUT_OK": 20}
+    node.stop()

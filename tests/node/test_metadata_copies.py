@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 import trio
 import trustme
 
-from tests.node.test_name_servers import wait_until
 from tests.node.test_transactions import (
     decide_by_checks,
     delivered,
@@ -20,8 +20,9 @@ from tests.node.test_transactions import (
     half_message,
     place_of,
 )
-from tests.node_process import TriohaNode, run_trioha
+from tests.node_process import StartNode, TriohaNode, run_trioha
 from tests.ports import free_port
+from tests.waiting import wait_until
 from trioha.metadata.pretty_json import parse_pretty
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
@@ -41,17 +42,8 @@ TABLES = (
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., TriohaNode]]:
-    nodes: list[TriohaNode] = []
-
-    def start_node(name: str, **settings: Any) -> TriohaNode:
-        nodes.append(TriohaNode(tmp_path / name, messageDelayLevel="1s 2s", **{**QUICK, **settings}))
-        return nodes[-1]
-
-    yield start_node
-    for node in nodes:
-        if node.is_running:
-            node.kill()
+def start(start_node: StartNode) -> StartNode:
+    return partial(start_node, messageDelayLevel="1s 2s", **QUICK)
 
 
 def ask(address: str, *commands: RemotingCommand) -> list[RemotingCommand]:
@@ -130,17 +122,12 @@ def messages(node: TriohaNode, topic: str) -> int:
     return int(answer.ext_fields["offset"])
 
 
-def slave_of(master: TriohaNode, start: Callable[..., TriohaNode], name: str, **settings: Any) -> TriohaNode:
-    return start(
-        name,
-        role="SLAVE",
-        ha_master_address=master.ha_address,
-        **{"trioha.masterAddress": master.listen_address, **settings},
-    )
+def slave_of(master: TriohaNode, start: StartNode, name: str, **settings: Any) -> TriohaNode:
+    return start(name, slave_of=master, **{"trioha.masterAddress": master.listen_address, **settings})
 
 
 def test_the_tables_of_a_slave_are_those_of_its_master_and_an_unchanged_file_is_not_written(
-    start: Callable[..., TriohaNode],
+    start: StartNode,
 ) -> None:
     master = start("master", role="ASYNC_MASTER")
     create(master, "Topic", "group")
@@ -180,8 +167,9 @@ def test_the_tables_of_a_slave_are_those_of_its_master_and_an_unchanged_file_is_
     assert "Topic" not in tables(slave.listen_address)[0]["topicConfigTable"]
 
 
+@pytest.mark.full
 def test_a_pair_that_exchanges_its_roles_twice_goes_on_where_it_was(
-    start: Callable[..., TriohaNode],
+    start: StartNode,
 ) -> None:
     """The exchange after which stock RocketMQ consumes old messages again and delivers delayed ones twice."""
     first = start("first", role="ASYNC_MASTER")
@@ -216,8 +204,9 @@ def test_a_pair_that_exchanges_its_roles_twice_goes_on_where_it_was(
     assert found["offsets"] == [{"group": "group", "topic": "Topic", "queueId": 0, "offset": 60}]
 
 
+@pytest.mark.full
 def test_a_transaction_that_was_begun_at_the_old_master_is_committed_at_the_new_one(
-    start: Callable[..., TriohaNode],
+    start: StartNode,
 ) -> None:
     first = start("first", role="ASYNC_MASTER")
     create(first, "Topic", "group")
@@ -250,8 +239,9 @@ def test_a_transaction_that_was_begun_at_the_old_master_is_committed_at_the_new_
     assert messages(again, "Topic") == 1
 
 
+@pytest.mark.full
 def test_transactions_that_are_open_at_the_exchange_are_checked_and_decided_at_the_new_master(
-    start: Callable[..., TriohaNode],
+    start: StartNode,
 ) -> None:
     never = {"transactionTimeOut": 50, "transactionCheckInterval": 3_600_000}
     decisions = {b"a": Decision.COMMIT, b"b": Decision.ROLLBACK, b"c": Decision.COMMIT}
@@ -270,7 +260,8 @@ def test_transactions_that_are_open_at_the_exchange_are_checked_and_decided_at_t
     assert delivered(promoted) == {b"a": 1, b"c": 1}
 
 
-def test_a_slave_signs_what_it_asks_and_uses_tls(start: Callable[..., TriohaNode], tmp_path: Path) -> None:
+@pytest.mark.full
+def test_a_slave_signs_what_it_asks_and_uses_tls(start: StartNode, tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     certificate = authority.issue_cert("127.0.0.1")
@@ -308,9 +299,12 @@ def test_a_slave_signs_what_it_asks_and_uses_tls(start: Callable[..., TriohaNode
     wait_until(lambda: errors(slave) == {""})
 
 
-@pytest.mark.parametrize(("policy", "offset"), [("keep", 40), ("accept", 10)])
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("policy", "offset"), [("keep", 40), pytest.param("accept", 10, marks=pytest.mark.nightly)]
+)
 def test_an_offset_that_goes_back_at_the_master_is_shown_and_can_be_found_in_the_history(
-    start: Callable[..., TriohaNode], policy: str, offset: int
+    start: StartNode, policy: str, offset: int
 ) -> None:
     master = start("master", role="ASYNC_MASTER", **{"trioha.metadataHistoryInterval": 0})
     create(master, "Topic", "group")
@@ -342,7 +336,8 @@ def test_an_offset_that_goes_back_at_the_master_is_shown_and_can_be_found_in_the
     assert offset_at(before_ms) == [40]
 
 
-def test_a_name_server_gives_the_slave_its_masters_address(start: Callable[..., TriohaNode]) -> None:
+@pytest.mark.full
+def test_a_name_server_gives_the_slave_its_masters_address(start: StartNode) -> None:
     settings = {"namesrvAddr": f"127.0.0.1:{free_port()}", "registerNameServerPeriod": 300}
     name_server = start(
         "names", role="ASYNC_MASTER", brokerName="other", **settings, **{"trioha.withNamesrv": "true"}

@@ -11,6 +11,7 @@ from types import CodeType
 import attr
 import pytest
 
+from tests.node_process import StartNode
 from tests.ports import free_port
 from trioha.node import method_cache
 from trioha.node.method_cache import MethodCache, methods_kept
@@ -159,32 +160,9 @@ def test_code_is_compiled_as_the_builtin_compiles_it(tmp_path: Path) -> None:
     assert kept is not cache.compile(SOURCE, "<x>", "exec")
 
 
-def start(folder: Path, env: dict[str, str], *arguments: str) -> None:
-    """Start a node, wait for its ready line, and kill it."""
-    config = folder / "broker.conf"
-    config.write_text(
-        "brokerIP1=127.0.0.1\ntrioha.bindAddress=127.0.0.1\nlistenPort=0\nhaListenPort=0\n"
-        "mappedFileSizeCommitLog=65536\nmaxMessageSize=60000\n"
-    )
-    with (folder / "stderr").open("w") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "trioha", "node", "-c", str(config), *arguments],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-        )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("ready "), (folder / "stderr").read_text()
-    finally:
-        process.kill()
-        process.communicate()
-
-
 @pytest.mark.process
-def test_what_an_installation_keeps_is_what_every_start_needs(tmp_path: Path) -> None:
+@pytest.mark.full
+def test_what_an_installation_keeps_is_what_every_start_needs(start_node: StartNode, tmp_path: Path) -> None:
     """No start adds anything: all parts are there, and no method differs from process to process."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPYCACHEPREFIX"] = str(tmp_path / "bytecode")
@@ -192,12 +170,14 @@ def test_what_an_installation_keeps_is_what_every_start_needs(tmp_path: Path) ->
     (kept,) = (tmp_path / "bytecode").rglob("*.methods")
     before = kept.stat()
     assert before.st_size > 100_000
-    parts = ["trioha.metricsPort=0", f"trioha.recordDir={tmp_path / 'sessions'}"]
-    parts.append(f"namesrvAddr=127.0.0.1:{free_port()}")
-    slave = ["brokerRole=SLAVE", "brokerId=1", "haMasterAddress=127.0.0.1:9"]
-    for number, (settings, *flags) in enumerate((([],), (parts, "--with-namesrv"), (slave,))):
-        options = [word for setting in settings for word in ("-p", setting)]
-        root = f"storePathRootDir={tmp_path / str(number)}"
-        start(tmp_path, env | {"PYTHONHASHSEED": str(number)}, "-p", root, *options, *flags)
+    parts = {
+        "arguments": ["--with-namesrv"],
+        "trioha.metricsPort": 0,
+        "trioha.recordDir": tmp_path / "sessions",
+        "namesrvAddr": f"127.0.0.1:{free_port()}",
+    }
+    nowhere = {"role": "SLAVE", "ha_master_address": "127.0.0.1:9"}
+    for number, options in enumerate(({"role": "ASYNC_MASTER"}, {"role": "ASYNC_MASTER", **parts}, nowhere)):
+        start_node(str(number), environment=env | {"PYTHONHASHSEED": str(number)}, **options).kill()
         now = kept.stat()
         assert (now.st_ino, now.st_mtime_ns) == (before.st_ino, before.st_mtime_ns), number

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -26,36 +25,24 @@ from tests.metrics.scraping import (
     values_of,
 )
 from tests.node.client import Client, endpoint
-from tests.node.test_name_servers import wait_until as wait_within
-from tests.node.test_processes import node_command
-from tests.node_process import TriohaNode, run_trioha
+from tests.node_process import StartNode, TriohaNode, run_node, run_trioha
 from tests.ports import free_port
+from tests.waiting import wait_until
 from trioha.ha.frames import encode_report
 
 pytestmark = pytest.mark.process
 
-Start = Callable[..., TriohaNode]
 NOT_HERE = {
     "trioha_acl_refusals_total": "a node with access control",
 }
 """Series without samples on the pair of these tests, and what would have them."""
 WITHIN_S = 60
 """For whatever a node or a command does, on a machine that is busy with other tests."""
-wait_until = partial(wait_within, within_s=WITHIN_S)
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    nodes: list[TriohaNode] = []
-
-    def start_node(name: str, *, role: str, **settings: Any) -> TriohaNode:
-        nodes.append(TriohaNode(tmp_path / name, role=role, **{"trioha.metricsPort": 0, **settings}))
-        return nodes[-1]
-
-    yield start_node
-    for node in nodes:
-        if node.is_running:
-            node.kill()
+def start(start_node: StartNode) -> StartNode:
+    return partial(start_node, **{"trioha.metricsPort": 0})
 
 
 def metrics_of(node: TriohaNode) -> list[Any]:
@@ -84,7 +71,7 @@ def ask(address: str, raw: bytes) -> bytes:
 
 
 def test_a_pair_serves_what_is_documented_and_what_dashboard_and_rules_name(
-    start: Start, tmp_path: Path
+    start: StartNode, tmp_path: Path
 ) -> None:
     master = start(
         "master",
@@ -92,7 +79,7 @@ def test_a_pair_serves_what_is_documented_and_what_dashboard_and_rules_name(
         flushDiskType="SYNC_FLUSH",
         **{"trioha.archiveUrl": (tmp_path / "archive").as_uri(), "trioha.archiveInterval": 100},
     )
-    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address)
+    slave = start("slave", slave_of=master)
     master.wait(connections=1, within_s=WITHIN_S)
     loaded = run_trioha(
         "load", "--broker", master.listen_address, "--topic", "orders", "--count", "50", "--consume"
@@ -160,32 +147,21 @@ def test_a_pair_serves_what_is_documented_and_what_dashboard_and_rules_name(
     master.stop()
 
 
-def test_without_the_key_there_is_no_port_and_the_libraries_are_not_loaded(tmp_path: Path) -> None:
+def test_without_the_key_there_is_no_port_and_the_libraries_are_not_loaded(start_node: StartNode) -> None:
     code = (
         "import sys, trioha.node.node, trioha.cli.node;"
         "print(sorted({'h11', 'prometheus_client'} & sys.modules.keys()))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
-    node = TriohaNode(tmp_path / "master", role="ASYNC_MASTER")
-    try:
-        assert node.metrics_address == ""
-    finally:
-        node.kill()
+    assert start_node(role="ASYNC_MASTER").metrics_address == ""
 
 
 def test_a_port_that_is_in_use_is_one_line_with_exit_code_2(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        refused = subprocess.run(
-            node_command(tmp_path, f"trioha.metricsPort={port}"),
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            timeout=WITHIN_S,
-            check=False,
-        )
-    assert (refused.returncode, refused.stdout) == (2, "")
+        refused = run_node(tmp_path / "store", role="ASYNC_MASTER", **{"trioha.metricsPort": port})
+    assert (refused.exit_code, refused.stdout) == (2, "")
     assert refused.stderr.splitlines()[-1] == (
         f"trioha: settings: trioha.metricsPort: cannot listen for Prometheus on 127.0.0.1:{port}: "
         "Address already in use; choose another port or stop the program that uses it"
@@ -194,19 +170,14 @@ def test_a_port_that_is_in_use_is_one_line_with_exit_code_2(tmp_path: Path) -> N
 
 def test_a_port_of_another_server_is_refused_before_the_start(tmp_path: Path) -> None:
     port = free_port()
-    refused = subprocess.run(
-        node_command(tmp_path, f"listenPort={port}", f"trioha.metricsPort={port + 1}"),
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        timeout=WITHIN_S,
-        check=False,
-    )
-    assert refused.returncode == 2
+    ports = {"listenPort": port, "ha_port": port + 1, "trioha.metricsPort": port + 1}
+    refused = run_node(tmp_path / "store", role="ASYNC_MASTER", **ports)
+    assert refused.exit_code == 2
     assert f"is {port + 1}, and so is haListenPort; give another port" in refused.stderr
 
 
-def test_hostile_peers_at_the_port_disturb_neither_puts_nor_scrapes(start: Start) -> None:
+@pytest.mark.full
+def test_hostile_peers_at_the_port_disturb_neither_puts_nor_scrapes(start: StartNode) -> None:
     master = start("master", role="ASYNC_MASTER")
     address = master.metrics_address
     draw = random.Random(5)
@@ -251,7 +222,8 @@ def test_hostile_peers_at_the_port_disturb_neither_puts_nor_scrapes(start: Start
     master.stop()
 
 
-def test_more_connections_than_there_are_places_are_closed_and_counted(start: Start) -> None:
+@pytest.mark.full
+def test_more_connections_than_there_are_places_are_closed_and_counted(start: StartNode) -> None:
     master = start("master", role="ASYNC_MASTER")
     with ExitStack() as strangers:
         for _ in range(40):
@@ -268,7 +240,8 @@ def test_more_connections_than_there_are_places_are_closed_and_counted(start: St
     master.stop()
 
 
-def test_scrapes_stay_right_while_many_slaves_come_and_go(start: Start) -> None:
+@pytest.mark.full
+def test_scrapes_stay_right_while_many_slaves_come_and_go(start: StartNode) -> None:
     # These slaves say nothing after their first report, and stay connected as long as the test lasts.
     master = start(
         "master", role="ASYNC_MASTER", haHousekeepingInterval=600_000, **{"trioha.haConnectionsPerPeer": 64}
@@ -332,7 +305,8 @@ def test_scrapes_stay_right_while_many_slaves_come_and_go(start: Start) -> None:
     master.stop()
 
 
-def test_a_shortage_of_descriptors_can_be_watched(start: Start) -> None:
+@pytest.mark.full
+def test_a_shortage_of_descriptors_can_be_watched(start: StartNode) -> None:
     limit = 128
     master = start(
         "master",

@@ -1,59 +1,31 @@
 """Real processes: start of a slave, ack modes, observers, and logs that differ from the master's."""
 
 import json
-import time
+from functools import partial
 
 import pytest
 
-from tests.node_process import TriohaNode, run_trioha
+from tests.node_process import FILE_BYTES, run_trioha
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.process
 
-FILE_BYTES = 65536
-
 
 @pytest.fixture
-def start(tmp_path):
-    """Starts nodes; stops those that still run after the test."""
-    nodes = []
-
-    def start_node(name, *, role, **options):
-        node = TriohaNode(tmp_path / name, role=role, haHousekeepingInterval=2000, **options)
-        nodes.append(node)
-        return node
-
-    yield start_node
-    for node in nodes:
-        if node.is_running:
-            node.kill()
+def start(start_node):
+    return partial(start_node, haHousekeepingInterval=2000)
 
 
 def verify(*arguments):
     return json.loads(run_trioha("verify", "--json", *arguments).stdout)
 
 
-def wait_for_verdict(slave, word, *, within_s=60.0):
-    deadline = time.monotonic() + within_s
-    while word not in (verdict := slave.status().client.verdict or ""):
-        assert time.monotonic() < deadline, f"verdict is {verdict!r}\n{slave.log()}"
-        time.sleep(0.05)
-    return verdict
+def wait_for_verdict(slave, word):
+    wait_until(lambda: word in (slave.status().client.verdict or ""), word)
+    return slave.status().client.verdict
 
 
-def test_an_empty_slave_copies_the_whole_log_with_ha_start_from_earliest(tmp_path, start):
-    master = start("master", role="ASYNC_MASTER")
-    assert master.load(300, size=(10, 3000)).statuses == {"PUT_OK": 300}
-    slave = start(
-        "slave", role="SLAVE", ha_master_address=master.ha_address, **{"trioha.haStartFrom": "earliest"}
-    )
-    slave.wait(max_offset=master.max_offset)
-    slave.stop()
-    master.stop()
-    found = verify(tmp_path / "slave", "--against", tmp_path / "master")
-    assert (found["ok"], found["compared"][0]) == (True, 0), found["problems"]
-    assert len(list((tmp_path / "slave" / "commitlog").iterdir())) > 3
-
-
+@pytest.mark.full
 @pytest.mark.parametrize("verify_mode", ["record", "frame"])
 def test_a_damaged_record_is_never_acked_or_is_reported(tmp_path, start, verify_mode):
     master = start("master", role="ASYNC_MASTER")
@@ -68,38 +40,31 @@ def test_a_damaged_record_is_never_acked_or_is_reported(tmp_path, start, verify_
     master = start("master", role="ASYNC_MASTER")
     slave = start(
         "slave",
-        role="SLAVE",
-        ha_master_address=master.ha_address,
+        slave_of=master,
         **{"trioha.haStartFrom": "earliest", "trioha.haVerify": verify_mode},
     )
     if verify_mode == "record":
-        deadline = time.monotonic() + 15.0
-        while f"bad record at offset {record_bytes}" not in slave.log():
-            assert time.monotonic() < deadline, slave.log()
-            time.sleep(0.05)
+        slave.wait_logged(f"bad record at offset {record_bytes}")
         assert slave.status().max_offset == record_bytes
         # The slave may be between two connections.
         assert all(connection.ack_offset <= record_bytes for connection in master.status().connections)
     else:
         slave.wait(max_offset=master.max_offset)
-        deadline = time.monotonic() + 15.0
-        while (status := slave.status()).dispatched_offset != master.max_offset:
-            assert time.monotonic() < deadline, slave.log()
-            time.sleep(0.05)
-        assert f"at offset {record_bytes}" in status.dispatch_fault
-        assert "CRC" in status.dispatch_fault
+        wait_until(lambda: slave.status().dispatched_offset == master.max_offset)
+        fault = slave.status().dispatch_fault
+        assert f"at offset {record_bytes}" in fault
+        assert "CRC" in fault
 
 
-def test_the_whole_log_starts_at_the_masters_first_file(tmp_path, start):
+@pytest.mark.full
+def test_a_slave_copies_the_whole_log_from_its_masters_first_file(tmp_path, start):
     master = start("master", role="ASYNC_MASTER")
     master.load(300, size=(10, 3000))
     master.stop()
     for number in range(2):
         (tmp_path / "master" / "commitlog" / f"{number * FILE_BYTES:020d}").unlink()
     master = start("master", role="ASYNC_MASTER")
-    slave = start(
-        "slave", role="SLAVE", ha_master_address=master.ha_address, **{"trioha.haStartFrom": "earliest"}
-    )
+    slave = start("slave", slave_of=master, **{"trioha.haStartFrom": "earliest"})
     slave.wait(max_offset=master.max_offset)
     assert slave.status().min_offset == 2 * FILE_BYTES
     slave.stop()
@@ -107,11 +72,10 @@ def test_the_whole_log_starts_at_the_masters_first_file(tmp_path, start):
     assert verify(tmp_path / "slave", "--against", tmp_path / "master")["ok"]
 
 
+@pytest.mark.full
 def test_a_flushed_ack_releases_producers_only_after_the_slaves_sync(tmp_path, start):
     master = start("master", role="SYNC_MASTER")
-    slave = start(
-        "slave", role="SLAVE", ha_master_address=master.ha_address, **{"trioha.haAckMode": "flushed"}
-    )
+    slave = start("slave", slave_of=master, **{"trioha.haAckMode": "flushed"})
     master.wait(connections=1)
     assert master.load(300).statuses == {"PUT_OK": 300}
     status = slave.status()
@@ -121,15 +85,14 @@ def test_a_flushed_ack_releases_producers_only_after_the_slaves_sync(tmp_path, s
     assert verify(tmp_path / "slave", "--against", tmp_path / "master")["ok"]
 
 
+@pytest.mark.full
 def test_an_observer_receives_everything_and_releases_no_producer(tmp_path, start):
     master = start("master", role="SYNC_MASTER", slaveTimeout=200)
-    observer = start(
-        "observer", role="SLAVE", ha_master_address=master.ha_address, **{"trioha.haRole": "observer"}
-    )
+    observer = start("observer", slave_of=master, **{"trioha.haRole": "observer"})
     master.wait(connections=1)
     assert master.load(20).statuses == {"FLUSH_SLAVE_TIMEOUT": 20}
     observer.wait(max_offset=master.max_offset)
-    replica = start("replica", role="SLAVE", ha_master_address=master.ha_address, brokerId=2)
+    replica = start("replica", slave_of=master, brokerId=2)
     master.wait(connections=2, ack_offset=master.max_offset)
     assert master.load(50).statuses == {"PUT_OK": 50}
     observer.wait(max_offset=master.max_offset)
@@ -141,7 +104,7 @@ def test_an_observer_receives_everything_and_releases_no_producer(tmp_path, star
 
 def test_a_slave_takes_over_and_the_old_master_comes_back_only_if_its_log_is_a_prefix(tmp_path, start):
     old = start("one", role="SYNC_MASTER")
-    slave = start("two", role="SLAVE", ha_master_address=old.ha_address)
+    slave = start("two", slave_of=old)
     old.wait(connections=1)
     assert old.load(100).statuses == {"PUT_OK": 100}
     old.stop()
@@ -149,7 +112,7 @@ def test_a_slave_takes_over_and_the_old_master_comes_back_only_if_its_log_is_a_p
     # Promotion by hand: the same store, now as master; producers go on.
     new = start("two", role="ASYNC_MASTER")
     assert new.load(100).statuses == {"PUT_OK": 100}
-    back = start("one", role="SLAVE", ha_master_address=new.ha_address)
+    back = start("one", slave_of=new)
     back.wait(max_offset=new.max_offset)
     assert not back.status().client.verdict
     # Now the old master takes messages on its own, and so does the new one: two histories.
@@ -159,7 +122,7 @@ def test_a_slave_takes_over_and_the_old_master_comes_back_only_if_its_log_is_a_p
     alone.load(5)
     alone.stop()
     new.load(30)
-    back = start("one", role="SLAVE", ha_master_address=new.ha_address)
+    back = start("one", slave_of=new)
     verdict = wait_for_verdict(back, "DIVERGED")
     offset = int(verdict.rsplit(" ", 1)[1])
     assert offset >= common_offset
@@ -168,8 +131,7 @@ def test_a_slave_takes_over_and_the_old_master_comes_back_only_if_its_log_is_a_p
     back.stop()
     resync = start(
         "one",
-        role="SLAVE",
-        ha_master_address=new.ha_address,
+        slave_of=new,
         **{"trioha.haGapPolicy": "resync", "trioha.haStartFrom": "earliest"},
     )
     resync.wait(max_offset=new.max_offset)
@@ -180,9 +142,10 @@ def test_a_slave_takes_over_and_the_old_master_comes_back_only_if_its_log_is_a_p
     assert verify(aside)["ok"]
 
 
+@pytest.mark.full
 def test_a_slave_ahead_of_its_master_is_reported_and_nothing_is_overwritten(tmp_path, start):
     master = start("master", role="ASYNC_MASTER")
-    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address)
+    slave = start("slave", slave_of=master)
     master.load(50)
     slave.wait(max_offset=master.max_offset)
     slave.stop()
@@ -192,7 +155,7 @@ def test_a_slave_ahead_of_its_master_is_reported_and_nothing_is_overwritten(tmp_
     end_offset = ahead.max_offset
     ahead.stop()
     master = start("master", role="ASYNC_MASTER")
-    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address)
+    slave = start("slave", slave_of=master)
     verdict = wait_for_verdict(slave, "AHEAD")
     assert str(end_offset) in verdict
     assert slave.max_offset == end_offset

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,9 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from tests.node_process import TriohaNode, run_trioha
+from tests.node_process import StartNode, run_trioha
 from tests.ports import free_port
+from tests.waiting import wait_until
 from trioha.config.broker import load_config
 from trioha.errors import ConfigError
 from trioha.node.ha_room import MasterLocation
@@ -43,35 +42,16 @@ def topics(name_server: str) -> set[str]:
     return trio.run(fetch)
 
 
-def wait_until(condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s:g} s"
-        time.sleep(0.05)
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., TriohaNode]]:
-    nodes: list[TriohaNode] = []
-
-    def start_node(name: str, **settings: Any) -> TriohaNode:
-        nodes.append(TriohaNode(tmp_path / name, **settings))
-        return nodes[-1]
-
-    yield start_node
-    for node in nodes:
-        if node.is_running:
-            node.kill()
-
-
 @pytest.mark.process
-def test_a_pair_finds_itself_through_the_name_server_of_its_master(start: Callable[..., TriohaNode]) -> None:
+def test_a_pair_finds_itself_through_the_name_server_of_its_master(start_node: StartNode) -> None:
     name_server = f"127.0.0.1:{free_port()}"
     # The other one is never there, and delays nobody.
     both = f"127.0.0.1:{free_port()};{name_server}"
-    slave_first = start("slave", role="SLAVE", namesrvAddr=both)
+    slave_first = start_node("slave", role="SLAVE", namesrvAddr=both)
     assert slave_first.status().client is not None
-    master = start("master", role="SYNC_MASTER", namesrvAddr=name_server, **{"trioha.withNamesrv": "true"})
+    master = start_node(
+        "master", role="SYNC_MASTER", namesrvAddr=name_server, **{"trioha.withNamesrv": "true"}
+    )
     wait_until(lambda: set(groups(name_server).get("interop", ())) == {0, 1})
     master.wait(connections=1)
     loaded = master.load(20, topic="Fresh")
@@ -88,17 +68,18 @@ def test_a_pair_finds_itself_through_the_name_server_of_its_master(start: Callab
 
 
 @pytest.mark.process
-def test_a_slave_goes_to_the_master_that_the_name_server_names_next(start: Callable[..., TriohaNode]) -> None:
+@pytest.mark.full
+def test_a_slave_goes_to_the_master_that_the_name_server_names_next(start_node: StartNode) -> None:
     name_server = f"127.0.0.1:{free_port()}"
     common = {"namesrvAddr": name_server, "registerNameServerPeriod": 300}
-    other = start(
+    other = start_node(
         "other", role="ASYNC_MASTER", brokerName="other", **common, **{"trioha.withNamesrv": "true"}
     )
-    first = start("first", role="ASYNC_MASTER", **common)
-    slave = start("slave", role="SLAVE", **common)
+    first = start_node("first", role="ASYNC_MASTER", **common)
+    slave = start_node("slave", role="SLAVE", **common)
     first.wait(connections=1)
     first.kill()
-    second = start("second", role="ASYNC_MASTER", **common)
+    second = start_node("second", role="ASYNC_MASTER", **common)
     assert second.ha_address != first.ha_address
     second.wait(connections=1)
     for node in (slave, second, other):

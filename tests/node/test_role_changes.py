@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,8 @@ from tests.node.role_nodes import (
     role_node,
     slave_of,
 )
-from tests.node_process import TriohaNode, run_trioha
+from tests.node_process import StartNode, TriohaNode, run_trioha
+from tests.waiting import wait_until
 from trioha.broker.delayed_delivery import DelayedDelivery
 from trioha.broker.transaction_service import TransactionService
 from trioha.client.messages import received_messages
@@ -400,9 +400,11 @@ def role_of(node: TriohaNode) -> str:
 
 
 @pytest.mark.process
-def test_a_process_under_load_changes_its_role_and_loses_no_message(tmp_path: Path) -> None:
-    node = TriohaNode(
-        tmp_path / "a",
+def test_a_process_under_load_changes_its_role_and_loses_no_message(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    node = start_node(
+        "a",
         role="ASYNC_MASTER",
         program=[sys.executable, "-c", PROGRAM],
         **{"trioha.recordDir": tmp_path / "recorded"},
@@ -424,16 +426,11 @@ def test_a_process_under_load_changes_its_role_and_loses_no_message(tmp_path: Pa
             for number, role in ((signal.SIGUSR1, "SLAVE"), (signal.SIGUSR2, "ASYNC_MASTER")):
                 os.kill(node.pid, number)
                 roles.append(role)
-                deadline = time.monotonic() + WITHIN_S
-                while role_of(node) != role:
-                    assert time.monotonic() < deadline, (role, node.log())
-                    time.sleep(0.02)
+                wait_until(lambda: role_of(node) == role, role)  # noqa: B023
                 # The producers go on in each role.
                 name = "SERVICE_NOT_AVAILABLE" if role == "SLAVE" else "PUT_OK"
                 before = stored[name]
-                while stored[name] < before + 200:
-                    assert time.monotonic() < deadline, (role, stored, node.log())
-                    time.sleep(0.02)
+                wait_until(lambda: stored[name] >= before + 200, name)  # noqa: B023
         over.set()
         for producer in producers:
             producer.join(WITHIN_S)
@@ -441,8 +438,6 @@ def test_a_process_under_load_changes_its_role_and_loses_no_message(tmp_path: Pa
         assert node.wait_ended(within_s=WITHIN_S) == 0
     finally:
         over.set()
-        if node.is_running:
-            node.kill()
     assert "Traceback" not in node.log()
     assert set(stored) <= {"PUT_OK", "SERVICE_NOT_AVAILABLE", "closed"}
     log = ReadOnlyCommitLog.open(tmp_path / "a" / "commitlog")

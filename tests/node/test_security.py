@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import pytest
 import trio
 import trustme
 
-from tests.node.test_name_servers import wait_until
-from tests.node_process import TriohaNode, run_trioha
+from tests.node_process import StartNode, run_node, run_trioha
 from tests.ports import free_port
+from tests.waiting import wait_until
 from trioha.net.tls import client_context
 from trioha.remoting.client import ClientSecurity, open_client
 from trioha.remoting.name_server import fetch_broker_groups
@@ -25,31 +24,17 @@ pytestmark = pytest.mark.process
 ACCOUNT = "accounts: [{accessKey: account-1, secretKey: secret-1, defaultTopicPerm: PUB}]\n"
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., TriohaNode]]:
-    nodes: list[TriohaNode] = []
-
-    def start_node(name: str, **settings: Any) -> TriohaNode:
-        nodes.append(TriohaNode(tmp_path / name, role="ASYNC_MASTER", **settings))
-        return nodes[-1]
-
-    yield start_node
-    for node in nodes:
-        if node.is_running:
-            node.kill()
-
-
 def sent(address: str, *options: str | Path) -> dict[str, Any]:
     answer = run_trioha("load", "--json", "--broker", address, "--count", "3", *options)
     result: dict[str, Any] = json.loads(answer.stdout)
     return result
 
 
-def test_rules_are_read_again_while_a_node_serves(tmp_path: Path, start: Callable[..., TriohaNode]) -> None:
+def test_rules_are_read_again_while_a_node_serves(tmp_path: Path, start_node: StartNode) -> None:
     rules, tools = tmp_path / "plain_acl.yml", tmp_path / "tools.yml"
     rules.write_text(ACCOUNT)
     tools.write_text("accessKey: account-1\nsecretKey: secret-1\n")
-    node = start("broker", aclEnable="true", **{"trioha.aclFile": rules})
+    node = start_node(role="ASYNC_MASTER", aclEnable="true", **{"trioha.aclFile": rules})
     assert sent(node.listen_address, "--credentials", tools)["statuses"] == {"PUT_OK": 3}
     refused = sent(node.listen_address)
     assert refused["statuses"] == {"SYSTEM_ERROR": 3}
@@ -61,11 +46,11 @@ def test_rules_are_read_again_while_a_node_serves(tmp_path: Path, start: Callabl
     assert run_trioha("status", node.listen_address).exit_code == 1
 
     rules.write_text("accounts: [")
-    wait_until(lambda: "the rules of access control stay as they were" in node.log())
+    node.wait_logged("the rules of access control stay as they were")
     assert sent(node.listen_address, "--credentials", tools)["statuses"] == {"PUT_OK": 3}
 
     rules.write_text(ACCOUNT.replace("account-1", "account-2"))
-    wait_until(lambda: "the rules of access control have changed" in node.log())
+    node.wait_logged("the rules of access control have changed")
     refused = sent(node.listen_address, "--credentials", tools)
     assert "No acl config for account-1" in refused["remarks"]["SYSTEM_ERROR"]
     # One line for the bad file, no traceback.
@@ -76,36 +61,29 @@ def test_rules_are_read_again_while_a_node_serves(tmp_path: Path, start: Callabl
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
+        ({"aclEnable": "true", "trioha.aclFile": "missing.yml"}, "missing.yml: cannot be read: No such file"),
+        ({"aclEnable": "true", "trioha.aclFile": "bad.yml"}, "bad.yml:1: accounts: is not a list"),
         (
-            "aclEnable=true\ntrioha.aclFile={folder}/missing.yml\n",
-            "missing.yml: cannot be read: No such file",
-        ),
-        ("aclEnable=true\ntrioha.aclFile={folder}/bad.yml\n", "bad.yml:1: accounts: is not a list"),
-        (
-            "tls.server.certPath={folder}/missing.pem\ntls.server.keyPath={folder}/missing.pem\n",
-            "tls.server.certPath: {folder}/missing.pem cannot be read: No such file",
+            {"tls.server.certPath": "missing.pem", "tls.server.keyPath": "missing.pem"},
+            "missing.pem cannot be read: No such file",
         ),
     ],
 )
 def test_a_file_that_cannot_be_used_ends_the_start_with_one_line(
-    tmp_path: Path, settings: str, said: str
+    tmp_path: Path, settings: dict[str, str], said: str
 ) -> None:
     (tmp_path / "bad.yml").write_text("accounts: 7\n")
-    config = tmp_path / "broker.conf"
-    config.write_text(
-        "listenPort=0\nbrokerIP1=127.0.0.1\ntrioha.bindAddress=127.0.0.1\n"
-        f"storePathRootDir={tmp_path / 'store'}\n" + settings.format(folder=tmp_path)
-    )
-    answer = run_trioha("node", "-c", config)
+    files = {key: tmp_path / value if "." in value else value for key, value in settings.items()}
+    answer = run_node(tmp_path / "store", role="ASYNC_MASTER", **files)
     assert answer.exit_code != 0
-    assert said.format(folder=tmp_path) in answer.stderr.splitlines()[-1]
+    assert f"{tmp_path}/{said}" in answer.stderr.splitlines()[-1]
     # Nothing was made before the error.
     assert not (tmp_path / "store").exists()
 
 
-def test_a_node_listens_on_its_second_port_too(start: Callable[..., TriohaNode]) -> None:
+def test_a_node_listens_on_its_second_port_too(start_node: StartNode) -> None:
     port = free_port()
-    node = start("broker", listenPort=port)
+    node = start_node(role="ASYNC_MASTER", listenPort=port)
     assert sent(node.listen_address)["statuses"] == {"PUT_OK": 3}
     assert sent(f"127.0.0.1:{port - 2}")["statuses"] == {"PUT_OK": 3}
 
@@ -135,10 +113,10 @@ def enforcing(authority: Path) -> dict[str, Any]:
 
 
 def test_a_node_that_enforces_tls_serves_and_registers_with_its_own_name_server(
-    start: Callable[..., TriohaNode], authority: Path
+    start_node: StartNode, authority: Path
 ) -> None:
     settings = enforcing(authority)
-    node = start("broker", **settings)
+    node = start_node(role="ASYNC_MASTER", **settings)
     assert sent(node.listen_address, "--tls-ca", authority)["statuses"] == {"PUT_OK": 3}
     assert run_trioha("status", "--tls-ca", authority, node.listen_address).exit_code == 0
     assert run_trioha("status", node.listen_address).exit_code == 1
@@ -151,8 +129,9 @@ def test_a_node_that_enforces_tls_serves_and_registers_with_its_own_name_server(
     wait_until(lambda: trio.run(registered) == {"interop"})
 
 
+@pytest.mark.full
 def test_commands_that_are_clients_sign_and_encrypt(
-    tmp_path: Path, start: Callable[..., TriohaNode], authority: Path
+    tmp_path: Path, start_node: StartNode, authority: Path
 ) -> None:
     rules, tools = tmp_path / "plain_acl.yml", tmp_path / "tools.yml"
     rules.write_text(
@@ -163,7 +142,7 @@ def test_commands_that_are_clients_sign_and_encrypt(
     tools.write_text("accessKey: account-1\nsecretKey: secret-1\n")
     (tmp_path / "all-groups.yml").write_text("accessKey: account-2\nsecretKey: secret-2\n")
     settings = {**enforcing(authority), "aclEnable": "true", "trioha.aclFile": rules}
-    node = start("broker", **settings)
+    node = start_node(role="ASYNC_MASTER", **settings)
     names = ("--namesrv", settings["namesrvAddr"])
     signed = ("--credentials", tools, "--tls-ca", authority)
 

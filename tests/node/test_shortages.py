@@ -8,21 +8,17 @@ from __future__ import annotations
 import json
 import resource
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.node import shims
 from tests.node.client import Client, endpoint
-from tests.node.test_processes import node_command
-from tests.node.test_stopping import wait_for
-from tests.node_process import TriohaNode, run_trioha
+from tests.node_process import StartNode, TriohaNode, run_node, run_trioha
 from trioha.net.descriptors import raise_descriptor_limit
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode
@@ -43,22 +39,6 @@ def _limit_raised() -> Iterator[None]:
     raise_descriptor_limit()
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., TriohaNode]]:
-    """Starts nodes; stops those that still run after the test."""
-    nodes = []
-
-    def start_node(name: str, *, role: str, **options: Any) -> TriohaNode:
-        node = TriohaNode(tmp_path / name, role=role, **options)
-        nodes.append(node)
-        return node
-
-    yield start_node
-    for node in nodes:
-        if node.is_running:
-            node.kill()
 
 
 def limited(descriptors: int) -> list[str]:
@@ -89,12 +69,19 @@ def verify(*stores: Path) -> None:
 # -- descriptors -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [64, 128, 300, 1024])
+@pytest.mark.parametrize(
+    "limit",
+    [
+        64,
+        pytest.param(1024, marks=pytest.mark.full),
+        *(pytest.param(limit, marks=pytest.mark.nightly) for limit in (128, 300)),
+    ],
+)
 def test_idle_connections_leave_descriptors_for_store_slaves_and_clients(
-    start: Callable[..., TriohaNode], tmp_path: Path, limit: int
+    start_node: StartNode, tmp_path: Path, limit: int
 ) -> None:
-    master = start("master", role="SYNC_MASTER", flushDiskType="SYNC_FLUSH", program=limited(limit))
-    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address, program=limited(limit))
+    master = start_node("master", role="SYNC_MASTER", flushDiskType="SYNC_FLUSH", program=limited(limit))
+    slave = start_node("slave", slave_of=master, program=limited(limit))
     master.wait(connections=1)
     with Client(master.listen_address) as client:
         assert client.send(50) == {"PUT_OK": 50}
@@ -104,7 +91,7 @@ def test_idle_connections_leave_descriptors_for_store_slaves_and_clients(
             # A slave that comes back is served, whatever the strangers at the other port do.
             slave.kill()
             assert client.send().keys() <= {"SLAVE_NOT_AVAILABLE", "FLUSH_SLAVE_TIMEOUT"}
-            slave = start("slave", role="SLAVE", ha_master_address=master.ha_address, program=limited(limit))
+            slave = start_node("slave", slave_of=master, program=limited(limit))
             client.send_until_ok()
     # With the strangers gone, everyone is served again.
     assert master.load(20).statuses == {"PUT_OK": 20}
@@ -119,9 +106,9 @@ def test_idle_connections_leave_descriptors_for_store_slaves_and_clients(
 
 
 def test_without_free_descriptors_new_connections_wait_and_open_ones_are_served(
-    start: Callable[..., TriohaNode], tmp_path: Path
+    start_node: StartNode, tmp_path: Path
 ) -> None:
-    node = start("store", role="ASYNC_MASTER", flushDiskType="SYNC_FLUSH", syncFlushTimeout=10_000)
+    node = start_node("store", role="ASYNC_MASTER", flushDiskType="SYNC_FLUSH", syncFlushTimeout=10_000)
     with Client(node.listen_address) as client, ExitStack() as later:
         assert client.send(20) == {"PUT_OK": 20}
         # Something that no budget has foreseen: from now on not one more can be opened.
@@ -132,7 +119,7 @@ def test_without_free_descriptors_new_connections_wait_and_open_ones_are_served(
         for one in waiting:
             one.ask()
         assert client.send(20) == {"PUT_OK": 20}
-        wait_for(node, "new connections wait")
+        node.wait_logged("new connections wait")
         resource.prlimit(node.pid, resource.RLIMIT_NOFILE, limits)
         assert [one.answer() for one in waiting] == ["PUT_OK"] * 10
     assert node.log().count("new connections wait") == 1
@@ -141,15 +128,14 @@ def test_without_free_descriptors_new_connections_wait_and_open_ones_are_served(
     verify(tmp_path / "store")
 
 
-def test_a_store_of_many_files_leaves_descriptors_for_clients(
-    start: Callable[..., TriohaNode], tmp_path: Path
-) -> None:
-    node = start("store", role="ASYNC_MASTER", mappedFileSizeCommitLog=65536, maxMessageSize=60000)
+@pytest.mark.full
+def test_a_store_of_many_files_leaves_descriptors_for_clients(start_node: StartNode, tmp_path: Path) -> None:
+    node = start_node("store", role="ASYNC_MASTER", mappedFileSizeCommitLog=65536, maxMessageSize=60000)
     assert node.load(250, size=(50_000, 50_000)).statuses == {"PUT_OK": 250}
     node.stop()
     assert len(list((tmp_path / "store" / "commitlog").iterdir())) > 200
     # Twice as many files as descriptors; and it grows by another hundred.
-    node = start(
+    node = start_node(
         "store",
         role="ASYNC_MASTER",
         mappedFileSizeCommitLog=65536,
@@ -166,15 +152,8 @@ def test_a_store_of_many_files_leaves_descriptors_for_clients(
 
 
 def test_a_limit_that_is_too_low_is_one_clear_line(tmp_path: Path) -> None:
-    refused = subprocess.run(
-        [*limited(30), *node_command(tmp_path)[3:]],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (refused.returncode, refused.stdout) == (2, "")
+    refused = run_node(tmp_path / "store", role="ASYNC_MASTER", program=limited(30))
+    assert (refused.exit_code, refused.stdout) == (2, "")
     (line,) = refused.stderr.splitlines()
     assert line.startswith(
         "trioha: settings: this process may open 30 files, a node with these settings needs"
@@ -185,10 +164,10 @@ def test_a_limit_that_is_too_low_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_a_node_without_threads_answers_with_errors_and_recovers_when_it_gets_some(
-    start: Callable[..., TriohaNode], tmp_path: Path
+    start_node: StartNode, tmp_path: Path
 ) -> None:
     fault = tmp_path / "fault"
-    node = start(
+    node = start_node(
         "store",
         role="ASYNC_MASTER",
         flushDiskType="SYNC_FLUSH",
@@ -212,10 +191,11 @@ def test_a_node_without_threads_answers_with_errors_and_recovers_when_it_gets_so
     verify(tmp_path / "store")
 
 
+@pytest.mark.full
 def test_a_node_without_memory_serves_its_connections_or_ends_with_one_line_and_loses_nothing(
-    start: Callable[..., TriohaNode], tmp_path: Path
+    start_node: StartNode, tmp_path: Path
 ) -> None:
-    node = start("store", role="ASYNC_MASTER", flushDiskType="SYNC_FLUSH")
+    node = start_node("store", role="ASYNC_MASTER", flushDiskType="SYNC_FLUSH")
     stored = 0
     with Client(node.listen_address) as client, ExitStack() as strangers:
         stored += client.send(50)["PUT_OK"]
@@ -240,7 +220,7 @@ def test_a_node_without_memory_serves_its_connections_or_ends_with_one_line_and_
         last_line = node.log().splitlines()[-1]
         assert last_line.startswith("trioha: the system has no more memory"), node.log()
         # What was acknowledged is there.
-        node = start("store", role="ASYNC_MASTER")
+        node = start_node("store", role="ASYNC_MASTER")
     else:
         assert stored == 100
     assert "Traceback" not in node.log()
@@ -250,9 +230,10 @@ def test_a_node_without_memory_serves_its_connections_or_ends_with_one_line_and_
     assert found["stores"][0]["records"] >= stored
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("jump_s", [10 * 365 * 86400, -10 * 365 * 86400])
 def test_a_clock_that_jumps_ends_no_connection_and_deletes_nothing(
-    start: Callable[..., TriohaNode], tmp_path: Path, jump_s: int
+    start_node: StartNode, tmp_path: Path, jump_s: int
 ) -> None:
     fault = tmp_path / "fault"
     settings = {
@@ -264,11 +245,10 @@ def test_a_clock_that_jumps_ends_no_connection_and_deletes_nothing(
         "haHousekeepingInterval": 1000,
         "haSendHeartbeatInterval": 100,
     }
-    master = start("master", role="SYNC_MASTER", program=shims.program(fault), **settings)
-    slave = start(
+    master = start_node("master", role="SYNC_MASTER", program=shims.program(fault), **settings)
+    slave = start_node(
         "slave",
-        role="SLAVE",
-        ha_master_address=master.ha_address,
+        slave_of=master,
         program=shims.program(fault),
         **settings,
     )
@@ -297,8 +277,9 @@ def private_bytes(node: TriohaNode) -> int:
     return 1024 * int(status.partition("RssAnon:")[2].split()[0])
 
 
-def test_clients_use_no_more_memory_than_their_limit(start: Callable[..., TriohaNode]) -> None:
-    node = start("store", role="ASYNC_MASTER", mappedFileSizeCommitLog=64 << 20, maxMessageSize=4 << 20)
+@pytest.mark.full
+def test_clients_use_no_more_memory_than_their_limit(start_node: StartNode) -> None:
+    node = start_node("store", role="ASYNC_MASTER", mappedFileSizeCommitLog=64 << 20, maxMessageSize=4 << 20)
     before = private_bytes(node)
     largest = 0
     # The node answers it with MESSAGE_ILLEGAL, if it ever gets its end.
@@ -324,7 +305,6 @@ def test_clients_use_no_more_memory_than_their_limit(start: Callable[..., Trioha
                     sent[stranger] += stranger.send(frame[at : min(at + (1 << 20), len(frame) - 1)])
             largest = max(largest, private_bytes(node))
             assert client.send(body=bytes(100_000)) == {"PUT_OK": 1}
-    print(largest >> 20, before >> 20, sum(sent.values()) >> 20)
     assert largest < 512 << 20
     # It has been tried: what was offered was taken as far as it was allowed.
     assert largest - before > 32 << 20

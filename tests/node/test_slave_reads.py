@@ -6,7 +6,6 @@ import time
 import pytest
 
 from tests.node.wire import Wire
-from tests.node_process import TriohaNode
 from trioha.client.messages import received_messages
 from trioha.client.route import MessageQueue
 from trioha.remoting.codes import RequestCode, ResponseCode
@@ -20,23 +19,18 @@ QUEUE = MessageQueue(TOPIC, "b", 0)
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(start_node, tmp_path):
     """Starts nodes on stores that have the topic, by name."""
-    nodes = []
 
-    def start_node(name, **settings):
+    def start(name, **settings):
         config = tmp_path / name / "config"
         if not config.exists():
             config.mkdir(parents=True)
             topic = {"topicName": TOPIC, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
             (config / "topics.json").write_text(json.dumps({"topicConfigTable": {TOPIC: topic}}))
-        nodes.append(TriohaNode(tmp_path / name, **settings))
-        return nodes[-1]
+        return start_node(name, **settings)
 
-    yield start_node
-    for node in nodes:
-        if node.is_running:
-            node.kill()
+    return start
 
 
 def send(body):
@@ -60,7 +54,7 @@ def bodies(answer):
 
 def test_a_slave_is_read_and_refuses_writes_while_its_master_is_dead(start):
     master = start("master", role="SYNC_MASTER")
-    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address, slaveReadEnable="true")
+    slave = start("slave", slave_of=master, slaveReadEnable="true")
     master.wait(connections=1)
     with Wire(master.listen_address) as wire:
         for body in (b"a", b"b"):
@@ -100,7 +94,7 @@ def test_a_master_gives_consumers_what_its_slave_has_also_after_it_was_killed(st
     with Wire(master.listen_address) as wire:
         assert wire.ask(pull(0)).code == ResponseCode.PULL_NOT_FOUND
         waiting = wire.start(pull(0, suspend_ms=60_000))
-        slave = start("slave", role="SLAVE", ha_master_address=master.ha_address)
+        slave = start("slave", slave_of=master)
         slave.wait(max_offset=master.max_offset)
         assert bodies(wire.answers(waiting)[waiting[0]]) == [b"a"]
     # The checkpoint keeps it: after another kill the message is received without a slave.
@@ -115,10 +109,11 @@ def test_a_master_gives_consumers_what_its_slave_has_also_after_it_was_killed(st
         assert wire.ask(pull(1)).code == ResponseCode.PULL_NOT_FOUND
 
 
+@pytest.mark.full
 def test_a_slave_that_is_promoted_gives_consumers_all_that_it_has(start):
     guarded = {"trioha.consumeReplicatedOnly": "true"}
     master = start("master", role="SYNC_MASTER", **guarded)
-    slave = start("slave", role="SLAVE", ha_master_address=master.ha_address, **guarded)
+    slave = start("slave", slave_of=master, **guarded)
     master.wait(connections=1)
     with Wire(master.listen_address) as wire:
         assert wire.ask(send(b"a")).code == ResponseCode.SUCCESS

@@ -7,54 +7,40 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.node.client import Client
-from tests.node.test_processes import node_command
-from tests.node_process import TriohaNode, run_trioha
+from tests.node_process import StartNode, TriohaNode, node_command, run_node, run_trioha
 from tests.store.support import message, open_store
 
 pytestmark = pytest.mark.process
 
 
+Pair = Callable[..., tuple[TriohaNode, TriohaNode]]
+
+
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Callable[..., tuple[TriohaNode, TriohaNode]]]:
+def pair(start_node: StartNode) -> Pair:
     """Starts a master with the settings of the test, and a slave that has caught up and hangs."""
-    nodes: list[TriohaNode] = []
 
     def start(**settings: Any) -> tuple[TriohaNode, TriohaNode]:
-        master = TriohaNode(tmp_path / "master", role="SYNC_MASTER", **settings)
-        nodes.append(master)
-        slave = TriohaNode(tmp_path / "slave", role="SLAVE", ha_master_address=master.ha_address)
-        nodes.append(slave)
+        master = start_node("master", role="SYNC_MASTER", **settings)
+        slave = start_node("slave", slave_of=master)
         master.wait(connections=1)
         return master, slave
 
-    yield start
-    for node in nodes:
-        if node.is_running:
-            node.resume()
-            node.kill()
+    return start
 
 
 def terminate(node: TriohaNode) -> None:
     os.kill(node.pid, signal.SIGTERM)
 
 
-def wait_for(node: TriohaNode, text: str) -> None:
-    deadline = time.monotonic() + 15
-    while text not in node.log():
-        assert time.monotonic() < deadline, node.log()
-        time.sleep(0.02)
-
-
-def test_a_stopping_node_answers_waiting_sends_and_accepts_no_more(
-    pair: Callable[..., tuple[TriohaNode, TriohaNode]], tmp_path: Path
-) -> None:
+def test_a_stopping_node_answers_waiting_sends_and_accepts_no_more(pair: Pair, tmp_path: Path) -> None:
     master, slave = pair(slaveTimeout=20_000)
     with Client(master.listen_address) as client, Client(master.listen_address) as idle:
         assert client.send() == {"PUT_OK": 1}
@@ -65,7 +51,7 @@ def test_a_stopping_node_answers_waiting_sends_and_accepts_no_more(
             client.ask()
         end_offset = grown(master, beyond=before)
         terminate(master)
-        wait_for(master, "stopping")
+        master.wait_logged("stopping")
         # Idle connections are closed, and new ones are refused.
         assert idle.answer() is None
         with pytest.raises(OSError, match="refused"):
@@ -79,8 +65,9 @@ def test_a_stopping_node_answers_waiting_sends_and_accepts_no_more(
     assert slave.max_offset == end_offset
 
 
+@pytest.mark.full
 def test_a_waiting_send_is_answered_at_its_own_deadline_if_that_is_earlier(
-    pair: Callable[..., tuple[TriohaNode, TriohaNode]],
+    pair: Pair,
 ) -> None:
     master, slave = pair(slaveTimeout=1500)
     with Client(master.listen_address) as client:
@@ -95,9 +82,9 @@ def test_a_waiting_send_is_answered_at_its_own_deadline_if_that_is_earlier(
     assert master.wait_ended(within_s=60) == 0
 
 
-@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize("signals", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_a_longer_wait_is_cut_off_after_3_s_or_by_a_second_signal(
-    pair: Callable[..., tuple[TriohaNode, TriohaNode]], tmp_path: Path, signals: int
+    pair: Pair, tmp_path: Path, signals: int
 ) -> None:
     master, slave = pair(slaveTimeout=100_000)
     with Client(master.listen_address) as client:
@@ -107,7 +94,7 @@ def test_a_longer_wait_is_cut_off_after_3_s_or_by_a_second_signal(
         client.ask()
         grown(master, beyond=before)
         terminate(master)
-        wait_for(master, "stopping")
+        master.wait_logged("stopping")
         if signals == 2:
             terminate(master)
         # Never PUT_OK: the slave does not have it.
@@ -127,6 +114,13 @@ def grown(node: TriohaNode, *, beyond: int) -> int:
     return end_offset
 
 
+SETTINGS_OF_STORES = {
+    "mappedFileSizeConsumeQueue": 400,
+    "mapperFileSizeBatchConsumeQueue": 920,
+    "maxHashSlotNum": 53,
+    "maxIndexNum": 100,
+}
+"""Those of `open_store`."""
 SLOW_START = """
 import sys, time
 from trioha.store import message_store, recovery
@@ -153,7 +147,7 @@ sys.exit(main())
 
 @pytest.mark.parametrize("phase", ["scan", "dispatch"])
 def test_sigterm_ends_a_recovering_start_and_the_next_start_recovers_completely(
-    tmp_path: Path, phase: str
+    start_node: StartNode, tmp_path: Path, phase: str
 ) -> None:
     store = open_store(tmp_path / "store")
     # A log file each: 6 s of the slowed recovery.
@@ -162,15 +156,9 @@ def test_sigterm_ends_a_recovering_start_and_the_next_start_recovers_completely(
     end_offset = store.commit_log.max_offset
     store.close()
     (tmp_path / "store" / "abort").touch()
-    settings = [
-        "mappedFileSizeConsumeQueue=400",
-        "mapperFileSizeBatchConsumeQueue=920",
-        "maxHashSlotNum=53",
-        "maxIndexNum=100",
-    ]
-    command = node_command(tmp_path, *settings)
+    slow = [sys.executable, "-c", SLOW_START, phase]
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW_START, phase, *command[3:]],
+        node_command(tmp_path / "store", role="ASYNC_MASTER", program=slow, **SETTINGS_OF_STORES),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -190,11 +178,9 @@ def test_sigterm_ends_a_recovering_start_and_the_next_start_recovers_completely(
     assert "Traceback" not in log
     assert (tmp_path / "store" / "abort").exists()
     # The lock is free, and nothing is missing.
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as again:
-        assert again.stdout is not None
-        assert f"max_offset={end_offset}" in again.stdout.readline().split()
-        again.send_signal(signal.SIGTERM)
-        assert again.wait(60) == 0
+    again = start_node(role="ASYNC_MASTER", **SETTINGS_OF_STORES)
+    assert again.max_offset_at_start == end_offset
+    again.stop()
     assert not (tmp_path / "store" / "abort").exists()
     assert run_trioha("verify", tmp_path / "store").exit_code == 0
 
@@ -213,16 +199,9 @@ sys.exit(main())
 
 
 def test_a_bug_ends_the_node_with_one_clear_line_and_a_closed_store(tmp_path: Path) -> None:
-    command = node_command(tmp_path, "cleanResourceInterval=1")
-    ended = subprocess.run(
-        [sys.executable, "-c", FAULT, *command[3:]],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ended.returncode == 1
+    program = [sys.executable, "-c", FAULT]
+    ended = run_node(tmp_path / "store", role="ASYNC_MASTER", program=program, cleanResourceInterval=1)
+    assert ended.exit_code == 1
     lines = ended.stderr.splitlines()
     assert lines[-1] == "trioha: the node ended by a fault of this program: KeyError: 'planted' at <string>:6"
     # Where it was, for who mends it.

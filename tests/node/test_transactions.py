@@ -4,12 +4,12 @@ import json
 import random
 import time
 from collections import Counter
+from functools import partial
 from itertools import count
 
 import pytest
 
 from tests.node.wire import Wire
-from tests.node_process import TriohaNode
 from trioha.client.messages import received_messages
 from trioha.client.route import MessageQueue
 from trioha.remoting.codes import RequestCode, ResponseCode
@@ -28,19 +28,8 @@ NO_CHECKS = {"transactionTimeOut": 50, "transactionCheckInterval": 3_600_000}
 
 
 @pytest.fixture
-def start(tmp_path):
-    """Starts a node on the test's store, as often as it has ended."""
-    nodes = []
-
-    def start_node(**settings):
-        nodes.append(
-            TriohaNode(tmp_path / "store", role="ASYNC_MASTER", flushConsumerOffsetInterval=100, **settings)
-        )
-        return nodes[-1]
-
-    yield start_node
-    if nodes and nodes[-1].is_running:
-        nodes[-1].kill()
+def start(start_node):
+    return partial(start_node, role="ASYNC_MASTER", flushConsumerOffsetInterval=100)
 
 
 def half_message(body):
@@ -125,7 +114,7 @@ def decide_by_checks(node, decisions, undecided):
     return checked
 
 
-@pytest.mark.parametrize("op_interval_ms", [0, 3000])
+@pytest.mark.parametrize("op_interval_ms", [0, pytest.param(3000, marks=pytest.mark.full)])
 def test_transactions_go_on_after_a_kill_between_half_message_and_decision(start, op_interval_ms):
     """As often as the node is killed, no half message that was acknowledged stays without a decision.
 
@@ -187,6 +176,7 @@ accounts:
 """
 
 
+@pytest.mark.full
 def test_decisions_need_a_signature_where_access_is_controlled(start, tmp_path):
     rules = tmp_path / "plain_acl.yml"
     rules.write_text(ACCOUNTS)
@@ -205,6 +195,7 @@ def test_decisions_need_a_signature_where_access_is_controlled(start, tmp_path):
     assert "Traceback" not in node.log()
 
 
+@pytest.mark.full
 def test_clients_do_not_move_the_position_of_open_transactions(start):
     node = start(**NO_CHECKS)
     group, topic, later = "CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_HALF_TOPIC", "1"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import trio
 
-from tests.node_process import TriohaNode
+from tests.node_process import StartNode
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request
@@ -29,9 +27,9 @@ FIELDS = {
 
 
 def test_consumption_by_pop_and_unknown_requests_get_the_code_of_a_broker_without_them(
-    tmp_path: Path,
+    start_node: StartNode,
 ) -> None:
-    node = TriohaNode(tmp_path, role="ASYNC_MASTER")
+    node = start_node(role="ASYNC_MASTER")
 
     async def ask_all() -> None:
         async with open_client(node.listen_address) as client:
@@ -46,10 +44,6 @@ def test_consumption_by_pop_and_unknown_requests_get_the_code_of_a_broker_withou
             answer = await client.request(request(RequestCode.GET_BROKER_HA_STATUS), timeout_s=30)
             assert answer.code == ResponseCode.SUCCESS
 
-    try:
-        trio.run(ask_all)
-        assert "Traceback" not in node.log()
-        node.stop()
-    finally:
-        if node.is_running:
-            node.kill()
+    trio.run(ask_all)
+    assert "Traceback" not in node.log()
+    node.stop()
