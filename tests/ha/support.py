@@ -9,6 +9,7 @@ from attrs import define, field
 from trio.testing import memory_stream_pair
 
 from tests.sinks import SingleEvents
+from tests.waiting import until
 from trioha.ha.frames import HEADER, HEADER_BYTES, REPORT
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
@@ -65,6 +66,11 @@ class Peer:
 
     async def next_report(self):
         return REPORT.unpack(await self.read(8))[0]
+
+    async def reported(self, offset):
+        """Read reports until one is of `offset` or more."""
+        while await self.next_report() < offset:
+            pass
 
     async def ended(self):
         """Wait for the other side to close, discarding what it still sends."""
@@ -127,11 +133,29 @@ def make_slave(log, *, dialer=None, events=None, settings=SETTINGS, **options):
     return slave, dialer, events
 
 
+@asynccontextmanager
+async def running(slave, dialer=None):
+    """Runs a slave until the block ends; yields the master's end of its first connection."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.run)
+        await settled()
+        yield dialer.peers[0] if dialer is not None and dialer.peers else None
+        nursery.cancel_scope.cancel()
+
+
 async def ended(connection):
     """Wait until a master's connection is in SHUTDOWN."""
-    with trio.fail_after(5):
-        while connection.progress.state is not HaState.SHUTDOWN:  # noqa: ASYNC110 - bounded
-            await trio.sleep(0.005)
+    await until(lambda: connection.progress.state is HaState.SHUTDOWN)
+
+
+@asynccontextmanager
+async def listening(master):
+    """A master at a TCP port, which is yielded."""
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(master.serve, listeners)
+        yield listeners[0].socket.getsockname()[1]
+        nursery.cancel_scope.cancel()
 
 
 async def settled():

@@ -11,8 +11,9 @@ import trustme
 from attrs import evolve
 from cryptography.hazmat.primitives import serialization
 
-from tests.ha.support import SETTINGS, Peer, connected, make_master, make_slave, settled
+from tests.ha.support import SETTINGS, Peer, connected, listening, make_master, make_slave, settled
 from tests.store.support import log_bytes, message, open_log
+from tests.waiting import until
 from trioha.errors import ConfigError
 from trioha.ha.admission import Admission, AdmissionSettings
 from trioha.ha.probes import ProbeCount
@@ -26,15 +27,6 @@ def log(tmp_path):
     for _ in range(5):
         log.append(message())
     return log
-
-
-@asynccontextmanager
-async def listening(master):
-    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    async with trio.open_nursery() as nursery:
-        await nursery.start(master.serve, listeners)
-        yield listeners[0].socket.getsockname()[1]
-        nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
@@ -95,9 +87,7 @@ async def test_a_connection_beyond_the_limit_gets_no_byte_and_the_others_stay(lo
             async with dialled(port) as second:
                 await gets_nothing(second)
             assert len(master.connections()) == 1
-        with trio.fail_after(10):
-            while master.connections():  # noqa: ASYNC110 - bounded
-                await trio.sleep(0.01)
+        await until(lambda: not master.connections())
         async with dialled(port) as again:
             await again.report(0)
             with trio.fail_after(10):
@@ -214,11 +204,7 @@ async def test_a_peer_without_a_certificate_of_the_authority_gets_no_byte(log, t
             with trio.fail_after(20), pytest.raises((trio.BrokenResourceError, EOFError)):
                 await plain.read(100)
             assert len(plain.buffer) < 20
-        with trio.fail_after(10):
-            while not master.statistics().probes:  # noqa: ASYNC110 - bounded
-                await trio.sleep(0.01)
-            while sum(one.count for one in master.statistics().probes) < 2:  # noqa: ASYNC110 - bounded
-                await trio.sleep(0.01)
+        await until(lambda: sum(one.count for one in master.statistics().probes) == 2)
         assert {one.reason for one in master.statistics().probes} == {CloseReason.NOT_ALLOWED}
 
 

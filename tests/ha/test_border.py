@@ -10,8 +10,9 @@ import pytest
 import trio
 import trustme
 
-from tests.ha.support import Peer, make_master
+from tests.ha.support import Peer, listening, make_master
 from tests.store.support import message, open_log
+from tests.waiting import until
 from trioha.ha import master as master_module
 from trioha.ha.admission import Admission, AdmissionSettings
 from trioha.ha.connection import HaConnection
@@ -75,15 +76,6 @@ def log(tmp_path):
     log.close()
 
 
-@asynccontextmanager
-async def listening(master):
-    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    async with trio.open_nursery() as nursery:
-        await nursery.start(master.serve, listeners)
-        yield listeners[0].socket.getsockname()[1]
-        nursery.cancel_scope.cancel()
-
-
 async def request_and_break(port, log):
     """A slave that requests, acknowledges and is refused for an ack of unsent bytes."""
     stream = await trio.open_tcp_stream("127.0.0.1", port)
@@ -99,9 +91,7 @@ async def request_and_break(port, log):
 
 async def in_step(master, log):
     """Wait until the one slave has acknowledged everything."""
-    with trio.fail_after(10):
-        while [one.ack_offset for one in master.connections()] != [log.max_offset]:  # noqa: ASYNC110 - bounded
-            await trio.sleep(0.005)
+    await until(lambda: [one.ack_offset for one in master.connections()] == [log.max_offset])
 
 
 async def follows(peer, log):
@@ -139,11 +129,8 @@ async def test_a_bug_in_any_step_ends_one_connection_and_the_other_slave_continu
             patch.setattr(owner, name, replacement)
             with trio.fail_after(10):
                 await request_and_break(port, log)
-                while not planted:  # noqa: ASYNC110 - bounded
-                    await trio.sleep(0.005)
-        with trio.fail_after(10):
-            while len(master._connections) > 1 or master._border.bugs != 1:  # noqa: ASYNC110 - bounded
-                await trio.sleep(0.005)
+            await until(lambda: planted)
+        await until(lambda: len(master._connections) == 1 and master._border.bugs == 1)
         assert await follows(honest, log)
         # The port is open as before.
         await request_and_break(port, log)
@@ -260,10 +247,14 @@ async def test_garbage_at_a_tls_port_ends_its_own_connection_only(log, contexts)
 
 
 @pytest.mark.parametrize(
-    "error",
-    [ValueError("planted"), ssl.SSLError("planted"), ssl.CertificateError("planted"), OSError(5, "x")],
+    ("step", "error"),
+    [
+        ("do_handshake", ssl.CertificateError("planted")),
+        ("getpeercert", ValueError("planted")),
+        ("receive_some", OSError(5, "x")),
+        ("send_all", ssl.SSLError("planted")),
+    ],
 )
-@pytest.mark.parametrize("step", ["do_handshake", "getpeercert", "receive_some", "send_all"])
 async def test_any_error_of_tls_ends_its_own_connection_only(log, contexts, step, error, monkeypatch):
     server_context, client_context = contexts
     master, _, _ = make_master(log, tls=server_context)

@@ -71,6 +71,16 @@ def restart(log, *, until_offset):
         log.append(message(b"n" * 1000))
 
 
+def cut(log, *, until_offset):
+    """Cut the log in its middle, and fill it at once beyond `until_offset`."""
+    log.flushed.advance(log.max_offset)
+    offset = log.first_record_from(log.max_offset // 2)
+    log.cut(offset, last_store_timestamp_ms=log.store_timestamp_before(offset))
+    log.puts_blocked = False
+    while log.max_offset <= until_offset:
+        log.append(message(b"n" * 1000))
+
+
 async def frames_until_end(peer):
     """All complete frames, and the received part of the last one."""
     data = bytes(peer.buffer)
@@ -93,8 +103,15 @@ SITUATIONS = (
 )
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
-async def test_a_slave_gets_no_byte_of_a_restarted_log(tmp_path, autojump_clock, situation):
+@pytest.mark.parametrize(
+    ("change", "situation"),
+    [
+        *((restart, situation) for situation in SITUATIONS),
+        # What a socket already has is not changed by a cut.
+        *((cut, situation) for situation in SITUATIONS if situation != "is being sent a frame"),
+    ],
+)
+async def test_a_slave_gets_no_byte_of_a_restarted_log(tmp_path, autojump_clock, change, situation):
     log = filled(tmp_path / "middle", b"o", messages=50)
     old = log_bytes(log)
     settings = SETTINGS
@@ -114,7 +131,7 @@ async def test_a_slave_gets_no_byte_of_a_restarted_log(tmp_path, autojump_clock,
             await trio.sleep(0.5)
         if in_frame:
             peer.buffer += await peer.stream.receive_some(1000)
-        restart(log, until_offset=2 * len(old))
+        change(log, until_offset=2 * len(old))
         assert not connection.push(1000)
         with trio.fail_after(5):
             frames = await frames_until_end(peer)
@@ -127,37 +144,6 @@ async def test_a_slave_gets_no_byte_of_a_restarted_log(tmp_path, autojump_clock,
     has_requested = situation != "has not requested yet"
     assert master.statistics().closed == ({"LOG_RESTARTED": 1} if has_requested else {})
     assert master.statistics().probes == ()
-
-
-@pytest.mark.parametrize("situation", [one for one in SITUATIONS if one != "is being sent a frame"])
-async def test_a_cut_ends_the_connections_of_a_logs_slaves(tmp_path, autojump_clock, situation):
-    log = filled(tmp_path / "middle", b"o", messages=50)
-    old = log_bytes(log)
-    log.flushed.advance(log.max_offset)
-    settings = SETTINGS
-    if situation == "may get no more":
-        settings = evolve(SETTINGS, flow_bytes_per_s=20_000)
-    master, replicas, _ = make_master(log, settings=settings)
-    async with connected(master) as (peer, reasons):
-        (connection,) = master._connections.values()
-        if situation == "has requested":
-            connection._handle_report(1000, trio.current_time())
-        elif situation != "has not requested yet":
-            await peer.report(len(old) if situation == "waits for new bytes" else 1000)
-            await trio.sleep(0.5)
-        offset = log.first_record_from(len(old) // 2)
-        log.cut(offset, last_store_timestamp_ms=log.store_timestamp_before(offset))
-        log.puts_blocked = False
-        while log.max_offset <= len(old):
-            log.append(message(b"n" * 1000))
-        assert not connection.push(1000)
-        with trio.fail_after(5):
-            frames = await frames_until_end(peer)
-        await settled()
-        assert reasons == [CloseReason.LOG_RESTARTED]
-    for offset, body in frames:
-        assert old[offset : offset + len(body)] == body
-    assert replicas.eligible_count(0) == 0
 
 
 async def test_acks_of_the_old_log_count_for_nothing_in_the_new_one(tmp_path, autojump_clock):

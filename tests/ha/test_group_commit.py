@@ -1,8 +1,6 @@
 """Group commit: what puts wait for and how they are answered (design section 4)."""
 
-import sys
 from functools import partial
-from random import Random
 from struct import pack
 
 import pytest
@@ -52,10 +50,8 @@ def acknowledge(replicas, replica, ack_offset, *, connection_id=None):
     )
 
 
-@pytest.fixture(params=["in a task", "deferred", "in a run"], autouse=True)
-def way(request, monkeypatch):
-    """How puts wait in the tests of this module."""
-    monkeypatch.setattr(sys.modules[__name__], "begin", BEGIN[request.param])
+def begin_in_task(commit, appended, **options):
+    return commit.wait(appended, **options)
 
 
 def begin_deferred(commit, appended, **options):
@@ -80,11 +76,7 @@ def begin_run(commit, appended, *, request_id, answer):
     return deferred
 
 
-BEGIN = {"in a task": GroupCommit.wait, "deferred": begin_deferred, "in a run": begin_run}
-begin = GroupCommit.wait
-
-
-async def outcome(commit, end_offset, *, request_id=1, start_offset=None):
+async def outcome(commit, end_offset, *, request_id=1, start_offset=None, begin=begin_deferred):
     started = trio.current_time()
     start = end_offset - 10 if start_offset is None else start_offset
     appended = AppendResult(PutStatus.PUT_OK, physical_offset=start, size=end_offset - start)
@@ -100,17 +92,9 @@ async def after(seconds, action, *args):
     action(*args)
 
 
-@pytest.mark.parametrize(
-    ("need", "sync_flush", "waits"),
-    [(0, False, False), (1, False, True), (0, True, True), (1, True, True)],
-)
-def test_which_masters_make_puts_wait(need, sync_flush, waits):
-    commit, *_ = made(need=need, sync_flush=sync_flush)
-    assert commit.waits is waits
-
-
 async def test_without_a_slave_a_put_is_answered_at_once(make, autojump_clock):
     commit, *_ = make()
+    assert commit.waits
     assert await outcome(commit, 100) == (PutStatus.SLAVE_NOT_AVAILABLE, 0.0)
 
 
@@ -186,6 +170,7 @@ async def test_one_stuck_put_delays_no_other(make, autojump_clock):
     assert results == {1000: (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0), 100: (PutStatus.PUT_OK, 1.0)}
 
 
+@pytest.mark.parametrize("begin", [begin_in_task, begin_deferred, begin_run])
 @pytest.mark.parametrize(
     ("flushed_at", "acked_at", "expected"),
     [
@@ -201,43 +186,37 @@ async def test_one_stuck_put_delays_no_other(make, autojump_clock):
     ],
 )
 async def test_disk_and_replica_are_waited_for_side_by_side(
-    make, flushed_at, acked_at, expected, autojump_clock
+    *, make, flushed_at, acked_at, expected, begin, autojump_clock
 ):
-    commit, replicas, flushed, _ = make(sync_flush=True)
+    commit, replicas, flushed, events = make(sync_flush=True)
     acknowledge(replicas, "a", 50)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(after, flushed_at, flushed.advance, 100)
         nursery.start_soon(after, acked_at, acknowledge, replicas, "a", 100)
-        assert await outcome(commit, 100) == expected
+        assert await outcome(commit, 100, begin=begin) == expected
         nursery.cancel_scope.cancel()
+    status, waited_s = expected
+    assert [event[0] for event in events.seen] == [Kind.PUT, Kind.WAIT_BEGIN, Kind.WAIT_END]
+    assert events.seen[-1][4:] == (round(waited_s * 1e6), status)
 
 
-async def test_without_a_slave_sync_flush_still_waits_for_the_disk(make, autojump_clock):
-    commit, _, flushed, _ = make(sync_flush=True)
+@pytest.mark.parametrize(("need", "status"), [(0, PutStatus.PUT_OK), (1, PutStatus.SLAVE_NOT_AVAILABLE)])
+async def test_without_a_slave_sync_flush_still_waits_for_the_disk(make, need, status, autojump_clock):
+    commit, _, flushed, _ = make(need=need, sync_flush=True)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(after, 1, flushed.advance, 100)
-        assert await outcome(commit, 100) == (PutStatus.SLAVE_NOT_AVAILABLE, 1.0)
+        assert await outcome(commit, 100) == (status, 1.0)
+    assert commit.waits
+    assert not made(need=0)[0].waits
 
 
-@pytest.mark.parametrize(
-    ("flushed_at", "expected"), [(1, PutStatus.PUT_OK), (9, PutStatus.FLUSH_DISK_TIMEOUT)]
-)
-async def test_an_async_master_with_sync_flush_waits_for_the_disk_alone(
-    make, flushed_at, expected, autojump_clock
-):
-    commit, _, flushed, _ = make(need=0, sync_flush=True)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(after, flushed_at, flushed.advance, 100)
-        assert (await outcome(commit, 100))[0] is expected
-        nursery.cancel_scope.cancel()
-
-
-async def test_every_wait_is_recorded_with_one_begin_and_one_end(make, autojump_clock):
+@pytest.mark.parametrize("begin", [begin_in_task, begin_deferred, begin_run])
+async def test_every_wait_is_recorded_with_one_begin_and_one_end(make, begin, autojump_clock):
     commit, replicas, _, events = make()
     acknowledge(replicas, "a", 50)
-    await outcome(commit, 100, request_id=7)
-    await outcome(commit, 40, request_id=8)
-    await outcome(commit, 5000, request_id=9)
+    await outcome(commit, 100, request_id=7, begin=begin)
+    await outcome(commit, 40, request_id=8, begin=begin)
+    await outcome(commit, 5000, request_id=9, begin=begin)
     assert [(event[2], event[3], event[4]) for event in events.of(Kind.WAIT_BEGIN)] == [
         (100, 7, 2),
         (40, 8, 2),
@@ -248,63 +227,6 @@ async def test_every_wait_is_recorded_with_one_begin_and_one_end(make, autojump_
         (40, 8, 0, PutStatus.PUT_OK),
         (5000, 9, 0, PutStatus.SLAVE_NOT_AVAILABLE),
     ]
-
-
-async def test_put_is_recorded_before_its_wait_even_if_nobody_awaits_it_yet(make, autojump_clock):
-    commit, replicas, _, events = make()
-    acknowledge(replicas, "a", 50)
-    appended = AppendResult(PutStatus.PUT_OK, physical_offset=60, size=40)
-    put = commit.wait(appended, request_id=7, answer=lambda status, _appended, _now_s: status)
-    assert [event[0] for event in events.seen] == [Kind.PUT, Kind.WAIT_BEGIN]
-    assert [event[2:5] for event in events.seen] == [(100, 7, 40), (100, 7, 2)]
-    acknowledge(replicas, "a", 100)
-    assert await put is PutStatus.PUT_OK
-
-
-@pytest.mark.parametrize("way", ["in a task"], indirect=True)
-async def test_puts_that_come_back_after_an_ack_are_sent_with_the_last_of_them(make, autojump_clock):
-    commit, replicas, _, _ = make()
-    acknowledge(replicas, "a", 0)
-    end_offset = 0
-    pushed_at = []
-    commit._push = lambda _unacked_bytes_max: pushed_at.append(end_offset)
-
-    async def put_twice():
-        nonlocal end_offset
-        for _ in range(2):
-            end_offset += 10
-            assert (await outcome(commit, end_offset))[0] is PutStatus.PUT_OK
-
-    async with trio.open_nursery() as writers:
-        for _ in range(3):
-            writers.start_soon(put_twice)
-        await settled()
-        # The first one waits alone.
-        assert pushed_at == [10]
-        acknowledge(replicas, "a", 30)
-        await settled()
-        assert pushed_at == [10, 60]
-        acknowledge(replicas, "a", 60)
-
-
-async def test_puts_are_not_sent_one_by_one_while_many_others_wait(make, request, autojump_clock):
-    commit, replicas, _, _ = make()
-    acknowledge(replicas, "a", 0)
-    pushes = []
-    commit._push = lambda _unacked_bytes_max: pushes.append(None)
-    async with trio.open_nursery() as writers:
-        for number in range(1, 20):
-            writers.start_soon(outcome, commit, number * 10)
-        await settled()
-        # A put of a task does not know whether others follow in this turn.
-        pushed = 1 if request.node.callspec.id == "in a task" else PUSHED_PUTS_MAX
-        assert len(pushes) == pushed
-        acknowledge(replicas, "a", 10)
-        for number in range(20, 40):
-            writers.start_soon(outcome, commit, number * 10)
-        await settled()
-        assert len(pushes) == pushed
-        acknowledge(replicas, "a", 390)
 
 
 async def test_below_the_minimum_in_sync_nothing_may_be_stored(make, autojump_clock):
@@ -447,45 +369,6 @@ async def test_a_slave_whose_ack_is_due_for_15_s_is_not_eligible_until_its_next_
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("seed", range(20))
-async def test_replicas_are_counted_as_they_are_whatever_happened_since_the_last_count(seed, autojump_clock):
-    random = Random(seed)
-    replicas = Replicas(gap_bytes_max=100, unacked_s_max=5.0)
-    clocks = {number: LagClock() for number in range(4)}
-    acks = {}
-    acked = set()
-    for _ in range(400):
-        number = random.randrange(4)
-        what = random.choice(["ack", "ack", "appended", "sleep", "forget", "ask"])
-        if what == "ack":
-            if number in acks:
-                acked.add(number)
-            acks[number] = acks.get(number, 0) + random.randrange(60)
-            clocks[number].acknowledged(acks[number])
-            replicas.acknowledge(
-                number,
-                replica="ab"[number % 2],
-                ack_offset=acks[number],
-                lag_clock=clocks[number],
-                has_unsent=True,
-            )
-        elif what == "appended":
-            clocks[number].appended(acks.get(number, 0) + random.randrange(1, 100), trio.current_time())
-        elif what == "sleep":
-            await trio.sleep(random.choice([0.1, 1.0, 5.0]))
-        elif what == "forget":
-            replicas.forget(number)
-            acks.pop(number, None)
-            acked.discard(number)
-            clocks[number] = LagClock()
-        for _ in range(3):
-            end_offset = max(acks.values(), default=0) + random.randrange(-50, 150)
-            eligible = [one for one in acks if replicas.is_eligible(one, end_offset)]
-            assert replicas.eligible_count(end_offset) == len({"ab"[one % 2] for one in eligible})
-            in_sync = {"ab"[one % 2] for one in eligible if one in acked}
-            assert replicas.in_sync_count(end_offset) == len(in_sync)
-
-
 # -- claims: what a connection says before anything was sent on it -----------------------------------------
 
 
@@ -555,14 +438,6 @@ async def test_a_known_slave_that_requests_the_bytes_again_releases_the_put_with
         assert await outcome(commit, 100, start_offset=90) == (PutStatus.PUT_OK, 2.0)
 
 
-async def test_a_known_slave_that_only_claims_the_bytes_releases_nothing(make, autojump_clock):
-    commit, replicas, _, _ = make()
-    claim(replicas, 1, 50, replica="10.0.0.1")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(after, 1, partial(claim, replicas, 2, 100, replica="10.0.0.2"))
-        assert await outcome(commit, 100, start_offset=90) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
-
-
 async def test_a_slave_distinct_by_connection_is_not_two_copies_while_its_old_connection_lasts(
     make, autojump_clock
 ):
@@ -596,9 +471,9 @@ def log(tmp_path):
     return log
 
 
-def commit_on(nursery, log, replicas, events):
+def commit_on(nursery, log, replicas, events, **options):
     settings = GroupCommitSettings(
-        copies_needed=1, slave_timeout_s=3.0, sync_flush=False, sync_flush_timeout_s=5.0
+        copies_needed=1, slave_timeout_s=3.0, sync_flush=False, sync_flush_timeout_s=5.0, **options
     )
     commit = GroupCommit(settings, replicas=replicas, flushed=log.flushed, sink=events)
     nursery.start_soon(commit.run)
@@ -637,16 +512,7 @@ async def test_several_sockets_of_one_host_are_one_copy_by_default(log, autojump
 
 async def test_all_in_sync_does_not_include_an_observer(log, nursery, autojump_clock):
     master, replicas, events = make_master(log, distinct_by_connection=True)
-    settings = GroupCommitSettings(
-        copies_needed=1,
-        slave_timeout_s=3.0,
-        sync_flush=False,
-        sync_flush_timeout_s=5.0,
-        copies_min=1,
-        all_in_sync=True,
-    )
-    commit = GroupCommit(settings, replicas=replicas, flushed=log.flushed, sink=events)
-    nursery.start_soon(commit.run)
+    commit = commit_on(nursery, log, replicas, events, copies_min=1, all_in_sync=True)
     async with connected(master, port=1) as (slave, _), connected(master, port=2) as (observer, _):
         await slave.report(log.max_offset)
         await observer.report(1)
@@ -660,6 +526,20 @@ async def test_all_in_sync_does_not_include_an_observer(log, nursery, autojump_c
 
 
 # -- puts without a task -------------------------------------------------------------------------------------
+
+
+async def test_puts_are_not_sent_one_by_one_while_many_others_wait(make, autojump_clock):
+    commit, replicas, _, _ = make()
+    acknowledge(replicas, "a", 0)
+    pushes = []
+    commit._push = lambda _unacked_bytes_max: pushes.append(None)
+    async with trio.open_nursery() as writers:
+        for first, last, ack_offset in ((1, 20, 10), (20, 40, 390)):
+            for number in range(first, last):
+                writers.start_soon(outcome, commit, number * 10)
+            await settled()
+            assert len(pushes) == PUSHED_PUTS_MAX
+            acknowledge(replicas, "a", ack_offset)
 
 
 def begun(commit, end_offset, **options):
@@ -815,17 +695,6 @@ async def test_the_last_of_the_puts_that_an_ack_released_sends_and_polls_for_all
     # The poll acknowledged 100: the last put waits on.
     assert sorted(answered) == [60, 70, 80, 90, 100]
     acknowledge(slaves.replicas, "a", 110)
-
-
-async def test_tasks_whose_puts_a_poll_has_released_put_again_in_one_turn(pushing, nursery, autojump_clock):
-    commit, slaves = pushing
-    slaves.acks_all = True
-    answered = put_in_turn(nursery, commit, tasks=4, puts=3)
-    await trio.testing.wait_all_tasks_blocked()
-    acknowledge(slaves.replicas, "a", 90)
-    await trio.testing.wait_all_tasks_blocked()
-    assert [wait.start_offset for wait in slaves.polled] == [120, 160]
-    assert (slaves.pushes, len(answered)) == (3, 12)
 
 
 async def test_puts_that_one_frame_does_not_hold_are_not_polled_for(pushing, nursery, autojump_clock):

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 CONNECTIONS = 80
 """Few enough for the 256 descriptors that macOS allows: both ends are in one process."""
 PEER = """
@@ -60,6 +62,7 @@ with resources_closed():
 """
 
 
+@pytest.mark.full
 def test_an_idle_connection_costs_kilobytes(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", PEER, str(CONNECTIONS), str(tmp_path)],

@@ -343,21 +343,6 @@ async def test_a_stopping_node_closes_its_connections_with_shutdown(log, autojum
     assert master.statistics().closed == {"SHUTDOWN": 1}
 
 
-async def test_a_bug_ends_one_connection_only(log, autojump_clock, monkeypatch):
-    master, _, _ = make_master(log)
-    async with connected(master, port=1) as (healthy, _), connected(master, port=2) as (peer, _):
-        await healthy.report(log.max_offset)
-        await settled()
-        with monkeypatch.context() as patched:
-            patched.setattr(type(log), "read", lambda *_: 1 / 0)
-            await peer.report(0)
-            await peer.ended()
-            await settled()
-        assert [status.address for status in master.connections()] == ["127.0.0.1:1"]
-        stored = log.append(message())
-        assert len((await healthy.next_frame())[1]) == stored.size
-
-
 async def test_recorded_reports_of_a_real_slave_are_all_accepted(tmp_path, autojump_clock):
     """The reports of `a-fresh-slave`, answered with the log that the real master sent."""
     from tests.ha.test_frames import VECTORS, frames_of

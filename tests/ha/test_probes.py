@@ -2,7 +2,7 @@
 
 import gc
 import random
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -11,7 +11,7 @@ from attrs import evolve
 from structlog.testing import capture_logs
 from trio.testing import memory_stream_pair
 
-from tests.ha.support import SETTINGS, Events, Peer, connected, make_master, settled
+from tests.ha.support import SETTINGS, Events, Peer, connected, listening, make_master, settled
 from tests.store.support import message, open_log
 from trioha.ha.admission import AdmissionSettings
 from trioha.ha.connection import HaConnection
@@ -150,28 +150,6 @@ def test_probes_of_hosts_beyond_the_maximum_are_counted_together():
 
 
 @pytest.mark.parametrize(
-    ("request_offset", "reason"), [(1 << 55, "REQUEST_ABOVE_MAX"), (1 << 56, None), ((1 << 63) - 1, None)]
-)
-async def test_an_impossible_request_is_a_probe(log, autojump_clock, request_offset, reason):
-    master, _, events = make_master(log)
-    async with connected(master) as (peer, _):
-        await peer.report(request_offset)
-        await peer.ended()
-        await settled()
-    assert [CloseReason(event[5]).name for event in events.of(Kind.CLOSED)] == ([reason] if reason else [])
-    assert [one.reason.name for one in master.statistics().probes] == ([] if reason else ["BAD_SIZE"])
-
-
-@asynccontextmanager
-async def listening(master):
-    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    async with trio.open_nursery() as nursery:
-        await nursery.start(master.serve, listeners)
-        yield listeners[0].socket.getsockname()[1]
-        nursery.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize(
     "caps", [{"connections_max": 4}, {"connections_per_peer_max": 4}, {"connections_max": 1}]
 )
 async def test_idle_probes_do_not_keep_a_slave_out(log, caps):
@@ -196,20 +174,3 @@ async def test_idle_probes_do_not_keep_a_slave_out(log, caps):
             with suppress(trio.BrokenResourceError):
                 await stream.aclose()
     assert sum(one.count for one in master.statistics().probes) >= 10
-
-
-async def test_a_slave_refused_for_its_request_is_not_a_probe(tmp_path, autojump_clock):
-    log, _ = open_log(tmp_path / "log")
-    log.start_at(65536)
-    log.append(message())
-    master, _, events = make_master(log)
-    async with connected(master) as (peer, reasons):
-        await peer.report(100)
-        await peer.ended()
-        await settled()
-    assert reasons == [CloseReason.REQUEST_BELOW_MIN]
-    assert [event[5] for event in events.of(Kind.STATE)] == [HaState.HANDSHAKE, HaState.SHUTDOWN]
-    assert [fields["conn"] for type_, fields in events.facts] == [1]
-    assert master.statistics().closed == {"REQUEST_BELOW_MIN": 1}
-    assert master.statistics().probes == ()
-    log.close()

@@ -6,7 +6,7 @@ import pytest
 import trio
 from attrs import evolve
 
-from tests.ha.support import SETTINGS, Peer, ended, make_master
+from tests.ha.support import SETTINGS, Peer, ended, listening, make_master
 from tests.store.support import message, open_log
 from trioha.recording.events import CloseReason, Kind
 
@@ -20,12 +20,8 @@ def log(tmp_path):
 
 @asynccontextmanager
 async def slave_of(master):
-    async with trio.open_nursery() as nursery:
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        await nursery.start(master.serve, listeners)
-        async with await trio.open_tcp_stream(*listeners[0].socket.getsockname()) as stream:
-            yield Peer(stream)
-        nursery.cancel_scope.cancel()
+    async with listening(master) as port, await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        yield Peer(stream)
 
 
 async def in_step(log, peer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trioha.ha.meter import LagClock
@@ -25,7 +25,6 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
 @given(steps=STEPS)
 def test_kept_counts_are_those_of_a_new_count(steps) -> None:
     replicas = Replicas(gap_bytes_max=GAP_BYTES_MAX, unacked_s_max=UNACKED_S_MAX)

@@ -4,7 +4,7 @@ import random
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
@@ -62,7 +62,6 @@ def settings_with(**options):
 
 
 @given(part=st.floats(0.02, 1.0), tail_bytes=st.sampled_from([0, 1, 3000, TAIL_BYTES, 10**9]))
-@settings(max_examples=30, deadline=None)
 @resources_closed()
 def test_a_slave_that_holds_a_prefix_replicates_to_the_end(tmp_path_factory, part, tail_bytes):
     folder = tmp_path_factory.mktemp("follow")
@@ -96,7 +95,7 @@ def test_nothing_beyond_the_request_is_acked_before_the_tail_was_compared(master
     assert (session.ack_offset, session.is_checked) == (log.max_offset, True)
 
 
-@pytest.mark.parametrize("back", [1, 100, 9000, 15_000])
+@pytest.mark.parametrize("back", [1, 9000, 15_000])
 def test_a_differing_byte_in_the_tail_is_found_and_nothing_is_overwritten(master, tmp_path, back):
     log = replica_of(master, tmp_path / "slave", 50_000)
     offset = log.max_offset - back
@@ -167,7 +166,7 @@ def test_a_first_record_that_does_not_start_with_zero_is_refused_before_any_ack(
     assert log.is_empty
 
 
-@pytest.mark.parametrize("first_file", [1, 2, 3, 7, 8, 9])
+@pytest.mark.parametrize("first_file", [1, 3, 8, 9])
 def test_without_the_masters_first_files_the_slave_finds_the_first_one_served(tmp_path, first_file):
     """An unmodified master whose log begins at `first_file` of 10: it answers with data or heartbeats
     only."""
@@ -230,8 +229,7 @@ def test_an_empty_slave_can_start_at_the_file_of_an_offset(master, tmp_path):
     assert log_bytes(log) == log_bytes(master)[FILE_BYTES:]
 
 
-@pytest.mark.parametrize("ends_with_blank", [False, True])
-@pytest.mark.parametrize("tail_bytes", [1, 100, 3000])
+@pytest.mark.parametrize(("ends_with_blank", "tail_bytes"), [(False, 1), (True, 1), (True, 3000)])
 def test_a_last_record_or_blank_that_is_longer_than_the_check_is_compared(
     master, tmp_path, ends_with_blank, tail_bytes
 ):
@@ -329,7 +327,6 @@ def receive(session, offset, body, *, in_step):
     return None, False
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.sampled_from([10, 300, 2000, 9000]), min_size=1, max_size=40),
     cuts=st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0, 0, 0, 1, 50, -1, -60])), max_size=30),

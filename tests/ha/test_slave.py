@@ -6,7 +6,7 @@ from itertools import count, pairwise
 import pytest
 import trio
 
-from tests.ha.support import Dialer, Events, connected, make_master, make_slave, settled
+from tests.ha.support import Dialer, Events, connected, make_master, make_slave, running, settled
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log
 from trioha.config.model import AckMode, GapPolicy, HaVerify
 from trioha.ha.frames import HEADER
@@ -37,31 +37,19 @@ async def send_log(peer, master_log, start_offset, *, batch_bytes=32768):
             offset += len(body)
 
 
-async def reported(peer, offset):
-    while await peer.next_report() < offset:
-        pass
-
-
 async def test_the_first_report_is_sent_at_once_and_is_the_exact_end(log, autojump_clock):
     log.append(message())
     slave, dialer, _ = make_slave(log, replication=ReplicationSettings(tail_check_bytes=0))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
-        assert await dialer.peers[0].next_report() == log.max_offset
+    async with running(slave, dialer) as peer:
+        assert await peer.next_report() == log.max_offset
         assert trio.current_time() == dialer.times[0]
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_masters_log_arrives_byte_for_byte_and_is_acked(log, master_log, autojump_clock):
     slave, dialer, events = make_slave(log)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
-        peer = dialer.peers[0]
+    async with running(slave, dialer) as peer:
         await send_log(peer, master_log, 0)
-        await reported(peer, master_log.max_offset)
-        nursery.cancel_scope.cancel()
+        await peer.reported(master_log.max_offset)
     assert log_bytes(log) == log_bytes(master_log)
     ends = [(offset + size) for _, _, offset, _, size, _ in events.of(Kind.RECEIVED)]
     assert ends[-1] == master_log.max_offset
@@ -71,29 +59,21 @@ async def test_nothing_is_acked_before_a_whole_record_is_there(log, master_log, 
     slave, dialer, _ = make_slave(log)
     first = master_log.read(0, FILE_BYTES)
     record_bytes = int.from_bytes(first[:4], "big")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
-        peer = dialer.peers[0]
+    async with running(slave, dialer) as peer:
         assert await peer.next_report() == 0
         await peer.frame(0, bytes(first[: record_bytes - 1]))
         await settled()
         assert (log.max_offset, slave.status().reported_offset) == (0, 0)
         await peer.frame(record_bytes - 1, bytes(first[record_bytes - 1 : record_bytes]))
         assert await peer.next_report() == record_bytes == log.max_offset
-        nursery.cancel_scope.cancel()
 
 
 async def test_an_empty_slave_starts_at_the_file_of_its_masters_first_frame(log, autojump_clock):
     slave, dialer, _ = make_slave(log)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
-        peer = dialer.peers[0]
+    async with running(slave, dialer) as peer:
         assert await peer.next_report() == 0
         await peer.frame(3 * FILE_BYTES)
         assert await peer.next_report() == 3 * FILE_BYTES == log.min_offset
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
@@ -109,14 +89,11 @@ async def test_an_invalid_frame_ends_the_connection_and_appends_nothing(
     log, offset, body, reason, autojump_clock
 ):
     slave, dialer, events = make_slave(log)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
-        await dialer.peers[0].frame(offset, body)
+    async with running(slave, dialer) as peer:
+        await peer.frame(offset, body)
         await settled()
         assert slave.last_close_reason is reason
         assert log.is_empty
-        nursery.cancel_scope.cancel()
     assert events.of(Kind.REFUSED)[0][5] == reason
     assert events.of(Kind.CLOSED)[0][5] == reason
 
@@ -124,61 +101,38 @@ async def test_an_invalid_frame_ends_the_connection_and_appends_nothing(
 @pytest.mark.parametrize("size", [-5, -(2**31), 4 * 1024 * 1024])
 async def test_an_invalid_size_is_refused_before_its_body(log, size, autojump_clock):
     slave, dialer, _ = make_slave(log)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
-        await dialer.peers[0].stream.send_all(bytes(8) + size.to_bytes(4, "big", signed=True))
+    async with running(slave, dialer) as peer:
+        await peer.stream.send_all(bytes(8) + size.to_bytes(4, "big", signed=True))
         await settled()
         assert slave.last_close_reason is CloseReason.BAD_SIZE
-        nursery.cancel_scope.cancel()
-
-
-async def test_a_wrong_offset_is_refused_with_its_header_even_for_a_heartbeat(
-    log, master_log, autojump_clock
-):
-    log.append(message())
-    slave, dialer, _ = make_slave(log, replication=ReplicationSettings(tail_check_bytes=0))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
-        await dialer.peers[0].frame(log.max_offset + 1)
-        await settled()
-        assert slave.last_close_reason is CloseReason.OFFSET_MISMATCH
-        nursery.cancel_scope.cancel()
 
 
 async def test_after_a_cut_inside_a_record_the_slave_requests_from_its_start_again(
     log, master_log, autojump_clock
 ):
     slave, dialer, _ = make_slave(log, replication=ReplicationSettings(tail_check_bytes=0))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
+    async with running(slave, dialer) as peer:
+        await peer.frame(0, bytes(master_log.read(0, 10_000)))
         await settled()
-        await dialer.peers[0].frame(0, bytes(master_log.read(0, 10_000)))
-        await settled()
-        await dialer.peers[0].stream.aclose()
+        await peer.stream.aclose()
         await trio.sleep(1)
         assert await dialer.peers[1].next_report() == log.max_offset
         assert 0 < log.max_offset < 10_000
         await send_log(dialer.peers[1], master_log, log.max_offset)
-        await reported(dialer.peers[1], master_log.max_offset)
+        await dialer.peers[1].reported(master_log.max_offset)
         assert slave.status().reconnects == 1
-        nursery.cancel_scope.cancel()
     assert log_bytes(log) == log_bytes(master_log)
 
 
 async def test_a_silent_master_is_dropped_after_20_virtual_seconds(log, autojump_clock):
     slave, dialer, _ = make_slave(log)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
+    async with running(slave, dialer) as peer:
         started = trio.current_time()
         await trio.sleep(7)
-        await dialer.peers[0].frame(0)
-        await dialer.peers[0].ended()
+        await peer.frame(0)
+        await peer.ended()
         assert trio.current_time() - started == 27.0
         assert slave.last_close_reason is CloseReason.HOUSEKEEPING
-        nursery.cancel_scope.cancel()
 
 
 async def test_time_spent_appending_is_not_silence_of_the_master(log, master_log, autojump_clock):
@@ -189,15 +143,12 @@ async def test_time_spent_appending_is_not_silence_of_the_master(log, master_log
             super().emit(kind, **fields)
 
     slave, dialer, _ = make_slave(log, events=SlowDisk())
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
+    async with running(slave, dialer) as peer:
         started = trio.current_time()
-        await dialer.peers[0].frame(0, bytes(master_log.read(0, 10_000)))
-        await dialer.peers[0].ended()
+        await peer.frame(0, bytes(master_log.read(0, 10_000)))
+        await peer.ended()
         assert trio.current_time() - started == 23.0
         assert slave.last_close_reason is CloseReason.HOUSEKEEPING
-        nursery.cancel_scope.cancel()
 
 
 async def test_time_spent_connecting_is_not_silence_of_the_master(log, autojump_clock):
@@ -211,26 +162,20 @@ async def test_time_spent_connecting_is_not_silence_of_the_master(log, autojump_
             super().emit(kind, **fields)
 
     slave, dialer, _ = make_slave(log, events=SlowStart())
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
-        await dialer.peers[0].ended()
-        nursery.cancel_scope.cancel()
+    async with running(slave, dialer) as peer:
+        await peer.ended()
     assert times[Kind.CLOSED] - times[Kind.STATE] == 20.0
 
 
 async def test_an_idle_slave_repeats_its_report_every_5_seconds(log, autojump_clock):
     log.append(message())
     slave, dialer, events = make_slave(log, replication=ReplicationSettings(tail_check_bytes=0))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
+    async with running(slave, dialer) as peer:
         started = trio.current_time()
         reports = []
         for _ in range(4):
-            offset = await dialer.peers[0].next_report()
+            offset = await peer.next_report()
             reports.append((trio.current_time() - started, offset))
-        nursery.cancel_scope.cancel()
     assert reports == [(5.0 * number, log.max_offset) for number in range(4)]
     assert [event[5] for event in events.of(Kind.HEARTBEAT)] == [Direction.SENT] * 3
 
@@ -253,18 +198,17 @@ async def test_an_absent_master_is_dialled_with_a_growing_back_off_of_at_most_5_
 async def test_the_back_off_is_short_again_after_a_received_frame(log, master_log, autojump_clock):
     dialer = Dialer(refuse=True)
     slave, _, _ = make_slave(log, dialer=dialer)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
+    async with running(slave):
         await trio.sleep(10)
         dialer.refuse = False
         await trio.sleep(5)
-        await dialer.peers[0].frame(0, bytes(master_log.read(0, 5000)))
+        peer = dialer.peers[0]
+        await peer.frame(0, bytes(master_log.read(0, 5000)))
         await settled()
         ended = trio.current_time()
-        await dialer.peers[0].stream.aclose()
+        await peer.stream.aclose()
         await trio.sleep(2)
         assert dialer.times[-1] - ended == pytest.approx(0.1)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_connect_that_hangs_is_given_up_after_5_s(log, autojump_clock):
@@ -294,36 +238,30 @@ async def test_a_disk_error_ends_the_connection_and_the_slave_continues_later(
     def full(directory, *, start_offset, size):
         raise StoreError("no space left", path=directory)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
+    async with running(slave, dialer) as peer:
         monkeypatch.setattr(MappedFile, "create", full)
-        await dialer.peers[0].frame(0, bytes(master_log.read(0, 5000)))
+        await peer.frame(0, bytes(master_log.read(0, 5000)))
         await settled()
         assert slave.last_close_reason is CloseReason.STORE_ERROR
         assert slave.ended_connections == {"STORE_ERROR": 1}
         monkeypatch.setattr(MappedFile, "create", create)
         await trio.sleep(1)
         await send_log(dialer.peers[1], master_log, 0)
-        await reported(dialer.peers[1], master_log.max_offset)
-        nursery.cancel_scope.cancel()
+        await dialer.peers[1].reported(master_log.max_offset)
     assert log_bytes(log) == log_bytes(master_log)
 
 
 async def test_nothing_of_a_connection_remains_when_it_ends(log, autojump_clock):
     slave, dialer, _ = make_slave(log)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
+    async with running(slave, dialer) as peer:
         with_connection = trio.lowlevel.current_statistics().tasks_living
-        await dialer.peers[0].stream.aclose()
+        await peer.stream.aclose()
         await settled()
         assert trio.lowlevel.current_statistics().tasks_living == with_connection - len(
             ("reader", "writer", "watch")
         )
         assert log.appended.waiting == 0
         assert slave.state is HaState.READY
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])
@@ -333,23 +271,17 @@ async def test_the_recorded_stream_of_a_real_master_is_replicated_completely(log
     data = (VECTORS / "ha-wire" / version / "a-fresh-slave.m2s.bin").read_bytes()
     end_offset = frames_of([data])[-1][0]
     slave, dialer, events = make_slave(log)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
+    async with running(slave, dialer) as peer:
         for at in range(0, len(data), 1000):
-            await dialer.peers[0].stream.send_all(data[at : at + 1000])
-        await reported(dialer.peers[0], end_offset)
-        nursery.cancel_scope.cancel()
+            await peer.stream.send_all(data[at : at + 1000])
+        await peer.reported(end_offset)
     assert events.of(Kind.REFUSED) == []
     assert log_bytes(log) == b"".join(body for _, body in frames_of([data]))
 
 
 async def test_with_flushed_acks_nothing_is_acked_before_it_is_on_disk(log, master_log, autojump_clock):
     slave, dialer, _ = make_slave(log, ack_mode=AckMode.FLUSHED)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
-        peer = dialer.peers[0]
+    async with running(slave, dialer) as peer:
         assert await peer.next_report() == 0
         await send_log(peer, master_log, 0)
         await settled()
@@ -357,42 +289,22 @@ async def test_with_flushed_acks_nothing_is_acked_before_it_is_on_disk(log, mast
         assert slave.status().reported_offset == 0
         log.flushed.advance(70_000)
         assert await peer.next_report() == 70_000
-        log.flushed.advance(log.max_offset)
-        assert await peer.next_report() == log.max_offset
-        nursery.cancel_scope.cancel()
-
-
-async def test_with_flushed_acks_a_request_is_not_beyond_the_disk(log, master_log, autojump_clock):
-    slave, dialer, _ = make_slave(log, ack_mode=AckMode.FLUSHED)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
-        peer = dialer.peers[0]
-        assert await peer.next_report() == 0
-        await send_log(peer, master_log, 0)
-        await settled()
-        log.flushed.advance(70_000)
-        assert await peer.next_report() == 70_000
         await peer.stream.aclose()
         await trio.sleep(10)
-        peer = dialer.peers[-1]
-        # The master counts it as acknowledged.
-        assert await peer.next_report() == 70_000
-        await send_log(peer, master_log, 70_000)
+        again = dialer.peers[-1]
+        # A request counts as an ack, too.
+        assert await again.next_report() == 70_000
+        await send_log(again, master_log, 70_000)
         await settled()
         assert slave.status().reported_offset == 70_000
         log.flushed.advance(log.max_offset)
-        await reported(peer, master_log.max_offset)
-        nursery.cancel_scope.cancel()
+        await again.reported(master_log.max_offset)
     assert log_bytes(log) == log_bytes(master_log)
 
 
 async def test_an_observer_receives_everything_and_acks_nothing(log, master_log, autojump_clock):
     slave, dialer, _ = make_slave(log, is_observer=True)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
-        peer = dialer.peers[0]
+    async with running(slave, dialer) as peer:
         await send_log(peer, master_log, 0)
         for _ in range(3):
             assert await peer.next_report() == 0
@@ -406,7 +318,6 @@ async def test_an_observer_receives_everything_and_acks_nothing(log, master_log,
         await send_log(dialer.peers[1], master_log, log.max_offset)
         for _ in range(3):
             assert await dialer.peers[1].next_report() == 1
-        nursery.cancel_scope.cancel()
     assert log_bytes(log) == log_bytes(master_log)
 
 
@@ -420,8 +331,7 @@ async def test_a_diverged_log_is_named_and_kept_by_default(log, master_log, auto
     await diverged(log, master_log)
     before = log_bytes(log)
     slave, dialer, events = make_slave(log)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
+    async with running(slave, dialer):
         for number in range(3):
             await settled()
             request = await dialer.peers[number].next_report()
@@ -430,7 +340,6 @@ async def test_a_diverged_log_is_named_and_kept_by_default(log, master_log, auto
             assert slave.last_close_reason is CloseReason.DIVERGED
             assert "differ at offset" in slave.status().verdict
             await trio.sleep(6)
-        nursery.cancel_scope.cancel()
     assert log_bytes(log) == before
     assert {event[5] for event in events.of(Kind.REFUSED)} == {CloseReason.DIVERGED}
 
@@ -442,10 +351,8 @@ async def test_with_resync_a_diverged_log_is_archived_and_the_masters_replicated
     slave, dialer, events = make_slave(log, gap_policy=GapPolicy.RESYNC)
     directory = log.directory
     before = {path.name: path.read_bytes() for path in directory.iterdir()}
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
-        await send_log(dialer.peers[0], master_log, await dialer.peers[0].next_report())
+    async with running(slave, dialer) as peer:
+        await send_log(peer, master_log, await peer.next_report())
         await trio.sleep(0.05)
         # The new end of its log is recorded at once, not only with the next connection.
         (*_, state) = events.of(Kind.STATE)
@@ -455,9 +362,8 @@ async def test_with_resync_a_diverged_log_is_archived_and_the_masters_replicated
         await trio.sleep(1)
         assert await dialer.peers[1].next_report() == 0
         await send_log(dialer.peers[1], master_log, 0)
-        await reported(dialer.peers[1], master_log.max_offset)
+        await dialer.peers[1].reported(master_log.max_offset)
         assert slave.status().verdict == ""
-        nursery.cancel_scope.cancel()
     assert log_bytes(log) == log_bytes(master_log)
     (aside,) = directory.parent.glob("slave.diverged-*")
     assert {path.name: path.read_bytes() for path in aside.iterdir()} == before
@@ -465,11 +371,9 @@ async def test_with_resync_a_diverged_log_is_archived_and_the_masters_replicated
 
 async def test_the_verdict_is_cleared_when_the_master_is_the_right_one_again(log, master_log, autojump_clock):
     slave, dialer, _ = make_slave(log)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
-        await send_log(dialer.peers[0], master_log, 0)
-        await dialer.peers[0].stream.aclose()
+    async with running(slave, dialer) as peer:
+        await send_log(peer, master_log, 0)
+        await peer.stream.aclose()
         await trio.sleep(1)
         request = await dialer.peers[1].next_report()
         await dialer.peers[1].frame(request)
@@ -480,7 +384,6 @@ async def test_the_verdict_is_cleared_when_the_master_is_the_right_one_again(log
         await send_log(dialer.peers[2], master_log, await dialer.peers[2].next_report())
         await settled()
         assert slave.status().verdict == ""
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("policy", GapPolicy)
@@ -490,11 +393,9 @@ async def test_a_start_beyond_the_masters_end_is_in_status_until_the_master_reac
     slave, dialer, _ = make_slave(
         log, replication=ReplicationSettings(start=2 * FILE_BYTES), gap_policy=policy
     )
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
-        assert await dialer.peers[0].next_report() == 2 * FILE_BYTES
-        await dialer.peers[0].frame(1000)
+    async with running(slave, dialer) as peer:
+        assert await peer.next_report() == 2 * FILE_BYTES
+        await peer.frame(1000)
         await settled()
         assert slave.last_close_reason is CloseReason.AHEAD
         assert slave.status().verdict == "AHEAD: told to begin at 131072, the master's log ends at 1000"
@@ -504,25 +405,7 @@ async def test_a_start_beyond_the_masters_end_is_in_status_until_the_master_reac
         await dialer.peers[-1].frame(2 * FILE_BYTES)
         await settled()
         assert slave.status().verdict == ""
-        nursery.cancel_scope.cancel()
     assert [path.name for path in tmp_path.iterdir() if "ahead" in path.name] == []
-
-
-async def test_no_report_is_beyond_the_own_log_after_the_masters_shrank(log, autojump_clock):
-    slave, dialer, _ = make_slave(log)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
-        peer = dialer.peers[0]
-        assert await peer.next_report() == 0
-        await peer.frame(3 * FILE_BYTES)
-        assert await peer.next_report() == 3 * FILE_BYTES
-        await peer.frame(FILE_BYTES)
-        await trio.sleep(1)
-        again = dialer.peers[1]
-        assert [await again.next_report() for _ in range(3)] == [0, 0, 0]
-        assert slave.status().reported_offset == 0 == log.max_offset
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("at", [90, 28])
@@ -532,10 +415,7 @@ async def test_frames_only_are_checked_where_so_configured(log, master_log, at, 
     data = bytearray(master_log.read(0, 8000))
     record_bytes = int.from_bytes(data[:4], "big")
     data[at] ^= 1
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
-        peer = dialer.peers[0]
+    async with running(slave, dialer) as peer:
         assert await peer.next_report() == 0
         await peer.frame(0, bytes(data))
         if at == 90:
@@ -544,24 +424,19 @@ async def test_frames_only_are_checked_where_so_configured(log, master_log, at, 
             await settled()
             assert slave.last_close_reason is CloseReason.BAD_RECORD
             assert log.is_empty
-        nursery.cancel_scope.cancel()
 
 
 async def test_frames_of_one_receive_are_appended_together_and_recorded_one_by_one(
     log, master_log, autojump_clock
 ):
     slave, dialer, events = make_slave(log)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
-        peer = dialer.peers[0]
+    async with running(slave, dialer) as peer:
         assert await peer.next_report() == 0
         data = bytes(master_log.read(0, 30_000))
         frames = [(offset, data[offset : offset + 3000]) for offset in range(0, 30_000, 3000)]
         await peer.stream.send_all(b"".join(HEADER.pack(offset, len(body)) + body for offset, body in frames))
         await settled()
         assert await peer.next_report() == log.max_offset > 27_000
-        nursery.cancel_scope.cancel()
     received = events.of(Kind.RECEIVED)
     assert [(offset, size) for _, _, offset, _, size, _ in received] == [
         (offset, len(body)) for offset, body in frames
@@ -576,8 +451,7 @@ async def test_a_master_that_closes_without_an_answer_is_in_the_verdict_until_it
     log.append(message())
     slave, dialer, _ = make_slave(log, replication=ReplicationSettings(tail_check_bytes=0))
     end_offset = log.max_offset
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
+    async with running(slave, dialer):
         for number in range(3):
             # Longer than the back-off before the second and third attempt.
             await trio.sleep(1)
@@ -593,7 +467,6 @@ async def test_a_master_that_closes_without_an_answer_is_in_the_verdict_until_it
         await dialer.peers[-1].frame(end_offset)
         await settled()
         assert slave.status().verdict == ""
-        nursery.cancel_scope.cancel()
 
 
 async def test_slave_that_serves_slaves_gives_each_connection_a_number_of_its_own(log, autojump_clock):
@@ -601,12 +474,8 @@ async def test_slave_that_serves_slaves_gives_each_connection_a_number_of_its_ow
     events, numbers = Events(), count(1)
     slave, _, _ = make_slave(log, events=events, connection_ids=numbers)
     master, _, _ = make_master(log, events=events, connection_ids=numbers)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
+    async with running(slave), connected(master) as (peer, _):
+        await peer.report(0)
         await settled()
-        async with connected(master) as (peer, _):
-            await peer.report(0)
-            await settled()
-            states = {(conn, state) for _, conn, _, _, _, state in events.of(Kind.STATE)}
-        nursery.cancel_scope.cancel()
+        states = {(conn, state) for _, conn, _, _, _, state in events.of(Kind.STATE)}
     assert states == {(1, HaState.TRANSFER), (2, HaState.HANDSHAKE), (2, HaState.TRANSFER)}

@@ -8,17 +8,16 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-import structlog
 import trio
 from trio.testing import memory_stream_pair
 
 import trioha.ha.master_connection as connection_module
 from tests.descriptors import close_after_test
-from tests.ha.support import Dialer, Events, make_master, make_slave, settled
+from tests.ha.support import Dialer, Events, make_master, make_slave, running, settled
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log
-from trioha.config.model import AckMode, HaVerify, StartFrom
+from trioha.config.model import AckMode, StartFrom
 from trioha.errors import StoreError
-from trioha.ha.frames import HEADER, TransferDecoder
+from trioha.ha.frames import TransferDecoder
 from trioha.ha.master_connection import LinkVerdict, MasterConnection
 from trioha.ha.meter import RateMeter
 from trioha.ha.replication_session import ReplicationSession, ReplicationSettings
@@ -56,16 +55,6 @@ PLANTED = [
     (Events, "fact"),
 ]
 """Every parser, handler and port of a connection."""
-
-
-@pytest.fixture(autouse=True)
-def plain_tracebacks():
-    """As a node logs them: rich needs a second for each."""
-    before = structlog.get_config()
-    renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-    structlog.configure(processors=[structlog.processors.add_log_level, renderer])
-    yield
-    structlog.configure(**before)
 
 
 def plant(patch, place, name, *, failing, error):
@@ -118,8 +107,15 @@ def log(tmp_path):
     return close_after_test(open_log(tmp_path / "slave")[0])
 
 
-@pytest.mark.parametrize("error", [RuntimeError("planted"), MemoryError(), OSError(errno.EMFILE, "no more")])
-@pytest.mark.parametrize(("place", "name"), PLANTED, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(
+    ("place", "name", "error"),
+    [
+        *((place, name, RuntimeError("planted")) for place, name in PLANTED),
+        (ReplicaAppender, "append", MemoryError()),
+        (connection_module, "receive_into", OSError(errno.EMFILE, "no more")),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 async def test_a_bug_anywhere_ends_the_connection_and_the_next_one_continues(
     *, log, master_log, autojump_clock, monkeypatch, place, name, error
 ):
@@ -188,11 +184,9 @@ async def test_a_dial_that_fails_in_any_way_is_repeated(log, autojump_clock, mon
     dialer = Dialer()
     slave, _, _ = make_slave(log, dialer=dialer)
     raised = plant(monkeypatch, slave, "_connect", failing={0, 1, 2}, error=error)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
+    async with running(slave, dialer):
         await trio.sleep(5)
         assert (len(raised), slave.state) == (3, HaState.TRANSFER)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_shortage_that_trio_wraps_is_counted_as_one(log, autojump_clock, monkeypatch):
@@ -200,10 +194,8 @@ async def test_a_shortage_that_trio_wraps_is_counted_as_one(log, autojump_clock,
     error.__cause__ = ExceptionGroup("tried", [OSError(errno.EMFILE, "Too many open files")])
     slave, _, _ = make_slave(log)
     plant(monkeypatch, slave, "_connect", failing={0}, error=error)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
+    async with running(slave):
         await trio.sleep(1)
-        nursery.cancel_scope.cancel()
     assert (slave.border.shortages, slave.border.bugs) == (1, 0)
 
 
@@ -231,8 +223,7 @@ async def test_a_log_at_the_end_of_all_offsets_is_refused_or_accepted_and_is_not
     log, autojump_clock, offset
 ):
     slave, dialer, _ = make_slave(log)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
+    async with running(slave, dialer):
         for number in range(3):
             await trio.sleep(6)
             peer = dialer.peers[-1]
@@ -240,15 +231,13 @@ async def test_a_log_at_the_end_of_all_offsets_is_refused_or_accepted_and_is_not
             await peer.frame(offset, b"x" * 200)
             await settled()
             assert number + 1 <= len(dialer.peers)
-        nursery.cancel_scope.cancel()
     assert slave.border.bugs == 0
     assert log.max_offset in {0, offset}
 
 
-@pytest.mark.parametrize("verify", list(HaVerify))
 @pytest.mark.parametrize(("message_bytes_max", "limit"), [(1000, 4 << 20), (6 << 20, 6 << 20)])
 async def test_a_record_longer_than_any_legal_one_is_refused_before_it_is_buffered(
-    tmp_path: Path, autojump_clock, verify, message_bytes_max, limit
+    tmp_path: Path, autojump_clock, message_bytes_max, limit
 ):
     file_bytes = 8 << 20
     long = close_after_test(
@@ -263,20 +252,16 @@ async def test_a_record_longer_than_any_legal_one_is_refused_before_it_is_buffer
     assert fits.size == limit + (64 << 10)
     head = bytearray(long.read(0, 200))
     head[:4] = (fits.size + 1).to_bytes(4, "big")
-    slave, dialer, events = make_slave(log, replication=ReplicationSettings(verify=verify))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(slave.run)
-        await settled()
-        await dialer.peers[0].frame(0, bytes(head))
+    slave, dialer, events = make_slave(log)
+    async with running(slave, dialer) as peer:
+        await peer.frame(0, bytes(head))
         await settled()
         assert [event[5] for event in events.of(Kind.REFUSED)] == [CloseReason.BAD_RECORD]
         await trio.sleep(1)
-        peer = dialer.peers[-1]
         step = 1 << 20
         for start in range(0, fits.size, step):
-            await peer.frame(start, bytes(long.read(start, step)))
+            await dialer.peers[-1].frame(start, bytes(long.read(start, step)))
         await settled()
-        nursery.cancel_scope.cancel()
     assert log.max_offset == fits.end_offset
 
 
@@ -290,7 +275,3 @@ def test_the_refusal_of_a_long_record_names_the_key(tmp_path):
     head[:4] = (5 << 20).to_bytes(4, "big")
     with pytest.raises(RecordError, match="raise maxMessageSize here"):
         ReplicaAppender(log).append(memoryview(head))
-
-
-def test_a_header_can_hold_every_offset():
-    assert HEADER.unpack(HEADER.pack(2**63 - 1, 0)) == (2**63 - 1, 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import pytest
 from attrs import define, field
-from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from trioha.ha.meter import LagClock
@@ -284,22 +283,18 @@ def test_with_another_member_a_slave_comes_in_at_the_confirm_offset_not_at_the_l
     assert master.proposed == [{1, 2, 3}]
 
 
-def test_a_slave_below_the_start_of_the_epoch_is_not_proposed():
-    master = Master(members=frozenset({1, 2}), confirm_offset=500)
-    master.connect(3)
-    master.ack(3, 999)
-    assert (master.proposals, master.set.confirm_offset) == ([], 500)
-    master.ack(3, 1000)
-    assert master.proposed == [{1, 2, 3}]
-
-
-def test_a_slave_below_the_log_end_of_a_restarted_master_is_not_proposed():
-    """The checkpoint's confirm offset is older than what the life before the restart has confirmed."""
-    master = Master(members=frozenset({1, 2}), epoch_start_offset=0)
+@pytest.mark.parametrize(("confirm_offset", "epoch_start_offset"), [(500, 1000), (0, 0)])
+def test_a_slave_below_the_logs_end_of_when_this_life_began_is_not_proposed(
+    confirm_offset, epoch_start_offset
+):
+    """After a restart the checkpoint's confirm offset is older than what the life before has confirmed."""
+    master = Master(
+        members=frozenset({1, 2}), confirm_offset=confirm_offset, epoch_start_offset=epoch_start_offset
+    )
     master.connect(3)
     master.ack(3, 500)
     master.ack(3, 999)
-    assert (master.proposals, master.set.confirm_offset) == ([], 0)
+    assert (master.proposals, master.set.confirm_offset) == ([], confirm_offset)
     master.ack(3, 1000)
     assert master.proposed == [{1, 2, 3}]
 
@@ -391,18 +386,6 @@ def test_an_idle_member_that_holds_everything_stays():
     master.append()
     master.tick(10.0)
     assert master.proposals == [], "its ack is due for 10 s only"
-
-
-def test_a_member_that_lags_always_by_less_than_15_s_stays():
-    master = Master()
-    master.join(2)
-    held = master.max_offset
-    for _ in range(20):
-        before, held = held, master.max_offset
-        master.append()
-        master.ack(2, before)
-        master.tick(5.0)
-    assert master.proposals == []
 
 
 def test_two_members_lost_one_after_the_other_leave_one_after_the_other():
@@ -898,4 +881,3 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

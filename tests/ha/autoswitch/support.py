@@ -74,6 +74,11 @@ class MasterPeer:
     async def next_report(self):
         return REPORT.unpack(await self.peer.read(REPORT_BYTES))[1]
 
+    async def reported(self, offset):
+        """Read reports until one is of `offset` or more."""
+        while await self.next_report() < offset:
+            pass
+
     async def serve(self, store):
         """Answer the handshake; returns the offset that the slave requests."""
         await self.handshake()

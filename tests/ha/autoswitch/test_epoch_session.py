@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from attrs import define
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
@@ -175,7 +175,6 @@ class History:
         return True
 
 
-@settings(max_examples=40, deadline=None)
 @given(STEPS)
 def test_after_any_history_of_masters_a_slaves_log_is_a_prefix_of_its_masters(steps):
     with tempfile.TemporaryDirectory() as folder, resources_closed():
@@ -197,6 +196,7 @@ def test_after_any_history_of_masters_a_slaves_log_is_a_prefix_of_its_masters(st
                 ]
 
 
+@pytest.mark.full
 def test_after_a_crash_at_any_call_of_the_cut_the_slave_follows_as_if_there_was_none(tmp_path):
     with resources_closed():
         master, template = (open_small_store(tmp_path / name) for name in ("master", "template"))
@@ -433,7 +433,6 @@ def test_a_log_with_confirmed_bytes_is_not_set_aside_for_a_master_that_is_empty(
     assert refusal_of(allowed, store, empty).reason is CloseReason.LOG_RESTARTED
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_whatever_is_changed_in_a_masters_stream_only_the_connection_ends(data):
     with tempfile.TemporaryDirectory() as folder, resources_closed():

@@ -1,6 +1,5 @@
 """The codec of controller mode, against recorded sessions of real stores, whole and cut anywhere."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,12 @@ from trioha.ha.autoswitch.frames import (
 from trioha.store.epochs import EpochEntry
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "ha-autoswitch"
-RECORDINGS = sorted(path.name.removesuffix(".m2s.bin") for path in VECTORS.glob("*.m2s.bin"))
+RECORDINGS = (
+    "a-empty-master-then-puts",
+    "b-master-epoch2",
+    "c-new-slave-joins-at-epoch2",
+    "d-old-master-truncates",
+)
 I32 = st.integers(-(2**31), 2**31 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
 OFFSETS = st.integers(0, 2**63 - 1)
@@ -92,34 +96,14 @@ def read(name):
     return (VECTORS / name).read_bytes()
 
 
-def test_there_are_four_recordings():
-    assert len(RECORDINGS) == 4
-
-
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_recorded_masters_decode_and_encode_to_the_same_bytes_however_they_are_cut(name):
-    data = read(f"{name}.m2s.bin")
-    whole = from_master([data])
-    assert to_bytes(whole) == data
-    assert from_master(data[at : at + 1] for at in range(len(data))) == whole
-    assert all(from_master([data[:at], data[at:]]) == whole for at in range(len(data)))
-
-
-@pytest.mark.parametrize("name", RECORDINGS)
-@given(sizes=CUTS)
-def test_recorded_sessions_survive_any_cut(name, sizes):
-    for suffix, decode in (("m2s", from_master), ("s2m", from_slave)):
+def test_recorded_sessions_decode_and_encode_to_the_same_bytes_however_they_are_cut(name):
+    for suffix, decode, encode in (("m2s", from_master, to_bytes), ("s2m", from_slave, slave_bytes)):
         data = read(f"{name}.{suffix}.bin")
-        assert decode(cut(data, sizes)) == decode([data])
-
-
-@pytest.mark.parametrize("name", RECORDINGS)
-def test_recorded_slaves_decode_and_encode_to_the_same_bytes_however_they_are_cut(name):
-    data = read(f"{name}.s2m.bin")
-    whole = from_slave([data])
-    assert slave_bytes(whole) == data
-    assert from_slave(data[at : at + 1] for at in range(len(data))) == whole
-    assert all(from_slave([data[:at], data[at:]]) == whole for at in range(len(data)))
+        whole = decode([data])
+        assert encode(whole) == data
+        assert decode(data[at : at + 1] for at in range(len(data))) == whole
+        assert all(decode([data[:at], data[at:]]) == whole for at in range(len(data)))
 
 
 def test_an_empty_masters_recording_reads_as_what_happened():
@@ -354,14 +338,3 @@ def test_whether_a_slaves_frame_is_incomplete_is_known():
     assert not decoder.is_between_frames
     assert decoder.feed(report[11:]) == [SlaveReport(5)]
     assert decoder.is_between_frames
-
-
-@pytest.mark.parametrize("name", RECORDINGS)
-def test_recorded_bodies_continue_each_other(name):
-    data = [
-        (header, body)
-        for header, body in from_master([read(f"{name}.m2s.bin")])
-        if isinstance(header, TransferHeader) and body
-    ]
-    for (header, body), (following, _) in pairwise(data):
-        assert following.offset == header.offset + len(body)

@@ -7,14 +7,15 @@ import trio
 from attrs import evolve
 
 from tests.ha.autoswitch.master_support import OWN, SlavePeer, begin_life, connected, table
-from tests.ha.support import SETTINGS, settled
+from tests.ha.autoswitch.support import recorded_frames
+from tests.ha.support import SETTINGS, listening, settled
 from tests.store.support import message, open_log
+from tests.waiting import until
 from trioha.controller.agent import SetDecision
 from trioha.ha.autoswitch.frames import (
     EPOCHS_MAX,
     MASTER_HANDSHAKE_BYTES,
     MasterHandshake,
-    MasterStreamDecoder,
     SlaveHandshake,
     SlaveStreamDecoder,
     TransferHeader,
@@ -45,14 +46,7 @@ def fill(log, to_offset):
 
 def recorded(name):
     """What a real master sent: its handshake, and (header, body) of each frame; and a real slave's frames."""
-    decoder = MasterStreamDecoder()
-    decoder.feed((VECTORS / f"{name}.m2s.bin").read_bytes())
-    handshake, frames = decoder.next_event(), []
-    while (event := decoder.next_event()) is not None:
-        if isinstance(event, TransferHeader):
-            frames.append((event, b""))
-        else:
-            frames[-1] = (frames[-1][0], bytes(event.data))
+    handshake, frames = recorded_frames((VECTORS / f"{name}.m2s.bin").read_bytes())
     return handshake, frames, SlaveStreamDecoder().feed((VECTORS / f"{name}.s2m.bin").read_bytes())
 
 
@@ -158,9 +152,9 @@ async def test_handshake_and_first_report_may_come_together(log):
         assert header.offset == 0
 
 
-@pytest.mark.parametrize("count", [1000, 1001, EPOCHS_MAX])
-async def test_a_log_of_many_epochs_is_served(log, count):
+async def test_a_log_of_many_epochs_is_served(log):
     """RocketMQ's master fails beyond 1,000."""
+    count = EPOCHS_MAX
     fill(log, count + 10)
     life = begin_life(log, epochs=table(*((n, n) for n in range(count))))
     async with connected(life) as peer:
@@ -580,36 +574,26 @@ async def test_status_shows_members_as_in_sync(log):
 async def test_a_slave_over_tcp_joins_and_its_acks_are_polled(log):
     end = fill(log, 3000)
     life = begin_life(log)
-    async with trio.open_nursery() as nursery:
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        await nursery.start(life.master.serve, listeners)
-        address = listeners[0].socket.getsockname()
-        async with await trio.open_tcp_stream(*address) as stream:
-            peer = SlavePeer(stream)
-            with trio.fail_after(60):
-                await peer.join(0)
-                while (await peer.next_frame())[0].offset + 32768 < end:
-                    pass
-                await peer.report(end)
-                await until(lambda: life.set.open_proposal is not None)
-                life.accept()
-                # The connection's writer must wait before a put may be pushed past it.
-                await trio.testing.wait_all_tasks_blocked(0.01)
-                stored = log.append(message())
-                life.master.push(0)
-                header, body = await peer.next_frame()
-                assert (header.offset, len(body)) == (end, stored.size)
-                await peer.report(stored.end_offset)
-                (connection,) = life.master._connections.values()
-                while life.set.confirm_offset < stored.end_offset:
-                    connection.poll_acks()
-                    await trio.lowlevel.checkpoint()
-        nursery.cancel_scope.cancel()
-
-
-async def until(condition):
-    while not condition():  # noqa: ASYNC110 - the caller has a deadline
-        await trio.sleep(0.005)
+    async with listening(life.master) as port, await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        peer = SlavePeer(stream)
+        with trio.fail_after(60):
+            await peer.join(0)
+            while (await peer.next_frame())[0].offset + 32768 < end:
+                pass
+            await peer.report(end)
+            await until(lambda: life.set.open_proposal is not None)
+            life.accept()
+            # The connection's writer must wait before a put may be pushed past it.
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            stored = log.append(message())
+            life.master.push(0)
+            header, body = await peer.next_frame()
+            assert (header.offset, len(body)) == (end, stored.size)
+            await peer.report(stored.end_offset)
+            (connection,) = life.master._connections.values()
+            while life.set.confirm_offset < stored.end_offset:
+                connection.poll_acks()
+                await trio.lowlevel.checkpoint()
 
 
 async def test_a_table_that_is_not_ready_serves_no_bytes(log):
