@@ -10,6 +10,7 @@ from trioha.remoting.command import RemotingCommand
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 STREAMS = sorted(VECTORS.glob("remoting-*/*.bin"))
+NAME_SERVER_STREAMS = sorted(VECTORS.glob("name-server/*/*.c2s.bin"))
 
 
 def frames(path: Path) -> list[bytes]:

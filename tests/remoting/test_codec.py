@@ -3,8 +3,7 @@
 import json
 import random
 import tracemalloc
-from contextlib import suppress
-from itertools import pairwise
+from itertools import pairwise, product
 from struct import pack
 
 import pytest
@@ -12,7 +11,8 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.remoting.recorded import STREAMS, commands, frames, header_of
+from tests.levels import by_level
+from tests.remoting.recorded import NAME_SERVER_STREAMS, STREAMS, commands, frames, header_of
 from tests.remoting.values import json_values
 from trioha.errors import LocalProtocolError, RemoteProtocolError
 from trioha.remoting.codec import FrameDecoder, encode, encode_head
@@ -70,48 +70,28 @@ def test_commands_do_not_depend_on_where_the_stream_is_cut(sent, cuts):
     assert decode(*pieces) == sent
 
 
-@pytest.mark.parametrize("path", STREAMS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_recorded_frames_decode_and_encode_to_the_same_bytes(path):
-    recorded = frames(path)
-    decoded = commands(path)
-    assert len(decoded) == len(recorded) > 0
-    for frame, command in zip(recorded, decoded, strict=True):
-        again = encode(command)
-        assert decode(again) == [command]
-        if command.language is LanguageCode.JAVA:
-            # Java says {} for "no fields" in some places and nothing in others; we say nothing.
-            header = header_of(frame).replace(b'"extFields":{},', b"")
-            assert header_of(again) == header
-            assert again.endswith(bytes(command.body))
+def test_recorded_frames_decode_and_encode_to_the_same_bytes():
+    for path in (*STREAMS, *NAME_SERVER_STREAMS):
+        recorded = frames(path)
+        decoded = commands(path)
+        assert len(decoded) == len(recorded) > 0, path
+        for frame, command in zip(recorded, decoded, strict=True):
+            again = encode(command)
+            assert decode(again) == [command], path
+            if command.language is LanguageCode.JAVA:
+                # Java says {} for "no fields" in some places and nothing in others; we say nothing.
+                header = header_of(frame).replace(b'"extFields":{},', b"")
+                assert header_of(again) == header, path
+                assert again.endswith(bytes(command.body)), path
 
 
-@pytest.mark.parametrize("path", STREAMS[::4], ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_recorded_streams_decode_byte_by_byte(path):
-    raw = path.read_bytes()[:6000]
-    decoder = FrameDecoder()
-    decoded = []
-    for index in range(len(raw)):
-        decoder.feed(raw[index : index + 1])
-        while (command := decoder.next_command()) is not None:
-            decoded.append(command)
-    assert decoded == commands(path)[: len(decoded)]
-    assert decoded
-
-
-@given(COMMANDS, st.data())
-def test_a_mutated_frame_gives_a_command_or_a_protocol_error(command, data):
-    raw = bytearray(encode(command))
-    for _ in range(data.draw(st.integers(1, 4))):
-        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
-    decoder = FrameDecoder(frame_bytes_max=4096)
-    decoder.feed(bytes(raw))
-    try:
-        decoded = decoder.next_command()
-    except RemoteProtocolError:
-        with pytest.raises(RemoteProtocolError):
-            decoder.next_command()
-    else:
-        assert decoded is None or -(2**31) <= decoded.opaque < 2**31
+@pytest.mark.sized
+def test_recorded_streams_decode_byte_by_byte():
+    for path in STREAMS[:: by_level(32, 4, 1)]:
+        raw = path.read_bytes()[:6000]
+        decoded = decode(*(raw[index : index + 1] for index in range(len(raw))))
+        assert decoded == commands(path)[: len(decoded)], path
+        assert decoded, path
 
 
 @given(st.binary(max_size=300))
@@ -124,20 +104,8 @@ def test_a_binary_header_of_any_bytes_gives_a_command_or_a_protocol_error(header
     assert decode(encode(command)) == [command]
 
 
-KEYS = st.sampled_from(
-    (
-        "code",
-        "opaque",
-        "flag",
-        "version",
-        "remark",
-        "extFields",
-        "language",
-        "serializeTypeCurrentRPC",
-        "x",
-        "",
-    )
-)
+FIELDS = "code opaque flag version remark extFields language serializeTypeCurrentRPC x"
+KEYS = st.sampled_from((*FIELDS.split(), ""))
 VALUES = json_values(KEYS | TEXT)
 
 
@@ -209,12 +177,11 @@ def test_a_binary_header_with_any_lengths_gives_a_command_or_a_protocol_error(
     decoded_or_refused(binary_frame(header + raw_remark + pack(">i", wrong(len(ext))) + ext))
 
 
-@pytest.mark.parametrize("depth", range(900, 1010, 3))
-@pytest.mark.parametrize("name", ["code", "remark", "extFields", "x"])
-def test_nesting_at_the_edge_of_the_interpreters_recursion_is_refused_or_read(name, depth):
-    nested = "[" * depth + "]" * depth
-    decoded_or_refused(json_frame(f'{{"code":1,"opaque":1,"{name}":{nested}}}'.encode()))
-    decoded_or_refused(json_frame(f'{{"code":1,"opaque":1,"extFields":{{"a":{nested}}}}}'.encode()))
+def test_nesting_at_the_edge_of_the_interpreters_recursion_is_refused_or_read():
+    for depth, name in product(range(900, 1010, 5), ("code", "remark", "extFields", "x")):
+        nested = "[" * depth + "]" * depth
+        decoded_or_refused(json_frame(f'{{"code":1,"opaque":1,"{name}":{nested}}}'.encode()))
+        decoded_or_refused(json_frame(f'{{"code":1,"opaque":1,"extFields":{{"a":{nested}}}}}'.encode()))
 
 
 def test_a_key_of_the_dialect_that_is_an_object_becomes_text():
@@ -230,18 +197,6 @@ def test_ext_fields_of_a_binary_header_have_a_maximum():
     assert len(decode(frame(256))) == 1
     with pytest.raises(RemoteProtocolError, match="257 ext fields"):
         decode(frame(257))
-
-
-def test_a_real_header_with_any_byte_flipped_never_escapes_as_another_error():
-    chance = random.Random(5)
-    for path in STREAMS:
-        frame = bytearray(frames(path)[0])
-        for _ in range(200):
-            mutated = bytearray(frame)
-            mutated[chance.randrange(len(mutated))] ^= 1 << chance.randrange(8)
-            # Whatever it is now, only a protocol error may come of it.
-            with suppress(RemoteProtocolError):
-                decode(bytes(mutated), frame_bytes_max=len(frame) + 100)
 
 
 def test_values_that_are_not_strings_are_read_as_they_were_written():
@@ -325,9 +280,12 @@ def test_an_invalid_header_is_refused_with_its_reason(header, says):
         (b"GET / HTTP/1.1\r\n\r\n", "beyond the limit"),
     ],
 )
-def test_an_invalid_frame_is_refused_as_early_as_possible(frame, says):
-    with pytest.raises(RemoteProtocolError, match=says):
-        decode(frame)
+def test_an_invalid_frame_is_refused_as_early_as_possible_and_nothing_is_read_after_it(frame, says):
+    decoder = FrameDecoder()
+    decoder.feed(frame)
+    for _ in range(2):
+        with pytest.raises(RemoteProtocolError, match=says):
+            decoder.next_command()
 
 
 def test_a_frame_at_the_limit_is_accepted_and_one_byte_more_is_refused():

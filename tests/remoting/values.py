@@ -5,18 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 WRONG_NUMBERS = (
-    "",
-    "-",
-    "--5",
-    "+5",
-    " 5",
-    "5_0",
-    "\u0665",
-    "1e3",
-    "1.5",
-    "0x10",
-    "9" * 5000,
-    "-9223372036854775809",
+    *("", "-", "--5", "+5", " 5", "5_0", "\u0665", "1e3", "1.5", "0x10", "9" * 5000, "-9223372036854775809"),
 )
 """Texts that `int` reads and no protocol allows, and numbers beyond all ranges."""
 
