@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any
 
 import trio
 import trio.testing
 
+from tests.remoting.streams import transport_pair
 from trioha.remoting.address import Address
 from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.codec import FrameDecoder
@@ -76,6 +77,11 @@ async def served_stream(server: RemotingServer, pair: tuple[Any, Any] | None = N
         nursery.start_soon(run)
         yield ours
         nursery.cancel_scope.cancel()
+
+
+def served_pipe(server: RemotingServer, capacity_bytes: int = 64 * 1024) -> AbstractAsyncContextManager[Any]:
+    """As `served_stream` with streams that behave like sockets: see `tests.remoting.streams`."""
+    return served_stream(server, transport_pair(capacity_bytes))
 
 
 async def read_command(

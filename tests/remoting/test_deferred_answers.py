@@ -1,14 +1,13 @@
 """Answers that come later without a task: when they are sent, together with which, and what ends them."""
 
-from contextlib import asynccontextmanager
-
 import pytest
 import trio
 import trio.testing
 from structlog.testing import capture_logs
 
+from tests.remoting.serving import connected, opaques, read_command, reset, served_stream, serving
 from tests.remoting.streams import transport_pair
-from tests.remoting.test_server import PEER_ADDRESS, read_command, served_stream, serving
+from tests.waiting import until
 from trioha.deferred import Deferred
 from trioha.net.transport import SocketTransport
 from trioha.remoting.client import open_client
@@ -53,21 +52,8 @@ def ask(number, *, oneway=False):
     return encode(request(1, body=b"%d" % number, oneway=oneway), opaque=number)
 
 
-@asynccontextmanager
-async def connected(server):
-    """Our end of a connection over loopback."""
-    async with trio.open_nursery() as nursery:
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        nursery.start_soon(trio.serve_listeners, server.serve_connection, listeners)
-        async with await trio.open_tcp_stream(*listeners[0].socket.getsockname()) as stream:
-            with trio.fail_after(60):
-                yield stream, FrameDecoder()
-        nursery.cancel_scope.cancel()
-
-
 async def until_asked(answers, count):
-    while len(answers) < count:  # noqa: ASYNC110 - a handler has no event
-        await trio.sleep(0.001)
+    await until(lambda: len(answers) >= count)
     await trio.testing.wait_all_tasks_blocked()
 
 
@@ -113,8 +99,7 @@ async def test_answers_that_come_together_are_sent_together(sends):
         assert sends == []
         await trio.testing.wait_all_tasks_blocked()
         assert len(sends) == 1
-        found = [await read_command(stream, decoder) for _ in range(8)]
-        assert [one.opaque for one in found if one] == [4, 0, 1, 2, 3, 5, 6, 7]
+        assert await opaques(stream, decoder, 8) == [4, 0, 1, 2, 3, 5, 6, 7]
         for answer in answers[8:]:
             answer.come()
         await trio.testing.wait_all_tasks_blocked()
@@ -129,10 +114,9 @@ async def test_a_stream_that_is_no_socket_gets_its_answers_from_the_writer():
         async with served_stream(RemotingServer(answers)) as stream:
             await stream.send_all(ask(1) + ask(2))
             await until_asked(answers, 2)
-            decoder = FrameDecoder()
             for answer in reversed(answers):
                 answer.come()
-            assert [(await read_command(stream, decoder)).opaque for _ in range(2)] == [2, 1]
+            assert await opaques(stream, FrameDecoder(), 2) == [2, 1]
 
 
 async def test_an_answer_that_is_there_at_once_is_sent_with_its_turn(sends):
@@ -143,8 +127,7 @@ async def test_an_answer_that_is_there_at_once_is_sent_with_its_turn(sends):
 
     async with connected(RemotingServer(at_once)) as (stream, decoder):
         await stream.send_all(ask(1) + ask(2))
-        found = [await read_command(stream, decoder) for _ in range(2)]
-        assert [one.opaque for one in found if one] == [1, 2]
+        assert await opaques(stream, decoder, 2) == [1, 2]
         assert len(sends) == 1
 
 
@@ -181,47 +164,30 @@ async def test_an_error_of_a_result_is_its_answer_and_the_next_request_is_served
 async def test_a_connection_that_ends_abandons_its_answers():
     answers = Answers()
     server = RemotingServer(answers)
-    ours, theirs = transport_pair()
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(server.serve_stream, theirs, PEER_ADDRESS)
-            await ours.send_all(ask(1) + ask(2) + ask(3))
-            await until_asked(answers, 3)
-            answers[0].come()
-            await ours.aclose()
+    async with served_stream(server, transport_pair()) as stream:
+        await stream.send_all(ask(1) + ask(2) + ask(3))
+        await until_asked(answers, 3)
+        answers[0].come()
+        await stream.aclose()
+        await until(lambda: not server.statistics.connections_open)
     assert [answer.is_abandoned for answer in answers[1:]] == [True, True]
     answers[1].come()
     assert server.statistics.held_bytes == 0
 
 
-async def test_an_answer_for_a_peer_that_is_gone_hurts_nobody():
+@pytest.mark.parametrize("in_flight_max", [1, 8], ids=["not reading", "reading"])
+async def test_an_answer_for_a_peer_that_is_gone_ends_its_connection_and_hurts_nobody(in_flight_max):
+    """Also where the server reads nothing meanwhile, since as many requests are in flight as may be."""
     answers = Answers()
-    server = RemotingServer(answers)
-    async with connected(server) as (stream, _):
-        await stream.send_all(ask(1))
-        await until_asked(answers, 1)
-        stream.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        stream.socket.close()
-        # The server's task has not run since: its socket has been reset, and the send fails.
-        answers[0].come()
-        while server.statistics.connections_open:  # noqa: ASYNC110 - counters have no event
-            await trio.sleep(0.001)
-    assert server.statistics.broken_connections == 1
-    assert server.statistics.bugs == 0
-
-
-async def test_an_answer_for_a_peer_that_is_gone_ends_a_connection_that_reads_nothing_meanwhile():
-    answers = Answers()
-    server = RemotingServer(answers, limits=ServerLimits(in_flight_max=1))
+    server = RemotingServer(answers, limits=ServerLimits(in_flight_max=in_flight_max))
     async with connected(server) as (stream, _):
         await stream.send_all(ask(1) + ask(2))
-        await until_asked(answers, 1)
-        stream.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        stream.socket.close()
+        await until_asked(answers, min(in_flight_max, 2))
+        reset(stream)
+        # The server's task has not run since: its socket has been reset, and the send fails.
         answers[0].come()
-        while server.statistics.connections_open:  # noqa: ASYNC110 - counters have no event
-            await trio.sleep(0.001)
-    assert len(answers) == 1
+        await until(lambda: not server.statistics.connections_open)
+    assert len(answers) == min(in_flight_max, 2)
     assert (server.statistics.broken_connections, server.statistics.bugs) == (1, 0)
     assert server.statistics.held_bytes == 0
 
@@ -254,8 +220,7 @@ async def test_a_oneway_request_is_not_answered_later_either():
         await stream.send_all(ask(2))
         await until_asked(answers, 2)
         answers[1].come()
-        found = await read_command(stream, decoder)
-        assert found.opaque == 2
+        assert await opaques(stream, decoder, 1) == [2]
     assert (server.statistics.oneway_requests, server.statistics.responses) == (1, 1)
 
 
@@ -270,10 +235,7 @@ async def test_draining_waits_for_answers_that_come_later(autojump_clock):
             await trio.sleep(1)
             assert server.statistics.connections_open == 1
             answers[0].come()
-            decoder = FrameDecoder()
-            found = await read_command(stream, decoder)
-            assert found.opaque == 1
-            assert await read_command(stream, decoder) is None
+            assert await opaques(stream, FrameDecoder(), 2) == [1, None]
     assert server.statistics.cut_connections == 0
 
 
@@ -294,33 +256,27 @@ async def test_the_end_of_a_turn_comes_after_all_requests_that_came_together():
 
 
 async def test_many_answers_in_any_order_reach_their_requests():
-    waiting: list[Answer] = []
-
-    def handler(asked, peer):
-        waiting.append(Answer(asked))
-        return waiting[-1]
+    waiting = Answers()
 
     async def answer_all():
-        for _ in range(10_000):
+        while True:
             await trio.lowlevel.checkpoint()
             if waiting:
                 waiting.pop(len(waiting) // 2).come()
 
-    async with serving(handler) as (server, address), open_client(address) as client:
-        found: dict[int, bytes] = {}
+    async def one(client, number):
+        found[number] = bytes((await client.request(request(1, body=b"%d" % number))).body)
 
-        async def one(number):
-            answer = await client.request(request(1, body=b"%d" % number))
-            found[number] = bytes(answer.body)
-
+    found = {}
+    async with serving(waiting) as (server, address), open_client(address) as client:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(answer_all)
             async with trio.open_nursery() as clients:
                 for number in range(300):
-                    clients.start_soon(one, number)
+                    clients.start_soon(one, client, number)
             nursery.cancel_scope.cancel()
-        assert found == {number: b"%d" % number for number in range(300)}
         assert server.statistics.responses == 300
+    assert found == {number: b"%d" % number for number in range(300)}
 
 
 async def test_answers_that_come_within_a_block_are_sent_at_its_end(sends):
@@ -339,11 +295,8 @@ async def test_answers_that_come_within_a_block_are_sent_at_its_end(sends):
             answers[1].come()
             assert sends == []
         assert len(sends) == 2
-        for number in (3, 1):
-            found = await read_command(stream, decoder)
-            assert found.opaque == number
-        found = await read_command(other, other_decoder)
-        assert found.opaque == 7
+        assert await opaques(stream, decoder, 2) == [3, 1]
+        assert await opaques(other, other_decoder, 1) == [7]
         # The block is over: the next ones go by the writer.
         answers[0].come()
         assert len(sends) == 2
@@ -352,8 +305,7 @@ async def test_answers_that_come_within_a_block_are_sent_at_its_end(sends):
         assert len(sends) == 2
         await trio.testing.wait_all_tasks_blocked()
         assert len(sends) == 3
-        found = [await read_command(stream, decoder) for _ in range(2)]
-        assert [one.opaque for one in found if one] == [0, 2]
+        assert await opaques(stream, decoder, 2) == [0, 2]
         for answer in answers[4:7]:
             answer.come()
         await trio.testing.wait_all_tasks_blocked()

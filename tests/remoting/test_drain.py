@@ -7,8 +7,8 @@ import pytest
 import trio
 import trio.testing
 
-from tests.remoting.streams import transport_pair
-from trioha.remoting.address import Address
+from tests.remoting.serving import WITHIN_S, served_pipe
+from tests.waiting import until
 from trioha.remoting.client import ConnectionLostError, open_client
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.command import request, response_to
@@ -26,21 +26,6 @@ async def wait(asked):
     return response_to(asked, 0, body=asked.body)
 
 
-@asynccontextmanager
-async def connected(server, *, capacity_bytes=64 * 1024):
-    """Our end of a connection in memory that `server` serves."""
-    ours, theirs = transport_pair(capacity_bytes)
-
-    async def run():
-        await server.serve_stream(theirs, Address("192.0.2.1", 4711))
-        await theirs.aclose()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run)
-        yield ours
-        nursery.cancel_scope.cancel()
-
-
 async def answers_until_end(stream):
     """Opaque and time of each answer until the server ends the connection; then closes our end."""
     decoder = FrameDecoder()
@@ -55,7 +40,7 @@ async def answers_until_end(stream):
 
 async def test_requests_in_flight_are_answered_before_the_connection_ends(autojump_clock):
     server = RemotingServer(sleeper)
-    async with connected(server) as stream, trio.open_nursery() as nursery:
+    async with served_pipe(server) as stream, trio.open_nursery() as nursery:
         await stream.send_all(b"".join(encode(request(code), opaque=code) for code in (2, 0, 1)))
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(server.drain)
@@ -66,7 +51,7 @@ async def test_requests_in_flight_are_answered_before_the_connection_ends(autoju
 
 async def test_requests_without_an_answer_at_the_timeout_are_cut_and_counted(autojump_clock):
     server = RemotingServer(sleeper)
-    async with connected(server) as stream, trio.open_nursery() as nursery:
+    async with served_pipe(server) as stream, trio.open_nursery() as nursery:
         await stream.send_all(encode(request(1), opaque=1) + encode(request(20), opaque=2))
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(server.drain)
@@ -79,7 +64,7 @@ async def test_requests_without_an_answer_at_the_timeout_are_cut_and_counted(aut
 async def test_a_draining_connection_reads_no_more_requests(autojump_clock):
     """Neither a new request nor the rest of one reaches the handler."""
     server = RemotingServer(sleeper)
-    async with connected(server) as stream, trio.open_nursery() as nursery:
+    async with served_pipe(server) as stream, trio.open_nursery() as nursery:
         half = encode(request(0), opaque=9)
         await stream.send_all(encode(request(2), opaque=1) + half[:20])
         await trio.testing.wait_all_tasks_blocked()
@@ -92,7 +77,7 @@ async def test_a_draining_connection_reads_no_more_requests(autojump_clock):
 
 async def test_a_request_that_waits_for_room_is_dropped(autojump_clock):
     server = RemotingServer(sleeper, limits=ServerLimits(in_flight_max=1))
-    async with connected(server) as stream, trio.open_nursery() as nursery:
+    async with served_pipe(server) as stream, trio.open_nursery() as nursery:
         await stream.send_all(encode(request(1), opaque=1) + encode(request(0), opaque=2))
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(server.drain)
@@ -101,7 +86,7 @@ async def test_a_request_that_waits_for_room_is_dropped(autojump_clock):
 
 async def test_an_idle_connection_ends_at_once(autojump_clock):
     server = RemotingServer(sleeper)
-    async with connected(server) as stream, trio.open_nursery() as nursery:
+    async with served_pipe(server) as stream, trio.open_nursery() as nursery:
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(server.drain)
         assert await answers_until_end(stream) == []
@@ -110,7 +95,7 @@ async def test_an_idle_connection_ends_at_once(autojump_clock):
 
 async def test_a_peer_that_does_not_close_is_waited_for_half_a_second(autojump_clock):
     server = RemotingServer(sleeper)
-    async with connected(server) as stream:
+    async with served_pipe(server) as stream:
         await stream.send_all(encode(request(1)))
         await trio.testing.wait_all_tasks_blocked()
         await server.drain()
@@ -121,7 +106,7 @@ async def test_a_peer_that_does_not_close_is_waited_for_half_a_second(autojump_c
 async def test_answers_to_a_slow_peer_are_sent_completely(autojump_clock):
     server = RemotingServer(sleeper)
     body = bytes(range(256)) * 100
-    async with connected(server, capacity_bytes=10_000) as stream, trio.open_nursery() as nursery:
+    async with served_pipe(server, 10_000) as stream, trio.open_nursery() as nursery:
         await stream.send_all(encode(request(0, body=body)))
         nursery.start_soon(server.drain)
         await trio.testing.wait_all_tasks_blocked()
@@ -143,7 +128,7 @@ async def test_draining_waits_for_a_oneway_request_in_flight(autojump_clock):
         done = True
 
     server = RemotingServer(lambda asked, peer: work())
-    async with connected(server) as stream, trio.open_nursery() as nursery:
+    async with served_pipe(server) as stream, trio.open_nursery() as nursery:
         await stream.send_all(encode(request(1, oneway=True)))
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(server.drain)
@@ -156,64 +141,58 @@ async def test_draining_without_connections_ends_at_once(autojump_clock):
     assert trio.current_time() == 0.0
 
 
+async def nobody_listens(address):
+    with pytest.raises(ConnectionLostError):
+        async with open_client(address):
+            raise AssertionError("somebody listens")
+
+
+@asynccontextmanager
+async def serving_until_it_ends(server):
+    """Its address. The block ends when serving does."""
+    with trio.fail_after(WITHIN_S):
+        async with trio.open_nursery() as nursery:
+            ((host, port),) = await nursery.start(partial(server.serve, host="127.0.0.1", port=0))
+            yield f"{host}:{port}"
+
+
 async def test_a_draining_server_accepts_no_connection_answers_open_ones_and_ends():
     """Over sockets; for the client the connection ends like any other."""
     release = trio.Event()
+    answers = []
 
     async def hold(asked, peer):
         await release.wait()
         return response_to(asked, 0)
 
-    answers: list[int] = []
+    async def ask(client):
+        answers.append((await client.request(request(1))).code)
+
     server = RemotingServer(hold)
-    ended = trio.Event()
-
-    async def serve(task_status):
-        await server.serve(host="127.0.0.1", port=0, task_status=task_status)
-        ended.set()
-
-    with trio.fail_after(20):
-        async with trio.open_nursery() as nursery:
-            ((host, port),) = await nursery.start(serve)
-            async with open_client(f"{host}:{port}") as client:
-
-                async def ask():
-                    answers.append((await client.request(request(1))).code)
-
-                async with trio.open_nursery() as asking:
-                    asking.start_soon(ask)
-                    while server.statistics.requests == 0:  # noqa: ASYNC110 - a counter has no event
-                        await trio.sleep(0.005)
-                    nursery.start_soon(server.drain)
-                    await trio.testing.wait_all_tasks_blocked(0.01)
-                    with pytest.raises(ConnectionLostError):
-                        async with open_client(f"{host}:{port}"):
-                            raise AssertionError("nobody listens")
-                    assert not ended.is_set()
-                    release.set()
-                await client.wait_lost()
-            await ended.wait()
+    async with (
+        serving_until_it_ends(server) as address,
+        open_client(address) as client,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(ask, client)
+        await until(lambda: server.statistics.requests)
+        nursery.start_soon(server.drain)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        await nobody_listens(address)
+        assert answers == []
+        release.set()
+        await client.wait_lost()
     assert answers == [0]
 
 
-async def test_stop_accepting_keeps_open_connections():
+async def test_stop_accepting_keeps_open_connections_and_serving_ends_with_the_last_one():
     server = RemotingServer(sleeper)
-    with trio.fail_after(20):
-        async with trio.open_nursery() as nursery:
-
-            async def serve(task_status):
-                await server.serve(host="127.0.0.1", port=0, task_status=task_status)
-
-            ((host, port),) = await nursery.start(serve)
-            async with open_client(f"{host}:{port}") as client:
-                assert (await client.request(request(0))).code == 0
-                server.stop_accepting()
-                await trio.testing.wait_all_tasks_blocked(0.01)
-                with pytest.raises(ConnectionLostError):
-                    async with open_client(f"{host}:{port}"):
-                        raise AssertionError("nobody listens")
-                assert (await client.request(request(0))).code == 0
-            # The nursery ends: serving ends with the last connection.
+    async with serving_until_it_ends(server) as address, open_client(address) as client:
+        assert (await client.request(request(0))).code == 0
+        server.stop_accepting()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        await nobody_listens(address)
+        assert (await client.request(request(0))).code == 0
 
 
 async def test_connections_end_only_after_the_listeners_are_closed(autojump_clock, monkeypatch):
@@ -231,7 +210,7 @@ async def test_connections_end_only_after_the_listeners_are_closed(autojump_cloc
     server = RemotingServer(sleeper)
     async with trio.open_nursery() as nursery:
         await nursery.start(partial(server.serve, host="127.0.0.1", port=0))
-        async with connected(server) as stream:
+        async with served_pipe(server) as stream:
             nursery.start_soon(server.drain)
             # A client whose connection has ended dials again, and must not be accepted.
             assert await stream.receive_some() == b""

@@ -60,7 +60,7 @@ def test_a_body_of_any_bytes_is_read_or_refused(body):
 
 
 def test_a_deeply_nested_body_is_read_or_refused():
-    """Plainly, since hypothesis moves the edge of the interpreter's recursion, which lies between 900 and 1010."""
+    # Not by hypothesis, which moves the edge of the interpreter's recursion (900 to 1010).
     keys = ("masterCommitLogMaxOffset", "table", "brokerAddrTable", "role")
     for depth in (60, 70, *range(900, 1010, 5), 100_000):
         for nested in ("[" * depth + "]" * depth, '{"b":' * depth + "1" + "}" * depth):

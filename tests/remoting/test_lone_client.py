@@ -7,8 +7,9 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from tests.remoting.test_deferred_answers import Answer, Answers, ask, connected, until_asked
-from tests.remoting.test_server import read_command
+from tests.remoting.serving import connected, opaques, read_command, reset
+from tests.remoting.test_deferred_answers import Answer, Answers, ask, until_asked
+from tests.waiting import until
 from trioha.net.busy_poll import BusyPoll
 from trioha.remoting import server_connection
 from trioha.remoting.codes import ResponseCode
@@ -88,7 +89,6 @@ async def test_an_answer_other_than_the_expected_one_is_sent_as_it_is(encoded):
 
     def poll():
         answer = answers[-1]
-        assert isinstance(answer, ExpectedAnswer)
         answer.other = response_to(answer.asked, ResponseCode.FLUSH_SLAVE_TIMEOUT)
         answer.come()
 
@@ -104,17 +104,12 @@ async def test_an_expected_answer_that_cannot_be_made_is_one_error():
     answers = ExpectedAnswers()
     answers.error = ZeroDivisionError("planted")
     server = RemotingServer(answers)
-
-    def poll():
-        answers[-1].come()
-
-    server.after_turn = lambda: poll
+    server.after_turn = lambda: answers[-1].come
     async with connected(server) as (stream, decoder):
         with capture_logs():
             await stream.send_all(ask(1))
             found = await read_command(stream, decoder)
         assert (found.code, found.remark) == (ResponseCode.SYSTEM_ERROR, "ZeroDivisionError: planted")
-        assert isinstance(answers[0], ExpectedAnswer)
         assert answers[0].asked_for == 1
     assert server.statistics.handler_errors == 1
 
@@ -129,8 +124,7 @@ async def test_nothing_is_expected_of_several_requests(encoded):
         await until_asked(answers, 2)
         for answer in answers:
             answer.come()
-        found = [await read_command(stream, decoder) for _ in range(2)]
-        assert [one.opaque for one in found if one] == [1, 2]
+        assert await opaques(stream, decoder, 2) == [1, 2]
     assert (seen, len(encoded)) == ([0], 2)
 
 
@@ -154,8 +148,7 @@ async def test_a_poll_does_not_hold_up_another_request_of_the_connection():
         assert polled == [2]
         for answer in answers:
             answer.come()
-        found = [await read_command(stream, decoder) for _ in range(2)]
-        assert [one.opaque for one in found if one] == [1, 2]
+        assert await opaques(stream, decoder, 2) == [1, 2]
 
 
 class Poll(BusyPoll):
@@ -192,14 +185,12 @@ async def test_the_next_request_of_a_client_that_is_alone_is_polled_for(polls):
         sock = stream.socket._sock
         polls.prepared += [lambda number=number: sock.send(ask(number)) for number in range(2, 6)]
         await stream.send_all(ask(1))
-        found = [await read_command(stream, decoder) for _ in range(5)]
-        assert [one.opaque for one in found if one] == [1, 2, 3, 4, 5]
+        assert await opaques(stream, decoder, 5) == [1, 2, 3, 4, 5]
         await trio.testing.wait_all_tasks_blocked()
         assert polls.calls == 5
         # After a poll that failed, the client is waited for.
         await stream.send_all(ask(6))
-        answer = await read_command(stream, decoder)
-        assert answer.opaque == 6
+        assert await opaques(stream, decoder, 1) == [6]
 
 
 async def test_other_tasks_run_between_the_requests_of_a_client_that_is_polled_for(polls):
@@ -291,8 +282,7 @@ async def test_a_request_of_another_client_that_is_in_flight_is_not_held_up_by_p
         other = await trio.open_tcp_stream(*one.socket.getpeername())
         await other.send_all(ask(100) + ask(101))
         await trio.testing.wait_all_tasks_blocked()
-        while len(waiting) < 2:  # noqa: ASYNC110 - a handler has no event
-            await trio.sleep(0.001)
+        await until(lambda: len(waiting) == 2)
         assert server.statistics.in_flight == 2
         # After the first request the other's ones have come meanwhile; after these only theirs are in flight.
         assert [await polls_after(number) for number in range(3)] == [0, 0, 0]
@@ -301,12 +291,10 @@ async def test_a_request_of_another_client_that_is_in_flight_is_not_held_up_by_p
         if how == "answered":
             waiting[1].come()
         elif how == "reset":
-            other.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-            other.socket.close()
+            reset(other)
         else:
             await other.aclose()
-        while server.statistics.in_flight:  # noqa: ASYNC110 - counters have no event
-            await trio.sleep(0.001)
+        await until(lambda: not server.statistics.in_flight)
         assert [await polls_after(number) for number in range(2)] == [1, 1]
         await other.aclose()
     assert server.statistics.in_flight == 0
@@ -335,13 +323,11 @@ async def test_one_way_requests_are_not_polled_after(polls):
     async with connected(server) as (stream, decoder):
         for count in (1, 2):
             await stream.send_all(ask(0, oneway=True))
-            while server.statistics.oneway_requests < count:  # noqa: ASYNC110 - counters have no event
-                await trio.sleep(0.001)
+            await until(lambda count=count: server.statistics.oneway_requests >= count)
             await trio.testing.wait_all_tasks_blocked()
         assert polls.calls == 0
         await stream.send_all(ask(3))
-        answer = await read_command(stream, decoder)
-        assert answer.opaque == 3
+        assert await opaques(stream, decoder, 1) == [3]
         await trio.testing.wait_all_tasks_blocked()
         assert polls.calls == 1
 
@@ -350,6 +336,5 @@ async def test_without_a_limit_nothing_is_polled_and_all_is_answered(polls):
     async with connected(RemotingServer(at_once)) as (stream, decoder):
         for number in range(3):
             await stream.send_all(ask(number))
-            answer = await read_command(stream, decoder)
-            assert answer.opaque == number
+            assert await opaques(stream, decoder, 1) == [number]
     assert polls.calls == 0

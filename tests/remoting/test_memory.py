@@ -14,8 +14,9 @@ import trio.testing
 from attrs import evolve
 from structlog.testing import capture_logs
 
+from tests.levels import by_level
+from tests.remoting.serving import PEER_ADDRESS, read_command
 from tests.remoting.streams import MemoryTransport, transport_pair
-from trioha.remoting.address import Address
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import RemotingCommand, request, response_to
@@ -29,7 +30,6 @@ from trioha.remoting.memory import (
 from trioha.remoting.server import RemotingServer, ServerLimits
 from trioha.remoting.server_connection import REQUEST_BYTES
 
-PEER_ADDRESS = Address("192.0.2.1", 4711)
 FRAME_BYTES_MAX = 512 * 1024
 TOTAL_BYTES_MAX = 4 * 1024 * 1024
 LIMITS = ServerLimits(total_bytes_max=TOTAL_BYTES_MAX, frame_bytes_max=FRAME_BYTES_MAX, connections_max=64)
@@ -73,17 +73,6 @@ class Server(RemotingServer):
         await stream.aclose()
 
 
-async def answer_of(stream):
-    """The next answer; None at the end of the connection."""
-    decoder = FrameDecoder()
-    while (command := decoder.next_command()) is None:
-        data = await stream.receive_some()
-        if not data:
-            return None
-        decoder.feed(data)
-    return command
-
-
 async def send(stream, data):
     """Send; the server may close the connection meanwhile."""
     with suppress(trio.BrokenResourceError):
@@ -98,7 +87,7 @@ async def test_unfinished_frames_of_many_peers_leave_memory_for_others_to_be_ans
         for number in range(100):
             asked_s = trio.current_time()
             await stream.send_all(encode(request(310, body=bytes(3000)), opaque=number))
-            answer = await answer_of(stream)
+            answer = await read_command(stream)
             assert answer.opaque == number
             moments.append((asked_s, trio.current_time()))
             await trio.sleep(0.1)
@@ -137,14 +126,14 @@ async def test_without_system_memory_unfinished_frames_of_others_make_room_for_a
             system_bytes = server.statistics.held_bytes // 2
             for number in range(100):
                 await honest.send_all(encode(request(310, body=bytes(3000)), opaque=number))
-                answer = await answer_of(honest)
+                answer = await read_command(honest)
                 assert answer.opaque == number
         assert server.statistics.memory_closes > 0
         # No other connection has an unfinished frame that could make room.
         system_bytes = -1
         with suppress(trio.BrokenResourceError):
             await honest.send_all(encode(request(310), opaque=100))
-        assert await answer_of(honest) is None
+        assert await read_command(honest) is None
         assert server.statistics.shortages > 0
 
 
@@ -166,7 +155,7 @@ async def test_unfinished_frames_leave_headroom_of_the_systems_memory(autojump_c
             assert server.statistics.memory_closes + server.statistics.shortages >= 3
             for number in range(100):
                 await honest.send_all(encode(request(310, body=bytes(3000)), opaque=number))
-                answer = await answer_of(honest)
+                answer = await read_command(honest)
                 assert answer.opaque == number
 
 
@@ -207,7 +196,7 @@ async def test_one_connection_alone_completes_the_largest_frame_in_the_smallest_
             assert FRAME_BYTES_MAX - 200 < len(frame) <= FRAME_BYTES_MAX
             stream = server.connect()
             await stream.send_all(frame)
-            assert await answer_of(stream) is not None
+            assert await read_command(stream) is not None
         assert trio.current_time() == 0.0
 
 
@@ -225,7 +214,7 @@ async def test_large_frames_that_wait_for_each_other_end_some_and_the_others_are
         await send(stream, LARGE[: len(LARGE) // 2])
         await trio.sleep(1)
         await send(stream, LARGE[len(LARGE) // 2 :])
-        answer = await answer_of(stream)
+        answer = await read_command(stream)
         answered += answer is not None
         closed += answer is None
 
@@ -249,7 +238,7 @@ async def test_large_frames_are_completed_while_closed_peers_reconnect_and_resen
             stream = server.connect()
             with suppress(trio.BrokenResourceError):
                 await stream.send_all(LARGE)
-                answer = await answer_of(stream)
+                answer = await read_command(stream)
                 answered += answer is not None
             await stream.aclose()
 
@@ -276,7 +265,7 @@ async def test_a_frame_that_does_not_use_its_reserve_is_dropped_first(autojump_c
             assert server.statistics.connections_open in range(5, 8)
             honest = server.connect()
             peers.start_soon(send, honest, LARGE)
-            assert await answer_of(honest) is not None
+            assert await read_command(honest) is not None
             assert trio.current_time() <= 3 + 2 * LIMITS.room_timeout_s
 
 
@@ -290,7 +279,7 @@ async def test_slow_peers_are_closed_before_peers_that_the_server_did_not_read_f
 
         async def ask(stream):
             await send(stream, LARGE)
-            results.append(await answer_of(stream))
+            results.append(await read_command(stream))
 
         async with trio.open_nursery() as peers:
             for _ in range(5):
@@ -316,7 +305,7 @@ async def test_unfinished_frames_are_kept_while_requests_in_flight_hold_the_memo
             await trio.sleep(15)
             assert server.statistics.memory_closes == 0
             assert server.statistics.memory_waits > 0
-        assert await answer_of(waiting) is not None
+        assert await read_command(waiting) is not None
         assert trio.current_time() == 40.0
 
 
@@ -340,7 +329,7 @@ async def test_each_frame_has_its_own_clock(autojump_clock):
         for _ in range(5):
             await trio.sleep(25)
             await stream.send_all(small[50:] + small[:50])
-            assert await answer_of(stream) is not None
+            assert await read_command(stream) is not None
         await trio.sleep(29)
         assert server.statistics.connections_open == 1
         await trio.sleep(1)
@@ -360,12 +349,12 @@ async def test_the_frame_timeout_excludes_time_in_which_the_server_does_not_read
         small = encode(request(310), opaque=1)
         # The second waits for the first; of the third there is a part.
         await stream.send_all(small + small + small[:10])
-        assert await answer_of(stream) is not None
+        assert await read_command(stream) is not None
         assert trio.current_time() == 50.0
         await trio.sleep(25)
         await stream.send_all(small[10:])
-        assert await answer_of(stream) is not None
-        assert await answer_of(stream) is not None
+        assert await read_command(stream) is not None
+        assert await read_command(stream) is not None
         assert trio.current_time() == 150.0
         assert server.statistics.frame_timeouts == 0
 
@@ -385,13 +374,13 @@ async def test_unread_answers_hold_memory_and_one_too_many_becomes_system_busy(a
         assert statistics.busy_answers > 0
         honest = server.connect()
         await honest.send_all(encode(request(2)))
-        answer = await answer_of(honest)
+        answer = await read_command(honest)
         assert answer.code == ResponseCode.SUCCESS
         await trio.sleep(limits.send_timeout_s)
         await trio.testing.wait_all_tasks_blocked()
         assert server.statistics.send_timeouts == 40
         await honest.send_all(encode(request(1)))
-        answer = await answer_of(honest)
+        answer = await read_command(honest)
         assert len(answer.body) == 240_000
 
 
@@ -447,7 +436,8 @@ async def test_requests_hold_memory_beside_their_bytes(autojump_clock):
         assert len(answered) == 10_000
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.sized
+@pytest.mark.parametrize("seed", range(by_level(3, 20, 400)))
 async def test_under_any_load_the_memory_is_bounded_and_every_request_is_answered_or_its_connection_closed(
     seed, autojump_clock
 ):

@@ -1,14 +1,12 @@
 """Answers of name servers, in fastjson's dialect."""
 
 import pytest
-import trio
 
+from tests.remoting.serving import client_of
 from trioha.errors import PeerError, RemoteProtocolError
-from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import response_to
 from trioha.remoting.name_server import BROKERS_MAX, BrokerGroup, fetch_broker_groups, parse_broker_groups
-from trioha.remoting.server import RemotingServer
 
 BODY = (
     b'{"brokerAddrTable":{"broker-b":{"brokerAddrs":{0:"10.0.0.3:10911"},"brokerName":"broker-b",'
@@ -62,17 +60,8 @@ async def test_groups_are_fetched_over_a_connection_and_a_refusal_has_its_code()
         assert asked.code == RequestCode.GET_BROKER_CLUSTER_INFO
         return response_to(asked, next(codes), body=BODY)
 
-    server = RemotingServer(handler)
-
-    async def start(task_status):
-        await server.serve(host="127.0.0.1", port=0, task_status=task_status)
-
-    with trio.fail_after(10):
-        async with trio.open_nursery() as nursery:
-            ((host, port),) = await nursery.start(start)
-            async with open_client(f"{host}:{port}") as client:
-                assert await fetch_broker_groups(client) == GROUPS
-                with pytest.raises(PeerError, match="SYSTEM_ERROR") as caught:
-                    await fetch_broker_groups(client)
-            nursery.cancel_scope.cancel()
+    async with client_of(handler) as client:
+        assert await fetch_broker_groups(client) == GROUPS
+        with pytest.raises(PeerError, match="SYSTEM_ERROR") as caught:
+            await fetch_broker_groups(client)
     assert caught.value.code == 1

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from attrs import asdict, evolve
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.remoting.recorded import STREAMS, frames
@@ -132,7 +132,6 @@ def test_no_pull_is_found_beyond_a_limit(limit):
 
 
 @given(data=st.binary(max_size=40), at=st.integers(0, 11))
-@settings(max_examples=300, deadline=None)
 def test_a_pull_is_found_only_where_the_plain_reader_reads_one(data, at):
     forms = PullForms()
     frame = pull()
@@ -175,7 +174,6 @@ def test_a_known_pull_has_its_numbers():
     fields=st.dictionaries(st.sampled_from([*FIELDS, "x", "queueOffse", ""]), TEXT | OFFSETS.map(str)),
     offsets=st.tuples(OFFSETS, OFFSETS, st.integers(0, 2**31 - 1)),
 )
-@settings(max_examples=300, deadline=None)
 def test_pulls_of_any_fields_are_read_as_the_plain_reader_reads_them(fields, offsets):
     queue_offset, commit_offset, opaque = offsets
     forms = PullForms()
@@ -199,7 +197,6 @@ HEADER = pull()[8:]
 @example(at=HEADER.index(b'"0"') + 1, to=HEADER.index(b'"0"') + 2, put=b"-1")
 @example(at=HEADER.index(b'"0"') + 1, to=HEADER.index(b'"0"') + 2, put=b"9" * 30)
 @example(at=HEADER.index(b'"TopicSpec"') + 1, to=HEADER.index(b'"TopicSpec"') + 1, put=b"\\u0022")
-@settings(max_examples=500, deadline=None)
 def test_changed_headers_are_read_as_the_plain_reader_reads_them(at, to, put):
     forms = PullForms()
     read(pull(queueOffset=99), forms)
@@ -274,7 +271,6 @@ def plain_head(command, monkeypatch):
 @example(code=0, fields={"a": '"'}, flag=1, opaque=1, remark=None, body=b"")
 @example(code=0, fields={"\\": "x"}, flag=1, opaque=1, remark="\x7f", body=b"")
 @example(code=0, fields={"a": "\ud800"}, flag=1, opaque=1, remark="\udfff", body=b"")
-@settings(max_examples=300, deadline=None)
 def test_headers_of_answers_are_those_of_the_plain_encoder(*, code, fields, flag, opaque, remark, body):
     command = RemotingCommand(code, opaque, flag, remark, fields, body)
     with pytest.MonkeyPatch.context() as patch:

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 from attrs import evolve
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trioha.errors import RemoteProtocolError
@@ -208,13 +208,11 @@ def test_signed_sends_and_binary_headers_are_no_runs():
         max_size=5,
     )
 )
-@settings(max_examples=150)
 def test_any_send_is_read_as_by_the_plain_reader_or_left_to_it(sends):
     check_all(b"".join(send(**fields) for fields in sends))
 
 
 @given(st.data())
-@settings(max_examples=600)
 def test_a_changed_byte_is_never_read_otherwise_than_by_the_plain_reader(data):
     frame = bytearray(send(properties="A\x01b\x02", body=b"", oneway=data.draw(st.booleans())))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -225,7 +223,6 @@ def test_a_changed_byte_is_never_read_otherwise_than_by_the_plain_reader(data):
 
 @given(st.data())
 @example(None)
-@settings(max_examples=300)
 def test_inserted_and_removed_bytes_are_never_read_otherwise(data):
     oneway = data is not None and data.draw(st.booleans())
     whole = send(properties="A\x01b\x02", body=b"", oneway=oneway)

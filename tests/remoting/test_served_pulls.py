@@ -8,10 +8,10 @@ import trio
 from attrs import define, field
 from structlog.testing import capture_logs
 
+from tests.remoting.serving import PEER_ADDRESS, WITHIN_S, read_command, served_stream
 from tests.remoting.test_pull_forms import pull
 from tests.remoting.test_send_runs import send
 from tests.remoting.test_served_runs import BY_ITSELF, Runs, answers, by_itself
-from tests.remoting.test_server import PEER_ADDRESS, read_command, served_stream
 from trioha.net.transport import SocketTransport
 from trioha.remoting import compiled
 from trioha.remoting.codec import FrameDecoder, encode, encode_head
@@ -98,7 +98,7 @@ async def test_the_messages_follow_the_head_and_their_views_are_released():
     async with served_stream(server) as stream:
         await stream.send_all(pulled(range(3)))
         decoder = FrameDecoder()
-        with trio.fail_after(20):
+        with trio.fail_after(WITHIN_S):
             found = [await read_command(stream, decoder) for _ in range(3)]
     assert [bytes(answer.body) for answer in found[1:]] == [pulls.body] * 2
     await check_over(server, 3)
@@ -211,7 +211,7 @@ async def test_a_pull_beyond_the_limits_of_a_frame_is_refused_as_any_other():
     async with served_stream(server) as stream:
         with capture_logs():
             await stream.send_all(pulled(range(2)))
-            with trio.fail_after(20):
+            with trio.fail_after(WITHIN_S):
                 assert await stream.receive_some() == b""
     assert (server.statistics.protocol_errors, pulls.seen) == (1, [])
 
@@ -225,7 +225,7 @@ async def test_what_the_socket_does_not_accept_follows_when_the_client_reads():
         assert server.statistics.in_flight > 0
         assert server.statistics.held_bytes > 0
         decoder = FrameDecoder()
-        with trio.fail_after(20):
+        with trio.fail_after(WITHIN_S):
             found = [await read_command(stream, decoder) for _ in range(5)]
     assert [answer.opaque for answer in found] == [*range(5)]
     assert all(bytes(answer.body) == pulls.body for answer in found[1:])
@@ -246,7 +246,7 @@ async def test_a_connection_that_is_broken_while_it_is_sent_to_releases_the_view
         assert await answers(stream, 1) == [(0, BY_ITSELF)]
         monkeypatch.setattr(SocketTransport, "send_parts_now", send_parts_now)
         await stream.send_all(pulled(range(1, 3)))
-        with trio.fail_after(20):
+        with trio.fail_after(WITHIN_S):
             assert await stream.receive_some() == b""
     await trio.testing.wait_all_tasks_blocked()
     statistics = server.statistics

@@ -8,9 +8,9 @@ import trio
 import trio.testing
 from attrs import define, field
 
-from tests.remoting.test_deferred_answers import connected
+from tests.remoting.serving import WITHIN_S, connected, read_command, served_stream
 from tests.remoting.test_send_runs import send
-from tests.remoting.test_server import read_command, served_stream, until
+from tests.waiting import until
 from trioha.deferred import Deferred
 from trioha.net.busy_poll import BusyPoll
 from trioha.remoting import compiled, server_connection
@@ -85,7 +85,7 @@ def server_with(runs, **limits):
 async def answers(stream, count):
     """Opaque and code of the next `count` answers."""
     decoder, found = FrameDecoder(), []
-    with trio.fail_after(20):
+    with trio.fail_after(WITHIN_S):
         for _ in range(count):
             answer = await read_command(stream, decoder)
             found.append((answer.opaque, answer.code))
@@ -212,7 +212,7 @@ async def test_a_run_behind_a_frame_that_breaks_the_protocol_is_answered_and_the
     server = server_with(runs)
     async with served_stream(server) as stream:
         await stream.send_all(sends(range(2)) + struct.pack(">I", 2) + b"xxxx")
-        with trio.fail_after(20):
+        with trio.fail_after(WITHIN_S):
             while await stream.receive_some(65536):
                 pass
         assert runs.seen == [[0, 1]]
@@ -330,7 +330,7 @@ async def test_draining_waits_for_one_way_runs_in_flight():
         await trio.testing.wait_all_tasks_blocked()
         assert not runs.later[0].is_abandoned
         runs.later[0].give()
-        with trio.fail_after(20):
+        with trio.fail_after(WITHIN_S):
             assert await stream.receive_some(1) == b""
     assert counted(server) == (3, 3, 0, 0)
 

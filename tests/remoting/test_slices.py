@@ -1,23 +1,20 @@
 """Slices in answers: sent without a copy, counted as memory of clients, released when they are sent."""
 
-from functools import partial
-
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.remoting.serving import PEER_ADDRESS, WITHIN_S, read_command, served_pipe, serving
 from tests.remoting.streams import transport_pair
 from tests.store.support import message, open_log
 from trioha.net.transport import SocketTransport
-from trioha.remoting.address import Address
 from trioha.remoting.client import open_client
-from trioha.remoting.codec import FrameDecoder, encode
+from trioha.remoting.codec import encode
 from trioha.remoting.command import RemotingCommand, request, response_to
 from trioha.remoting.server import RemotingServer
 from trioha.remoting.server_connection import SLICES_COPIED_BYTES_MAX
 
 CODE = 11
-PEER = Address("192.0.2.7", 5555)
 SMALL = SLICES_COPIED_BYTES_MAX // 4
 LARGE = 4 * SLICES_COPIED_BYTES_MAX
 
@@ -57,21 +54,18 @@ def test_a_command_with_slices_is_encoded_with_its_whole_body():
 
 @pytest.mark.parametrize("sizes", [(1, 2), (SMALL, SMALL), (LARGE,), (LARGE, 1, LARGE), (1000,) * 3000])
 async def test_answers_with_slices_arrive_whole_and_in_their_order(sizes):
-    handler = Slices(*sizes)
-    server = RemotingServer(handler)
-    with trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
-            ((host, port),) = await nursery.start(partial(server.serve, host="127.0.0.1", port=0))
-            async with open_client(f"{host}:{port}") as client:
-                answers = []
+    handler, answers = Slices(*sizes), []
 
-                async def ask():
-                    answers.append(await client.request(request(CODE), timeout_s=30))
+    async def ask(client):
+        answers.append(await client.request(request(CODE)))
 
-                async with trio.open_nursery() as asking:
-                    for _ in range(8):
-                        asking.start_soon(ask)
-            nursery.cancel_scope.cancel()
+    async with (
+        serving(handler) as (server, address),
+        open_client(address) as client,
+        trio.open_nursery() as asking,
+    ):
+        for _ in range(8):
+            asking.start_soon(ask, client)
     assert [answer.body for answer in answers] == [b"first;" + handler.buffer] * 8
     assert handler.are_released
     assert server.statistics.held_bytes == 0
@@ -90,7 +84,7 @@ async def test_slices_count_as_memory_while_the_peer_does_not_read(transport):
                 end.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_SNDBUF, 65536)
             theirs = SocketTransport.from_stream(trio.SocketStream(near))
             ours = trio.SocketStream(far)
-        nursery.start_soon(server.serve_stream, theirs, PEER)
+        nursery.start_soon(server.serve_stream, theirs, PEER_ADDRESS)
         await ours.send_all(encode(request(CODE)))
         await wait_all_tasks_blocked(0.01)
         assert 8 << 20 <= server.statistics.held_bytes <= 9 << 20
@@ -110,18 +104,13 @@ async def test_a_deleted_log_file_stays_mapped_until_its_slice_is_sent(tmp_path)
     expected = bytes(log.read(0, size))
     mapping = log.files[0].view.obj
     server = RemotingServer(lambda asked, _peer: response_to(asked, 0, slices=(log.read(0, size),)))
-    ours, theirs = transport_pair(16 * 1024)
-    with trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(server.serve_stream, theirs, PEER)
-            await ours.send_all(encode(request(CODE)))
-            await wait_all_tasks_blocked()
-            log.close()
-            assert not mapping.closed
-            decoder = FrameDecoder()
-            while (answer := decoder.next_command()) is None:
-                decoder.feed(await ours.receive_some())
-            assert bytes(answer.body) == expected
-            await wait_all_tasks_blocked()
-            mapping.close()  # which raises BufferError while there is a view of it
-            nursery.cancel_scope.cancel()
+    async with served_pipe(server, 16 * 1024) as stream:
+        await stream.send_all(encode(request(CODE)))
+        await wait_all_tasks_blocked()
+        log.close()
+        assert not mapping.closed
+        with trio.fail_after(WITHIN_S):
+            answer = await read_command(stream)
+        assert bytes(answer.body) == expected
+        await wait_all_tasks_blocked()
+        mapping.close()  # which raises BufferError while there is a view of it

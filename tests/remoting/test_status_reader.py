@@ -9,6 +9,7 @@ from attrs import evolve
 from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
 from tests.remoting.recorded import answers
+from tests.remoting.serving import client_of
 from trioha.broker_status import (
     BrokerRuntimeInfo,
     BrokerSettings,
@@ -17,12 +18,11 @@ from trioha.broker_status import (
     SlaveStatus,
 )
 from trioha.errors import PeerError, RemoteProtocolError
-from trioha.remoting.client import RemotingClient, RequestTimeoutError, open_client
+from trioha.remoting.client import RemotingClient, RequestTimeoutError
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request, response_to
 from trioha.remoting.ha_runtime_info import encode_ha_status
-from trioha.remoting.server import RemotingServer
 from trioha.remoting.status_reader import StatusReader, fetch_status
 
 MASTER_53 = answers("remoting-5.3.3/070-probe--master")
@@ -52,17 +52,8 @@ async def broker(recorded):
             await trio.sleep_forever()
         return evolve(recorded[asked.code], opaque=asked.opaque)
 
-    server = RemotingServer(handler)
-
-    async def start(task_status):
-        await server.serve(host="127.0.0.1", port=0, task_status=task_status)
-
-    with trio.fail_after(10):
-        async with trio.open_nursery() as nursery:
-            ((host, port),) = await nursery.start(start)
-            async with open_client(f"{host}:{port}") as client:
-                yield client, asked_codes
-            nursery.cancel_scope.cancel()
+    async with client_of(handler) as client:
+        yield client, asked_codes
 
 
 async def test_a_real_53_master_is_shown_with_its_slave():
