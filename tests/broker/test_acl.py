@@ -279,8 +279,3 @@ def test_each_request_that_is_served_needs_what_a_real_broker_asks_for() -> None
         assert not (needs and code in ADMIN_CODES)
         found[int(code)] = "admin" if code in ADMIN_CODES else needs or "a signature"
     assert found == NEEDS
-
-
-def test_the_admin_codes_are_those_of_4_9_7() -> None:
-    """The field ADMIN_CODE of org.apache.rocketmq.acl.common.Permission."""
-    assert sorted(ADMIN_CODES) == [17, 25, 200, 207, 215]

@@ -193,13 +193,6 @@ async def test_an_answer_that_would_be_too_long_is_refused(broker, monkeypatch):
     assert "more than 300 bytes" in answer.remark
 
 
-async def test_groups_of_a_topic_are_those_that_subscribe_or_have_committed(broker):
-    await broker.heartbeat("c1", group="online", topics=(TOPIC,))
-    broker.metadata.consumer_offsets.commit("offline", TOPIC, 0, 1)
-    value = value_of(await broker.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": TOPIC}))
-    assert value == {"groupList": ["online", "offline"]}
-
-
 # -- groups --------------------------------------------------------------------------------------------------
 
 
@@ -245,17 +238,6 @@ async def test_a_deleted_group_keeps_its_offsets_unless_the_request_says_otherwi
     assert broker.metadata.consumer_offsets.find(GROUP, TOPIC, 0) is None
 
 
-async def test_connections_of_consumers_and_producers(broker):
-    await broker.heartbeat("c1", tags=("A",), codes=(65,), expression="A", producers=("P",))
-    value = value_of(await broker.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": GROUP}))
-    connection = {"clientAddr": "192.0.2.7:5555", "clientId": "c1", "language": "OTHER", "version": 407}
-    assert value["connectionSet"] == [connection]
-    assert value["subscriptionTable"][TOPIC]["codeSet"] == [65]
-    assert (value["consumeType"], value["messageModel"]) == ("CONSUME_PASSIVELY", "CLUSTERING")
-    value = value_of(await broker.ask(RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "P"}))
-    assert value == {"connectionSet": [connection]}
-
-
 # -- offsets -------------------------------------------------------------------------------------------------
 
 
@@ -284,13 +266,6 @@ async def test_consume_stats_have_the_lag_of_each_queue(broker, autojump_clock):
     value = value_of(await broker.ask(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "true"}))
     assert all(stats == [] for group in value["consumeStatsList"] for stats in group.values())
     assert value["totalDiff"] == 0
-
-
-async def test_topics_that_the_connected_consumers_have_left_are_not_in_consume_stats(broker):
-    broker.metadata.consumer_offsets.commit(GROUP, TOPIC, 0, 1)
-    await broker.heartbeat(topics=("Else",))
-    value = value_of(await broker.ask(RequestCode.GET_CONSUME_STATS, {"consumerGroup": GROUP}))
-    assert value["offsetTable"] == {}
 
 
 def reset_fields(**changes):
@@ -452,16 +427,6 @@ async def test_a_change_that_cannot_be_made_changes_nothing(configured, body, co
     assert words in answer.remark
     assert configured.applied == []
     assert configured.path.read_text() == "# mine\nfileReservedTime=72\n"
-
-
-async def test_a_file_that_cannot_be_written_changes_nothing(configured, monkeypatch):
-    def full(*_args, **_options):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("trioha.broker.admin_config.replace_file", full)
-    answer = await configured.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"fileReservedTime=24\n")
-    assert "No space left on device" in answer.remark
-    assert configured.applied == []
 
 
 async def test_a_broker_without_a_file_refuses_changes(broker):

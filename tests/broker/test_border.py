@@ -42,6 +42,15 @@ PLACES = [
 ]
 
 
+def client_of(server, nursery):
+    """A client that is connected to the server."""
+    ours, theirs = transport_pair()
+    nursery.start_soon(server.serve_stream, theirs, Address("192.0.2.1", 4711))
+    client = RemotingClient(ours, "192.0.2.2:10911")
+    nursery.start_soon(client._run)
+    return client
+
+
 @pytest.mark.parametrize(("place", "name", "command"), PLACES, ids=[name for _, name, _ in PLACES])
 async def test_a_bug_in_a_handler_is_one_system_error_and_the_next_request_is_served(
     tmp_path, nursery, monkeypatch, *, place, name, command
@@ -52,10 +61,7 @@ async def test_a_bug_in_a_handler_is_one_system_error_and_the_next_request_is_se
     broker = Broker(tmp_path)
     server = RemotingServer(broker.processor)
     nursery.start_soon(broker.updates.run, server.push)
-    ours, theirs = transport_pair()
-    nursery.start_soon(server.serve_stream, theirs, Address("192.0.2.1", 4711))
-    client = RemotingClient(ours, "192.0.2.2:10911")
-    nursery.start_soon(client._run)
+    client = client_of(server, nursery)
     with capture_logs() as logs:
         with monkeypatch.context() as patched:
             patched.setattr(place, name, planted)
@@ -78,10 +84,7 @@ async def test_a_status_that_cannot_be_collected_sends_no_updates_and_ends_no_co
     broker = Broker(tmp_path)
     server = RemotingServer(broker.processor)
     nursery.start_soon(broker.updates.run, server.push)
-    ours, theirs = transport_pair()
-    nursery.start_soon(server.serve_stream, theirs, Address("192.0.2.1", 4711))
-    client = RemotingClient(ours, "192.0.2.2:10911")
-    nursery.start_soon(client._run)
+    client = client_of(server, nursery)
     assert (await client.request(STATUS)).code == ResponseCode.SUCCESS
     with capture_logs() as logs, monkeypatch.context() as patched:
         patched.setattr(BrokerInfo, name, planted)
@@ -97,13 +100,9 @@ async def test_a_status_that_cannot_be_collected_sends_no_updates_and_ends_no_co
 async def test_a_failing_push_ends_the_connection_of_its_subscriber_only(tmp_path, nursery, monkeypatch):
     broker = Broker(tmp_path)
     server = RemotingServer(broker.processor)
-    clients = []
-    for _ in range(2):
-        ours, theirs = transport_pair()
-        nursery.start_soon(server.serve_stream, theirs, Address("192.0.2.1", 4711))
-        clients.append(RemotingClient(ours, "192.0.2.2:10911"))
-        nursery.start_soon(clients[-1]._run)
-        assert (await clients[-1].request(TABLE)).code == ResponseCode.SUCCESS
+    clients = [client_of(server, nursery) for _ in range(2)]
+    for client in clients:
+        assert (await client.request(TABLE)).code == ResponseCode.SUCCESS
     with capture_logs() as logs:
         with monkeypatch.context() as patched:
             patched.setattr("trioha.remoting.server_connection.send_now", lambda *_: 1 / 0)

@@ -54,10 +54,6 @@ async def test_a_heartbeat_makes_members_and_notifies_them_of_each_other(broker)
     assert broker.metadata.topics.find(f"%RETRY%{GROUP}").read_queue_nums == 1
 
 
-async def test_a_group_without_members_has_no_list(broker):
-    assert await members(broker, "nogroup") == "no consumer for this group, nogroup"
-
-
 async def test_members_leave_when_they_say_so_and_the_others_are_notified(broker):
     await broker.heartbeat("c1", producers=["p"])
     await broker.heartbeat("c2", peer=OTHER)
@@ -134,12 +130,6 @@ async def test_groups_have_a_maximum(tmp_path):
     answers = [await broker.heartbeat(group=f"g{number}") for number in range(4)]
     assert [answer.code for answer in answers] == [0, 0, ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_ERROR]
     assert "trioha.groupsMax" in answers[3].remark
-
-
-async def test_of_two_versions_of_a_subscription_the_newer_counts(broker):
-    await broker.heartbeat("c1", expression="new", tags=["new"], codes=[1], version=9)
-    await broker.heartbeat("c2", peer=OTHER, expression="old", tags=["old"], codes=[2], version=8)
-    assert broker.room.clients.consumers[GROUP].subscriptions[TOPIC].expression == "new"
 
 
 @pytest.mark.parametrize(
@@ -283,14 +273,6 @@ async def test_locks_of_a_connection_that_ended_end_when_their_client_stops_by_i
     assert await lock(broker, "c2", 0, peer=OTHER) == []
     await trio.sleep(2)
     assert await lock(broker, "c2", 0, peer=OTHER) == [0]
-
-
-async def test_a_client_that_comes_back_renews_its_locks(broker, autojump_clock):
-    await lock(broker, "c1", 0)
-    broker.room.clients.connection_ended(1)
-    await lock(broker, "c1", 0, peer=THIRD)
-    await trio.sleep(CLIENT_LEASE_S + 1)
-    assert await lock(broker, "c2", 0, peer=OTHER) == []
 
 
 async def test_a_group_has_locks_until_they_are_given_up_or_their_lease_is_over(broker, autojump_clock):
@@ -461,11 +443,3 @@ async def test_every_field_that_is_missing_or_no_number_is_a_refusal(broker):
         for fields in ({}, of_queue(), of_queue(consumerGroup=GROUP), of_queue("x"), of_queue("9" * 30)):
             answer = await broker.ask(code, fields)
             assert isinstance(answer, RemotingCommand)
-
-
-async def test_cluster_and_broadcast_groups_pull_alike(broker):
-    broker.put(b"a")
-    for number, model in enumerate(("CLUSTERING", "BROADCASTING")):
-        await broker.heartbeat(f"c{number}", group=model, model=model, peer=evolve(PEER, connection=number))
-        assert bodies_of(broker.pull(consumerGroup=model, sysFlag=0, subscription=None)) == [b"a"]
-    assert broker.room.clients.consumers["BROADCASTING"].is_broadcasting

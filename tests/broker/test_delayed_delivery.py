@@ -22,8 +22,7 @@ from trioha.metadata.pretty_json import parse_pretty
 from trioha.remoting.codes import ResponseCode
 from trioha.store.message_properties import parse_properties
 from trioha.store.put_status import PutStatus
-from trioha.store.record import Host, decode_record
-from trioha.store.record_layout import BORN_HOST_V6
+from trioha.store.record import decode_record
 
 
 @pytest.fixture
@@ -210,7 +209,7 @@ async def test_a_stuck_slave_holds_up_the_offsets_and_no_delivery(tmp_path, wall
     broker = Sending(tmp_path, wall, safe_offset=safe)
     nursery.start_soon(broker.delivery.run)
     ends = {}
-    for number in range(2 * UNPUBLISHED_MAX + 10):
+    for number in range(UNPUBLISHED_MAX + UNPUBLISHED_MAX // 4):
         await broker.delayed(1, b"%d" % number)
         await trio.sleep(1.1)
         ends[number + 1] = broker.log.max_offset
@@ -286,27 +285,6 @@ async def test_a_record_that_names_no_queue_is_skipped(broker, nursery, properti
     await trio.sleep(3)
     assert [body for _, body in broker.deliveries if body == b"good"] == [b"good"]
     assert (broker.offsets.find(1), broker.delivery.skipped) == (2, 1)
-
-
-async def test_a_damaged_message_is_skipped(broker, nursery, autojump_clock):
-    nursery.start_soon(broker.delivery.run)
-    await broker.delayed(1, b"damaged")
-    await broker.delayed(1, b"good")
-    view = broker.log.files[0].view
-    at = bytes(view[:1000]).index(b"damaged")
-    view[at : at + 1] = b"D"
-    await trio.sleep(3)
-    assert (broker.deliveries, broker.delivery.skipped) == ([(1.0, b"good")], 1)
-
-
-async def test_an_ipv6_producer_stays_the_messages_born_host(broker, nursery, autojump_clock):
-    nursery.start_soon(broker.delivery.run)
-    host = Host.parse("2001:db8::1", 4444)
-    properties = b"DELAY\x011\x02REAL_TOPIC\x01Orders\x02REAL_QID\x011\x02"
-    broker.put(b"six", topic="SCHEDULE_TOPIC_XXXX", properties=properties, born_host=host)
-    await trio.sleep(2)
-    (record,) = broker.records(TOPIC)
-    assert (record.born_host, bool(record.sys_flag & BORN_HOST_V6)) == (host, True)
 
 
 async def test_a_clock_that_is_set_forward_is_noticed_in_time(broker, nursery, wall, autojump_clock):
@@ -405,15 +383,6 @@ async def test_an_offset_beyond_the_queue_is_that_of_its_end(tmp_path, wall, aut
     await trio.sleep(20)
     assert again.deliveries == [(1.0, b"next"), (5.0, b"first")]
     assert [offsets.find(level) for level in (1, 2)] == [2, 1]
-
-
-async def test_progress_has_each_level_with_messages(broker, nursery, autojump_clock):
-    nursery.start_soon(broker.delivery.run)
-    await broker.delayed(1)
-    await broker.delayed(3)
-    await trio.sleep(2)
-    progress = [(one.level, one.delivered_offset, one.max_offset) for one in broker.delivery.progress()]
-    assert progress == [(1, 1, 1), (3, 0, 1)]
 
 
 @pytest.mark.parametrize("name", ["TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])

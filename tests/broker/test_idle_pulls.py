@@ -61,6 +61,7 @@ with resources_closed():
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="private memory is read from /proc")
 def test_ten_thousand_pulls_that_wait_take_less_than_64_mib(tmp_path):
     done = subprocess.run(

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from tests.broker.test_processor import PEER, Broker
 from tests.broker.test_send_runs import commands
+from tests.levels import by_level
 from tests.remoting.streams import transport_pair
 from tests.remoting.test_send_runs import plain, send
 from trioha.broker.send_runs import SendRuns
@@ -229,14 +230,16 @@ def some_steps(rng, *, shares):
     return [*steps, Step(b"", sleep_s=5)]
 
 
+@pytest.mark.sized
 @pytest.mark.parametrize("need", [0, 1])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(by_level(1, 10, 200)))
 async def test_mixed_sends_have_the_same_outcome_in_runs_as_one_by_one(tmp_path, autojump_clock, seed, need):
     found = await compare(tmp_path, some_steps(random.Random(seed), shares=[0, 1, 1]), need=need)
     check_answers(found)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.sized
+@pytest.mark.parametrize("seed", range(by_level(1, 10, 200)))
 async def test_each_send_has_its_own_status_also_in_runs_of_one_way_sends(tmp_path, autojump_clock, seed):
     rng = random.Random(seed)
     steps = some_steps(rng, shares=[0, 0.3, 0.7, 1])
@@ -255,7 +258,8 @@ def check_answers(found):
     assert found["waiting"] == (0, 0)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.sized
+@pytest.mark.parametrize("seed", range(by_level(1, 6, 100)))
 async def test_a_client_that_closes_leaves_the_same_with_runs_as_without(tmp_path, autojump_clock, seed):
     rng = random.Random(seed)
     steps = [Step(b"".join(some_frames(rng, 30)), share=rng.choice([0, 1])) for _ in range(3)]
@@ -264,8 +268,9 @@ async def test_a_client_that_closes_leaves_the_same_with_runs_as_without(tmp_pat
     assert (found["statistics"]["in_flight"], found["waiting"]) == (0, (0, 0))
 
 
+@pytest.mark.sized
 @pytest.mark.parametrize("need", [0, 1])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(by_level(3, 20, 500)))
 async def test_hostile_bytes_among_one_way_sends_have_the_same_outcome_in_runs(
     tmp_path, autojump_clock, seed, need
 ):

@@ -148,12 +148,6 @@ async def test_messages_of_other_tags_are_passed(broker):
     assert answer.ext_fields["nextBeginOffset"] == "2"
 
 
-async def test_tags_of_one_hash_are_left_to_the_consumer(broker):
-    assert java_hash("Aa") == java_hash("BB")
-    broker.put(b"1", tag="BB")
-    assert bodies_of(broker.pull(subscription="Aa")) == [b"1"]
-
-
 async def test_a_subscription_of_the_heartbeat_selects_messages(broker):
     broker.put(b"1", tag="a")
     broker.put(b"2", tag="b")
@@ -234,11 +228,6 @@ async def test_a_pull_is_refused_as_by_the_real_broker(broker, changes, code, re
     if remark is not None:
         assert answer.remark == remark
     assert answer.ext_fields == {}
-
-
-async def test_a_group_that_may_not_be_made_does_not_exist(tmp_path):
-    broker = Broker(tmp_path, auto_create_subscription_group=False)
-    assert broker.pull().code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
 
 
 async def test_a_broker_without_the_permission_to_read_refuses_pulls(tmp_path):
@@ -399,12 +388,12 @@ async def test_a_node_that_stops_ends_its_pulls(polling, nursery):
 
 async def test_deadlines_of_pulls_that_have_ended_are_swept_out(polling, nursery):
     waiting = Waiting(nursery)
-    for number in range(1000):
+    for number in range(200):
         waiting.add(number, polling.pull(sysFlag=SUSPEND, queueOffset=number))
         await settled()
         polling.put(b"a")
         await settled()
-    assert len(waiting.answers) == 1000
+    assert len(waiting.answers) == 200
     assert len(polling.room.polls._deadlines) <= 65
 
 
@@ -416,22 +405,6 @@ async def test_a_pull_that_may_wait_brings_its_offset_along(broker, flags, kept)
     broker.put(b"a")
     broker.pull(sysFlag=flags, commitOffset=7)
     assert broker.metadata.consumer_offsets.find(GROUP, TOPIC, 0) == kept
-
-
-async def test_a_slave_keeps_the_offset_of_a_pull(tmp_path):
-    broker = Broker(tmp_path, role="SLAVE")
-    broker.put(b"a")
-    broker.pull(sysFlag=7, commitOffset=7)
-    assert broker.metadata.consumer_offsets.find(GROUP, TOPIC, 0) == 7
-
-
-async def test_consumers_of_old_messages_are_sent_to_a_slave_where_that_is_allowed(tmp_path):
-    broker = Broker(tmp_path, slave_read_enable=True, access_message_in_memory_max_ratio=0)
-    broker.put(b"a", b"b")
-    assert broker.pull().ext_fields["suggestWhichBrokerId"] == "1"
-    broker = Broker(tmp_path / "other", slave_read_enable=True)
-    broker.put(b"a", b"b")
-    assert broker.pull().ext_fields["suggestWhichBrokerId"] == "0"
 
 
 # -- pulls of known forms ------------------------------------------------------------------------------------
@@ -497,6 +470,9 @@ async def test_a_known_pull_is_answered_at_once_as_it_is_answered_by_the_handler
         head, slices = known.at_once(**changes)
         assert head == encode_head(by_handler)
         assert [bytes(view) for view in slices] == [bytes(view) for view in by_handler.slices]
+    counted = known.broker.room.pulls.statistics().messages
+    assert known.at_once() is not None
+    assert known.broker.room.pulls.statistics().messages == counted + 2
     offsets = known.broker.metadata.consumer_offsets
     assert offsets.find(GROUP, TOPIC, 0) == 1
     assert known.at_once(**{**commit, "commitOffset": 2}) is not None
@@ -522,38 +498,38 @@ async def test_a_pull_whose_checks_may_end_otherwise_is_not_answered_at_once(kno
     assert known.at_once() is not None
     topics.put(evolve(topics.find(TOPIC), perm=int(Perm.WRITE)))
     assert known.at_once() is None
-
-
-@compiled_only
-async def test_a_form_that_the_handler_has_not_seen_is_not_answered_at_once(known):
+    # Nor is one of a form that the handler has not seen.
     known.forms = PullForms()
     known.read()
     assert known.at_once() is None
 
 
-@compiled_only
-async def test_answers_at_once_are_counted(known):
-    before = known.broker.room.pulls.statistics().messages
-    assert known.at_once() is not None
-    assert known.broker.room.pulls.statistics().messages == before + 2
+async def test_a_known_form_is_checked_again_when_what_it_depends_on_changes(known):
+    groups, topics = known.broker.metadata.groups, known.broker.metadata.topics
+    pulls, consumers = known.broker.room.pulls, known.broker.room.clients.consumers
 
+    def found():
+        answer = known.pull()
+        return bodies_of(answer) if answer.code == ResponseCode.SUCCESS else answer.code
 
-async def test_a_known_form_is_checked_again_when_its_group_changes(known):
-    groups = known.broker.metadata.groups
     groups.put(evolve(groups.find(GROUP), consume_enable=False))
-    assert known.pull().code == ResponseCode.NO_PERMISSION
+    assert found() == ResponseCode.NO_PERMISSION
     groups.put(evolve(groups.find(GROUP), consume_enable=True))
-    assert bodies_of(known.pull()) == [b"a", b"b"]
-
-
-async def test_a_known_form_is_checked_again_when_its_topic_changes(known):
-    topics = known.broker.metadata.topics
+    assert found() == [b"a", b"b"]
+    groups.put(evolve(groups.find(GROUP), consume_broadcast_enable=False))
+    assert found() == [b"a", b"b"]
+    consumers[GROUP].message_model = "BROADCASTING"
+    assert found() == ResponseCode.NO_PERMISSION
+    consumers[GROUP].message_model = "CLUSTERING"
     topics.put(evolve(topics.find(TOPIC), perm=2))
-    assert known.pull().code == ResponseCode.NO_PERMISSION
+    assert found() == ResponseCode.NO_PERMISSION
     topics.delete(TOPIC)
-    assert known.pull().code == ResponseCode.TOPIC_NOT_EXIST
+    assert found() == ResponseCode.TOPIC_NOT_EXIST
     topics.put(TopicConfig(TOPIC, 4, 4))
-    assert bodies_of(known.pull()) == [b"a", b"b"]
+    pulls.settings = evolve(pulls.settings, messages_max=1)
+    assert found() == [b"a"]
+    pulls.settings = evolve(pulls.settings, broker_permission=2)
+    assert found() == ResponseCode.NO_PERMISSION
 
 
 async def test_a_known_form_is_checked_again_when_its_subscription_changes(known):
@@ -562,22 +538,6 @@ async def test_a_known_form_is_checked_again_when_its_subscription_changes(known
     assert known.pull().remark == "NO_MATCHED_MESSAGE"
     known.broker.room.clients.consumers.clear()
     assert known.pull().code == ResponseCode.SUBSCRIPTION_NOT_EXIST
-
-
-async def test_a_known_form_is_checked_again_when_its_group_broadcasts(known):
-    groups = known.broker.metadata.groups
-    groups.put(evolve(groups.find(GROUP), consume_broadcast_enable=False))
-    assert bodies_of(known.pull()) == [b"a", b"b"]
-    known.broker.room.clients.consumers[GROUP].message_model = "BROADCASTING"
-    assert known.pull().code == ResponseCode.NO_PERMISSION
-
-
-async def test_a_known_form_is_checked_again_when_the_settings_change(known):
-    pulls = known.broker.room.pulls
-    pulls.settings = evolve(pulls.settings, messages_max=1)
-    assert bodies_of(known.pull()) == [b"a"]
-    pulls.settings = evolve(pulls.settings, broker_permission=2)
-    assert known.pull().code == ResponseCode.NO_PERMISSION
 
 
 async def test_a_known_form_with_its_expression_is_filtered_by_it(known):

@@ -8,6 +8,7 @@ import pytest
 from attrs import evolve
 
 from tests.broker.test_processor import PEER, Broker
+from tests.levels import by_level
 from tests.remoting.test_send_runs import send
 from trioha.broker.send_runs import SPECIAL_PROPERTIES, SendRuns
 from trioha.deferred import Deferred
@@ -95,7 +96,8 @@ def some_sends(rng, count):
     )
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.sized
+@pytest.mark.parametrize("seed", range(by_level(2, 10, 200)))
 async def test_records_answers_and_statistics_are_those_of_single_sends(pair, seed):
     runs, each = pair
     rng = random.Random(seed)
@@ -112,32 +114,22 @@ async def test_records_answers_and_statistics_are_those_of_single_sends(pair, se
     ]
 
 
-@pytest.mark.parametrize("name", SPECIAL_PROPERTIES)
-async def test_a_run_with_a_property_that_asks_for_more_is_left_to_single_sends(pair, name):
+async def test_sends_that_ask_for_more_or_may_be_refused_are_left_to_single_sends(pair, tmp_path):
     runs, _ = pair
     end = runs.log.max_offset
-    assert runs.run(send() + send(properties=f"K\x01v\x02{name.decode()}\x013\x02")) is None
+    for name in SPECIAL_PROPERTIES:
+        assert runs.run(send() + send(properties=f"K\x01v\x02{name.decode()}\x013\x02")) is None, name
+    for changes in (
+        {"queue_id": 4}, {"topic": "Unknown"}, {"topic": "SELF_TEST_TOPIC"}, {"topic": "%RETRY%group"},
+    ):  # fmt: skip
+        assert runs.run(send(**changes)) is None, changes
     assert runs.log.max_offset == end
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"queue_id": 4}, {"topic": "Unknown"}, {"topic": "SELF_TEST_TOPIC"}, {"topic": "%RETRY%group"}],
-)
-async def test_sends_that_may_be_refused_are_left_to_single_sends(pair, changes):
-    runs, _ = pair
-    end = runs.log.max_offset
-    assert runs.run(send(**changes)) is None
-    assert runs.log.max_offset == end
-
-
-async def test_a_topic_that_may_not_be_written_is_left_to_single_sends(pair):
-    runs, _ = pair
     runs.topics.put(TopicConfig("Orders", 4, 4, perm=4))
     assert runs.run(send()) is None
     runs.topics.put(TopicConfig("Orders", 4, 4))
     runs.send_processor.configure(broker_permission=4)
     assert runs.run(send()) is None
+    assert RunBroker(tmp_path / "slave", is_slave=True).run(send()) is None
 
 
 @pytest.mark.parametrize("blocked", ["disk_is_full", "puts_blocked"])
@@ -145,11 +137,6 @@ async def test_a_log_that_takes_nothing_leaves_a_run_to_single_sends(pair, block
     runs, _ = pair
     setattr(runs.log, blocked, True)
     assert runs.run(send()) is None
-
-
-async def test_a_slave_leaves_a_run_to_single_sends(tmp_path):
-    broker = RunBroker(tmp_path, is_slave=True)
-    assert broker.run(send()) is None
 
 
 async def test_limits_of_messages_and_queues_hold_in_runs(pair):

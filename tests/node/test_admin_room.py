@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from tests.broker.test_recorded_admin import Master, here
+from tests.broker.recorded_broker import Master, here
 from trioha.broker.registration import BrokerEntry, BrokerRegistration
 from trioha.broker.transaction_service import TransactionSettings
 from trioha.metadata.topics import DEFAULT_TOPIC
