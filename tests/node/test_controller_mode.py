@@ -22,6 +22,7 @@ from tests.controller.scripted import Group, ScriptedControllers
 from tests.interop.controller import ask, broker_settings, eventually
 from tests.metrics.pages import uses
 from tests.metrics.scraping import parsed, scrape, values_of
+from tests.node.client import Client
 from tests.node.test_transactions import (
     FAST_CHECKS,
     NO_CHECKS,
@@ -181,13 +182,15 @@ class Member:
 
         def one() -> bool | None:
             try:
-                return True if self.node.load(1).statuses == {"PUT_OK": 1} else None
-            except AssertionError:
+                with Client(self.node.listen_address) as client:
+                    return True if client.send() == {"PUT_OK": 1} else None
+            except OSError:
                 # Its connection ended while the node changed its role.
                 return None
 
         eventually("a put is PUT_OK", one, logs=self.node.log)
-        assert self.node.load(number).statuses == {"PUT_OK": number}, self.node.log()
+        with Client(self.node.listen_address) as client:
+            assert client.send(number) == {"PUT_OK": number}, self.node.log()
 
 
 @pytest.fixture
@@ -238,6 +241,7 @@ def test_a_killed_master_is_replaced_and_comes_back_as_a_slave(
     assert first.log_bytes() == second.log_bytes()
 
 
+@pytest.mark.full
 def test_status_shows_roles_epochs_sets_and_the_leading_controller(
     controller: Controller, join: Callable[..., Member]
 ) -> None:
@@ -313,6 +317,7 @@ def test_status_shows_roles_epochs_sets_and_the_leading_controller(
     assert "Controller mode" in shown.stdout
 
 
+@pytest.mark.full
 def test_the_doctor_finds_what_is_wrong_with_a_group(
     controller: Controller, join: Callable[..., Member]
 ) -> None:
@@ -346,6 +351,7 @@ def test_the_doctor_finds_what_is_wrong_with_a_group(
     }
 
 
+@pytest.mark.full
 def test_what_only_a_dead_master_had_is_cut_when_it_comes_back(
     controller: Controller, join: Callable[..., Member]
 ) -> None:
@@ -375,6 +381,7 @@ def test_what_only_a_dead_master_had_is_cut_when_it_comes_back(
     assert first.log_bytes() == second.log_bytes()
 
 
+@pytest.mark.full
 def test_a_slave_keeps_confirmed_messages_that_its_masters_disk_has_lost(
     controller: Controller, join: Callable[..., Member], tmp_path: Path
 ) -> None:
@@ -421,7 +428,10 @@ def test_a_slave_keeps_confirmed_messages_that_its_masters_disk_has_lost(
     assert first.log_bytes() == second.log_bytes()
 
 
-@pytest.mark.parametrize("flush_disk_type", ["SYNC_FLUSH", "ASYNC_FLUSH"])
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "flush_disk_type", ["SYNC_FLUSH", pytest.param("ASYNC_FLUSH", marks=pytest.mark.nightly)]
+)
 def test_a_master_that_lost_power_and_is_back_at_once_follows_who_has_more(
     controller: Controller, join: Callable[..., Member], tmp_path: Path, flush_disk_type: str
 ) -> None:
@@ -457,6 +467,7 @@ def test_a_master_that_lost_power_and_is_back_at_once_follows_who_has_more(
     assert json.loads((first.root / "trioha-doubtful-epoch.json").read_text()) == {"epoch": 1}
 
 
+@pytest.mark.full
 def test_a_cut_that_a_start_completes_is_in_its_session(
     controller: Controller, join: Callable[..., Member], tmp_path: Path
 ) -> None:
@@ -479,6 +490,7 @@ def test_a_cut_that_a_start_completes_is_in_its_session(
     assert [(one["offset"], one["aux"], one["size"]) for one in records] == [(offset, end, 1)]
 
 
+@pytest.mark.full
 def test_brokers_of_controllers_that_lost_their_state_go_on_with_their_logs(
     controller: Controller, join: Callable[..., Member]
 ) -> None:
@@ -527,6 +539,7 @@ def test_brokers_of_controllers_that_lost_their_state_go_on_with_their_logs(
     assert first.log_bytes() == second.log_bytes()
 
 
+@pytest.mark.full
 def test_transactions_that_are_open_are_decided_at_the_next_master(
     controller: Controller, join: Callable[..., Member]
 ) -> None:
@@ -561,6 +574,7 @@ def test_transactions_that_are_open_are_decided_at_the_next_master(
     assert delivered(second.node) == dict.fromkeys(committed, 1)
 
 
+@pytest.mark.full
 def test_a_node_without_a_controller_waits_and_serves_what_it_has(
     controller: Controller, join: Callable[..., Member]
 ) -> None:

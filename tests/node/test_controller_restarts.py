@@ -11,7 +11,7 @@ import pytest
 from tests.interop.controller import eventually
 from tests.node.test_controller_mode import BOTH, Controller, Member, scripted_controller
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.full, pytest.mark.timeout(300)]
 Join = Callable[[str, Controller], Member]
 
 

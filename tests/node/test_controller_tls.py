@@ -14,7 +14,7 @@ from tests.interop.controller import eventually
 from tests.node.test_controller_mode import BOTH, Controller, Member, scripted_controller
 from trioha.net.tls import ServerTls
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.full, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

@@ -149,7 +149,7 @@ def forging_peer(ha_address: str, offset: int) -> Iterator[None]:
 # -- healthy pairs ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("role", ["SYNC_MASTER", "ASYNC_MASTER"])
+@pytest.mark.parametrize("role", ["SYNC_MASTER", pytest.param("ASYNC_MASTER", marks=pytest.mark.nightly)])
 def test_a_healthy_pair_has_no_findings(role: str, start: StartNode) -> None:
     master, slave = connected_pair(start, role=role)
     assert examined_pair(master, slave) == {}
@@ -161,6 +161,7 @@ def test_a_healthy_pair_has_no_findings(role: str, start: StartNode) -> None:
     assert answer.stdout.startswith("2 brokers, 1 pair: no findings (")
 
 
+@pytest.mark.full
 def test_a_healthy_pair_of_a_name_server_has_no_findings(start: StartNode) -> None:
     names = f"127.0.0.1:{free_port()}"
     master = start("master", role="SYNC_MASTER", namesrvAddr=names, **{"trioha.withNamesrv": "true"})
@@ -182,6 +183,7 @@ def test_the_files_of_a_healthy_pair_have_no_findings(tmp_path: Path) -> None:
 # -- who is who ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_slave_that_is_stopped_does_not_answer(start: StartNode) -> None:
     master, slave = connected_pair(start)
     slave.stop()
@@ -193,6 +195,7 @@ def test_a_slave_that_is_stopped_does_not_answer(start: StartNode) -> None:
     assert found["too-few-slaves-in-sync"]["evidence"] == "puts wait for 1, in sync: 0"
 
 
+@pytest.mark.full
 def test_a_broker_with_access_control_refuses_without_an_account(start: StartNode, tmp_path: Path) -> None:
     rules, tools = tmp_path / "plain_acl.yml", tmp_path / "tools.yml"
     rules.write_text("accounts: [{accessKey: account-1, secretKey: secret-1, admin: true}]\n")
@@ -204,6 +207,7 @@ def test_a_broker_with_access_control_refuses_without_an_account(start: StartNod
     assert examine(node.listen_address, "--credentials", tools) == {}
 
 
+@pytest.mark.nightly
 def test_a_name_server_that_is_not_there_is_found(start: StartNode) -> None:
     master, slave = connected_pair(start)
     names = f"127.0.0.1:{free_port()}"
@@ -212,6 +216,7 @@ def test_a_name_server_that_is_not_there_is_found(start: StartNode) -> None:
     assert found["name-server-unreachable"]["subject"] == names
 
 
+@pytest.mark.full
 def test_brokers_that_a_name_server_does_not_list_are_found(start: StartNode) -> None:
     names = f"127.0.0.1:{free_port()}"
     start("other", role="ASYNC_MASTER", brokerName="o", namesrvAddr=names, **{"trioha.withNamesrv": "true"})
@@ -222,6 +227,7 @@ def test_brokers_that_a_name_server_does_not_list_are_found(start: StartNode) ->
     assert names in found["not-registered"]["evidence"]
 
 
+@pytest.mark.full
 def test_a_broker_that_is_listed_with_an_unreachable_address_is_found(start: StartNode) -> None:
     names = f"127.0.0.1:{free_port()}"
     node = start(
@@ -241,6 +247,7 @@ def test_a_broker_that_is_listed_with_an_unreachable_address_is_found(start: Sta
     assert "broker-unreachable" not in found
 
 
+@pytest.mark.nightly
 def test_slaves_without_a_master_are_found(start: StartNode) -> None:
     one, two = lonely_slave(start, "one"), lonely_slave(start, "two", brokerId=2)
     found = examined_pair(one, two)
@@ -248,6 +255,7 @@ def test_slaves_without_a_master_are_found(start: StartNode) -> None:
     assert examine(one.listen_address) == {}
 
 
+@pytest.mark.nightly
 def test_two_masters_of_one_name_are_found(start: StartNode) -> None:
     one, two = start("one", role="ASYNC_MASTER"), start("two", role="ASYNC_MASTER")
     found = examined_pair(one, two)
@@ -255,6 +263,7 @@ def test_two_masters_of_one_name_are_found(start: StartNode) -> None:
     assert one.listen_address in found["two-masters"]["evidence"]
 
 
+@pytest.mark.nightly
 def test_two_slaves_of_one_id_are_found(start: StartNode) -> None:
     master = start("master", role="SYNC_MASTER", **{"trioha.haDistinctBy": "connection"})
     one, two = (start(name, slave_of=master, brokerId=1) for name in ("one", "two"))
@@ -264,6 +273,7 @@ def test_two_slaves_of_one_id_are_found(start: StartNode) -> None:
     assert found["duplicate-broker-id"]["remedy"].startswith("brokerId=2 ")
 
 
+@pytest.mark.nightly
 def test_a_slave_of_another_name_is_found(start: StartNode) -> None:
     master = start("master", role="ASYNC_MASTER")
     slave = start("slave", slave_of=master, brokerName="another")
@@ -285,6 +295,7 @@ def test_a_file_whose_role_and_id_differ_is_found_and_refused_by_a_node(tmp_path
 # -- addresses and ports ---------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_announced_addresses_that_are_out_of_reach_are_found(start: StartNode) -> None:
     node = start(
         "master",
@@ -301,6 +312,7 @@ def test_announced_addresses_that_are_out_of_reach_are_found(start: StartNode) -
     assert UNREACHABLE in found["ha-address-unreachable"]["evidence"]
 
 
+@pytest.mark.nightly
 def test_an_announced_address_of_docker0_is_found(start: StartNode) -> None:
     node = start(
         "master",
@@ -316,6 +328,7 @@ def test_an_announced_address_of_docker0_is_found(start: StartNode) -> None:
     assert "an address of docker0" in found["advertised-address-local"]["evidence"]
 
 
+@pytest.mark.nightly
 def test_a_broker_that_announces_the_address_of_another_one_is_found(start: StartNode) -> None:
     port = free_port()
     try:
@@ -333,6 +346,7 @@ def test_a_broker_that_announces_the_address_of_another_one_is_found(start: Star
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8 on the loopback interface")
+@pytest.mark.full
 def test_an_ha_port_that_is_open_to_a_host_that_is_no_replica_is_found(start: StartNode) -> None:
     master, slave = connected_pair(start)
     found = examined_pair(master, slave, "--source", "127.0.0.2")
@@ -342,6 +356,7 @@ def test_an_ha_port_that_is_open_to_a_host_that_is_no_replica_is_found(start: St
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8 on the loopback interface")
+@pytest.mark.nightly
 def test_an_ha_port_that_admits_only_slaves_is_not_exposed(start: StartNode) -> None:
     allowed = {"trioha.haAllowedPeers": "127.0.0.1"}
     master = start("master", role="SYNC_MASTER", **allowed)
@@ -353,12 +368,14 @@ def test_an_ha_port_that_admits_only_slaves_is_not_exposed(start: StartNode) -> 
 # -- copies of a put -------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_sync_master_without_slaves_is_found(start: StartNode) -> None:
     node = start("master", role="SYNC_MASTER")
     assert node.load(1).statuses == {"SLAVE_NOT_AVAILABLE": 1}
     assert set(examine(node.listen_address)) == {"too-few-slaves-in-sync"}
 
 
+@pytest.mark.nightly
 def test_a_sync_master_that_waits_for_nobody_when_it_is_alone_is_found(start: StartNode) -> None:
     node = start("master", role="SYNC_MASTER", enableAutoInSyncReplicas="true")
     found = examine(node.listen_address)
@@ -366,6 +383,7 @@ def test_a_sync_master_that_waits_for_nobody_when_it_is_alone_is_found(start: St
     assert set(examine(conf_of(node))) >= {"sync-degrades-silently"}
 
 
+@pytest.mark.full
 def test_a_forged_acknowledgement_is_found(start: StartNode) -> None:
     master, slave = connected_pair(start)
     with forging_peer(master.ha_address, 10**9):
@@ -375,6 +393,7 @@ def test_a_forged_acknowledgement_is_found(start: StartNode) -> None:
     assert "ACK_BEYOND_SENT since the start: 1;" in found["forged-ack"]["evidence"]
 
 
+@pytest.mark.nightly
 def test_a_replica_that_no_name_server_lists_is_found(start: StartNode) -> None:
     names = f"127.0.0.1:{free_port()}"
     master = start("master", role="ASYNC_MASTER", namesrvAddr=names, **{"trioha.withNamesrv": "true"})
@@ -389,6 +408,7 @@ def test_a_replica_that_no_name_server_lists_is_found(start: StartNode) -> None:
 # -- logs ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_slave_that_dials_elsewhere_is_found_with_its_lag(start: StartNode) -> None:
     master = start("master", role="ASYNC_MASTER", haMaxGapNotInSync=1000)
     master.load(20)
@@ -398,6 +418,7 @@ def test_a_slave_that_dials_elsewhere_is_found_with_its_lag(start: StartNode) ->
     assert found["slave-not-connected"]["remedy"].startswith(f"haMasterAddress={master.ha_address} ")
 
 
+@pytest.mark.full
 def test_a_slave_below_its_masters_minimum_is_found(start: StartNode, tmp_path: Path) -> None:
     master, slave = connected_pair(start)
     slave.stop()
@@ -413,6 +434,7 @@ def test_a_slave_below_its_masters_minimum_is_found(start: StartNode, tmp_path: 
     assert "retention-overtakes-slave" not in found
 
 
+@pytest.mark.nightly
 def test_a_slave_beyond_its_masters_end_is_found(start: StartNode, tmp_path: Path) -> None:
     master, slave = connected_pair(start)
     master.stop()
@@ -426,6 +448,7 @@ def test_a_slave_beyond_its_masters_end_is_found(start: StartNode, tmp_path: Pat
     assert {"slave-beyond-end", "slave-refuses-log"} <= set(found)
 
 
+@pytest.mark.nightly
 def test_log_files_of_different_sizes_are_found(start: StartNode) -> None:
     master = start("master", role="ASYNC_MASTER")
     slave = start(
@@ -439,6 +462,7 @@ def test_log_files_of_different_sizes_are_found(start: StartNode) -> None:
     assert f"is {FILE_BYTES} at the master" in found["file-sizes-differ"]["evidence"]
 
 
+@pytest.mark.nightly
 def test_a_master_that_deletes_for_space_what_its_slave_lacks_is_found(
     start: StartNode, tmp_path: Path
 ) -> None:
@@ -458,6 +482,7 @@ def test_a_master_that_deletes_for_space_what_its_slave_lacks_is_found(
     assert "files go above 10 %" in found["retention-overtakes-slave"]["evidence"]
 
 
+@pytest.mark.nightly
 def test_a_record_that_cannot_be_dispatched_is_found(start: StartNode, tmp_path: Path) -> None:
     master = start("master", role="ASYNC_MASTER")
     assert master.load(300, size=(1000, 1000)).statuses == {"PUT_OK": 300}
@@ -492,6 +517,7 @@ def change_metadata(master: TriohaNode) -> None:
     wait_until(lambda: has_delivered(master.listen_address))
 
 
+@pytest.mark.full
 def test_metadata_that_a_slave_cannot_copy_is_found(start: StartNode) -> None:
     master = start("master", role="ASYNC_MASTER")
     nowhere = f"127.0.0.1:{free_port()}"
@@ -514,6 +540,7 @@ def test_metadata_that_a_slave_cannot_copy_is_found(start: StartNode) -> None:
     assert set(examined_pair(master, slave)) == {"metadata-copy-fails"}
 
 
+@pytest.mark.nightly
 def test_offsets_that_are_ahead_of_the_masters_are_found(start: StartNode) -> None:
     master, slave = connected_pair(start)
     master.load(100)
@@ -539,6 +566,7 @@ def test_offsets_that_are_ahead_of_the_masters_are_found(start: StartNode) -> No
 # -- settings --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_file_that_was_edited_after_the_start_is_found(start: StartNode) -> None:
     node = start("master", role="ASYNC_MASTER")
     with conf_of(node).open("a") as file:
@@ -565,6 +593,7 @@ def test_a_key_that_no_version_has_is_found(tmp_path: Path) -> None:
     assert found["setting-unknown"]["remedy"] == "did you mean haSendHeartbeatInterval?"
 
 
+@pytest.mark.nightly
 def test_heartbeats_that_come_too_seldom_are_found(start: StartNode) -> None:
     master, slave = connected_pair(start, haSendHeartbeatInterval=30_000, haHousekeepingInterval=60_000)
     found = examined_pair(master, slave)
@@ -572,6 +601,7 @@ def test_heartbeats_that_come_too_seldom_are_found(start: StartNode) -> None:
     assert "closes after 20000 ms" in found["heartbeat-above-housekeeping"]["evidence"]
 
 
+@pytest.mark.nightly
 def test_what_a_node_warns_of_is_found(start: StartNode) -> None:
     master, slave = connected_pair(start, inSyncReplicas=1)
     found = examined_pair(master, slave)
@@ -584,6 +614,7 @@ def test_what_a_node_warns_of_is_found(start: StartNode) -> None:
 # -- clocks ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_slave_with_another_time_is_found(start: StartNode, tmp_path: Path) -> None:
     fault = tmp_path / "fault"
     fault.write_text("60")
@@ -599,6 +630,7 @@ def test_a_slave_with_another_time_is_found(start: StartNode, tmp_path: Path) ->
 # -- watching --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_fault_that_begins_and_ends_is_seen_by_a_watch(start: StartNode) -> None:
     master, slave = connected_pair(start, role="ASYNC_MASTER")
     watch = subprocess.Popen(

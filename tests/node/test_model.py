@@ -5,7 +5,7 @@ the messages of a queue are in the order of their sends; a message that was sent
 the committed offset of a group is one that it committed, the last one unless the node was killed, and never
 beyond what was delivered to it.
 
-Each example is 25 steps on a node of its own, about ten seconds. `make model N=100` runs more of them.
+Each example is up to 25 steps on a node of its own. `make model N=100` runs more of them.
 """
 
 import os
@@ -21,8 +21,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.levels import by_level
 from tests.node.wire import Wire
 from tests.node_process import TriohaNode
+from tests.waiting import wait_until
 from trioha.client.messages import received_messages
 from trioha.client.route import MessageQueue
 from trioha.metadata.offsets import ConsumerOffsets
@@ -31,16 +33,15 @@ from trioha.remoting.codes import RequestCode, ResponseCode, Version
 from trioha.remoting.command import request
 from trioha.remoting.send_message import SendMessageRequestHeader, put_status_name, send_request
 
-EXAMPLES = int(os.environ.get("TRIOHA_MODEL_EXAMPLES", "3"))
+EXAMPLES = int(os.environ.get("TRIOHA_MODEL_EXAMPLES", by_level(2, 5, 60)))
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120 + 60 * EXAMPLES)]
+pytestmark = [pytest.mark.process, pytest.mark.sized, pytest.mark.timeout(120 + 60 * EXAMPLES)]
 
 TOPIC = "Model"
 QUEUES = 4
 GROUPS = ("g1", "g2")
 FILE_BYTES = 1 << 20
 SUSPEND, SUBSCRIPTION = 2, 4
-PERSISTED_WITHIN_S = 30.0
 
 queue_ids = st.integers(0, QUEUES - 1)
 groups = st.sampled_from(GROUPS)
@@ -219,17 +220,14 @@ class NodeModel(RuleBasedStateMachine):
         expected = {key: offsets[-1] for key, offsets in self.commits.items() if offsets[-1] is not None}
         if not expected:
             return
-        deadline_s = time.monotonic() + PERSISTED_WITHIN_S
-        while True:
-            found = {}
+
+        def found():
+            offsets = ConsumerOffsets()
             if path.exists():
-                offsets = ConsumerOffsets()
                 offsets.load(parse_pretty(path.read_text()))
-                found = {(group, queue): offsets.find(group, TOPIC, queue) for group, queue in expected}
-            if found == expected:
-                break
-            assert time.monotonic() < deadline_s, (found, expected)
-            time.sleep(0.02)
+            return {(group, queue): offsets.find(group, TOPIC, queue) for group, queue in expected}
+
+        wait_until(lambda: found() == expected, f"{expected} on disk")
         for key, offset in expected.items():
             self.commits[key] = [offset]
 
@@ -287,8 +285,7 @@ class NodeModel(RuleBasedStateMachine):
 TestNodeModel = NodeModel.TestCase
 TestNodeModel.settings = settings(
     max_examples=EXAMPLES,
-    stateful_step_count=25,
-    deadline=None,
+    stateful_step_count=by_level(8, 25, 25),
     # Each step of a smaller example starts nodes again.
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=list(HealthCheck),

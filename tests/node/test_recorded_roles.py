@@ -19,7 +19,7 @@ from trioha_analysis.replay_result import ReplayResult
 from trioha_monitor.replay import open_replay
 from trioha_monitor.view import EventKind
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.full, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

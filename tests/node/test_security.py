@@ -81,6 +81,7 @@ def test_a_file_that_cannot_be_used_ends_the_start_with_one_line(
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.full
 def test_a_node_listens_on_its_second_port_too(start_node: StartNode) -> None:
     port = free_port()
     node = start_node(role="ASYNC_MASTER", listenPort=port)
@@ -112,6 +113,7 @@ def enforcing(authority: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.full
 def test_a_node_that_enforces_tls_serves_and_registers_with_its_own_name_server(
     start_node: StartNode, authority: Path
 ) -> None:
