@@ -1,7 +1,5 @@
 """Access control in front of a handler: recorded sessions, permissions of each request, hostile requests."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from pathlib import Path
@@ -45,15 +43,15 @@ ACCOUNTS = {
 }
 
 
-def served(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+def served(asked, peer):
     return response_to(asked, ResponseCode.SUCCESS)
 
 
-def control() -> AccessControl:
+def control():
     return AccessControl(parse_acl(RULES, file=FILE), served)
 
 
-def ask(acl: AccessControl, asked: RemotingCommand, host: str = PEER.address.host) -> RemotingCommand:
+def ask(acl, asked, host=PEER.address.host):
     """The answer as the server makes it."""
     try:
         answer = acl(asked, Peer(Address(host, 5555), 1))
@@ -64,7 +62,7 @@ def ask(acl: AccessControl, asked: RemotingCommand, host: str = PEER.address.hos
 
 
 @pytest.mark.parametrize("session", ["113-acl--master", "115-acl--master"])
-def test_recorded_requests_get_the_codes_and_remarks_of_the_real_broker(session: str) -> None:
+def test_recorded_requests_get_the_codes_and_remarks_of_the_real_broker(session):
     said = {command.opaque: command for command in commands(VECTORS / f"remoting-4.9.7/{session}.s2c.bin")}
     acl = control()
     differences = []
@@ -80,7 +78,7 @@ def test_recorded_requests_get_the_codes_and_remarks_of_the_real_broker(session:
     assert all(ask(acl, asked).code == ResponseCode.SUCCESS for asked in differences)
 
 
-def heartbeat(group: str, *topics: str) -> RemotingCommand:
+def heartbeat(group, *topics):
     subscriptions = [{"topic": topic, "subString": "*", "subVersion": 1} for topic in topics]
     body = {
         "clientID": "c1",
@@ -90,12 +88,12 @@ def heartbeat(group: str, *topics: str) -> RemotingCommand:
     return request(RequestCode.HEART_BEAT, body=json.dumps(body).encode())
 
 
-def send(topic: str, code: RequestCode = RequestCode.SEND_MESSAGE_V2) -> RemotingCommand:
+def send(topic, code=RequestCode.SEND_MESSAGE_V2):
     names = ("topic", "producerGroup") if code == RequestCode.SEND_MESSAGE else ("b", "a")
     return request(code, ext_fields=dict(zip(names, (topic, "workers"), strict=True)))
 
 
-def with_fields(code: int, **fields: str) -> RemotingCommand:
+def with_fields(code, **fields):
     return request(code, ext_fields=fields)
 
 
@@ -154,14 +152,14 @@ NO = EXCEPTION + "No default permission for "
         ("consumer-only", request(11), None),
     ],
 )
-def test_each_request_needs_its_permissions(account: str, asked: RemotingCommand, remark: str | None) -> None:
+def test_each_request_needs_its_permissions(account, asked, remark):
     answer = ask(control(), signed(asked, ACCOUNTS[account]))
     assert answer.remark == remark
     assert answer.code == (ResponseCode.SUCCESS if remark is None else ResponseCode.SYSTEM_ERROR)
 
 
 @pytest.mark.parametrize("code", sorted(ADMIN_CODES))
-def test_changes_of_topics_groups_and_configuration_need_an_admin(code: int) -> None:
+def test_changes_of_topics_groups_and_configuration_need_an_admin(code):
     acl = control()
     assert ask(acl, signed(request(code), ACCOUNTS["rocketmq2"])).code == ResponseCode.SUCCESS
     refused = ask(acl, signed(request(code), ACCOUNTS["everything"]))
@@ -171,13 +169,13 @@ def test_changes_of_topics_groups_and_configuration_need_an_admin(code: int) -> 
     )
 
 
-def test_notices_of_controllers_need_no_account() -> None:
+def test_notices_of_controllers_need_no_account():
     """RocketMQ's controllers do not sign, and a notice is only a reason to ask the leading one."""
     notice = with_fields(RequestCode.NOTIFY_BROKER_ROLE_CHANGED)
     assert ask(control(), notice, "192.0.2.1").code == ResponseCode.SUCCESS
 
 
-def test_addresses_of_white_lists_need_no_signature() -> None:
+def test_addresses_of_white_lists_need_no_signature():
     acl = control()
     unsigned = send("Orders")
     assert ask(acl, unsigned, "198.51.100.77").code == ResponseCode.SUCCESS
@@ -191,7 +189,7 @@ def test_addresses_of_white_lists_need_no_signature() -> None:
     assert ask(acl, unsigned, "203.0.113.9").remark == EXCEPTION + "No accessKey is configured"
 
 
-def test_new_rules_hold_from_the_next_request_on() -> None:
+def test_new_rules_hold_from_the_next_request_on():
     acl = control()
     asked = signed(send("Orders"), ACCOUNTS["producer-only"])
     assert ask(acl, asked).code == ResponseCode.SUCCESS
@@ -214,7 +212,7 @@ def test_new_rules_hold_from_the_next_request_on() -> None:
         {SIGNATURE: "x"},
     ],
 )
-def test_hostile_fields_are_refused_in_one_short_line(fields: dict[str, str]) -> None:
+def test_hostile_fields_are_refused_in_one_short_line(fields):
     answer = ask(control(), request(310, ext_fields={"b": "Orders", **fields}))
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert answer.remark is not None
@@ -222,13 +220,13 @@ def test_hostile_fields_are_refused_in_one_short_line(fields: dict[str, str]) ->
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"clientID":7}', b"\xff" * 100, b"[" * 10_000])
-def test_a_signed_heartbeat_that_cannot_be_read_is_refused(body: bytes) -> None:
+def test_a_signed_heartbeat_that_cannot_be_read_is_refused(body):
     asked = signed(request(RequestCode.HEART_BEAT, body=body), ACCOUNTS["everything"])
     assert ask(control(), asked).code == ResponseCode.SYSTEM_ERROR
 
 
-async def test_an_awaitable_of_the_handler_is_passed_on() -> None:
-    async def later(asked: RemotingCommand) -> RemotingCommand:
+async def test_an_awaitable_of_the_handler_is_passed_on():
+    async def later(asked):
         return response_to(asked, ResponseCode.SUCCESS)
 
     acl = AccessControl(parse_acl(RULES, file=FILE), lambda asked, _: later(asked))
@@ -237,7 +235,7 @@ async def test_an_awaitable_of_the_handler_is_passed_on() -> None:
     assert (await answer).code == ResponseCode.SUCCESS
 
 
-def test_refusals_are_logged_once_a_minute_with_their_number() -> None:
+def test_refusals_are_logged_once_a_minute_with_their_number():
     moments_s = [0.0, 1.0, 59.9, 60.0, 61.0]
     acl = AccessControl(parse_acl(RULES, file=FILE), served, clock=iter(moments_s).__next__)
     with capture_logs() as lines:
@@ -269,7 +267,7 @@ NEEDS = {
 """What a real 4.9.7 broker asks for, but for 320 and 361, which are as sends and pulls."""
 
 
-def test_each_request_that_is_served_needs_what_a_real_broker_asks_for() -> None:
+def test_each_request_that_is_served_needs_what_a_real_broker_asks_for():
     """A new request code must be listed here with a decision."""
     fields = {"topic": "T", "b": "T", "group": "G", "consumerGroup": "G", "a": "G"}
     found = {}

@@ -1,12 +1,7 @@
 """The rules follow their file: changes in virtual time, bad files, and files being written."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -14,24 +9,23 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from trioha.broker.acl_file import CHECK_INTERVAL_S, AclFile
-from trioha.broker.acl_rules import AclRules
 from trioha.errors import ConfigError
 
 ONE = "accounts: [{accessKey: account-1, secretKey: 12345678}]\n"
 TWO = "accounts: [{accessKey: account-1, secretKey: 12345678}, {accessKey: account-2, secretKey: 12345678}]\n"
 
 
-async def at_once(call: Callable[[], Any]) -> Any:
+async def at_once(call):
     """In place of a worker thread, over which virtual time would leap."""
     await trio.lowlevel.checkpoint()
     return call()
 
 
 @asynccontextmanager
-async def watching(path: Path) -> AsyncIterator[list[AclRules]]:
+async def watching(path):
     """The rules that come after the first."""
     file = await AclFile.open(path, in_thread=at_once)
-    changes: list[AclRules] = []
+    changes = []
     file.on_change = changes.append
     async with trio.open_nursery() as nursery:
         nursery.start_soon(file.run)
@@ -39,16 +33,14 @@ async def watching(path: Path) -> AsyncIterator[list[AclRules]]:
         nursery.cancel_scope.cancel()
 
 
-def write(path: Path, text: str) -> None:
+def write(path, text):
     """Replace the file as editors do."""
     new = path.with_suffix(".new")
     new.write_text(text)
     new.replace(path)
 
 
-async def test_a_change_is_read_when_the_file_was_the_same_for_one_interval(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_change_is_read_when_the_file_was_the_same_for_one_interval(tmp_path, autojump_clock):
     path = tmp_path / "plain_acl.yml"
     write(path, ONE)
     async with watching(path) as changes:
@@ -63,9 +55,7 @@ async def test_a_change_is_read_when_the_file_was_the_same_for_one_interval(
         assert len(changes) == 1
 
 
-async def test_a_file_that_is_being_written_is_not_read(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_file_that_is_being_written_is_not_read(tmp_path, autojump_clock):
     path = tmp_path / "plain_acl.yml"
     write(path, ONE)
     async with watching(path) as changes:
@@ -81,9 +71,7 @@ async def test_a_file_that_is_being_written_is_not_read(
 
 
 @pytest.mark.parametrize("bad", ["accounts: [", "accounts: [{accessKey: x}]", "", None])
-async def test_a_bad_file_keeps_the_rules_and_is_reported_once(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock, bad: str | None
-) -> None:
+async def test_a_bad_file_keeps_the_rules_and_is_reported_once(tmp_path, autojump_clock, bad):
     path = tmp_path / "plain_acl.yml"
     write(path, ONE)
     async with watching(path) as changes:
@@ -104,9 +92,7 @@ async def test_a_bad_file_keeps_the_rules_and_is_reported_once(
         assert len(changes) == 1
 
 
-async def test_the_same_content_written_again_is_read_again(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_the_same_content_written_again_is_read_again(tmp_path, autojump_clock):
     path = tmp_path / "plain_acl.yml"
     write(path, ONE)
     async with watching(path) as changes:
@@ -115,9 +101,7 @@ async def test_the_same_content_written_again_is_read_again(
         assert len(changes) == 1
 
 
-async def test_a_file_that_cannot_be_used_at_the_start_is_one_error(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_file_that_cannot_be_used_at_the_start_is_one_error(tmp_path, autojump_clock):
     with pytest.raises(ConfigError, match="cannot be read: No such file or directory"):
         await AclFile.open(tmp_path / "missing.yml", in_thread=at_once)
     (tmp_path / "bad.yml").write_text("accounts: {")

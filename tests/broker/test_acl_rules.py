@@ -1,7 +1,5 @@
 """plain_acl.yml: its rules, patterns of addresses, and files that cannot be used."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -42,15 +40,15 @@ accounts:
 """As in RocketMQ's documentation."""
 
 
-def topic(name: str) -> Resource:
+def topic(name):
     return Resource.of_topic(name)
 
 
-def group(name: str) -> Resource:
+def group(name):
     return Resource.of_group(name)
 
 
-def test_the_file_of_a_distribution_gives_its_accounts() -> None:
+def test_the_file_of_a_distribution_gives_its_accounts():
     rules = parse_acl(DISTRIBUTION, file=FILE)
     assert [pattern.matches("10.10.103.7") for pattern in rules.white_addresses] == [True, False]
     user, admin = rules.accounts["RocketMQ"], rules.accounts["rocketmq2"]
@@ -79,7 +77,7 @@ def test_the_file_of_a_distribution_gives_its_accounts() -> None:
     assert "12345678" not in repr(rules)
 
 
-def test_an_admin_with_a_list_needs_permissions_for_the_rest() -> None:
+def test_an_admin_with_a_list_needs_permissions_for_the_rest():
     rules = parse_acl(
         b"accounts: [{accessKey: the-admin, secretKey: 12345678, admin: true, topicPerms: [T=PUB]}]",
         file=FILE,
@@ -90,7 +88,7 @@ def test_an_admin_with_a_list_needs_permissions_for_the_rest() -> None:
     assert not admin.may(Permission.PUB, topic("U"))
 
 
-def account(text: str) -> bytes:
+def account(text):
     return b"accounts:\n- accessKey: account-1\n  secretKey: top-secret\n" + text.encode()
 
 
@@ -126,7 +124,7 @@ def account(text: str) -> bytes:
         (b"globalWhiteRemoteAddresses: [10.0.0.300]\n", "has a part that is not 0 to"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_one_line_without_secrets(data: bytes, said: str) -> None:
+def test_a_file_that_cannot_be_used_is_one_line_without_secrets(data, said):
     with pytest.raises(ConfigError) as refused:
         parse_acl(data, file=FILE)
     text = str(refused.value)
@@ -154,7 +152,7 @@ def test_a_file_that_cannot_be_used_is_one_line_without_secrets(data: bytes, sai
         (" , ", [], ["10.0.0.1"]),
     ],
 )
-def test_a_pattern_matches_addresses(pattern: str, inside: list[str], outside: list[str]) -> None:
+def test_a_pattern_matches_addresses(pattern, inside, outside):
     parsed = AddressPattern.parse(pattern)
     assert [host for host in inside if not parsed.matches(host)] == []
     assert [host for host in outside if parsed.matches(host)] == []
@@ -168,6 +166,6 @@ def test_a_pattern_matches_addresses(pattern: str, inside: list[str], outside: l
         "a" * 5000, "1:2:3",
     ],
 )  # fmt: skip
-def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+def test_what_is_no_pattern_is_refused(pattern):
     with pytest.raises(ValueError, match=r"pattern|part|range"):
         AddressPattern.parse(pattern)

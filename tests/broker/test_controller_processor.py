@@ -29,13 +29,13 @@ class Agent:
     role: Role | None = None
     notices: list[object] = field(factory=list)
 
-    def role_changed(self, ext_fields: object, body: object) -> None:
+    def role_changed(self, ext_fields, body):
         if not body:
             raise RemoteProtocolError("masterEpoch: 'x' is not a whole number")
         self.notices.append((ext_fields, body))
 
 
-def processor(agent: Agent, *epochs: EpochEntry) -> ControllerProcessor:
+def processor(agent, *epochs):
     return ControllerProcessor(
         cast("ControllerAgent", agent),
         cluster_name="check",
@@ -46,13 +46,13 @@ def processor(agent: Agent, *epochs: EpochEntry) -> ControllerProcessor:
     )
 
 
-def ask(asked: ControllerProcessor, command: RemotingCommand) -> RemotingCommand:
+def ask(asked, command):
     answer = asked.handlers[command.code](command, PEER)
     assert isinstance(answer, RemotingCommand)
     return answer
 
 
-def role(*, is_master: bool) -> Role:
+def role(*, is_master):
     return Role(
         is_master=is_master,
         epoch=1,
@@ -73,7 +73,7 @@ def role(*, is_master: bool) -> Role:
         (Agent(2, role(is_master=True)), 0),
     ],
 )
-def test_epochs_are_answered_as_real_brokers_answer_them(agent: Agent, broker_id: int) -> None:
+def test_epochs_are_answered_as_real_brokers_answer_them(agent, broker_id):
     code = RequestCode.GET_BROKER_EPOCH_CACHE
     answer = ask(processor(agent, EpochEntry(1, 0)), request(code))
     real = {
@@ -86,7 +86,7 @@ def test_epochs_are_answered_as_real_brokers_answer_them(agent: Agent, broker_id
     assert ours.startswith(b'{"brokerId":%d,' % broker_id)
 
 
-def test_each_epoch_ends_where_the_next_one_begins() -> None:
+def test_each_epoch_ends_where_the_next_one_begins():
     answer = ask(
         processor(Agent(), EpochEntry(1, 0), EpochEntry(4, 300)), request(RequestCode.GET_BROKER_EPOCH_CACHE)
     )
@@ -96,19 +96,19 @@ def test_each_epoch_ends_where_the_next_one_begins() -> None:
     ) in bytes(answer.body)
 
 
-def test_notices_reach_the_agent() -> None:
+def test_notices_reach_the_agent():
     agent = Agent()
     (notice,) = (each for code, _, each in recorded() if code == RequestCode.NOTIFY_BROKER_ROLE_CHANGED)
     assert ask(processor(agent), notice).code == ResponseCode.SUCCESS
     assert agent.notices == [(notice.ext_fields, notice.body)]
 
 
-def test_notice_that_does_not_read_is_refused() -> None:
+def test_notice_that_does_not_read_is_refused():
     with pytest.raises(BadRequestError, match="masterEpoch"):
         ask(processor(Agent()), request(RequestCode.NOTIFY_BROKER_ROLE_CHANGED))
 
 
-def test_a_master_says_its_ha_address_and_others_do_not() -> None:
+def test_a_master_says_its_ha_address_and_others_do_not():
     code = RequestCode.EXCHANGE_BROKER_HA_INFO
     answer = ask(processor(Agent(2, role(is_master=True))), request(code))
     assert answer.ext_fields == {

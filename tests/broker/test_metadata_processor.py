@@ -1,10 +1,7 @@
 """Answers to slaves that ask for metadata: as real masters give them, in pages, and in slices."""
 
-from __future__ import annotations
-
 import json
 from inspect import isawaitable
-from typing import Any
 
 import pytest
 import trio
@@ -13,7 +10,6 @@ from tests.metadata.test_replica import SYNC_SESSIONS, replica, store, take
 from tests.remoting.recorded import VECTORS, answers, commands
 from trioha.broker.metadata_processor import TIMER_TOPIC, MetadataProcessor
 from trioha.metadata.documents import TimerCheckPoint
-from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.pretty_json import parse_pretty
 from trioha.metadata.replica import CopiedTable
 from trioha.metadata.topics import TopicConfig
@@ -30,22 +26,20 @@ class Reads:
     """What the processor reads of a store."""
 
     @property
-    def reads(self) -> Reads:
+    def reads(self):
         return self
 
-    def max_offset(self, topic: str, queue_id: int) -> int:
+    def max_offset(self, topic, queue_id):
         assert (topic, queue_id) == (TIMER_TOPIC, 0)
         return 0
 
 
-def processor(tables: MetadataStore) -> MetadataProcessor:
-    return MetadataProcessor(tables, Reads())  # type: ignore[arg-type]
+def processor(tables):
+    return MetadataProcessor(tables, Reads())
 
 
-async def ask(
-    asked: MetadataProcessor, code: int, version: int = Version.V4_9_7, **fields: str
-) -> RemotingCommand:
-    answer: Any = asked.handlers[code](RemotingCommand(code, version=version, ext_fields=fields), PEER)
+async def ask(asked, code, version=Version.V4_9_7, **fields):
+    answer = asked.handlers[code](RemotingCommand(code, version=version, ext_fields=fields), PEER)
     if isawaitable(answer):
         answer = await answer
     assert isinstance(answer, RemotingCommand)
@@ -54,7 +48,7 @@ async def ask(
 
 
 @pytest.mark.parametrize("session", SYNC_SESSIONS)
-async def test_a_slave_of_a_slave_gets_what_the_real_master_has_answered(session: str) -> None:
+async def test_a_slave_of_a_slave_gets_what_the_real_master_has_answered(session):
     recorded = answers(session)
     requests = {one.code: one for one in commands(VECTORS / f"{session}.c2s.bin")}
     for code, table in SYNC_SESSIONS[session].items():
@@ -80,7 +74,7 @@ async def test_a_slave_of_a_slave_gets_what_the_real_master_has_answered(session
         assert answered == expected
 
 
-async def test_slaves_of_5x_get_a_version_of_offsets_that_have_none() -> None:
+async def test_slaves_of_5x_get_a_version_of_offsets_that_have_none():
     tables = store()
     tables.consumer_offsets.commit("G", "T", 0, 5)
     asked = processor(tables)
@@ -94,9 +88,9 @@ async def test_slaves_of_5x_get_a_version_of_offsets_that_have_none() -> None:
     assert b"dataVersion" in bytes(delays.body)
 
 
-async def pages(asked: MetadataProcessor, size: int) -> list[list[str]]:
+async def pages(asked, size):
     """Asks for topics as a slave of 5.4 does it, until it has all but one at least."""
-    found: list[list[str]] = []
+    found = []
     version, count = "", 0
     while True:
         answer = await ask(
@@ -116,7 +110,7 @@ async def pages(asked: MetadataProcessor, size: int) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 9, 10, 2000])
-async def test_a_slave_that_asks_for_pages_gets_every_topic_once(size: int) -> None:
+async def test_a_slave_that_asks_for_pages_gets_every_topic_once(size):
     tables = store()
     for name in NAMES:
         tables.topics.put(TopicConfig(name))
@@ -125,7 +119,7 @@ async def test_a_slave_that_asks_for_pages_gets_every_topic_once(size: int) -> N
     assert max(map(len, found)) <= size + 1
 
 
-async def test_a_page_of_another_version_begins_at_the_first_topic() -> None:
+async def test_a_page_of_another_version_begins_at_the_first_topic():
     tables = store()
     for name in NAMES:
         tables.topics.put(TopicConfig(name))
@@ -143,13 +137,13 @@ async def test_a_page_of_another_version_begins_at_the_first_topic() -> None:
             await ask(processor(tables), RequestCode.GET_ALL_TOPIC_CONFIG, **fields)
 
 
-async def test_other_tasks_run_while_a_large_table_is_encoded() -> None:
+async def test_other_tasks_run_while_a_large_table_is_encoded():
     tables = store()
     for number in range(1000):
         tables.topics.put(TopicConfig(f"T{number}"))
     turns = 0
 
-    async def count_turns() -> None:
+    async def count_turns():
         nonlocal turns
         while True:
             await trio.lowlevel.checkpoint()
@@ -168,7 +162,7 @@ async def test_other_tasks_run_while_a_large_table_is_encoded() -> None:
     ].keys() == {"T7"}
 
 
-async def test_a_broker_that_never_had_a_timer_says_that_all_timers_are_delivered() -> None:
+async def test_a_broker_that_never_had_a_timer_says_that_all_timers_are_delivered():
     """A check point of 0 would make the timer of a promoted slave begin in 1970."""
     answer = await ask(processor(store()), RequestCode.GET_TIMER_CHECK_POINT, Version.V5_3_3)
     check_point = TimerCheckPoint.decode(answer.body)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,7 +11,6 @@ import trio
 import trio.testing
 from attrs import define, field
 from structlog.testing import capture_logs
-from trio.testing import MockClock
 
 from tests.broker.test_metadata_processor import processor
 from tests.metadata.test_replica import replica, store
@@ -42,7 +41,7 @@ class Master:
     """Instead of those of the tables."""
     is_down: bool = False
 
-    def __call__(self, request: RemotingCommand, peer: Peer) -> Any:
+    def __call__(self, request, peer):
         self.asked.append((trio.current_time(), request.code))
         if request.code in self.answers:
             return self.answers[request.code](request)
@@ -52,7 +51,7 @@ class Master:
 class World:
     """Brokers by address, and a slave."""
 
-    def __init__(self, nursery: trio.Nursery) -> None:
+    def __init__(self, nursery):
         self._nursery = nursery
         self.brokers: dict[str, Master] = {}
         self.slave = store()
@@ -60,11 +59,11 @@ class World:
         self.sync: MetadataSync | None = None
         self.connections = 0
 
-    def add(self, address: str = "m:1") -> Master:
+    def add(self, address="m:1"):
         self.brokers[address] = Master()
         return self.brokers[address]
 
-    def start(self, master: MasterAddress | None = None, **settings: Any) -> MetadataSync:
+    def start(self, master=None, **settings):
         self.sync = MetadataSync(
             self.replica,
             MasterAddress("m:1") if master is None else master,
@@ -77,7 +76,7 @@ class World:
         return self.sync
 
     @asynccontextmanager
-    async def _connect(self, address: str) -> AsyncIterator[RemotingClient]:
+    async def _connect(self, address):
         broker = self.brokers[address]
         self.connections += 1
         if broker.is_down:
@@ -85,7 +84,7 @@ class World:
         ours, theirs = trio.testing.memory_stream_pair()
         server = RemotingServer(broker)
 
-        async def serve() -> None:
+        async def serve():
             await server.serve_stream(theirs, Address("192.0.2.1", 1))
             await theirs.aclose()
 
@@ -96,13 +95,13 @@ class World:
 
 
 @asynccontextmanager
-async def open_world() -> AsyncIterator[World]:
+async def open_world():
     async with trio.open_nursery() as nursery:
         yield World(nursery)
         nursery.cancel_scope.cancel()
 
 
-async def test_all_tables_are_copied_after_3_seconds_and_every_10_seconds(autojump_clock: MockClock) -> None:
+async def test_all_tables_are_copied_after_3_seconds_and_every_10_seconds(autojump_clock):
     async with open_world() as world:
         master = world.add()
         master.tables.topics.put(TopicConfig("T"))
@@ -129,7 +128,7 @@ async def test_all_tables_are_copied_after_3_seconds_and_every_10_seconds(autoju
         assert (status.tables["topics"].entries, status.tables["topics"].changes) == (1, 1)
 
 
-async def test_delay_offsets_are_copied_as_soon_as_the_log_has_caught_up(autojump_clock: MockClock) -> None:
+async def test_delay_offsets_are_copied_as_soon_as_the_log_has_caught_up(autojump_clock):
     async with open_world() as world:
         master = world.add()
         master.tables.delay_offsets.put(3, 7)
@@ -142,7 +141,7 @@ async def test_delay_offsets_are_copied_as_soon_as_the_log_has_caught_up(autojum
         assert {at_s for at_s, _ in master.asked} == {3.0, 6.0, 16.0}
 
 
-async def test_each_step_fails_by_itself_is_logged_once_and_recovers(autojump_clock: MockClock) -> None:
+async def test_each_step_fails_by_itself_is_logged_once_and_recovers(autojump_clock):
     async with open_world() as world:
         master = world.add()
         master.tables.topics.put(TopicConfig("T"))
@@ -169,10 +168,8 @@ async def test_each_step_fails_by_itself_is_logged_once_and_recovers(autojump_cl
         assert events.count(("metadata is copied again", "topics")) == 1
 
 
-async def test_an_answer_that_does_not_come_delays_the_next_step_by_its_timeout(
-    autojump_clock: MockClock,
-) -> None:
-    async def never() -> None:
+async def test_an_answer_that_does_not_come_delays_the_next_step_by_its_timeout(autojump_clock):
+    async def never():
         await trio.sleep_forever()
 
     async with open_world() as world:
@@ -183,7 +180,7 @@ async def test_an_answer_that_does_not_come_delays_the_next_step_by_its_timeout(
         assert master.asked[:4] == [(3.0, 21), (3.0, 43), (6.0, 45), (6.0, 201)]
 
 
-async def test_a_master_that_is_down_is_tried_again(autojump_clock: MockClock) -> None:
+async def test_a_master_that_is_down_is_tried_again(autojump_clock):
     async with open_world() as world:
         master = world.add()
         master.is_down = True
@@ -195,7 +192,7 @@ async def test_a_master_that_is_down_is_tried_again(autojump_clock: MockClock) -
         assert {one.age_ms for one in sync.status().tables.values()} == {1000}
 
 
-async def test_timers_are_asked_for_once_of_a_master_without_a_timer_wheel(autojump_clock: MockClock) -> None:
+async def test_timers_are_asked_for_once_of_a_master_without_a_timer_wheel(autojump_clock):
     async with open_world() as world:
         master = world.add()
         timers = {CopiedTable.TIMER_METRICS, CopiedTable.TIMER_CHECK_POINT}
@@ -211,7 +208,7 @@ async def test_timers_are_asked_for_once_of_a_master_without_a_timer_wheel(autoj
         assert [code for _, code in master.asked].count(RequestCode.GET_TIMER_METRICS) == 1
 
 
-async def test_tables_of_5x_are_asked_for_once_of_a_master_of_4_9(autojump_clock: MockClock) -> None:
+async def test_tables_of_5x_are_asked_for_once_of_a_master_of_4_9(autojump_clock):
     async with open_world() as world:
         master = world.add()
         master.answers = {
@@ -224,7 +221,7 @@ async def test_tables_of_5x_are_asked_for_once_of_a_master_of_4_9(autojump_clock
         assert set(sync.status().tables) == set(CopiedTable) - OF_5X
 
 
-async def test_the_address_of_a_name_server_is_used_at_once(autojump_clock: MockClock) -> None:
+async def test_the_address_of_a_name_server_is_used_at_once(autojump_clock):
     async with open_world() as world:
         first, second = world.add("m:1"), world.add("n:1")
         address = MasterAddress()
@@ -252,9 +249,7 @@ async def test_the_address_of_a_name_server_is_used_at_once(autojump_clock: Mock
         (b"brokerName=b\nbrokerId=0\nhaListenPort=20912\n", False),
     ],
 )
-async def test_a_guessed_address_must_be_the_masters(
-    autojump_clock: MockClock, config: bytes, is_copied: bool
-) -> None:
+async def test_a_guessed_address_must_be_the_masters(autojump_clock, config, is_copied):
     async with open_world() as world:
         master = world.add("m:10911")
         master.answers = {RequestCode.GET_BROKER_CONFIG: lambda asked: response_to(asked, 0, body=config)}
@@ -265,14 +260,14 @@ async def test_a_guessed_address_must_be_the_masters(
         assert ("trioha.masterAddress" in sync.status().tables["topics"].error) is not is_copied
 
 
-async def test_a_table_that_changes_between_two_pages_is_asked_for_again(autojump_clock: MockClock) -> None:
+async def test_a_table_that_changes_between_two_pages_is_asked_for_again(autojump_clock):
     async with open_world() as world:
         master = world.add()
         for number in range(PAGE_ENTRIES + 500):
             master.tables.topics.put(TopicConfig(f"T{number}"))
-        served: list[str] = []
+        served = []
 
-        def change(asked: RemotingCommand) -> Any:
+        def change(asked):
             served.append(asked.ext_fields["topicSeq"])
             if len(served) == 2:
                 master.tables.topics.delete("T1")

@@ -1,7 +1,5 @@
 """Transactions in stores that real brokers wrote: what is open there, and records equal to theirs."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 import trio.testing

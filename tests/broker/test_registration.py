@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 import trio
 import trio.testing
 from attrs import define, evolve, field
-from trio.testing import MockClock
 
 from trioha.broker.registration import BrokerEntry, BrokerRegistration
 from trioha.metadata.registration import body_crc, parse_registration
@@ -20,13 +17,12 @@ from trioha.remoting.client import ConnectionLostError, RemotingClient, running
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import RemotingCommand, response_to
 from trioha.remoting.server import RemotingServer
-from trioha.remoting.serving import Peer
 
 PERIOD_S = 30.0
 ENTRY = BrokerEntry("C", "broker-a", 1, "b:10911", "b:10912")
 
 
-def change(topics: TopicTable, *names: str) -> None:
+def change(topics, *names):
     for name in names:
         topics.put(TopicConfig(name))
 
@@ -46,11 +42,11 @@ class NameServer:
     server: RemotingServer = field(init=False)
     cut: trio.CancelScope = field(factory=trio.CancelScope)
 
-    def __attrs_post_init__(self) -> None:
+    def __attrs_post_init__(self):
         self.server = RemotingServer(self)
 
-    def __call__(self, request: RemotingCommand, _: Peer) -> Any:
-        topics: tuple[str, ...] = ()
+    def __call__(self, request, _):
+        topics = ()
         if request.code == RequestCode.REGISTER_BROKER:
             assert request.ext_fields["bodyCrc32"] == str(body_crc(request.body))
             sent = parse_registration(request.body, compressed=False, version=request.version)
@@ -64,14 +60,14 @@ class NameServer:
         return response_to(request, 0, ext_fields=self.answer)
 
 
-async def _never() -> None:
+async def _never():
     await trio.sleep_forever()
 
 
 class World:
     """Name servers by address, and a broker that registers with them."""
 
-    def __init__(self, nursery: trio.Nursery) -> None:
+    def __init__(self, nursery):
         self._nursery = nursery
         self.servers: dict[str, NameServer] = {}
         self.began_s = trio.current_time()
@@ -79,11 +75,11 @@ class World:
         change(self.topics, "T", "U")
         self.masters: list[str] = []
 
-    def add(self, address: str, **behaviour: Any) -> NameServer:
+    def add(self, address, **behaviour):
         self.servers[address] = NameServer(**behaviour)
         return self.servers[address]
 
-    def start(self, entry: BrokerEntry = ENTRY) -> BrokerRegistration:
+    def start(self, entry=ENTRY):
         registration = BrokerRegistration(
             list(self.servers),
             entry,
@@ -97,7 +93,7 @@ class World:
         return registration
 
     @asynccontextmanager
-    async def _connect(self, address: str) -> AsyncIterator[RemotingClient]:
+    async def _connect(self, address):
         server = self.servers[address]
         server.dialled.append(trio.current_time() - self.began_s)
         if server.is_down:
@@ -105,7 +101,7 @@ class World:
         ours, theirs = trio.testing.memory_stream_pair()
         server.cut = trio.CancelScope()
 
-        async def serve() -> None:
+        async def serve():
             with server.cut:
                 await server.server.serve_stream(theirs, Address("192.0.2.1", 1))
             await theirs.aclose()
@@ -117,15 +113,13 @@ class World:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world():
     async with trio.open_nursery() as nursery:
         yield World(nursery)
         nursery.cancel_scope.cancel()
 
 
-async def test_all_topics_are_registered_at_once_and_in_every_period(
-    world: World, autojump_clock: MockClock
-) -> None:
+async def test_all_topics_are_registered_at_once_and_in_every_period(world, autojump_clock):
     server = world.add("ns:1")
     world.start()
     await trio.sleep(61)
@@ -142,9 +136,7 @@ async def test_all_topics_are_registered_at_once_and_in_every_period(
     assert server.dialled == [0.0]
 
 
-async def test_topics_that_have_changed_are_registered_at_once_and_alone(
-    world: World, autojump_clock: MockClock
-) -> None:
+async def test_topics_that_have_changed_are_registered_at_once_and_alone(world, autojump_clock):
     server = world.add("ns:1")
     world.start()
     await trio.sleep(10)
@@ -160,9 +152,7 @@ async def test_topics_that_have_changed_are_registered_at_once_and_alone(
     ]
 
 
-async def test_name_servers_that_are_down_or_hang_delay_no_other(
-    world: World, autojump_clock: MockClock
-) -> None:
+async def test_name_servers_that_are_down_or_hang_delay_no_other(world, autojump_clock):
     down, hanging, well = world.add("ns:1", is_down=True), world.add("ns:2", hangs=True), world.add("ns:3")
     world.start()
     await trio.sleep(1)
@@ -178,9 +168,7 @@ async def test_name_servers_that_are_down_or_hang_delay_no_other(
     assert [topics for _, _, topics in down.asked] == [("T", "U", "V")]
 
 
-async def test_a_lost_connection_is_made_anew_and_everything_registered(
-    world: World, autojump_clock: MockClock
-) -> None:
+async def test_a_lost_connection_is_made_anew_and_everything_registered(world, autojump_clock):
     server = world.add("ns:1")
     world.start()
     await trio.sleep(10)
@@ -189,7 +177,7 @@ async def test_a_lost_connection_is_made_anew_and_everything_registered(
     assert server.asked == [(0.0, 103, ("T", "U")), (11.0, 103, ("T", "U"))]
 
 
-async def test_a_slave_is_told_where_its_master_is(world: World, autojump_clock: MockClock) -> None:
+async def test_a_slave_is_told_where_its_master_is(world, autojump_clock):
     first, second = (
         world.add("ns:1"),
         world.add("ns:2", answer={"haServerAddr": "m:10912", "masterAddr": "m:1"}),
@@ -203,9 +191,7 @@ async def test_a_slave_is_told_where_its_master_is(world: World, autojump_clock:
     assert second.asked
 
 
-async def test_a_broker_that_stops_unregisters_wherever_it_is_connected(
-    world: World, autojump_clock: MockClock
-) -> None:
+async def test_a_broker_that_stops_unregisters_wherever_it_is_connected(world, autojump_clock):
     down, well, other = world.add("ns:1", is_down=True), world.add("ns:2"), world.add("ns:3")
     registration = world.start()
     await trio.sleep(10)
@@ -223,9 +209,7 @@ async def test_a_broker_that_stops_unregisters_wherever_it_is_connected(
     assert down.asked == []
 
 
-async def test_a_name_server_that_hangs_holds_up_a_stop_for_1_virtual_second(
-    world: World, autojump_clock: MockClock
-) -> None:
+async def test_a_name_server_that_hangs_holds_up_a_stop_for_1_virtual_second(world, autojump_clock):
     hanging = world.add("ns:1")
     registration = world.start()
     await trio.sleep(10)
@@ -236,9 +220,7 @@ async def test_a_name_server_that_hangs_holds_up_a_stop_for_1_virtual_second(
 
 
 @pytest.mark.parametrize(("permission", "perm"), [(6, 7), (4, 4), (2, 2), (0, 0)])
-async def test_topics_have_no_permission_that_the_broker_lacks(
-    world: World, autojump_clock: MockClock, permission: int, perm: int
-) -> None:
+async def test_topics_have_no_permission_that_the_broker_lacks(world, autojump_clock, permission, perm):
     server = world.add("ns:1")
     world.topics.put(TopicConfig("V", perm=7))
     world.start(evolve(ENTRY, permission=permission))
@@ -248,9 +230,7 @@ async def test_topics_have_no_permission_that_the_broker_lacks(
     assert sent.data_version.counter == 3
 
 
-async def test_a_changed_permission_is_registered_for_all_topics_with_a_new_version(
-    world: World, autojump_clock: MockClock
-) -> None:
+async def test_a_changed_permission_is_registered_for_all_topics_with_a_new_version(world, autojump_clock):
     server = world.add("ns:1")
     registration = world.start()
     await trio.sleep(10)

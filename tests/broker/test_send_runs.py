@@ -1,7 +1,5 @@
 """Runs of sends are stored and answered as if each send had come alone."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

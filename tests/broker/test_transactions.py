@@ -1,7 +1,5 @@
 """Transactions on a master in virtual time: sends, decisions, checks, op records, positions, restarts."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

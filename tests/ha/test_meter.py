@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 from hypothesis import given
@@ -10,7 +8,7 @@ from trioha.ha.meter import DISTRIBUTION_WINDOW_S, SAMPLES_MAX, VALUES_MAX, Dist
 
 
 @given(st.lists(st.integers(0, 2**50), min_size=1, max_size=200))
-def test_percentiles_are_exact(values: list[int]) -> None:
+def test_percentiles_are_exact(values):
     meter = DistributionMeter(0.0)
     for value in values:
         meter.add(value)
@@ -18,7 +16,7 @@ def test_percentiles_are_exact(values: list[int]) -> None:
     assert meter.distribution(0.0) == Distribution(p50, p99, max(values), len(values))
 
 
-def test_a_window_is_shown_until_the_next_one_is_over() -> None:
+def test_a_window_is_shown_until_the_next_one_is_over():
     meter = DistributionMeter(0.0)
     meter.add(100)
     assert meter.distribution(1.0) == Distribution(100, 100, 100, 1)
@@ -31,13 +29,13 @@ def test_a_window_is_shown_until_the_next_one_is_over() -> None:
     assert meter.distribution(3 * DISTRIBUTION_WINDOW_S) is None
 
 
-def test_values_are_given_in_the_unit_asked_for() -> None:
+def test_values_are_given_in_the_unit_asked_for():
     meter = DistributionMeter(0.0)
     meter.add(0.25)
     assert meter.distribution(0.0, per_unit=1e6) == Distribution(250_000, 250_000, 250_000, 1)
 
 
-def test_memory_is_bounded_and_the_last_values_count() -> None:
+def test_memory_is_bounded_and_the_last_values_count():
     meter = DistributionMeter(0.0)
     for value in range(10 * VALUES_MAX):
         meter.add(value)
@@ -47,11 +45,11 @@ def test_memory_is_bounded_and_the_last_values_count() -> None:
     assert distribution.p50 == 9.5 * VALUES_MAX - 1
 
 
-def test_without_values_there_is_no_distribution() -> None:
+def test_without_values_there_is_no_distribution():
     assert DistributionMeter(0.0).distribution(100.0) is None
 
 
-def test_the_age_of_bytes_from_an_offset_on_is_that_of_their_sample_or_at_most_that_of_the_last() -> None:
+def test_the_age_of_bytes_from_an_offset_on_is_that_of_their_sample_or_at_most_that_of_the_last():
     clock = LagClock()
     assert clock.age_from_s(5, 5.0) == 0.0
     for end_offset, now_s in ((10, 0.0), (20, 1.0), (30, 2.0)):
@@ -63,7 +61,7 @@ def test_the_age_of_bytes_from_an_offset_on_is_that_of_their_sample_or_at_most_t
     assert clock.age_from_s(20, 5.0) == 3.0
 
 
-def test_the_lag_of_a_replica_that_catches_up_after_hours_is_exact_to_the_interval_of_samples() -> None:
+def test_the_lag_of_a_replica_that_catches_up_after_hours_is_exact_to_the_interval_of_samples():
     clock = LagClock()
     ticks = 80 * SAMPLES_MAX
     for tick in range(1, ticks + 1):

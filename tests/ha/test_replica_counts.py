@@ -1,7 +1,5 @@
 """Counts of replicas that are kept between acks are those of a new count, whatever happened meanwhile."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,12 +24,12 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-def test_kept_counts_are_those_of_a_new_count(steps) -> None:
+def test_kept_counts_are_those_of_a_new_count(steps):
     replicas = Replicas(gap_bytes_max=GAP_BYTES_MAX, unacked_s_max=UNACKED_S_MAX)
-    clocks: dict[int, tuple[str, LagClock, int]] = {}
+    clocks = {}
     now_s, max_offset, ids = 0.0, 50, 0
 
-    def report(number: int, offset: int, *, is_claim: bool = False) -> None:
+    def report(number, offset, *, is_claim=False):
         replica, clock, _ = clocks[number]
         clocks[number] = replica, clock, offset
         clock.acknowledged(offset)

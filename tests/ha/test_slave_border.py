@@ -1,11 +1,8 @@
 """An exception in a connection to the master ends that connection only: the slave connects again."""
 
-from __future__ import annotations
-
 import errno
 import ssl
 from itertools import count
-from pathlib import Path
 
 import pytest
 import trio
@@ -237,7 +234,7 @@ async def test_a_log_at_the_end_of_all_offsets_is_refused_or_accepted_and_is_not
 
 @pytest.mark.parametrize(("message_bytes_max", "limit"), [(1000, 4 << 20), (6 << 20, 6 << 20)])
 async def test_a_record_longer_than_any_legal_one_is_refused_before_it_is_buffered(
-    tmp_path: Path, autojump_clock, message_bytes_max, limit
+    tmp_path, autojump_clock, message_bytes_max, limit
 ):
     file_bytes = 8 << 20
     long = close_after_test(

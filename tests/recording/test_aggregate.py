@@ -1,10 +1,7 @@
 """Aggregate: figures of sessions with known answers; cutting a session changes nothing."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.recording.sessions import Event, MasterModel, as_array, slave_events, write_session
 from trioha.distribution import Distribution
-from trioha.recording.aggregate import Part, aggregate, combine
+from trioha.recording.aggregate import aggregate, combine
 from trioha.recording.events import CloseReason, HaState, Kind, PutStatus
-from trioha.recording.figures import ConnectionResult, connection_result, node_result
+from trioha.recording.figures import connection_result, node_result
 from trioha.recording.histogram import Histogram
 from trioha.recording.reader import open_session, read_segments
 from trioha.recording.records import read_records, read_segment
@@ -26,19 +23,19 @@ GRID = TimeGrid.over(0, 10_000, steps=100)
 
 
 @pytest.fixture(scope="module")
-def empty_session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_session(tmp_path_factory):
     """A session that provides the record type."""
     return write_session(tmp_path_factory.mktemp("aggregate") / "session", [Event(0, Kind.PUT)])
 
 
-def plain(histogram: Histogram) -> tuple[list[int], list[int], int]:
+def plain(histogram):
     return histogram.buckets.tolist(), histogram.weights.tolist(), histogram.max_value
 
 
-def values_of(part: Part) -> dict[object, object]:
+def values_of(part):
     """A part as values that can be compared."""
     node = node_result(part.node)
-    result: dict[object, object] = {
+    result = {
         "node": {
             **{
                 name: getattr(node, name)
@@ -68,12 +65,12 @@ def values_of(part: Part) -> dict[object, object]:
     return result
 
 
-def figures_of(session: Path, events: list[Event], conn: int, *, is_slave: bool = False) -> ConnectionResult:
+def figures_of(session, events, conn, *, is_slave=False):
     part = aggregate(as_array(session, events), is_slave=is_slave, grid=GRID)
     return connection_result(conn, part.connections[conn], GRID)
 
 
-def test_lag_and_latency_of_a_connection_are_those_counted_by_hand(empty_session: Path) -> None:
+def test_lag_and_latency_of_a_connection_are_those_counted_by_hand(empty_session):
     events = [
         Event(0, Kind.STATE, conn=1, offset=-1, aux=1000, flags=HaState.HANDSHAKE),
         Event(50, Kind.REQUESTED, conn=1, offset=600, aux=1000),
@@ -111,7 +108,7 @@ def test_lag_and_latency_of_a_connection_are_those_counted_by_hand(empty_session
     assert result.unacknowledged_frames == 0
 
 
-def test_lag_of_a_silent_slave_includes_the_puts_until_its_next_event(empty_session: Path) -> None:
+def test_lag_of_a_silent_slave_includes_the_puts_until_its_next_event(empty_session):
     events = [
         Event(0, Kind.STATE, conn=1, offset=-1, aux=100, flags=HaState.HANDSHAKE),
         Event(0, Kind.ACK, conn=1, offset=100, aux=100),
@@ -128,7 +125,7 @@ def test_lag_of_a_silent_slave_includes_the_puts_until_its_next_event(empty_sess
     assert result.sent_offset == 110
 
 
-def test_slave_session_gives_received_and_reported_offsets_and_its_reconnect(empty_session: Path) -> None:
+def test_slave_session_gives_received_and_reported_offsets_and_its_reconnect(empty_session):
     part = aggregate(as_array(empty_session, slave_events()), is_slave=True, grid=GRID)
     first, second = (connection_result(conn, part.connections[conn], GRID) for conn in (1, 2))
     assert (first.received_offset, first.reported_offset, first.max_offset) == (1300, 1300, 1300)
@@ -142,7 +139,7 @@ def test_slave_session_gives_received_and_reported_offsets_and_its_reconnect(emp
     assert list(part.connections) == [1, 2]
 
 
-def test_log_end_of_a_slave_that_replaced_its_log_is_that_of_the_new_one(empty_session: Path) -> None:
+def test_log_end_of_a_slave_that_replaced_its_log_is_that_of_the_new_one(empty_session):
     """The old log was longer. Cut anywhere, and as the snapshot has it."""
     events = [
         *slave_events()[:5],
@@ -165,7 +162,7 @@ def test_log_end_of_a_slave_that_replaced_its_log_is_that_of_the_new_one(empty_s
         assert parts[0].node.max_offset == Snapshot.nowhere(array.dtype).after(array[:cut])[0].log_end_offset
 
 
-def test_waits_are_counted_by_status_with_their_times(empty_session: Path) -> None:
+def test_waits_are_counted_by_status_with_their_times(empty_session):
     ok, late = PutStatus.PUT_OK, PutStatus.FLUSH_SLAVE_TIMEOUT
     events = [Event(index, Kind.WAIT_BEGIN, aux=index, size=2) for index in range(102)]
     events += [Event(200 + us, Kind.WAIT_END, aux=us, size=us, flags=ok) for us in range(1, 101)]
@@ -183,9 +180,7 @@ def test_waits_are_counted_by_status_with_their_times(empty_session: Path) -> No
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 150), cuts=st.integers(0, 8))
-def test_parts_combined_are_the_aggregate_of_the_whole(
-    empty_session: Path, seed: int, steps: int, cuts: int
-) -> None:
+def test_parts_combined_are_the_aggregate_of_the_whole(empty_session, seed, steps, cuts):
     model = MasterModel(seed)
     events = model.run(steps)
     if not events:
@@ -204,7 +199,7 @@ def test_parts_combined_are_the_aggregate_of_the_whole(
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 200))
-def test_aggregate_of_a_model_has_its_figures(empty_session: Path, seed: int, steps: int) -> None:
+def test_aggregate_of_a_model_has_its_figures(empty_session, seed, steps):
     model = MasterModel(seed)
     events = model.run(steps)
     if not events:
@@ -227,7 +222,7 @@ def test_aggregate_of_a_model_has_its_figures(empty_session: Path, seed: int, st
 
 
 @given(values=st.lists(st.integers(0, 2**62), min_size=1), percent=st.floats(0.1, 100))
-def test_percentile_is_at_most_a_thousandth_above_the_true_one(values: list[int], percent: float) -> None:
+def test_percentile_is_at_most_a_thousandth_above_the_true_one(values, percent):
     histogram = Histogram.of(np.array(values, np.int64))
     place = int(np.searchsorted(np.arange(1, len(values) + 1), len(values) * (percent / 100)))
     exact = sorted(values)[place]
@@ -242,7 +237,7 @@ def test_percentile_is_at_most_a_thousandth_above_the_true_one(values: list[int]
 @given(
     a=st.lists(st.integers(0, 2**50)), b=st.lists(st.integers(0, 2**50)), c=st.lists(st.integers(0, 2**50))
 )
-def test_histograms_add_up(a: list[int], b: list[int], c: list[int]) -> None:
+def test_histograms_add_up(a, b, c):
     parts = [Histogram.of(np.array(values, np.int64)) for values in (a, b, c)]
     whole = Histogram.of(np.array(a + b + c, np.int64))
     assert plain(parts[0] + parts[1] + parts[2]) == plain(whole)
@@ -250,9 +245,7 @@ def test_histograms_add_up(a: list[int], b: list[int], c: list[int]) -> None:
 
 
 @given(seed=st.integers(0, 2**32))
-def test_aggregate_from_a_later_segment_ends_in_the_same_state(
-    tmp_path_factory: pytest.TempPathFactory, seed: int
-) -> None:
+def test_aggregate_from_a_later_segment_ends_in_the_same_state(tmp_path_factory, seed):
     model = MasterModel(seed)
     events = model.run(120)
     path = write_session(tmp_path_factory.mktemp("roll") / "s", events, segment_records=50)
@@ -293,7 +286,7 @@ def test_aggregate_from_a_later_segment_ends_in_the_same_state(
         assert late.node.max_offset == whole.node.max_offset
 
 
-def test_keyframes_after_earlier_segments_change_nothing(tmp_path: Path) -> None:
+def test_keyframes_after_earlier_segments_change_nothing(tmp_path):
     events = MasterModel(7).run(400)
     plain_path = write_session(tmp_path / "plain", events)
     rolled_path = write_session(tmp_path / "rolled", events, segment_records=40)

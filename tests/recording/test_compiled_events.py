@@ -1,7 +1,5 @@
 """Events that compiled code writes: numbers and checks, and the runs of puts."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from struct import Struct
 
@@ -22,7 +20,7 @@ PUT, WAIT_BEGIN = 0x1234, -2
 pytestmark = needs_kernel
 
 
-def nearest(value: int, bits: int) -> int:
+def nearest(value, bits):
     """The nearest value of a signed field."""
     return max(-(1 << bits - 1), min(value, (1 << bits - 1) - 1))
 
@@ -32,7 +30,7 @@ def nearest(value: int, bits: int) -> int:
     seq=st.integers(0, 2**62),
 )
 @example(events=b"\xff" * RECORD_BYTES, seq=2**32 - 1)
-def test_events_get_the_numbers_and_checks_of_plain_python(events: bytes, seq: int) -> None:
+def test_events_get_the_numbers_and_checks_of_plain_python(events, seq):
     plain, found = bytearray(events), bytearray(events)
     number_records(memoryview(plain), seq)
     check_records(memoryview(plain))
@@ -57,14 +55,8 @@ I64 = st.integers(-(2**63), 2**63 - 1)
     starts=[2**63 - 1, -(2**63)], end=0, request_id=2**63 - 1, value=0, before=1, has_second=True, time_ns=0
 )
 def test_a_run_is_written_to_its_place_with_the_nearest_values_that_fit(  # noqa: PLR0917
-    starts: list[int],
-    end: int,
-    request_id: int,
-    value: int,
-    before: int,
-    has_second: bool,
-    time_ns: int,
-) -> None:
+    starts, end, request_id, value, before, has_second, time_ns
+):
     places = b"".join(PLACE.pack(start, 7) for start in starts)
     wanted = b"\x55" * before * RECORD_BYTES
     for number, (start, put_end) in enumerate(pairwise([*starts, nearest(end, 64)])):
@@ -82,7 +74,7 @@ def test_a_run_is_written_to_its_place_with_the_nearest_values_that_fit(  # noqa
 
 
 @given(st.lists(st.sampled_from([0, 1, 3, -1, -(2**63), 2**63 - 1, 7 << 32]), max_size=60))
-def test_the_last_event_of_each_word_is_found(words: list[int]) -> None:
+def test_the_last_event_of_each_word_is_found(words):
     events = b"".join(EVENT.pack(1, 0, word, 5, 6, 7, 8) for word in words)
     assert compiled.events.last_events(memoryview(events)) == dict(zip(words, range(len(words)), strict=True))
 
@@ -104,10 +96,10 @@ GOOD = (0, 1, PUT, WAIT_BEGIN, PLACE.pack(0, 0), 10, 1, 2)
         ([*GOOD], TypeError),
     ],
 )
-def test_a_run_that_does_not_fit_is_refused_and_the_block_stays(run: object, error: type[Exception]) -> None:
+def test_a_run_that_does_not_fit_is_refused_and_the_block_stays(run, error):
     block = bytearray(2 * RECORD_BYTES)
     with pytest.raises(error):
-        compiled.events.fill_runs(block, [run])  # type: ignore[list-item]
+        compiled.events.fill_runs(block, [run])
     assert block == bytes(2 * RECORD_BYTES)
     compiled.events.fill_runs(block, [GOOD])
     assert block != bytes(2 * RECORD_BYTES)
@@ -116,18 +108,18 @@ def test_a_run_that_does_not_fit_is_refused_and_the_block_stays(run: object, err
 @pytest.mark.parametrize(
     "arguments", [(), (bytearray(48),), (bytearray(48), ()), (bytes(48), []), (bytearray(48), [], 1)]
 )
-def test_wrong_arguments_are_refused(arguments: tuple[object, ...]) -> None:
+def test_wrong_arguments_are_refused(arguments):
     with pytest.raises((TypeError, BufferError)):
-        compiled.events.fill_runs(*arguments)  # type: ignore[arg-type]
+        compiled.events.fill_runs(*arguments)
 
 
 @pytest.mark.parametrize("arguments", [(), (bytearray(48),), (bytearray(48), "1"), (bytes(48), 1)])
-def test_wrong_arguments_for_numbers_are_refused(arguments: tuple[object, ...]) -> None:
+def test_wrong_arguments_for_numbers_are_refused(arguments):
     with pytest.raises((TypeError, BufferError)):
-        compiled.events.number_events(*arguments)  # type: ignore[arg-type]
+        compiled.events.number_events(*arguments)
 
 
-def test_no_byte_after_the_block_is_touched() -> None:
+def test_no_byte_after_the_block_is_touched():
     code = """
 from struct import pack
 from trioha.recording import compiled as recording

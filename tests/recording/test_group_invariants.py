@@ -1,12 +1,8 @@
 """Invariants of groups under controllers: each with a planted violation, and runs without any."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 from functools import reduce
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from attrs import evolve
@@ -33,26 +29,25 @@ from trioha.recording.invariants import SessionSettings, judge_session
 from trioha.recording.invariants.event_batch import EventBatch
 from trioha.recording.invariants.group import (
     GROUP_INVARIANTS,
-    GroupResult,
     groups_of,
     judge_group,
     judge_sessions,
 )
 from trioha.recording.reader import open_session, read_facts
 from trioha.recording.records import read_records
-from trioha.recording.role_lives import RoleEvents, RoleLife, describe, read_life, role_life
+from trioha.recording.role_lives import RoleEvents, describe, read_life, role_life
 
 
-def life_of(path: Path) -> RoleLife | None:
+def life_of(path):
     return read_life(open_session(path))
 
 
-def judged(folder: Path, lives: Sequence[Life]) -> GroupResult:
+def judged(folder, lives):
     (result,) = judge_sessions([open_session(life.write(folder)) for life in lives])
     return result
 
 
-def broken(result: GroupResult) -> dict[str, list[tuple[str, int, str]]]:
+def broken(result):
     """Session, seq and sentence of each violation, by invariant."""
     return {
         verdict.invariant.name: [(one.session, one.seq, one.sentence) for one in verdict.violations]
@@ -61,7 +56,7 @@ def broken(result: GroupResult) -> dict[str, list[tuple[str, int, str]]]:
     }
 
 
-def test_a_right_failover_breaks_nothing_and_everything_was_judged(tmp_path: Path) -> None:
+def test_a_right_failover_breaks_nothing_and_everything_was_judged(tmp_path):
     lives = failover()
     result = judged(tmp_path, list(lives.values()))
     assert broken(result) == {}
@@ -78,7 +73,7 @@ def test_a_right_failover_breaks_nothing_and_everything_was_judged(tmp_path: Pat
         assert [(one.invariant.name, one.violations) for one in verdicts if one.count] == []
 
 
-def test_two_masters_of_one_epoch_are_found(tmp_path: Path) -> None:
+def test_two_masters_of_one_epoch_are_found(tmp_path):
     lives = failover()
     other = Life("third", MASTER, (role(150, MASTER, SLAVE, epoch=2, broker_id=3, log_end=500), leads(150)))
     assert broken(judged(tmp_path, [*lives.values(), other])) == {
@@ -92,7 +87,7 @@ def test_two_masters_of_one_epoch_are_found(tmp_path: Path) -> None:
     }
 
 
-def test_a_slave_that_follows_another_master_of_its_epoch_is_found(tmp_path: Path) -> None:
+def test_a_slave_that_follows_another_master_of_its_epoch_is_found(tmp_path):
     lives = failover()
     wrong = evolve(lives["second slave"], facts=(role_fact(master_id=3, address="10.0.0.3:10911"),))
     found = broken(judged(tmp_path, [*lives.values(), evolve(wrong, name="wrong")]))
@@ -101,7 +96,7 @@ def test_a_slave_that_follows_another_master_of_its_epoch_is_found(tmp_path: Pat
     assert sentence.startswith("the master of epoch 2 is broker 3 here, and broker 2 in")
 
 
-def test_a_role_of_an_older_epoch_is_found(tmp_path: Path) -> None:
+def test_a_role_of_an_older_epoch_is_found(tmp_path):
     lives = failover()
     late = Life(
         "late",
@@ -117,7 +112,7 @@ def test_a_role_of_an_older_epoch_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("set_epoch", [1, 2])
-def test_a_set_epoch_that_does_not_grow_is_found(tmp_path: Path, set_epoch: int) -> None:
+def test_a_set_epoch_that_does_not_grow_is_found(tmp_path, set_epoch):
     lives = failover()
     first = lives["first master"]
     again = sync_set(30, SetEvent.CHANGED, epoch=set_epoch, members=1, confirm=300)
@@ -127,7 +122,7 @@ def test_a_set_epoch_that_does_not_grow_is_found(tmp_path: Path, set_epoch: int)
     }
 
 
-def test_a_master_that_goes_on_within_its_epoch_begins_with_the_set_that_it_had(tmp_path: Path) -> None:
+def test_a_master_that_goes_on_within_its_epoch_begins_with_the_set_that_it_had(tmp_path):
     lives = failover()
     again = Life(
         "again",
@@ -141,7 +136,7 @@ def test_a_master_that_goes_on_within_its_epoch_begins_with_the_set_that_it_had(
     assert broken(judged(tmp_path, [*lives.values(), again])) == {}
 
 
-def test_a_master_without_what_was_put_ok_is_found(tmp_path: Path) -> None:
+def test_a_master_without_what_was_put_ok_is_found(tmp_path):
     lives = failover()
     lives["first master"] = evolve(
         lives["first master"],
@@ -162,7 +157,7 @@ def test_a_master_without_what_was_put_ok_is_found(tmp_path: Path) -> None:
     }
 
 
-def test_a_master_without_what_was_confirmed_is_found_once(tmp_path: Path) -> None:
+def test_a_master_without_what_was_confirmed_is_found_once(tmp_path):
     """Its own successor need not have it either."""
     lives = failover()
     lives["first master"] = lives["first master"].with_event(Kind.CONFIRMED, offset=301)
@@ -173,7 +168,7 @@ def test_a_master_without_what_was_confirmed_is_found_once(tmp_path: Path) -> No
     assert "the confirm offset was 301 in epoch 1" in sentence
 
 
-def test_a_restarted_master_that_lost_what_was_put_ok_is_found(tmp_path: Path) -> None:
+def test_a_restarted_master_that_lost_what_was_put_ok_is_found(tmp_path):
     lives = failover()
     again = role(150, MASTER, GroupRole.NONE, epoch=2, broker_id=2, log_end=499)
     found = broken(judged(tmp_path, [*lives.values(), Life("again", MASTER, (again, leads(150)))]))
@@ -182,7 +177,7 @@ def test_a_restarted_master_that_lost_what_was_put_ok_is_found(tmp_path: Path) -
     assert "begins with a log to 499; request 1 was PUT_OK at 500" in sentence
 
 
-def test_a_cut_of_what_was_put_ok_is_found(tmp_path: Path) -> None:
+def test_a_cut_of_what_was_put_ok_is_found(tmp_path):
     lives = failover()
     lives["second slave"] = lives["second slave"].with_event(Kind.LOG_CUT, offset=299)
     assert broken(judged(tmp_path, list(lives.values()))) == {
@@ -199,14 +194,14 @@ def test_a_cut_of_what_was_put_ok_is_found(tmp_path: Path) -> None:
     }
 
 
-def test_a_cut_concerns_its_own_epoch_only(tmp_path: Path) -> None:
+def test_a_cut_concerns_its_own_epoch_only(tmp_path):
     """Epoch 2 has puts that were PUT_OK beyond the cut of epoch 1: they are other bytes."""
     lives = failover()
     assert lives["second master"].events[6].offset == 500
     assert broken(judged(tmp_path, list(lives.values()))) == {}
 
 
-def test_without_all_acks_nothing_is_promised(tmp_path: Path) -> None:
+def test_without_all_acks_nothing_is_promised(tmp_path):
     settings = {**SETTINGS, "allAckInSyncStateSet": False}
     lives = {name: evolve(life, settings=settings) for name, life in failover().items()}
     lives["second master"] = lives["second master"].with_event(Kind.ROLE, offset=0)
@@ -216,7 +211,7 @@ def test_without_all_acks_nothing_is_promised(tmp_path: Path) -> None:
     assert [one.checked for one in result.verdicts if "put-ok" in one.invariant.name] == [0]
 
 
-def test_groups_are_judged_apart(tmp_path: Path) -> None:
+def test_groups_are_judged_apart(tmp_path):
     """Epochs of another brokerName are other epochs."""
     lives = [life_of(life.write(tmp_path)) for life in failover().values()]
     known = [life for life in lives if life is not None]
@@ -233,13 +228,13 @@ def test_groups_are_judged_apart(tmp_path: Path) -> None:
     assert [(one.broker_name, broken(one)) for one in results] == [("broker-a", {}), ("broker-b", {})]
 
 
-def test_a_session_without_controllers_has_no_life(tmp_path: Path) -> None:
+def test_a_session_without_controllers_has_no_life(tmp_path):
     events = [role(1, MASTER, SLAVE, epoch=1, broker_id=1, log_end=0), leads(1)]
     path = write_session(tmp_path / "s", events, settings={})
     assert life_of(path) is None
 
 
-def test_every_event_is_a_sentence(tmp_path: Path) -> None:
+def test_every_event_is_a_sentence(tmp_path):
     lives = failover()
     found = {name: life_of(life.write(tmp_path)) for name, life in lives.items()}
     texts = {
@@ -265,9 +260,7 @@ def test_every_event_is_a_sentence(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 1 << 30))
-def test_a_session_cut_anywhere_keeps_the_same_of_its_role(
-    tmp_path_factory: pytest.TempPathFactory, seed: int
-) -> None:
+def test_a_session_cut_anywhere_keeps_the_same_of_its_role(tmp_path_factory, seed):
     chance = random.Random(seed)
     life = chance.choice(list(failover().values()))
     more = [
@@ -289,7 +282,7 @@ def test_a_session_cut_anywhere_keeps_the_same_of_its_role(
     assert found[0] is not None
 
 
-def test_later_segments_change_nothing(tmp_path: Path) -> None:
+def test_later_segments_change_nothing(tmp_path):
     """A session in many segments has keyframes between its records."""
     for name, segment_records in (("one", 1000), ("many", 5)):
         first = failover()["first master"]
@@ -306,7 +299,7 @@ def test_later_segments_change_nothing(tmp_path: Path) -> None:
 # -- sessions alone ----------------------------------------------------------------------------------------
 
 
-def alone(path: Path) -> dict[str, list[str]]:
+def alone(path):
     return {
         verdict.invariant.name: [one.sentence for one in verdict.violations]
         for verdict in judge_session(open_session(path))
@@ -314,14 +307,14 @@ def alone(path: Path) -> dict[str, list[str]]:
     }
 
 
-def test_put_ok_beyond_the_confirm_offset_is_found(tmp_path: Path) -> None:
+def test_put_ok_beyond_the_confirm_offset_is_found(tmp_path):
     wrong = failover()["first master"].with_event(Kind.CONFIRMED, offset=299)
     assert alone(wrong.write(tmp_path)) == {
         "put-ok-is-confirmed": ["the confirm offset is 299, request 1 was PUT_OK at 300"]
     }
 
 
-def test_a_put_may_be_put_ok_without_a_member_that_left_the_set(tmp_path: Path) -> None:
+def test_a_put_may_be_put_ok_without_a_member_that_left_the_set(tmp_path):
     """It began to wait for two copies, then the set became smaller: the copies are not judged."""
     master = failover()["first master"]
     events = (
@@ -336,7 +329,7 @@ def test_a_put_may_be_put_ok_without_a_member_that_left_the_set(tmp_path: Path) 
     assert list(found) == ["put-ok-has-copies"]
 
 
-def test_a_wait_that_a_role_change_ends_is_not_too_early(tmp_path: Path) -> None:
+def test_a_wait_that_a_role_change_ends_is_not_too_early(tmp_path):
     master = failover()["first master"]
     early = Event(22 * MS, Kind.WAIT_END, offset=400, aux=2, size=1000, flags=PutStatus.FLUSH_SLAVE_TIMEOUT)
     disk = Event(30 * MS, Kind.WAIT_END, offset=500, aux=3, size=1000, flags=PutStatus.FLUSH_DISK_TIMEOUT)
@@ -347,6 +340,6 @@ def test_a_wait_that_a_role_change_ends_is_not_too_early(tmp_path: Path) -> None
     assert list(found) == ["timeout-after-its-time"]
 
 
-def test_names_of_invariants_are_unique() -> None:
+def test_names_of_invariants_are_unique():
     names = [one.name for one in GROUP_INVARIANTS]
     assert len(set(names)) == len(names) == 4

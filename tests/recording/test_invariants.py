@@ -1,9 +1,6 @@
 """Invariants: each with a planted fault, sessions without violations, and sessions cut anywhere."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,20 +23,18 @@ SLAVE = SessionSettings(True, SETTINGS)
 
 
 @pytest.fixture(scope="module")
-def lender(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def lender(tmp_path_factory):
     """A session that provides the record type."""
     return write_session(tmp_path_factory.mktemp("invariants") / "session", [Event(0, Kind.PUT)])
 
 
-def records_of(lender: Path, events: Sequence[Event]) -> np.ndarray:
+def records_of(lender, events):
     records = as_array(lender, events).copy()
     records["seq"] = np.arange(len(records))
     return records
 
 
-def verdicts_of(
-    records: np.ndarray, settings: SessionSettings, cuts: Sequence[int] = ()
-) -> list[tuple[object, ...]]:
+def verdicts_of(records, settings, cuts=()):
     """All verdicts of records that were judged in parts."""
     borders = [0, *sorted(cuts), len(records)]
     parts = [judge(records[a:b], settings, is_first=a == 0) for a, b in pairwise(borders)]
@@ -49,7 +44,7 @@ def verdicts_of(
     ]
 
 
-def broken(records: np.ndarray, settings: SessionSettings) -> dict[str, list[tuple[int, int | None, str]]]:
+def broken(records, settings):
     """Seq, connection and sentence of each violation, by invariant."""
     return {
         verdict.invariant.name: [(one.seq, one.conn, one.sentence) for one in verdict.violations]
@@ -58,7 +53,7 @@ def broken(records: np.ndarray, settings: SessionSettings) -> dict[str, list[tup
     }
 
 
-def served() -> list[Event]:
+def served():
     """A connection and a put that waits for it, without violations."""
     return [
         Event(0, Kind.STATE, conn=1, offset=-1, aux=100, flags=HaState.HANDSHAKE),
@@ -140,9 +135,7 @@ PLANTED = [
 
 
 @pytest.mark.parametrize(("name", "event", "conn", "sentence"), PLANTED)
-def test_planted_fault_is_found_with_its_sentence(
-    lender: Path, name: str, event: Event, conn: int | None, sentence: str
-) -> None:
+def test_planted_fault_is_found_with_its_sentence(lender, name, event, conn, sentence):
     records = records_of(lender, [*served(), event])
     assert broken(records[:-1], MASTER) == {}
     found = broken(records, MASTER)
@@ -153,7 +146,7 @@ def test_planted_fault_is_found_with_its_sentence(
     assert set(found) <= {"one-end-per-wait"}
 
 
-def test_ack_beyond_the_log_is_found(lender: Path) -> None:
+def test_ack_beyond_the_log_is_found(lender):
     events = [
         *served(),
         Event(5 * MS, Kind.TRANSFER, conn=1, offset=300, aux=310, size=10),
@@ -164,7 +157,7 @@ def test_ack_beyond_the_log_is_found(lender: Path) -> None:
     }
 
 
-def test_wait_that_ends_for_another_offset_is_found(lender: Path) -> None:
+def test_wait_that_ends_for_another_offset_is_found(lender):
     events = [
         *served(),
         Event(5 * MS, Kind.WAIT_BEGIN, offset=300, aux=2, size=2),
@@ -175,13 +168,13 @@ def test_wait_that_ends_for_another_offset_is_found(lender: Path) -> None:
     }
 
 
-def test_connection_closed_for_a_full_socket_is_not_closed_for_silence(lender: Path) -> None:
+def test_connection_closed_for_a_full_socket_is_not_closed_for_silence(lender):
     """The slave reports, but its socket was full for the whole interval."""
     closed = Event(9 * MS, Kind.CLOSED, conn=1, offset=300, aux=500, flags=CloseReason.HOUSEKEEPING)
     assert broken(records_of(lender, [*served(), closed]), MASTER) == {}
 
 
-def test_record_on_an_ended_connection_is_found(lender: Path) -> None:
+def test_record_on_an_ended_connection_is_found(lender):
     closed = Event(5 * MS, Kind.CLOSED, conn=1, offset=300, aux=300, flags=CloseReason.EOF)
     shut = Event(5 * MS, Kind.STATE, conn=1, offset=300, aux=300, flags=HaState.SHUTDOWN)
     beat = Event(6 * MS, Kind.HEARTBEAT, conn=1, offset=300, aux=300, flags=Direction.RECEIVED)
@@ -191,7 +184,7 @@ def test_record_on_an_ended_connection_is_found(lender: Path) -> None:
     }
 
 
-def test_missing_record_is_found_and_makes_no_other_violation(lender: Path) -> None:
+def test_missing_record_is_found_and_makes_no_other_violation(lender):
     """Without the TRANSFER neither the ack nor the next frame has a reference."""
     events = [*served(), Event(5 * MS, Kind.TRANSFER, conn=1, offset=300, aux=310, size=10)]
     records = np.delete(records_of(lender, events), 6)
@@ -206,7 +199,7 @@ def test_missing_record_is_found_and_makes_no_other_violation(lender: Path) -> N
         (Event(999, Kind.RECEIVED, conn=2, offset=1501, aux=1502, size=1), "received-contiguous"),
     ],
 )
-def test_planted_fault_of_a_slave_is_found(lender: Path, event: Event, found: str) -> None:
+def test_planted_fault_of_a_slave_is_found(lender, event, found):
     assert broken(records_of(lender, slave_events()), SLAVE) == {}
     assert set(broken(records_of(lender, [*slave_events(), event]), SLAVE)) == {found}
 
@@ -214,7 +207,7 @@ def test_planted_fault_of_a_slave_is_found(lender: Path, event: Event, found: st
 # -- copies ------------------------------------------------------------------------------------------------
 
 
-def copies(lender: Path, *events: Event, need: int = 2) -> dict[str, list[tuple[int, int | None, str]]]:
+def copies(lender, *events, need=2):
     """Judge a put at 300 that needs `need` acks, while connections 1 and 2 have sent everything to 300."""
     head = [
         Event(step, Kind.REQUESTED, conn=conn, offset=300, aux=300) for step, conn in enumerate((1, 2, 3))
@@ -224,15 +217,15 @@ def copies(lender: Path, *events: Event, need: int = 2) -> dict[str, list[tuple[
     return broken(records_of(lender, [*head, begin, *events, end]), MASTER)
 
 
-def ack(ts_ns: int, conn: int, offset: int = 300) -> Event:
+def ack(ts_ns, conn, offset=300):
     return Event(ts_ns, Kind.ACK, conn=conn, offset=offset, aux=300)
 
 
-def closed(ts_ns: int, conn: int) -> Event:
+def closed(ts_ns, conn):
     return Event(ts_ns, Kind.CLOSED, conn=conn, offset=300, aux=300, flags=CloseReason.EOF)
 
 
-def test_put_ok_without_its_copies_is_found(lender: Path) -> None:
+def test_put_ok_without_its_copies_is_found(lender):
     for events in ((), (ack(10, 1),), (ack(10, 1), ack(20, 2, 299))):
         found = copies(lender, *events)
         assert list(found) == ["put-ok-has-copies"]
@@ -240,13 +233,13 @@ def test_put_ok_without_its_copies_is_found(lender: Path) -> None:
         assert sentence == "PUT_OK of request 1 at 300, which needed 2 acks and did not have them"
 
 
-def test_put_ok_with_its_copies_is_no_violation(lender: Path) -> None:
+def test_put_ok_with_its_copies_is_no_violation(lender):
     assert copies(lender, ack(10, 1), ack(20, 2)) == {}
     assert copies(lender, ack(10, 2), need=1) == {}
     assert copies(lender, need=0) == {}
 
 
-def test_copies_count_at_one_moment_only(lender: Path) -> None:
+def test_copies_count_at_one_moment_only(lender):
     """The ack of an ended connection does not count any more, except for a put that was released before."""
     assert copies(lender, ack(10, 1), ack(20, 2), closed(30, 1), closed(31, 2)) == {}
     assert list(copies(lender, ack(10, 1), closed(20, 1), ack(30, 2))) == ["put-ok-has-copies"]
@@ -255,7 +248,7 @@ def test_copies_count_at_one_moment_only(lender: Path) -> None:
 # -- cuts --------------------------------------------------------------------------------------------------
 
 
-def spoiled(lender: Path, chance: random.Random, steps: int) -> np.ndarray:
+def spoiled(lender, chance, steps):
     """A model's session with some records changed, dropped or missing."""
     events = MasterModel(chance.randrange(1 << 30)).run(steps)
     records = records_of(lender, [Event(0, Kind.LINK), *events])
@@ -274,7 +267,7 @@ def spoiled(lender: Path, chance: random.Random, steps: int) -> np.ndarray:
 
 
 @given(st.integers(0, 1 << 30), st.integers(1, 5))
-def test_session_cut_anywhere_gives_the_verdicts_of_the_whole(lender: Path, seed: int, cuts: int) -> None:
+def test_session_cut_anywhere_gives_the_verdicts_of_the_whole(lender, seed, cuts):
     chance = random.Random(seed)
     records = spoiled(lender, chance, chance.choice((5, 30, 200)))
     places = [chance.randrange(len(records) + 1) for _ in range(cuts)]
@@ -282,7 +275,7 @@ def test_session_cut_anywhere_gives_the_verdicts_of_the_whole(lender: Path, seed
 
 
 @given(st.integers(0, 1 << 30))
-def test_parts_can_be_joined_in_any_order(lender: Path, seed: int) -> None:
+def test_parts_can_be_joined_in_any_order(lender, seed):
     chance = random.Random(seed)
     records = spoiled(lender, chance, 100)
     a, b = sorted(chance.randrange(len(records) + 1) for _ in range(2))
@@ -298,7 +291,7 @@ def test_parts_can_be_joined_in_any_order(lender: Path, seed: int) -> None:
     ]
 
 
-def test_keyframes_of_later_segments_do_not_change_verdicts(tmp_path: Path) -> None:
+def test_keyframes_of_later_segments_do_not_change_verdicts(tmp_path):
     """A session in many segments is judged as the same one in one, apart from the records' numbers."""
     events = MasterModel(7).run(3000)
     counts = []
@@ -315,7 +308,7 @@ def test_keyframes_of_later_segments_do_not_change_verdicts(tmp_path: Path) -> N
     assert counts[0] == counts[1]
 
 
-def test_session_without_its_first_segments_starts_with_keyframes(tmp_path: Path) -> None:
+def test_session_without_its_first_segments_starts_with_keyframes(tmp_path):
     path = write_session(tmp_path / "session", MasterModel(7).run(3000), segment_records=500)
     for segment in sorted((path / "events").iterdir())[:2]:
         segment.unlink()
@@ -331,12 +324,12 @@ def test_session_without_its_first_segments_starts_with_keyframes(tmp_path: Path
 # -- registry ----------------------------------------------------------------------------------------------
 
 
-def test_every_invariant_has_a_name_of_its_own_and_a_sentence() -> None:
+def test_every_invariant_has_a_name_of_its_own_and_a_sentence():
     assert len({invariant.name for invariant in INVARIANTS}) == len(INVARIANTS)
     assert all(invariant.sentence.endswith(".") for invariant in INVARIANTS)
 
 
-def test_every_invariant_has_a_planted_fault() -> None:
+def test_every_invariant_has_a_planted_fault():
     elsewhere = {
         *("no-record-missing", "ack-within-log", "nothing-after-the-end", "put-ok-has-copies"),
         *("report-within-log", "reports-go-forward", "received-contiguous"),
@@ -346,7 +339,7 @@ def test_every_invariant_has_a_planted_fault() -> None:
     assert {name for name, *_ in PLANTED} | elsewhere == {invariant.name for invariant in INVARIANTS}
 
 
-def test_invariant_whose_settings_are_missing_is_not_judged(lender: Path) -> None:
+def test_invariant_whose_settings_are_missing_is_not_judged(lender):
     found = {
         v.invariant.name: v.is_judged
         for v in verdicts(judge(records_of(lender, served()), SessionSettings(False, {})))
@@ -356,27 +349,27 @@ def test_invariant_whose_settings_are_missing_is_not_judged(lender: Path) -> Non
     assert found["ack-within-sent"]
 
 
-def test_sampled_session_is_judged_as_a_recording_only(lender: Path) -> None:
+def test_sampled_session_is_judged_as_a_recording_only(lender):
     """A monitor has no frames and acks between two samples."""
     sampled = SessionSettings(False, SETTINGS, is_sampled=True)
     judged = {v.invariant.name for v in verdicts(judge(records_of(lender, served()), sampled)) if v.is_judged}
     assert judged == {"no-record-missing", "nothing-dropped", "clock-goes-forward"}
 
 
-def test_many_violations_are_counted_and_the_first_ones_kept(lender: Path) -> None:
+def test_many_violations_are_counted_and_the_first_ones_kept(lender):
     events = [Event(at, Kind.DROPPED, aux=1) for at in range(3000)]
     (dropped,) = [v for v in verdicts(judge(records_of(lender, events), MASTER)) if v.count]
     assert (dropped.count, len(dropped.violations)) == (3000, 1000)
     assert dropped.violations[-1].seq == 999
 
 
-def test_documentation_has_every_invariant() -> None:
+def test_documentation_has_every_invariant():
     text = (Path(__file__).parents[2] / "docs" / "session-analysis.md").read_text()
     for invariant in INVARIANTS:
         assert f"| `{invariant.name}` | {invariant.severity} | {invariant.sentence} |" in text
 
 
-def test_session_of_the_benchmarks_breaks_nothing_and_has_what_it_should(tmp_path: Path) -> None:
+def test_session_of_the_benchmarks_breaks_nothing_and_has_what_it_should(tmp_path):
     session = open_session(
         write_big_session(tmp_path / "session", events=1_300_000, hours=0.05, segment_records=400_000)
     )

@@ -1,10 +1,7 @@
 """Lag at each event is that of the aggregate, wherever the records are cut."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,20 +12,18 @@ from tests.recording.sessions import Event, MasterModel, as_array, write_session
 from trioha.recording.aggregate import aggregate
 from trioha.recording.events import Kind
 from trioha.recording.figures import connection_result
-from trioha.recording.lags import Lags, lags
+from trioha.recording.lags import lags
 from trioha.recording.snapshot import Snapshot
 from trioha.recording.time_series import TimeGrid, TimeSeries
 
 
 @pytest.fixture(scope="module")
-def empty_session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_session(tmp_path_factory):
     return write_session(tmp_path_factory.mktemp("lags") / "session", [Event(0, Kind.PUT)])
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 200), cuts=st.integers(0, 6))
-def test_lags_in_parts_make_the_series_of_the_aggregate(
-    empty_session: Path, seed: int, steps: int, cuts: int
-) -> None:
+def test_lags_in_parts_make_the_series_of_the_aggregate(empty_session, seed, steps, cuts):
     events = MasterModel(seed).run(steps)
     array = as_array(empty_session, events).copy()
     array["seq"] = np.arange(len(array))
@@ -37,7 +32,7 @@ def test_lags_in_parts_make_the_series_of_the_aggregate(
     lot = random.Random(seed)
     borders = [0, *sorted(lot.randrange(len(array) + 1) for _ in range(cuts)), len(array)]
     snapshot = Snapshot.nowhere(array.dtype)
-    parts: list[Lags] = []
+    parts = []
     for begin, end in pairwise(borders):
         parts.append(lags(array[begin:end], snapshot))
         snapshot, _ = snapshot.after(array[begin:end])
@@ -54,7 +49,7 @@ def test_lags_in_parts_make_the_series_of_the_aggregate(
         )
 
 
-def test_connection_numbers_far_apart_have_their_own_lag(empty_session: Path) -> None:
+def test_connection_numbers_far_apart_have_their_own_lag(empty_session):
     far = 2**31 - 1
     events = [
         Event(1, Kind.ACK, conn=1, offset=10, aux=30),

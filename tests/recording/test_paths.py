@@ -1,7 +1,5 @@
 """Session folders as users name them become absolute paths of this machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -28,11 +26,11 @@ from trioha.recording.reader import find_sessions
         ("/odd/file:/name", "/odd/file:/name"),
     ],
 )
-def test_paths_and_file_uris_of_this_machine(named: str | Path, path: str) -> None:
+def test_paths_and_file_uris_of_this_machine(named, path):
     assert absolute_path(named) == Path(path)
 
 
-def test_relative_path_starts_at_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_path_starts_at_the_working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for named in ("sessions", "./sessions", Path("sessions")):
         assert absolute_path(named) == tmp_path / "sessions"
@@ -56,13 +54,13 @@ def test_relative_path_starts_at_the_working_folder(tmp_path: Path, monkeypatch:
         ("file:///a%00b", "not a path"),
     ],
 )
-def test_everything_else_is_refused_in_one_line(named: str | Path, reason: str) -> None:
+def test_everything_else_is_refused_in_one_line(named, reason):
     with pytest.raises(StoreError, match=reason) as caught:
         absolute_path(named)
     assert "\n" not in str(caught.value)
 
 
-def test_sessions_that_are_found_have_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_that_are_found_have_absolute_paths(tmp_path, monkeypatch):
     path = write_session(tmp_path / "re cordings" / "session", slave_events(), role="SLAVE", broker_id=1)
     monkeypatch.chdir(tmp_path)
     named = ("re cordings", "re cordings/session", f"file:{tmp_path}/re%20cordings", path.parent.as_uri())

@@ -1,9 +1,6 @@
 """The reader: whole, torn and damaged sessions, and folders that are not sessions."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,20 +13,20 @@ from trioha.recording.reader import find_sessions, open_session, read_facts, rea
 from trioha.recording.records import read_records
 
 
-def puts(count: int) -> list[Event]:
+def puts(count):
     return [Event(ts_ns=10 * index, kind=Kind.WAIT_BEGIN, offset=index, aux=index) for index in range(count)]
 
 
-def segment_paths(session: Path) -> list[Path]:
+def segment_paths(session):
     return sorted((session / "events").iterdir())
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return write_session(tmp_path / "session", puts(25), segment_records=10, addresses={3: "10.0.0.2:41000"})
 
 
-def test_records_come_back_as_they_were_written(path: Path) -> None:
+def test_records_come_back_as_they_were_written(path):
     session = open_session(path)
     records = read_records(session)
     assert records.damage == ()
@@ -51,14 +48,12 @@ def test_records_come_back_as_they_were_written(path: Path) -> None:
         (30, 40, []),
     ],
 )
-def test_range_of_seq_is_read_across_segments(
-    path: Path, seq_from: int, seq_to: int | None, expected: range
-) -> None:
+def test_range_of_seq_is_read_across_segments(path, seq_from, seq_to, expected):
     records = read_records(open_session(path), seq_from=seq_from, seq_to=seq_to)
     assert records.array["seq"].tolist() == list(expected)
 
 
-def test_session_has_its_node_and_clocks(path: Path) -> None:
+def test_session_has_its_node_and_clocks(path):
     session = open_session(path)
     assert session.identity.broker_name == "broker-a"
     assert session.is_slave is False
@@ -66,7 +61,7 @@ def test_session_has_its_node_and_clocks(path: Path) -> None:
     assert session.wall_of(5) - session.wall_of(0) == 5
 
 
-def test_facts_come_back_and_a_torn_last_line_does_not(path: Path) -> None:
+def test_facts_come_back_and_a_torn_last_line_does_not(path):
     with (path / "facts.jsonl").open("a") as file:
         file.write('{"seq": 7, "type": "note", "te')
     facts, damage = read_facts(open_session(path))
@@ -76,7 +71,7 @@ def test_facts_come_back_and_a_torn_last_line_does_not(path: Path) -> None:
     assert damage == []
 
 
-def test_line_that_is_not_a_fact_is_damage(path: Path) -> None:
+def test_line_that_is_not_a_fact_is_damage(path):
     with (path / "facts.jsonl").open("a") as file:
         file.write("[]\n")
         file.write('{"seq": 7, "type": "note", "text": "later"}\n')
@@ -86,7 +81,7 @@ def test_line_that_is_not_a_fact_is_damage(path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn_bytes", [1, 20, 47])
-def test_torn_last_record_is_left_out_without_damage(path: Path, torn_bytes: int) -> None:
+def test_torn_last_record_is_left_out_without_damage(path, torn_bytes):
     last = segment_paths(path)[-1]
     last.write_bytes(last.read_bytes()[:-torn_bytes])
     records = read_records(open_session(path))
@@ -94,7 +89,7 @@ def test_torn_last_record_is_left_out_without_damage(path: Path, torn_bytes: int
     assert records.damage == ()
 
 
-def test_flipped_bit_damages_one_record(path: Path) -> None:
+def test_flipped_bit_damages_one_record(path):
     segment = segment_paths(path)[1]
     data = bytearray(segment.read_bytes())
     data[64 + 3 * 48 + 25] ^= 4
@@ -106,7 +101,7 @@ def test_flipped_bit_damages_one_record(path: Path) -> None:
     assert damage.reason == "wrong check word or seq"
 
 
-def test_missing_segment_is_damage_with_its_record_count(path: Path) -> None:
+def test_missing_segment_is_damage_with_its_record_count(path):
     segment_paths(path)[1].unlink()
     records = read_records(open_session(path))
     assert records.array["seq"].tolist() == [*range(10), *range(20, 25)]
@@ -115,7 +110,7 @@ def test_missing_segment_is_damage_with_its_record_count(path: Path) -> None:
     assert damage.records == 10
 
 
-def test_segment_without_a_whole_header_is_damage_and_skipped(path: Path) -> None:
+def test_segment_without_a_whole_header_is_damage_and_skipped(path):
     (path / "events" / "00000000000000000025.seg").write_bytes(b"TRIOHAS1")
     records = read_records(open_session(path))
     assert len(records.array) == 25
@@ -131,7 +126,7 @@ def test_segment_without_a_whole_header_is_damage_and_skipped(path: Path) -> Non
         (16, "begins at"),
     ],
 )
-def test_wrong_header_is_damage(path: Path, position: int, reason: str) -> None:
+def test_wrong_header_is_damage(path, position, reason):
     segment = segment_paths(path)[2]
     data = bytearray(segment.read_bytes())
     data[position] ^= 1
@@ -145,9 +140,7 @@ def test_wrong_header_is_damage(path: Path, position: int, reason: str) -> None:
     changes=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 544), st.integers(1, 255)), max_size=6),
     cut=st.integers(0, 544),
 )
-def test_mutated_segments_never_crash_and_never_give_a_changed_record(
-    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int, int]], cut: int
-) -> None:
+def test_mutated_segments_never_crash_and_never_give_a_changed_record(tmp_path_factory, changes, cut):
     path = write_session(tmp_path_factory.mktemp("mutated") / "s", puts(25), segment_records=10)
     session = open_session(path)
     good = {record["seq"]: record.tobytes() for record in read_records(session).array}
@@ -175,7 +168,7 @@ def test_mutated_segments_never_crash_and_never_give_a_changed_record(
             assert seq in {int(record["seq"]) for record in found.array}
 
 
-def test_longer_records_of_a_later_writer_are_read_by_their_fields(tmp_path: Path, path: Path) -> None:
+def test_longer_records_of_a_later_writer_are_read_by_their_fields(tmp_path, path):
     document = json.loads((path / "session.json").read_text())
     document["record_bytes"] = 56
     document["fields"].append({"name": "cpu", "dtype": "<i8", "offset": 48})
@@ -202,7 +195,7 @@ def test_longer_records_of_a_later_writer_are_read_by_their_fields(tmp_path: Pat
         ('{"format": "trioha-session", "version": 1}', "incomplete or wrong: KeyError 'record_bytes'"),
     ],
 )
-def test_session_document_that_is_wrong_is_one_clear_line(path: Path, content: str, message: str) -> None:
+def test_session_document_that_is_wrong_is_one_clear_line(path, content, message):
     (path / "session.json").write_text(content)
     with pytest.raises(StoreError, match=r"session\.json: ") as caught:
         open_session(path)
@@ -210,14 +203,14 @@ def test_session_document_that_is_wrong_is_one_clear_line(path: Path, content: s
     assert "\n" not in str(caught.value)
 
 
-def test_find_sessions_accepts_a_session_or_a_folder_of_sessions(path: Path, tmp_path: Path) -> None:
+def test_find_sessions_accepts_a_session_or_a_folder_of_sessions(path, tmp_path):
     other = write_session(tmp_path / "zz", puts(1))
     assert find_sessions([path]) == [path]
     assert find_sessions([tmp_path]) == [path, other]
     assert find_sessions([path, tmp_path]) == [path, other]
 
 
-def test_find_sessions_refuses_other_folders(tmp_path: Path) -> None:
+def test_find_sessions_refuses_other_folders(tmp_path):
     with pytest.raises(StoreError, match="nowhere: no such folder"):
         find_sessions([tmp_path / "nowhere"])
     with pytest.raises(StoreError, match="not a session, nor a folder of sessions"):
@@ -226,7 +219,7 @@ def test_find_sessions_refuses_other_folders(tmp_path: Path) -> None:
         open_session(tmp_path)
 
 
-def test_session_that_is_still_written_has_more_records_later(path: Path) -> None:
+def test_session_that_is_still_written_has_more_records_later(path):
     session = open_session(path)
     before = read_segments(session).records
     last = segment_paths(path)[-1]

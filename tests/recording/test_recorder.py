@@ -1,7 +1,5 @@
 """The recorder: bytes of the format, order, drops, rolls, failures, kill -9."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -14,7 +12,6 @@ import threading
 from functools import partial, reduce
 from itertools import pairwise
 from operator import xor
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -28,7 +25,7 @@ from trioha.recording import compiled
 from trioha.recording.events import RECORD_BYTES, CloseReason, Direction, HaState, Kind
 from trioha.recording.layout import SessionIdentity
 from trioha.recording.recorder import FLUSH_INTERVAL_S, Recorder
-from trioha.recording.writer import Block, SessionWriter, number_records
+from trioha.recording.writer import SessionWriter, number_records
 from trioha.store.put_status import PutStatus
 
 IDENTITY = SessionIdentity("cluster", "broker-a", 0, "SYNC_MASTER", {"haTransferBatchSize": 32768})
@@ -37,39 +34,39 @@ Record = tuple[int, ...]
 """ts_ns, seq, kind, flags, node, conn, offset, aux, size, check."""
 
 
-def segments(session: Path) -> list[Path]:
+def segments(session):
     return sorted((session / "events").iterdir())
 
 
-def sessions_below(directory: Path) -> list[Path]:
+def sessions_below(directory):
     return sorted(directory.iterdir())
 
 
-def records_of(segment: Path) -> list[Record]:
+def records_of(segment):
     data = segment.read_bytes()[64:]
     return list(struct.iter_unpack("<qqBBHiqqiI", data[: len(data) // 48 * 48]))
 
 
-def all_records(session: Path) -> list[Record]:
+def all_records(session):
     return [record for segment in segments(session) for record in records_of(segment)]
 
 
-def facts_of(session: Path) -> list[dict[str, object]]:
+def facts_of(session):
     return [json.loads(line) for line in (session / "facts.jsonl").read_text().splitlines()]
 
 
-def clock_from(start_ns: int):
+def clock_from(start_ns):
     ticks = iter(range(start_ns, 10**12))
     return lambda: next(ticks)
 
 
-async def until(condition) -> None:
+async def until(condition):
     """Return once `condition` holds: for effects of a worker thread, which wakes no task."""
     while not condition():  # noqa: ASYNC110 (there is no event to wait for)
         await trio.sleep(0.005)
 
 
-async def record(recorder: Recorder, report) -> None:
+async def record(recorder, report):
     """Run `report` with a running recorder."""
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
@@ -78,10 +75,10 @@ async def record(recorder: Recorder, report) -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_bytes_of_a_session_are_those_of_the_format(tmp_path: Path) -> None:
+async def test_bytes_of_a_session_are_those_of_the_format(tmp_path):
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=7, clock_ns=clock_from(1000))
 
-    async def report(recorder: Recorder) -> None:
+    async def report(recorder):
         recorder.fact("connection", conn=3, address="10.0.0.2:41000", role="slave")
         recorder.emit(Kind.TRANSFER, conn=3, offset=4096, aux=8192, size=1024)
         recorder.emit(Kind.CLOSED, conn=3, offset=-1, aux=8192, flags=CloseReason.HOUSEKEEPING)
@@ -116,20 +113,18 @@ PUTS = [
 
 
 @pytest.mark.parametrize("block_records", [2, 3, 4, 5, 5461])
-async def test_put_and_its_wait_are_recorded_as_two_events_wherever_a_block_ends(
-    tmp_path: Path, block_records: int
-) -> None:
-    def made(folder: str) -> Recorder:
+async def test_put_and_its_wait_are_recorded_as_two_events_wherever_a_block_ends(tmp_path, block_records):
+    def made(folder):
         return Recorder(
             tmp_path / folder, identity=IDENTITY, node_id=7, block_records=block_records, blocks_max=64
         )
 
-    async def by_one_call(recorder: Recorder) -> None:
+    async def by_one_call(recorder):
         recorder.emit(Kind.FLUSHED, offset=5)
         for offset, size, request_id, copies in PUTS:
             recorder.put_and_wait(offset=offset, size=size, request_id=request_id, copies=copies)
 
-    async def by_two_calls(recorder: Recorder) -> None:
+    async def by_two_calls(recorder):
         recorder.emit(Kind.FLUSHED, offset=5)
         for offset, size, request_id, copies in PUTS:
             recorder.emit(Kind.PUT, offset=offset, aux=request_id, size=size)
@@ -161,14 +156,14 @@ RUNS = [
 @pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=needs_kernel)])
 @pytest.mark.parametrize("block_records", [2, 3, 4, 5, 17, 5461])
 async def test_a_run_of_puts_is_recorded_as_its_puts_are_wherever_a_block_ends(
-    tmp_path: Path, block_records: int, *, is_compiled: bool
-) -> None:
-    def made(folder: str) -> Recorder:
+    tmp_path, block_records, *, is_compiled
+):
+    def made(folder):
         return Recorder(
             tmp_path / folder, identity=IDENTITY, node_id=7, block_records=block_records, blocks_max=64
         )
 
-    async def together(recorder: Recorder) -> None:
+    async def together(recorder):
         for start_offset, ends, request_id, value in RUNS:
             places = b"".join(struct.pack(">qq", start, 5) for start in (start_offset, *ends[:-1]))
             end = ends[-1]
@@ -181,7 +176,7 @@ async def test_a_run_of_puts_is_recorded_as_its_puts_are_wherever_a_block_ends(
                 status=PutStatus.FLUSH_SLAVE_TIMEOUT,
             )
 
-    async def alone(recorder: Recorder) -> None:
+    async def alone(recorder):
         for start_offset, ends, request_id, value in RUNS:
             starts = [start_offset, *ends]
             for number, (start, end) in enumerate(pairwise(starts)):
@@ -208,14 +203,14 @@ async def test_a_run_of_puts_is_recorded_as_its_puts_are_wherever_a_block_ends(
     assert [event[1:-1] for event in found] == [event[1:-1] for event in all_records(two.path)]
 
 
-async def test_put_and_its_wait_are_dropped_as_two_events(tmp_path: Path) -> None:
+async def test_put_and_its_wait_are_dropped_as_two_events(tmp_path):
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=7)
     await record(recorder, _nothing)
     recorder.put_and_wait(offset=1100, size=1100, request_id=1, copies=2)
     assert recorder.dropped == 2
 
 
-async def test_session_document_describes_the_records_and_names_the_node(tmp_path: Path) -> None:
+async def test_session_document_describes_the_records_and_names_the_node(tmp_path):
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, clock_ns=clock_from(5))
     await record(recorder, _nothing)
     document = json.loads((recorder.path / "session.json").read_text())
@@ -254,11 +249,11 @@ async def test_session_document_describes_the_records_and_names_the_node(tmp_pat
     assert not list(recorder.path.glob("*.tmp"))
 
 
-async def _nothing(_: Recorder) -> None:
+async def _nothing(_):
     await trio.lowlevel.checkpoint()
 
 
-async def test_folder_name_sorts_by_time_and_is_new_for_each_start(tmp_path: Path) -> None:
+async def test_folder_name_sorts_by_time_and_is_new_for_each_start(tmp_path):
     identity = SessionIdentity("c", "a/b c", 2, "SLAVE")
     paths = []
     for _ in range(3):
@@ -269,7 +264,7 @@ async def test_folder_name_sorts_by_time_and_is_new_for_each_start(tmp_path: Pat
     assert all(path.name.endswith("Z-a_b_c-2") and path.parent == tmp_path for path in paths)
 
 
-async def test_two_recorders_that_start_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
+async def test_two_recorders_that_start_at_once_do_not_share_a_folder(tmp_path):
     first = Recorder(tmp_path, identity=IDENTITY, node_id=0)
     second = Recorder(tmp_path, identity=IDENTITY, node_id=0)
     second._path = first.path
@@ -280,10 +275,10 @@ async def test_two_recorders_that_start_at_once_do_not_share_a_folder(tmp_path: 
     assert second.path.is_dir()
 
 
-async def test_quiet_node_is_flushed_within_200_ms(tmp_path: Path) -> None:
+async def test_quiet_node_is_flushed_within_200_ms(tmp_path):
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0)
 
-    async def report(recorder: Recorder) -> None:
+    async def report(recorder):
         recorder.emit(Kind.PUT, offset=100, size=100)
         started_s = trio.current_time()
         await until(lambda: all_records(recorder.path))
@@ -294,17 +289,17 @@ async def test_quiet_node_is_flushed_within_200_ms(tmp_path: Path) -> None:
     await record(recorder, report)
 
 
-async def test_events_emitted_before_the_start_are_recorded(tmp_path: Path) -> None:
+async def test_events_emitted_before_the_start_are_recorded(tmp_path):
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0)
     recorder.emit(Kind.PUT, offset=10)
     await record(recorder, _nothing)
     assert [(record[2], record[6]) for record in all_records(recorder.path)] == [(Kind.PUT, 10)]
 
 
-async def test_blocks_that_fill_up_are_written_in_order(tmp_path: Path) -> None:
+async def test_blocks_that_fill_up_are_written_in_order(tmp_path):
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, block_records=10, blocks_max=100)
 
-    async def report(recorder: Recorder) -> None:
+    async def report(recorder):
         for index in range(955):
             if index % 100 == 0:
                 await trio.lowlevel.checkpoint()
@@ -317,10 +312,10 @@ async def test_blocks_that_fill_up_are_written_in_order(tmp_path: Path) -> None:
     assert [row[0] for row in rows] == sorted(row[0] for row in rows)
 
 
-async def test_events_without_room_become_one_dropped_record_and_seq_stays_gapless(tmp_path: Path) -> None:
+async def test_events_without_room_become_one_dropped_record_and_seq_stays_gapless(tmp_path):
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, block_records=10, blocks_max=3)
 
-    async def report(recorder: Recorder) -> None:
+    async def report(recorder):
         for index in range(100):
             recorder.emit(Kind.PUT, offset=index)
         assert recorder.dropped == 70
@@ -336,10 +331,10 @@ async def test_events_without_room_become_one_dropped_record_and_seq_stays_gaple
     assert (rows[31][2], rows[31][6]) == (Kind.PUT, 100)
 
 
-async def test_drops_at_the_end_are_recorded_too(tmp_path: Path) -> None:
+async def test_drops_at_the_end_are_recorded_too(tmp_path):
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, block_records=10, blocks_max=2)
 
-    async def report(recorder: Recorder) -> None:
+    async def report(recorder):
         for index in range(25):
             recorder.emit(Kind.PUT, offset=index)
 
@@ -349,7 +344,7 @@ async def test_drops_at_the_end_are_recorded_too(tmp_path: Path) -> None:
     assert len(rows) == 21
 
 
-async def test_events_after_the_end_are_counted_as_dropped(tmp_path: Path) -> None:
+async def test_events_after_the_end_are_counted_as_dropped(tmp_path):
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0)
     await record(recorder, _nothing)
     recorder.emit(Kind.PUT)
@@ -370,12 +365,10 @@ async def test_events_after_the_end_are_counted_as_dropped(tmp_path: Path) -> No
         ({"conn": 2**31}, {"conn": 2**31 - 1}),
     ],
 )
-async def test_value_that_does_not_fit_is_recorded_as_the_nearest(
-    tmp_path: Path, values: dict[str, int], expected: dict[str, int]
-) -> None:
+async def test_value_that_does_not_fit_is_recorded_as_the_nearest(tmp_path, values, expected):
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0)
 
-    async def report(recorder: Recorder) -> None:
+    async def report(recorder):
         recorder.emit(Kind.ACK, **values)
 
     await record(recorder, report)
@@ -384,12 +377,12 @@ async def test_value_that_does_not_fit_is_recorded_as_the_nearest(
     assert {name: fields[name] for name in expected} == expected
 
 
-async def test_facts_carry_the_seq_of_the_next_record(tmp_path: Path) -> None:
+async def test_facts_carry_the_seq_of_the_next_record(tmp_path):
     recorder = Recorder(
         tmp_path, identity=IDENTITY, node_id=0, block_records=4, blocks_max=50, segment_records_max=7
     )
 
-    async def report(recorder: Recorder) -> None:
+    async def report(recorder):
         for index in range(20):
             recorder.fact("note", text=str(index))
             recorder.emit(Kind.WAIT_BEGIN, offset=index, aux=index)
@@ -401,10 +394,10 @@ async def test_facts_carry_the_seq_of_the_next_record(tmp_path: Path) -> None:
     assert [by_seq[fact["seq"]][6] for fact in notes] == list(range(20))
 
 
-async def test_too_many_facts_are_dropped_and_counted(tmp_path: Path) -> None:
+async def test_too_many_facts_are_dropped_and_counted(tmp_path):
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0)
 
-    async def report(recorder: Recorder) -> None:
+    async def report(recorder):
         for index in range(1030):
             recorder.fact("note", text=str(index))
         await trio.lowlevel.checkpoint()
@@ -414,7 +407,7 @@ async def test_too_many_facts_are_dropped_and_counted(tmp_path: Path) -> None:
     assert [(row[2], row[7]) for row in all_records(recorder.path)] == [(Kind.DROPPED, 7)]
 
 
-async def test_segments_roll_at_their_limit_and_begin_with_keyframes(tmp_path: Path) -> None:
+async def test_segments_roll_at_their_limit_and_begin_with_keyframes(tmp_path):
     recorder = Recorder(
         tmp_path,
         identity=IDENTITY,
@@ -425,7 +418,7 @@ async def test_segments_roll_at_their_limit_and_begin_with_keyframes(tmp_path: P
         clock_ns=clock_from(0),
     )
 
-    async def report(recorder: Recorder) -> None:
+    async def report(recorder):
         for conn in (1, 2):
             recorder.emit(Kind.STATE, conn=conn, offset=-1, aux=0, flags=HaState.HANDSHAKE)
             recorder.emit(Kind.REQUESTED, conn=conn, offset=64, aux=64)
@@ -457,10 +450,10 @@ async def test_segments_roll_at_their_limit_and_begin_with_keyframes(tmp_path: P
     ]
 
 
-async def test_segment_rolls_when_asked(tmp_path: Path) -> None:
+async def test_segment_rolls_when_asked(tmp_path):
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0)
 
-    async def report(recorder: Recorder) -> None:
+    async def report(recorder):
         recorder.emit(Kind.WAIT_BEGIN, offset=1)
         recorder.roll()
         recorder.fact("note", text="between")
@@ -472,10 +465,10 @@ async def test_segment_rolls_when_asked(tmp_path: Path) -> None:
     assert [[row[6] for row in records_of(segment)] for segment in segments(recorder.path)] == [[1], [2]]
 
 
-async def test_segment_with_more_keyframes_than_room_still_gets_a_record(tmp_path: Path) -> None:
+async def test_segment_with_more_keyframes_than_room_still_gets_a_record(tmp_path):
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, segment_records_max=2)
 
-    async def report(recorder: Recorder) -> None:
+    async def report(recorder):
         for conn in range(1, 6):
             recorder.emit(Kind.ACK, conn=conn, offset=conn)
 
@@ -486,13 +479,11 @@ async def test_segment_with_more_keyframes_than_room_still_gets_a_record(tmp_pat
     assert [len(records_of(segment)) for segment in segments(recorder.path)] == [2, 3, 4, 5]
 
 
-async def test_disk_error_ends_the_recording_and_not_the_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_disk_error_ends_the_recording_and_not_the_node(tmp_path, monkeypatch):
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, block_records=4, blocks_max=4)
     calls = []
 
-    def full(self: SessionWriter, block: Block) -> None:
+    def full(self, block):
         calls.append(block)
         raise OSError(28, "No space left on device")
 
@@ -513,7 +504,7 @@ async def test_disk_error_ends_the_recording_and_not_the_node(
     assert recorder.dropped >= 100
 
 
-async def test_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+async def test_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
     blocker = tmp_path / "file"
     blocker.write_text("not a folder")
     recorder = Recorder(blocker, identity=IDENTITY, node_id=0)
@@ -521,19 +512,17 @@ async def test_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> 
         await recorder.run()
 
 
-def test_broker_id_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_broker_id_that_does_not_fit_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="brokerId: 32768 does not fit a recording"):
         Recorder(tmp_path, identity=IDENTITY, node_id=32768)
 
 
-async def test_disk_that_hangs_holds_up_neither_events_nor_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_disk_that_hangs_holds_up_neither_events_nor_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr("trioha.recording.recorder.CLOSE_TIMEOUT_S", 0.1)
     hangs = threading.Event()
     released = threading.Event()
 
-    def hang(self: SessionWriter, block: Block) -> None:
+    def hang(self, block):
         hangs.set()
         released.wait(60)
 
@@ -556,9 +545,7 @@ async def test_disk_that_hangs_holds_up_neither_events_nor_the_end(
         recorder._writer.close()
 
 
-async def test_full_blocks_wait_for_the_interval_until_half_of_all_are_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_full_blocks_wait_for_the_interval_until_half_of_all_are_full(tmp_path, monkeypatch):
     monkeypatch.setattr("trioha.recording.recorder.FLUSH_INTERVAL_S", math.inf)
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, block_records=10, blocks_max=8)
     with trio.fail_after(60):
@@ -579,7 +566,7 @@ async def test_full_blocks_wait_for_the_interval_until_half_of_all_are_full(
 
 @pytest.mark.parametrize("count", [1, 2047, 2048, 2049, 5000])
 @pytest.mark.parametrize("base_seq", [0, 1, 2**32 - 7, 2**62])
-def test_numbers_of_records_ascend_and_nothing_else_changes(count: int, base_seq: int) -> None:
+def test_numbers_of_records_ascend_and_nothing_else_changes(count, base_seq):
     noise = random.Random(count).randbytes(count * RECORD_BYTES)
     records = bytearray(noise)
     number_records(memoryview(records), base_seq)
@@ -618,10 +605,10 @@ trio.run(main)
 
 @pytest.mark.process
 @pytest.mark.parametrize("delay_s", [0.0, 0.013, 0.21])
-async def test_killed_recorder_leaves_whole_records_without_a_gap(tmp_path: Path, delay_s: float) -> None:
+async def test_killed_recorder_leaves_whole_records_without_a_gap(tmp_path, delay_s):
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
-            process: trio.Process = await nursery.start(
+            process = await nursery.start(
                 partial(
                     trio.run_process,
                     [sys.executable, "-c", KILLED, str(tmp_path)],
@@ -645,15 +632,13 @@ async def test_killed_recorder_leaves_whole_records_without_a_gap(tmp_path: Path
         assert row[9] == reduce(xor, struct.unpack("<11I", body))
 
 
-async def test_end_while_an_abandoned_thread_still_writes_counts_unwritten_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_end_while_an_abandoned_thread_still_writes_counts_unwritten_records(tmp_path, monkeypatch):
     """The disk recovers just when recording ends: its thread writes blocks while they are counted."""
     monkeypatch.setattr("trioha.recording.recorder.CLOSE_TIMEOUT_S", 0.05)
     blocks, emitted = 20_000, 39_990
     gives_up, written = threading.Event(), []
 
-    def hang(self: SessionWriter, block: Block) -> None:
+    def hang(self, block):
         written.append(block.used_bytes // RECORD_BYTES)
         gives_up.wait(60)
 
@@ -661,7 +646,7 @@ async def test_end_while_an_abandoned_thread_still_writes_counts_unwritten_recor
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, block_records=2, blocks_max=blocks)
     stop = recorder._stop
 
-    def stop_as_the_disk_comes_back() -> None:
+    def stop_as_the_disk_comes_back():
         gives_up.set()
         stop()
 

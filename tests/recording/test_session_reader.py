@@ -1,14 +1,10 @@
 """The session reader: the state at a position is that of all events before it, for any earlier questions."""
 
-from __future__ import annotations
-
 import random
 import shutil
-from pathlib import Path
 
 import numpy as np
-import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.recording.sessions import Event, MasterModel, slave_events, write_session
@@ -21,24 +17,21 @@ from trioha.recording.session_reader import SessionReader
 from trioha.recording.snapshot import Snapshot, connection_state
 
 
-def reader_of(path: Path, chunk_records: int = 8) -> SessionReader:
+def reader_of(path, chunk_records=8):
     return SessionReader(open_session(path), chunk_records=chunk_records)
 
 
-def plain(records: np.ndarray, *names: str) -> list[tuple[int, ...]]:
+def plain(records, *names):
     names = names or ("ts_ns", "kind", "flags", "conn", "offset", "aux", "size")
     return [tuple(int(record[name]) for name in names) for record in records]
 
 
-def without_keyframes(array: np.ndarray) -> np.ndarray:
+def without_keyframes(array):
     return array[array["kind"] != Kind.KEYFRAME]
 
 
-@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), scanned=st.booleans())
-def test_state_at_any_position_is_that_of_all_events_before_it(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, *, scanned: bool
-) -> None:
+def test_state_at_any_position_is_that_of_all_events_before_it(tmp_path_factory, seed, *, scanned):
     lot = random.Random(seed)
     events = MasterModel(seed).run(150)
     folder = tmp_path_factory.mktemp("sessions")
@@ -84,11 +77,8 @@ def test_state_at_any_position_is_that_of_all_events_before_it(
             assert counts == reader.counts_between(0, position)
 
 
-@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
-def test_time_at_which_the_log_passed_an_offset_is_found(
-    tmp_path_factory: pytest.TempPathFactory, seed: int
-) -> None:
+def test_time_at_which_the_log_passed_an_offset_is_found(tmp_path_factory, seed):
     lot = random.Random(seed)
     path = write_session(
         tmp_path_factory.mktemp("sessions") / "s",
@@ -106,11 +96,8 @@ def test_time_at_which_the_log_passed_an_offset_is_found(
         assert reader.max_passed_ns(offset, position) == (int(beyond[0]) if len(beyond) else None)
 
 
-@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32))
-def test_position_at_a_time_is_after_its_last_record(
-    tmp_path_factory: pytest.TempPathFactory, seed: int
-) -> None:
+def test_position_at_a_time_is_after_its_last_record(tmp_path_factory, seed):
     lot = random.Random(seed)
     events = MasterModel(seed).run(100)
     path = write_session(tmp_path_factory.mktemp("sessions") / "s", events, segment_records=45)
@@ -124,7 +111,7 @@ def test_position_at_a_time_is_after_its_last_record(
         assert reader.position_at(ts_ns) == int((array["ts_ns"] <= ts_ns).sum())
 
 
-def test_log_end_that_no_keyframe_names_comes_from_the_segment_before(tmp_path: Path) -> None:
+def test_log_end_that_no_keyframe_names_comes_from_the_segment_before(tmp_path):
     events = [*slave_events()[:12], *(Event(200 + n, Kind.LINK, flags=0) for n in range(20))]
     path = write_session(tmp_path / "s", events, role="SLAVE", segment_records=12)
     reader = reader_of(path)
@@ -132,7 +119,7 @@ def test_log_end_that_no_keyframe_names_comes_from_the_segment_before(tmp_path: 
     assert reader.snapshot_at(reader.end_seq).log_end_offset == 1300
 
 
-def test_keyframes_have_the_times_of_the_events_they_repeat(tmp_path: Path) -> None:
+def test_keyframes_have_the_times_of_the_events_they_repeat(tmp_path):
     events = [
         Event(10, Kind.ACK, conn=1, offset=5, aux=9),
         Event(20, Kind.ACK, conn=2, offset=5, aux=9),
@@ -148,11 +135,10 @@ def test_keyframes_have_the_times_of_the_events_they_repeat(tmp_path: Path) -> N
     } == {1: 10, 2: 20}
 
 
-@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_records_of_up_to_two_segments_before_have_their_own_times_with_and_without_an_index(
-    tmp_path_factory: pytest.TempPathFactory, seed: int
-) -> None:
+    tmp_path_factory, seed
+):
     lot = random.Random(seed)
     events = MasterModel(seed).run(150)
     path = write_session(
@@ -174,7 +160,7 @@ def test_records_of_up_to_two_segments_before_have_their_own_times_with_and_with
         assert plain(found[is_near]) == plain(whole.records[is_near])
 
 
-def test_failed_waits_and_the_first_good_one_after_them_are_marks(tmp_path: Path) -> None:
+def test_failed_waits_and_the_first_good_one_after_them_are_marks(tmp_path):
     ok, late = PutStatus.PUT_OK, PutStatus.FLUSH_SLAVE_TIMEOUT
     flags = [ok, ok, late, late, ok, ok, late]
     events = [Event(n, Kind.WAIT_END, aux=n, flags=status) for n, status in enumerate(flags)]
@@ -184,7 +170,7 @@ def test_failed_waits_and_the_first_good_one_after_them_are_marks(tmp_path: Path
     assert plain(marks_of(array[:2], was_failing=True), "aux") == [(0,)]
 
 
-def test_keyframes_after_a_missing_segment_restore_the_state(tmp_path: Path) -> None:
+def test_keyframes_after_a_missing_segment_restore_the_state(tmp_path):
     events = MasterModel(3).run(300)
     path = write_session(tmp_path / "s", events, segment_records=60)
     array = read_records(open_session(path)).array
@@ -199,11 +185,8 @@ def test_keyframes_after_a_missing_segment_restore_the_state(tmp_path: Path) -> 
     assert plain(reader.snapshot_at(90).records, *kinds) == plain(reader.snapshot_at(60).records, *kinds)
 
 
-@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32), chunk_records=st.sampled_from((8, 30, 4096)))
-def test_records_of_controller_mode_before_any_position_are_found(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, chunk_records: int
-) -> None:
+def test_records_of_controller_mode_before_any_position_are_found(tmp_path_factory, seed, chunk_records):
     lot = random.Random(seed)
     kinds = (Kind.ROLE, Kind.EPOCH, Kind.SYNC_STATE_SET, Kind.CONFIRMED, Kind.LOG_CUT, Kind.CONTROLLER)
     events = [
@@ -231,7 +214,7 @@ def test_records_of_controller_mode_before_any_position_are_found(
         assert found.tolist() == wanted[wanted["seq"] < position].tolist()
 
 
-def test_damaged_records_are_left_out_and_reported_once(tmp_path: Path) -> None:
+def test_damaged_records_are_left_out_and_reported_once(tmp_path):
     path = write_session(tmp_path / "s", MasterModel(5).run(100))
     (segment,) = (path / "events").iterdir()
     data = bytearray(segment.read_bytes())
@@ -244,7 +227,7 @@ def test_damaged_records_are_left_out_and_reported_once(tmp_path: Path) -> None:
     assert (damage.position, damage.records) == (HEADER_BYTES + 20 * 48, 1)
 
 
-def test_a_growing_session_is_followed_without_its_torn_end(tmp_path: Path) -> None:
+def test_a_growing_session_is_followed_without_its_torn_end(tmp_path):
     events = MasterModel(8).run(200)
     whole = write_session(tmp_path / "whole", events, segment_records=50)
     array = read_records(open_session(whole)).array
@@ -272,7 +255,7 @@ def test_a_growing_session_is_followed_without_its_torn_end(tmp_path: Path) -> N
     assert reader.damage == ()
 
 
-def test_a_segment_removed_while_it_is_read_is_damage(tmp_path: Path) -> None:
+def test_a_segment_removed_while_it_is_read_is_damage(tmp_path):
     path = write_session(tmp_path / "s", MasterModel(3).run(300), segment_records=60)
     reader = reader_of(path)
     min((path / "events").iterdir()).unlink()
@@ -280,7 +263,7 @@ def test_a_segment_removed_while_it_is_read_is_damage(tmp_path: Path) -> None:
     assert any("cannot be read" in one.reason for one in reader.damage)
 
 
-def test_an_ended_connection_keeps_its_last_records(tmp_path: Path) -> None:
+def test_an_ended_connection_keeps_its_last_records(tmp_path):
     path = write_session(tmp_path / "s", slave_events(), role="SLAVE", segment_records=6)
     reader = reader_of(path)
     (ended,) = reader.ended_between(0, reader.end_seq)

@@ -1,10 +1,7 @@
 """A snapshot at any record is the keyframes there; its connection states are those of the aggregate."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,25 +20,23 @@ GRID = TimeGrid.over(0, 10_000, steps=10)
 
 
 @pytest.fixture(scope="module")
-def empty_session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_session(tmp_path_factory):
     return write_session(tmp_path_factory.mktemp("snapshot") / "session", [Event(0, Kind.PUT)])
 
 
-def numbered(session: Path, events: list[Event]) -> np.ndarray:
+def numbered(session, events):
     array = as_array(session, events).copy()
     array["seq"] = np.arange(len(array))
     return array
 
 
-def plain(records: np.ndarray) -> list[tuple[int, ...]]:
+def plain(records):
     names = ("kind", "flags", "conn", "offset", "aux", "size")
     return [tuple(int(record[name]) for name in names) for record in records]
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 200), cuts=st.integers(0, 8))
-def test_snapshot_after_parts_is_that_of_the_whole(
-    empty_session: Path, seed: int, steps: int, cuts: int
-) -> None:
+def test_snapshot_after_parts_is_that_of_the_whole(empty_session, seed, steps, cuts):
     array = numbered(empty_session, MasterModel(seed).run(steps))
     lot = random.Random(seed)
     borders = [0, *sorted(lot.randrange(len(array) + 1) for _ in range(cuts)), len(array)]
@@ -58,7 +53,7 @@ def test_snapshot_after_parts_is_that_of_the_whole(
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 200))
-def test_snapshot_is_what_keyframes_would_repeat_there(empty_session: Path, seed: int, steps: int) -> None:
+def test_snapshot_is_what_keyframes_would_repeat_there(empty_session, seed, steps):
     events = MasterModel(seed).run(steps)
     array = numbered(empty_session, events)
     snapshot, _ = Snapshot.nowhere(array.dtype).after(array)
@@ -71,9 +66,7 @@ def test_snapshot_is_what_keyframes_would_repeat_there(empty_session: Path, seed
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 200))
-def test_connection_state_of_a_snapshot_is_that_of_the_aggregate(
-    empty_session: Path, seed: int, steps: int
-) -> None:
+def test_connection_state_of_a_snapshot_is_that_of_the_aggregate(empty_session, seed, steps):
     array = numbered(empty_session, MasterModel(seed).run(steps))
     snapshot, ended = Snapshot.nowhere(array.dtype).after(array)
     whole = aggregate(array, is_slave=False, grid=GRID)
@@ -90,7 +83,7 @@ def test_connection_state_of_a_snapshot_is_that_of_the_aggregate(
     assert snapshot.of_node(Kind.PUT) == (None if whole.node.put_offset < 0 else whole.node.put_offset)
 
 
-def test_a_slave_without_its_master_keeps_its_log_end_and_close_reason(empty_session: Path) -> None:
+def test_a_slave_without_its_master_keeps_its_log_end_and_close_reason(empty_session):
     events = slave_events()
     array = numbered(empty_session, events)
     snapshot, (ended,) = Snapshot.nowhere(array.dtype).after(array[:12])
@@ -105,7 +98,7 @@ def test_a_slave_without_its_master_keeps_its_log_end_and_close_reason(empty_ses
     assert (conn, state.received_offset, state.reported_offset, state.max_offset) == (2, 1500, 1300, 1500)
 
 
-def test_connection_numbers_far_apart_have_their_own_state(empty_session: Path) -> None:
+def test_connection_numbers_far_apart_have_their_own_state(empty_session):
     events = [Event(n, Kind.ACK, conn=conn, offset=n, aux=9) for n, conn in enumerate((1, 2**31 - 1, 1))]
     snapshot, _ = Snapshot.nowhere(numbered(empty_session, events).dtype).after(
         numbered(empty_session, events)

@@ -1,10 +1,6 @@
 """The rules of a session's state: the same cases for single values and for arrays."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,55 +20,55 @@ from trioha.recording.time_series import TimeGrid
 
 
 @pytest.fixture(scope="module")
-def empty_session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_session(tmp_path_factory):
     return write_session(tmp_path_factory.mktemp("state") / "session", [Event(0, Kind.PUT)])
 
 
-def or_unknown(value: int | None) -> int:
+def or_unknown(value):
     return UNKNOWN if value is None else value
 
 
 class Scalars:
     """`trioha.recording.state`, record by record."""
 
-    def reached(self, events: Sequence[Event], _: np.ndarray) -> list[int]:
+    def reached(self, events, _):
         return [state.reached_offset(e.kind, offset=e.offset, size=e.size) for e in events]
 
-    def ends_connection(self, events: Sequence[Event], _: np.ndarray) -> list[bool]:
+    def ends_connection(self, events, _):
         return [state.ends_connection(e.kind, flags=e.flags) for e in events]
 
-    def shows_request(self, events: Sequence[Event], _: np.ndarray) -> list[bool]:
+    def shows_request(self, events, _):
         return [state.shows_request(e.kind, flags=e.flags, offset=e.offset) for e in events]
 
-    def lag_bytes(self, log_end: int, ack: int) -> int:
+    def lag_bytes(self, log_end, ack):
         return or_unknown(state.lag_bytes(state.known(log_end), state.known(ack)))
 
-    def first_beyond(self, ends: list[int], offset: int) -> int:
+    def first_beyond(self, ends, offset):
         return state.first_beyond(ends, offset)
 
-    def percentile(self, values: list[int], part: float) -> int:
+    def percentile(self, values, part):
         return nearest_rank(sorted(values), part)
 
 
 class Arrays:
     """`trioha.recording.state_arrays`, all records at a time."""
 
-    def reached(self, _: Sequence[Event], records: np.ndarray) -> list[int]:
+    def reached(self, _, records):
         return state_arrays.reached_offsets(records).tolist()
 
-    def ends_connection(self, _: Sequence[Event], records: np.ndarray) -> list[bool]:
+    def ends_connection(self, _, records):
         return state_arrays.ends_connection(records["kind"], records["flags"]).tolist()
 
-    def shows_request(self, _: Sequence[Event], records: np.ndarray) -> list[bool]:
+    def shows_request(self, _, records):
         return state_arrays.shows_request(records).tolist()
 
-    def lag_bytes(self, log_end: int, ack: int) -> int:
+    def lag_bytes(self, log_end, ack):
         return int(state_arrays.lag_bytes(np.array([log_end]), np.array([ack]))[0])
 
-    def first_beyond(self, ends: list[int], offset: int) -> int:
+    def first_beyond(self, ends, offset):
         return int(state_arrays.first_beyond(np.array(ends, np.int64), np.array([offset]))[0])
 
-    def percentile(self, values: list[int], part: float) -> int:
+    def percentile(self, values, part):
         found = Histogram.of(np.array(values)).percentile(part * 100)
         assert found is not None
         return found
@@ -82,7 +78,7 @@ Rules = Scalars | Arrays
 both = pytest.mark.parametrize("rules", [Scalars(), Arrays()], ids=["scalars", "arrays"])
 
 
-def test_log_end_is_named_by_puts_and_by_records_of_connections(empty_session: Path) -> None:
+def test_log_end_is_named_by_puts_and_by_records_of_connections(empty_session):
     events = [
         Event(1, Kind.PUT, offset=100, aux=7),
         Event(2, Kind.FLUSHED, offset=100, aux=5),
@@ -100,13 +96,13 @@ def test_log_end_is_named_by_puts_and_by_records_of_connections(empty_session: P
 
 
 @both
-def test_a_frame_reaches_to_its_end(empty_session: Path, rules: Rules) -> None:
+def test_a_frame_reaches_to_its_end(empty_session, rules):
     events = [Event(1, kind, conn=1, offset=10, size=5) for kind in (Kind.TRANSFER, Kind.RECEIVED, Kind.ACK)]
     assert rules.reached(events, as_array(empty_session, events)) == [15, 15, 10]
 
 
 @both
-def test_a_connection_ends_with_closed_or_in_a_state_without_one(empty_session: Path, rules: Rules) -> None:
+def test_a_connection_ends_with_closed_or_in_a_state_without_one(empty_session, rules):
     events = [
         Event(1, Kind.CLOSED, conn=1),
         *(Event(2, Kind.STATE, conn=1, flags=one) for one in HaState),
@@ -118,9 +114,7 @@ def test_a_connection_ends_with_closed_or_in_a_state_without_one(empty_session: 
 
 
 @both
-def test_only_a_possible_request_and_what_follows_one_shows_a_request(
-    empty_session: Path, rules: Rules
-) -> None:
+def test_only_a_possible_request_and_what_follows_one_shows_a_request(empty_session, rules):
     far = state.REQUEST_OFFSET_END
     shown = [
         Event(1, Kind.REQUESTED, conn=1, offset=0),
@@ -153,24 +147,24 @@ def test_only_a_possible_request_and_what_follows_one_shows_a_request(
     ("log_end", "ack", "expected"),
     [(10, 4, 6), (10, 10, 0), (10, 11, 0), (10, UNKNOWN, UNKNOWN), (UNKNOWN, 4, UNKNOWN), (0, 0, 0)],
 )
-def test_lag_is_the_log_without_an_ack(rules: Rules, log_end: int, ack: int, expected: int) -> None:
+def test_lag_is_the_log_without_an_ack(rules, log_end, ack, expected):
     assert rules.lag_bytes(log_end, ack) == expected
 
 
-def test_the_first_ack_at_or_beyond_an_offset_covers_it() -> None:
+def test_the_first_ack_at_or_beyond_an_offset_covers_it():
     acks, wanted = np.array([10, 20, 20, 30]), np.array([9, 10, 11, 20, 30, 31])
     assert state_arrays.first_covering(acks, wanted).tolist() == [0, 0, 1, 1, 3, 4]
 
 
 @both
-def test_the_byte_at_an_offset_is_stored_when_the_log_first_ends_beyond_it(rules: Rules) -> None:
+def test_the_byte_at_an_offset_is_stored_when_the_log_first_ends_beyond_it(rules):
     ends = [10, 20, 20, 30]
     assert [rules.first_beyond(ends, offset) for offset in (9, 10, 19, 20, 30)] == [0, 1, 1, 3, 4]
 
 
 @both
 @given(values=st.lists(st.integers(0, 2000), min_size=1), part=st.sampled_from((0.5, 0.9, 0.99, 1.0)))
-def test_percentile_is_the_nearest_rank(rules: Rules, values: list[int], part: float) -> None:
+def test_percentile_is_the_nearest_rank(rules, values, part):
     found = rules.percentile(values, part)
     share = sum(value <= found for value in values) / len(values)
     smaller = sum(value < found for value in values) / len(values)
@@ -178,7 +172,7 @@ def test_percentile_is_the_nearest_rank(rules: Rules, values: list[int], part: f
     assert smaller < part <= share
 
 
-def test_an_ack_that_goes_back_uncovers_nothing() -> None:
+def test_an_ack_that_goes_back_uncovers_nothing():
     acks, times = np.array([10, 30, 20, 40]), np.array([1, 2, 3, 4])
     wanted = np.array([15, 25, 35, 45])
     assert state_arrays.first_covering(acks, wanted).tolist() == [1, 1, 3, 4]
@@ -187,9 +181,7 @@ def test_an_ack_that_goes_back_uncovers_nothing() -> None:
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 200))
-def test_log_end_of_a_session_is_that_of_a_master_step_by_step(
-    empty_session: Path, seed: int, steps: int
-) -> None:
+def test_log_end_of_a_session_is_that_of_a_master_step_by_step(empty_session, seed, steps):
     model = MasterModel(seed)
     events = model.run(steps)
     records = as_array(empty_session, events).copy()
@@ -205,7 +197,7 @@ def test_log_end_of_a_session_is_that_of_a_master_step_by_step(
     assert state_arrays.log_end_before(records) == before
 
 
-def test_log_end_is_found_beyond_many_records_that_do_not_name_it(empty_session: Path) -> None:
+def test_log_end_is_found_beyond_many_records_that_do_not_name_it(empty_session):
     waits = [Event(2, Kind.WAIT_BEGIN, offset=9, aux=1, size=2)] * 10_000
     events = [Event(1, Kind.PUT, offset=50, size=8), *waits]
     assert state_arrays.last_log_end(as_array(empty_session, events)) == 50
@@ -213,9 +205,7 @@ def test_log_end_is_found_beyond_many_records_that_do_not_name_it(empty_session:
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 200))
-def test_a_connection_has_requested_if_one_of_its_records_shows_it(
-    empty_session: Path, seed: int, steps: int
-) -> None:
+def test_a_connection_has_requested_if_one_of_its_records_shows_it(empty_session, seed, steps):
     events = MasterModel(seed).run(steps)
     cut = random.Random(seed).randrange(len(events) + 1)
     records = as_array(empty_session, events[:cut]).copy()
@@ -229,12 +219,12 @@ def test_a_connection_has_requested_if_one_of_its_records_shows_it(
         assert found.lag_bytes == expected
 
 
-def test_a_slaves_own_log_ends_where_it_received_to(empty_session: Path) -> None:
+def test_a_slaves_own_log_ends_where_it_received_to(empty_session):
     records = as_array(empty_session, slave_events())
     assert state_arrays.last_log_end(records) == 1500
 
 
-def test_a_code_that_is_new_here_is_shown_by_its_number() -> None:
+def test_a_code_that_is_new_here_is_shown_by_its_number():
     assert code_name(HaState, HaState.TRANSFER) == "TRANSFER"
     assert code_name(PutStatus, 250) == "250"
     assert code_name(CloseReason, UNKNOWN) == "-1"

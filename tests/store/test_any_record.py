@@ -1,8 +1,6 @@
 """A record may hold any values: a replica stores, dispatches, reads and recovers it."""
 
-from __future__ import annotations
-
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
@@ -28,7 +26,7 @@ from trioha.store.topics import SCHEDULE_TOPIC
 HOST_V6 = Host.parse("::1", 1)
 
 
-def edges(low: int, high: int) -> st.SearchStrategy[int]:
+def edges(low, high):
     """Numbers of that range; its ends and small ones come more often."""
     return st.one_of(
         st.sampled_from([low, low + 1, -1, 0, 1, 20, 300_000, high - 1, high]), st.integers(low, high)
@@ -67,7 +65,7 @@ TOPICS = st.one_of(
 
 
 @st.composite
-def records(draw: st.DrawFn) -> Record:
+def records(draw):
     """A whole record with the right checksum and any other values; its offset is set later."""
     born, stored = draw(st.tuples(*[st.sampled_from([HOST, HOST_V6])] * 2))
     sys_flag = draw(edges(I32.low, I32.high)) & ~(BORN_HOST_V6 | STORE_HOST_V6)
@@ -112,7 +110,7 @@ def open_replica(root, *, is_slave):
     )
 
 
-def look_at_all(store: MessageStore, found: list[Record]) -> None:
+def look_at_all(store, found):
     """Read all queues and keys."""
     for queue in store.queues:
         store.reads.get(queue.topic, queue.queue_id, queue.min_offset)
@@ -124,7 +122,6 @@ def look_at_all(store: MessageStore, found: list[Record]) -> None:
                 store.reads.by_key(record.topic, key)
 
 
-@settings(max_examples=150)
 @given(found=st.lists(records(), min_size=1, max_size=12), clean=st.booleans(), boundaries_only=st.booleans())
 def test_any_whole_record_is_stored_dispatched_read_and_recovered(
     tmp_path_factory, found, clean, boundaries_only

@@ -1,7 +1,5 @@
 """Small files that are replaced as a whole."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -11,13 +9,13 @@ from trioha.store import atomic_file
 from trioha.store.atomic_file import backup_of, load_file, replace_file
 
 
-def parse(data: bytes) -> bytes:
+def parse(data):
     if not data.endswith(b"."):
         raise ValueError("it has no end")
     return data
 
 
-def test_a_file_is_replaced_and_its_last_state_kept(tmp_path: Path) -> None:
+def test_a_file_is_replaced_and_its_last_state_kept(tmp_path):
     path = tmp_path / "folder" / "topics.json"
     assert load_file(path, parse) is None
     replace_file(path, b"one.")
@@ -27,7 +25,7 @@ def test_a_file_is_replaced_and_its_last_state_kept(tmp_path: Path) -> None:
     assert sorted(file.name for file in path.parent.iterdir()) == ["topics.json", "topics.json.bak"]
 
 
-def test_the_backup_stands_for_a_file_that_is_damaged_or_gone(tmp_path: Path) -> None:
+def test_the_backup_stands_for_a_file_that_is_damaged_or_gone(tmp_path):
     path = tmp_path / "topics.json"
     replace_file(path, b"one.")
     replace_file(path, b"two.")
@@ -41,9 +39,7 @@ def test_the_backup_stands_for_a_file_that_is_damaged_or_gone(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("crash_at", range(8))
-def test_a_crash_at_any_step_leaves_the_old_or_the_new_content(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_at: int
-) -> None:
+def test_a_crash_at_any_step_leaves_the_old_or_the_new_content(tmp_path, monkeypatch, crash_at):
     path = tmp_path / "topics.json"
     replace_file(path, b"one.")
     replace_file(path, b"two.")
@@ -52,17 +48,17 @@ def test_a_crash_at_any_step_leaves_the_old_or_the_new_content(
     class Crash(BaseException):
         pass
 
-    def step() -> None:
+    def step():
         nonlocal steps
         if steps == crash_at:
             raise Crash
         steps += 1
 
-    def sync(fd: int) -> None:
+    def sync(fd):
         step()
         os.fsync(fd)
 
-    def rename(self: Path, target: Path) -> Path:
+    def rename(self, target):
         step()
         os.rename(self, target)  # noqa: PTH104 - Path's own is what is replaced
         step()

@@ -6,17 +6,17 @@ from trioha.store.callbacks import Callbacks
 
 
 class Room:
-    def __init__(self, calls: list[tuple[str, int]], name: str) -> None:
+    def __init__(self, calls, name):
         self._calls = calls
         self._name = name
 
-    def note(self, offset: int) -> None:
+    def note(self, offset):
         self._calls.append((self._name, offset))
 
 
-def test_all_that_live_are_called_in_order_and_none_is_kept_alive() -> None:
-    calls: list[tuple[str, int]] = []
-    callbacks: Callbacks[[int]] = Callbacks()
+def test_all_that_live_are_called_in_order_and_none_is_kept_alive():
+    calls = []
+    callbacks = Callbacks()
     rooms = [Room(calls, "first"), Room(calls, "second")]
     for room in rooms:
         callbacks.add(room.note)

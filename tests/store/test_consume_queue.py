@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import close_after_test, resources_closed
@@ -298,12 +298,11 @@ def test_sync_work_covers_new_files_and_folders_and_passes_over_deleted_ones(tmp
         max_size=12,
     ),
 )
-@settings(max_examples=150, deadline=None)
 @resources_closed()
 def test_a_queue_behaves_as_a_list_of_record_numbers(tmp_path_factory, first, steps):
     folder = tmp_path_factory.mktemp("queue")
     queue = make(folder)
-    kept: list[int] = []
+    kept = []
     held_from = 0
     next_number = first
     for what, value in steps:
@@ -342,7 +341,6 @@ def test_a_queue_behaves_as_a_list_of_record_numbers(tmp_path_factory, first, st
 
 
 @given(data=st.binary(max_size=300))
-@settings(max_examples=200)
 def test_leading_valid_counts_as_a_loop_would(data):
     count = 0
     for at in range(0, len(data) - 19, 20):
@@ -355,7 +353,6 @@ def test_leading_valid_counts_as_a_loop_would(data):
 
 
 @given(entries=st.lists(st.tuples(st.integers(-5, 1 << 40), st.integers(-3, 400)), min_size=1, max_size=40))
-@settings(max_examples=100)
 def test_leading_valid_stops_at_the_first_bad_offset_or_size(entries):
     data = b"".join(
         offset.to_bytes(8, "big", signed=True) + size.to_bytes(4, "big", signed=True) + bytes(8)
@@ -370,7 +367,6 @@ def test_leading_valid_stops_at_the_first_bad_offset_or_size(entries):
     cut=st.integers(0, 61),
     head=st.integers(0, 61),
 )
-@settings(max_examples=100, deadline=None)
 @resources_closed()
 def test_a_batch_queue_behaves_as_a_list_of_spans(tmp_path_factory, bases, cut, head):
     folder = tmp_path_factory.mktemp("batch")
@@ -431,7 +427,6 @@ def test_entries_after_the_first_invalid_one_are_zeroed_and_never_come_back(tmp_
 
 
 @given(noise=st.binary(min_size=1, max_size=120), at=st.integers(0, 280), file=st.integers(0, 2))
-@settings(max_examples=100, deadline=None)
 @resources_closed()
 def test_damaged_files_open_and_read_without_a_crash(tmp_path_factory, noise, at, file):
     folder = tmp_path_factory.mktemp("damage")

@@ -1,7 +1,5 @@
 """`MessageStore.cut`: the log and all that was built from it end at an earlier record, whatever crashes."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from itertools import pairwise
@@ -9,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import close_after_test, resources_closed
@@ -36,16 +34,16 @@ from trioha.watermark import WaitResult
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
+def template(tmp_path_factory):
     """A store that was closed cleanly, and where its records start."""
-    root: Path = tmp_path_factory.mktemp("cut") / "template"
+    root = tmp_path_factory.mktemp("cut") / "template"
     return root, make_store(root)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 13, 20, 39, 40, 41, 50, RECORDS - 1])
 def test_a_cut_store_has_what_is_built_anew_from_its_log_at_once_and_after_a_start(
-    tmp_path: Path, template: tuple[Path, list[int]], number: int
-) -> None:
+    tmp_path, template, number
+):
     root, starts = template
     offset = starts[number]
     expected = rebuilt(root, tmp_path / "rebuilt", end=offset)
@@ -67,9 +65,7 @@ def test_a_cut_store_has_what_is_built_anew_from_its_log_at_once_and_after_a_sta
         assert reopened(copy) == expected
 
 
-def test_the_store_goes_on_after_a_cut_as_one_that_never_had_more(
-    tmp_path: Path, template: tuple[Path, list[int]]
-) -> None:
+def test_the_store_goes_on_after_a_cut_as_one_that_never_had_more(tmp_path, template):
     root, starts = template
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
     store = opened(copy)
@@ -91,9 +87,7 @@ def test_the_store_goes_on_after_a_cut_as_one_that_never_had_more(
 
 
 @pytest.mark.parametrize("beyond", [-1, 1, 7, 1_000_000])
-def test_only_the_start_of_a_record_can_be_cut_at(
-    tmp_path: Path, template: tuple[Path, list[int]], beyond: int
-) -> None:
+def test_only_the_start_of_a_record_can_be_cut_at(tmp_path, template, beyond):
     root, starts = template
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
     store = opened(copy)
@@ -107,9 +101,7 @@ def test_only_the_start_of_a_record_can_be_cut_at(
     assert reopened(copy) == before
 
 
-def test_a_cut_at_the_logs_end_drops_epochs_without_data(
-    tmp_path: Path, template: tuple[Path, list[int]]
-) -> None:
+def test_a_cut_at_the_logs_end_drops_epochs_without_data(tmp_path, template):
     root, _ = template
     store = opened(Path(shutil.copytree(root, tmp_path / "copy")))
     assert store.epochs is not None
@@ -120,9 +112,7 @@ def test_a_cut_at_the_logs_end_drops_epochs_without_data(
     assert not store.commit_log.puts_blocked
 
 
-def test_a_sync_that_began_before_a_cut_does_not_raise_the_checkpoint_after_it(
-    tmp_path: Path, template: tuple[Path, list[int]]
-) -> None:
+def test_a_sync_that_began_before_a_cut_does_not_raise_the_checkpoint_after_it(tmp_path, template):
     root, starts = template
     store = opened(Path(shutil.copytree(root, tmp_path / "copy")))
     start = store.commit_log.max_offset
@@ -150,9 +140,7 @@ def test_a_sync_that_began_before_a_cut_does_not_raise_the_checkpoint_after_it(
 
 
 @pytest.mark.parametrize("number", [0, 17, 41])
-def test_the_mark_says_what_is_cut_for_the_start_that_completes_the_cut(
-    tmp_path: Path, template: tuple[Path, list[int]], number: int
-) -> None:
+def test_the_mark_says_what_is_cut_for_the_start_that_completes_the_cut(tmp_path, template, number):
     root, starts = template
     offset = starts[number]
     calls = CrashingDisk()
@@ -178,9 +166,7 @@ def test_the_mark_says_what_is_cut_for_the_start_that_completes_the_cut(
         assert opened(copy).completed_cut is None
 
 
-def test_a_mark_of_an_earlier_version_says_where_the_log_ends(
-    tmp_path: Path, template: tuple[Path, list[int]]
-) -> None:
+def test_a_mark_of_an_earlier_version_says_where_the_log_ends(tmp_path, template):
     root, starts = template
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
     (copy / "commitlog" / cut_marker.FILE_NAME).write_text(f'{{"offset": {starts[20]}}}')
@@ -193,7 +179,7 @@ def test_a_mark_of_an_earlier_version_says_where_the_log_ends(
 @pytest.mark.parametrize(
     "text", ['{"offset": 0, "epochs": [[2, 0], [1, 9]]}', '{"offset": 0, "epochs": [[1]]}', "[]", "{}"]
 )
-def test_a_mark_that_does_not_read_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_mark_that_does_not_read_is_refused(tmp_path, text):
     (tmp_path / cut_marker.FILE_NAME).write_text(text)
     with pytest.raises(StoreError, match="cannot be read"):
         cut_marker.load_cut(tmp_path)
@@ -202,7 +188,7 @@ def test_a_mark_that_does_not_read_is_refused(tmp_path: Path, text: str) -> None
 # -- crashes -------------------------------------------------------------------------------------------------
 
 
-def crashed_cut(root: Path, offset: int, disk: CrashingDisk) -> bool:
+def crashed_cut(root, offset, disk):
     """Cut a store that the process has open; whether it crashed."""
     with resources_closed():
         store = opened(root, is_slave=True)
@@ -214,14 +200,12 @@ def crashed_cut(root: Path, offset: int, disk: CrashingDisk) -> bool:
     return False
 
 
-def is_marked(root: Path) -> bool:
+def is_marked(root):
     return (root / "commitlog" / cut_marker.FILE_NAME).exists()
 
 
 @pytest.mark.parametrize("number", [0, 17, 41])
-def test_after_a_kill_at_any_call_the_store_opens_uncut_or_cut(
-    tmp_path: Path, template: tuple[Path, list[int]], number: int
-) -> None:
+def test_after_a_kill_at_any_call_the_store_opens_uncut_or_cut(tmp_path, template, number):
     root, starts = template
     offset = starts[number]
     uncut = reopened(Path(shutil.copytree(root, tmp_path / "uncut")))
@@ -252,9 +236,7 @@ def test_after_a_kill_at_any_call_the_store_opens_uncut_or_cut(
     assert (found[0], found[-1]) == (False, True)
 
 
-def test_after_a_kill_at_any_call_of_a_start_that_completes_a_cut_the_next_one_does(
-    tmp_path: Path, template: tuple[Path, list[int]]
-) -> None:
+def test_after_a_kill_at_any_call_of_a_start_that_completes_a_cut_the_next_one_does(tmp_path, template):
     root, starts = template
     offset = starts[25]
     cut = rebuilt(root, tmp_path / "rebuilt", end=offset)
@@ -277,14 +259,12 @@ def test_after_a_kill_at_any_call_of_a_start_that_completes_a_cut_the_next_one_d
     assert crashes >= 20
 
 
-def test_a_log_that_is_cleared_in_part_is_cleared_whole_by_the_next_start(
-    tmp_path: Path, template: tuple[Path, list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_is_cleared_in_part_is_cleared_whole_by_the_next_start(tmp_path, template, monkeypatch):
     root, starts = template
     offset = next(start for start in starts if start > FILE_BYTES)
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
 
-    def clear_some(file: MappedFile, at: int) -> int:
+    def clear_some(file, at):
         # The disk may have any of the pages: a torn record is before valid ones here.
         file.view[at + 300 : at + 700] = bytes(400)
         raise Crash
@@ -298,14 +278,14 @@ def test_a_log_that_is_cleared_in_part_is_cleared_whole_by_the_next_start(
 
 
 def test_a_disk_that_fails_during_a_cut_ends_the_store_and_the_next_start_completes_it(
-    tmp_path: Path, template: tuple[Path, list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, template, monkeypatch
+):
     root, starts = template
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
     with resources_closed():
         store = opened(copy)
 
-        def refuse(_queues: object, _offset: int) -> None:
+        def refuse(_queues, _offset):
             raise StoreError("cannot be cut: Input/output error", path="queue")
 
         with monkeypatch.context() as patch:
@@ -320,7 +300,7 @@ def test_a_disk_that_fails_during_a_cut_ends_the_store_and_the_next_start_comple
     assert reopened(copy) == rebuilt(root, tmp_path / "rebuilt", end=starts[9])
 
 
-def out_of_memory(*_: object, **_options: object) -> None:
+def out_of_memory(*_, **_options):
     raise MemoryError
 
 
@@ -335,8 +315,8 @@ def out_of_memory(*_: object, **_options: object) -> None:
     ],
 )
 def test_any_exception_during_a_cut_ends_the_store_and_the_next_start_completes_it(
-    tmp_path: Path, template: tuple[Path, list[int]], monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+    tmp_path, template, monkeypatch, step
+):
     root, starts = template
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
     with resources_closed():
@@ -358,9 +338,7 @@ def test_any_exception_during_a_cut_ends_the_store_and_the_next_start_completes_
     assert reopened(copy) == rebuilt(root, tmp_path / "rebuilt", end=starts[9])
 
 
-def test_a_record_before_the_cut_that_cannot_be_read_leaves_the_store_uncut(
-    tmp_path: Path, template: tuple[Path, list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_before_the_cut_that_cannot_be_read_leaves_the_store_uncut(tmp_path, template, monkeypatch):
     root, starts = template
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
     with resources_closed():
@@ -376,9 +354,7 @@ def test_a_record_before_the_cut_that_cannot_be_read_leaves_the_store_uncut(
     assert reopened(copy).log.startswith(before.log)
 
 
-def test_a_start_that_completes_a_cut_drops_epochs_beyond_a_log_that_is_shorter(
-    tmp_path: Path, template: tuple[Path, list[int]]
-) -> None:
+def test_a_start_that_completes_a_cut_drops_epochs_beyond_a_log_that_is_shorter(tmp_path, template):
     root, _ = template
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
     with resources_closed():
@@ -398,9 +374,7 @@ def test_a_start_that_completes_a_cut_drops_epochs_beyond_a_log_that_is_shorter(
 # -- a log that is set aside ---------------------------------------------------------------------------------
 
 
-def test_the_checkpoint_claims_nothing_of_a_log_that_was_set_aside(
-    tmp_path: Path, template: tuple[Path, list[int]]
-) -> None:
+def test_the_checkpoint_claims_nothing_of_a_log_that_was_set_aside(tmp_path, template):
     root, _ = template
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
     store = opened(copy)
@@ -430,9 +404,7 @@ def test_the_checkpoint_claims_nothing_of_a_log_that_was_set_aside(
     assert 0 < Checkpoint.load(copy / "checkpoint").logics_msg_timestamp_ms <= log.last_store_timestamp_ms
 
 
-def test_after_a_power_cut_a_log_that_began_anew_is_checked_from_its_first_record_on(
-    tmp_path: Path, template: tuple[Path, list[int]]
-) -> None:
+def test_after_a_power_cut_a_log_that_began_anew_is_checked_from_its_first_record_on(tmp_path, template):
     """A sector of it that never got on disk is cut: the times of the log before it name no sync of it."""
     root, starts = template
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
@@ -457,9 +429,7 @@ def test_after_a_power_cut_a_log_that_began_anew_is_checked_from_its_first_recor
 
 
 @pytest.mark.parametrize("first", range(3))
-def test_a_power_cut_at_any_call_leaves_the_store_uncut_or_cut(
-    tmp_path: Path, template: tuple[Path, list[int]], first: int
-) -> None:
+def test_a_power_cut_at_any_call_leaves_the_store_uncut_or_cut(tmp_path, template, first):
     """Twice each: with nothing that was not synced, and with any of it."""
     root, starts = template
     offset = starts[30]
@@ -520,15 +490,14 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=25)
 @given(steps=st.lists(STEPS, min_size=3, max_size=14))
 def test_after_any_history_of_puts_cuts_and_stops_the_store_is_as_one_built_from_its_log(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, float]]
-) -> None:
-    root: Path = tmp_path_factory.mktemp("history") / "store"
+    tmp_path_factory, steps
+):
+    root = tmp_path_factory.mktemp("history") / "store"
     (root / "config").mkdir(parents=True)
     (root / "config/topics.json").write_text(TOPICS)
-    starts: list[int] = []
+    starts = []
     model = b""
     with resources_closed():
         store = opened(root)

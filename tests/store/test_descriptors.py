@@ -1,12 +1,9 @@
 """Number of file descriptors that a store needs, and its behaviour without any."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
 import resource
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,7 +25,7 @@ from trioha.store.record import Record
 from trioha.store.syncing import SharedDescriptor, sync_data, sync_directory, sync_whole
 
 
-def open_descriptors(root: Path) -> int:
+def open_descriptors(root):
     """Descriptors of this process for files below `root`."""
     count = 0
     for descriptor in Path("/proc/self/fd").iterdir():
@@ -40,13 +37,13 @@ def open_descriptors(root: Path) -> int:
     return count
 
 
-def path_of(fd: int) -> str:
+def path_of(fd):
     """The path of the open file."""
     return str(Path(f"/proc/self/fd/{fd}").readlink())
 
 
 @contextmanager
-def descriptors_left(count: int) -> Iterator[None]:
+def descriptors_left(count):
     """The system gives this process about `count` more descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = lowest_free_descriptor(0)
@@ -59,7 +56,7 @@ def descriptors_left(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def no_descriptors_left() -> Iterator[None]:
+def no_descriptors_left():
     """The system gives this process no more descriptors."""
     with descriptors_left(0):
         with pytest.raises(OSError, match="Too many open files"):
@@ -67,7 +64,7 @@ def no_descriptors_left() -> Iterator[None]:
         yield
 
 
-def many_files(root: Path, *, open_files_max: int = 16) -> MessageStore:
+def many_files(root, *, open_files_max=16):
     """A store of some 60 log files, 300 queues and 25 index files."""
     store = MessageStore.open(
         StoreSettings(
@@ -123,13 +120,13 @@ def test_a_stored_log_is_read_without_descriptors(tmp_path):
 class OpenLogStore:
     """`ReadOnlyCommitLog.open` as a context manager."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         self.root = root
 
-    def __enter__(self) -> ReadOnlyCommitLog:
+    def __enter__(self):
         return ReadOnlyCommitLog.open(self.root)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         return
 
 
@@ -180,7 +177,7 @@ def test_a_shared_descriptor_is_closed_by_its_last_user(tmp_path):
 # -- without descriptors ---------------------------------------------------------------------------------
 
 
-async def flushed(store: MessageStore) -> None:
+async def flushed(store):
     await FlushService(store, sync_flush=True, interval_s=0.5, on_flushed=lambda *_: None).flush()
 
 
@@ -322,8 +319,8 @@ def test_a_close_without_descriptors_leaves_abort(tmp_path):
 @pytest.fixture
 def full_sync(monkeypatch):
     """A platform with F_FULLFSYNC: the calls it received, and its answer."""
-    asked: list[tuple[str, int]] = []
-    answers: dict[str, int] = {}
+    asked = []
+    answers = {}
 
     def fake_fcntl(fd, command):
         assert command == 51

@@ -5,7 +5,7 @@ import os
 import pytest
 import trio
 import trio.testing
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
@@ -157,7 +157,6 @@ RAW_PROPERTIES = st.lists(
 
 
 @given(properties=st.lists(RAW_PROPERTIES, min_size=1, max_size=6))
-@settings(max_examples=150, deadline=None)
 @resources_closed()
 def test_tags_and_keys_are_those_that_the_broker_parses(tmp_path_factory, properties):
     folder = tmp_path_factory.mktemp("properties")
@@ -327,7 +326,6 @@ def test_bodies_are_checked_where_the_replica_did_not(tmp_path):
     is_slave=st.booleans(),
     check_crc=st.booleans(),
 )
-@settings(max_examples=120, deadline=None)
 @resources_closed()
 def test_damaged_logs_are_dispatched_to_their_end_or_to_where_a_slave_waits(
     tmp_path_factory, patches, is_slave, check_crc

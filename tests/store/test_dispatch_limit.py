@@ -1,35 +1,28 @@
 """Queues and index are built up to the confirm offset (controller mode), which a watermark has."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import trio
 import trio.testing
 
 from tests.store.support import message, offsets_of, open_store
 from trioha.store.dispatch_service import GATHER_S, DispatchService
-from trioha.store.message_store import MessageStore
 from trioha.watermark import Watermark
 
 
-async def at_once(work: Callable[[], None]) -> None:
+async def at_once(work):
     work()
 
 
-def put(store: MessageStore, count: int) -> list[int]:
+def put(store, count):
     """Store messages; returns the end of each."""
     return [store.commit_log.append(message(bytes([number]) * 50)).end_offset for number in range(count)]
 
 
-def dispatched(store: MessageStore) -> int:
+def dispatched(store):
     return store.reads.max_offset("Orders", 0)
 
 
-def test_dispatch_stops_at_the_limit_also_inside_of_a_record(tmp_path: Path) -> None:
+def test_dispatch_stops_at_the_limit_also_inside_of_a_record(tmp_path):
     store = open_store(tmp_path)
     ends = put(store, 5)
     limit = Watermark(ends[1] + 7)
@@ -49,9 +42,7 @@ def test_dispatch_stops_at_the_limit_also_inside_of_a_record(tmp_path: Path) -> 
     assert dispatched(store) == 5
 
 
-async def test_a_limit_that_moves_wakes_the_dispatch_service(
-    tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_limit_that_moves_wakes_the_dispatch_service(tmp_path, nursery, autojump_clock):
     store = open_store(tmp_path)
     limit = Watermark(0)
     store.limit_dispatch(limit)
@@ -79,8 +70,8 @@ async def test_a_limit_that_moves_wakes_the_dispatch_service(
 
 @pytest.mark.parametrize("how", ["cut", "set aside"])
 async def test_records_of_a_shorter_log_are_dispatched_up_to_a_limit_that_stayed(
-    tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, how: str
-) -> None:
+    tmp_path, nursery, autojump_clock, how
+):
     store = open_store(tmp_path)
     ends = put(store, 6)
     store.limit_dispatch(Watermark(ends[4]))
@@ -100,11 +91,8 @@ async def test_records_of_a_shorter_log_are_dispatched_up_to_a_limit_that_stayed
 
 
 async def test_the_dispatch_service_does_not_poll_for_the_limit(
-    tmp_path: Path,
-    nursery: trio.Nursery,
-    autojump_clock: trio.testing.MockClock,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path, nursery, autojump_clock, monkeypatch
+):
     store = open_store(tmp_path)
     ends = put(store, 3)
     limit = Watermark(ends[0] + 1)
@@ -114,7 +102,7 @@ async def test_the_dispatch_service_does_not_poll_for_the_limit(
     calls = []
     real = store.dispatcher.dispatch
 
-    def counted(*arguments: Any, **options: Any) -> int:
+    def counted(*arguments, **options):
         calls.append(arguments)
         return real(*arguments, **options)
 
@@ -130,9 +118,7 @@ async def test_the_dispatch_service_does_not_poll_for_the_limit(
 
 
 @pytest.mark.parametrize("after", [None, "another"])
-async def test_another_limit_takes_effect_at_once(
-    tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, after: str | None
-) -> None:
+async def test_another_limit_takes_effect_at_once(tmp_path, nursery, autojump_clock, after):
     store = open_store(tmp_path)
     ends = put(store, 3)
     store.limit_dispatch(Watermark(ends[0]))
@@ -145,8 +131,8 @@ async def test_another_limit_takes_effect_at_once(
 
 
 async def test_with_sync_flush_the_lower_one_of_limit_and_flushed_holds_dispatch_up(
-    tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
+    tmp_path, nursery, autojump_clock
+):
     store = open_store(tmp_path)
     limit = Watermark(0)
     store.limit_dispatch(limit)
@@ -159,16 +145,14 @@ async def test_with_sync_flush_the_lower_one_of_limit_and_flushed_holds_dispatch
         assert dispatched(store) == expected
 
 
-def write_checkpoint(store: MessageStore, *, later_ms: int = 0) -> None:
+def write_checkpoint(store, *, later_ms=0):
     """As a flush does it, at least a second of records after the last one."""
     log = store.commit_log
     store.sync_work(0, log.max_offset, store_timestamp_ms=log.last_store_timestamp_ms + later_ms)()
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_a_start_in_controller_mode_dispatches_up_to_the_confirm_offset_of_the_checkpoint(
-    tmp_path: Path, is_clean: bool
-) -> None:
+def test_a_start_in_controller_mode_dispatches_up_to_the_confirm_offset_of_the_checkpoint(tmp_path, is_clean):
     """RocketMQ's testBuildConsumeQueueNotExceedConfirmOffset."""
     store = open_store(tmp_path, dispatch_to_confirmed=True)
     ends = put(store, 5)
@@ -192,7 +176,7 @@ def test_a_start_in_controller_mode_dispatches_up_to_the_confirm_offset_of_the_c
     again.close()
 
 
-def test_a_store_without_a_role_keeps_the_confirm_offset_of_the_checkpoint(tmp_path: Path) -> None:
+def test_a_store_without_a_role_keeps_the_confirm_offset_of_the_checkpoint(tmp_path):
     store = open_store(tmp_path, dispatch_to_confirmed=True)
     ends = put(store, 5)
     store.confirm_offset = lambda: ends[2]
@@ -206,9 +190,7 @@ def test_a_store_without_a_role_keeps_the_confirm_offset_of_the_checkpoint(tmp_p
     again.close()
 
 
-async def test_the_dispatch_service_goes_on_after_a_cut(
-    tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_the_dispatch_service_goes_on_after_a_cut(tmp_path, nursery, autojump_clock):
     store = open_store(tmp_path)
     nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
     ends = put(store, 6)
@@ -222,17 +204,17 @@ async def test_the_dispatch_service_goes_on_after_a_cut(
     assert dispatched(store) == 4
 
 
-def put_keyed(store: MessageStore, count: int) -> list[int]:
+def put_keyed(store, count):
     """Store messages with keys `key0`, ...; returns the end of each."""
     messages = (message(properties=f"KEYS\x01key{number}".encode()) for number in range(count))
     return [store.commit_log.append(one).end_offset for one in messages]
 
 
-def keys_in_index(store: MessageStore, count: int) -> list[int]:
+def keys_in_index(store, count):
     return [number for number in range(count) if offsets_of(store.index, "Orders", f"key{number}")]
 
 
-def test_a_rebuilt_index_has_all_that_the_queues_have_whatever_the_limit(tmp_path: Path) -> None:
+def test_a_rebuilt_index_has_all_that_the_queues_have_whatever_the_limit(tmp_path):
     """A kill leaves queues beyond the checkpoint's confirm offset; a clean stop then vouches for both."""
     store = open_store(tmp_path, dispatch_to_confirmed=True)
     ends = put_keyed(store, 6)
@@ -249,9 +231,7 @@ def test_a_rebuilt_index_has_all_that_the_queues_have_whatever_the_limit(tmp_pat
     assert keys_in_index(again, 6) == [0, 1, 2, 3, 4]
 
 
-def test_an_index_that_is_cut_is_rebuilt_up_to_the_end_of_the_queues_whatever_the_limit(
-    tmp_path: Path,
-) -> None:
+def test_an_index_that_is_cut_is_rebuilt_up_to_the_end_of_the_queues_whatever_the_limit(tmp_path):
     store = open_store(tmp_path)
     ends = put_keyed(store, 6)
     store.dispatcher.dispatch(ends[-1])
@@ -265,7 +245,7 @@ def test_an_index_that_is_cut_is_rebuilt_up_to_the_end_of_the_queues_whatever_th
     assert store.dispatcher.dispatch(store.commit_log.max_offset) == 0
 
 
-def test_a_log_that_begins_anew_is_dispatched_up_to_the_limit_only(tmp_path: Path) -> None:
+def test_a_log_that_begins_anew_is_dispatched_up_to_the_limit_only(tmp_path):
     store = open_store(tmp_path)
     ends = put_keyed(store, 3)
     store.dispatcher.dispatch(ends[-1])

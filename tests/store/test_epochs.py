@@ -1,9 +1,6 @@
 """Epochs: the table, its file, and both kept equal."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -23,7 +20,7 @@ RECORDED = {
 }
 
 
-def table(*entries: tuple[int, int]) -> EpochTable:
+def table(*entries):
     return EpochTable(tuple(EpochEntry(epoch, start) for epoch, start in entries))
 
 
@@ -32,14 +29,14 @@ def table(*entries: tuple[int, int]) -> EpochTable:
 CACHE = table((1, 100), (2, 300), (3, 500))
 
 
-def test_a_suffix_is_cut_at_an_offset() -> None:
+def test_a_suffix_is_cut_at_an_offset():
     assert CACHE.truncate_suffix(150) == table((1, 100))
     assert CACHE.truncate_suffix(500) == table((1, 100), (2, 300))
     assert CACHE.truncate_suffix(501) is CACHE
     assert CACHE.truncate_suffix(100) == EpochTable()
 
 
-def test_an_epoch_is_found_by_an_offset_in_it() -> None:
+def test_an_epoch_is_found_by_an_offset_in_it():
     assert CACHE.entry_at(350) == EpochEntry(2, 300)
     assert CACHE.end_of(EpochEntry(2, 300), 700) == 500
     assert CACHE.entry_at(300) == EpochEntry(2, 300)
@@ -64,18 +61,18 @@ def test_an_epoch_is_found_by_an_offset_in_it() -> None:
     ],
 )
 def test_the_consistent_point_is_where_the_last_common_epoch_ends_first(
-    own: EpochTable, own_end: int, theirs: EpochTable, their_end: int, point: int | None
-) -> None:
+    own, own_end, theirs, their_end, point
+):
     assert own.consistent_offset(own_end, theirs.entries, their_end) == point
 
 
-def test_without_its_data_an_epoch_is_replaced_by_the_next_one_at_the_same_offset() -> None:
+def test_without_its_data_an_epoch_is_replaced_by_the_next_one_at_the_same_offset():
     assert CACHE.append(4, 500) == table((1, 100), (2, 300), (4, 500))
     assert CACHE.append(4, 501) == table((1, 100), (2, 300), (3, 500), (4, 501))
     assert CACHE.append(3, 500) is CACHE
 
 
-def test_two_masters_at_one_offset_have_no_common_bytes() -> None:
+def test_two_masters_at_one_offset_have_no_common_bytes():
     """RocketMQ keeps (2, 639) for both, and takes the bytes of epoch 3 for those of epoch 2."""
     first_master = table((1, 0)).append(2, 639)
     second_master = table((1, 0)).append(2, 639).append(3, 639)
@@ -83,19 +80,19 @@ def test_two_masters_at_one_offset_have_no_common_bytes() -> None:
 
 
 @pytest.mark.parametrize(("epoch", "start"), [(2, 600), (3, 501), (3, 499), (4, 499), (4, -1)])
-def test_an_epoch_that_does_not_follow_the_last_one_is_refused(epoch: int, start: int) -> None:
+def test_an_epoch_that_does_not_follow_the_last_one_is_refused(epoch, start):
     with pytest.raises(ValueError, match=r"do not ascend|negative"):
         CACHE.append(epoch, start)
 
 
-def test_epochs_from_one_on_are_dropped() -> None:
+def test_epochs_from_one_on_are_dropped():
     assert CACHE.drop_from(2) == table((1, 100))
     assert CACHE.drop_from(4) is CACHE
     assert EpochTable().last_epoch == CACHE.drop_from(0).last_epoch == -1
     assert CACHE.last_epoch == 3
 
 
-def test_epochs_of_deleted_log_files_are_dropped_but_never_the_last_one() -> None:
+def test_epochs_of_deleted_log_files_are_dropped_but_never_the_last_one():
     assert CACHE.truncate_prefix(300) is CACHE
     assert CACHE.truncate_prefix(301) == table((2, 300), (3, 500))
     assert CACHE.truncate_prefix(FAR) == table((3, 500))
@@ -105,7 +102,7 @@ def test_epochs_of_deleted_log_files_are_dropped_but_never_the_last_one() -> Non
 epochs_st = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 500)), max_size=8)
 
 
-def ascending(steps: list[tuple[int, int]], *, first_start: int = 0) -> EpochTable:
+def ascending(steps, *, first_start=0):
     entries, epoch, start = [], 0, first_start
     for number, (epoch_step, start_step) in enumerate(steps):
         epoch += epoch_step
@@ -115,7 +112,7 @@ def ascending(steps: list[tuple[int, int]], *, first_start: int = 0) -> EpochTab
 
 
 @given(steps=epochs_st, offset=st.integers(0, 4000), log_end=st.integers(0, 5000))
-def test_cuts_keep_every_epoch_on_their_side(steps: list[tuple[int, int]], offset: int, log_end: int) -> None:
+def test_cuts_keep_every_epoch_on_their_side(steps, offset, log_end):
     whole = ascending(steps)
     assert all(entry.start_offset < offset for entry in whole.truncate_suffix(offset).entries)
     kept = whole.truncate_prefix(offset)
@@ -130,7 +127,7 @@ def test_cuts_keep_every_epoch_on_their_side(steps: list[tuple[int, int]], offse
 
 
 @given(data=st.data())
-def test_the_consistent_point_is_right_for_any_two_histories(data: st.DataObject) -> None:
+def test_the_consistent_point_is_right_for_any_two_histories(data):
     """Two copies of one log that different masters wrote on, each byte known by its writer and number."""
     epoch, histories = 0, [[], []]
     tables = [EpochTable(), EpochTable()]
@@ -166,9 +163,7 @@ def test_the_consistent_point_is_right_for_any_two_histories(data: st.DataObject
 
 
 @pytest.mark.parametrize(("name", "entries"), RECORDED.items())
-def test_a_file_of_rocketmq_is_read_and_written_byte_by_byte(
-    tmp_path: Path, name: str, entries: tuple[tuple[int, int], ...]
-) -> None:
+def test_a_file_of_rocketmq_is_read_and_written_byte_by_byte(tmp_path, name, entries):
     path = tmp_path / "epochFileCheckpoint"
     shutil.copyfile(VECTORS / name, path)
     epochs = EpochLog.open(path)
@@ -179,13 +174,13 @@ def test_a_file_of_rocketmq_is_read_and_written_byte_by_byte(
 
 
 @given(steps=epochs_st)
-def test_a_file_is_read_as_it_was_written(steps: list[tuple[int, int]]) -> None:
+def test_a_file_is_read_as_it_was_written(steps):
     whole = ascending(steps, first_start=7)
     if whole.entries:
         assert EpochTable.decode(whole.encode()) == whole
 
 
-def test_a_file_is_written_again_and_read(tmp_path: Path) -> None:
+def test_a_file_is_written_again_and_read(tmp_path):
     file = EpochFile(tmp_path / "epochs")
     file.save(CACHE)
     assert file.load() == CACHE
@@ -196,7 +191,7 @@ def test_a_file_is_written_again_and_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [None, b"", b"3\n1\n1-0\n", b"2\n0\n1-0\n", b"1\n0\n1 0\n", b"1\n0\n2-0\xff\n"]
 )
-def test_the_backup_stands_for_a_file_that_is_gone_or_damaged(tmp_path: Path, damage: bytes | None) -> None:
+def test_the_backup_stands_for_a_file_that_is_gone_or_damaged(tmp_path, damage):
     file = EpochFile(tmp_path / "epochs")
     file.save(CACHE)
     file.save(CACHE.append(4, 600))
@@ -212,12 +207,12 @@ def test_the_backup_stands_for_a_file_that_is_gone_or_damaged(tmp_path: Path, da
         assert EpochTable.decode(backup_of(file.path).read_bytes()) == CACHE
 
 
-def test_a_file_without_a_crc_is_read() -> None:
+def test_a_file_without_a_crc_is_read():
     assert EpochTable.decode(b"2\n0\n1-0\n2-639\n") == table((1, 0), (2, 639))
     assert EpochTable.decode(b"2\r\n0\r\n1-0\r\n2-639\r\n") == table((1, 0), (2, 639))
 
 
-def test_both_damaged_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+def test_both_damaged_is_an_error_that_names_the_file(tmp_path):
     file = EpochFile(tmp_path / "epochs")
     file.save(CACHE)
     file.path.write_bytes(b"2\n7\n1-0\n2-1\n")
@@ -226,7 +221,7 @@ def test_both_damaged_is_an_error_that_names_the_file(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=60) | st.from_regex(rb"[0-3]\n0\n([0-9]{1,3}-[0-9]{1,3}\n){0,3}"))
-def test_any_bytes_are_a_table_or_a_value_error(data: bytes) -> None:
+def test_any_bytes_are_a_table_or_a_value_error(data):
     try:
         found = EpochTable.decode(data)
     except ValueError:
@@ -237,7 +232,7 @@ def test_any_bytes_are_a_table_or_a_value_error(data: bytes) -> None:
 # -- both kept equal -----------------------------------------------------------------------------------------
 
 
-def test_each_change_is_in_the_file_when_its_call_returns(tmp_path: Path) -> None:
+def test_each_change_is_in_the_file_when_its_call_returns(tmp_path):
     epochs = EpochLog.open(tmp_path / "store" / "epochFileCheckpoint")
     epochs.append(1, 0)
     epochs.append(2, 639)
@@ -263,9 +258,7 @@ def test_each_change_is_in_the_file_when_its_call_returns(tmp_path: Path) -> Non
     ],
 )
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_a_crash_at_any_call_leaves_the_old_or_the_new_table(
-    tmp_path: Path, change, after: EpochTable, is_damaged: bool
-) -> None:
+def test_a_crash_at_any_call_leaves_the_old_or_the_new_table(tmp_path, change, after, is_damaged):
     crashes = 0
     while True:
         path = tmp_path / f"{crashes}"
@@ -286,7 +279,7 @@ def test_a_crash_at_any_call_leaves_the_old_or_the_new_table(
     assert crashes >= 4
 
 
-def test_a_disk_that_refuses_changes_nothing(tmp_path: Path) -> None:
+def test_a_disk_that_refuses_changes_nothing(tmp_path):
     epochs = EpochLog.open(tmp_path / "epochs")
     epochs.append(1, 0)
     backup_of(epochs.path).mkdir()
@@ -298,7 +291,7 @@ def test_a_disk_that_refuses_changes_nothing(tmp_path: Path) -> None:
 # -- in a store ----------------------------------------------------------------------------------------------
 
 
-def test_a_store_drops_epochs_of_bytes_that_it_does_not_have(tmp_path: Path) -> None:
+def test_a_store_drops_epochs_of_bytes_that_it_does_not_have(tmp_path):
     store = open_store(tmp_path, has_epochs=True)
     assert store.epochs is not None
     store.epochs.append(1, 0)
@@ -312,7 +305,7 @@ def test_a_store_drops_epochs_of_bytes_that_it_does_not_have(tmp_path: Path) -> 
     again.close()
 
 
-def test_a_log_that_begins_anew_has_no_epochs(tmp_path: Path) -> None:
+def test_a_log_that_begins_anew_has_no_epochs(tmp_path):
     store = open_store(tmp_path / "store", has_epochs=True)
     assert store.epochs is not None
     store.epochs.append(1, 0)

@@ -1,23 +1,17 @@
 """Any call to the disk may fail, any number of times: queues and index are the same afterwards."""
 
-from __future__ import annotations
-
 import errno
 import os
-from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import close_after_test, resources_closed
-from tests.store.dispatching import Parts, files_below, parts_of
+from tests.store.dispatching import files_below, parts_of
 from tests.store.support import message, open_log
 from trioha.errors import StoreError
-from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queue import ConsumeQueue
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.dispatch_settings import DispatchSettings
@@ -43,20 +37,20 @@ SHAPE = IndexShape(hash_slots=7, index_num=9)
 class Disk:
     """A disk that fails the calls whose number is in `failing`."""
 
-    def __init__(self, failing: Collection[int] = ()) -> None:
+    def __init__(self, failing=()):
         self.failing = failing
         self.calls = 0
 
     @contextmanager
-    def in_use(self) -> Iterator[None]:
+    def in_use(self):
         """All calls of this process go to this disk."""
         with pytest.MonkeyPatch.context() as patch:
             for name in CALLS:
                 patch.setattr(os, name, self._call(getattr(os, name)))
             yield
 
-    def _call(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
+    def _call(self, real):
+        def call(*arguments, **options):
             number, self.calls = self.calls, self.calls + 1
             if number in self.failing:
                 raise OSError(errno.EIO, "Input/output error")
@@ -65,7 +59,7 @@ class Disk:
         return call
 
 
-def stored(folder: Path) -> CommitLog:
+def stored(folder):
     """A log of plain and batch messages in queues that are new, that begin late, and that have gaps."""
     log = close_after_test(open_log(folder)[0])
     log.queue_offsets["Late", 0] = 13
@@ -81,13 +75,13 @@ def stored(folder: Path) -> CommitLog:
     return log
 
 
-def parts(log: CommitLog, folder: Path) -> Parts:
+def parts(log, folder):
     return parts_of(
         log, folder, batch={BATCH_TOPIC}, settings=DispatchSettings(), queue_settings=QUEUES, shape=SHAPE
     )
 
 
-def built(folder: Path) -> tuple[dict[str, bytes], list[bytes]]:
+def built(folder):
     """All files of queues by name, and the index files in their order."""
     queues = {
         name: data
@@ -97,7 +91,7 @@ def built(folder: Path) -> tuple[dict[str, bytes], list[bytes]]:
     return queues, list(files_below(folder / "index").values())
 
 
-def dispatch(made: Parts, disk: Disk, sizes: Iterator[int]) -> int:
+def dispatch(made, disk, sizes):
     """Dispatch all, again after each error; returns the number of errors. The parts are closed."""
     errors = 0
     with disk.in_use():
@@ -121,7 +115,7 @@ def dispatch(made: Parts, disk: Disk, sizes: Iterator[int]) -> int:
     return errors
 
 
-def forever(size: int) -> Iterator[int]:
+def forever(size):
     while True:
         yield size
 
@@ -147,7 +141,6 @@ def test_any_call_may_fail_any_number_of_times(undisturbed, tmp_path, times, rec
     assert errors > calls // 2
 
 
-@settings(max_examples=60)
 @given(
     failing=st.sets(st.integers(0, 400), max_size=60),
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=9),
@@ -158,7 +151,7 @@ def test_any_calls_may_fail_in_batches_of_any_size(tmp_path_factory, failing, si
         log = stored(folder / "log")
         dispatch(parts(log, folder / "whole"), Disk(), forever(512))
 
-        def batches() -> Iterator[int]:
+        def batches():
             while True:
                 yield from sizes
 
@@ -192,7 +185,7 @@ def test_many_queues_that_begin_late_take_little_memory_until_they_are_written(t
     made = parts_of(log, tmp_path / "built", queue_settings=ConsumeQueueSettings())
     write, peak = ConsumeQueue.flush, []
 
-    def flush(queue: ConsumeQueue) -> None:
+    def flush(queue):
         peak.append(tracemalloc.get_traced_memory()[1])
         if len(peak) == 1:
             write(queue)

@@ -1,12 +1,10 @@
 """The compiled search for the records of a pull finds those that the walk passes, and nothing else."""
 
-from __future__ import annotations
-
 from struct import pack
 
 import pytest
 from attrs import evolve
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.store.guarded import run_guarded
@@ -23,7 +21,7 @@ SHIFT = 5000
 LOG = VECTORS / "store-5.3.3/store/commitlog" / f"{0:020}"
 
 
-def stored(bodies: list[int]) -> tuple[bytes, list[tuple[int, int]]]:
+def stored(bodies):
     """A log of common records from offset SHIFT on, and offset and size of each."""
     data = b""
     entries = []
@@ -34,7 +32,7 @@ def stored(bodies: list[int]) -> tuple[bytes, list[tuple[int, int]]]:
     return data, entries
 
 
-def raw_of(entries: list[tuple[int, int]]) -> bytes:
+def raw_of(entries):
     return b"".join(pack(">qiq", offset, size, 7) for offset, size in entries)
 
 
@@ -54,8 +52,7 @@ ENTRIES = st.lists(
 )
 @example(entries=STORED, bytes_max=2**18, end=len(DATA))
 @example(entries=[(0, 2**31 - 1)] * 3, bytes_max=2**18, end=len(DATA))
-@settings(max_examples=500, deadline=None)
-def test_it_finds_what_the_plain_code_finds(entries: list[tuple[int, int]], bytes_max: int, end: int) -> None:
+def test_it_finds_what_the_plain_code_finds(entries, bytes_max, end):
     raw = raw_of(entries)
     view = memoryview(DATA)
     wanted = _stretches(raw, bytes_max, None)
@@ -78,7 +75,7 @@ def test_it_finds_what_the_plain_code_finds(entries: list[tuple[int, int]], byte
         ]
 
 
-def test_a_record_that_is_damaged_or_not_common_is_not_found() -> None:
+def test_a_record_that_is_damaged_or_not_common_is_not_found():
     raw = raw_of(STORED)
     for at, damage in ((3, 1), (7, 1), (35, 1), (39, 0x10), (87, 1)):
         data = bytearray(DATA)
@@ -88,22 +85,22 @@ def test_a_record_that_is_damaged_or_not_common_is_not_found() -> None:
         assert found == (2, [(0, STORED[2][0] - SHIFT)])
 
 
-def test_entries_that_are_not_whole_count_for_nothing() -> None:
+def test_entries_that_are_not_whole_count_for_nothing():
     assert compiled.records.find_records(b"", 10, DATA, len(DATA), SHIFT) is None
     assert compiled.records.find_records(raw_of(STORED)[:19], 10, DATA, len(DATA), SHIFT) is None
     found = compiled.records.find_records(raw_of(STORED)[:39], 2**18, DATA, len(DATA), SHIFT)
     assert found == (1, [(0, STORED[0][1])])
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_what_does_not_fit_is_refused():
     raw = raw_of(STORED)
     for bytes_max, end, shift in ((0, 10, 0), (10, -1, 0), (10, 101, 0), (10, 10, -1), (10, 2**70, 0)):
         with pytest.raises((ValueError, OverflowError)):
             compiled.records.find_records(raw, bytes_max, bytes(100), end, shift)
     with pytest.raises(TypeError, match="entries are bytes"):
-        compiled.records.find_records(bytearray(raw), 10, DATA, 10, 0)  # type: ignore[arg-type]
+        compiled.records.find_records(bytearray(raw), 10, DATA, 10, 0)
     with pytest.raises(TypeError, match="5 arguments"):
-        compiled.records.find_records(raw, 10, DATA, 10)  # type: ignore[call-arg]
+        compiled.records.find_records(raw, 10, DATA, 10)
     with pytest.raises((TypeError, BufferError)):
         compiled.records.find_records(raw, 10, memoryview(bytes(100))[::2], 10, 0)
 
@@ -132,5 +129,5 @@ print(found)
 """
 
 
-def test_no_byte_after_the_end_is_read() -> None:
+def test_no_byte_after_the_end_is_read():
     assert run_guarded(GUARDED, str(LOG)) > 1000

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import close_after_test, resources_closed
@@ -42,7 +42,6 @@ def test_hashes_are_javas(text, value):
 
 
 @given(keys=st.lists(st.one_of(st.text(max_size=40), st.text("aF09-", max_size=300)), max_size=40))
-@settings(max_examples=200)
 def test_many_hashes_at_once_equal_the_loop(keys):
     assert java_hashes([key.encode() for key in keys]) == [loop_hash(key) for key in keys]
 
@@ -52,7 +51,6 @@ def test_many_hashes_at_once_equal_the_loop(keys):
         st.tuples(st.text(max_size=20), st.one_of(st.text(max_size=20), st.text("x7", max_size=200)))
     )
 )
-@settings(max_examples=200)
 def test_hashes_with_a_prefix_equal_those_of_the_whole(pairs):
     prefixes = java_hashes([prefix.encode() for prefix, _ in pairs])
     found = java_hashes_with_prefix(prefixes, [key.encode() for _, key in pairs])
@@ -156,7 +154,6 @@ def put(index, key, offset, time_ms, *, topic="T"):
     begin=st.integers(0, 60_000),
     span=st.integers(0, 60_000),
 )
-@settings(max_examples=150, deadline=None)
 @resources_closed()
 def test_queries_find_what_a_plain_search_finds(tmp_path_factory, puts, batch, begin, span):
     folder = tmp_path_factory.mktemp("index")
@@ -201,7 +198,6 @@ def test_queries_find_what_a_plain_search_finds(tmp_path_factory, puts, batch, b
     keys=st.lists(st.sampled_from(["a", "b", "c", "d", "e", "f", "g", "h"]), min_size=1, max_size=70),
     batch=st.integers(1, 70),
 )
-@settings(max_examples=60, deadline=None)
 @resources_closed()
 def test_files_do_not_depend_on_how_puts_are_batched(tmp_path_factory, keys, batch):
     folders = [tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("many")]
@@ -388,7 +384,6 @@ def test_a_file_of_another_shape_is_refused_with_both_lengths(tmp_path):
 
 
 @given(noise=st.binary(min_size=1, max_size=60), at=st.integers(0, 267))
-@settings(max_examples=150, deadline=None)
 @resources_closed()
 def test_damaged_files_answer_and_grow_without_a_crash(tmp_path_factory, noise, at):
     folder = tmp_path_factory.mktemp("damage")

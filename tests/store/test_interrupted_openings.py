@@ -1,7 +1,5 @@
 """An opening that its caller interrupts: all files are closed, and a changed store is not marked as clean."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -20,17 +18,17 @@ class Ended(BaseException):
 class EndAt:
     """Ends the opening at the progress report of that number."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number):
         self.left = number
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, what, done, total):
         assert 0 <= done <= total
         self.left -= 1
         if self.left < 0:
             raise Ended(what)
 
 
-def filled(root: Path, *, is_clean: bool) -> MessageStore:
+def filled(root, *, is_clean):
     store = open_store(root)
     for number in range(300):
         store.commit_log.append(message(bytes(2000), queue_id=number % 4))
@@ -40,7 +38,7 @@ def filled(root: Path, *, is_clean: bool) -> MessageStore:
     return store
 
 
-def open_files(root: Path) -> list[str]:
+def open_files(root):
     """Files below `root` that this process has open."""
     found = []
     for descriptor in Path("/proc/self/fd").iterdir():
@@ -53,9 +51,7 @@ def open_files(root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_an_opening_may_be_ended_at_any_progress_report_and_the_next_one_is_complete(
-    tmp_path: Path, is_clean: bool
-) -> None:
+def test_an_opening_may_be_ended_at_any_progress_report_and_the_next_one_is_complete(tmp_path, is_clean):
     settings = filled(tmp_path, is_clean=is_clean).settings
     reports = 0
     phases = set()
@@ -76,9 +72,7 @@ def test_an_opening_may_be_ended_at_any_progress_report_and_the_next_one_is_comp
     assert open_files(tmp_path) == []
 
 
-def test_a_store_with_partly_built_queues_is_in_need_of_recovery(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_with_partly_built_queues_is_in_need_of_recovery(tmp_path, monkeypatch):
     monkeypatch.setattr("trioha.store.message_store._DISPATCH_RECORDS", 10)
     settings = filled(tmp_path, is_clean=True).settings
     for file in sorted((tmp_path / "consumequeue").rglob("*"), reverse=True):

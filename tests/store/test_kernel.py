@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import mmap
 import shutil
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from struct import Struct
 from tempfile import TemporaryDirectory
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 from attrs import evolve, frozen
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hatch_build import has_compiler
 from tests.descriptors import resources_closed
-from tests.store.dispatching import Parts, files_below, parts_of
+from tests.store.dispatching import files_below, parts_of
 from tests.store.support import HOST, STORES, VECTORS, open_log
 from tests.store.test_any_record import HOST_V6, records
 from trioha.store import compiled, kernel, record_entries, record_layout
@@ -38,9 +36,7 @@ needs_kernel = pytest.mark.skipif(not compiled.IS_COMPILED, reason=f"the kernel 
 
 
 @contextmanager
-def mode(
-    *, is_compiled: bool, copy_bytes: int = compiled.COPY_BYTES, long_bytes: int = 8192
-) -> Iterator[None]:
+def mode(*, is_compiled, copy_bytes=compiled.COPY_BYTES, long_bytes=8192):
     """Run with the compiled kernel or without; of a log that is dispatched it gets copies of `copy_bytes`,
     but not of records longer than `long_bytes`."""
     with (
@@ -51,7 +47,7 @@ def mode(
         yield
 
 
-def in_both(run: Callable[[], Any], **how: int) -> Any:
+def in_both(run, **how):
     """The result of `run`, which is the same with the compiled kernel and without."""
     with mode(is_compiled=False):
         plain = run()
@@ -60,12 +56,12 @@ def in_both(run: Callable[[], Any], **how: int) -> Any:
     return plain
 
 
-def test_the_kernel_is_compiled_where_a_compiler_is() -> None:
+def test_the_kernel_is_compiled_where_a_compiler_is():
     assert compiled.IS_COMPILED is has_compiler(), f"the kernel is {compiled.DESCRIPTION}: run make setup"
 
 
-def test_constants_of_the_kernel_are_those_of_the_plain_code() -> None:
-    def signed(magic: int) -> int:
+def test_constants_of_the_kernel_are_those_of_the_plain_code():
+    def signed(magic):
         return magic - (1 << 32)
 
     assert signed(record_layout.MAGIC_V1) == kernel.MAGIC_V1
@@ -165,7 +161,7 @@ UNCOMMON = st.builds(
 )
 
 
-def record_of(wanted: Wanted, *, queue_offset: int) -> Record:
+def record_of(wanted, *, queue_offset):
     host = HOST_V6 if wanted.is_ipv6 else HOST
     return Record(
         magic=MAGIC_V1,
@@ -187,9 +183,9 @@ def record_of(wanted: Wanted, *, queue_offset: int) -> Record:
     )
 
 
-def in_order(wanted: list[Wanted]) -> list[Record]:
+def in_order(wanted):
     """Records whose queue offsets follow each other, as a master gives them."""
-    offsets: dict[tuple[str, int], int] = {}
+    offsets = {}
     made = []
     for one in wanted:
         key = one.topic, one.queue_id
@@ -206,13 +202,13 @@ ORDERED = st.lists(st.one_of(COMMON, COMMON, COMMON, UNCOMMON), min_size=3, max_
 )
 
 
-def fill(log, found: list[Record]) -> None:
+def fill(log, found):
     appender = ReplicaAppender(log)
     for record in found:
         appender.append(memoryview(encode_record(evolve(record, physical_offset=log.max_offset))))
 
 
-def seen(parts: Parts, folder: Path) -> dict[str, Any]:
+def seen(parts, folder):
     """All that dispatch has built, and says."""
     dispatcher = parts.dispatcher
     return {
@@ -246,7 +242,6 @@ STEPS = st.lists(st.sampled_from([1, 2, 3, 8, 512]), min_size=1, max_size=8)
 
 
 @needs_kernel
-@settings(max_examples=150, deadline=None)
 @given(
     found=ORDERED | st.lists(records(), min_size=1, max_size=12),
     how=DISPATCH_SETTINGS,
@@ -268,7 +263,7 @@ def test_queues_and_index_of_any_log_are_the_same(  # noqa: PLR0917
             view[:] = data[: len(view)]
             view.release()
 
-        def build() -> Any:
+        def build():
             shutil.rmtree(folder / "built", ignore_errors=True)
             parts = parts_of(
                 log,
@@ -300,7 +295,7 @@ def test_rocketmqs_logs_give_the_same_with_the_kernel_and_without(name, copy_byt
     shutil.copytree(VECTORS / name / "store", tmp_path / "store")
     log, _ = open_log(tmp_path / "store/commitlog")
 
-    def build() -> Any:
+    def build():
         shutil.rmtree(tmp_path / "built", ignore_errors=True)
         parts = parts_of(log, tmp_path / "built", settings=DispatchSettings(check_crc=True))
         passed = parts.dispatch_all(records_max=100)
@@ -318,13 +313,7 @@ def test_rocketmqs_logs_give_the_same_with_the_kernel_and_without(name, copy_byt
 SHAPE = IndexShape(hash_slots=7, index_num=100)
 
 
-def built(
-    folder: Path,
-    found: list[Record],
-    *,
-    shape: IndexShape = SHAPE,
-    **how: Any,
-) -> Any:
+def built(folder, found, *, shape=SHAPE, **how):
     """What dispatch builds of the records, first in steps of three, then of the last five again.
 
     Also returns how many keys and entries there are.
@@ -332,7 +321,7 @@ def built(
     log, _ = open_log(folder / "log")
     fill(log, found)
 
-    def build() -> Any:
+    def build():
         shutil.rmtree(folder / "built", ignore_errors=True)
         parts = parts_of(log, folder / "built", settings=DispatchSettings(**how), shape=shape)
         positions = []
@@ -352,7 +341,7 @@ def built(
     return keys, entries, codes
 
 
-def plain_records(*properties: bytes, sys_flag: int = 0, step_ms: int = 700) -> list[Record]:
+def plain_records(*properties, sys_flag=0, step_ms=700):
     """Records of one queue, `step_ms` between two of them."""
     return in_order(
         [
@@ -414,7 +403,7 @@ def test_index_files_that_get_full_are_the_same(step_ms, tmp_path):
 def test_a_slot_that_points_at_a_later_entry_counts_as_empty(number, tmp_path):
     shape = IndexShape(hash_slots=3, index_num=50)
 
-    def write() -> bytes:
+    def write():
         with TemporaryDirectory(dir=tmp_path) as folder:
             file = IndexFile.create(Path(folder) / "20240101000000000", shape)
             for slot in range(shape.hash_slots):
@@ -476,7 +465,7 @@ FEW = in_order(
 )
 
 
-def few_records() -> tuple[memoryview, list[int]]:
+def few_records():
     """Records in a map, and where they start."""
     data = b""
     starts = []
@@ -495,11 +484,11 @@ class _NoIndex:
     end_physical_offset: int = 0
 
 
-def collected(view: memoryview, root: Path, *, check_crc: bool, records_max: int) -> Any:
+def collected(view, root, *, check_crc, records_max):
     """All entries, keys and faults that a collector finds in the view, after the first two records."""
     queues = ConsumeQueues(root)
     how = DispatchSettings(check_crc=check_crc, enable_multi_dispatch=True)
-    collector = EntryCollector(queues, _NoIndex(), how)  # type: ignore[arg-type]
+    collector = EntryCollector(queues, _NoIndex(), how)
     result = collector.collect(view, 0, 0, records_max=records_max)
     columns = collector._columns
     if columns is None:
@@ -548,7 +537,7 @@ def test_a_fault_at_every_byte_is_found_as_without_the_kernel(value, check_crc, 
         view[at] = good
 
 
-def whole_prefix() -> int:
+def whole_prefix():
     return java_hashes_with_prefix([0], [b"Orders#"])[0]
 
 

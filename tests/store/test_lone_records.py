@@ -1,16 +1,11 @@
 """Records that are dispatched one at a time make the same files as by the general way, byte for byte."""
 
-from __future__ import annotations
-
 import os
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import close_after_test, resources_closed
@@ -25,13 +20,12 @@ from trioha.store.file_cache import FileCache
 from trioha.store.fixed_entry_files import FixedEntryFiles
 from trioha.store.index_file import IndexFile, IndexShape, key_hash, key_hashes
 from trioha.store.index_service import IndexService
-from trioha.store.record import Record
 from trioha.store.tags import java_hashes_with_prefix
 
 MODES = [True, False] if compiled.IS_COMPILED else [False]
 
 
-def general_way(run: Callable[[], Any]) -> Any:
+def general_way(run):
     """The result of `run` without the short ways of single entries and keys."""
     with (
         patch.object(FixedEntryFiles, "_append_one", lambda *_: False),
@@ -41,11 +35,11 @@ def general_way(run: Callable[[], Any]) -> Any:
         return run()
 
 
-def assert_same_files(folder: Path, found: list[Record], *, shape: IndexShape) -> None:
+def assert_same_files(folder, found, *, shape):
     log, _ = open_log(folder / "log")
     fill(log, found)
 
-    def build(records_max: int) -> Any:
+    def build(records_max):
         shutil.rmtree(folder / "built", ignore_errors=True)
         parts = parts_of(log, folder / "built", batch={"Batched"}, settings=DispatchSettings(), shape=shape)
         positions = []
@@ -66,7 +60,6 @@ def assert_same_files(folder: Path, found: list[Record], *, shape: IndexShape) -
 
 
 @given(wanted=st.lists(COMMON | UNCOMMON, min_size=1, max_size=25), index_num=st.sampled_from([2, 5, 100]))
-@settings(max_examples=60, deadline=None)
 @resources_closed()
 def test_lone_records_make_the_files_of_the_general_way(tmp_path_factory, wanted, index_num):
     shape = IndexShape(hash_slots=7, index_num=index_num)
@@ -98,7 +91,7 @@ def test_a_damaged_slot_and_any_time_give_the_bytes_of_the_column(number, begin_
         (12, 400, 1_700_000_000_000),
     ]
 
-    def written(path: Path, put: Callable[[IndexFile, tuple[int, int, int]], None]) -> tuple[bytes, Any]:
+    def written(path, put):
         file = IndexFile.create(path, SHAPE, end_timestamp_ms=begin_ms, end_physical_offset=50)
         for slot in range(SHAPE.hash_slots):
             file._view[40 + 4 * slot : 44 + 4 * slot] = number.to_bytes(4, "big")
@@ -113,7 +106,7 @@ def test_a_damaged_slot_and_any_time_give_the_bytes_of_the_column(number, begin_
     assert one == column
 
 
-def queue_files(folder: Path) -> tuple[FixedEntryFiles, FileCache]:
+def queue_files(folder):
     """Files of three entries each, with one entry."""
     cache = FileCache(2)
     close_after_test(cache)
@@ -128,7 +121,7 @@ def test_an_entry_that_the_system_writes_in_parts_is_written_whole(tmp_path, mon
     files, _ = queue_files(tmp_path)
     real, sizes = os.pwrite, []
 
-    def short(fd: int, data: bytes, at: int) -> int:
+    def short(fd, data, at):
         sizes.append(len(data))
         return real(fd, data[:7], at)
 
@@ -144,7 +137,7 @@ def test_an_entry_that_the_disk_refuses_does_not_count_and_can_be_written_again(
     files, cache = queue_files(tmp_path)
     cache.sync_work().close()
 
-    def refuse(_fd: int, _data: bytes, _at: int) -> int:
+    def refuse(_fd, _data, _at):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:

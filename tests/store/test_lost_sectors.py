@@ -3,15 +3,13 @@
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
 from tests.store.support import log_bytes, message, open_log
 from trioha.store.checkpoint import Checkpoint
-from trioha.store.commit_log import CommitLog
 from trioha.store.lost_sectors import SECTOR_BYTES
-from trioha.store.messages import Message
 from trioha.store.record import Host
 
 LONG_TOPIC = "%RETRY%" + "g" * 200
@@ -19,7 +17,7 @@ IPV6 = Host.parse("2001:db8::1", 50001)
 KEYS = b"KEYS\x01k\x02TAGS\x01t\x02"
 
 
-def properties(length: int) -> bytes:
+def properties(length):
     return (b"a\x01" + b"v" * length)[: max(length - 1, 0)] + b"\x02" if length else b""
 
 
@@ -38,12 +36,12 @@ SHAPES = {
 }
 
 
-def appended(log: CommitLog, messages: list[Message]) -> None:
+def appended(log, messages):
     for each in messages:
         assert log.append(each).size
 
 
-def lose(log: CommitLog, sectors: list[int]) -> None:
+def lose(log, sectors):
     for sector in sectors:
         log.files[0].view[sector : sector + SECTOR_BYTES] = bytes(SECTOR_BYTES)
 
@@ -80,7 +78,6 @@ def test_after_any_loss_of_sectors_only_written_records_are_left(tmp_path, shape
     property_bytes=st.lists(st.integers(0, 1200), min_size=6, max_size=6),
     lost=st.sets(st.integers(0, 40), max_size=8),
 )
-@settings(max_examples=300, deadline=None)
 @resources_closed()
 def test_records_of_any_length_are_whole_or_cut(tmp_path_factory, bodies, property_bytes, lost):
     tmp_path = tmp_path_factory.mktemp("lost")
@@ -99,7 +96,7 @@ def test_records_of_any_length_are_whole_or_cut(tmp_path_factory, bodies, proper
     again.close()
 
 
-def zeros_in_a_property(log: CommitLog) -> None:
+def zeros_in_a_property(log):
     """Two legal messages, the second with zeros that fill whole sectors."""
     appended(log, [message(b"x"), message(b"y", properties=b"a\x01" + bytes(1500) + b"\x02")])
 

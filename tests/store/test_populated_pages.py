@@ -1,15 +1,11 @@
 """Pages that are populated ahead of the log's end: stores into them fault no more, and no byte changes."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os
 import resource
 import sys
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 import structlog
@@ -21,7 +17,7 @@ from tests.store.test_kernel import needs_kernel
 from tests.store.test_read_ahead import flush, parts_with
 from trioha.errors import StoreError
 from trioha.store import compiled, mapped_file, populate
-from trioha.store.commit_log import POPULATED_BYTES, CommitLog
+from trioha.store.commit_log import POPULATED_BYTES
 from trioha.store.mapped_file import HUGE_PAGE_BYTES, MappedFile
 from trioha.store.messages import BatchItem, MessageBatch
 from trioha.store.populate import AHEAD_BYTES, HUGE_WITHIN_S, REST_S, SMALL_AFTER_S, populate_pages
@@ -31,7 +27,7 @@ FILE_BYTES = 1 << 20
 PAGE = mmap.PAGESIZE
 
 
-def can_populate(folder: Path) -> bool:
+def can_populate(folder):
     file = MappedFile.create(folder, start_offset=0, size=16 * PAGE)
     try:
         return file.populate(0, PAGE)
@@ -40,7 +36,7 @@ def can_populate(folder: Path) -> bool:
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> CommitLog:
+def log(tmp_path):
     if sys.platform != "linux" or not can_populate(tmp_path):
         pytest.skip("the kernel is older than MADV_POPULATE_WRITE")
     log, _ = open_log(tmp_path / "log", file_bytes=FILE_BYTES)
@@ -48,13 +44,13 @@ def log(tmp_path: Path) -> CommitLog:
     return log
 
 
-def faults() -> int:
+def faults():
     """Page faults of this process. A page of a file that was never read counts as a major one."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_minflt + usage.ru_majflt
 
 
-def faults_of(log: CommitLog, end_offset: int) -> int:
+def faults_of(log, end_offset):
     """Page faults of stores into the log's file up to an offset, one in each page."""
     view, first = log.files[-1].view, log.files[-1].start_offset
     before = faults()
@@ -63,7 +59,7 @@ def faults_of(log: CommitLog, end_offset: int) -> int:
     return faults() - before
 
 
-def test_stores_into_populated_pages_do_not_fault(log: CommitLog) -> None:
+def test_stores_into_populated_pages_do_not_fault(log):
     pages = POPULATED_BYTES // PAGE
     before = log_bytes(log)
     end_offset = log.max_offset + POPULATED_BYTES
@@ -75,8 +71,8 @@ def test_stores_into_populated_pages_do_not_fault(log: CommitLog) -> None:
     assert not any(log.files[-1].view[log.max_offset :])
 
 
-def test_only_what_was_used_up_is_populated_again(log: CommitLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    populated: list[tuple[int, int]] = []
+def test_only_what_was_used_up_is_populated_again(log, monkeypatch):
+    populated = []
     monkeypatch.setattr(MappedFile, "populate", lambda _, start, end: not populated.append((start, end)))
     log.populate_ahead()
     first_end = log.max_offset + POPULATED_BYTES
@@ -99,28 +95,26 @@ def test_only_what_was_used_up_is_populated_again(log: CommitLog, monkeypatch: p
     assert populated[3:] == [(at, at + POPULATED_BYTES)]
 
 
-def test_an_empty_log_has_nothing_to_populate(tmp_path: Path) -> None:
+def test_an_empty_log_has_nothing_to_populate(tmp_path):
     log, _ = open_log(tmp_path, file_bytes=FILE_BYTES)
     log.populate_ahead()
 
 
-def test_after_a_cut_the_new_end_counts(log: CommitLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_cut_the_new_end_counts(log, monkeypatch):
     start_offset = log.max_offset
     while log.max_offset < 2 * POPULATED_BYTES:
         log.append(message(bytes(PAGE)))
     log.populate_ahead()
     log.flushed.advance(log.max_offset)
     log.cut(start_offset, last_store_timestamp_ms=0)
-    populated: list[tuple[int, int]] = []
+    populated = []
     monkeypatch.setattr(MappedFile, "populate", lambda _, start, end: not populated.append((start, end)))
     log.populate_ahead()
     assert populated == [(start_offset, start_offset + POPULATED_BYTES)]
 
 
 @pytest.mark.parametrize("advice", [9999, None])
-def test_a_system_that_cannot_do_it_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, advice: int | None
-) -> None:
+def test_a_system_that_cannot_do_it_goes_on(tmp_path, monkeypatch, *, advice):
     monkeypatch.setattr(mapped_file, "MADV_POPULATE_WRITE", advice)
     log, _ = open_log(tmp_path, file_bytes=FILE_BYTES)
     log.append(message())
@@ -134,29 +128,27 @@ def test_a_system_that_cannot_do_it_goes_on(
 
 
 @pytest.fixture
-def large(tmp_path: Path) -> CommitLog:
+def large(tmp_path):
     if sys.platform != "linux" or not can_populate(tmp_path):
         pytest.skip("the kernel is older than MADV_POPULATE_WRITE")
     log, _ = open_log(tmp_path / "log", file_bytes=2 * AHEAD_BYTES)
     return log
 
 
-async def run_here(call: Callable[[], object]) -> object:
+async def run_here(call):
     """In place of a worker thread, which does not follow virtual time."""
     await trio.lowlevel.checkpoint()
     return call()
 
 
-async def until_populated(log: CommitLog, offset: int) -> None:
+async def until_populated(log, offset):
     with trio.fail_after(20):
         while log.populated_offset < offset:  # noqa: ASYNC110 - the log has no event for it
             await trio.sleep(0.001)
 
 
 @needs_kernel
-async def test_pages_are_made_ready_once_half_of_them_are_used_up(
-    large: CommitLog, nursery: trio.Nursery
-) -> None:
+async def test_pages_are_made_ready_once_half_of_them_are_used_up(large, nursery):
     log = large
     nursery.start_soon(populate_pages, log)
     await trio.testing.wait_all_tasks_blocked(0.01)
@@ -177,13 +169,11 @@ async def test_pages_are_made_ready_once_half_of_them_are_used_up(
 
 
 @needs_kernel
-async def test_long_records_go_to_pages_that_are_ready_without_a_system_call(
-    large: CommitLog, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
-) -> None:
+async def test_long_records_go_to_pages_that_are_ready_without_a_system_call(large, monkeypatch, nursery):
     log, written = large, []
     write = MappedFile.write
 
-    def note(file: MappedFile, at: int, *chunks: memoryview) -> None:
+    def note(file, at, *chunks):
         written.append(at)
         write(file, at, *chunks)
 
@@ -207,12 +197,10 @@ async def test_long_records_go_to_pages_that_are_ready_without_a_system_call(
 
 
 @needs_kernel
-async def test_pages_that_come_too_late_are_followed_by_a_rest(
-    large: CommitLog, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery, autojump_clock: object
-) -> None:
+async def test_pages_that_come_too_late_are_followed_by_a_rest(large, monkeypatch, nursery, autojump_clock):
     log, calls = large, []
 
-    async def run(call: Callable[[], bool]) -> bool:
+    async def run(call):
         calls.append(trio.current_time())
         # Meanwhile the log's end passes them.
         while log.max_offset < log.files[-1].end_offset - 200_000:
@@ -243,18 +231,11 @@ async def test_pages_that_come_too_late_are_followed_by_a_rest(
     ],
 )
 async def test_pages_are_huge_under_load_where_each_sync_has_many_bytes(
-    large: CommitLog,
-    monkeypatch: pytest.MonkeyPatch,
-    nursery: trio.Nursery,
-    autojump_clock: object,
-    *,
-    pause_s: float,
-    is_synced_often: bool,
-    is_huge: bool,
-) -> None:
+    large, monkeypatch, nursery, autojump_clock, *, pause_s, is_synced_often, is_huge
+):
     log, huge = large, []
 
-    def note(file: MappedFile, start: int, end: int) -> None:
+    def note(file, start, end):
         huge.append((start, end))
         expect_many_appends(file, start, end)
 
@@ -280,7 +261,7 @@ async def test_pages_are_huge_under_load_where_each_sync_has_many_bytes(
 
 
 @pytest.fixture
-async def huge(large: CommitLog, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> CommitLog:
+async def huge(large, monkeypatch, nursery):
     """A log after load, with huge pages that are left of it, and bytes that are not on disk."""
 
     log = large
@@ -297,9 +278,7 @@ async def huge(large: CommitLog, monkeypatch: pytest.MonkeyPatch, nursery: trio.
 
 
 @needs_kernel
-async def test_after_the_load_huge_pages_are_replaced_once_all_is_on_disk(
-    huge: CommitLog, autojump_clock: object
-) -> None:
+async def test_after_the_load_huge_pages_are_replaced_once_all_is_on_disk(huge, autojump_clock):
     log, before = huge, log_bytes(huge)
     path, last_page = log.files[0].path, log.max_offset - log.max_offset % HUGE_PAGE_BYTES
     start, end = parts_with("hg", path)[0]
@@ -327,12 +306,10 @@ async def test_after_the_load_huge_pages_are_replaced_once_all_is_on_disk(
 
 
 @needs_kernel
-async def test_a_system_without_descriptors_keeps_the_huge_pages(
-    huge: CommitLog, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
-) -> None:
+async def test_a_system_without_descriptors_keeps_the_huge_pages(huge, monkeypatch, autojump_clock):
     log, parts = huge, parts_with("hg", huge.files[0].path)
 
-    def share(file: MappedFile) -> None:
+    def share(file):
         raise StoreError("cannot be opened", path=file.path)
 
     flush(log)
@@ -343,12 +320,10 @@ async def test_a_system_without_descriptors_keeps_the_huge_pages(
 
 
 @needs_kernel
-async def test_a_disk_that_refuses_small_pages_is_logged(
-    huge: CommitLog, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
-) -> None:
+async def test_a_disk_that_refuses_small_pages_is_logged(huge, monkeypatch, autojump_clock):
     log = huge
 
-    def refuse(*_: object) -> None:
+    def refuse(*_):
         raise OSError(errno.EIO, "refused")
 
     flush(log)
@@ -360,10 +335,8 @@ async def test_a_disk_that_refuses_small_pages_is_logged(
 
 
 @needs_kernel
-async def test_the_worker_ends_where_the_system_cannot_do_it(
-    large: CommitLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def run(_call: Callable[[], bool]) -> bool:
+async def test_the_worker_ends_where_the_system_cannot_do_it(large, monkeypatch):
+    async def run(_call):
         await trio.lowlevel.checkpoint()
         return False
 
@@ -377,7 +350,7 @@ async def test_the_worker_ends_where_the_system_cannot_do_it(
 
 
 @needs_kernel
-def test_what_is_not_in_the_map_is_not_populated() -> None:
+def test_what_is_not_in_the_map_is_not_populated():
     view = memoryview(mmap.mmap(-1, 4 * PAGE))
     for start, end in ((-1, 10), (11, 10), (0, 4 * PAGE + 1), (2**70, 2**70)):
         with pytest.raises((ValueError, OverflowError)):
@@ -385,5 +358,5 @@ def test_what_is_not_in_the_map_is_not_populated() -> None:
     with pytest.raises(BufferError):
         compiled.records.populate(view.toreadonly(), 0, 10, 0)
     with pytest.raises(TypeError, match="4 arguments"):
-        compiled.records.populate(view, 0, 0)  # type: ignore[call-arg]
+        compiled.records.populate(view, 0, 0)
     assert compiled.records.populate(view, 0, 0, 0)

@@ -1,13 +1,10 @@
 """Entries that are read one stretch after the other: bytes are read ahead, and never are they old ones."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -146,4 +143,3 @@ class Reads(RuleBasedStateMachine):
 
 
 TestReads = Reads.TestCase
-TestReads.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

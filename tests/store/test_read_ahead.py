@@ -1,7 +1,5 @@
 """Where the kernel reads a log file ahead: before the bytes that are on disk, not where puts will write."""
 
-from __future__ import annotations
-
 import mmap
 import re
 import sys
@@ -12,7 +10,6 @@ import pytest
 from tests.store.support import HOST, message
 from trioha.store import mapped_file
 from trioha.store.checkpoint import Checkpoint
-from trioha.store.commit_log import CommitLog
 from trioha.store.mapped_file import ADVISED_BYTES, HUGE_PAGE_BYTES
 from trioha.store.recovery import open_commit_log
 
@@ -22,12 +19,12 @@ BODY_BYTES = 64 * 1024
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows what it was advised")
 
 
-def not_read_ahead(path: Path) -> list[tuple[int, int]]:
+def not_read_ahead(path):
     """The parts of a file that this process maps without read-ahead: first byte and end of each."""
     return parts_with("rr", path)
 
 
-def parts_with(flag: str, path: Path) -> list[tuple[int, int]]:
+def parts_with(flag, path):
     """The parts of a file that this process maps with a flag: first byte and end. Neighbours are one."""
     parts = []
     # By its number: a file that was made without a name is shown as deleted.
@@ -46,11 +43,11 @@ def parts_with(flag: str, path: Path) -> list[tuple[int, int]]:
     return parts
 
 
-def page_of(offset: int) -> int:
+def page_of(offset):
     return offset - offset % mmap.PAGESIZE
 
 
-def opened(folder: Path) -> CommitLog:
+def opened(folder):
     log, _ = open_commit_log(
         folder,
         file_bytes=FILE_BYTES,
@@ -62,25 +59,25 @@ def opened(folder: Path) -> CommitLog:
     return log
 
 
-def append_until(log: CommitLog, offset: int) -> None:
+def append_until(log, offset):
     while log.max_offset < offset:
         assert log.append(message(bytes(BODY_BYTES))).size
 
 
-def flush(log: CommitLog) -> None:
+def flush(log):
     end_offset = log.max_offset
     log.sync_work(log.flushed.offset, end_offset).run()
     log.flushed.advance(end_offset)
 
 
-def test_new_file_is_not_read_ahead(tmp_path: Path) -> None:
+def test_new_file_is_not_read_ahead(tmp_path):
     log = opened(tmp_path)
     append_until(log, 1)
     assert not_read_ahead(log.files[0].path) == [(0, FILE_BYTES)]
     log.close()
 
 
-def test_file_is_read_ahead_where_it_is_on_disk(tmp_path: Path) -> None:
+def test_file_is_read_ahead_where_it_is_on_disk(tmp_path):
     log = opened(tmp_path)
     append_until(log, 2 * ADVISED_BYTES)
     flush(log)
@@ -91,7 +88,7 @@ def test_file_is_read_ahead_where_it_is_on_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(mapped_file.MADV_HUGEPAGE is None, reason="huge pages are too large")
-def test_huge_pages_are_used_where_many_bytes_are_appended_and_not_for_reads(tmp_path: Path) -> None:
+def test_huge_pages_are_used_where_many_bytes_are_appended_and_not_for_reads(tmp_path):
     log = opened(tmp_path)
     append_until(log, 1)
     file = log.files[0]
@@ -108,7 +105,7 @@ def test_huge_pages_are_used_where_many_bytes_are_appended_and_not_for_reads(tmp
     log.close()
 
 
-def test_a_part_of_a_huge_page_stays_small(tmp_path: Path) -> None:
+def test_a_part_of_a_huge_page_stays_small(tmp_path):
     log = opened(tmp_path)
     append_until(log, 1)
     file = log.files[0]
@@ -118,7 +115,7 @@ def test_a_part_of_a_huge_page_stays_small(tmp_path: Path) -> None:
     log.close()
 
 
-def test_full_file_is_read_ahead_once_it_is_on_disk(tmp_path: Path) -> None:
+def test_full_file_is_read_ahead_once_it_is_on_disk(tmp_path):
     log = opened(tmp_path)
     append_until(log, FILE_BYTES + 1)
     full, last = log.files
@@ -131,7 +128,7 @@ def test_full_file_is_read_ahead_once_it_is_on_disk(tmp_path: Path) -> None:
     log.close()
 
 
-def test_reopened_file_is_not_read_ahead_after_the_end_of_the_log(tmp_path: Path) -> None:
+def test_reopened_file_is_not_read_ahead_after_the_end_of_the_log(tmp_path):
     log = opened(tmp_path)
     append_until(log, ADVISED_BYTES)
     end_offset = log.max_offset

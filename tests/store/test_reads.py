@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
@@ -226,7 +226,6 @@ def test_a_damaged_queue_whose_entries_changed_places_gives_the_records_that_the
     wanted=st.sampled_from([None, ["a"]]),
     damaged=st.sampled_from([None, 0, 3, 11]),
 )
-@settings(max_examples=40, deadline=None)
 @resources_closed()
 def test_a_joined_read_gives_what_one_of_single_records_gives(
     tmp_path_factory, *, is_compiled, tags, queues, offset, messages_max, bytes_max, wanted, damaged
@@ -284,7 +283,6 @@ def test_records_are_found_where_they_start_and_nowhere_else(name, tmp_path):
     asked=st.integers(-3, 120),
     head=st.integers(0, 39),
 )
-@settings(max_examples=150, deadline=None)
 @resources_closed()
 def test_offsets_by_time_are_those_of_a_plain_search(tmp_path_factory, waits, asked, head):
     folder = tmp_path_factory.mktemp("time")
@@ -377,7 +375,6 @@ def test_without_an_index_no_key_is_found(tmp_path):
 
 
 @given(patches=st.lists(st.tuples(st.integers(0, 12_000), st.binary(min_size=1, max_size=12)), max_size=8))
-@settings(max_examples=80, deadline=None)
 @resources_closed()
 def test_a_log_damaged_under_its_queues_is_read_without_a_crash(tmp_path_factory, patches):
     reader, parts, results = small(tmp_path_factory.mktemp("damage"), ["t"] * 60)
@@ -402,7 +399,6 @@ def test_a_log_damaged_under_its_queues_is_read_without_a_crash(tmp_path_factory
     places=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 300)), min_size=1, max_size=60),
     share=st.floats(0, 1),
 )
-@settings(max_examples=60, deadline=None)
 @resources_closed()
 def test_a_read_up_to_an_offset_of_the_log_sees_the_whole_records_before_it(tmp_path_factory, places, share):
     folder = tmp_path_factory.mktemp("end")

@@ -23,7 +23,7 @@ from trioha.store.record_layout import (
 )
 
 
-def stored(name: str) -> list[tuple[dict, memoryview]]:
+def stored(name):
     """Each expected message of a recorded store with the bytes that are stored for it."""
     directory = VECTORS / name / "store" / "commitlog"
     files = {int(path.name): memoryview(path.read_bytes()) for path in directory.iterdir()}
@@ -153,7 +153,7 @@ def record():
     )
 
 
-def faults(data: bytes, physical_offset: int = 4096) -> int:
+def faults(data, physical_offset=4096):
     view = memoryview(data)
     return check_record(view, 0, len(view), physical_offset)
 

@@ -1,7 +1,7 @@
 """Recovery: real stores, torn tails, damage, and records that must not be cut."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
@@ -61,7 +61,6 @@ def test_a_log_opens_with_the_offsets_it_was_closed_with(tmp_path):
 # Up to the topic's length field: beyond it, lengths and CRC are all there and only zeros stand for text. Such
 # bytes are never left by an append of ours, which writes a record's first eight bytes last.
 @given(cut=st.integers(0, 388))
-@settings(max_examples=60, deadline=None)
 @resources_closed()
 def test_a_torn_last_record_is_cut_and_the_rest_is_zeroed(tmp_path_factory, cut):
     tmp_path = tmp_path_factory.mktemp("torn")

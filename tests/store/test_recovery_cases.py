@@ -6,7 +6,6 @@
 
 import json
 import shutil
-from typing import Any
 
 import pytest
 from attrs import frozen
@@ -16,7 +15,6 @@ from tests.store.dispatching import RECORDED_INDEX, RECORDED_QUEUES, batch_topic
 from tests.store.support import FILE_BYTES, VECTORS, copy_store, open_store
 from trioha.store.batch_consume_queue import BatchConsumeQueue
 from trioha.store.dispatch_settings import DispatchSettings
-from trioha.store.message_store import MessageStore
 
 Bounds = tuple[int, int, int]
 """A queue's min offset, max offset and maxPhysicOffset."""
@@ -76,7 +74,7 @@ OURS = {
 }
 
 
-def cases_of(version: str) -> dict[str, dict[str, Any]]:
+def cases_of(version):
     found = json.loads((VECTORS / f"store-{version}" / "recovery-cases.json").read_text())
     return {case["case"]: case for case in found}
 
@@ -84,7 +82,7 @@ def cases_of(version: str) -> dict[str, dict[str, Any]]:
 CASES = [(version, case) for version in ("4.9.7", "5.3.3") for case in cases_of(version)]
 
 
-def bounds_rocketmq_said(version: str, case: str) -> dict[str, Bounds]:
+def bounds_rocketmq_said(version, case):
     """RocketMQ's report in our terms.
 
     For a queue that a cut leaves empty, its maxPhysicOffset is the cut, ours -1. For a batch queue, its
@@ -105,7 +103,7 @@ def bounds_rocketmq_said(version: str, case: str) -> dict[str, Bounds]:
     return bounds
 
 
-def bounds_of(store: MessageStore) -> dict[str, Bounds]:
+def bounds_of(store):
     return {
         f"{queue.topic}@{queue.queue_id}": (queue.min_offset, queue.max_offset, queue.max_physical_offset)
         for queue in store.queues

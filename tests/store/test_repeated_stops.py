@@ -4,12 +4,9 @@ Queues and index that a start or a cut has deleted, or found incomplete, are bui
 disk the checkpoint must let every next start begin where this one did.
 """
 
-from __future__ import annotations
-
 import errno
 import random
 import shutil
-from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -20,7 +17,6 @@ from tests.descriptors import close_after_test, resources_closed
 from tests.store.crashes import Crash, CrashingDisk, PowerCutDisk
 from tests.store.support import message
 from tests.store.whole_stores import (
-    Contents,
     contents,
     dispatch,
     make_store,
@@ -31,34 +27,33 @@ from tests.store.whole_stores import (
 )
 from trioha.store.checkpoint import Checkpoint, CheckpointFile
 from trioha.store.dispatch import logics_time_ms, start_position
-from trioha.store.message_store import MessageStore
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
+def template(tmp_path_factory):
     """A store that was closed cleanly, and where its records start."""
-    root: Path = tmp_path_factory.mktemp("stops") / "template"
+    root = tmp_path_factory.mktemp("stops") / "template"
     return root, make_store(root)
 
 
 @pytest.fixture(autouse=True)
-def _small_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_writes(monkeypatch):
     """A start writes queues and index several times before they are complete."""
     monkeypatch.setattr("trioha.store.message_store._DISPATCH_RECORDS", 16)
 
 
-def without_power(template: Path, target: Path) -> None:
+def without_power(template, target):
     """A store whose queues and index were all on disk when the power went."""
     shutil.copytree(template, target)
     (target / "abort").touch()
 
 
-def without_a_queue(template: Path, target: Path) -> None:
+def without_a_queue(template, target):
     shutil.copytree(template, target)
     shutil.rmtree(target / "consumequeue/Orders/0")
 
 
-def without_queues(template: Path, target: Path) -> None:
+def without_queues(template, target):
     shutil.copytree(template, target)
     shutil.rmtree(target / "consumequeue")
     shutil.rmtree(target / "batchconsumequeue")
@@ -68,7 +63,7 @@ STATES = [(without_power, 1), (without_a_queue, 1), (without_queues, 5)]
 """How to make them, and how many calls of the start are between two stops."""
 
 
-def images(disk: PowerCutDisk, folder: Path, chance: random.Random) -> Iterator[Path]:
+def images(disk, folder, chance):
     """What a power cut may leave: nothing that was not synced, or any of it."""
     for number, is_kept in enumerate((lambda: False, lambda: chance.random() < 0.5)):
         image = disk.image(folder / f"image {number}", is_kept=is_kept)
@@ -76,7 +71,7 @@ def images(disk: PowerCutDisk, folder: Path, chance: random.Random) -> Iterator[
         shutil.rmtree(image)
 
 
-def stopped_start(root: Path, calls: int) -> tuple[PowerCutDisk, bool]:
+def stopped_start(root, calls):
     """Open a store on a disk that stops after so many calls; returns the disk, and whether it did."""
     disk = close_after_test(PowerCutDisk(root))
     with resources_closed(), CrashingDisk(calls, on_sync=disk.synced).in_use():
@@ -89,11 +84,8 @@ def stopped_start(root: Path, calls: int) -> tuple[PowerCutDisk, bool]:
 
 @pytest.mark.parametrize(("damage", "stride"), STATES)
 def test_after_a_stop_at_any_call_of_a_start_and_right_after_it_the_next_one_builds_all(
-    tmp_path: Path,
-    template: tuple[Path, list[int]],
-    damage: Callable[[Path, Path], None],
-    stride: int,
-) -> None:
+    tmp_path, template, damage, stride
+):
     """A kill, and a power cut with nothing and with any of what was not synced."""
     whole = reopened(Path(shutil.copytree(template[0], tmp_path / "whole")))
     assert whole.keys["Orders id0"]
@@ -114,8 +106,8 @@ def test_after_a_stop_at_any_call_of_a_start_and_right_after_it_the_next_one_bui
 
 @pytest.mark.parametrize("number", [9, 50])
 def test_a_power_cut_after_a_cut_and_another_one_at_any_call_of_the_next_start_lose_no_key(
-    tmp_path: Path, template: tuple[Path, list[int]], number: int
-) -> None:
+    tmp_path, template, number
+):
     root, starts = template
     chance = random.Random(number)
     cut = Path(shutil.copytree(root, tmp_path / "cut"))
@@ -149,9 +141,7 @@ def test_a_power_cut_after_a_cut_and_another_one_at_any_call_of_the_next_start_l
         shutil.rmtree(tmp_path / "rebuilt")
 
 
-def test_a_sync_of_a_part_of_what_is_built_after_a_cut_claims_no_more(
-    tmp_path: Path, template: tuple[Path, list[int]]
-) -> None:
+def test_a_sync_of_a_part_of_what_is_built_after_a_cut_claims_no_more(tmp_path, template):
     root, starts = template
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
     disk = close_after_test(PowerCutDisk(copy))
@@ -171,13 +161,11 @@ def test_a_sync_of_a_part_of_what_is_built_after_a_cut_claims_no_more(
     assert reopened(image) == rebuilt(root, tmp_path / "rebuilt", end=starts[40])
 
 
-def unclean_start(store: MessageStore, checkpoint: Checkpoint) -> int:
+def unclean_start(store, checkpoint):
     return start_position(store.commit_log, store.queues, clean_exit=False, checkpoint=checkpoint)
 
 
-def test_the_time_for_a_position_gives_a_start_at_its_file_and_not_earlier(
-    tmp_path: Path, template: tuple[Path, list[int]]
-) -> None:
+def test_the_time_for_a_position_gives_a_start_at_its_file_and_not_earlier(tmp_path, template):
     root, starts = template
     store = opened(Path(shutil.copytree(root, tmp_path / "copy")))
     log = store.commit_log
@@ -193,9 +181,7 @@ def test_the_time_for_a_position_gives_a_start_at_its_file_and_not_earlier(
         assert unclean_start(store, later) > position or time_ms == log.last_store_timestamp_ms
 
 
-def test_start_after_start_without_a_sync_begins_at_the_same_record(
-    tmp_path: Path, template: tuple[Path, list[int]]
-) -> None:
+def test_start_after_start_without_a_sync_begins_at_the_same_record(tmp_path, template):
     copy = tmp_path / "copy"
     without_power(template[0], copy)
     seen = []
@@ -211,38 +197,32 @@ def test_start_after_start_without_a_sync_begins_at_the_same_record(
     assert seen[0] < Checkpoint.load(template[0] / "checkpoint").logics_msg_timestamp_ms
 
 
-def test_a_start_that_deletes_and_misses_nothing_leaves_the_checkpoint_alone(
-    tmp_path: Path, template: tuple[Path, list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_that_deletes_and_misses_nothing_leaves_the_checkpoint_alone(tmp_path, template, monkeypatch):
     copy = Path(shutil.copytree(template[0], tmp_path / "copy"))
-    saved: list[Checkpoint] = []
+    saved = []
     monkeypatch.setattr(CheckpointFile, "save", lambda _file, checkpoint: saved.append(checkpoint))
     opened(copy)
     assert saved == []
 
 
-def test_with_a_full_disk_a_start_goes_on_without_the_checkpoint(
-    tmp_path: Path, template: tuple[Path, list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_a_full_disk_a_start_goes_on_without_the_checkpoint(tmp_path, template, monkeypatch):
     copy = tmp_path / "copy"
     without_power(template[0], copy)
 
-    def refuse(_file: CheckpointFile, _checkpoint: Checkpoint) -> None:
+    def refuse(_file, _checkpoint):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointFile, "save", refuse)
         store = opened(copy)
-    whole: Contents = contents(store)
+    whole = contents(store)
     assert all(whole.keys[f"Orders id{number}"] for number in (0, 3, 60, 63))
     # The next one that is written is right.
     claimed = Checkpoint.load(copy / "checkpoint").logics_msg_timestamp_ms
     assert store._checkpoint.logics_msg_timestamp_ms < claimed
 
 
-def test_the_checkpoint_claims_nothing_of_a_log_that_is_gone(
-    tmp_path: Path, template: tuple[Path, list[int]]
-) -> None:
+def test_the_checkpoint_claims_nothing_of_a_log_that_is_gone(tmp_path, template):
     copy = Path(shutil.copytree(template[0], tmp_path / "copy"))
     before = Checkpoint.load(copy / "checkpoint")
     assert min(before.physic_msg_timestamp_ms, before.logics_msg_timestamp_ms) > 0
@@ -252,9 +232,7 @@ def test_the_checkpoint_claims_nothing_of_a_log_that_is_gone(
     assert Checkpoint.load(copy / "checkpoint") == Checkpoint()
 
 
-def test_a_sync_during_a_cut_does_not_claim_what_the_cut_has_not_put_on_disk(
-    tmp_path: Path, template: tuple[Path, list[int]]
-) -> None:
+def test_a_sync_during_a_cut_does_not_claim_what_the_cut_has_not_put_on_disk(tmp_path, template):
     copy = Path(shutil.copytree(template[0], tmp_path / "copy"))
     store = opened(copy)
     claimed_ms = store._checkpoint.logics_msg_timestamp_ms

@@ -7,7 +7,7 @@ from errno import EIO, ENOSPC
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
@@ -44,7 +44,6 @@ def feed(appender, data, rng, start=0):
 
 
 @given(seed=st.integers(0, 2**32), boundaries_only=st.booleans())
-@settings(max_examples=25, deadline=None)
 @resources_closed()
 def test_bytes_cut_anywhere_make_the_same_log(tmp_path_factory, master_bytes, seed, boundaries_only):
     directory = tmp_path_factory.mktemp("replica")
@@ -58,7 +57,6 @@ def test_bytes_cut_anywhere_make_the_same_log(tmp_path_factory, master_bytes, se
 
 
 @given(stop=st.integers(0, 150_000), seed=st.integers(0, 2**32), boundaries_only=st.booleans())
-@settings(max_examples=40, deadline=None)
 @resources_closed()
 def test_a_replica_killed_anywhere_resumes_at_a_record_and_ends_equal(
     tmp_path_factory, master_bytes, stop, seed, boundaries_only
@@ -136,7 +134,6 @@ def test_garbage_is_refused_as_soon_as_its_magic_is_there(tmp_path):
 
 
 @given(start=st.integers(0, 60), size=st.integers(0, 20_000))
-@settings(max_examples=100, deadline=None)
 def test_boundaries_are_those_of_the_full_scan_wherever_the_view_ends(master_bytes, start, size):
     view = memoryview(master_bytes)[:FILE_BYTES]
     starts = [0]

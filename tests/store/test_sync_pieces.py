@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,29 +27,29 @@ class Disk:
     """Of `sync_file_range`."""
     calls: list[object] = field(factory=list)
 
-    def write(self, fd: int, offset: int, length: int) -> int:
+    def write(self, fd, offset, length):
         self.calls.append((self._name_of(fd), offset, length))
         return self.error
 
-    def sync(self, fd: int) -> None:
+    def sync(self, fd):
         self.calls.append(f"sync {self._name_of(fd)}")
 
-    def step(self) -> None:
+    def step(self):
         self.calls.append("step")
 
-    def _name_of(self, fd: int) -> str:
+    def _name_of(self, fd):
         opened = os.fstat(fd)
         return next(path.name for path in self.folder.rglob("*") if os.path.samestat(path.stat(), opened))
 
 
 @pytest.fixture
-def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+def disk(tmp_path, monkeypatch):
     made = Disk(tmp_path)
     monkeypatch.setattr(syncing, "_sync_file_range", lambda: made.write)
     return made
 
 
-def work_of(disk: Disk, *paths: Path, span: tuple[int, int] | None = None, grown_bytes: int = 0) -> SyncWork:
+def work_of(disk, *paths, span=None, grown_bytes=0):
     """Of files that have grown when it runs."""
     work = SyncWork(disk.sync)
     for path in paths:
@@ -60,7 +59,7 @@ def work_of(disk: Disk, *paths: Path, span: tuple[int, int] | None = None, grown
     return work
 
 
-def test_a_long_span_is_written_in_pieces_before_its_sync(tmp_path: Path, disk: Disk) -> None:
+def test_a_long_span_is_written_in_pieces_before_its_sync(tmp_path, disk):
     end = 100 + 2 * PIECE_BYTES + 7
     work_of(disk, tmp_path / "a", span=(100, end)).run(disk.step)
     assert disk.calls == [
@@ -75,7 +74,7 @@ def test_a_long_span_is_written_in_pieces_before_its_sync(tmp_path: Path, disk: 
     ]
 
 
-def test_what_is_appended_meanwhile_is_written_in_pieces_too(tmp_path: Path, disk: Disk) -> None:
+def test_what_is_appended_meanwhile_is_written_in_pieces_too(tmp_path, disk):
     """The sync at the end would have it all to write, without a step."""
     span = (PIECE_BYTES, 2 * PIECE_BYTES + 1)
     work_of(disk, tmp_path / "a", span=span, grown_bytes=2 * PIECE_BYTES).run(disk.step)
@@ -88,29 +87,25 @@ def test_what_is_appended_meanwhile_is_written_in_pieces_too(tmp_path: Path, dis
 
 
 @pytest.mark.parametrize("span", [None, (5, 5), (0, PIECE_BYTES)])
-def test_a_short_span_is_only_synced(tmp_path: Path, disk: Disk, span: tuple[int, int] | None) -> None:
+def test_a_short_span_is_only_synced(tmp_path, disk, span):
     work_of(disk, tmp_path / "a", tmp_path / "b", span=span).run(disk.step)
     assert disk.calls == ["sync a", "step", "sync b", "step"]
 
 
 @pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOSYS, errno.EPERM])
-def test_where_a_file_system_writes_no_pieces_the_sync_does_all(
-    tmp_path: Path, disk: Disk, error: int
-) -> None:
+def test_where_a_file_system_writes_no_pieces_the_sync_does_all(tmp_path, disk, error):
     disk.error = error
     work_of(disk, tmp_path / "a", span=(0, 3 * PIECE_BYTES)).run(disk.step)
     assert disk.calls == [("a", 0, PIECE_BYTES), "sync a", "step"]
 
 
-def test_where_a_system_writes_no_pieces_the_sync_does_all(
-    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_a_system_writes_no_pieces_the_sync_does_all(tmp_path, disk, monkeypatch):
     monkeypatch.setattr(syncing, "_sync_file_range", lambda: None)
     work_of(disk, tmp_path / "a", span=(0, 3 * PIECE_BYTES)).run(disk.step)
     assert disk.calls == ["sync a", "step"]
 
 
-def test_a_piece_that_cannot_be_written_fails_the_sync(tmp_path: Path, disk: Disk) -> None:
+def test_a_piece_that_cannot_be_written_fails_the_sync(tmp_path, disk):
     """The kernel reports it once: a sync that follows would succeed."""
     disk.error = errno.EIO
     work = work_of(disk, tmp_path / "a", span=(0, 3 * PIECE_BYTES))
@@ -121,9 +116,7 @@ def test_a_piece_that_cannot_be_written_fails_the_sync(tmp_path: Path, disk: Dis
     assert work.left == (tmp_path / "a",)
 
 
-def test_the_pieces_of_a_log_are_those_of_its_new_bytes(
-    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pieces_of_a_log_are_those_of_its_new_bytes(tmp_path, disk, monkeypatch):
     log, _ = open_log(tmp_path, file_bytes=FILE_BYTES)
     monkeypatch.setattr(syncing, "PIECE_BYTES", 40_000)
     monkeypatch.setattr(os, "fdatasync", disk.sync)
@@ -145,9 +138,9 @@ def test_the_pieces_of_a_log_are_those_of_its_new_bytes(
     assert disk.calls.count("step") == 7
 
 
-def test_the_system_writes_pieces(tmp_path: Path) -> None:
-    steps: list[None] = []
-    on_step: Callable[[], None] = lambda: steps.append(None)  # noqa: E731
+def test_the_system_writes_pieces(tmp_path):
+    steps = []
+    on_step = lambda: steps.append(None)  # noqa: E731
     write = syncing._sync_file_range()
     with (tmp_path / "a").open("wb") as file:
         file.write(bytes(2 * PIECE_BYTES + 1))
@@ -172,24 +165,22 @@ def test_the_system_writes_pieces(tmp_path: Path) -> None:
 class Pacer:
     """In the place of the compiled code: what is written back, and the errno that comes of it."""
 
-    def __init__(self, disk: Disk, error: int = 0) -> None:
+    def __init__(self, disk, error=0):
         self.disk = disk
         self.error = error
 
-    def write_back(self, fd: int, start: int, end: int, rests: int) -> int:
+    def write_back(self, fd, start, end, rests):
         assert rests > 0
         self.disk.calls.append(f"pace {self.disk._name_of(fd)} {start} {end}")
         return self.error
 
 
-def use_pacer(monkeypatch: pytest.MonkeyPatch, disk: Disk, error: int = 0) -> None:
+def use_pacer(monkeypatch, disk, error=0):
     monkeypatch.setattr(compiled, "IS_COMPILED", True)
     monkeypatch.setattr(compiled, "records", Pacer(disk, error))
 
 
-def test_a_paced_sync_writes_what_is_not_on_disk_slowly_before_it(
-    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_paced_sync_writes_what_is_not_on_disk_slowly_before_it(tmp_path, disk, monkeypatch):
     use_pacer(monkeypatch, disk)
     work_of(disk, tmp_path / "a", span=(100, 5_000), grown_bytes=PIECE_BYTES).run(disk.step, paced=True)
     work_of(disk, tmp_path / "b", grown_bytes=PIECE_BYTES + 1).run(disk.step, paced=True)
@@ -197,16 +188,14 @@ def test_a_paced_sync_writes_what_is_not_on_disk_slowly_before_it(
     assert disk.calls == ["pace a 100 5000", "sync a", "step", f"pace b 0 {end}", "sync b", "step"]
 
 
-def test_a_long_span_is_not_paced(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_span_is_not_paced(tmp_path, disk, monkeypatch):
     """There is load: the sync is needed before the next one is due."""
     use_pacer(monkeypatch, disk)
     work_of(disk, tmp_path / "a", span=(0, PIECE_BYTES + 1)).run(disk.step, paced=True)
     assert disk.calls == [("a", 0, PIECE_BYTES), "step", ("a", PIECE_BYTES, 1), "step", "sync a", "step"]
 
 
-def test_a_failed_write_of_a_paced_sync_fails_it(
-    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_of_a_paced_sync_fails_it(tmp_path, disk, monkeypatch):
     use_pacer(monkeypatch, disk, errno.EIO)
     work = work_of(disk, tmp_path / "a")
     with pytest.raises(OSError, match="Input/output error"):
@@ -217,7 +206,7 @@ def test_a_failed_write_of_a_paced_sync_fails_it(
     assert not work.left
 
 
-def test_plain_python_does_not_pace(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_python_does_not_pace(tmp_path, disk, monkeypatch):
     monkeypatch.setattr(compiled, "IS_COMPILED", False)
     monkeypatch.setattr(compiled, "records", None)
     work_of(disk, tmp_path / "a").run(disk.step, paced=True)
@@ -225,7 +214,7 @@ def test_plain_python_does_not_pace(tmp_path: Path, disk: Disk, monkeypatch: pyt
 
 
 @pytest.mark.skipif(not compiled.IS_COMPILED, reason="without the compiled kernel there are no paced syncs")
-def test_compiled_code_has_bytes_written_back(tmp_path: Path) -> None:
+def test_compiled_code_has_bytes_written_back(tmp_path):
     path = tmp_path / "a"
     data = os.urandom(300_000)
     path.write_bytes(data)
@@ -238,19 +227,17 @@ def test_compiled_code_has_bytes_written_back(tmp_path: Path) -> None:
         pace(-1, 0, 1)
     assert compiled.records.write_back(-1, 1, 1, 3) == 0
     with pytest.raises(TypeError, match="4 arguments"):
-        compiled.records.write_back(1, 0, 0)  # type: ignore[call-arg]
+        compiled.records.write_back(1, 0, 0)
     with pytest.raises(OverflowError):
         compiled.records.write_back(0, 2**70, 0, 0)
 
 
 @pytest.mark.parametrize("sync_flush", [False, True])
-async def test_syncs_that_nobody_waits_for_are_paced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync_flush: bool
-) -> None:
-    seen: list[bool] = []
+async def test_syncs_that_nobody_waits_for_are_paced(tmp_path, monkeypatch, sync_flush):
+    seen = []
     run = SyncWork.run
 
-    def noted(self: SyncWork, *arguments: Callable[[], None], paced: bool = False) -> None:
+    def noted(self, *arguments, paced=False):
         seen.append(paced)
         run(self, *arguments, paced=paced)
 

@@ -1,13 +1,9 @@
 """The checkpoint's logicsPhysicalOffset, by which RocketMQ 5.5 builds queues again after an unclean stop."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import struct
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from attrs import evolve
@@ -17,8 +13,7 @@ from tests.store.crashes import CrashingDisk, PowerCutDisk
 from tests.store.support import FILE_BYTES, copy_store, message, open_store
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.dispatch import start_position
-from trioha.store.index_service import IndexCut, IndexService
-from trioha.store.message_store import MessageStore
+from trioha.store.index_service import IndexService
 from trioha.store.record_layout import MAGICS, check_record
 
 LOG_FILE_BYTES = 4096
@@ -27,16 +22,16 @@ BLANK_MAGIC = b"\xcb\xd4\x31\x94"
 
 
 @pytest.fixture(autouse=True)
-def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def _clock(monkeypatch):
     """All records are of one millisecond."""
     monkeypatch.setattr("time.time_ns", lambda: NOW_MS * 1_000_000)
 
 
-def small_store(root: Path) -> MessageStore:
+def small_store(root):
     return open_store(root, file_bytes=LOG_FILE_BYTES)
 
 
-def put(store: MessageStore, count: int, *, body_bytes: int = 300, is_keyed: bool = False) -> list[int]:
+def put(store, count, *, body_bytes=300, is_keyed=False):
     """Store messages in two queues; returns where they start."""
     log = store.commit_log
     starts = []
@@ -48,7 +43,7 @@ def put(store: MessageStore, count: int, *, body_bytes: int = 300, is_keyed: boo
     return starts
 
 
-def flush(store: MessageStore, end_offset: int | None = None) -> None:
+def flush(store, end_offset=None):
     """Put the log on disk, all of it or up to an offset, as the flush task does it."""
     log = store.commit_log
     end = log.max_offset if end_offset is None else end_offset
@@ -56,11 +51,11 @@ def flush(store: MessageStore, end_offset: int | None = None) -> None:
     log.flushed.advance(end)
 
 
-def dispatch(store: MessageStore, records_max: int = 1_000_000) -> None:
+def dispatch(store, records_max=1_000_000):
     store.dispatcher.dispatch(store.commit_log.max_offset, records_max=records_max)
 
 
-def sync_queues(store: MessageStore) -> Checkpoint:
+def sync_queues(store):
     """Put queues and index on disk, as the dispatch task does it; returns the checkpoint on disk then."""
     work = store.queue_sync_work()
     assert work is not None
@@ -68,14 +63,14 @@ def sync_queues(store: MessageStore) -> Checkpoint:
     return on_disk(store)
 
 
-def on_disk(store: MessageStore) -> Checkpoint:
+def on_disk(store):
     return Checkpoint.load(store.settings.root / "checkpoint")
 
 
 # -- the field -----------------------------------------------------------------------------------------------
 
 
-def test_the_offset_is_at_byte_40_and_is_read_from_there(tmp_path: Path) -> None:
+def test_the_offset_is_at_byte_40_and_is_read_from_there(tmp_path):
     data = Checkpoint(confirm_physical_offset=5, logics_physical_offset=0x0102030405060708).encode()
     assert data[32:48] == struct.pack(">2q", 5, 0x0102030405060708)
     assert data[48:] == bytes(4048)
@@ -86,7 +81,7 @@ def test_the_offset_is_at_byte_40_and_is_read_from_there(tmp_path: Path) -> None
 # -- raised --------------------------------------------------------------------------------------------------
 
 
-def test_a_sync_of_queues_writes_where_dispatch_was_when_it_began(tmp_path: Path) -> None:
+def test_a_sync_of_queues_writes_where_dispatch_was_when_it_began(tmp_path):
     store = open_store(tmp_path)
     put(store, 5)
     dispatch(store)
@@ -103,9 +98,7 @@ def test_a_sync_of_queues_writes_where_dispatch_was_when_it_began(tmp_path: Path
     assert store.queue_sync_work() is None
 
 
-def test_no_record_of_which_the_log_is_not_on_disk_is_claimed_and_the_offset_is_a_records_start(
-    tmp_path: Path,
-) -> None:
+def test_no_record_of_which_the_log_is_not_on_disk_is_claimed_and_the_offset_is_a_records_start(tmp_path):
     store = open_store(tmp_path)
     starts = put(store, 60, body_bytes=3000)
     # A slave's flush may end inside of a record.
@@ -124,7 +117,7 @@ def test_no_record_of_which_the_log_is_not_on_disk_is_claimed_and_the_offset_is_
     assert store.queue_sync_work() is None
 
 
-def test_while_nothing_of_the_log_is_on_disk_no_time_is_claimed_either(tmp_path: Path) -> None:
+def test_while_nothing_of_the_log_is_on_disk_no_time_is_claimed_either(tmp_path):
     store = open_store(tmp_path)
     put(store, 5)
     dispatch(store)
@@ -136,7 +129,7 @@ def test_while_nothing_of_the_log_is_on_disk_no_time_is_claimed_either(tmp_path:
     assert found.logics_msg_timestamp_ms == NOW_MS
 
 
-def test_a_clean_stop_leaves_the_logs_end(tmp_path: Path) -> None:
+def test_a_clean_stop_leaves_the_logs_end(tmp_path):
     store = open_store(tmp_path)
     put(store, 5)
     end_offset = store.commit_log.max_offset
@@ -147,7 +140,7 @@ def test_a_clean_stop_leaves_the_logs_end(tmp_path: Path) -> None:
 # -- lowered -------------------------------------------------------------------------------------------------
 
 
-def synced_store(root: Path, *, is_keyed: bool = False) -> tuple[MessageStore, list[int]]:
+def synced_store(root, *, is_keyed=False):
     """A store of several log files, all on disk, and where its records start."""
     store = small_store(root)
     starts = put(store, 60, is_keyed=is_keyed)
@@ -159,14 +152,12 @@ def synced_store(root: Path, *, is_keyed: bool = False) -> tuple[MessageStore, l
 
 
 @pytest.mark.parametrize("is_keyed", [False, True])
-def test_a_cut_lowers_the_offset_before_it_deletes_what_is_built_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_keyed: bool
-) -> None:
+def test_a_cut_lowers_the_offset_before_it_deletes_what_is_built_again(tmp_path, monkeypatch, is_keyed):
     store, starts = synced_store(tmp_path, is_keyed=is_keyed)
     seen = []
     cut = IndexService.cut
 
-    def look(index: IndexService, plan: IndexCut) -> None:
+    def look(index, plan):
         seen.append(on_disk(store))
         cut(index, plan)
 
@@ -185,7 +176,7 @@ def test_a_cut_lowers_the_offset_before_it_deletes_what_is_built_again(
     assert sync_queues(store).logics_physical_offset == store.commit_log.max_offset > starts[30]
 
 
-def test_a_cut_does_not_claim_what_was_dispatched_and_not_synced_before_it(tmp_path: Path) -> None:
+def test_a_cut_does_not_claim_what_was_dispatched_and_not_synced_before_it(tmp_path):
     store, _ = synced_store(tmp_path)
     synced_offset = on_disk(store).logics_physical_offset
     starts = put(store, 20)
@@ -195,7 +186,7 @@ def test_a_cut_does_not_claim_what_was_dispatched_and_not_synced_before_it(tmp_p
     assert on_disk(store).logics_physical_offset <= synced_offset < starts[10]
 
 
-def test_a_sync_that_began_before_a_cut_does_not_raise_the_offset_after_it(tmp_path: Path) -> None:
+def test_a_sync_that_began_before_a_cut_does_not_raise_the_offset_after_it(tmp_path):
     store, starts = synced_store(tmp_path)
     put(store, 20)
     dispatch(store)
@@ -208,7 +199,7 @@ def test_a_sync_that_began_before_a_cut_does_not_raise_the_offset_after_it(tmp_p
     assert on_disk(store).logics_physical_offset == lowered <= starts[30]
 
 
-def test_a_log_that_begins_anew_has_no_offset(tmp_path: Path) -> None:
+def test_a_log_that_begins_anew_has_no_offset(tmp_path):
     store, _ = synced_store(tmp_path / "store")
     store.commit_log.archive(tmp_path / "aside")
     assert on_disk(store) == Checkpoint()
@@ -217,14 +208,12 @@ def test_a_log_that_begins_anew_has_no_offset(tmp_path: Path) -> None:
 # -- starts --------------------------------------------------------------------------------------------------
 
 
-def test_an_unclean_start_dispatches_from_the_offsets_file_on_though_the_times_say_later(
-    tmp_path: Path,
-) -> None:
+def test_an_unclean_start_dispatches_from_the_offsets_file_on_though_the_times_say_later(tmp_path):
     store, starts = synced_store(tmp_path)
     log = store.commit_log
     times = Checkpoint(physic_msg_timestamp_ms=NOW_MS + 10_000, logics_msg_timestamp_ms=NOW_MS + 10_000)
 
-    def start(offset: int) -> int:
+    def start(offset):
         checkpoint = evolve(times, logics_physical_offset=offset)
         return start_position(log, store.queues, clean_exit=False, checkpoint=checkpoint)
 
@@ -240,9 +229,7 @@ def test_an_unclean_start_dispatches_from_the_offsets_file_on_though_the_times_s
 
 
 @pytest.mark.parametrize("stale", [0, 1000])
-def test_a_start_after_a_clean_stop_of_an_older_version_claims_all_and_no_less(
-    tmp_path: Path, stale: int
-) -> None:
+def test_a_start_after_a_clean_stop_of_an_older_version_claims_all_and_no_less(tmp_path, stale):
     """Such a version leaves the field as it was: 0, or an offset from before its life."""
     root = copy_store("store-5.3.3", tmp_path)
     before = Checkpoint.load(root / "checkpoint")
@@ -255,9 +242,7 @@ def test_a_start_after_a_clean_stop_of_an_older_version_claims_all_and_no_less(
     assert position > FILE_BYTES
 
 
-def test_a_start_that_builds_queues_from_the_first_record_on_claims_neither_offset_nor_time(
-    tmp_path: Path,
-) -> None:
+def test_a_start_that_builds_queues_from_the_first_record_on_claims_neither_offset_nor_time(tmp_path):
     store, _ = synced_store(tmp_path)
     store.close()
     before = Checkpoint.load(tmp_path / "checkpoint")
@@ -271,7 +256,7 @@ def test_a_start_that_builds_queues_from_the_first_record_on_claims_neither_offs
 # -- power cuts ----------------------------------------------------------------------------------------------
 
 
-def newer_start(image: Path, checkpoint: Checkpoint) -> int:
+def newer_start(image, checkpoint):
     """Where 5.5 begins after an unclean stop; without its limit of ten files."""
     for file in sorted((image / "commitlog").iterdir(), reverse=True):
         data = file.read_bytes()
@@ -286,13 +271,13 @@ def newer_start(image: Path, checkpoint: Checkpoint) -> int:
     return 0
 
 
-def log_of(image: Path) -> bytes:
+def log_of(image):
     files = sorted((image / "commitlog").iterdir())
     assert [int(file.name) for file in files] == [n * LOG_FILE_BYTES for n in range(len(files))]
     return b"".join(file.read_bytes().ljust(LOG_FILE_BYTES, b"\0") for file in files)
 
 
-def places_in(log: bytes) -> tuple[set[int], set[int]]:
+def places_in(log):
     """Where the valid records of a log start, up to the first one that is not; and these with the blanks that
     end its files, and its end: where it can be read from."""
     records, places, at = set(), {0}, 0
@@ -310,7 +295,7 @@ def places_in(log: bytes) -> tuple[set[int], set[int]]:
     return records, places
 
 
-def queued(image: Path) -> set[int]:
+def queued(image):
     """Offsets of the records that have an entry."""
     found = set()
     for file in (image / "consumequeue").rglob("0*"):
@@ -320,13 +305,13 @@ def queued(image: Path) -> set[int]:
 
 
 @contextmanager
-def power_cut(root: Path) -> Iterator[PowerCutDisk]:
+def power_cut(root):
     disk = close_after_test(PowerCutDisk(root))
     with CrashingDisk(on_sync=disk.synced).in_use():
         yield disk
 
 
-def live(store: MessageStore, chance: random.Random) -> None:
+def live(store, chance):
     """Use a store, with syncs at any time."""
     for _ in range(chance.randrange(20)):
         step = chance.choice(["put", "dispatch", "dispatch", "flush", "sync", "sync", "cut"])
@@ -347,8 +332,8 @@ def live(store: MessageStore, chance: random.Random) -> None:
 
 
 def test_after_any_power_cuts_the_records_before_the_start_of_either_kind_are_whole_and_in_their_queues(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """Only what was synced is left, and all files have records of one millisecond."""
     chance = random.Random(5)
     claims = []

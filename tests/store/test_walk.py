@@ -3,8 +3,6 @@
 That it passes the same records as plain Python is in `test_kernel`.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
@@ -26,7 +24,7 @@ pytestmark = needs_kernel
 LOG = VECTORS / "store-5.3.3/store/commitlog" / f"{0:020}"
 
 
-def records_of(count: int, *, body: bytes) -> bytearray:
+def records_of(count, *, body):
     """Common records of one topic that follow each other from offset 0 on."""
     data = bytearray()
     for record in in_order([Wanted("T", 0, b"", 0, body, None, False, 1)] * count):
@@ -76,7 +74,7 @@ print(passed)
 """
 
 
-def test_no_byte_after_the_end_is_read() -> None:
+def test_no_byte_after_the_end_is_read():
     assert run_guarded(GUARDED, str(LOG)) > 1000
 
 
@@ -84,30 +82,30 @@ def test_no_byte_after_the_end_is_read() -> None:
     ("at", "end", "shift"),
     [(-1, 10, 0), (11, 10, 0), (0, 101, 0), (0, 100, 2**63 - 50), (0, 100, 2**63), (2**70, 100, 0)],
 )
-def test_places_that_do_not_fit_the_buffer_are_refused(at: int, end: int, shift: int) -> None:
+def test_places_that_do_not_fit_the_buffer_are_refused(at, end, shift):
     with pytest.raises((ValueError, OverflowError)):
         compiled.records.walk_boundaries(bytes(100), at, end, shift)
     with pytest.raises((ValueError, OverflowError)):
         compiled.records.walk_records(bytes(100), at, end, shift, False)
 
 
-def test_what_is_no_buffer_of_bytes_in_a_row_is_refused() -> None:
+def test_what_is_no_buffer_of_bytes_in_a_row_is_refused():
     for wrong in ("text", 5, None, memoryview(bytes(100))[::2]):
         with pytest.raises((TypeError, BufferError)):
-            compiled.records.walk_boundaries(wrong, 0, 10, 0)  # type: ignore[arg-type]
+            compiled.records.walk_boundaries(wrong, 0, 10, 0)
     with pytest.raises(TypeError, match="4 arguments"):
-        compiled.records.walk_boundaries(b"", 0, 0)  # type: ignore[call-arg]
+        compiled.records.walk_boundaries(b"", 0, 0)
     with pytest.raises(TypeError, match="5 arguments"):
-        compiled.records.walk_records(b"", 0, 0, 0)  # type: ignore[call-arg]
+        compiled.records.walk_records(b"", 0, 0, 0)
     assert compiled.records.walk_boundaries(array("q", [0] * 20), 0, 160, 0) == (0, 0, -1)
 
 
-def test_a_long_walk_lets_other_threads_run() -> None:
+def test_a_long_walk_lets_other_threads_run():
     view = memoryview(records_of(6000, body=bytes(64 * 1024)))
     turns = 0
     is_over = threading.Event()
 
-    def count() -> None:
+    def count():
         nonlocal turns
         while not is_over.is_set():
             turns += 1
@@ -129,7 +127,7 @@ def test_a_long_walk_lets_other_threads_run() -> None:
     assert during > 0
 
 
-def test_without_the_crc_of_isa_l_records_are_checked_in_plain_python(monkeypatch) -> None:
+def test_without_the_crc_of_isa_l_records_are_checked_in_plain_python(monkeypatch):
     data = records_of(3, body=b"body")
     data[-5] ^= 1
     view = memoryview(data)
@@ -141,7 +139,7 @@ def test_without_the_crc_of_isa_l_records_are_checked_in_plain_python(monkeypatc
     assert scan_records(view, 0, len(view), 0) == plain
 
 
-def test_a_library_without_that_crc_is_not_used() -> None:
+def test_a_library_without_that_crc_is_not_used():
     # In a process of its own, without compiled.py: that would find it.
     said = subprocess.check_output(
         [sys.executable, "-c", WITHOUT_CRC, str(compiled.records.__file__)], text=True, timeout=100

@@ -1,22 +1,18 @@
 """A common record that compiled code writes is, byte for byte, the one that plain Python writes."""
 
-from __future__ import annotations
-
 from array import array
-from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.store.guarded import run_guarded
 from tests.store.support import log_bytes, message, open_log
 from tests.store.test_kernel import mode, needs_kernel
 from trioha.store import commit_log, compiled
-from trioha.store.commit_log import PWRITE_BYTES_MIN, CommitLog
-from trioha.store.messages import AppendResult, Message
+from trioha.store.commit_log import PWRITE_BYTES_MIN
+from trioha.store.messages import Message
 from trioha.store.put_status import PutStatus
 from trioha.store.record import Host
 
@@ -52,7 +48,7 @@ MESSAGES = st.builds(
 )
 
 
-def appended(folder: Path, messages: list[Message], **how: Any) -> tuple[list[AppendResult], bytes, Any, int]:
+def appended(folder, messages, **how):
     """What a new log makes of messages, each put twice: results, bytes, next queue offsets, its last time."""
     log, _ = open_log(folder, file_bytes=FILE_BYTES, message_bytes_max=6_500, **how)
     results = []
@@ -68,7 +64,6 @@ def appended(folder: Path, messages: list[Message], **how: Any) -> tuple[list[Ap
     messages=st.lists(MESSAGES, max_size=12),
     store_host=st.sampled_from([Host.parse("127.0.0.1", 10911), Host.parse("::1", 10911)]),
 )
-@settings(max_examples=150, deadline=None)
 def test_the_log_is_the_same_with_compiled_code_and_without(messages, store_host, tmp_path_factory):
     folder = tmp_path_factory.mktemp("logs")
     with mode(is_compiled=False):
@@ -90,11 +85,11 @@ def test_fields_that_no_record_can_hold_are_what_they_are_in_plain_python(fields
     assert log.max_offset == end_offset
 
 
-def written(log: CommitLog, one: Message) -> int:
+def written(log, one):
     """How many records compiled code writes for one message, which is put twice to a new queue."""
     real, sizes = compiled.records.write_record, []
 
-    def count(*arguments: Any) -> int:
+    def count(*arguments):
         sizes.append(real(*arguments))
         return sizes[-1]
 
@@ -144,8 +139,8 @@ def test_no_byte_after_the_end_is_written():
     assert run_guarded(GUARDED) == 200 * 12
 
 
-def write(data: Any, at: int = 0, **others: Any) -> int:
-    given: dict[str, Any] = {
+def write(data, at=0, **others):
+    given = {
         "topic": b"\x01T",
         "message": Message("T", 0, b"body"),
         "body_bytes_max": 100,
@@ -193,7 +188,7 @@ def test_arguments_of_other_kinds_are_refused():
     with pytest.raises(AttributeError):
         write(bytearray(200), message=object())
     with pytest.raises(TypeError, match="9 arguments"):
-        compiled.records.write_record(bytearray(200), 0)  # type: ignore[call-arg]
+        compiled.records.write_record(bytearray(200), 0)
     assert write(array("q", [0] * 30)) == 96
 
 
@@ -205,7 +200,7 @@ class Passing:
     properties = b""
 
     @property
-    def body(self) -> bytes:
+    def body(self):
         """New ones each time."""
         return bytes(bytearray(b"body"))
 
