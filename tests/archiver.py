@@ -56,6 +56,14 @@ class ArchiverProcess:
         self._process.kill()
         self._process.wait(END_WITHIN_S)
 
+    def wait(self) -> int:
+        """Wait until it ends by itself; its exit code."""
+        return self._process.wait(END_WITHIN_S)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
     def stop(self) -> None:
         """End it cleanly. Raises AssertionError if it does not end with 0.
 

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.replays import replay_here, write_recordings
+from tests.s3 import start_obstore
 from trioha_analysis.replay_result import ReplayResult
+
+
+@pytest.fixture(autouse=True, scope="session")
+def obstore_runs() -> None:
+    """Descriptors of obstore's runtime are open before any test counts."""
+    start_obstore()
 
 
 @pytest.fixture(scope="session")

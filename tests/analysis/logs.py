@@ -11,15 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from trioha.store.record import Host, Record, encode_record
-from trioha.store.record_layout import BLANK, MAGIC_BLANK, MAGIC_V1, body_crc
+from tests.archive.building import Put, made_log, record_at, write_store
+from tests.store.support import VECTORS
+from trioha.store.record_layout import MAGIC_V1
 from trioha_analysis.commitlog.columns import TYPES, decode
 from trioha_analysis.commitlog.files import OffsetRange, cut_ranges, list_files
 from trioha_analysis.commitlog.reading import LogDamage, ReadOptions, read_range
-
-VECTORS = Path(__file__).parent.parent / "vectors"
-STORES = ("store-4.9.7", "store-5.3.3", "store-5.3.3-propcrc-lmq")
-HOST = Host.parse("10.1.2.3", 10911)
 
 
 def expected_rows(store: str) -> list[dict[str, Any]]:
@@ -71,46 +68,21 @@ def read_all(
     return rows, damage
 
 
-def record(offset: int, body: bytes, *, topic: str = "Orders", born: Host = HOST, sys_flag: int = 0) -> bytes:
+def put_of(body: bytes, **fields: Any) -> Put:
+    """A message of a generated log; `fields` are those of `Put`."""
+    return Put(body=body, queue_id=1, store_ms=1_700_000_000_001, properties=b"TAGS\x01t\x02", **fields)
+
+
+def record(offset: int, body: bytes, **fields: Any) -> bytes:
     """A record as it stands at `offset`."""
-    return encode_record(
-        Record(
-            magic=MAGIC_V1,
-            body_crc=body_crc(body),
-            queue_id=1,
-            flag=0,
-            queue_offset=7,
-            physical_offset=offset,
-            sys_flag=sys_flag,
-            born_timestamp_ms=1_700_000_000_000,
-            born_host=born,
-            store_timestamp_ms=1_700_000_000_001,
-            store_host=HOST,
-            reconsume_times=0,
-            prepared_transaction_offset=0,
-            body=body,
-            topic=topic,
-            properties_raw=b"TAGS\x01t\x02",
-        )
-    )
+    return record_at(offset, put_of(body, **fields))
 
 
-def write_log(store: Path, bodies: Iterable[bytes], *, file_bytes: int, topic: str = "Orders") -> list[int]:
+def write_log(store: Path, bodies: Iterable[bytes], *, file_bytes: int) -> list[int]:
     """Write a store's log of these bodies, with blanks where files end; gives the offset of each record."""
-    offsets: list[int] = []
-    log = bytearray()
-    for body in bodies:
-        one = record(len(log), body, topic=topic)
-        left = file_bytes - len(log) % file_bytes
-        assert len(one) + BLANK.size <= file_bytes
-        if len(one) + BLANK.size > left:
-            log += BLANK.pack(left, MAGIC_BLANK) + bytes(left - BLANK.size)
-            one = record(len(log), body, topic=topic)
-        offsets.append(len(log))
-        log += one
-    log += bytes(-len(log) % file_bytes)
-    write_files(store, log, file_bytes=file_bytes)
-    return offsets
+    entries = made_log(map(put_of, bodies), file_bytes=file_bytes)
+    write_store(store, entries, file_bytes=file_bytes)
+    return [entry.offset for entry in entries if not entry.is_blank]
 
 
 def write_files(store: Path, log: bytes | bytearray, *, file_bytes: int) -> None:

@@ -17,6 +17,7 @@ from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.levels import by_level
 from tests.recording.sessions import WALL_NS, Event, MasterModel, as_array, write_session
 from trioha.cli import main
 from trioha.distribution import Distribution
@@ -106,7 +107,7 @@ def test_causes_are_those_of_the_sessions_puts(folder: Path) -> None:
 
 
 @given(st.integers(0, 10_000), st.data())
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_causes_do_not_depend_on_how_a_session_is_split(folder: Path, seed: int, data: st.DataObject) -> None:
     session = open_session(folder / "20260101-a-0")
     events = MasterModel(seed).run(data.draw(st.integers(1, 300)))
@@ -203,10 +204,11 @@ def test_timeout_with_an_open_silent_connection_is_not_caused_by_a_missing_slave
     assert "no connection was open" in explain(open_readers([path]), "1")["summary"]
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_explain_and_replay_agree_on_the_cause_of_each_put(tmp_path: Path, seed: int) -> None:
-    path = write_session(tmp_path / "session", MasterModel(seed).run(220))
-    assert stories_of(path) == counts_of(path)
+@pytest.mark.sized
+def test_explain_and_replay_agree_on_the_cause_of_each_put(tmp_path: Path) -> None:
+    for seed in range(by_level(2, 12, 200)):
+        path = write_session(tmp_path / str(seed), MasterModel(seed).run(220))
+        assert stories_of(path) == counts_of(path), seed
 
 
 def test_connections_of_master_and_slave_are_joined_and_their_clocks_compared(folder: Path) -> None:
@@ -259,41 +261,28 @@ def test_story_of_a_put_has_its_steps_on_both_nodes_at_the_masters_time(folder: 
     )
 
 
-@pytest.mark.parametrize(
-    ("request_", "request_id", "summary"),
-    [
-        ("slowest", 3, "was sent it and did not acknowledge it in time"),
-        ("failed", 3, "was sent it and did not acknowledge it in time"),
-        ("@1999", 2, "most of the time went before it was sent to it"),
-        ("@1500", 2, "most of the time went before it was sent to it"),
+def test_put_is_found_by_request_id_offset_or_rank(folder: Path) -> None:
+    readers = open_readers([folder])
+    late = "was sent it and did not acknowledge it in time"
+    unsent = "most of the time went before it was sent to it"
+    for request, request_id, summary in (
+        ("slowest", 3, late),
+        ("failed", 3, late),
+        ("@1999", 2, unsent),
+        ("@1500", 2, unsent),
         ("4", 4, "fewer slaves were in sync than it needed; no connection was open"),
         ("5", 5, "waited for nothing"),
-    ],
-)
-def test_put_is_found_by_request_id_offset_or_rank(
-    folder: Path, request_: str, request_id: int, summary: str
-) -> None:
-    story = explain(open_readers([folder]), request_)
-    assert story["request"] == request_id
-    assert summary in story["summary"]
-
-
-def test_late_ack_is_part_of_the_explanation(folder: Path) -> None:
-    story = explain(open_readers([folder]), "3")
-    assert [step["sentence"] for step in story["steps"] if step["what"] == "acked"] == [
+    ):
+        story = explain(readers, request)
+        assert story["request"] == request_id, request
+        assert summary in story["summary"], request
+    assert [step["sentence"] for step in explain(readers, "3")["steps"] if step["what"] == "acked"] == [
         "connection 1 (10.0.0.2:41000) acknowledged 2500, too late"
     ]
-
-
-def test_first_failed_put_after_a_time(folder: Path) -> None:
-    readers = open_readers([folder])
     assert explain(readers, "failed", at_wall_ns=wall_time("+0.095", readers))["request"] == 4
-
-
-@pytest.mark.parametrize("request_", ["77", "@99999", "nonsense"])
-def test_unknown_put_is_one_error(folder: Path, request_: str) -> None:
-    with pytest.raises(TriohaError, match="a request id, @OFFSET, slowest or failed"):
-        explain(open_readers([folder]), request_)
+    for request in ("77", "@99999", "nonsense"):
+        with pytest.raises(TriohaError, match="a request id, @OFFSET, slowest or failed"):
+            explain(readers, request)
 
 
 def test_state_at_a_time_has_all_nodes_and_connections(folder: Path) -> None:
@@ -330,9 +319,9 @@ def test_state_and_probes_at_a_moment_follow_the_rules_of_the_kernel(tmp_path: P
     assert [row["probes"] for row in found["nodes"]] == [1]
 
 
-@pytest.mark.parametrize(
-    ("text", "after_ms"),
-    [
+def test_times_have_several_notations(folder: Path) -> None:
+    readers = open_readers([folder])
+    for text, after_ms in (
         ("+1.5", 1500),
         ("50%", 50.5),
         ("2026-09-21T14:13:20.25Z", 250),
@@ -342,10 +331,11 @@ def test_state_and_probes_at_a_moment_follow_the_rules_of_the_kernel(tmp_path: P
         ("16:13:20+02:00", 0),
         ("begin", 0),
         ("end", 101),
-    ],
-)
-def test_times_have_several_notations(folder: Path, text: str, after_ms: float) -> None:
-    assert wall_time(text, open_readers([folder]), zone=UTC) == WALL_NS + round(after_ms * MS)
+    ):
+        assert wall_time(text, readers, zone=UTC) == WALL_NS + round(after_ms * MS), text
+    for text in ("soon", "25:00", "+x", "1%%", ""):
+        with pytest.raises(TriohaError, match=r"not a time.*; say 03:12:00 or 2026-"):
+            wall_time(text, readers)
 
 
 def test_clock_times_are_in_the_local_zone(
@@ -366,12 +356,6 @@ def test_clock_times_are_in_the_local_zone(
         time.tzset()
 
 
-@pytest.mark.parametrize("text", ["soon", "25:00", "+x", "1%%", ""])
-def test_invalid_time_is_one_error(folder: Path, text: str) -> None:
-    with pytest.raises(TriohaError, match=r"not a time.*; say 03:12:00 or 2026-"):
-        wall_time(text, open_readers([folder]))
-
-
 def test_command_answers_without_java(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,11 +371,3 @@ def test_command_answers_without_java(
     assert "TRANSFER" in capsys.readouterr().out
     assert main(["replay", str(folder), "--at", "+999"]) == 0
     assert "none of these sessions covers that time" in capsys.readouterr().out
-
-
-def test_model_sessions_puts_can_all_be_explained(tmp_path: Path) -> None:
-    readers = open_readers([write_session(tmp_path / "session", MasterModel(3).run(300))])
-    waits = sum(event.kind == Kind.WAIT_BEGIN for event in MasterModel(3).run(300))
-    for request in range(1, waits + 1):
-        story = explain(readers, str(request))
-        assert story["summary"].endswith(".")

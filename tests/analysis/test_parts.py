@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.replays import master_events, replay_here
+from tests.levels import by_level
 from tests.recording.sessions import Event, MasterModel, write_session
 from trioha.recording import aggregate, progress
 from trioha.recording.events import CloseReason, HaState, Kind
@@ -128,23 +129,23 @@ def test_a_late_ack_covers_frames_that_are_not_kept(tmp_path: Path, monkeypatch:
     assert connection["ackLatencyMs"]["max"] == pytest.approx((1000 - 190) / 1e6, rel=0.01)
 
 
-@pytest.mark.parametrize("range_records", [15, 60])
-@pytest.mark.parametrize("seed", range(11, 16))
+@pytest.mark.sized
 def test_what_rules_do_not_keep_is_not_judged_and_no_violation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, range_records: int, seed: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write_session(tmp_path / "session", MasterModel(seed).run(700), segment_records=150)
-
     def violations(result: ReplayResult) -> set[tuple[str, int]]:
         return {(row["invariant"], row["seq"]) for row in document(result)["violations"]}
 
-    true = violations(replay_here(path))
-    monkeypatch.setattr(preceding_events, "KEPT_MAX", 1)
-    monkeypatch.setattr(copies, "CELLS_MAX", 1)
-    monkeypatch.setattr(copies, "OPEN_MAX", 1)
-    found = in_a_tree(path, range_records=range_records)
-    assert violations(found) <= true
-    assert true, "the model makes violations"
+    for seed in range(11, 11 + by_level(1, 2, 50)):
+        path = write_session(tmp_path / str(seed), MasterModel(seed).run(700), segment_records=150)
+        true = violations(replay_here(path))
+        assert true, "the model makes violations"
+        with monkeypatch.context() as patch:
+            patch.setattr(preceding_events, "KEPT_MAX", 1)
+            patch.setattr(copies, "CELLS_MAX", 1)
+            patch.setattr(copies, "OPEN_MAX", 1)
+            for range_records in (15, 60):
+                assert violations(in_a_tree(path, range_records=range_records)) <= true, seed
 
 
 def test_violations_within_a_part_are_found_whatever_rules_keep(

@@ -135,7 +135,7 @@ LINE = (
 )
 
 
-@pytest.fixture(params=["older", "newer"])
+@pytest.fixture(params=[pytest.param("older", marks=pytest.mark.full), "newer"])
 def path(request: pytest.FixtureRequest) -> Path:
     found: Path = request.getfixturevalue(request.param)
     return found

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.test_asking import MS, master_events, slave_events
+from tests.levels import by_level
 from tests.recording.sessions import Event, MasterModel, write_session
 from trioha.errors import TriohaError
 from trioha.recording.events import HaState, Kind, PutStatus
@@ -65,17 +66,18 @@ def test_stories_do_not_depend_on_ranges(tmp_path: Path, range_records: int) -> 
     assert len({str(story) for story in expected}) == 5 + 3
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_stories_of_a_model_do_not_depend_on_ranges(
-    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.full
+@pytest.mark.sized
+def test_stories_of_a_model_do_not_depend_on_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Records of a put that are not close together are searched in the whole session.
     monkeypatch.setattr(module, "NEAR_RECORDS", 1)
-    readers = open_readers([write_session(tmp_path / "s", MasterModel(seed).run(300), segment_records=70)])
-    requests = ["slowest", "failed", *map(str, range(40)), *(f"@{at}" for at in range(0, 20_000, 700))]
-    found = stories(readers, requests, scan=scan_of(13))
-    assert found == stories(readers, requests)
-    assert sum(isinstance(story, dict) for story in found) > 5
+    requests = ["slowest", "failed", *map(str, range(20)), *(f"@{at}" for at in range(0, 20_000, 1400))]
+    for seed in range(by_level(1, 3, 40)):
+        path = write_session(tmp_path / str(seed), MasterModel(seed).run(300), segment_records=70)
+        readers = open_readers([path])
+        found = stories(readers, requests, scan=scan_of(13))
+        assert found == stories(readers, requests), seed
+        assert sum(isinstance(story, dict) for story in found) > 5
 
 
 def test_whole_sessions_are_read_by_the_scan_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

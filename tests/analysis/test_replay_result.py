@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -12,11 +11,9 @@ from attrs import evolve
 from tests.analysis.replays import MS, master_events, replay_here
 from tests.recording.sessions import WALL_NS, Event, MasterModel, slave_events, write_session
 from trioha.recording.events import CloseReason, HaState, Kind
-from trioha.recording.reader import open_session
 from trioha_analysis import seconds
 from trioha_analysis.arrow_tables import arrow_tables
 from trioha_analysis.document import document
-from trioha_analysis.packing import pack_segment, sealed_segments
 from trioha_analysis.replay_result import ReplayResult, series_grid
 
 
@@ -344,10 +341,6 @@ def test_documentation_has_every_column_of_every_table(result: ReplayResult) -> 
         assert documented == set(table.column_names) - everywhere, name
 
 
-def test_document_is_json(result: ReplayResult) -> None:
-    assert json.loads(json.dumps(document(result))) == document(result)
-
-
 def test_one_session_is_replayed_by_its_own_path(recordings: Path) -> None:
     path = recordings / "20260101T000001.000Z-broker-a-1"
     rows = document(replay_here(path))
@@ -370,18 +363,6 @@ def test_result_does_not_depend_on_ranges_and_segments(tmp_path: Path) -> None:
             del row["checked"]
     assert cut["sessions"][0].pop("events") > whole["sessions"][0].pop("events")
     assert cut == whole
-
-
-def test_packed_sessions_have_the_same_result(tmp_path: Path) -> None:
-    path = write_session(tmp_path / "session", MasterModel(11).run(700), segment_records=300)
-    before = document(replay_here(path))
-    session = open_session(path)
-    for segment in sealed_segments(session, every=True)[::2]:
-        pack_segment(session, segment)
-    assert document(replay_here(path, range_records=70)) == before
-    for segment in sealed_segments(session, every=True):
-        pack_segment(session, segment)
-    assert document(replay_here(path)) == before
 
 
 def test_damaged_session_is_replayed_without_the_lost_records(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def test_report_is_one_file_that_fetches_nothing(result: ReplayResult, tmp_path:
     assert "Refused offsets" not in html
 
 
+@pytest.mark.full
 def test_report_has_refused_offsets_and_clock_offsets(tmp_path: Path) -> None:
     refused = [
         Event(40 * MS, Kind.REFUSED, conn=3, offset=1400, aux=1500, flags=CloseReason.DIVERGED),
@@ -70,6 +71,7 @@ def test_report_has_refused_offsets_and_clock_offsets(tmp_path: Path) -> None:
     assert {bar["name"] for bar in bars} == {"ack (network), conn 1"}
 
 
+@pytest.mark.full
 def test_report_stays_small_for_a_long_session_with_many_connections(tmp_path: Path) -> None:
     path = write_session(tmp_path / "session", MasterModel(5).run(20_000))
     html = session_report(replay_here(path)).html()
@@ -93,6 +95,7 @@ def test_names_in_a_report_are_escaped(tmp_path: Path) -> None:
     assert html.count("&lt;script&gt;alert(1)&lt;") >= 5
 
 
+@pytest.mark.full
 def test_what_if_report_has_each_point_beside_the_recording(tmp_path: Path) -> None:
     model = model_of(*find_model_sessions([write_pair(tmp_path / "<b>pair", closed_loop(3, rounds=50))]))
     points = grid(model.scenario, [count_axis("slaves", "slaves", ["0", "2"], low=0, high=SLAVES_MAX)])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from attrs import evolve, field, frozen
 
@@ -104,25 +105,22 @@ class Put:
     store_ms: int = 1_000_000
     sys_flag: int = 0
     properties: bytes = b""
+    born_host: Host = HOST
 
 
-def made_log(puts: Sequence[Put], *, file_bytes: int, first_offset: int = 0, filler: int = 0) -> list[Entry]:
-    """The log that a broker makes of these messages, blanks with `filler` in them included."""
-    entries: list[Entry] = []
-    queue_offsets: Counter[tuple[str, int]] = Counter()
-    offset = first_offset
-    for put in puts:
-        queue = (put.topic, put.queue_id)
-        record = Record(
+def record_at(offset: int, put: Put, *, queue_offset: int = 0) -> bytes:
+    """The record that a broker writes of a message at `offset`."""
+    return encode_record(
+        Record(
             magic=MAGIC_V1,
             body_crc=body_crc(put.body),
             queue_id=put.queue_id,
             flag=7,
-            queue_offset=queue_offsets[queue],
+            queue_offset=queue_offset,
             physical_offset=offset,
             sys_flag=put.sys_flag,
             born_timestamp_ms=put.store_ms - 5,
-            born_host=HOST,
+            born_host=put.born_host,
             store_timestamp_ms=put.store_ms,
             store_host=HOST,
             reconsume_times=0,
@@ -131,17 +129,26 @@ def made_log(puts: Sequence[Put], *, file_bytes: int, first_offset: int = 0, fil
             topic=put.topic,
             properties_raw=put.properties,
         )
+    )
+
+
+def made_log(puts: Iterable[Put], *, file_bytes: int, first_offset: int = 0, filler: int = 0) -> list[Entry]:
+    """The log that a broker makes of these messages, blanks with `filler` in them included."""
+    entries: list[Entry] = []
+    queue_offsets: Counter[tuple[str, int]] = Counter()
+    offset = first_offset
+    for put in puts:
+        queue = (put.topic, put.queue_id)
+        data = record_at(offset, put, queue_offset=queue_offsets[queue])
         left = file_bytes - offset % file_bytes
-        assert record.total_size + BLANK_BYTES <= file_bytes, "a record fits into an empty file"
-        if record.total_size + BLANK_BYTES > left:
+        assert len(data) + BLANK_BYTES <= file_bytes, "a record fits into an empty file"
+        if len(data) + BLANK_BYTES > left:
             blank = BLANK.pack(left, MAGIC_BLANK).ljust(left, bytes([filler]))
             entries.append(Entry(offset=offset, data=blank, is_blank=True))
             offset += left
-            record = evolve(record, physical_offset=offset)
-        entries.append(
-            Entry(offset=offset, data=encode_record(record), topic=put.topic, store_ms=put.store_ms)
-        )
-        offset += record.total_size
+            data = record_at(offset, put, queue_offset=queue_offsets[queue])
+        entries.append(Entry(offset=offset, data=data, topic=put.topic, store_ms=put.store_ms))
+        offset += len(data)
         queue_offsets[queue] += 1
     return entries
 
@@ -149,7 +156,7 @@ def made_log(puts: Sequence[Put], *, file_bytes: int, first_offset: int = 0, fil
 def write_store(store: Path, entries: Sequence[Entry], *, file_bytes: int) -> Path:
     """A store with this log, and nothing else."""
     folder = store / "commitlog"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for start, data in files_of(entries, file_bytes=file_bytes).items():
         (folder / f"{start:020d}").write_bytes(data)
     return store
@@ -170,37 +177,29 @@ def log_data(store: Path) -> tuple[int, int, bytes]:
     return int(paths[0].name), paths[0].stat().st_size, b"".join(path.read_bytes() for path in paths)
 
 
-def build(
-    url: str,
-    store: Path,
-    *,
-    end_offset: int | None = None,
-    object_bytes: int = OBJECT_BYTES_MAX,
-    codec: Codec | Callable[[int], Codec] = "none",
-    metadata: Sequence[Moment] = (),
-    page_objects: int | None = None,
-    generation: str = GENERATION,
-) -> Head:
-    """Archive the log of `store` up to `end_offset`, a border of records, in objects of about `object_bytes`.
-
-    `codec` may be a function of an object's number. With `page_objects` objects go into pages of so many,
-    those of a rest stay in the head. An archive at `url` gets the log as a further generation.
-    """
+def log_entries(store: Path) -> tuple[list[Entry], int]:
+    """The records and blanks of a store's log, and the size of its files."""
     first_offset, file_bytes, data = log_data(store)
-    return build_from(
-        url,
-        [
-            entry
-            for entry in entries_of(data, first_offset=first_offset, file_bytes=file_bytes)
-            if end_offset is None or entry.end_offset <= end_offset
-        ],
-        file_bytes=file_bytes,
-        object_bytes=object_bytes,
-        codec=codec,
-        metadata=metadata,
-        page_objects=page_objects,
-        generation=generation,
-    )
+    return list(entries_of(data, first_offset=first_offset, file_bytes=file_bytes)), file_bytes
+
+
+def build(url: str, store: Path, *, end_offset: int | None = None, **options: Any) -> Head:
+    """As `build_from`, of the log of `store` up to `end_offset`, a border of records."""
+    entries, file_bytes = log_entries(store)
+    kept = [one for one in entries if end_offset is None or one.end_offset <= end_offset]
+    return build_from(url, kept, file_bytes=file_bytes, **options)
+
+
+def groups_of(entries: Iterable[Entry], *, object_bytes: int, file_bytes: int) -> list[list[Entry]]:
+    """What objects of about `object_bytes`, each of one log file, have of a log."""
+    groups: list[list[Entry]] = []
+    for entry in entries:
+        group = groups[-1] if groups else []
+        is_full = sum(len(one.data) for one in group) + len(entry.data) > object_bytes
+        if not group or is_full or entry.offset % file_bytes == 0:
+            groups.append([])
+        groups[-1].append(entry)
+    return groups
 
 
 def build_from(
@@ -214,15 +213,13 @@ def build_from(
     page_objects: int | None = None,
     generation: str = GENERATION,
 ) -> Head:
-    """The same for the entries of a log, in order; at least one."""
+    """Archive a log in objects of about `object_bytes`.
+
+    `codec` may be a function of an object's number. With `page_objects` objects go into pages of so many,
+    those of a rest stay in the head. An archive at `url` gets the log as a further generation.
+    """
     folder = ObjectFolder.open(url, create=True)
-    groups: list[list[Entry]] = []
-    for entry in entries:
-        group = groups[-1] if groups else []
-        is_full = sum(len(one.data) for one in group) + len(entry.data) > object_bytes
-        if not group or is_full or entry.offset % file_bytes == 0:
-            groups.append([])
-        groups[-1].append(entry)
+    groups = groups_of(entries, object_bytes=object_bytes, file_bytes=file_bytes)
     objects = [
         put_object(folder, group, generation=generation, codec=codec(number) if callable(codec) else codec)
         for number, group in enumerate(groups)
@@ -249,7 +246,7 @@ def build_from(
                 began_ms=1,
                 reason="first archive",
                 file_bytes=file_bytes,
-                first_offset=entries[0].offset,
+                first_offset=entries[0].offset if entries else 0,
                 pages=tuple(pages),
                 objects=tuple(objects),
                 metadata=tuple(moments),
@@ -303,3 +300,25 @@ def replace_generation(url: str, change: Callable[[Generation], Generation]) -> 
     assert head is not None
     generations = (*head.generations[:-1], change(head.generations[-1]))
     create_head(folder, evolve(head, number=head.number + 1, generations=generations))
+
+
+def merge_file(url: str, entries: Sequence[Entry], *, start: int, file_bytes: int) -> LogObject:
+    """As an archiver does meanwhile: one object replaces those of the log file at `start`.
+
+    Of the old ones the first stays.
+    """
+    folder = ObjectFolder.open(url)
+    inside = [one for one in entries if start <= one.offset < start + file_bytes]
+    merged = put_object(folder, inside)
+    old: list[LogObject] = []
+
+    def change(generation: Generation) -> Generation:
+        objects = generation.objects
+        old.extend(one for one in objects if start <= one.first_offset < start + file_bytes)
+        at = objects.index(old[0])
+        return evolve(generation, objects=(*objects[:at], merged, *objects[at + len(old) :]))
+
+    replace_generation(url, change)
+    assert len(old) > 2
+    folder.delete([one.key for one in old[1:]])
+    return merged

@@ -10,17 +10,16 @@ from typing import Any
 from attrs import define, field
 from obstore.store import MemoryStore
 
+from tests.archive.building import Put, record_at
 from trioha.archive.archiver import Archiver
 from trioha.archive.heads import read_head
 from trioha.archive.log_bytes import read_log_object
 from trioha.archive.objects import ObjectFolder
 from trioha.archive.reader import ArchiveReader
 from trioha.archive.settings import ArchiveSettings
-from trioha.store.record import Host, Record, encode_record
-from trioha.store.record_layout import BLANK, BLANK_BYTES, MAGIC_BLANK, MAGIC_V1, body_crc
+from trioha.store.record_layout import BLANK, BLANK_BYTES, MAGIC_BLANK
 
 FILE_BYTES = 4096
-HOST = Host.parse("127.0.0.1", 10911)
 START_MS = 1_700_000_000_000
 
 
@@ -77,26 +76,7 @@ class Log:
 
     def record(self, offset: int, *, body: bytes = b"body", topic: str = "T") -> bytes:
         """A record that belongs at `offset`."""
-        return encode_record(
-            Record(
-                magic=MAGIC_V1,
-                body_crc=body_crc(body),
-                queue_id=0,
-                flag=0,
-                queue_offset=0,
-                physical_offset=offset,
-                sys_flag=0,
-                born_timestamp_ms=1,
-                born_host=HOST,
-                store_timestamp_ms=self.clock.wall_ms(),
-                store_host=HOST,
-                reconsume_times=0,
-                prepared_transaction_offset=0,
-                body=body,
-                topic=topic,
-                properties_raw=b"",
-            )
-        )
+        return record_at(offset, Put(body=body, topic=topic, store_ms=self.clock.wall_ms()))
 
     def write(self, offset: int, data: bytes) -> None:
         """Put bytes into the files."""

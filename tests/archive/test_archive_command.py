@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.archive.support import Log, archived, reader_of
+from tests.archiver import ArchiverProcess, wait_archived
 from tests.store.support import copy_store
 from trioha.archive.objects import ObjectFolder
 from trioha.cli import main
@@ -22,40 +18,7 @@ from trioha.cli.archive import parse_duration_s
 from trioha.errors import ConfigError
 
 pytestmark = pytest.mark.process
-DEADLINE_S = 75.0
-
-
-@contextmanager
-def archiving(log: Log, url: str, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """The command in a process, with one JSON object a line."""
-    command = [sys.executable, "-m", "trioha", "archive", str(log.store), "--to", url, "--json", *options]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def next_step(process: subprocess.Popen[str]) -> dict[str, Any]:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line, process.stderr.read() if process.stderr is not None else ""
-    step: dict[str, Any] = json.loads(line)
-    return step
-
-
-def wait_until(process: subprocess.Popen[str], offset: int) -> dict[str, Any]:
-    """The first step that has archived everything up to `offset`."""
-    while True:
-        step = next_step(process)
-        if (step["archivedOffset"] or 0) >= offset:
-            return step
+Follow = Callable[[], ArchiverProcess]
 
 
 @pytest.fixture
@@ -71,48 +34,64 @@ def url(tmp_path: Path) -> str:
     return f"file://{tmp_path}/archive"
 
 
+@pytest.fixture
+def follow(log: Log, url: str, tmp_path: Path) -> Iterator[Follow]:
+    """Starts `trioha archive --follow`."""
+    started: list[ArchiverProcess] = []
+
+    def start() -> ArchiverProcess:
+        log_file = tmp_path / f"archiver-{len(started)}.log"
+        started.append(ArchiverProcess(log.store, url, log_file=log_file, interval="0.01s"))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+
+
+@pytest.mark.full
 @pytest.mark.timeout(300)
-def test_an_archiver_that_is_killed_again_and_again_leaves_no_hole(log: Log, url: str) -> None:
-    for _ in range(4):
-        with archiving(log, url, "--follow", "--interval", "0.01s") as process:
+def test_an_archiver_that_is_killed_again_and_again_leaves_no_hole(
+    log: Log, url: str, follow: Follow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(3):
+        archiver = follow()
+        for _ in range(3):
             log.append(20)
-            wait_until(process, log.end_offset)
-            for _ in range(3):
-                log.append(20)
-                next_step(process)
-            process.kill()
-            process.wait(DEADLINE_S)
-    with archiving(log, url) as process:
-        wait_until(process, log.end_offset)
-        assert process.wait(DEADLINE_S) == 0
+            wait_archived(archiver, url, log.end_offset)
+        log.append(20)
+        archiver.kill()
+    code, out, _ = run(capsys, str(log.store), "--to", url, "--json")
+    assert code == 0
+    assert json.loads(out.splitlines()[-1])["archivedOffset"] == log.end_offset
     folder = ObjectFolder.open(url)
     assert archived(folder) == (0, log.data())
     head = reader_of(folder).head
     assert [one.reason for one in head.generations] == ["first archive"]
-    assert head.writer.epoch == 5
+    assert head.writer.epoch == 4
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_in_order(log: Log, url: str, number: signal.Signals) -> None:
-    with archiving(log, url, "--follow") as process:
-        wait_until(process, log.end_offset)
-        process.send_signal(number)
-        assert process.wait(DEADLINE_S) == 0
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
+def test_a_signal_ends_it_in_order(log: Log, url: str, follow: Follow, number: signal.Signals) -> None:
+    archiver = follow()
+    wait_archived(archiver, url, log.end_offset)
+    archiver.signal(number)
+    assert archiver.wait() == 0
     assert archived(ObjectFolder.open(url)) == (0, log.data())
 
 
-def test_an_archiver_that_was_replaced_says_so_and_ends(log: Log, url: str) -> None:
-    with archiving(log, url, "--follow", "--interval", "0.01s") as first:
-        wait_until(first, log.end_offset)
-        with archiving(log, url) as second:
-            wait_until(second, log.end_offset)
-            assert second.wait(DEADLINE_S) == 0
-        log.append()
-        _, errors = first.communicate(timeout=DEADLINE_S)
-        assert first.returncode == 2
-    assert "another writer archives here" in errors
-    assert f"{log.store}, epoch 2, has created a newer head" in errors
-    assert len(errors.strip().splitlines()) == 1
+@pytest.mark.full
+def test_an_archiver_that_was_replaced_says_so_and_ends(
+    log: Log, url: str, follow: Follow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = follow()
+    wait_archived(first, url, log.end_offset)
+    assert run(capsys, str(log.store), "--to", url)[0] == 0
+    log.append()
+    assert first.wait() == 2
+    *_, error = first.log().strip().splitlines()
+    assert "another writer archives here" in error
+    assert f"{log.store}, epoch 2, has created a newer head" in error
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -172,31 +151,21 @@ def test_damage_is_exit_code_1(log: Log, capsys: pytest.CaptureFixture[str], url
     assert f"no valid record at offset {end}: the body's CRC" in err
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (("--to", "ftp://x"), "ftp://x: not a URL of an object storage"),
-        (("--to", "file:///dev/null/x"), "file:///dev/null/x"),
-        (("--to", "file:///tmp", "--interval", "10"), "--interval: '10' is not a duration; write 10s"),
-        (("--to", "file:///tmp", "--keep", "0d"), "--keep: '0d' is not a duration"),
-    ],
-)
 def test_what_cannot_be_used_is_one_line(
-    log: Log, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], reason: str
+    log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = run(capsys, str(log.store), *options)
-    assert code == 2
-    assert reason in err
-    assert len(err.strip().splitlines()) == 1
-    assert not out
-
-
-def test_a_store_that_is_not_there_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str
-) -> None:
-    code, _, err = run(capsys, str(tmp_path / "none"), "--to", url)
-    assert code == 2
-    assert "there is no such folder" in err
+    for arguments, reason in (
+        ((log.store, "--to", "ftp://x"), "ftp://x: not a URL of an object storage"),
+        ((log.store, "--to", "file:///dev/null/x"), "file:///dev/null/x"),
+        ((log.store, "--to", "file:///tmp", "--interval", "10"), "'10' is not a duration; write 10s"),
+        ((log.store, "--to", "file:///tmp", "--keep", "0d"), "--keep: '0d' is not a duration"),
+        ((tmp_path / "none", "--to", f"file://{tmp_path}/archive"), "there is no such folder"),
+    ):
+        code, out, err = run(capsys, *map(str, arguments))
+        assert code == 2
+        assert reason in err
+        assert len(err.strip().splitlines()) == 1
+        assert not out
 
 
 def test_durations() -> None:

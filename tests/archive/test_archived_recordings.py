@@ -108,6 +108,7 @@ def test_a_damaged_segment_is_named_once_and_left_out(tmp_path: Path) -> None:
     assert [str(damaged) in remark for remark in remarks] == [True]
 
 
+@pytest.mark.full
 def test_old_segments_are_deleted_at_last_with_their_session(tmp_path: Path) -> None:
     folder, log = in_memory(), Log(tmp_path / "store")
     session = write_session(tmp_path / "recordings" / "one", events(19), segment_records=10)
@@ -135,6 +136,7 @@ def test_old_segments_are_deleted_at_last_with_their_session(tmp_path: Path) -> 
     assert reader_of(folder).head.recordings == ()
 
 
+@pytest.mark.full
 def test_old_segments_of_a_session_that_goes_on_stay_out_of_the_archive(tmp_path: Path) -> None:
     folder, log = in_memory(), Log(tmp_path / "store")
     session = write_session(tmp_path / "recordings" / "one", events(49), segment_records=10)
@@ -153,6 +155,7 @@ def test_old_segments_of_a_session_that_goes_on_stay_out_of_the_archive(tmp_path
     assert keys == {one.key for one in archived.segments}
 
 
+@pytest.mark.full
 def test_segments_that_no_head_refers_to_are_swept(tmp_path: Path) -> None:
     """As an archiver leaves them that was killed before its head, and never came back to that session."""
     folder, log = in_memory(), Log(tmp_path / "store")

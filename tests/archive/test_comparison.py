@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,13 @@ from tests.archive.building import (
     Put,
     build,
     build_from,
-    entries_of,
-    log_data,
+    log_entries,
     made_log,
-    put_object,
-    replace_generation,
+    merge_file,
     write_store,
 )
 from tests.archive.damaging import damage_object, flip
+from tests.levels import by_level
 from tests.store.support import STORES, VECTORS, copy_store
 from trioha.archive.comparison import Comparison, compare_with_archive
 from trioha.archive.reader import ArchiveReader
@@ -81,100 +82,96 @@ def test_an_equal_store_has_no_differences(tmp_path: Path, url: str) -> None:
     )
 
 
-FIELDS = [
-    (0, "totalSize"),
-    (4, "magic"),
-    (8, "bodyCRC"),
-    (12, "queueId"),
-    (16, "flag"),
-    (20, "queueOffset"),
-    (28, "physicalOffset"),
-    (36, "sysFlag"),
-    (40, "bornTimestamp"),
-    (48, "bornHost"),
-    (56, "storeTimestamp"),
-    (64, "storeHost"),
-    (72, "reconsumeTimes"),
-    (76, "preparedTransactionOffset"),
-    (84, "bodyLength"),
-    (88, "body"),
-    (-23, "topicLength"),
-    (-22, "topic"),
-    (-17, "topic"),
-    (-16, "propertiesLength"),
-    (-14, "property KEYS"),
-    (-9, "property KEYS"),
-    (-8, "property KEYS"),
-    (-7, "property TAGS"),
-    (-1, "property TAGS"),
-]
-
-
-@pytest.mark.parametrize(("at", "field"), FIELDS)
-def test_a_difference_is_named_by_its_record_and_field(tmp_path: Path, url: str, at: int, field: str) -> None:
+def test_a_difference_is_named_by_its_record_and_field(tmp_path: Path, url: str) -> None:
     entries = made_log(
         [Put(body=b"x" * 50, queue_id=3, properties=b"KEYS\x01k\x02TAGS\x01tag\x02"[:14]) for _ in range(9)],
         file_bytes=FILE_BYTES,
     )
+    build_from(url, entries, file_bytes=FILE_BYTES, object_bytes=400, page_objects=3)
     entry = entries[5]
-    offset = (entry.offset if at >= 0 else entry.end_offset) + at
-    found = small(tmp_path, url, changed(entries, offset), entries)
-    assert found.difference_count == 1
-    (one,) = found.differences
-    assert (one.offset, one.record_offset, one.bytes, one.field) == (offset, entry.offset, 1, field)
-    assert (one.topic, one.queue_id) == ("Orders", 3)
-    assert one.queue_offset is not None
-    assert found.compared == (0, entries[-1].end_offset)
+    for at, field in (
+        (0, "totalSize"),
+        (4, "magic"),
+        (8, "bodyCRC"),
+        (12, "queueId"),
+        (16, "flag"),
+        (20, "queueOffset"),
+        (28, "physicalOffset"),
+        (36, "sysFlag"),
+        (40, "bornTimestamp"),
+        (48, "bornHost"),
+        (56, "storeTimestamp"),
+        (64, "storeHost"),
+        (72, "reconsumeTimes"),
+        (76, "preparedTransactionOffset"),
+        (84, "bodyLength"),
+        (88, "body"),
+        (-23, "topicLength"),
+        (-22, "topic"),
+        (-17, "topic"),
+        (-16, "propertiesLength"),
+        (-14, "property KEYS"),
+        (-9, "property KEYS"),
+        (-8, "property KEYS"),
+        (-7, "property TAGS"),
+        (-1, "property TAGS"),
+    ):
+        offset = (entry.offset if at >= 0 else entry.end_offset) + at
+        store = write_store(tmp_path / "store", changed(entries, offset), file_bytes=FILE_BYTES)
+        found = compared(store, url)
+        assert found.difference_count == 1
+        (one,) = found.differences
+        assert (one.offset, one.record_offset, one.bytes, one.field) == (offset, entry.offset, 1, field)
+        assert (one.topic, one.queue_id) == ("Orders", 3)
+        assert one.queue_offset is not None
+        assert found.compared == (0, entries[-1].end_offset)
 
 
-@pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_every_flipped_bit_of_a_store_is_found(tmp_path: Path, url: str, codec: Any) -> None:
+@pytest.mark.sized
+def test_every_flipped_byte_of_a_store_is_found(tmp_path: Path, url: str) -> None:
     """RocketMQ's own CRC is over the body."""
     entries = made_log([Put(body=b"body", properties=b"KEYS\x01k\x02") for _ in range(7)], file_bytes=400)
     assert entries[-1].end_offset > 800
-    build_from(url, entries, file_bytes=400, object_bytes=200, codec=codec)
+    build_from(url, entries, file_bytes=400, object_bytes=200, codec="zstd")
     store = write_store(tmp_path / "store", entries, file_bytes=400)
     log, reader = ReadOnlyCommitLog.open(store), ArchiveReader.open(url)
-    for at in range(entries[-1].end_offset):
-        path = store / "commitlog" / f"{at - at % 400:020d}"
-        with path.open("r+b") as file:
-            for is_flipped in (True, False):
-                file.seek(at % 400)
-                byte = file.read(1)[0]
-                file.seek(at % 400)
-                file.write(bytes([byte ^ 1 << at * 5 % 8]))
-                file.flush()
-                if is_flipped or not at % 20:
-                    found = compare_with_archive(log, reader)
-                    assert [one.offset for one in found.differences] == [at] * is_flipped
-                    assert not found.ends_early
+    assert compare_with_archive(log, reader).difference_count == 0
+    for at in range(0, entries[-1].end_offset, by_level(13, 3, 1)):
+        with flipped(store, at, file_bytes=400, mask=1 << at * 5 % 8):
+            found = compare_with_archive(log, reader)
+        assert [one.offset for one in found.differences] == [at]
+        assert not found.ends_early
 
 
+@contextmanager
+def flipped(store: Path, offset: int, *, file_bytes: int, mask: int) -> Iterator[None]:
+    """A store in which bits of one byte are flipped for as long as the block runs."""
+    path = store / "commitlog" / f"{offset - offset % file_bytes:020d}"
+    whole = path.read_bytes()
+    data = bytearray(whole)
+    data[offset % file_bytes] ^= mask
+    path.write_bytes(data)
+    yield
+    path.write_bytes(whole)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("name", STORES)
-def test_every_flipped_bit_of_a_store_of_rocketmq_is_found(tmp_path: Path, url: str, name: str) -> None:
+def test_flipped_bits_of_a_store_of_rocketmq_are_found(tmp_path: Path, url: str, name: str) -> None:
     source = copy_store(name, tmp_path)
     build(url, VECTORS / name / "store", object_bytes=9000, codec="zstd")
-    first_offset, file_bytes, data = log_data(source)
-    entries = list(entries_of(data, first_offset=first_offset, file_bytes=file_bytes))
+    entries, file_bytes = log_entries(source)
     assert compared(source, url).difference_count == 0
     for entry in entries[::7]:
-        for index in {0, 20, 40, 60, len(entry.data) // 2, len(entry.data) - 1}:
-            offset = entry.offset + min(index, len(entry.data) - 1)
-            path = source / "commitlog" / f"{offset - offset % file_bytes:020d}"
-            with path.open("r+b") as file:
-                file.seek(offset % file_bytes)
-                old = file.read(1)
-                file.seek(offset % file_bytes)
-                file.write(bytes([old[0] ^ 0x20]))
-                file.flush()
+        size = len(entry.data)
+        for index in {min(at, size - 1) for at in (0, 20, 40, 60, size // 2, size - 1)}:
+            offset = entry.offset + index
+            with flipped(source, offset, file_bytes=file_bytes, mask=0x20):
                 found = compared(source, url)
-                assert [one.offset for one in found.differences] == [offset]
-                assert found.differences[0].record_offset == entry.offset
-                file.seek(offset % file_bytes)
-                file.write(old)
+            assert [(one.offset, one.record_offset) for one in found.differences] == [(offset, entry.offset)]
 
 
-def test_several_differences_are_counted(tmp_path: Path, url: str) -> None:
+def test_differences_are_counted_by_records_and_blanks(tmp_path: Path, url: str) -> None:
     entries = SMALL
     for number in (1, 2, 15):
         entries = changed(changed(entries, SMALL[number].offset + 70), SMALL[number].offset + 72)
@@ -182,10 +179,8 @@ def test_several_differences_are_counted(tmp_path: Path, url: str) -> None:
     assert [(one.record_offset, one.bytes) for one in found.differences] == [
         (SMALL[number].offset, 2) for number in (1, 2, 15)
     ]
-
-
-def test_the_filler_of_a_blank_is_compared(tmp_path: Path, url: str) -> None:
-    (one,) = small(tmp_path, url, changed(SMALL, BLANK.end_offset - 1)).differences
+    store = write_store(tmp_path / "store", changed(SMALL, BLANK.end_offset - 1), file_bytes=FILE_BYTES)
+    (one,) = compared(store, url).differences
     assert (one.record_offset, one.field, one.topic) == (BLANK.offset, "blank", None)
 
 
@@ -201,23 +196,20 @@ def test_what_only_the_store_has_is_checked(tmp_path: Path, url: str) -> None:
     assert found.only_archive == ()
     assert not found.ends_early
     assert not found.only_store_fault
-
-
-def test_damage_of_what_only_the_store_has_is_found(tmp_path: Path, url: str) -> None:
-    found = small(tmp_path, url, changed(SMALL, SMALL[20].offset + 90), SMALL[:10])
+    damaged = changed(SMALL, SMALL[20].offset + 90)
+    found = compared(write_store(tmp_path / "store", damaged, file_bytes=FILE_BYTES), url)
     assert found.only_store_fault.startswith("the body's CRC is not the stored")
     assert found.store_span == (0, SMALL[20].offset)
 
 
-@pytest.mark.parametrize("kept", range(1, len(SMALL)))
-def test_a_store_that_ends_early_is_compared_to_its_end(tmp_path: Path, url: str, kept: int) -> None:
-    found = small(tmp_path, url, SMALL[:kept])
-    end = SMALL[kept - 1].end_offset
-    assert found.difference_count == 0
-    assert found.store_span == (0, end)
-    assert found.compared == (0, end)
-    assert found.only_archive == ((end, SMALL[-1].end_offset),)
-    assert found.ends_early
+def test_a_store_that_ends_early_is_compared_to_its_end(tmp_path: Path, url: str) -> None:
+    build_from(url, SMALL, file_bytes=FILE_BYTES, object_bytes=400, page_objects=3)
+    for kept in range(1, len(SMALL), 3):
+        found = compared(write_store(tmp_path / str(kept), SMALL[:kept], file_bytes=FILE_BYTES), url)
+        end = SMALL[kept - 1].end_offset
+        assert (found.difference_count, found.store_span, found.compared) == (0, (0, end), (0, end))
+        assert found.only_archive == ((end, SMALL[-1].end_offset),)
+        assert found.ends_early
 
 
 def test_parts_before_the_first_log_file_are_named(tmp_path: Path, url: str) -> None:
@@ -261,22 +253,9 @@ def test_another_generation_can_be_compared(tmp_path: Path, url: str) -> None:
 def test_objects_that_were_merged_meanwhile_are_compared_once(tmp_path: Path, url: str) -> None:
     build_from(url, SMALL, file_bytes=FILE_BYTES, object_bytes=200)
     reader = ArchiveReader.open(url)
-    inside = [one for one in SMALL if FILE_BYTES <= one.offset < 2 * FILE_BYTES]
-    merged = put_object(reader.folder, inside)
-    old = [one for one in reader.generation().objects if FILE_BYTES <= one.first_offset < 2 * FILE_BYTES]
-    replace_generation(
-        url,
-        lambda one: evolve(
-            one,
-            objects=tuple(
-                sorted([*(set(one.objects) - set(old)), merged], key=lambda found: found.first_offset)
-            ),
-        ),
-    )
-    reader.folder.delete([one.key for one in old[1:]])
-    entries = changed(SMALL, inside[0].offset + 70)
+    merged = merge_file(url, SMALL, start=FILE_BYTES, file_bytes=FILE_BYTES)
+    entries = changed(SMALL, merged.first_offset + 70)
     store = write_store(tmp_path / "store", entries, file_bytes=FILE_BYTES)
     found = compare_with_archive(ReadOnlyCommitLog.open(store), reader)
-    assert [one.record_offset for one in found.differences] == [inside[0].offset]
-    assert found.difference_count == 1
+    assert [one.record_offset for one in found.differences] == [merged.first_offset]
     assert found.records == 24

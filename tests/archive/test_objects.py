@@ -67,6 +67,7 @@ def test_one_of_eight_writers_creates_an_object(archive_url: str) -> None:
     assert folder.get("heads/1") == b"writer %d" % created.index(True)
 
 
+@pytest.mark.full
 def test_more_objects_than_a_listing_has_on_a_page_are_listed_and_deleted(archive_url: str) -> None:
     folder = ObjectFolder.open(archive_url, create=True)
     keys = [f"log/{number:05}" for number in range(1010)]
@@ -89,23 +90,24 @@ def test_an_object_of_several_parts_is_replaced_as_a_whole(archive_url: str) -> 
     assert folder.get_range("log/a", start=PART_BYTES - 1, end=PART_BYTES + 1) == b"\x04\x05"
 
 
-@pytest.mark.parametrize("error", [RuntimeError("of the source"), OSError(5, "of the disk"), TimeoutError()])
-@pytest.mark.parametrize("parts", [0, 2])
-def test_an_error_of_the_source_is_raised_as_it_is_and_nothing_is_stored(
-    archive_url: str, parts: int, error: Exception
-) -> None:
+def test_an_error_of_the_source_is_raised_as_it_is_and_nothing_is_stored(archive_url: str) -> None:
     folder = ObjectFolder.open(archive_url, create=True)
 
-    def pieces() -> Iterator[bytes]:
+    def pieces(parts: int, error: Exception) -> Iterator[bytes]:
         yield b"x"
         for _ in range(parts):
             yield bytes(PART_BYTES)
         raise error
 
-    with pytest.raises(type(error)) as caught:
-        folder.put("log/a", pieces())
-    assert caught.value is error
-    assert list(folder.list("log")) == []
+    for parts, error in (
+        (0, RuntimeError("of the source")),
+        (2, OSError(5, "of the disk")),
+        (0, TimeoutError()),
+    ):
+        with pytest.raises(type(error)) as caught:
+            folder.put("log/a", pieces(parts, error))
+        assert caught.value is error
+        assert list(folder.list("log")) == []
 
 
 def test_folders_with_a_common_beginning_are_apart(archive_url: str) -> None:
@@ -119,17 +121,14 @@ def test_folders_with_a_common_beginning_are_apart(archive_url: str) -> None:
     assert [one.key for one in longer.list("log")] == ["log/b"]
 
 
-@pytest.mark.parametrize(
-    ("url", "reason"),
-    [
+def test_what_is_not_a_url_of_an_archive_is_refused() -> None:
+    for url, reason in (
         ("/tmp/x", "not a URL of an object storage; write s3://, gs://, az:// or file:///"),
         ("http://host/x", "not a URL of an object storage; write s3://, gs://, az:// or file:///"),
         ("s3://", "names no bucket; write s3://bucket/folder"),
         ("file://host/x", "not an absolute folder; write file:///folder"),
         ("file:///no/such/folder", "there is no such folder"),
-    ],
-)
-def test_what_is_not_a_url_of_an_archive_is_refused(url: str, reason: str) -> None:
-    with pytest.raises(ArchiveError) as caught:
-        ObjectFolder.open(url)
-    assert str(caught.value) == f"{url}: {reason}"
+    ):
+        with pytest.raises(ArchiveError) as caught:
+            ObjectFolder.open(url)
+        assert str(caught.value) == f"{url}: {reason}"

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.archive.building import (
@@ -30,14 +30,16 @@ from tests.archive.building import (
     files_of,
     log_data,
     made_log,
+    merge_file,
     put_object,
     replace_generation,
 )
 from tests.archive.damaging import damage_object, flip
+from tests.levels import by_level
 from tests.store.support import VECTORS, expected, open_store
 from trioha.archive import restore as module
 from trioha.archive.errors import ArchiveError, MissingObjectError
-from trioha.archive.layout import Generation
+from trioha.archive.layout import Generation, LogObject
 from trioha.archive.objects import ObjectFolder
 from trioha.archive.reader import ArchiveReader
 from trioha.archive.restore import Restore, Restored, Target
@@ -86,30 +88,10 @@ def url(tmp_path: Path) -> str:
 # -- where a restored log ends ------------------------------------------------------------------------------
 
 
-def test_a_log_is_cut_at_each_border_of_its_records_and_beside_it(tmp_path: Path, url: str) -> None:
-    build_from(
-        url,
-        SMALL,
-        file_bytes=FILE_BYTES,
-        object_bytes=400,
-        codec=lambda number: "zstd" if number % 2 else "none",
-        page_objects=3,
-    )
-    for number, entry in enumerate(SMALL):
-        for at in (entry.end_offset - 1, entry.end_offset, entry.end_offset + 1):
-            if at < SMALL[0].end_offset or at > SMALL[-1].end_offset:
-                continue
-            into = tmp_path / f"{number}-{at}"
-            result = restored(url, into, Target(to_offset=at))
-            assert log_of(into) == prefix(SMALL, at)
-            borders = [one.end_offset for one in SMALL if one.end_offset <= at]
-            assert result.plan.end_offset == borders[-1]
-
-
 sizes = st.lists(st.integers(0, 600), min_size=1, max_size=30)
 
 
-@settings(max_examples=40)
+@pytest.mark.full
 @given(
     bodies=sizes,
     object_bytes=st.integers(100, 3000),
@@ -147,41 +129,31 @@ def test_a_restored_log_is_the_prefix_of_the_archived_one(  # noqa: PLR0917 (hyp
         assert log_of(Path(folder) / "store") == prefix(entries, end_offset)
 
 
-TIMES = [10, 20, 20, 30, 30, 25, 30, 40, 35, 41]
-"""A clock that was set back twice, and records of one millisecond."""
-
-
-@pytest.mark.parametrize(
-    ("to_ms", "records"),
-    [(9, 0), (10, 1), (19, 1), (20, 3), (29, 3), (30, 7), (39, 7), (40, 9), (41, 10), (99, 10)],
-)
 @pytest.mark.parametrize("object_bytes", [100, 300, 10_000])
 def test_a_time_ends_the_log_before_the_first_record_that_was_stored_later(
-    tmp_path: Path, url: str, to_ms: int, records: int, object_bytes: int
+    tmp_path: Path, url: str, object_bytes: int
 ) -> None:
-    entries = made_log([Put(store_ms=time) for time in TIMES], file_bytes=10_000)
+    # A clock that was set back twice, and records of one millisecond.
+    times = [10, 20, 20, 30, 30, 25, 30, 40, 35, 41]
+    entries = made_log([Put(store_ms=time) for time in times], file_bytes=10_000)
     build_from(url, entries, file_bytes=10_000, object_bytes=object_bytes, page_objects=2)
-    into = tmp_path / "store"
-    if not records:
-        with pytest.raises(ArchiveError, match="no record was stored by 9 ms"):
-            restored(url, into, Target(to_ms=to_ms))
-        assert not into.exists()
-        return
-    result = restored(url, into, Target(to_ms=to_ms))
-    assert log_of(into) == files_of(entries[:records], file_bytes=10_000)
-    assert result.last_store_ms == TIMES[records - 1]
-    assert Checkpoint.load(into / "checkpoint") == Checkpoint(physic_msg_timestamp_ms=TIMES[records - 1])
+    with pytest.raises(ArchiveError, match="no record was stored by 9 ms"):
+        restored(url, tmp_path / "none", Target(to_ms=9))
+    assert not (tmp_path / "none").exists()
+    for to_ms, records in ((10, 1), (19, 1), (20, 3), (29, 3), (30, 7), (39, 7), (40, 9), (41, 10), (99, 10)):
+        into = tmp_path / f"{to_ms}"
+        result = restored(url, into, Target(to_ms=to_ms))
+        assert log_of(into) == files_of(entries[:records], file_bytes=10_000)
+        last_ms = times[records - 1]
+        assert result.last_store_ms == last_ms
+        assert Checkpoint.load(into / "checkpoint") == Checkpoint(physic_msg_timestamp_ms=last_ms)
 
 
-@pytest.mark.parametrize("at", [0, 1, SMALL[0].end_offset - 1])
-def test_an_offset_before_the_first_record_is_refused(tmp_path: Path, url: str, at: int) -> None:
+def test_an_offset_that_the_archive_does_not_have_is_refused(tmp_path: Path, url: str) -> None:
     build_from(url, SMALL, file_bytes=FILE_BYTES)
-    with pytest.raises(ArchiveError, match=f"no record ends at or before offset {at}"):
-        restored(url, tmp_path / "store", Target(to_offset=at))
-
-
-def test_an_offset_beyond_the_archive_is_refused(tmp_path: Path, url: str) -> None:
-    build_from(url, SMALL, file_bytes=FILE_BYTES)
+    for at in (0, 1, SMALL[0].end_offset - 1):
+        with pytest.raises(ArchiveError, match=f"no record ends at or before offset {at}"):
+            restored(url, tmp_path / "store", Target(to_offset=at))
     end = SMALL[-1].end_offset
     with pytest.raises(ArchiveError, match=f"ends at offset {end}, before {end + 1}; --latest restores"):
         restored(url, tmp_path / "store", Target(to_offset=end + 1))
@@ -262,46 +234,35 @@ def test_no_node_opens_a_store_before_its_restore_has_ended(tmp_path: Path, url:
 
 # -- config files -------------------------------------------------------------------------------------------
 
-MOMENTS = [
-    Moment(taken_ms=1_000_003, offset=SMALL[3].end_offset, files={"topics.json": "3"}),
-    Moment(taken_ms=1_000_009, offset=SMALL[9].end_offset, files={"topics.json": "9"}),
-    Moment(taken_ms=1_000_015, offset=SMALL[15].end_offset, files={"topics.json": "15"}),
-]
 
-
-@pytest.mark.parametrize(
-    ("target", "topics", "is_later"),
-    [
-        (LATEST, "15", False),
-        (Target(to_offset=SMALL[9].end_offset), "9", False),
-        (Target(to_offset=SMALL[9].end_offset - 1), "3", False),
-        (Target(to_offset=SMALL[2].end_offset), "3", True),
-        (Target(to_ms=1_000_014), "9", False),
-        (Target(to_ms=1_000_002), "3", True),
-    ],
-)
 @pytest.mark.parametrize("page_objects", [None, 2])
-def test_config_files_are_the_newest_ones_that_are_not_beyond_the_log(  # noqa: PLR0917 (pytest, too)
-    tmp_path: Path, url: str, target: Target, topics: str, is_later: bool, page_objects: int | None
+def test_config_files_are_the_newest_ones_that_are_not_beyond_the_log(
+    tmp_path: Path, url: str, page_objects: int | None
 ) -> None:
-    build_from(
-        url,
-        SMALL,
-        file_bytes=FILE_BYTES,
-        object_bytes=400,
-        metadata=MOMENTS,
-        page_objects=page_objects,
-    )
-    result = restored(url, tmp_path / "store", target)
-    assert (tmp_path / "store/config/topics.json").read_text() == topics
-    assert result.is_metadata_later is is_later
-
-
-def test_an_archive_without_config_files_is_restored_without_them(tmp_path: Path, url: str) -> None:
-    build_from(url, SMALL, file_bytes=FILE_BYTES)
-    result = restored(url, tmp_path / "store")
-    assert result.metadata is None
-    assert list((tmp_path / "store/config").iterdir()) == []
+    moments = [
+        Moment(
+            taken_ms=1_000_000 + number, offset=SMALL[number].end_offset, files={"topics.json": f"{number}"}
+        )
+        for number in (3, 9, 15)
+    ]
+    options = {"object_bytes": 400, "metadata": moments, "page_objects": page_objects}
+    build_from(url, SMALL, file_bytes=FILE_BYTES, **options)
+    for number, (target, topics, is_later) in enumerate(
+        (
+            (LATEST, "15", False),
+            (Target(to_offset=SMALL[9].end_offset), "9", False),
+            (Target(to_offset=SMALL[9].end_offset - 1), "3", False),
+            (Target(to_offset=SMALL[2].end_offset), "3", True),
+            (Target(to_ms=1_000_014), "9", False),
+            (Target(to_ms=1_000_002), "3", True),
+        )
+    ):
+        result = restored(url, tmp_path / f"{number}", target)
+        assert (tmp_path / f"{number}/config/topics.json").read_text() == topics, target
+        assert result.is_metadata_later is is_later, target
+    build_from(f"{url}2", SMALL, file_bytes=FILE_BYTES)
+    assert restored(f"{url}2", tmp_path / "without").metadata is None
+    assert list((tmp_path / "without/config").iterdir()) == []
 
 
 def test_offsets_are_clamped_to_the_queues_that_the_log_has(tmp_path: Path, url: str) -> None:
@@ -343,47 +304,41 @@ def test_offsets_that_cannot_be_read_stay_and_are_named(tmp_path: Path, url: str
     assert (tmp_path / "store/config/consumerOffset.json").read_text() == '{"offsetTable":['
 
 
-@pytest.mark.parametrize("name", ["../evil", "/etc/x", ".bashrc", "a/b", ""])
-def test_a_config_file_with_a_path_for_a_name_is_refused(tmp_path: Path, url: str, name: str) -> None:
-    moment = Moment(taken_ms=5, offset=1, files={name: "x"})
-    build_from(url, SMALL, file_bytes=FILE_BYTES, metadata=[moment])
-    with pytest.raises(ArchiveError, match="cannot be a config file"):
-        restored(url, tmp_path / "store")
+def test_a_config_file_with_a_path_for_a_name_is_refused(tmp_path: Path) -> None:
+    for number, name in enumerate(("../evil", "/etc/x", ".bashrc", "a/b", "")):
+        url = f"file://{tmp_path}/{number}"
+        moment = Moment(taken_ms=5, offset=1, files={name: "x"})
+        build_from(url, SMALL, file_bytes=FILE_BYTES, metadata=[moment])
+        with pytest.raises(ArchiveError, match="cannot be a config file"):
+            restored(url, tmp_path / f"store-{number}")
 
 
 # -- damage -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-@pytest.mark.parametrize(
-    "change",
-    [flip(3), flip(20), flip(60), flip(-1), lambda data: data.pop(), lambda data: data.clear()],
-    ids=["size", "header", "middle", "last", "shorter", "empty"],
-)
 def test_a_damaged_object_ends_a_restore_which_goes_on_when_it_is_mended(
-    tmp_path: Path, url: str, codec: Any, change: Callable[[bytearray], object]
+    tmp_path: Path, url: str, codec: Any
 ) -> None:
     build_from(url, SMALL, file_bytes=FILE_BYTES, object_bytes=400, codec=codec)
-    good = tmp_path / "good"
-    shutil.copytree(tmp_path / "archive", good)
-    key = damage_object(url, 4, change)
-    into = tmp_path / "store"
-    with pytest.raises(ArchiveError) as caught:
-        restored(url, into)
-    assert caught.value.key == key
-    (tmp_path / "archive" / key).write_bytes((good / key).read_bytes())
-    result = restored(url, into)
-    assert result.files_kept == 1
-    assert log_of(into) == files_of(SMALL, file_bytes=FILE_BYTES)
-
-
-def test_a_missing_object_is_named(tmp_path: Path, url: str) -> None:
-    build_from(url, SMALL, file_bytes=FILE_BYTES, object_bytes=400)
-    reader = ArchiveReader.open(url)
-    lost = list(reader.objects(reader.generation()))[5]
-    reader.folder.delete([lost.key])
-    with pytest.raises(MissingObjectError, match=lost.key):
-        restored(url, tmp_path / "store")
+    shutil.copytree(tmp_path / "archive", tmp_path / "good")
+    damages: dict[str, Callable[[bytearray], object]] = {
+        "size": flip(3),
+        "header": flip(20),
+        "middle": flip(60),
+        "last": flip(-1),
+        "shorter": lambda data: data.pop(),
+        "empty": lambda data: data.clear(),
+    }
+    for name, change in damages.items():
+        key = damage_object(url, 4, change)
+        into = tmp_path / name
+        with pytest.raises(ArchiveError) as caught:
+            restored(url, into)
+        assert caught.value.key == key, name
+        (tmp_path / "archive" / key).write_bytes((tmp_path / "good" / key).read_bytes())
+        assert restored(url, into).files_kept == 1
+        assert log_of(into) == files_of(SMALL, file_bytes=FILE_BYTES), name
 
 
 def rewritten(entries: list[Entry], number: int, change: Callable[[bytearray], object]) -> list[Entry]:
@@ -393,43 +348,41 @@ def rewritten(entries: list[Entry], number: int, change: Callable[[bytearray], o
     return [*entries[:number], evolve(entries[number], data=bytes(data)), *entries[number + 1 :]]
 
 
-@pytest.mark.parametrize(
-    ("at", "reason"),
-    [
+def test_a_bad_record_in_a_whole_object_is_named_with_its_offset(tmp_path: Path) -> None:
+    for at, reason in (
         (90, "the body's CRC is not the stored"),
         (5, "magic 0x.* is not a record's"),
         (35, "the record says that it stands at"),
         (0, "the record has .* are left of its object"),
-    ],
-)
-def test_a_bad_record_in_a_whole_object_is_named_with_its_offset(
-    tmp_path: Path, url: str, at: int, reason: str
-) -> None:
-    build_from(url, rewritten(SMALL, 4, flip(at)), file_bytes=FILE_BYTES, object_bytes=400)
-    with pytest.raises(ArchiveError, match=f"bad record at offset {SMALL[4].offset}: {reason}"):
-        restored(url, tmp_path / "store")
+    ):
+        url = f"file://{tmp_path}/{at}"
+        build_from(url, rewritten(SMALL, 4, flip(at)), file_bytes=FILE_BYTES, object_bytes=400)
+        with pytest.raises(ArchiveError, match=f"bad record at offset {SMALL[4].offset}: {reason}"):
+            restored(url, tmp_path / f"store-{at}")
 
 
-def test_a_hole_is_refused(tmp_path: Path, url: str) -> None:
+def test_a_generation_that_lists_impossible_objects_is_refused(tmp_path: Path, url: str) -> None:
     build_from(url, SMALL, file_bytes=FILE_BYTES, object_bytes=400)
-    replace_generation(url, lambda one: evolve(one, objects=(*one.objects[:2], *one.objects[3:])))
-    with pytest.raises(ArchiveError, match="the object before it ends at"):
-        restored(url, tmp_path / "store")
+    whole = put_object(ObjectFolder.open(url), SMALL)
 
+    def without(generation: Generation, number: int) -> tuple[LogObject, ...]:
+        return (*generation.objects[:number], *generation.objects[number + 1 :])
 
-def test_an_object_of_two_log_files_is_refused(tmp_path: Path, url: str) -> None:
-    build_from(url, SMALL, file_bytes=FILE_BYTES)
-    one = put_object(ObjectFolder.open(url), SMALL)
-    replace_generation(url, lambda generation: evolve(generation, objects=(one,)))
-    with pytest.raises(ArchiveError, match="reaches beyond the end of its log file, offset 1000"):
-        restored(url, tmp_path / "store")
-
-
-def test_a_blank_that_does_not_reach_its_files_end_is_refused(tmp_path: Path, url: str) -> None:
-    build_from(url, SMALL, file_bytes=FILE_BYTES)
-    replace_generation(url, lambda generation: evolve(generation, file_bytes=4 * FILE_BYTES))
-    with pytest.raises(ArchiveError, match=r"a blank of \d+ bytes that does not end with its file"):
-        restored(url, tmp_path / "store")
+    changes: dict[str, Callable[[Generation], Generation]] = {
+        "the object before it ends at": lambda one: evolve(one, objects=without(one, 2)),
+        "reaches beyond the end of its log file, offset 1000": lambda one: evolve(one, objects=(whole,)),
+        r"a blank of \d+ bytes that does not end with its file": lambda one: evolve(one, file_bytes=4000),
+    }
+    generation = ArchiveReader.open(url).generation()
+    for reason, change in changes.items():
+        replace_generation(url, lambda _, change=change: change(generation))  # type: ignore[misc]
+        with pytest.raises(ArchiveError, match=reason):
+            restored(url, tmp_path / "store" / reason[:3])
+    lost = generation.objects[5]
+    replace_generation(url, lambda _: generation)
+    ObjectFolder.open(url).delete([lost.key])
+    with pytest.raises(MissingObjectError, match=lost.key):
+        restored(url, tmp_path / "other")
 
 
 def test_statistics_that_hide_a_later_record_are_found(tmp_path: Path, url: str) -> None:
@@ -448,22 +401,7 @@ def test_statistics_that_hide_a_later_record_are_found(tmp_path: Path, url: str)
 def test_objects_that_were_merged_meanwhile_are_read_from_the_newer_head(tmp_path: Path, url: str) -> None:
     build_from(url, SMALL, file_bytes=FILE_BYTES, object_bytes=200)
     reader = ArchiveReader.open(url)
-    inside = [one for one in SMALL if FILE_BYTES <= one.offset < 2 * FILE_BYTES]
-    merged = put_object(reader.folder, inside)
-
-    def merge(generation: Generation) -> Generation:
-        before = [one for one in generation.objects if one.end_offset <= merged.first_offset]
-        after = [one for one in generation.objects if one.first_offset >= merged.end_offset]
-        return evolve(generation, objects=(*before, merged, *after))
-
-    replace_generation(url, merge)
-    replaced = [
-        one
-        for one in reader.generation().objects
-        if merged.first_offset <= one.first_offset < merged.end_offset
-    ]
-    assert len(replaced) > 2
-    reader.folder.delete([one.key for one in replaced[1:]])
+    merge_file(url, SMALL, start=FILE_BYTES, file_bytes=FILE_BYTES)
     into = tmp_path / "store"
     Restore(reader, into, clamp=clamp_offsets).run(LATEST)
     assert log_of(into) == files_of(SMALL, file_bytes=FILE_BYTES)
@@ -527,14 +465,18 @@ def test_a_restore_of_all_goes_on_to_the_end_that_it_had_when_it_began(tmp_path:
     assert log_of(into) == files_of(older, file_bytes=FILE_BYTES)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format":"trioha-restore","version":2}', "nonsense"])
-def test_a_marker_that_cannot_be_read_is_refused(tmp_path: Path, url: str, text: str) -> None:
+def test_a_marker_says_what_is_being_restored_and_another_text_is_refused(tmp_path: Path, url: str) -> None:
     build_from(url, SMALL, file_bytes=FILE_BYTES)
     into = tmp_path / "store"
-    interrupted(url, into)
-    (into / "commitlog" / RESTORE_MARKER).write_text(text)
-    with pytest.raises(StoreError, match="is not the marker of a restore"):
-        restored(url, into)
+    interrupted(url, into, Target(to_ms=1_000_020))
+    marker = into / "commitlog" / RESTORE_MARKER
+    found = json.loads(marker.read_text())
+    assert (found["url"], found["generation"]) == (url, "0001-5f0c9a12")
+    assert found["target"] == {"to_offset": None, "to_ms": 1_000_020}
+    for text in ("", "{}", "[]", '{"format":"trioha-restore","version":2}', "nonsense"):
+        marker.write_text(text)
+        with pytest.raises(StoreError, match="is not the marker of a restore"):
+            restored(url, into)
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path, url: str) -> None:
@@ -620,7 +562,8 @@ def archived(url: str) -> str:
     return url
 
 
-@pytest.mark.parametrize("build_queues", [False, True])
+@pytest.mark.sized
+@pytest.mark.parametrize("build_queues", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_restore_that_was_killed_at_any_step_is_completed(
     tmp_path: Path, archived: str, build_queues: bool
 ) -> None:
@@ -631,20 +574,17 @@ def test_a_restore_that_was_killed_at_any_step_is_completed(
         restored(archived, whole, target, build=build_queues)
     assert system.calls > 30
     # What comes before the build is the same in both.
-    for step in range(BEFORE_BUILD if build_queues else 1, system.calls + 1):
+    for step in range(BEFORE_BUILD if build_queues else 1, system.calls + 1, by_level(6, 3, 1)):
         into = tmp_path / str(step)
         with pytest.MonkeyPatch.context() as patch:
             FailingSystem(patch, fails_at=step)
             with suppress(Killed):
                 restored(archived, into, target, build=build_queues)
-        if (into / "commitlog").is_dir():
-            # What has a name is whole.
-            for path in (into / "commitlog").glob("[0-9]*"):
-                assert path.read_bytes() == (whole / "commitlog" / path.name).read_bytes()
-        if is_complete(into):
-            assert tree_of(into) == tree_of(whole)
-            continue
-        restored(archived, into, target, build=build_queues)
+        # What has a name is whole.
+        for path in (into / "commitlog").glob("[0-9]*"):
+            assert path.read_bytes() == (whole / "commitlog" / path.name).read_bytes()
+        if not is_complete(into):
+            restored(archived, into, target, build=build_queues)
         assert tree_of(into) == tree_of(whole)
 
 
@@ -653,6 +593,7 @@ def is_complete(into: Path) -> bool:
     return (into / "checkpoint").exists() and not (into / "commitlog" / RESTORE_MARKER).exists()
 
 
+@pytest.mark.sized
 def test_a_restore_that_the_disk_refuses_at_any_step_names_the_file_and_is_completed(
     tmp_path: Path, archived: str
 ) -> None:
@@ -661,7 +602,7 @@ def test_a_restore_that_the_disk_refuses_at_any_step_names_the_file_and_is_compl
         system = FailingSystem(patch, fails_at=1 << 60)
         restored(archived, whole)
     refused = 0
-    for step in range(1, system.calls + 1):
+    for step in range(2, system.calls + 1, by_level(6, 3, 1)):
         into = tmp_path / str(step)
         with pytest.MonkeyPatch.context() as patch:
             FailingSystem(patch, fails_at=step, error=OSError(errno.ENOSPC, ""))
@@ -677,7 +618,7 @@ def test_a_restore_that_the_disk_refuses_at_any_step_names_the_file_and_is_compl
         if not is_complete(into):
             restored(archived, into)
         assert tree_of(into) == tree_of(whole)
-    assert refused > 20
+    assert refused > by_level(4, 8, 20)
 
 
 def test_a_log_that_does_not_fit_on_the_disk_is_refused_before_it_is_written(
@@ -690,15 +631,6 @@ def test_a_log_that_does_not_fit_on_the_disk_is_refused_before_it_is_written(
         restored(archived, into)
     monkeypatch.undo()
     restored(archived, into)
-
-
-def test_the_marker_says_what_is_being_restored(tmp_path: Path, archived: str) -> None:
-    into = tmp_path / "store"
-    interrupted(archived, into, Target(to_ms=1_000_020))
-    found = json.loads((into / "commitlog" / RESTORE_MARKER).read_text())
-    assert found["url"] == archived
-    assert found["generation"] == "0001-5f0c9a12"
-    assert found["target"] == {"to_offset": None, "to_ms": 1_000_020}
 
 
 def test_nothing_temporary_stays(tmp_path: Path, archived: str) -> None:

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from tests.archive.support import FILE_BYTES, Log, archiver_of, in_memory, reader_of
+from tests.levels import by_level
 from trioha.archive.comparison import compare_with_archive
 from trioha.archive.restore import Restore, Target
 from trioha.archive.verification import verify_archive
@@ -16,9 +17,14 @@ from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record_layout import starts_blank
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_an_archive_that_grows_is_right_at_every_step(tmp_path: Path, seed: int) -> None:
-    chosen = Random(seed)
+@pytest.mark.sized
+def test_an_archive_that_grows_is_right_at_every_step(tmp_path: Path) -> None:
+    for seed in range(by_level(1, 4, 100)):
+        check(tmp_path / str(seed), Random(seed))
+
+
+def check(tmp_path: Path, chosen: Random) -> None:
+    """Archive a log that grows at random, and restore it."""
     log = Log(tmp_path / "store")
     folder = in_memory()
     archiver = archiver_of(folder, log, merge_objects=4)

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.s3 import start_obstore
 from trioha_spark.session import spark_session
+
+
+@pytest.fixture(autouse=True, scope="session")
+def obstore_runs() -> None:
+    """Descriptors of obstore's runtime are open before any test counts."""
+    start_obstore()
 
 
 @pytest.fixture(scope="session")

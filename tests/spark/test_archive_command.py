@@ -12,13 +12,14 @@ import pytest
 from attrs import frozen
 from pyspark.sql import SparkSession
 
-from tests.analysis.logs import VECTORS, read_all
+from tests.analysis.logs import read_all
 from tests.analysis.replays import replay_here, write_recordings
 from tests.archive.test_archived_recordings import close
-from tests.s3 import S3Bucket, start_obstore
+from tests.s3 import S3Bucket
 from tests.spark.test_archives import load, offsets, storage_options
 from tests.spark.test_session_source import Recording
 from tests.spark.test_streams import Following, wait_until
+from tests.store.support import VECTORS
 from trioha.archive.session_paths import find_recordings
 from trioha.cli import main
 from trioha.recording.reader import open_session, read_segments
@@ -30,11 +31,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 STORE = VECTORS / "store-5.3.3" / "store"
 EVENTS_MAX = 500
 """Of a batch."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def obstore_runs() -> None:
-    start_obstore()
 
 
 @frozen

@@ -9,12 +9,13 @@ import pytest
 from attrs import evolve
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.analysis.archives import log_objects, next_head, write_archive
-from tests.analysis.logs import VECTORS, read_all
+from tests.analysis.archives import merge_objects, write_archive
+from tests.analysis.logs import read_all
 from tests.analysis.replays import replay_here, write_recordings
+from tests.archive.building import replace_generation
 from tests.recording.sessions import MasterModel, write_session
-from tests.s3 import S3Bucket, start_obstore
-from trioha.archive.heads import read_head
+from tests.s3 import S3Bucket
+from tests.store.support import VECTORS
 from trioha.archive.objects import ObjectFolder
 from trioha_analysis.document import document
 from trioha_spark.replay import replay
@@ -22,11 +23,6 @@ from trioha_spark.replay import replay
 pytestmark = pytest.mark.spark
 
 STORE = VECTORS / "store-5.3.3" / "store"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def obstore_runs() -> None:
-    start_obstore()
 
 
 def storage_options(bucket: S3Bucket) -> dict[str, str]:
@@ -84,12 +80,8 @@ def test_a_stream_of_a_growing_archive_has_each_message_once(
     spark: SparkSession, tmp_path: Path, s3_bucket: S3Bucket
 ) -> None:
     objects = write_archive(s3_bucket.url, store=STORE, object_bytes=3000, page_objects=100)
-    folder = ObjectFolder.open(s3_bucket.url)
-    head = read_head(folder)
-    assert head is not None
-    (generation,) = head.generations
     # At first there is a part of it, then all of it, merged.
-    next_head(s3_bucket.url, generations=(evolve(generation, objects=tuple(objects[:3])),))
+    replace_generation(s3_bucket.url, lambda one: evolve(one, objects=tuple(objects[:3])))
     out, checkpoint = str(tmp_path / "out"), tmp_path / "checkpoint"
 
     def run() -> list[int]:
@@ -103,8 +95,7 @@ def test_a_stream_of_a_growing_archive_has_each_message_once(
     some = run()
     assert some == expected[: len(some)]
     assert 0 < len(some) < len(expected)
-    merged = log_objects(folder, STORE, object_bytes=7000, codec="zstd")
-    next_head(s3_bucket.url, generations=(evolve(generation, objects=tuple(merged)),))
+    merge_objects(s3_bucket.url, STORE, object_bytes=7000)
     assert run() == expected
     assert len(list((checkpoint / "commits").glob("[0-9]*"))) > 3
 

@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 
 import trioha_spark
 from tests.analysis.archives import write_archive
-from tests.analysis.logs import VECTORS
 from tests.recording.sessions import MasterModel, slave_events, write_session
 from tests.s3 import S3Bucket
 from tests.spark.cluster import SPARK_HOME, spark_cluster
+from tests.store.support import VECTORS
 from trioha.recording.reader import open_session
 from trioha_analysis.document import document
 from trioha_analysis.packing import pack_segment, sealed_segments

@@ -14,7 +14,7 @@ import trioha.cli.replay as command
 from tests.analysis.archives import write_archive
 from tests.analysis.test_asking import master_events, slave_events
 from tests.recording.sessions import write_session
-from tests.s3 import S3Bucket, start_obstore
+from tests.s3 import S3Bucket
 from trioha.cli import main
 from trioha.recording.session_reader import SessionReader
 from trioha_spark import explain as module
@@ -56,7 +56,6 @@ def test_a_put_of_long_sessions_in_an_archive_is_explained_as_that_of_short_ones
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    start_obstore()
     write_archive(s3_bucket.url, sessions=sessions)
 
     def explained(request: str, *paths: str) -> dict[str, object]:

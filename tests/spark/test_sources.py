@@ -13,7 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter, InputPartition
 
-from tests.analysis.logs import STORES, VECTORS, expected_rows, write_log
+from tests.analysis.logs import expected_rows, write_log
+from tests.store.support import STORES, VECTORS
 from trioha_spark.sources import register
 from trioha_spark.sources.functions import decode_body, parse_properties
 
