@@ -1,4 +1,4 @@
-"""Hostile answers: what a server may say to the remoting client, and to the monitor that asks through it."""
+"""Hostile answers: what a server may say to the remoting client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import define
 
-from tests.hostile.frame import Lane, Manner
+from tests.hostile.frame import Manner
 from tests.hostile.values import deep, json_value, quoted, text_value
 from tests.hostile.wire import (
     BINARY,
@@ -86,21 +86,14 @@ CLUSTER_INFO: dict[str, Any] = {
 }
 SEND_RESULT = {"msgId": "7F00000100002A9F0000000000000000", "queueId": "0", "queueOffset": "5"}
 
-_ASKED = {
-    Lane.CLIENT: (
-        RequestCode.GET_BROKER_HA_STATUS,
-        RequestCode.GET_BROKER_RUNTIME_INFO,
-        RequestCode.GET_BROKER_CONFIG,
-        RequestCode.GET_BROKER_CLUSTER_INFO,
-        RequestCode.SEND_MESSAGE_V2,
-    ),
-    Lane.FEED: (
-        RequestCode.GET_BROKER_HA_STATUS,
-        RequestCode.GET_BROKER_HA_STATUS,
-        RequestCode.GET_BROKER_RUNTIME_INFO,
-        RequestCode.GET_BROKER_CONFIG,
-    ),
-}
+ASKED = (
+    RequestCode.GET_BROKER_HA_STATUS,
+    RequestCode.GET_BROKER_HA_STATUS,
+    RequestCode.GET_BROKER_RUNTIME_INFO,
+    RequestCode.GET_BROKER_CONFIG,
+    RequestCode.GET_BROKER_CLUSTER_INFO,
+    RequestCode.SEND_MESSAGE_V2,
+)
 _MARK = "@hostile@"
 
 
@@ -138,9 +131,9 @@ def good_answer(
     return _response(opaque, code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 
 
-def draw_answer(chance: random.Random, lane: Lane, opaque: int) -> tuple[str, Answer]:
+def draw_answer(chance: random.Random, opaque: int) -> tuple[str, Answer]:
     """One hostile answer and its kind; `opaque` is that of the request."""
-    asked = chance.choice(_ASKED[lane])
+    asked = chance.choice(ASKED)
     kind, draw = chance.choices(_NAMED, cum_weights=_WEIGHTS)[0]
     return kind, draw(chance, asked, opaque)
 

@@ -20,8 +20,6 @@ class Lane(StrEnum):
     """The HA port of a slave, which serves slaves too."""
     CLIENT = "client"
     """The remoting client, from a hostile server."""
-    FEED = "feed"
-    """The monitor's feed, from a hostile server."""
     TRANSFER = "transfer"
     """A slave node, from a hostile HA master."""
 

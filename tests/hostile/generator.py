@@ -23,8 +23,7 @@ LANES: Final = (
     (Lane.SLAVE, 32.0),
     (Lane.HA_MASTER, 2.8),
     (Lane.HA_SLAVE, 1.2),
-    (Lane.CLIENT, 3.0),
-    (Lane.FEED, 0.8),
+    (Lane.CLIENT, 3.8),
     (Lane.TRANSFER, 0.2),
 )
 """Where frames go, in per cent. A slave waits 0.1 s between two masters, so few go there."""
@@ -55,8 +54,8 @@ def frame_of(seed: int, index: int) -> Frame:
         case Lane.HA_MASTER | Lane.HA_SLAVE:
             kind, script = draw_reports(chance)
             return Frame(seed, index, lane, kind, script.detail, script.outcome, script.steps, script.manner)
-        case Lane.CLIENT | Lane.FEED:
-            kind, answer = draw_answer(chance, lane, 0)
+        case Lane.CLIENT:
+            kind, answer = draw_answer(chance, 0)
             return Frame(
                 seed, index, lane, kind, answer.detail, Outcome.ANY, (answer.data,), answer.manner,
                 code=answer.code
@@ -71,7 +70,7 @@ def answer_of(frame: Frame, opaque: int) -> Answer:
         return Answer(frame.code, frame.data, frame.detail, closes=True)
     chance = _chance(frame.seed, frame.index)
     chance.choices(_LANES, cum_weights=_WEIGHTS)
-    return draw_answer(chance, frame.lane, opaque)[1]
+    return draw_answer(chance, opaque)[1]
 
 
 def transfer_of(frame: Frame, place: Place) -> tuple[Frame, bytes]:

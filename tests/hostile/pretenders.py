@@ -1,4 +1,4 @@
-"""Hostile servers: brokers that the client and the monitor's feed ask, and a master that a slave follows."""
+"""Hostile servers: a broker that the client asks, and a master that a slave follows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from attrs import define
 
 from tests.hostile.answering import good_answer
 from tests.hostile.counters import ConnectionCounters
-from tests.hostile.frame import Frame, Lane, Manner
+from tests.hostile.frame import Frame, Manner
 from tests.hostile.generator import answer_of, transfer_of
 from tests.hostile.strangers import DRIBBLE_BYTES, HANG_S, reset
 from tests.hostile.transferring import Place
-from trioha.broker_status import BrokerStatus
 from trioha.errors import RemoteProtocolError, TriohaError
 from trioha.ha.frames import HEADER, REPORT
-from trioha.net.border import ConnectionBorder
 from trioha.remoting.client import open_client
 from trioha.remoting.codec import FrameDecoder
 from trioha.remoting.codes import RequestCode
@@ -37,21 +35,9 @@ from trioha.store.checkpoint import Checkpoint
 from trioha.store.messages import Message
 from trioha.store.record import Host
 from trioha.store.recovery import open_commit_log
-from trioha_monitor.cluster import Cluster, Sample
-from trioha_monitor.live import FeedTimes, remoting_session, watch_node
 
 ANSWER_S: Final = 0.05
 """How long the client waits for an answer that may never come. Nothing is concluded from it."""
-FEED_TIMES: Final = FeedTimes(
-    interval_s=0.001,
-    request_timeout_s=ANSWER_S,
-    connect_timeout_s=HANG_S,
-    back_off_s_min=0.001,
-    back_off_s_max=0.002,
-)
-OTHERS_MAX: Final = 4
-"""Requests on one connection that are answered honestly before the one that is waited for."""
-_VIEW_EVERY: Final = 20
 _HEADER = SendMessageRequestHeader(
     producer_group="group", topic="Topic", default_topic=DEFAULT_TOPIC, default_topic_queue_nums=4,
     queue_id=0,
@@ -65,8 +51,6 @@ class _Broker:
 
     frame: Frame | None = None
     """None: honest."""
-    is_answered: bool = False
-    """Whether the frame was sent."""
 
     async def serve(self, stream: trio.SocketStream) -> None:
         async with stream:
@@ -76,25 +60,15 @@ class _Broker:
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         decoder = FrameDecoder()
-        others = 0
         async for data in stream:
             decoder.feed(data)
             while (command := decoder.next_command()) is not None:
                 frame = self.frame
-                if frame is None:
-                    await stream.send_all(good_answer(command.code, command.opaque))
-                    continue
-                if command.code != frame.code:
-                    others += 1
-                    if others > OTHERS_MAX:
-                        # What is asked once a connection, or once a second, is asked at its begin.
-                        await stream.send_eof()
-                        return
-                    is_trioha = frame.code != RequestCode.GET_BROKER_CONFIG
+                if frame is None or command.code != frame.code:
+                    is_trioha = frame is None or frame.code != RequestCode.GET_BROKER_CONFIG
                     await stream.send_all(good_answer(command.code, command.opaque, is_trioha=is_trioha))
                     continue
                 answer = answer_of(frame, command.opaque)
-                self.is_answered = True
                 if answer.manner is Manner.RESET:
                     reset(stream)
                 elif answer.manner is Manner.DRIBBLE:
@@ -102,7 +76,7 @@ class _Broker:
                         await stream.send_all(answer.data[at : at + DRIBBLE_BYTES])
                 else:
                     await stream.send_all(answer.data)
-                if answer.closes or frame.lane is Lane.FEED:
+                if answer.closes:
                     await stream.send_eof()
                     return
 
@@ -161,77 +135,6 @@ async def _ask(address: str, code: int, *, timeout_s: float = ANSWER_S) -> str:
 
 def _last_lines() -> str:
     return " | ".join(line.strip() for line in traceback.format_exc().splitlines()[-4:])
-
-
-# -- the monitor's feed ------------------------------------------------------------------------------------
-
-
-async def answer_feed(frames: trio.MemoryReceiveChannel[Frame], counters: ConnectionCounters) -> None:
-    """Let the monitor's feed ask a broker that answers as the frames say, and build views from its answers.
-
-    Nothing may be raised, and the node is up as soon as it answers honestly.
-    """
-    broker = _Broker()
-    answered = trio.Event()
-    is_honest = False
-    recovered = trio.Event()
-    state: dict[str, int] = {"samples": 0}
-
-    async with _listening(broker.serve) as port:
-        address = f"127.0.0.1:{port}"
-        border = ConnectionBorder("monitor feed")
-        cluster = Cluster((address,), interval_ms=1, border=border)
-
-        def on_answer(address: str, status: BrokerStatus | None, fault: str | None) -> None:
-            nonlocal answered
-            now_ms = round(trio.current_time() * 1000)
-            cluster.observe(Sample(address, now_ms, status, fault))
-            state["samples"] += 1
-            if state["samples"] % _VIEW_EVERY == 0 or is_honest:
-                cluster.view(now_ms)
-            counters.codes["feed: down" if status is None else "feed: status"] += 1
-            if is_honest and status is not None:
-                recovered.set()
-            answered.set()
-            answered = trio.Event()
-
-        async def watch() -> None:
-            try:
-                await watch_node(address, on_answer, FEED_TIMES, remoting_session, border=border)
-            except Exception:  # noqa: BLE001 - what is looked for
-                suspects = () if broker.frame is None else (broker.frame,)
-                counters.find(f"the monitor's feed raised {_last_lines()}", *suspects)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_for_ever, watch)
-            async for frame in frames:
-                counters.begin((frame,))
-                broker.frame, broker.is_answered = frame, False
-                with trio.move_on_after(HANG_S):
-                    while not broker.is_answered:
-                        await answered.wait()
-                if not broker.is_answered:
-                    counters.find(f"the monitor's feed asked nothing within {HANG_S:g} s", frame)
-                # It has seen the answer when it has seen the end of its connection.
-                with trio.move_on_after(HANG_S):
-                    await answered.wait()
-                if border.bugs:
-                    # The border ended it, as it should; what it ended is a fault all the same.
-                    counters.find("a fault of the monitor: see the log line of its border", frame)
-                    border.bugs = 0
-                counters.end((frame,))
-            is_honest, broker.frame = True, None
-            with trio.move_on_after(HANG_S):
-                await recovered.wait()
-            if not recovered.is_set():
-                counters.find("the monitor's feed does not understand an honest broker any more")
-            nursery.cancel_scope.cancel()
-
-
-async def _for_ever(watch: Callable[[], Awaitable[None]]) -> None:
-    while True:
-        await watch()
-        await trio.sleep(0.001)
 
 
 # -- the slave ---------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from tests.hostile.counters import ConnectionCounters, Finding
 from tests.hostile.frame import Frame, Lane, Outcome
 from tests.hostile.generator import frame_of
 from tests.hostile.health import Health
-from tests.hostile.pretenders import HostileMaster, answer_client, answer_feed
+from tests.hostile.pretenders import HostileMaster, answer_client
 from tests.hostile.strangers import HANG_S, Batches, NodeGone, Target, attack, besiege
 from tests.node_process import TriohaNode
 from trioha.broker.info import CLIENTS_PREFIX
@@ -68,7 +68,6 @@ WORKERS: Final = {
     Lane.HA_MASTER: 3,
     Lane.HA_SLAVE: 2,
     Lane.CLIENT: 4,
-    Lane.FEED: 1,
 }
 """Strangers on each lane. A master admits eight HA connections of a host; the honest slave has one."""
 DELAY_S_MAX: Final = 2
@@ -102,31 +101,6 @@ class Result:
     def findings(self) -> list[str]:
         """All that must not have happened, a line each."""
         return [str(finding) for finding in self.counters.findings] + self.violations
-
-    def to_json(self) -> dict[str, Any]:
-        """For machines."""
-        return {
-            "seed": self.seed,
-            "frames": self.frames,
-            "seconds": round(self.seconds, 1),
-            "kinds": dict(self.counters.frames.most_common()),
-            "answers": dict(self.counters.codes.most_common()),
-            "closes": dict(self.counters.closes.most_common()),
-            "reasons": dict(self.reasons.most_common()),
-            "honest": self.honest,
-            "honest_slowest_ms": self.honest_slowest_ms,
-            "health": {
-                name: {
-                    "private_kb": [before.private_kb, after.private_kb],
-                    "resident_kb": [before.resident_kb, after.resident_kb],
-                    "descriptors": [before.descriptors.total(), after.descriptors.total()],
-                    "sockets": [before.sockets, after.sockets],
-                    "threads": [before.threads, after.threads],
-                }
-                for name, (before, after) in self.health.items()
-            },
-            "findings": self.findings,
-        }
 
 
 class Nodes:
@@ -358,8 +332,6 @@ class _World:
                     await besiege(Target(str(lane), node.ha_port), frames, self._counters, aside)
                 case Lane.CLIENT:
                     await answer_client(frames, self._counters)
-                case Lane.FEED:
-                    await answer_feed(frames, self._counters)
         except NodeGone as gone:
             self._counters.find(str(gone), *self._counters.in_flight)
             # `_watch_nodes` ends the run if the node has ended; else this lane is not served any more.
