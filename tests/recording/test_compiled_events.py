@@ -106,17 +106,19 @@ def test_a_run_that_does_not_fit_is_refused_and_the_block_stays(run, error):
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), (bytearray(48),), (bytearray(48), ()), (bytes(48), []), (bytearray(48), [], 1)]
+    ("name", "arguments"),
+    [
+        ("fill_runs", (bytearray(48), ())),
+        ("fill_runs", (bytes(48), [])),
+        ("fill_runs", (bytearray(48), [], 1)),
+        ("number_events", (bytearray(48),)),
+        ("number_events", (bytearray(48), "1")),
+        ("number_events", (bytes(48), 1)),
+    ],
 )
-def test_wrong_arguments_are_refused(arguments):
+def test_wrong_arguments_are_refused(name, arguments):
     with pytest.raises((TypeError, BufferError)):
-        compiled.events.fill_runs(*arguments)
-
-
-@pytest.mark.parametrize("arguments", [(), (bytearray(48),), (bytearray(48), "1"), (bytes(48), 1)])
-def test_wrong_arguments_for_numbers_are_refused(arguments):
-    with pytest.raises((TypeError, BufferError)):
-        compiled.events.number_events(*arguments)
+        getattr(compiled.events, name)(*arguments)
 
 
 def test_no_byte_after_the_block_is_touched():

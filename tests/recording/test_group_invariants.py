@@ -28,7 +28,6 @@ from trioha.recording.events import GroupRole, Kind, PutStatus, SetEvent
 from trioha.recording.invariants import SessionSettings, judge_session
 from trioha.recording.invariants.event_batch import EventBatch
 from trioha.recording.invariants.group import (
-    GROUP_INVARIANTS,
     groups_of,
     judge_group,
     judge_sessions,
@@ -194,13 +193,6 @@ def test_a_cut_of_what_was_put_ok_is_found(tmp_path):
     }
 
 
-def test_a_cut_concerns_its_own_epoch_only(tmp_path):
-    """Epoch 2 has puts that were PUT_OK beyond the cut of epoch 1: they are other bytes."""
-    lives = failover()
-    assert lives["second master"].events[6].offset == 500
-    assert broken(judged(tmp_path, list(lives.values()))) == {}
-
-
 def test_without_all_acks_nothing_is_promised(tmp_path):
     settings = {**SETTINGS, "allAckInSyncStateSet": False}
     lives = {name: evolve(life, settings=settings) for name, life in failover().items()}
@@ -338,8 +330,3 @@ def test_a_wait_that_a_role_change_ends_is_not_too_early(tmp_path):
     also = (*put(29, end=500, size=100, request=3, copies=2), disk)
     found = alone(evolve(ended, events=(*ended.events, *also)).write(tmp_path / "disk"))
     assert list(found) == ["timeout-after-its-time"]
-
-
-def test_names_of_invariants_are_unique():
-    names = [one.name for one in GROUP_INVARIANTS]
-    assert len(set(names)) == len(names) == 4

@@ -2,7 +2,6 @@
 
 import random
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -308,25 +307,7 @@ def test_keyframes_of_later_segments_do_not_change_verdicts(tmp_path):
     assert counts[0] == counts[1]
 
 
-def test_session_without_its_first_segments_starts_with_keyframes(tmp_path):
-    path = write_session(tmp_path / "session", MasterModel(7).run(3000), segment_records=500)
-    for segment in sorted((path / "events").iterdir())[:2]:
-        segment.unlink()
-    session = open_session(path)
-    found = {
-        v.invariant.name: v.count for v in verdicts(judge(read_records(session).array, MASTER, is_first=True))
-    }
-    # The model ends waits by lot.
-    found.pop("put-ok-has-copies")
-    assert {name for name, count in found.items() if count} == {"timeout-after-its-time"}
-
-
 # -- registry ----------------------------------------------------------------------------------------------
-
-
-def test_every_invariant_has_a_name_of_its_own_and_a_sentence():
-    assert len({invariant.name for invariant in INVARIANTS}) == len(INVARIANTS)
-    assert all(invariant.sentence.endswith(".") for invariant in INVARIANTS)
 
 
 def test_every_invariant_has_a_planted_fault():
@@ -361,12 +342,6 @@ def test_many_violations_are_counted_and_the_first_ones_kept(lender):
     (dropped,) = [v for v in verdicts(judge(records_of(lender, events), MASTER)) if v.count]
     assert (dropped.count, len(dropped.violations)) == (3000, 1000)
     assert dropped.violations[-1].seq == 999
-
-
-def test_documentation_has_every_invariant():
-    text = (Path(__file__).parents[2] / "docs" / "session-analysis.md").read_text()
-    for invariant in INVARIANTS:
-        assert f"| `{invariant.name}` | {invariant.severity} | {invariant.sentence} |" in text
 
 
 def test_session_of_the_benchmarks_breaks_nothing_and_has_what_it_should(tmp_path):

@@ -131,20 +131,6 @@ def test_connection_without_a_known_identity_may_be_the_lost_one_of_its_host():
     assert one(reconnects, connection(3, identity="slave-a"), at_ns=3 * S).previous == 2
 
 
-def test_two_lost_ones_of_one_identity_are_ambiguous():
-    reconnects = Reconnects()
-    for key in (1, 2):
-        reconnects.lost(connection(key, f"10.0.0.{key}", identity="shared"), at_ns=0)
-    arrival = one(reconnects, connection(3, "10.0.0.1", identity="shared"), at_ns=S)
-    assert (arrival.previous, arrival.candidates) == (None, (1, 2))
-
-
-def test_slave_that_is_away_for_hours_is_joined_when_it_is_alone():
-    reconnects = Reconnects()
-    reconnects.lost(connection(1), at_ns=0)
-    assert one(reconnects, connection(2), at_ns=7200 * S).previous == 1
-
-
 def test_slave_that_left_long_ago_does_not_make_the_return_of_another_uncertain():
     reconnects = Reconnects()
     reconnects.lost(connection(1), at_ns=0)
@@ -220,11 +206,6 @@ def test_slave_of_the_same_host_that_came_while_another_was_away_is_ambiguous_la
         Span(connection(4), 13 * S, None),
     ]
     assert [arrival.candidates for arrival in pair(spans)] == [(), (), (1, 2), (1, 2)]
-
-
-def test_samples_of_one_moment_lose_before_they_gain():
-    spans = [Span(connection(1), 0, 10 * S), Span(connection(2), 10 * S, None)]
-    assert pair(spans)[1].previous == 1
 
 
 def test_connection_that_ends_in_the_moment_in_which_it_comes_does_not_continue_itself():

@@ -20,6 +20,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.store.test_kernel import mode, needs_kernel
+from tests.waiting import until
 from trioha.errors import ConfigError, StoreError
 from trioha.recording import compiled
 from trioha.recording.events import RECORD_BYTES, CloseReason, Direction, HaState, Kind
@@ -30,7 +31,6 @@ from trioha.store.put_status import PutStatus
 
 IDENTITY = SessionIdentity("cluster", "broker-a", 0, "SYNC_MASTER", {"haTransferBatchSize": 32768})
 
-Record = tuple[int, ...]
 """ts_ns, seq, kind, flags, node, conn, offset, aux, size, check."""
 
 
@@ -58,12 +58,6 @@ def facts_of(session):
 def clock_from(start_ns):
     ticks = iter(range(start_ns, 10**12))
     return lambda: next(ticks)
-
-
-async def until(condition):
-    """Return once `condition` holds: for effects of a worker thread, which wakes no task."""
-    while not condition():  # noqa: ASYNC110 (there is no event to wait for)
-        await trio.sleep(0.005)
 
 
 async def record(recorder, report):
@@ -112,13 +106,8 @@ PUTS = [
 ]
 
 
-@pytest.mark.parametrize("block_records", [2, 3, 4, 5, 5461])
+@pytest.mark.parametrize("block_records", [2, 3, 5461])
 async def test_put_and_its_wait_are_recorded_as_two_events_wherever_a_block_ends(tmp_path, block_records):
-    def made(folder):
-        return Recorder(
-            tmp_path / folder, identity=IDENTITY, node_id=7, block_records=block_records, blocks_max=64
-        )
-
     async def by_one_call(recorder):
         recorder.emit(Kind.FLUSHED, offset=5)
         for offset, size, request_id, copies in PUTS:
@@ -130,7 +119,10 @@ async def test_put_and_its_wait_are_recorded_as_two_events_wherever_a_block_ends
             recorder.emit(Kind.PUT, offset=offset, aux=request_id, size=size)
             recorder.emit(Kind.WAIT_BEGIN, offset=offset, aux=request_id, size=copies)
 
-    one, two = made("one"), made("two")
+    one, two = (
+        Recorder(tmp_path / name, identity=IDENTITY, node_id=7, block_records=block_records, blocks_max=64)
+        for name in ("one", "two")
+    )
     await record(one, by_one_call)
     await record(two, by_two_calls)
     found = all_records(one.path)
@@ -154,15 +146,10 @@ RUNS = [
 
 
 @pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=needs_kernel)])
-@pytest.mark.parametrize("block_records", [2, 3, 4, 5, 17, 5461])
+@pytest.mark.parametrize("block_records", [2, 3, 17, 5461])
 async def test_a_run_of_puts_is_recorded_as_its_puts_are_wherever_a_block_ends(
     tmp_path, block_records, *, is_compiled
 ):
-    def made(folder):
-        return Recorder(
-            tmp_path / folder, identity=IDENTITY, node_id=7, block_records=block_records, blocks_max=64
-        )
-
     async def together(recorder):
         for start_offset, ends, request_id, value in RUNS:
             places = b"".join(struct.pack(">qq", start, 5) for start in (start_offset, *ends[:-1]))
@@ -192,7 +179,10 @@ async def test_a_run_of_puts_is_recorded_as_its_puts_are_wherever_a_block_ends(
                     flags=PutStatus.FLUSH_SLAVE_TIMEOUT,
                 )
 
-    one, two = made("one"), made("two")
+    one, two = (
+        Recorder(tmp_path / name, identity=IDENTITY, node_id=7, block_records=block_records, blocks_max=64)
+        for name in ("one", "two")
+    )
     with mode(is_compiled=is_compiled), patch.object(compiled, "IS_COMPILED", is_compiled):
         await record(one, together)
     with mode(is_compiled=False), patch.object(compiled, "IS_COMPILED", False):
@@ -264,26 +254,13 @@ async def test_folder_name_sorts_by_time_and_is_new_for_each_start(tmp_path):
     assert all(path.name.endswith("Z-a_b_c-2") and path.parent == tmp_path for path in paths)
 
 
-async def test_two_recorders_that_start_at_once_do_not_share_a_folder(tmp_path):
-    first = Recorder(tmp_path, identity=IDENTITY, node_id=0)
-    second = Recorder(tmp_path, identity=IDENTITY, node_id=0)
-    second._path = first.path
-    await record(first, _nothing)
-    await record(second, _nothing)
-    assert first.path != second.path
-    assert first.path.is_dir()
-    assert second.path.is_dir()
-
-
-async def test_quiet_node_is_flushed_within_200_ms(tmp_path):
+async def test_quiet_node_is_flushed_after_the_interval_of_200_ms(tmp_path):
+    """Full blocks, and nothing else, are written without it: see the test of full blocks."""
     recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0)
 
     async def report(recorder):
         recorder.emit(Kind.PUT, offset=100, size=100)
-        started_s = trio.current_time()
         await until(lambda: all_records(recorder.path))
-        # Twice the interval leaves room for a busy machine.
-        assert trio.current_time() - started_s < 2 * FLUSH_INTERVAL_S
 
     assert FLUSH_INTERVAL_S == 0.2
     await record(recorder, report)
@@ -564,8 +541,7 @@ async def test_full_blocks_wait_for_the_interval_until_half_of_all_are_full(tmp_
     assert [record[6] for record in all_records(session)] == list(range(30))
 
 
-@pytest.mark.parametrize("count", [1, 2047, 2048, 2049, 5000])
-@pytest.mark.parametrize("base_seq", [0, 1, 2**32 - 7, 2**62])
+@pytest.mark.parametrize(("count", "base_seq"), [(1, 0), (2047, 1), (2048, 2**32 - 7), (5000, 2**62)])
 def test_numbers_of_records_ascend_and_nothing_else_changes(count, base_seq):
     noise = random.Random(count).randbytes(count * RECORD_BYTES)
     records = bytearray(noise)
@@ -604,7 +580,9 @@ trio.run(main)
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("delay_s", [0.0, 0.013, 0.21])
+@pytest.mark.parametrize(
+    "delay_s", [0.013, *(pytest.param(one, marks=pytest.mark.nightly) for one in (0.0, 0.21))]
+)
 async def test_killed_recorder_leaves_whole_records_without_a_gap(tmp_path, delay_s):
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:

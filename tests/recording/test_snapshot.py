@@ -96,14 +96,3 @@ def test_a_slave_without_its_master_keeps_its_log_end_and_close_reason(empty_ses
     ((conn, records),) = snapshot.connections()
     state = connection_state(records, is_slave=True)
     assert (conn, state.received_offset, state.reported_offset, state.max_offset) == (2, 1500, 1300, 1500)
-
-
-def test_connection_numbers_far_apart_have_their_own_state(empty_session):
-    events = [Event(n, Kind.ACK, conn=conn, offset=n, aux=9) for n, conn in enumerate((1, 2**31 - 1, 1))]
-    snapshot, _ = Snapshot.nowhere(numbered(empty_session, events).dtype).after(
-        numbered(empty_session, events)
-    )
-    assert [(conn, int(records["offset"][0])) for conn, records in snapshot.connections()] == [
-        (1, 2),
-        (2**31 - 1, 1),
-    ]

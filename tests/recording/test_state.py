@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.recording.sessions import Event, MasterModel, as_array, slave_events, write_session
+from tests.recording.sessions import Event, MasterModel, as_array, write_session
 from trioha.distribution import nearest_rank
 from trioha.recording import state, state_arrays
 from trioha.recording.aggregate import aggregate
@@ -217,11 +217,6 @@ def test_a_connection_has_requested_if_one_of_its_records_shows_it(empty_session
         acks = own[own["kind"] == Kind.ACK]
         expected = int(own["aux"].max() - acks["offset"][-1]) if len(acks) else None
         assert found.lag_bytes == expected
-
-
-def test_a_slaves_own_log_ends_where_it_received_to(empty_session):
-    records = as_array(empty_session, slave_events())
-    assert state_arrays.last_log_end(records) == 1500
 
 
 def test_a_code_that_is_new_here_is_shown_by_its_number():

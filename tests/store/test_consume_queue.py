@@ -340,18 +340,6 @@ def test_a_queue_behaves_as_a_list_of_record_numbers(tmp_path_factory, first, st
         assert names == list(range(names[0], names[-1] + 1, PER_FILE)) if names else not kept
 
 
-@given(data=st.binary(max_size=300))
-def test_leading_valid_counts_as_a_loop_would(data):
-    count = 0
-    for at in range(0, len(data) - 19, 20):
-        offset = int.from_bytes(data[at : at + 8], "big", signed=True)
-        size = int.from_bytes(data[at + 8 : at + 12], "big", signed=True)
-        if offset < 0 or size <= 0:
-            break
-        count += 1
-    assert leading_valid(data, 20) == count
-
-
 @given(entries=st.lists(st.tuples(st.integers(-5, 1 << 40), st.integers(-3, 400)), min_size=1, max_size=40))
 def test_leading_valid_stops_at_the_first_bad_offset_or_size(entries):
     data = b"".join(

@@ -110,24 +110,11 @@ def test_a_log_holds_no_descriptor_for_files_that_are_only_read(tmp_path):
 
 def test_a_stored_log_is_read_without_descriptors(tmp_path):
     many_files(tmp_path).close()
-    with OpenLogStore(tmp_path) as stored:
-        assert open_descriptors(tmp_path) == 0
-        assert sum(isinstance(item, Record) for item in stored.records(0)) == 600
-        with pytest.raises(TypeError, match="read-only"):
-            stored._files[0][0] = 1
-
-
-class OpenLogStore:
-    """`ReadOnlyCommitLog.open` as a context manager."""
-
-    def __init__(self, root):
-        self.root = root
-
-    def __enter__(self):
-        return ReadOnlyCommitLog.open(self.root)
-
-    def __exit__(self, *_):
-        return
+    stored = ReadOnlyCommitLog.open(tmp_path)
+    assert open_descriptors(tmp_path) == 0
+    assert sum(isinstance(item, Record) for item in stored.records(0)) == 600
+    with pytest.raises(TypeError, match="read-only"):
+        stored._files[0][0] = 1
 
 
 def test_a_sync_reaches_its_file_after_it_was_closed_moved_or_deleted(tmp_path, monkeypatch):

@@ -3,8 +3,6 @@
 import os
 
 import pytest
-import trio
-import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,38 +86,6 @@ def test_a_rebuild_stopped_anywhere_goes_on_to_the_same_files(name, tmp_path):
         parts.close()
     built, wanted = files_below(tmp_path / "built"), files_below(tmp_path / "whole")
     assert list(built.values()) == list(wanted.values())
-
-
-def test_no_record_after_the_limit_is_dispatched(tmp_path):
-    log, results = filled(tmp_path, 30)
-    parts = parts_of(log, tmp_path / "store")
-    limit = results[10].end_offset
-    assert parts.dispatcher.dispatch(limit, records_max=100) == 11
-    assert parts.dispatcher.position == limit
-    assert parts.dispatcher.dispatch(limit, records_max=100) == 0
-    # At a limit inside of a record dispatch waits for the record's end, without a fault.
-    assert parts.dispatcher.dispatch(limit + 50, records_max=100) == 0
-    assert (parts.dispatcher.position, parts.dispatcher.faults) == (limit, 0)
-
-
-async def test_dispatch_wakes_a_task_that_waits_for_its_offset(tmp_path, nursery):
-    log, results = filled(tmp_path, 3)
-    parts = parts_of(log, tmp_path / "store")
-    woken = []
-
-    async def wait():
-        await parts.dispatcher.dispatched.reached(results[1].end_offset)
-        woken.append(parts.dispatcher.position)
-
-    nursery.start_soon(wait)
-    await trio.testing.wait_all_tasks_blocked()
-    parts.dispatcher.dispatch(log.max_offset, records_max=1)
-    await trio.testing.wait_all_tasks_blocked()
-    assert woken == []
-    parts.dispatcher.dispatch(log.max_offset, records_max=1)
-    with trio.fail_after(5):
-        await trio.testing.wait_all_tasks_blocked()
-    assert woken == [results[1].end_offset]
 
 
 def test_transaction_types_enter_queue_and_index_as_the_broker_has_it(tmp_path):

@@ -303,20 +303,6 @@ async def test_an_archived_log_deletes_its_queues(store, tmp_path, nursery, auto
     assert (store.reads.max_offset("Orders", 0), store.reads.max_offset("Other", 0)) == (0, 1)
 
 
-async def test_a_log_that_restarted_is_dispatched_from_its_first_record_on(
-    store, tmp_path, nursery, autojump_clock
-):
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
-    for _ in range(50):
-        store.commit_log.append(message())
-    await trio.sleep(10)
-    store.commit_log.archive(tmp_path / "commitlog.aside")
-    await trio.sleep(10)
-    result = store.commit_log.append(message())
-    await trio.sleep(2 * GATHER_S)
-    assert store.dispatcher.position == result.end_offset
-
-
 async def test_queues_are_built_again_at_once_if_a_log_could_not_be_archived(
     store, tmp_path, nursery, autojump_clock
 ):

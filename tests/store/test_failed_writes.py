@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import close_after_test, resources_closed
+from tests.levels import by_level
 from tests.store.dispatching import files_below, parts_of
 from tests.store.support import message, open_log
 from trioha.errors import StoreError
@@ -129,16 +130,17 @@ def undisturbed(tmp_path):
     return log, built(tmp_path / "whole"), disk.calls
 
 
+@pytest.mark.sized
 @pytest.mark.parametrize(("times", "records_max"), [(1, 512), (1, 5), (2, 512), (7, 9)])
 def test_any_call_may_fail_any_number_of_times(undisturbed, tmp_path, times, records_max):
     log, expected, calls = undisturbed
-    errors = 0
-    for first in range(calls + 20):
+    errors, step = 0, by_level(5, 1, 1)
+    for first in range(0, calls + 20, step):
         folder = tmp_path / f"{first}"
         disk = Disk(range(first, first + times))
         errors += dispatch(parts(log, folder), disk, forever(records_max))
         assert built(folder) == expected, f"calls {first} to {first + times - 1} failed"
-    assert errors > calls // 2
+    assert errors > calls // step // 2
 
 
 @given(
@@ -159,10 +161,11 @@ def test_any_calls_may_fail_in_batches_of_any_size(tmp_path_factory, failing, si
         assert built(folder / "torn") == built(folder / "whole")
 
 
+@pytest.mark.sized
 def test_after_a_failed_write_a_start_finds_only_flushed_entries(undisturbed, tmp_path):
     """As after a crash in the middle: bytes of the failed write are not an entry."""
     log, expected, calls = undisturbed
-    for first in range(calls):
+    for first in range(0, calls, by_level(5, 1, 1)):
         folder = tmp_path / f"{first}"
         made = parts(log, folder)
         with Disk(range(first, first + 1000)).in_use(), pytest.raises(StoreError):

@@ -79,35 +79,14 @@ def test_constants_of_the_kernel_are_those_of_the_plain_code():
 # -- logs ----------------------------------------------------------------------------------------------------
 
 TEXTS = st.sampled_from(
-    [
-        b"",
-        b"a",
-        b"order-17",
-        b"x y",
-        b" x  y ",
-        "é".encode(),
-        "\U0001f680".encode(),
-        b"\xff\xfe",
-        b"a\x01b",
-        b"k" * 140,
-    ]
+    [b"", b"a", b"order-17", b"x y", b" x  y ", "é\U0001f680".encode(), b"\xff\xfe", b"a\x01b", b"k" * 140]
+)
+NAMES = st.sampled_from(
+    [b"TAGS", b"KEYS", b"UNIQ_KEY", b"TAG", b"TAGSX", b"KEY", b"WAIT", b"INNER_MULTI_DISPATCH", b"DELAY", b""]
 )
 PROPERTIES = st.lists(
     st.tuples(
-        st.sampled_from(
-            [
-                b"TAGS",
-                b"KEYS",
-                b"UNIQ_KEY",
-                b"TAG",
-                b"TAGSX",
-                b"KEY",
-                b"WAIT",
-                b"INNER_MULTI_DISPATCH",
-                b"DELAY",
-                b"",
-            ]
-        ),
+        NAMES,
         st.sampled_from([b"\x01", b"\x01", b"\x01", b"", b"\x01\x01"]),
         TEXTS,
         st.sampled_from([b"\x02", b"\x02", b"\x02", b"", b"\x02\x02"]),
@@ -343,18 +322,10 @@ def built(folder, found, *, shape=SHAPE, **how):
 
 def plain_records(*properties, sys_flag=0, step_ms=700):
     """Records of one queue, `step_ms` between two of them."""
+    start_ms = 1_700_000_000_000
     return in_order(
         [
-            Wanted(
-                "Orders",
-                0,
-                one,
-                sys_flag if number else 0,
-                b"",
-                None,
-                False,
-                1_700_000_000_000 + number * step_ms,
-            )
+            Wanted("Orders", 0, one, sys_flag if number else 0, b"", None, False, start_ms + number * step_ms)
             for number, one in enumerate([b"", *properties])
         ]
     )
@@ -517,7 +488,7 @@ def collected(view, root, *, check_crc, records_max):
 @needs_kernel
 @pytest.mark.parametrize(
     ("value", "check_crc"),
-    [(b"\x00", False), (b"\x7f", False), (b"\xff", False), (None, False), (None, True)],
+    [(b"\x7f", False), (b"\xff", False), (None, True)],
 )
 def test_a_fault_at_every_byte_is_found_as_without_the_kernel(value, check_crc, tmp_path):
     view, starts = few_records()
@@ -542,8 +513,7 @@ def whole_prefix():
 
 
 @needs_kernel
-@pytest.mark.parametrize("long_bytes", [0, 150, 8192])
-@pytest.mark.parametrize("copy_bytes", [64, 200, 1 << 17])
+@pytest.mark.parametrize(("copy_bytes", "long_bytes"), [(64, 8192), (200, 0), (200, 150), (1 << 17, 8192)])
 def test_a_log_cut_at_every_byte_ends_as_without_the_kernel(copy_bytes, long_bytes, tmp_path):
     view, _ = few_records()
     how = {"copy_bytes": copy_bytes, "long_bytes": long_bytes}

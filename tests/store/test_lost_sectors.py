@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
+from tests.levels import by_level
 from tests.store.support import log_bytes, message, open_log
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.lost_sectors import SECTOR_BYTES
@@ -36,6 +37,9 @@ SHAPES = {
 }
 
 
+FIRST_BODIES = [0, 37, 330, 411, 420, 421, 423]
+
+
 def appended(log, messages):
     for each in messages:
         assert log.append(each).size
@@ -46,7 +50,8 @@ def lose(log, sectors):
         log.files[0].view[sector : sector + SECTOR_BYTES] = bytes(SECTOR_BYTES)
 
 
-@pytest.mark.parametrize("first_body_bytes", [0, 37, 330, 411, 420, 421, 423])
+@pytest.mark.sized
+@pytest.mark.parametrize("first_body_bytes", by_level([0, 421], FIRST_BODIES, FIRST_BODIES))
 @pytest.mark.parametrize("shape", SHAPES)
 def test_after_any_loss_of_sectors_only_written_records_are_left(tmp_path, shape, first_body_bytes):
     log, _ = open_log(tmp_path)

@@ -1,26 +1,22 @@
 """Pages that are populated ahead of the log's end: stores into them fault no more, and no byte changes."""
 
-import errno
 import mmap
-import os
 import resource
 import sys
 from functools import partial
 
 import pytest
-import structlog
 import trio
 
 from tests.descriptors import open_descriptors
 from tests.store.support import log_bytes, message, open_log
 from tests.store.test_kernel import needs_kernel
 from tests.store.test_read_ahead import flush, parts_with
-from trioha.errors import StoreError
-from trioha.store import compiled, mapped_file, populate
+from trioha.store import mapped_file, populate
 from trioha.store.commit_log import POPULATED_BYTES
 from trioha.store.mapped_file import HUGE_PAGE_BYTES, MappedFile
 from trioha.store.messages import BatchItem, MessageBatch
-from trioha.store.populate import AHEAD_BYTES, HUGE_WITHIN_S, REST_S, SMALL_AFTER_S, populate_pages
+from trioha.store.populate import AHEAD_BYTES, HUGE_WITHIN_S, SMALL_AFTER_S, populate_pages
 from trioha.store.record import decode_record
 
 FILE_BYTES = 1 << 20
@@ -93,11 +89,6 @@ def test_only_what_was_used_up_is_populated_again(log, monkeypatch):
     log.populate_ahead()
     at = log.max_offset - FILE_BYTES
     assert populated[3:] == [(at, at + POPULATED_BYTES)]
-
-
-def test_an_empty_log_has_nothing_to_populate(tmp_path):
-    log, _ = open_log(tmp_path, file_bytes=FILE_BYTES)
-    log.populate_ahead()
 
 
 def test_after_a_cut_the_new_end_counts(log, monkeypatch):
@@ -197,31 +188,6 @@ async def test_long_records_go_to_pages_that_are_ready_without_a_system_call(lar
 
 
 @needs_kernel
-async def test_pages_that_come_too_late_are_followed_by_a_rest(large, monkeypatch, nursery, autojump_clock):
-    log, calls = large, []
-
-    async def run(call):
-        calls.append(trio.current_time())
-        # Meanwhile the log's end passes them.
-        while log.max_offset < log.files[-1].end_offset - 200_000:
-            log.append(message(bytes(100_000)))
-        return call()
-
-    monkeypatch.setattr(populate, "run_in_thread", run)
-    nursery.start_soon(populate_pages, log)
-    await trio.testing.wait_all_tasks_blocked()
-    log.append(message())
-    await trio.testing.wait_all_tasks_blocked()
-    log.append(message())
-    await trio.testing.wait_all_tasks_blocked()
-    assert len(calls) == 1
-    await trio.sleep(2 * REST_S)
-    log.append(message())
-    await trio.testing.wait_all_tasks_blocked()
-    assert len(calls) == 2
-
-
-@needs_kernel
 @pytest.mark.parametrize(
     ("pause_s", "is_synced_often", "is_huge"),
     [
@@ -306,35 +272,6 @@ async def test_after_the_load_huge_pages_are_replaced_once_all_is_on_disk(huge, 
 
 
 @needs_kernel
-async def test_a_system_without_descriptors_keeps_the_huge_pages(huge, monkeypatch, autojump_clock):
-    log, parts = huge, parts_with("hg", huge.files[0].path)
-
-    def share(file):
-        raise StoreError("cannot be opened", path=file.path)
-
-    flush(log)
-    monkeypatch.setattr(MappedFile, "share", share)
-    await trio.sleep(SMALL_AFTER_S + 1)
-    assert parts_with("hg", log.files[0].path)[-1] == parts[-1]
-    assert log.append(message()).size
-
-
-@needs_kernel
-async def test_a_disk_that_refuses_small_pages_is_logged(huge, monkeypatch, autojump_clock):
-    log = huge
-
-    def refuse(*_):
-        raise OSError(errno.EIO, "refused")
-
-    flush(log)
-    monkeypatch.setattr(os, "posix_fadvise", refuse)
-    with structlog.testing.capture_logs() as lines:
-        await trio.sleep(SMALL_AFTER_S + 1)
-    assert [line["event"] for line in lines] == ["the pages of the log stay huge"]
-    assert log.append(message()).size
-
-
-@needs_kernel
 async def test_the_worker_ends_where_the_system_cannot_do_it(large, monkeypatch):
     async def run(_call):
         await trio.lowlevel.checkpoint()
@@ -347,16 +284,3 @@ async def test_the_worker_ends_where_the_system_cannot_do_it(large, monkeypatch)
             await trio.testing.wait_all_tasks_blocked()
             large.append(message())
     assert not large.can_populate
-
-
-@needs_kernel
-def test_what_is_not_in_the_map_is_not_populated():
-    view = memoryview(mmap.mmap(-1, 4 * PAGE))
-    for start, end in ((-1, 10), (11, 10), (0, 4 * PAGE + 1), (2**70, 2**70)):
-        with pytest.raises((ValueError, OverflowError)):
-            compiled.records.populate(view, start, end, 0)
-    with pytest.raises(BufferError):
-        compiled.records.populate(view.toreadonly(), 0, 10, 0)
-    with pytest.raises(TypeError, match="4 arguments"):
-        compiled.records.populate(view, 0, 0)
-    assert compiled.records.populate(view, 0, 0, 0)

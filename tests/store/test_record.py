@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.store.support import FILE_BYTES, STORES, VECTORS, expected
+from tests.store.test_any_record import records
 from trioha.store.message_properties import encode_properties, join_properties, parse_properties
 from trioha.store.record import Blank, Host, Record, RecordError, decode_record, encode_record
 from trioha.store.record_layout import (
@@ -82,35 +83,6 @@ def test_the_recorded_stores_hold_both_versions_and_both_kinds_of_hosts():
         (True, True),
         (True, False),
     }
-
-
-hosts = st.builds(Host, st.ip_addresses(), st.integers(0, 65535))
-
-
-@st.composite
-def records(draw):
-    version_2 = draw(st.booleans())
-    born_host, store_host = draw(hosts), draw(hosts)
-    sys_flag = draw(st.integers(0, 0xFFFF)) & ~0x30
-    body = draw(st.binary(max_size=300))
-    return Record(
-        magic=MAGIC_V2 if version_2 else MAGIC_V1,
-        body_crc=body_crc(body),
-        queue_id=draw(st.integers(-(2**31), 2**31 - 1)),
-        flag=draw(st.integers(-(2**31), 2**31 - 1)),
-        queue_offset=draw(st.integers(0, 2**63 - 1)),
-        physical_offset=draw(st.integers(0, 2**63 - 1)),
-        sys_flag=sys_flag | 0x10 * born_host.is_ipv6 | 0x20 * store_host.is_ipv6,
-        born_timestamp_ms=draw(st.integers(-(2**63), 2**63 - 1)),
-        born_host=born_host,
-        store_timestamp_ms=draw(st.integers(0, 2**62)),
-        store_host=store_host,
-        reconsume_times=draw(st.integers(0, 100)),
-        prepared_transaction_offset=draw(st.integers(0, 2**62)),
-        body=body,
-        topic=draw(st.text(max_size=60 if version_2 else 30)),
-        properties_raw=draw(st.binary(max_size=200)),
-    )
 
 
 @given(records(), st.binary(max_size=20), st.binary(max_size=20))

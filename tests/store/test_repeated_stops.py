@@ -82,6 +82,7 @@ def stopped_start(root, calls):
     return disk, False
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("damage", "stride"), STATES)
 def test_after_a_stop_at_any_call_of_a_start_and_right_after_it_the_next_one_builds_all(
     tmp_path, template, damage, stride
@@ -104,6 +105,7 @@ def test_after_a_stop_at_any_call_of_a_start_and_right_after_it_the_next_one_bui
     assert calls >= 10
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [9, 50])
 def test_a_power_cut_after_a_cut_and_another_one_at_any_call_of_the_next_start_lose_no_key(
     tmp_path, template, number

@@ -13,7 +13,6 @@ import trio
 from tests.ha.support import connected, make_master, settled
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log, open_store
 from trioha.errors import StoreError
-from trioha.recording.events import CloseReason
 from trioha.store.epochs import EpochLog
 from trioha.store.put_status import PutStatus
 from trioha.store.retention import Retention, RetentionClock, RetentionSettings
@@ -91,24 +90,12 @@ def test_a_disk_that_is_too_full_deletes_files_before_they_are_archived_and_coun
     assert capsys.readouterr().out.count("log file deleted before it was archived") == 3
 
 
-def test_files_that_are_not_archived_are_counted_also_if_none_waits(log):
-    cleaner = retention(log, archived_offset=lambda: FILE_BYTES)
-    cleaner.apply(0.80, now=NOW)
-    assert (len(log.files), cleaner.files_deleted_unarchived) == (3, 2)
-
-
 def test_while_it_is_not_known_what_is_archived_only_a_disk_that_is_too_full_deletes(log):
     cleaner = retention(log, archived_offset=lambda: None)
     cleaner.apply(0.80, now=NOW)
     assert (len(log.files), cleaner.files_deleted_unarchived) == (6, 0)
     cleaner.apply(0.86, now=NOW)
     assert (len(log.files), cleaner.files_deleted_unarchived) == (1, 5)
-
-
-def test_a_log_without_an_archive_counts_nothing(log):
-    cleaner = retention(log)
-    cleaner.apply(0.86, now=NOW)
-    assert (len(log.files), cleaner.files_deleted_unarchived) == (1, 0)
 
 
 def test_a_full_disk_refuses_puts_until_there_is_space(log):
@@ -310,26 +297,6 @@ def test_queues_are_those_of_the_log_that_is_left_after_any_refusal_of_the_disk(
         names = sorted(path.name for path in (tmp_path / f"consumequeue/Orders/{queue_id}").iterdir())
         assert int(names[0]) == queue.min_offset // 20 * 400
     store.close()
-
-
-async def test_a_slave_whose_next_bytes_were_deleted_is_disconnected(log, autojump_clock):
-    master, _, _ = make_master(log)
-    near, far = trio.testing.lockstep_stream_pair()
-    reasons = []
-
-    async def serve():
-        reasons.append(await master.serve_stream(near, host="10.0.0.1", port=1))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve)
-        await far.send_all((100).to_bytes(8, "big"))
-        # It receives one frame and then nothing for a while.
-        assert await far.receive_some(100)
-        assert master.retention_floor() == 100
-        retention(log).apply(0.86, now=NOW)
-        while await far.receive_some(65536):
-            pass
-    assert reasons == [CloseReason.REQUEST_BELOW_MIN]
 
 
 async def test_an_observer_keeps_no_file_that_it_was_sent(log, autojump_clock):

@@ -1,9 +1,7 @@
 """A common record that compiled code writes is, byte for byte, the one that plain Python writes."""
 
-from array import array
 from unittest.mock import patch
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,20 +69,6 @@ def test_the_log_is_the_same_with_compiled_code_and_without(messages, store_host
     assert appended(folder / "compiled", messages, store_host=store_host) == plain
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{"queue_id": 2**31}, {"flag": -(2**31) - 1}, {"born_timestamp_ms": 2**63}, {"reconsume_times": 2**40}],
-)
-def test_fields_that_no_record_can_hold_are_what_they_are_in_plain_python(fields, tmp_path):
-    log, _ = open_log(tmp_path)
-    log.append(message())
-    log.queue_offsets[("Orders", fields.get("queue_id", 0))] = 1
-    end_offset = log.max_offset
-    with pytest.raises(Exception, match=r"format requires|int too large|argument out of range"):
-        log.append(message(**fields))
-    assert log.max_offset == end_offset
-
-
 def written(log, one):
     """How many records compiled code writes for one message, which is put twice to a new queue."""
     real, sizes = compiled.records.write_record, []
@@ -106,14 +90,6 @@ def test_a_common_record_is_written_by_compiled_code_from_the_second_one_of_a_qu
         assert written(log, message(queue_id=1)) == 0
     with patch.object(compiled, "CHECKS_CRC", False):
         assert written(log, message(queue_id=2)) == 0
-
-
-@pytest.mark.parametrize("name", ["disk_is_full", "puts_blocked"])
-def test_it_is_not_written_where_puts_are_refused(tmp_path, name):
-    log, _ = open_log(tmp_path)
-    log.append(message())
-    setattr(log, name, True)
-    assert log.append(message()).status is PutStatus.SERVICE_NOT_AVAILABLE
 
 
 GUARDED = """
@@ -164,46 +140,3 @@ def test_what_does_not_fit_is_not_written():
     assert write(data, store_host=bytes(20)) == 0
     assert write(data, message=Message("T", 0, b"", born_host=Host.parse("::1", 0))) == 0
     assert not any(data)
-
-
-def test_arguments_of_other_kinds_are_refused():
-    for data, error in (
-        (bytes(200), BufferError),
-        ("text", TypeError),
-        (memoryview(bytearray(400))[::2], BufferError),
-    ):
-        with pytest.raises(error):
-            write(data)
-    for others in (
-        {"topic": "T"},
-        {"store_host": bytearray(8)},
-        {"body_bytes_max": "1"},
-        {"queue_offset": None},
-    ):
-        with pytest.raises(TypeError):
-            write(bytearray(200), **others)
-    for others in ({"physical_offset": 2**63}, {"store_timestamp_ms": -(2**63) - 1}):
-        with pytest.raises(OverflowError):
-            write(bytearray(200), **others)
-    with pytest.raises(AttributeError):
-        write(bytearray(200), message=object())
-    with pytest.raises(TypeError, match="9 arguments"):
-        compiled.records.write_record(bytearray(200), 0)
-    assert write(array("q", [0] * 30)) == 96
-
-
-class Passing:
-    """Its bytes end with each look at them."""
-
-    queue_id = flag = sys_flag = born_timestamp_ms = reconsume_times = prepared_transaction_offset = 0
-    born_host = Host.parse("127.0.0.1", 0)
-    properties = b""
-
-    @property
-    def body(self):
-        """New ones each time."""
-        return bytes(bytearray(b"body"))
-
-
-def test_bytes_that_nobody_holds_are_not_read():
-    assert write(bytearray(200), message=Passing()) == 0
