@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import signal
@@ -10,16 +11,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated
 
 from attrs import define
-from cyclopts import App, CycloptsError, Parameter
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from tests.faults.cluster import exit_on_sigterm
 from tests.faults.controlled.controllers import (
@@ -38,6 +34,11 @@ RUN_WITHIN_S = 180.0
 """A run takes some 8 s; one that takes this long hangs, which is a violation too."""
 STOP_WITHIN_S = 10.0
 POLL_S = 0.05
+COUNTED = (
+    "kills", "starts", "metadata_copies", "offset_checks", "failed_syncs", "hostile_frames", "elections",
+    "deaths", "passed_over", "promises",
+)  # fmt: skip
+"""Figures of reports that are summed up."""
 _DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "TERM", "--"] if shutil.which("setpriv") else []
 
 
@@ -112,9 +113,7 @@ def run_seeds(
 
 
 def wants_real(controller: str | None) -> bool:
-    """Whether groups have a real controller. Raises ValueError for any other word."""
-    if controller not in {None, SCRIPTED, VERSION}:
-        raise ValueError(f"--controller is {SCRIPTED} or {VERSION}, not {controller}")
+    """Whether groups have a real controller."""
     return controller == VERSION or (controller is None and real_controller_is_there())
 
 
@@ -149,156 +148,89 @@ def _run_seeds(
             job.end()
 
 
-def faults(
-    *,
-    count: Annotated[int, Parameter(name=["--count", "-n"])] = 50,
-    seed: int = 1,
-    jobs: int = 2,
-    folder: Path | None = None,
-    keep: bool = False,
-    plan: bool = False,
-    controller: str | None = None,
-    json_: Annotated[bool, Parameter(name="--json")] = False,
-) -> int:
-    """Break clusters of real nodes in random ways and check that no promise is broken.
-
-    Exit code 1 if an invariant did not hold: the seed and its folder are named.
-
-    Parameters
-    ----------
-    count
-        How many seeds.
-    seed
-        The first of them; the same seed is the same plan.
-    jobs
-        Runs at a time; each uses about half a core.
-    folder
-        Where runs leave their stores, logs and recordings; a new temporary folder if not given.
-    keep
-        Keep the folders of all runs, not only of those that broke something.
-    plan
-        Print the plans and run nothing.
-    controller
-        Of the third of runs that have one: `scripted`, or `5.5.0`, a real one. By default the real one, if
-        Java, Maven and its jars are there.
-    json_
-        Print one JSON object for each run, and one for all.
-    """
-    if count < 1 or jobs < 1 or seed < 0:
-        raise ValueError("--count and --jobs are at least 1, --seed at least 0")
-    seeds = range(seed, seed + count)
-    if plan:
-        for number in seeds:
-            print(json.dumps(describe_plan(number), default=str))
-        return 0
-    wants_real(controller)
-    exit_on_sigterm()
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    root = Path(tempfile.mkdtemp(prefix="trioha-faults-", dir=folder))
-    try:
-        reports = _run(seeds, jobs=jobs, root=root, keep=keep, as_json=json_, controller=controller)
-    finally:
-        with suppress(OSError):  # not empty: something was kept
-            root.rmdir()
-    return 0 if all(report.ok for report in reports) else 1
-
-
-def _run(
-    seeds: Sequence[int], *, jobs: int, root: Path, keep: bool, as_json: bool, controller: str | None
-) -> list[Report]:
-    err = Console(stderr=True)
-    reports: list[Report] = []
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeRemainingColumn(),
-    )
-    began_s = time.monotonic()
-    with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
-        bar = progress.add_task("seeds", total=len(seeds), note="")
-        for report in run_seeds(seeds, jobs=jobs, root=root, keep=keep, controller=controller):
-            reports.append(report)
-            broken = sum(not one.ok for one in reports)
-            progress.update(bar, advance=1, note=f"{broken} broken" if broken else "")
-            if as_json:
-                print(json.dumps(report.to_json()), flush=True)
-            if not report.ok:
-                progress.console.print(
-                    f"seed {report.seed}, kept in {report.folder}:", style="red", markup=False, soft_wrap=True
-                )
-                for violation in report.violations:
-                    progress.console.print(f"  {violation}", markup=False, soft_wrap=True, highlight=False)
-    summary = summarize(reports, seconds=time.monotonic() - began_s)
-    if as_json:
-        print(json.dumps({"summary": summary}), flush=True)
-    else:
-        _print_table(summary)
-    return reports
-
-
 def summarize(reports: Sequence[Report], *, seconds: float) -> dict[str, object]:
     """Figures over all runs."""
-    statuses: Counter[str] = Counter()
-    faults: Counter[str] = Counter()
-    for report in reports:
-        statuses.update(report.statuses)
-        faults.update(report.faults)
     return {
         "runs": len(reports),
         "broken_seeds": [report.seed for report in reports if not report.ok],
         "seconds": round(seconds, 1),
-        "kills": sum(report.kills for report in reports),
-        "starts": sum(report.starts for report in reports),
-        "metadata_copies": sum(report.metadata_copies for report in reports),
-        "offset_checks": sum(report.offset_checks for report in reports),
-        "failed_syncs": sum(report.failed_syncs for report in reports),
-        "hostile_frames": sum(report.hostile_frames for report in reports),
-        "controllers": dict(Counter(report.controller for report in reports if report.controller)),
-        "elections": sum(report.elections for report in reports),
-        "deaths": sum(report.deaths for report in reports),
-        "passed_over": sum(report.passed_over for report in reports),
-        "promises": sum(report.promises for report in reports),
+        **{name: sum(getattr(report, name) for report in reports) for name in COUNTED},
         "bytes": sum(max(0, report.end_offset) for report in reports),
-        "faults": dict(faults.most_common()),
-        "statuses": dict(statuses.most_common()),
+        "controllers": dict(Counter(report.controller for report in reports if report.controller)),
+        "faults": dict(Counter(fault for report in reports for fault in report.faults).most_common()),
+        "statuses": dict(sum((Counter(report.statuses) for report in reports), Counter()).most_common()),
     }
 
 
-def _print_table(summary: dict[str, object]) -> None:
-    table = Table("faults", box=None, show_header=False)
-    table.add_column(justify="right")
+def print_summary(summary: Mapping[str, object]) -> None:
+    """For people."""
     for name, value in summary.items():
         if isinstance(value, dict):
             for key, number in value.items():
-                table.add_row(f"{name}: {key}", f"{number:,}")
+                print(f"{name}: {key:30} {number:>12,}")
         else:
             text = f"{value:,}" if isinstance(value, int | float) else " ".join(map(str, value)) or "none"
-            table.add_row(name.replace("_", " "), text)
-    Console().print(table)
+            print(f"{name.replace('_', ' '):38} {text:>12}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 2 for arguments that cannot be used."""
-    app = App(
-        name="python -m tests.faults",
-        help_format="plaintext",
-        default_parameter=Parameter(negative=()),
-        print_error=False,
-        exit_on_error=False,
-        result_action="return_int_as_exit_code_else_zero",
+    """Run the command line and return its exit code: 1 if an invariant did not hold."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults",
+        description="Break clusters of real nodes in random ways and check that no promise is broken.",
     )
-    app.default(faults)
-    run: Callable[..., int] = app
+    add = parser.add_argument
+    add("--count", "-n", type=int, default=50, help="how many seeds")
+    add("--seed", type=int, default=1, help="the first of them; the same seed is the same plan")
+    add("--jobs", type=int, default=2, help="runs at a time; each uses about half a core")
+    add("--folder", type=Path, help="where runs leave stores, logs and recordings; by default a new folder")
+    add(
+        "--keep",
+        action="store_true",
+        help="keep the folders of all runs, not only of those that broke something",
+    )
+    add("--plan", action="store_true", help="print the plans and run nothing")
+    add(
+        "--controller",
+        choices=(SCRIPTED, VERSION),
+        help="of the third of runs that have one; by default a real one where Java, Maven and jars are there",
+    )
+    add("--json", action="store_true", help="print one JSON object for each run, and one for all")
+    found = parser.parse_args(arguments)
+    if found.count < 1 or found.jobs < 1 or found.seed < 0:
+        parser.error("--count and --jobs are at least 1, --seed at least 0")
+    seeds = range(found.seed, found.seed + found.count)
+    if found.plan:
+        for number in seeds:
+            print(json.dumps(describe_plan(number), default=str))
+        return 0
+    exit_on_sigterm()
+    if found.folder is not None:
+        found.folder.mkdir(parents=True, exist_ok=True)
+    root = Path(tempfile.mkdtemp(prefix="trioha-faults-", dir=found.folder))
+    began_s = time.monotonic()
+    reports: list[Report] = []
     try:
-        return run(list(sys.argv[1:] if arguments is None else arguments))
-    except (CycloptsError, ValueError) as error:
-        print(f"faults: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        for report in run_seeds(
+            seeds, jobs=found.jobs, root=root, keep=found.keep, controller=found.controller
+        ):
+            reports.append(report)
+            if found.json:
+                print(json.dumps(report.to_json()), flush=True)
+            if not report.ok:
+                violations = "".join(f"\n  {violation}" for violation in report.violations)
+                print(f"seed {report.seed}, kept in {report.folder}:{violations}", file=sys.stderr)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    finally:
+        with suppress(OSError):  # not empty: something was kept
+            root.rmdir()
+    summary = summarize(reports, seconds=time.monotonic() - began_s)
+    if found.json:
+        print(json.dumps({"summary": summary}), flush=True)
+    else:
+        print_summary(summary)
+    return 0 if all(report.ok for report in reports) else 1
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""Disks with faults: what fails, and what does not."""
+"""Disks with faults: what fails, what does not, and when a node dies at a call to its disk."""
 
-import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from tests.faults import disks
+from tests.faults.controlled.dying import CUT, ROLE, Death
 
 # Does everything that a disk can refuse, and says how it went.
 TRY_ALL = """
@@ -76,23 +77,52 @@ except OSError as error:
     print(errno.errorcode[error.errno], (folder / "more").stat().st_size)
 disk.free()
 (folder / "more").write_bytes(b"y" * 5000)
-print((folder / "more").stat().st_size)
-if sys.argv[2:]:
-    disk.close()
+disk.close()
 """
 
 
 @pytest.mark.skipif(not disks.private_mounts(), reason="mounting takes root")
-@pytest.mark.parametrize("close", [True, False])
-def test_a_small_disk_is_full_to_the_last_byte_and_leaves_what_it_held_but_no_mount(tmp_path, close):
+def test_a_small_disk_is_full_to_the_last_byte_and_leaves_what_it_held_but_no_mount(tmp_path):
     folder = tmp_path / "disk"
     done = subprocess.run(
-        [*disks.private_mounts(), sys.executable, "-c", FILL_AND_FREE, folder, *["close"] * close],
+        [*disks.private_mounts(), sys.executable, "-c", FILL_AND_FREE, folder],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout.splitlines() == [f"{errno.errorcode[errno.ENOSPC]} 0", "5000"]
+    assert done.stdout.splitlines() == ["ENOSPC 0"]
     assert not os.path.ismount(folder)
-    # A process that is killed takes its disk with it.
-    assert sorted(path.name for path in folder.iterdir()) == (["kept", "more"] if close else [])
+    assert {path.name: path.stat().st_size for path in folder.iterdir()} == {"kept": 5000, "more": 5000}
+
+
+def test_a_node_dies_at_the_call_that_its_file_names_and_at_no_other(tmp_path, monkeypatch):
+    signals = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: signals.append((pid, number)))
+    file = tmp_path / "node.death"
+    death = Death(file)
+
+    def reach(*doings):
+        for doing in doings:
+            death.begin(doing)
+            death.reach()
+            death.end()
+
+    # Without a file, before anything begins, in something else, and at calls of an earlier time.
+    reach(CUT)
+    file.write_text("cut 2")
+    death.reach()
+    reach(ROLE, CUT, CUT, CUT)
+    # Disarmed meanwhile.
+    death.begin(CUT)
+    death.reach()
+    file.unlink()
+    death.reach()
+    assert signals == []
+    file.write_text("cut 2")
+    death.begin(CUT)
+    death.reach()
+    assert file.exists()
+    death.reach()
+    assert signals == [(os.getpid(), signal.SIGKILL)]
+    # What is gone tells the runner that the node died of it.
+    assert not file.exists()

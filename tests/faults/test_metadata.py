@@ -21,10 +21,14 @@ from tests.faults.metadata import (
     metadata_differences,
     offsets_in,
 )
-from tests.faults.planted import Defect
+from tests.faults.planted import (
+    commits_forgotten,
+    groups_not_written,
+    offsets_one_copy_late,
+    offsets_writes_late,
+)
 from tests.faults.proxy import Direction
-from tests.faults.test_scenarios import plan_of
-from tests.node_process import TriohaNode
+from tests.faults.support import plan_of
 from trioha.metadata.files import write_metadata
 from trioha.metadata.pretty_json import encode_pretty
 from trioha.remoting.codec import encode
@@ -33,9 +37,6 @@ from trioha.remoting.command import request, response_to
 
 Q0, Q1 = ("Topic", 0), ("Topic", 1)
 WITHIN_S = 60
-
-
-# -- the ledger --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def clock(monkeypatch):
     return set_time
 
 
-def test_a_ledger_knows_what_was_acknowledged_before_a_moment(clock):
+def test_a_ledger_knows_what_was_acknowledged_and_what_was_written_before_a_moment(clock):
     ledger = CommitLedger()
     for moment_s, queue, offset in ((1.0, Q0, 5), (2.0, Q1, 7), (3.0, Q0, 9)):
         clock(moment_s)
@@ -58,33 +59,15 @@ def test_a_ledger_knows_what_was_acknowledged_before_a_moment(clock):
     assert ledger.acknowledged_before(2.0) == {Q0: 5}
     assert ledger.acknowledged_before(3.0) == {Q0: 5, Q1: 7}
     assert ledger.acknowledged_before(float("inf")) == {Q0: 9, Q1: 7}
-
-
-def test_a_write_has_what_was_acknowledged_before_the_write_before_it(clock):
-    ledger = CommitLedger()
-    clock(1.0)
-    ledger.acknowledge(Q0, 5)
-    clock(2.5)
-    ledger.acknowledge(Q0, 6)
     assert ledger.written(3.0) == {}
-    for written_s in (2.0, 2.0, 3.0):
+    for written_s in (1.5, 1.5, 3.5):
         ledger.note_write(written_s)
-    # The write at 3.0 may have been made of the table at 2.1.
-    assert ledger.written(3.0) == {Q0: 5}
-    assert ledger.written(4.0) == {Q0: 6}
-
-
-def test_a_master_that_has_ended_begins_with_what_its_disk_has(clock):
-    ledger = CommitLedger()
-    clock(1.0)
-    ledger.acknowledge(Q0, 5)
-    ledger.acknowledge(Q1, 5)
-    ledger.note_write(2.0)
+    # The write at 3.5 may have been made of the table at 1.6.
+    assert ledger.written(3.5) == {Q0: 5}
+    assert ledger.written(4.0) == {Q0: 9, Q1: 7}
+    # A master that has ended begins with what its disk has.
     ledger.restart({Q0: 4})
     assert ledger.acknowledged_before(9.0) == ledger.written(9.0) == {Q0: 4}
-
-
-# -- copies ------------------------------------------------------------------------------------------------
 
 
 def offsets_document(offsets):
@@ -99,29 +82,27 @@ def test_copies_are_read_from_the_bytes_of_a_link_however_they_are_cut(clock):
     watch = CopyWatch(seen.append)
     document = offsets_document({Q0: 5, Q1: 7})
     document["offsetTable"]["Topic@others"] = {0: 9}
-    ask = request(RequestCode.GET_ALL_CONSUMER_OFFSET)
-    answer = response_to(ask, ResponseCode.SUCCESS, body=encode_pretty(document).encode())
-    other = request(RequestCode.GET_ALL_TOPIC_CONFIG)
+    ask, other = (
+        request(code) for code in (RequestCode.GET_ALL_CONSUMER_OFFSET, RequestCode.GET_ALL_TOPIC_CONFIG)
+    )
     read = watch.connection()
+
+    def pass_by(way, *frames):
+        for byte in b"".join(frames):
+            read(way, bytes([byte]))
+
     clock(3.0)
-    for byte in encode(other, opaque=1) + encode(ask, opaque=2):
-        read(Direction.TO_TARGET, bytes([byte]))
+    pass_by(Direction.TO_TARGET, encode(other, opaque=1), encode(ask, opaque=2), encode(ask, opaque=3))
     clock(4.0)
-    for byte in encode(response_to(other, ResponseCode.SUCCESS, body=b"{}"), opaque=1):
-        read(Direction.TO_CLIENT, bytes([byte]))
+    pass_by(
+        Direction.TO_CLIENT,
+        encode(response_to(other, ResponseCode.SUCCESS, body=b"{}"), opaque=1),
+        encode(response_to(ask, ResponseCode.SYSTEM_BUSY), opaque=3),
+    )
     assert seen == []
-    for byte in encode(answer, opaque=2):
-        read(Direction.TO_CLIENT, bytes([byte]))
+    answer = response_to(ask, ResponseCode.SUCCESS, body=encode_pretty(document).encode())
+    pass_by(Direction.TO_CLIENT, encode(answer, opaque=2))
     assert seen == watch.copies == [Copy(3.0, {Q0: 5, Q1: 7})]
-
-
-def test_a_refused_copy_is_none():
-    watch = CopyWatch(lambda _copy: pytest.fail("nothing was copied"))
-    ask = request(RequestCode.GET_ALL_CONSUMER_OFFSET)
-    read = watch.connection()
-    read(Direction.TO_TARGET, encode(ask, opaque=1))
-    read(Direction.TO_CLIENT, encode(response_to(ask, ResponseCode.SYSTEM_BUSY), opaque=1))
-    assert watch.copies == []
 
 
 def test_the_last_copy_taken_is_the_one_that_began_before_the_success():
@@ -132,35 +113,23 @@ def test_the_last_copy_taken_is_the_one_that_began_before_the_success():
     assert last_taken(copies, 1.399) == last_taken(copies, 5.0) == copies[1]
 
 
-# -- tables ------------------------------------------------------------------------------------------------
-
-
-def test_an_offset_that_is_missing_or_earlier_is_found():
-    assert check_offsets({Q0: 5, Q1: 8}, {Q0: 5, Q1: 7}, where="slave-1") == []
-    assert check_offsets({Q0: 4}, {Q0: 5, Q1: 0}, where="slave-1") == [
-        "slave-1: Topic, queue 0 is at 4, committed was 5",
-        "slave-1: Topic, queue 1 is at None, committed was 0",
-    ]
-
-
 def answers(offsets, **others):
     tables = {code.name: {"table": {}} for code in COPIED_WHOLE}
     return {**tables, RequestCode.GET_ALL_CONSUMER_OFFSET.name: offsets_document(offsets), **others}
 
 
-def test_equal_tables_are_no_difference():
+def test_tables_and_offsets_that_differ_or_are_missing_are_found():
+    assert check_offsets({Q0: 5, Q1: 8}, {Q0: 5, Q1: 7}, where="slave-1") == []
+    assert check_offsets({Q0: 4}, {Q0: 5, Q1: 0}, where="slave-1") == [
+        "slave-1: Topic, queue 0 is at 4, committed was 5",
+        "slave-1: Topic, queue 1 is at None, committed was 0",
+    ]
     assert metadata_differences(answers({Q0: 5}), answers({Q0: 5}), {Q0: 5}) == []
-
-
-@pytest.mark.parametrize("code", COPIED_WHOLE)
-def test_a_table_that_differs_or_is_missing_is_found(code):
-    (found,) = metadata_differences(answers({}), answers({}, **{code.name: {"table": {"x": 1}}}), {})
-    assert found.startswith(f"{code.name}: ")
+    for code in COPIED_WHOLE:
+        (found,) = metadata_differences(answers({}), answers({}, **{code.name: {"table": {"x": 1}}}), {})
+        assert found.startswith(f"{code.name}: ")
     silent = metadata_differences({}, {}, {})
     assert [found.partition(":")[0] for found in silent] == [one.name for one in COPIED_WHOLE]
-
-
-def test_offsets_that_differ_on_either_side_are_found():
     differences = metadata_differences(answers({Q0: 4}), answers({Q0: 5, Q1: 1}), {Q0: 5})
     assert [found.partition(",")[0] for found in differences] == [
         "offsets of faults-readers: the master has {('Topic'",
@@ -194,7 +163,7 @@ def test_files_that_differ_are_found(tmp_path):
     assert any("other None" in text for text in file_differences([master, other], {Q0: 5}))
 
 
-# -- planted defects ---------------------------------------------------------------------------------------
+# -- planted defects, and a promotion ----------------------------------------------------------------------
 
 
 def kill_the_master_until(cluster, condition):
@@ -212,14 +181,16 @@ def kill_the_master_until(cluster, condition):
         cluster.start(MASTER)
 
 
+@pytest.mark.full
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "defect", "where"),
     [
-        ("slave-1", Defect.OFFSETS_ONE_COPY_LATE, "slave-1, when master had ended: "),
-        (MASTER, Defect.OFFSETS_WRITES_LATE, "the disk of the master, when it had ended: "),
-        (MASTER, Defect.COMMITS_FORGOTTEN, "the answer to slave-1: "),
+        ("slave-1", offsets_one_copy_late, "slave-1, when master had ended: "),
+        (MASTER, offsets_writes_late, "the disk of the master, when it had ended: "),
+        (MASTER, commits_forgotten, "the answer to slave-1: "),
     ],
+    ids=lambda value: getattr(value, "what", None),
 )
 def test_a_node_that_loses_offsets_is_found(tmp_path, name, defect, where):
     plan = plan_of(role="ASYNC_MASTER")
@@ -229,10 +200,11 @@ def test_a_node_that_loses_offsets_is_found(tmp_path, name, defect, where):
     assert [violation for violation in cluster.violations if violation.startswith(where)]
 
 
+@pytest.mark.full
 @pytest.mark.process
 def test_a_slave_that_does_not_write_a_table_is_found(tmp_path):
     plan = plan_of(role="ASYNC_MASTER")
-    with Cluster(plan, tmp_path, programs={"slave-1": Defect.GROUPS_NOT_WRITTEN.program}) as cluster:
+    with Cluster(plan, tmp_path, programs={"slave-1": groups_not_written.program}) as cluster:
         cluster.metadata_within_s = 2.0
         cluster.begin()
         with pytest.raises(AssertionError, match=r"subscriptionGroup\.json: master has"):
@@ -240,8 +212,9 @@ def test_a_slave_that_does_not_write_a_table_is_found(tmp_path):
     assert cluster.violations == []
 
 
+@pytest.mark.full
 @pytest.mark.process
-def test_a_slave_that_is_promoted_after_a_kill_goes_on_with_what_its_last_copy_had(tmp_path):
+def test_a_slave_that_is_promoted_after_a_kill_goes_on_with_what_its_last_copy_had(tmp_path, start_node):
     plan = plan_of(role="ASYNC_MASTER")
     with Cluster(plan, tmp_path) as cluster:
         cluster.begin()
@@ -250,17 +223,14 @@ def test_a_slave_that_is_promoted_after_a_kill_goes_on_with_what_its_last_copy_h
         cluster.stop("slave-1")
     assert cluster.violations == []
     assert copied
-    promoted = TriohaNode(
-        cluster.store("slave-1"),
+    promoted = start_node(
+        "slave-1",
         role="ASYNC_MASTER",
         mappedFileSizeCommitLog=plan.setup.file_bytes,
         mappedFileSizeConsumeQueue=QUEUES.file_bytes,
         maxHashSlotNum=INDEX.hash_slots,
         maxIndexNum=INDEX.index_num,
     )
-    try:
-        tables = trio.run(fetch_tables, promoted.listen_address)
-        held = offsets_in(tables[RequestCode.GET_ALL_CONSUMER_OFFSET.name])
-        assert check_offsets(held, copied, where="the promoted slave") == []
-    finally:
-        promoted.kill()
+    tables = trio.run(fetch_tables, promoted.listen_address)
+    held = offsets_in(tables[RequestCode.GET_ALL_CONSUMER_OFFSET.name])
+    assert check_offsets(held, copied, where="the promoted slave") == []

@@ -6,7 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 import trio
 
-from tests.faults.proxy import BOTH, Direction, Link, Substitution
+from tests.faults.proxy import BOTH, PIECE_BYTES_MAX, Direction, Link, Substitution
+from tests.waiting import until
 
 PATIENCE_S = 5
 QUIET_S = 0.1
@@ -69,10 +70,12 @@ async def is_silent(stream):
     return True
 
 
-async def test_bytes_pass_both_ways_whole_and_in_order():
-    data = random.Random(1).randbytes(3_000_000)
+@pytest.mark.parametrize("piece_bytes_max", [PIECE_BYTES_MAX, 5])
+async def test_bytes_pass_both_ways_whole_and_in_order_also_in_small_pieces(piece_bytes_max):
+    data = random.Random(1).randbytes(3_000_000 if piece_bytes_max == PIECE_BYTES_MAX else 500)
     link = Link()
     async with joined(link) as (client, target, *_), trio.open_nursery() as nursery:
+        link.shred(piece_bytes_max)
         nursery.start_soon(client.send_all, data)
         nursery.start_soon(target.send_all, data[::-1])
         assert await read(target, len(data)) == data
@@ -80,23 +83,19 @@ async def test_bytes_pass_both_ways_whole_and_in_order():
     assert [link.passed_bytes(way) for way in BOTH] == [1 + len(data), len(data)]
 
 
-async def test_a_cut_in_order_is_an_end_at_both_sides():
+@pytest.mark.parametrize("reset", [False, True])
+async def test_a_cut_is_an_end_or_an_error_at_both_sides(reset):
     link = Link()
     async with joined(link) as (client, target, *_):
-        await client.send_all(b"x")
-        assert await read(target, 1) == b"x"
-        link.cut(reset=False)
-        assert await read_to_end(client) == await read_to_end(target) == b""
-        assert link.connections == 0
-
-
-async def test_a_reset_is_an_error_at_both_sides():
-    link = Link()
-    async with joined(link) as (client, target, *_):
-        link.cut(reset=True)
+        link.cut(reset=reset)
         for stream in (client, target):
-            with trio.fail_after(PATIENCE_S), pytest.raises(trio.BrokenResourceError):
-                await stream.receive_some()
+            with trio.fail_after(PATIENCE_S):
+                if reset:
+                    with pytest.raises(trio.BrokenResourceError):
+                        await stream.receive_some()
+                else:
+                    assert await stream.receive_some() == b""
+        await until(lambda: link.connections == 0)
 
 
 async def test_the_end_of_one_side_reaches_the_other():
@@ -107,7 +106,7 @@ async def test_the_end_of_one_side_reaches_the_other():
         assert await read_to_end(target) == b"last words"
 
 
-@pytest.mark.parametrize("number_bytes", [1, 7, 65536, 100_000])
+@pytest.mark.parametrize("number_bytes", [7, 100_000])
 async def test_a_cut_after_n_bytes_lets_exactly_n_through(number_bytes):
     data = random.Random(2).randbytes(300_000)
     resets = []
@@ -142,23 +141,13 @@ async def test_a_cut_after_n_bytes_counts_on_over_connections():
             assert await read_to_end(await accepted.receive()) == b"67890"
 
 
-async def test_a_frozen_direction_keeps_its_bytes_and_the_other_goes_on():
+async def test_a_frozen_direction_keeps_its_bytes_and_their_end_and_the_other_goes_on():
     link = Link()
     async with joined(link) as (client, target, *_):
         link.freeze(Direction.TO_TARGET)
         await client.send_all(b"kept")
         await target.send_all(b"passes")
         assert await read(client, 6) == b"passes"
-        assert await is_silent(target)
-        link.thaw()
-        assert await read(target, 4) == b"kept"
-
-
-async def test_a_frozen_link_keeps_the_end_of_a_connection_too():
-    link = Link()
-    async with joined(link) as (client, target, *_):
-        link.freeze(*BOTH)
-        await client.send_all(b"kept")
         await client.aclose()
         assert await is_silent(target)
         link.thaw()
@@ -195,21 +184,6 @@ async def test_a_slow_link_takes_its_time_and_loses_nothing():
         assert await read(target, len(data)) == data
         # 0.1 s latency and 0.3 s for the bytes.
         assert trio.current_time() - began_s >= 0.39
-        link.full_speed()
-        began_s = trio.current_time()
-        await target.send_all(data)
-        assert await read(client, len(data)) == data
-        assert trio.current_time() - began_s < 0.3
-
-
-async def test_shredded_pieces_are_the_same_bytes():
-    link = Link()
-    async with joined(link) as (client, target, *_):
-        link.shred(5)
-        data = random.Random(4).randbytes(500)
-        await client.send_all(data)
-        assert await read(target, 1) == data[:1]
-        assert await read(target, 499) == data[1:]
 
 
 async def test_no_target_refuses_and_a_healed_link_joins_again():
@@ -235,17 +209,13 @@ WORDS = {b"127.0.0.1:12345": b"127.0.0.1:54321", b"127.0.0.1:23456": b"127.0.0.1
 TEXT = b'{"a":"127.0.0.1:12345","b":"127.0.0.1:23456;127.0.0.1:12345","c":"127.0.0.1:11111"}'
 
 
-@pytest.mark.parametrize("piece_bytes", [1, 2, 7, 16, 1000])
-def test_words_are_replaced_however_the_stream_is_cut(piece_bytes):
+def test_words_are_replaced_however_the_stream_is_cut_and_only_the_begin_of_one_is_kept_back():
+    for piece_bytes in range(1, len(TEXT) + 1):
+        substitution = Substitution(WORDS)
+        pieces = [TEXT[at : at + piece_bytes] for at in range(0, len(TEXT), piece_bytes)]
+        sent = b"".join(map(substitution.feed, pieces)) + substitution.feed(b"")
+        assert sent == TEXT.replace(b"12345", b"54321").replace(b"23456", b"65432"), piece_bytes
     substitution = Substitution(WORDS)
-    pieces = [TEXT[at : at + piece_bytes] for at in range(0, len(TEXT), piece_bytes)]
-    sent = b"".join(map(substitution.feed, pieces)) + substitution.feed(b"")
-    assert sent == TEXT.replace(b"12345", b"54321").replace(b"23456", b"65432")
-
-
-def test_nothing_is_kept_back_but_the_begin_of_a_word():
-    substitution = Substitution(WORDS)
-    assert substitution.feed(b"abc") == b"abc"
     assert substitution.feed(b"x127.0.0.1:123") == b"x"
     assert substitution.feed(b"99") == b"127.0.0.1:12399"
     assert substitution.feed(b"y127") == b"y"

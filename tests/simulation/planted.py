@@ -1,20 +1,22 @@
-"""Bugs to plant, one at a time: each must be found, or the simulation proves nothing."""
+"""Defects of master and slaves that the simulation finds."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 from unittest.mock import patch
 
 import trio
 from attrs import evolve
 
+from tests.simulation.planting import Defect, plants
 from trioha.ha.connection import HaConnection
 from trioha.ha.group_commit import Answer, GroupCommit
 from trioha.ha.master_connection import MasterConnection
-from trioha.ha.replicas import Replicas
+from trioha.ha.replicas import QuorumView, Replicas
 from trioha.ha.replication_session import ReplicationSession
 from trioha.ha.slave_progress import Report, SlaveProgress
 from trioha.recording.events import CloseReason
@@ -26,24 +28,8 @@ from trioha.store.replica import ReplicaAppender
 from trioha.watermark import Watermark
 
 T = TypeVar("T")
-Plant = Callable[[], Iterator[None]]
-PLANTED: dict[str, Plant] = {}
-"""What is wrong, and how to make it so."""
-
-
-def _plants(what: str) -> Callable[[Plant], Plant]:
-    def note(plant: Plant) -> Plant:
-        PLANTED[what] = plant
-        return plant
-
-    return note
-
-
-@contextmanager
-def planted(what: str) -> Iterator[None]:
-    """The bug of that name is there inside."""
-    with contextmanager(PLANTED[what])():
-        yield
+PLANTED: list[Defect] = []
+_plants = partial(plants, PLANTED)
 
 
 @contextmanager
@@ -59,11 +45,17 @@ def _replicas_acknowledge(ack_offset: Callable[[MasterConnection], int]) -> Iter
 
 @_plants("a slave acknowledges a frame when it has its header")
 def _ack_before_append() -> Iterator[None]:
-    def ack_offset(connection: MasterConnection) -> int:
-        header = connection._header
-        return max(connection._session.ack_offset, header.offset + header.body_bytes)
+    ends: dict[MasterConnection, int] = {}
+    real = MasterConnection._after_header
 
-    with _replicas_acknowledge(ack_offset):
+    def after_header(connection: MasterConnection, offset: int, body_bytes: int) -> None:
+        real(connection, offset, body_bytes)
+        ends[connection] = offset + body_bytes
+
+    with (
+        patch.object(MasterConnection, "_after_header", after_header),
+        _replicas_acknowledge(lambda one: max(one._session.ack_offset, ends.get(one, 0))),
+    ):
         yield
 
 
@@ -92,7 +84,8 @@ def _acking_observer() -> Iterator[None]:
 
 @_plants("group commit takes one copy for enough")
 def _ignored_need() -> Iterator[None]:
-    with patch.object(GroupCommit, "_copies_needed", lambda self, end_offset: 1):
+    real = QuorumView.copies
+    with patch.object(QuorumView, "copies", lambda view, k: real(view, 1)):
         yield
 
 
@@ -105,7 +98,7 @@ def _no_deadlines() -> Iterator[None]:
         yield
 
 
-@_plants("every slave that receives the log is in sync")
+@_plants("every slave that receives the log is in sync", seed=21)
 def _unproven_replicas() -> Iterator[None]:
     with patch.object(Replicas, "in_sync_count", Replicas.eligible_count):
         yield
@@ -144,7 +137,7 @@ def _late_wake() -> Iterator[None]:
         yield
 
 
-@_plants("a slave takes any frame for the next one")
+@_plants("a slave takes any frame for the next one", seed=4)
 def _any_offset() -> Iterator[None]:
     def begin(session: ReplicationSession, *, at_most: int | None = None) -> int:
         # The partial record of the connection before is kept, and what follows it is taken for its rest.
@@ -171,7 +164,7 @@ def _partial_append() -> Iterator[None]:
         yield
 
 
-@_plants("a slave does not compare its tail")
+@_plants("a slave does not compare its tail", seed=86)
 def _no_tail_check() -> Iterator[None]:
     with patch.object(ReplicationSession, "_tail_start", lambda self: self._log.max_offset):
         yield
@@ -237,7 +230,7 @@ def _fields(value: object) -> list[str]:
     return [attribute.name for attribute in type(value).__attrs_attrs__]  # type: ignore[attr-defined]
 
 
-@_plants("a half-open connection is never given up")
+@_plants("a half-open connection is never given up", seed=1)
 def _no_housekeeping() -> Iterator[None]:
     real = MasterConnection.run
 

@@ -2,60 +2,29 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import resource
-import tempfile
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import trio
-from attrs import frozen
-from trio.testing import MockClock
 
-from tests.descriptors import left_open, open_descriptors
 from tests.simulation.acks import copies_needed
-from tests.simulation.determinism import pinned, stream_of
+from tests.simulation.determinism import stream_of
 from tests.simulation.history import History
 from tests.simulation.master_node import MasterNode
 from tests.simulation.network import Link, LinkQuality
-from tests.simulation.node import Snapshot
 from tests.simulation.plan import LINK_FAULTS, Fault, Plan, plan_of
+from tests.simulation.runner import CHECK_INTERVAL_S, GOOD_LINK, Outcome, SimulatedWorld, run_world
 from tests.simulation.slave_node import ReportCheck, SlaveNode
 from tests.simulation.trace import Trace
-from trioha.net.descriptors import raise_descriptor_limit
 from trioha.store.messages import Message
 from trioha.store.put_status import PutStatus
 
-CHECK_INTERVAL_S = 0.5
 RESTART_MAX_S = 6.0
-GOOD_LINK = LinkQuality(latency_s=0.001, bandwidth_bytes_per_s=1e8, capacity_bytes=1 << 20, dribble=0.0)
-TRACE_LINES_MAX = 500_000
-STEPS_AT_ONCE_MAX = 200_000
 FINAL_PUTS = 3
 SETTLE_S = 12.0
 """For the longest back-off and a hanging connect, after housekeeping has ended a connection."""
-
-
-class SimulationError(AssertionError):
-    """An invariant did not hold; the message has the seed, and how to see it again."""
-
-
-@frozen
-class Outcome:
-    """What one run did."""
-
-    seed: int
-    digest: str
-    """Of all that happened: equal for equal seeds."""
-    events: int
-    virtual_s: float
-    log_bytes: int
-    faults: int
-    statuses: dict[str, int]
-    """Puts by status."""
 
 
 def simulate(seed: int, *, show: Callable[[str], None] | None = None, plan: Plan | None = None) -> Outcome:
@@ -63,96 +32,17 @@ def simulate(seed: int, *, show: Callable[[str], None] | None = None, plan: Plan
 
     `plan` takes the place of the seed's own.
     """
-    before = open_descriptors()
-    with (
-        _limit_raised(),
-        _collector_off(),
-        tempfile.TemporaryDirectory(prefix="simulation-", dir=_memory_folder()) as folder,
-    ):
-        trace = Trace(show)
-        world = World(plan or plan_of(seed), folder=Path(folder), trace=trace)
-        with pinned(seed, on_log_fault=world.fail):
-            try:
-                trio.run(
-                    world.run, clock=MockClock(autojump_threshold=0), instruments=[SpinGuard(world.fail)]
-                )
-            except Exception:  # noqa: BLE001 - any exception is a finding of this seed
-                world.violations.append(f"exception:\n{traceback.format_exc()}")
-        if not world.violations and (left := left_open(before)):
-            world.violations.append(f"left open: {', '.join(left)}")
-    if world.violations:
-        raise SimulationError(
-            f"seed {seed}: {world.violations[0]}\n"
-            f"last of {trace.count} events:\n{trace.last_lines()}\n"
-            f"seed {seed}: {world.violations[0]}\n"
-            f"see it again: python -m tests.simulation --seed {seed} --trace"
-        )
-    return Outcome(
-        seed=seed,
-        digest=trace.digest,
-        events=trace.count,
-        virtual_s=world.virtual_s,
-        log_bytes=world.history.end_offset - world.history.first_offset,
-        faults=world.faults,
-        statuses=dict(sorted(world.master.statuses.items())),
-    )
+    return run_world(partial(World, plan or plan_of(seed)), seed, show=show)
 
 
-def _memory_folder() -> str | None:
-    """Where files cost no disk time, if there is such a place."""
-    folder = Path("/dev/shm")
-    return str(folder) if folder.is_dir() and os.access(folder, os.W_OK) else None
-
-
-@contextmanager
-def _limit_raised() -> Iterator[None]:
-    """As many descriptors as a node has after its start: here several nodes share them."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    raise_descriptor_limit()
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-@contextmanager
-def _collector_off() -> Iterator[None]:
-    """Nothing is closed by a garbage collection that happens to come in time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-class SpinGuard(trio.abc.Instrument):
-    """Ends a run in which tasks go round without time passing: virtual time would stand still for ever."""
-
-    def __init__(self, on_violation: Callable[[str], None]) -> None:
-        self._fail = on_violation
-        self._now_s = -1.0
-        self._steps = 0
-
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        now_s = trio.current_time()
-        if now_s != self._now_s:
-            self._now_s, self._steps = now_s, 0
-        self._steps += 1
-        if self._steps == STEPS_AT_ONCE_MAX:
-            self._fail(f"{STEPS_AT_ONCE_MAX} steps of tasks at one moment, the last of {task.name}")
-
-
-class World:
+class World(SimulatedWorld):
     """One seed's nodes, links and faults."""
 
-    def __init__(self, plan: Plan, *, folder: Path, trace: Trace) -> None:
-        self.plan = plan
-        self.trace = trace
-        self.violations: list[str] = []
-        self.virtual_s = 0.0
-        self.faults = 0
+    COMMAND: ClassVar = "tests.simulation"
+    plan: Plan
+
+    def __init__(self, plan: Plan, folder: Path, trace: Trace) -> None:
+        super().__init__(plan, trace=trace)
         self.history = History(plan.first_offset)
         self.slaves = [
             SlaveNode(
@@ -176,36 +66,22 @@ class World:
             on_violation=self.fail,
             slaves=self.slaves,
         )
-        self._rng = stream_of(plan.seed, "faults")
         self._link_rng = stream_of(plan.seed, "links")
         self._quality = plan.quality
         self._links: dict[int, tuple[Link, SlaveNode]] = {}
         self._link_count = 0
-        self._scope = trio.CancelScope()
 
-    def fail(self, what: str) -> None:
-        """An invariant does not hold: the run ends as soon as this returns to trio."""
-        self.violations.append(f"at {trio.current_time():.6f} s {what}")
-        self._scope.cancel()
+    def _start(self) -> None:
+        self.nursery.start_soon(self.master.run)
+        for slave in self.slaves:
+            self.nursery.start_soon(partial(slave.run, starts_after_s=slave.slave_plan.starts_after_s))
 
-    async def run(self) -> None:
-        """The whole life of the world."""
-        with self._scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.master.run)
-                for slave in self.slaves:
-                    nursery.start_soon(self._run_slave, slave)
-                nursery.start_soon(self._check_for_ever)
-                with trio.move_on_after(self.plan.chaos_s):
-                    await self._break_things()
-                await self._end_well()
-                nursery.cancel_scope.cancel()
-        self.virtual_s = trio.current_time()
-        self._check_end()
-
-    @staticmethod
-    async def _run_slave(slave: SlaveNode) -> None:
-        await slave.run(starts_after_s=slave.slave_plan.starts_after_s)
+    def counts(self) -> dict[str, int]:
+        return {
+            "faults": self.faults,
+            "bytes": self.history.end_offset - self.history.first_offset,
+            **dict(sorted(self.master.statuses.items())),
+        }
 
     # -- network -----------------------------------------------------------------------------------------
 
@@ -229,19 +105,13 @@ class World:
 
     # -- faults ------------------------------------------------------------------------------------------
 
-    async def _break_things(self) -> None:
-        rng, plan = self._rng, self.plan
-        while True:
-            await trio.sleep(rng.expovariate(1 / plan.fault_interval_s))
-            fault = rng.choice(plan.faults)
-            self.faults += 1
-            self._check_now()
-            if fault in LINK_FAULTS:
-                self._break_link(fault)
-            elif fault in {Fault.KILL_MASTER, Fault.POWER_MASTER}:
-                self._crash_master(power=fault is Fault.POWER_MASTER)
-            else:
-                self._crash_slave(rng.choice(self.slaves), power=fault is Fault.POWER_SLAVE)
+    def _break(self, fault: Fault) -> None:
+        if fault in LINK_FAULTS:
+            self._break_link(fault)
+        elif fault in {Fault.KILL_MASTER, Fault.POWER_MASTER}:
+            self._crash_master(power=fault is Fault.POWER_MASTER)
+        else:
+            self._crash_slave(self._rng.choice(self.slaves), power=fault is Fault.POWER_SLAVE)
 
     def _break_link(self, fault: Fault) -> None:
         rng = self._rng
@@ -293,13 +163,6 @@ class World:
 
     # -- checks ------------------------------------------------------------------------------------------
 
-    async def _check_for_ever(self) -> None:
-        while True:
-            await trio.sleep(CHECK_INTERVAL_S)
-            self._check_now()
-            if self.trace.count > TRACE_LINES_MAX:
-                self.fail(f"more than {TRACE_LINES_MAX} events: something runs in circles")
-
     def _check_now(self) -> None:
         for slave in self.slaves:
             slave.check()
@@ -307,7 +170,7 @@ class World:
         self.master.check_deadlines()
 
     async def _end_well(self) -> None:
-        """No more faults: everything that can follow catches up in bounded time, and puts are safe again."""
+        """Everything that can follow catches up in bounded time, and puts are safe again."""
         master = self.master
         settings = self.plan.settings
         self.trace.note("world", "no more faults")
@@ -394,11 +257,9 @@ class World:
             self.fail(f"with {len(followers)} slaves that follow a put got {status.name}, not {names}")
 
     def _check_end(self) -> None:
-        if self.violations:
-            return
         for slave in self.slaves:
             slave.check_asides()
-            snapshot: Snapshot = slave.snapshot
+            snapshot = slave.snapshot
             if not self.history.held(snapshot.start_offset, snapshot.data):
                 self.violations.append(f"{slave.name} holds bytes that no master ever had")
         for link, owner in self._links.values():

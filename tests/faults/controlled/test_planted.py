@@ -12,11 +12,13 @@ from tests.faults.controlled.group import HA, Group
 from tests.faults.controlled.plan import GroupPlan, GroupSetup
 from tests.faults.controlled.runner import check_group_end
 from tests.faults.invariants import check_promises
-from tests.faults.planted import Defect
+from tests.faults.planted import cut_comes_back
 from tests.faults.producer import TOPICS, LoadSettings
 from tests.faults.proxy import BOTH
+from tests.simulation.failover.planted import left_alone, ok_too_early, set_grown_too_early
+from tests.simulation.planting import Defect
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300), pytest.mark.full]
 WITHIN_S = 60.0
 DEFECT_WITHIN_S = 15.0
 """Until a group whose nodes have a defect is given up: it may never be whole again."""
@@ -135,14 +137,15 @@ def kill_a_slave_after_its_cut(group: Group) -> None:
 
 
 PLAYED = [
-    (Defect.ACKED_BY_ITSELF, lose_the_slave_then_the_master, LOST),
-    (Defect.SET_SHRUNK_ALONE, cut_off_the_master, LOST),
-    (Defect.SET_GROWN_EARLY, lose_the_master_while_a_slave_catches_up, LOST),
-    (Defect.CUT_COMES_BACK, kill_a_slave_after_its_cut, "differ"),
+    (ok_too_early, lose_the_slave_then_the_master, LOST),
+    (left_alone, cut_off_the_master, LOST),
+    (set_grown_too_early, lose_the_master_while_a_slave_catches_up, LOST),
+    (cut_comes_back, kill_a_slave_after_its_cut, "differ"),
 ]
 
 
-@pytest.mark.parametrize(("defect", "play", "said"), PLAYED)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("defect", "play", "said"), PLAYED, ids=[defect.what for defect, _, _ in PLAYED])
 def test_a_node_with_a_defect_is_found(tmp_path, defect, play, said):
     with group_of(tmp_path, defect, plan_of(tail_check_bytes=0)) as group:
         play(group)

@@ -3,50 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
 
 from tests.faults.controlled.controllers import ScriptedController, leads
 from tests.interop.controller import ask, eventually
+from tests.waiting import wait_until
 from trioha.controller import protocol
 from trioha.controller.protocol import MemberSet, ReplicaInfo, to_request
-from trioha.remoting.client import open_client
+from trioha.remoting.client import RemotingClient, open_client
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.full]
 NOWHERE = "127.0.0.1:9"
-WITHIN_S = 30
 
 
 @pytest.fixture
-def controller(tmp_path) -> Iterator[ScriptedController]:
-    with closing(ScriptedController(tmp_path)) as running:
-        yield running
-
-
-@contextmanager
-def closing(controller: ScriptedController) -> Iterator[ScriptedController]:
-    controller.start()
+def controller(tmp_path: Path) -> Iterator[ScriptedController]:
+    running = ScriptedController(tmp_path)
+    running.start()
     try:
-        eventually("it leads", lambda: leads(controller.address))
-        yield controller
+        eventually("it leads", lambda: leads(running.address))
+        yield running
     finally:
-        controller.close()
-
-
-def heartbeat(broker_id: int, *, max_offset: int = 0, timeout_ms: int = 60_000) -> protocol.Heartbeat:
-    return protocol.Heartbeat(
-        cluster_name="c",
-        broker_name="b",
-        broker_id=broker_id,
-        broker_address=NOWHERE,
-        epoch=1,
-        max_offset=max_offset,
-        confirm_offset=0,
-        timeout_ms=timeout_ms,
-        election_priority=1,
-    )
+        running.close()
 
 
 def info(controller: ScriptedController) -> tuple[int | None, int | None, frozenset[int]]:
@@ -56,97 +38,89 @@ def info(controller: ScriptedController) -> tuple[int | None, int | None, frozen
     return found.master_id, found.master_epoch, MemberSet.of_body(answer.body).members
 
 
-async def wait_master(
-    controller: ScriptedController, master_id: int | None
-) -> tuple[int | None, int | None, frozenset[int]]:
-    """Master, epoch and set as soon as this is the master."""
-    with trio.fail_after(WITHIN_S):
-        while True:
-            found = await trio.to_thread.run_sync(info, controller)
-            if found[0] == master_id:
-                return found
-            await trio.sleep(0.05)
+class Broker:
+    """A broker on a connection of its own."""
+
+    def __init__(self, client: RemotingClient, number: int) -> None:
+        self._client = client
+        self._number = number
+        self._names = {"cluster_name": "c", "broker_name": "b"}
+
+    async def join(self) -> None:
+        number, names = self._number, self._names
+        for fields in (
+            protocol.ApplyBrokerIdRequest(applied_broker_id=number, register_check_code="x", **names),
+            protocol.RegisterRequest(broker_id=number, broker_address=NOWHERE, invoke_time_ms=1, **names),
+        ):
+            assert (await self._client.request(to_request(fields))).code == 0
+
+    async def beat(self, *, timeout_ms: int = 60_000) -> None:
+        heartbeat = protocol.Heartbeat(
+            broker_id=self._number,
+            broker_address=NOWHERE,
+            epoch=1,
+            max_offset=0,
+            confirm_offset=0,
+            timeout_ms=timeout_ms,
+            election_priority=1,
+            **self._names,
+        )
+        self._client.send_oneway(to_request(heartbeat, oneway=True))
+        # Answered after the heartbeat was received.
+        await self._client.request(to_request(protocol.MetadataRequest()))
+
+    async def elect(self, *, is_designated: bool = False) -> int:
+        wish = protocol.ElectRequest(
+            broker_id=self._number, is_designated=is_designated, invoke_time_ms=1, **self._names
+        )
+        return (await self._client.request(to_request(wish))).code
+
+    async def propose(self, members: set[int], *, epoch: int, set_epoch: int) -> int:
+        asked = protocol.AlterSetRequest(
+            broker_name="b", master_id=self._number, master_epoch=epoch, invoke_time_ms=1
+        )
+        body = MemberSet(frozenset(members), set_epoch).to_body()
+        return (await self._client.request(to_request(asked, body=body))).code
 
 
-async def join(client, broker_id: int) -> None:
-    for fields in (
-        protocol.ApplyBrokerIdRequest(
-            cluster_name="c", broker_name="b", applied_broker_id=broker_id, register_check_code=str(broker_id)
-        ),
-        protocol.RegisterRequest(
-            cluster_name="c", broker_name="b", broker_id=broker_id, broker_address=NOWHERE, invoke_time_ms=1
-        ),
-    ):
-        assert (await client.request(to_request(fields))).code == 0
+def test_it_replaces_masters_that_are_gone_or_silent_and_its_state_survives_a_kill(
+    controller: ScriptedController,
+) -> None:
+    async def until_master(broker_id: int | None) -> tuple[int | None, int | None, frozenset[int]]:
+        await trio.to_thread.run_sync(
+            partial(wait_until, lambda: info(controller)[0] == broker_id, f"{broker_id} is master")
+        )
+        return await trio.to_thread.run_sync(info, controller)
 
-
-async def elect(client, broker_id: int, *, is_designated: bool = False) -> int:
-    wish = protocol.ElectRequest(
-        cluster_name="c",
-        broker_name="b",
-        broker_id=broker_id,
-        is_designated=is_designated,
-        invoke_time_ms=1,
-    )
-    return (await client.request(to_request(wish))).code
-
-
-async def propose(client, members: set[int], *, epoch: int) -> int:
-    asked = protocol.AlterSetRequest(broker_name="b", master_id=1, master_epoch=1, invoke_time_ms=1)
-    body = MemberSet(frozenset(members), epoch).to_body()
-    return (await client.request(to_request(asked, body=body))).code
-
-
-async def begin(client) -> None:
-    """Broker 1 is master, 1 and 2 are in its set."""
-    for broker_id in (1, 2):
-        await join(client, broker_id)
-    client.send_oneway(to_request(heartbeat(1), oneway=True))
-    assert await elect(client, 1) == 0
-    # A broker that is not alive comes into no set.
-    assert await propose(client, {1, 2}, epoch=1) != 0
-    client.send_oneway(to_request(heartbeat(2), oneway=True))
-    assert await propose(client, {1, 2}, epoch=1) == 0
-
-
-def test_a_master_whose_connection_ends_is_replaced_by_the_other_of_the_set(controller):
     async def play() -> None:
-        async with open_client(controller.address) as other:
+        async with open_client(controller.address) as client:
+            two = Broker(client, 2)
             async with open_client(controller.address) as first:
-                await begin(first)
-                other.send_oneway(to_request(heartbeat(2), oneway=True))
-                # Answered after the heartbeat was received.
-                await other.request(to_request(protocol.MetadataRequest()))
-                assert (await wait_master(controller, 1))[2] == {1, 2}
-            assert await wait_master(controller, 2) == (2, 2, frozenset((2,)))
-
-    trio.run(play)
-
-
-def test_a_master_that_is_silent_is_replaced_and_without_a_candidate_there_is_none(controller):
-    async def play() -> None:
-        async with open_client(controller.address) as client:
-            await begin(client)
-            client.send_oneway(to_request(heartbeat(1, timeout_ms=300), oneway=True))
-            await wait_master(controller, 2)
-            client.send_oneway(to_request(heartbeat(2, timeout_ms=300), oneway=True))
+                one = Broker(first, 1)
+                await one.join()
+                await two.join()
+                await one.beat()
+                assert await one.elect() == 0
+                # A broker that is not alive comes into no set.
+                assert await one.propose({1, 2}, epoch=1, set_epoch=1) != 0
+                await two.beat()
+                assert await one.propose({1, 2}, epoch=1, set_epoch=1) == 0
+                assert await until_master(1) == (1, 1, {1, 2})
+            assert await until_master(2) == (2, 2, {2})
+            one = Broker(client, 1)
+            await one.beat()
+            await two.beat(timeout_ms=300)
             # Broker 1 is not in the set: it must not be elected.
-            assert (await wait_master(controller, None))[1:] == (2, frozenset((2,)))
-            client.send_oneway(to_request(heartbeat(1), oneway=True))
-            assert await elect(client, 1) != 0
-
-    trio.run(play)
-
-
-def test_an_operator_has_a_member_elected_and_the_state_survives_a_kill(controller):
-    async def play() -> None:
-        async with open_client(controller.address) as client:
-            await begin(client)
-            assert await elect(client, 2, is_designated=True) == 0
-            assert await wait_master(controller, 2) == (2, 2, frozenset((2,)))
+            assert await until_master(None) == (None, 2, {2})
+            assert await one.elect() != 0
+            await two.beat()
+            assert await two.elect() == 0
+            assert await two.propose({1, 2}, epoch=3, set_epoch=4) == 0
+            # An operator has the other member elected.
+            assert await one.elect(is_designated=True) == 0
             controller.kill()
 
     trio.run(play)
     controller.start()
     eventually("it leads", lambda: leads(controller.address))
-    assert info(controller) == (2, 2, frozenset((2,)))
+    assert info(controller) == (1, 4, {1})

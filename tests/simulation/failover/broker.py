@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import trio
 from attrs import define, evolve
 
+from tests.controller.group import CLUSTER, NAME
 from tests.faults.rebuilt import Shape, check_rebuilt
-from tests.simulation.failover.controllers import CLUSTER, NAME
 from tests.simulation.failover.controllers import PORT as CONTROLLER_PORT
 from tests.simulation.failover.disk import Disk, Image
 from tests.simulation.failover.network import Port

@@ -1,6 +1,6 @@
 """Simulated controllers: they answer as RocketMQ's do, with one replicated state, and fail in their ways.
 
-What real ones of 5.3.3 and 5.5.0 answer is in `tests/controller/scripted.py` and docs/controller-mode.md.
+What real ones of 5.3.3 and 5.5.0 answer is in `tests/controller/group.py` and docs/controller-mode.md.
 When the master is dead (its connection ended, or it was silent), the best of epoch and offset among the
 living of the sync-state set is elected. Leaders change, and a deposed one answers reads for a while from what
 it knew (DLedger; with JRaft reads go through the log).
@@ -12,20 +12,19 @@ import random
 from collections.abc import Callable
 
 import trio
-from attrs import define, evolve, field
+from attrs import define
 
+from tests.controller.group import Group, answer_of_any
 from tests.simulation.failover.network import Port
 from tests.simulation.failover.plan import FailoverPlan
 from tests.simulation.network import Link
 from tests.simulation.trace import Trace
 from trioha.controller import protocol
-from trioha.controller.protocol import ElectedGroup, MemberSet
+from trioha.controller.protocol import MemberSet
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to
 
-CLUSTER = "check"
-NAME = "broker-x"
 PORT = 9878
 STALE_READS_S_MAX = 4.0
 """How long a deposed leader takes itself for the leader."""
@@ -33,20 +32,6 @@ LATE_S_MAX = 5.0
 """A request that was not answered in time may be carried out so much later: less than UNCERTAIN_S."""
 READS = frozenset((RequestCode.CONTROLLER_GET_REPLICA_INFO, RequestCode.CONTROLLER_GET_NEXT_BROKER_ID))
 Send = Callable[[int, protocol.RoleNotice, MemberSet, float], None]
-
-
-@define(eq=False)
-class State:
-    """What the controllers agree on. Replaced, never changed, but for ids and addresses."""
-
-    ids: dict[int, str] = field(factory=dict)
-    """Check code by broker id."""
-    addresses: dict[int, str] = field(factory=dict)
-    master_id: int | None = None
-    epoch: int = 0
-    members: frozenset[int] = frozenset()
-    set_epoch: int = 0
-    had_master: bool = False
 
 
 @define(eq=False)
@@ -68,18 +53,18 @@ class Controllers:
         trace: Trace,
         rng: random.Random,
         send_notice: Send,
-        on_elected: Callable[[State], None],
-        on_set: Callable[[State], None],
+        on_elected: Callable[[Group], None],
+        on_set: Callable[[Group], None],
     ) -> None:
         self.plan = plan
-        self.state = State()
-        self._past: list[State] = []
+        self.state = Group()
+        self._past: list[Group] = []
         self.ports = {f"c{number}": Port() for number in range(1, plan.controllers + 1)}
         self.leader: str | None = next(iter(self.ports))
         self.is_calm = False
         """No more faults."""
         self.slow_until_s = self.flaky_until_s = 0.0
-        self._deposed: dict[str, tuple[float, State]] = {}
+        self._deposed: dict[str, tuple[float, Group]] = {}
         """Former leaders: until when they answer, and what they knew."""
         self._alive: dict[str, dict[int, _Live]] = {name: {} for name in self.ports}
         self._trace = trace
@@ -96,8 +81,7 @@ class Controllers:
         self._trace.note("group", f"{leader} does not lead any more")
         if leader is not None and stays and self.plan.reads_are_local and not self.is_calm:
             until_s = trio.current_time() + STALE_READS_S_MAX * self._rng.random() ** 0.5
-            # Ids and addresses are never changed in place for others: see `_changed`.
-            self._deposed[leader] = (until_s, self.state)
+            self._deposed[leader] = (until_s, self.state.copy())
 
     def lead(self) -> None:
         """One of them becomes the leader."""
@@ -110,7 +94,7 @@ class Controllers:
     def lose_state(self) -> None:
         """The state is again what it was at some time."""
         if self._past:
-            self.state = self._rng.choice(self._past)
+            self.state = self._rng.choice(self._past).copy()
             self._trace.note("group", f"lost state: master {self.state.master_id} epoch {self.state.epoch}")
 
     def believes_to_lead(self, name: str) -> bool:
@@ -209,110 +193,30 @@ class Controllers:
 
     def _carry_out(self, name: str, code: RequestCode, command: RemotingCommand) -> RemotingCommand | None:
         """The answer of one controller; None if it gives none."""
-        leads = self.believes_to_lead(name)
-        if code is RequestCode.CONTROLLER_GET_METADATA_INFO:
-            leader = name if leads else self.leader
-            metadata = protocol.ControllerMetadata(
-                group="g", leader_address=None if leader is None else f"{leader}:{PORT}", is_leader=leads
-            )
-            return response_to(command, ResponseCode.SUCCESS, ext_fields=metadata.to_fields())
-        if not leads:
-            return response_to(command, ResponseCode.CONTROLLER_NOT_LEADER, remark="not the leader")
-        state = self.state
+        leader = name if self.believes_to_lead(name) else self.leader
+        address = None if leader is None else f"{leader}:{PORT}"
+        answer = answer_of_any(command, asked=f"{name}:{PORT}", leader=address)
+        if answer is not None:
+            return answer
         if name != self.leader:
-            if code not in READS:
-                # It cannot reach the others.
-                return None
-            state = self._deposed[name][1]
-        fields = command.ext_fields
-        match code:
-            case RequestCode.CONTROLLER_GET_NEXT_BROKER_ID:
-                free = protocol.NextBrokerId(next_broker_id=max(state.ids, default=0) + 1)
-                return response_to(command, ResponseCode.SUCCESS, ext_fields=free.to_fields())
-            case RequestCode.CONTROLLER_APPLY_BROKER_ID:
-                applied = protocol.ApplyBrokerIdRequest.of(fields)
-                ids = {applied.applied_broker_id: applied.register_check_code, **state.ids}
-                self.state = evolve(state, ids=ids)
-                is_granted = ids[applied.applied_broker_id] == applied.register_check_code
-                return response_to(
-                    command,
-                    ResponseCode.SUCCESS if is_granted else ResponseCode.CONTROLLER_BROKER_ID_INVALID,
-                )
-            case RequestCode.CONTROLLER_REGISTER_BROKER:
-                registered = protocol.RegisterRequest.of(fields)
-                if registered.broker_id not in state.ids:
-                    return response_to(command, ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED)
-                addresses = state.addresses | {registered.broker_id: registered.broker_address}
-                self.state = evolve(state, addresses=addresses)
-                return self._master(self.state, command, protocol.Registered)
-            case RequestCode.CONTROLLER_GET_REPLICA_INFO:
-                if not state.addresses:
-                    return response_to(command, ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST)
-                return self._master(state, command, protocol.ReplicaInfo)
-            case RequestCode.CONTROLLER_ELECT_MASTER:
-                return self._elect_for(command)
-            case _:
-                assert code is RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET, code
-                return self._alter(command)
+            # It cannot reach the others.
+            return self._deposed[name][1].answer(command) if code in READS else None
+        state, before = self.state, self.state.copy()
+        answer = state.answer(command, elect=self._elect_for, is_alive=self._is_alive)
+        if code is RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET and state.set_epoch != before.set_epoch:
+            self._past.append(before)
+            self._trace.note("group", f"set {sorted(state.members)} set epoch {state.set_epoch}")
+            self._on_set(state)
+        return answer
 
-    @staticmethod
-    def _master(
-        state: State, command: RemotingCommand, kind: type[protocol.Registered | protocol.ReplicaInfo]
-    ) -> RemotingCommand:
-        fields = kind(
-            master_id=state.master_id,
-            master_address=None if state.master_id is None else state.addresses[state.master_id],
-            master_epoch=state.epoch,
-        )
-        body = MemberSet(state.members, state.set_epoch).to_body()
-        return response_to(command, ResponseCode.SUCCESS, ext_fields=fields.to_fields(), body=body)
-
-    def _elect_for(self, command: RemotingCommand) -> RemotingCommand:
-        asked = protocol.ElectRequest.of(command.ext_fields)
-        code = ResponseCode.SUCCESS
-        if asked.broker_id not in self.state.addresses:
-            return response_to(command, ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED)
-        if self.state.master_id is not None and self._is_alive(self.state.master_id):
-            code = ResponseCode.CONTROLLER_MASTER_STILL_EXIST
-        else:
-            self.elect(asker=asked.broker_id)
+    def _elect_for(self, asked: protocol.ElectRequest) -> int:
         state = self.state
+        if state.master_id is not None and self._is_alive(state.master_id):
+            return ResponseCode.CONTROLLER_MASTER_STILL_EXIST
+        self.elect(asker=asked.broker_id)
         if state.master_id is None:
-            return response_to(command, ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, remark="none to elect")
-        elected = protocol.Elected(
-            master_id=state.master_id,
-            master_address=state.addresses[state.master_id],
-            master_epoch=state.epoch,
-            set_epoch=state.set_epoch,
-        )
-        body = ElectedGroup(CLUSTER, NAME, state.addresses, state.members).to_body()
-        return response_to(command, code, ext_fields=elected.to_fields(), body=body)
-
-    def _alter(self, command: RemotingCommand) -> RemotingCommand:
-        state, asked = self.state, protocol.AlterSetRequest.of(command.ext_fields)
-        proposed = MemberSet.of_body(command.body)
-        refusal = None
-        if asked.master_id != state.master_id:
-            refusal = ResponseCode.CONTROLLER_INVALID_MASTER
-        elif asked.master_epoch != state.epoch:
-            refusal = ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH
-        elif proposed.epoch != state.set_epoch:
-            refusal = ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH
-        elif not proposed.members <= state.addresses.keys():
-            refusal = ResponseCode.CONTROLLER_INVALID_REPLICAS
-        elif not all(self._is_alive(one) for one in proposed.members):
-            refusal = ResponseCode.CONTROLLER_BROKER_NOT_ALIVE
-        elif proposed.members == state.members or asked.master_id not in proposed.members:
-            refusal = ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
-        if refusal is not None:
-            return response_to(command, refusal, ext_fields=protocol.AlteredSet(new_set_epoch=0).to_fields())
-        self._past.append(state)
-        self.state = state = evolve(state, members=proposed.members, set_epoch=state.set_epoch + 1)
-        self._trace.note("group", f"set {sorted(state.members)} set epoch {state.set_epoch}")
-        self._on_set(state)
-        fields = protocol.AlteredSet(new_set_epoch=state.set_epoch).to_fields()
-        body = MemberSet(state.members, state.set_epoch).to_body()
-        return response_to(command, ResponseCode.SUCCESS, ext_fields=fields, body=body)
+            return ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
+        return ResponseCode.SUCCESS
 
     # -- elections -----------------------------------------------------------------------------------------
 
@@ -334,35 +238,22 @@ class Controllers:
             for one in sorted(state.members)
             if one != but and (live := self._live(one)) is not None
         ]
-        if not state.had_master and asker is not None:
+        if not state.set_epoch and asker is not None:
             elected = asker
         elif candidates:
             elected = -max(candidates)[2]
         else:
             # A broker that asks in vain changes nothing.
             if state.master_id is not None and but is None and asker is None:
-                epoch = state.epoch + self.plan.none_is_an_epoch
-                self.state = evolve(state, master_id=None, epoch=epoch)
-                self._trace.note("group", f"no master, epoch {epoch}")
+                state.master_id = None
+                state.epoch += self.plan.none_is_an_epoch
+                self._trace.note("group", f"no master, epoch {state.epoch}")
             return
-        self._past.append(state)
-        self.state = state = evolve(
-            state,
-            master_id=elected,
-            epoch=state.epoch + 1,
-            members=frozenset((elected,)),
-            set_epoch=state.set_epoch + 1,
-            had_master=True,
-        )
+        self._past.append(state.copy())
+        state.elect(elected)
         self._trace.note("group", f"master {elected} epoch {state.epoch} set epoch {state.set_epoch}")
         self._on_elected(state)
-        notice = protocol.RoleNotice(
-            master_id=elected,
-            master_address=state.addresses[elected],
-            master_epoch=state.epoch,
-            set_epoch=state.set_epoch,
-        )
-        members = MemberSet(state.members, state.set_epoch)
+        notice, members = state.notice(), state.set_of()
         for broker_id in sorted(state.addresses):
             if not self._is_alive(broker_id):
                 continue
@@ -376,7 +267,7 @@ class Controllers:
         while True:
             await trio.sleep(0.5)
             state = self.state
-            if self.leader is None or not state.had_master:
+            if self.leader is None or not state.set_epoch:
                 continue
             if state.master_id is not None and not self._is_alive(state.master_id):
                 self.elect()

@@ -173,3 +173,11 @@ def plan_of(seed: int) -> FailoverPlan:
         fault_interval_s=rng.choice((1.0, 2.0, 4.0)),
         faults=tuple(chosen),
     )
+
+
+PLANS = {
+    "": (plan_of, ""),
+    "cuts": (cutting_plan_of, "cuts of logs only, most of them interrupted"),
+    "two-leaders": (two_leaders_plan_of, "deposed controllers that go on answering"),
+}
+"""What makes the plan of a seed, by the command's option, and what is special about it."""

@@ -1,15 +1,17 @@
-"""Bugs of controller mode to plant, one at a time: each must be found, or the simulation proves nothing."""
+"""Defects of controller mode that its simulation finds; some of them fault runs, too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from attrs import evolve
 
+from tests.simulation.planting import Defect, plants
 from trioha.controller.agent import ControllerAgent
 from trioha.controller.protocol import MemberSet, RoleNotice
 from trioha.controller.role import MasterDecision, Outcome, Role, RoleTracker
@@ -25,30 +27,14 @@ from trioha.store.messages import AppendResult
 from trioha.store.put_status import PutStatus
 from trioha.watermark import Wait, Watermark
 
-Plant = Callable[[], Iterator[None]]
-PLANTED: dict[str, Plant] = {}
-"""What is wrong, and how to make it so."""
-
-
-def _plants(what: str) -> Callable[[Plant], Plant]:
-    def note(plant: Plant) -> Plant:
-        PLANTED[what] = plant
-        return plant
-
-    return note
-
-
-@contextmanager
-def planted(what: str) -> Iterator[None]:
-    """The bug of that name is there inside."""
-    with contextmanager(PLANTED[what])():
-        yield
+PLANTED: list[Defect] = []
+_plants = partial(plants, PLANTED)
 
 
 # -- cuts ------------------------------------------------------------------------------------------------
 
 
-@_plants("a cut is not on disk when new bytes come")
+@_plants("a cut is not on disk when new bytes come", seed=2, option="cuts")
 def _cut_in_memory() -> Iterator[None]:
     def remove_cut(directory: Path) -> None:
         with suppress(FileNotFoundError):
@@ -63,18 +49,18 @@ def _cut_in_memory() -> Iterator[None]:
         yield
 
 
-@_plants("a start does not complete a cut")
+@_plants("a start does not complete a cut", seed=15, option="cuts")
 def _cut_half_done() -> Iterator[None]:
     with patch.object(message_store, "load_cut", lambda directory: None):
         yield
 
 
-@_plants("a slave keeps what its master does not have")
+@_plants("a slave keeps what its master does not have", seed=4)
 def _no_cut() -> Iterator[None]:
     real = EpochSession._join
 
     def join(session: EpochSession) -> None:
-        cut, session._cut = session._cut, lambda offset: None
+        cut, session._cut = session._cut, lambda offset: iter(())
         try:
             real(session)
         finally:
@@ -84,7 +70,7 @@ def _no_cut() -> Iterator[None]:
         yield
 
 
-@_plants("a slave is cut farther than it must be")
+@_plants("a slave is cut farther than it must be", seed=4)
 def _cut_too_far() -> Iterator[None]:
     real = EpochSession._find_consistent_offset
 
@@ -102,7 +88,7 @@ def _cut_too_far() -> Iterator[None]:
 # -- roles -----------------------------------------------------------------------------------------------
 
 
-@_plants("a stale epoch is accepted")
+@_plants("a stale epoch is accepted", option="two-leaders")
 def _stale_epoch() -> Iterator[None]:
     real = RoleTracker._judge
 
@@ -136,7 +122,7 @@ def _believed_notice() -> Iterator[None]:
         yield
 
 
-@_plants("a late notice is believed")
+@_plants("a late notice is believed", seed=3)
 def _believed_late_notice() -> Iterator[None]:
     def role_changed(agent: ControllerAgent, fields: Mapping[str, str], body: bytes | memoryview) -> None:
         tracker, decision = agent._tracker, _decision(fields, body)
@@ -176,8 +162,8 @@ def _no_epoch() -> Iterator[None]:
 # -- the sync-state set ----------------------------------------------------------------------------------
 
 
-@_plants("a replica is proposed before it holds everything")
-def _set_grown_too_early() -> Iterator[None]:
+@_plants("a replica is proposed before it holds everything", seed=1)
+def set_grown_too_early() -> Iterator[None]:
     def caught_up(one: SyncStateSet, *candidates: int) -> set[int]:
         links = one._links
         return {each for each in candidates if links[each].ack_offset >= 0 and not links[each].is_learner}
@@ -186,7 +172,7 @@ def _set_grown_too_early() -> Iterator[None]:
         yield
 
 
-@_plants("an asyncLearner is proposed")
+@_plants("an asyncLearner is proposed", seed=14)
 def _proposed_learner() -> Iterator[None]:
     real = SyncStateSet.connected
 
@@ -197,7 +183,7 @@ def _proposed_learner() -> Iterator[None]:
         yield
 
 
-@_plants("the union is ignored while a proposal is open")
+@_plants("the union is ignored while a proposal is open", seed=4)
 def _no_union() -> Iterator[None]:
     real = SyncStateSet._changed
 
@@ -212,8 +198,8 @@ def _no_union() -> Iterator[None]:
         yield
 
 
-@_plants("a member that is lost leaves the set without the controllers")
-def _left_alone() -> Iterator[None]:
+@_plants("a member that is lost leaves the set without the controllers", seed=1)
+def left_alone() -> Iterator[None]:
     real = SyncStateSet.disconnected
 
     def disconnected(one: SyncStateSet, broker_id: int, *, connection_id: int, now_s: float) -> None:
@@ -230,13 +216,13 @@ def _left_alone() -> Iterator[None]:
 # -- power loss ------------------------------------------------------------------------------------------
 
 
-@_plants("the confirm offset is ahead of the master's disk")
+@_plants("the confirm offset is ahead of the master's disk", seed=30)
 def _confirmed_before_flush() -> Iterator[None]:
     with patch.object(SyncStateSet, "confirm_offset", property(lambda one: one.held_offset)):
         yield
 
 
-@_plants("a master that lost power goes on in its epoch")
+@_plants("a master that lost power goes on in its epoch", seed=34)
 def _unnoticed_power_loss() -> Iterator[None]:
     with patch.object(AbortFile, "lost_power", property(lambda _: False)):
         yield
@@ -246,7 +232,7 @@ def _unnoticed_power_loss() -> Iterator[None]:
 
 
 @_plants("a put is PUT_OK below the confirm offset")
-def _ok_too_early() -> Iterator[None]:
+def ok_too_early() -> Iterator[None]:
     real = SetGroupCommit._begin_waits
 
     def begin_waits(
@@ -262,13 +248,13 @@ def _ok_too_early() -> Iterator[None]:
         yield
 
 
-@_plants("a put is PUT_OK with fewer copies than inSyncReplicas")
+@_plants("a put is PUT_OK with fewer copies than inSyncReplicas", seed=7)
 def _too_few_copies() -> Iterator[None]:
     with patch.object(SetReplicas, "copies", lambda replicas, k: Watermark(1 << 62)):
         yield
 
 
-@_plants("the copy of an asyncLearner counts for inSyncReplicas")
+@_plants("the copy of an asyncLearner counts for inSyncReplicas", seed=94)
 def _counted_learner() -> Iterator[None]:
     real = SetReplicas.acknowledge
 

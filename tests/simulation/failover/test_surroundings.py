@@ -17,7 +17,7 @@ from tests.simulation.failover.disk import Disk
 from tests.simulation.failover.network import Network, Port
 from tests.simulation.failover.processes import CURRENT, Process, hanging_enabled
 from tests.simulation.network import LinkQuality
-from tests.simulation.world import _memory_folder
+from tests.simulation.runner import memory_folder
 
 
 async def test_a_hung_process_runs_no_task_and_all_its_timers_are_late_at_once(
@@ -151,7 +151,7 @@ def test_a_folder_in_the_place_of_a_renamed_one_has_none_of_its_files_after_a_po
 
 def test_what_was_synced_before_a_kill_is_there_after_a_later_power_cut() -> None:
     """In memory as simulations are: there a folder that is made anew has another inode."""
-    with tempfile.TemporaryDirectory(dir=_memory_folder()) as folder:
+    with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
         for seed in range(20):
             disk = Disk(Path(folder).resolve() / f"{seed}", random.Random(seed))
             log = disk.root / "commitlog"

@@ -21,35 +21,26 @@ goes on, and that its store is sound.
 
 from __future__ import annotations
 
-import tempfile
-import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
+from functools import partial
 from itertools import combinations
 from pathlib import Path
+from typing import ClassVar
 
 import trio
-from attrs import frozen
-from trio.testing import MockClock
 
-from tests.descriptors import left_open, open_descriptors
-from tests.simulation.determinism import pinned, stream_of
+from tests.controller.group import Group
+from tests.simulation.determinism import stream_of
 from tests.simulation.failover.broker import Broker, Life, Request
-from tests.simulation.failover.controllers import Controllers, State
+from tests.simulation.failover.controllers import Controllers
 from tests.simulation.failover.network import Network
 from tests.simulation.failover.plan import FailoverPlan, Fault, plan_of
 from tests.simulation.failover.rooms import simulated_surroundings
 from tests.simulation.network import Link
+from tests.simulation.runner import GOOD_LINK, Outcome, SimulatedWorld, run_world
 from tests.simulation.trace import Trace
-from tests.simulation.world import (
-    GOOD_LINK,
-    SimulationError,
-    SpinGuard,
-    _collector_off,
-    _limit_raised,
-    _memory_folder,
-)
 from trioha.controller import protocol
 from trioha.controller.protocol import MemberSet
 from trioha.controller.role import Role
@@ -61,9 +52,7 @@ from trioha.remoting.command import request
 from trioha.store.put_status import PutStatus
 from trioha.store.record_layout import MAGIC_BLANK
 
-CHECK_INTERVAL_S = 0.5
 CONNECT_TIMEOUT_S = 3.0
-TRACE_LINES_MAX = 500_000
 BOUND_S = 120.0
 """Without faults all is well again after so long at most."""
 FINAL_PUTS = 3
@@ -76,23 +65,6 @@ IMPOSSIBLE_ENDS = frozenset(
 """A slave never makes a master end a connection so."""
 
 
-@frozen
-class Outcome:
-    """What one run did."""
-
-    seed: int
-    digest: str
-    """Of all that happened: equal for equal seeds."""
-    events: int
-    virtual_s: float
-    reference_bytes: int
-    epochs: int
-    cuts: int
-    faults: int
-    statuses: dict[str, int]
-    """Puts by status."""
-
-
 def simulate(
     seed: int, *, show: Callable[[str], None] | None = None, plan: FailoverPlan | None = None
 ) -> Outcome:
@@ -100,59 +72,24 @@ def simulate(
 
     `plan` takes the place of the seed's own.
     """
-    before = open_descriptors()
-    with (
-        _limit_raised(),
-        _collector_off(),
-        tempfile.TemporaryDirectory(prefix="failover-", dir=_memory_folder()) as folder,
-    ):
-        trace = Trace(show)
-        world = World(plan or plan_of(seed), folder=Path(folder).resolve(), trace=trace)
-        with pinned(seed, on_log_fault=world.logged), simulated_surroundings():
-            try:
-                trio.run(
-                    world.run, clock=MockClock(autojump_threshold=0), instruments=[SpinGuard(world.fail)]
-                )
-            except Exception:  # noqa: BLE001 - any exception is a finding of this seed
-                world.violations.append(f"exception:\n{traceback.format_exc()}")
-        if not world.violations and (left := left_open(before)):
-            world.violations.append(f"left open: {', '.join(left)}")
-    if world.violations:
-        raise SimulationError(
-            f"seed {seed}: {world.violations[0]}\n"
-            f"last of {trace.count} events:\n{trace.last_lines()}\n"
-            f"seed {seed}: {world.violations[0]}\n"
-            f"see it again: python -m tests.simulation.failover --seed {seed} --trace"
-            f" {world.plan.option}".rstrip()
-        )
-    return Outcome(
-        seed=seed,
-        digest=trace.digest,
-        events=trace.count,
-        virtual_s=world.virtual_s,
-        reference_bytes=len(world.reference),
-        epochs=world.controllers.state.epoch,
-        cuts=world.cuts,
-        faults=world.faults,
-        statuses=dict(sorted(sum((one.statuses for one in world.brokers), Counter()).items())),
-    )
+    plan = plan or plan_of(seed)
+    return run_world(partial(World, plan), seed, show=show, options=plan.option)
 
 
-class World:
+class World(SimulatedWorld):
     """One seed's brokers, controllers, links and faults."""
 
-    def __init__(self, plan: FailoverPlan, *, folder: Path, trace: Trace) -> None:
-        self.plan = plan
-        self.trace = trace
-        self.violations: list[str] = []
-        self.virtual_s = 0.0
-        self.faults = self.cuts = 0
+    COMMAND: ClassVar = "tests.simulation.failover"
+    plan: FailoverPlan
+
+    def __init__(self, plan: FailoverPlan, folder: Path, trace: Trace) -> None:
+        super().__init__(plan, trace=trace)
+        self.cuts = 0
         self.produces = True
         """Whether producers put messages."""
         self.reference = bytearray()
         """What must never be lost, from offset 0: see `_confirm`."""
         self.network = Network(plan.quality, plan.direct_streams, stream_of(plan.seed, "links"))
-        self._rng = stream_of(plan.seed, "faults")
         self.controllers = Controllers(
             plan,
             trace=trace,
@@ -170,12 +107,18 @@ class World:
         """Whether the controllers forgot what they had decided."""
         self.interrupts_cuts = plan.interrupts_cuts
         """Whether brokers may crash while they cut their logs, or soon afterwards."""
-        self._scope = trio.CancelScope()
 
-    def fail(self, what: str) -> None:
-        """An invariant does not hold: the run ends as soon as this returns to trio."""
-        self.violations.append(f"at {trio.current_time():.6f} s {what}")
-        self._scope.cancel()
+    def surroundings(self) -> AbstractContextManager[object]:
+        return simulated_surroundings()
+
+    def counts(self) -> dict[str, int]:
+        return {
+            "faults": self.faults,
+            "epochs": self.controllers.state.epoch,
+            "cuts": self.cuts,
+            "bytes": len(self.reference),
+            **dict(sorted(sum((one.statuses for one in self.brokers), Counter()).items())),
+        }
 
     def logged(self, what: str) -> None:
         """A fault was logged; some are expected here."""
@@ -187,21 +130,11 @@ class World:
         """How long a broker is down."""
         return self._rng.choice((0.01, 0.5, 3.0, 12.0))
 
-    async def run(self) -> None:
-        """The whole life of the world."""
-        with self._scope:
-            async with trio.open_nursery() as nursery:
-                self.nursery = self.controllers.nursery = nursery
-                nursery.start_soon(self.controllers.run)
-                for broker in self.brokers:
-                    nursery.start_soon(broker.run)
-                nursery.start_soon(self._check_for_ever)
-                with trio.move_on_after(self.plan.chaos_s):
-                    await self._break_things()
-                await self._end_well()
-                nursery.cancel_scope.cancel()
-        self.virtual_s = trio.current_time()
-        self._check_end()
+    def _start(self) -> None:
+        self.controllers.nursery = self.nursery
+        self.nursery.start_soon(self.controllers.run)
+        for broker in self.brokers:
+            self.nursery.start_soon(broker.run)
 
     def _broker(self, broker_id: int) -> Broker | None:
         address = self.controllers.state.addresses.get(broker_id)
@@ -268,15 +201,6 @@ class World:
             broker.fail(f"link {link.number} ended with {reason.name}")
 
     # -- faults --------------------------------------------------------------------------------------------
-
-    async def _break_things(self) -> None:
-        rng, plan = self._rng, self.plan
-        while True:
-            await trio.sleep(rng.expovariate(1 / plan.fault_interval_s))
-            fault = rng.choice(plan.faults)
-            self.faults += 1
-            self._check_now()
-            self._break(fault)
 
     def _master(self) -> Broker | None:
         master_id = self.controllers.state.master_id
@@ -447,7 +371,7 @@ class World:
         if copies < copies_min:
             broker.fail(f"put [{start}, {start + len(data)}) is PUT_OK, {copies} brokers hold it")
 
-    def _set_accepted(self, state: State) -> None:
+    def _set_accepted(self, state: Group) -> None:
         for broker_id in sorted(state.members):
             broker = self._broker(broker_id)
             assert broker is not None, "only registered brokers are in a set"
@@ -459,7 +383,7 @@ class World:
                     f"confirmed up to {len(self.reference)}"
                 )
 
-    def _elected(self, state: State) -> None:
+    def _elected(self, state: Group) -> None:
         assert state.master_id is not None
         self._masters[state.epoch] = state.master_id
         self._set_accepted(state)
@@ -525,13 +449,6 @@ class World:
         if self.is_safe and broker.id in self.controllers.state.members and self._is_of_reference(0, data):
             broker.fail("sets its log aside, and is in the sync-state set")
 
-    async def _check_for_ever(self) -> None:
-        while True:
-            await trio.sleep(CHECK_INTERVAL_S)
-            self._check_now()
-            if self.trace.count > TRACE_LINES_MAX:
-                self.fail(f"more than {TRACE_LINES_MAX} events: something runs in circles")
-
     def _check_now(self) -> None:
         up = [broker for broker in self.brokers if broker.is_up]
         logs = {broker.name: broker.data() for broker in up}
@@ -573,7 +490,6 @@ class World:
     # -- the end -------------------------------------------------------------------------------------------
 
     async def _end_well(self) -> None:
-        """No more faults: after bounded time all is well."""
         self.trace.note("world", "no more faults")
         self.produces = False
         self.controllers.is_calm = True
@@ -595,22 +511,11 @@ class World:
         for _ in range(FINAL_PUTS):
             life = master.life
             assert life is not None
-            status = await self._put_finally(master, life)
+            status = await master.put(life)
             if status is not PutStatus.PUT_OK:
                 self.fail(f"after all faults a put is {status.name}")
         await self._until(self._all_follow, BOUND_S)
         self._check_now()
-
-    async def _put_finally(self, master: Broker, life: Life) -> PutStatus:
-        return await master.put(life)
-
-    async def _until(self, holds: Callable[[], str], bound_s: float) -> None:
-        deadline_s = trio.current_time() + bound_s
-        while reason := holds():
-            if trio.current_time() > deadline_s:
-                self.fail(f"after {bound_s:.0f} s without faults {reason}")
-                await trio.sleep_forever()
-            await trio.sleep(CHECK_INTERVAL_S)
 
     def _all_follow(self) -> str:
         """What is not well yet; empty if all is."""
@@ -648,8 +553,6 @@ class World:
         return ""
 
     def _check_end(self) -> None:
-        if self.violations:
-            return
         for broker in self.brokers:
             self.violations += [f"{broker.name}: {what}" for what in broker.check_queues()]
         for link in self.network.links():
