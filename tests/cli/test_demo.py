@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -16,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from tests.interop.rocketmq import missing_tools
-from trioha.cli import main
+from tests.waiting import wait_until
 from trioha.cli.demo_run import AFTER, BEFORE, CHECKS, DURING
 from trioha.cli.rocketmq_jars import java_tool
 
@@ -92,6 +91,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
         demo.process.wait(60)
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_the_demo_holds_and_leaves_nothing_but_its_report(start: Callable[..., Demo]) -> None:
     demo = start("--count", "2000", "--json", "--report", "report.html")
@@ -119,10 +119,15 @@ def test_the_demo_holds_and_leaves_nothing_but_its_report(start: Callable[..., D
 @pytest.mark.parametrize(
     ("moment", "number"),
     [
-        ("master serves", signal.SIGINT),
-        ("slave serves", signal.SIGTERM),
-        ("slave killed", signal.SIGHUP),
-        ("PUT_OK", signal.SIGTERM),
+        pytest.param("slave killed", signal.SIGHUP, marks=pytest.mark.full),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in (
+                ("master serves", signal.SIGINT),
+                ("slave serves", signal.SIGTERM),
+                ("PUT_OK", signal.SIGTERM),
+            )
+        ),
     ],
 )
 def test_an_interrupted_demo_leaves_no_process_and_no_folder(
@@ -139,31 +144,30 @@ def test_an_interrupted_demo_leaves_no_process_and_no_folder(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.full)])
 def test_a_demo_interrupted_during_the_replay_leaves_no_spark(
     start: Callable[..., Demo], number: signal.Signals
 ) -> None:
     demo = start("--count", "100", "--clients", "trioha")
     demo.wait_for("byte-identical")
-    deadline_s = time.monotonic() + 60
-    while not any("java" in command for command in marked(demo.mark)):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    wait_until(lambda: any("java" in command for command in marked(demo.mark)), "a JVM")
     demo.process.send_signal(number)
     demo.end()
-    gone_within(demo, seconds=5)
+    wait_until(lambda: not marked(demo.mark), "the end of its processes", within_s=5)
 
 
-@pytest.mark.parametrize("moment", ["master serves", "slave killed"])
+@pytest.mark.full
+@pytest.mark.parametrize("moment", [pytest.param("master serves", marks=pytest.mark.nightly), "slave killed"])
 def test_sigkill_of_the_demo_ends_its_processes(start: Callable[..., Demo], moment: str) -> None:
     demo = start("--count", "2000", "--clients", "trioha")
     demo.wait_for(moment)
     demo.process.kill()
-    gone_within(demo, seconds=5)
+    wait_until(lambda: not marked(demo.mark), "the end of its processes", within_s=5)
 
 
+@pytest.mark.full
 @pytest.mark.interop
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.nightly), signal.SIGKILL])
 def test_a_demo_that_ends_early_leaves_no_client(start: Callable[..., Demo], number: signal.Signals) -> None:
     if (missing := missing_tools()) is not None:
         pytest.skip(missing)
@@ -172,14 +176,7 @@ def test_a_demo_that_ends_early_leaves_no_client(start: Callable[..., Demo], num
     assert any("DemoClients" in command for command in marked(demo.mark))
     demo.process.send_signal(number)
     demo.end()
-    gone_within(demo, seconds=5)
-
-
-def gone_within(demo: Demo, *, seconds: float) -> None:
-    deadline_s = time.monotonic() + seconds
-    while left := marked(demo.mark):
-        assert time.monotonic() < deadline_s, left
-        time.sleep(0.05)
+    wait_until(lambda: not marked(demo.mark), "the end of its processes", within_s=5)
 
 
 def test_without_java_the_demo_is_one_line_before_anything_else(tmp_path: Path) -> None:
@@ -199,6 +196,7 @@ def test_without_java_the_demo_is_one_line_before_anything_else(tmp_path: Path) 
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_without_maven_java_clients_are_refused_in_one_line(tmp_path: Path) -> None:
     for folder in ("tmp", "bin"):
@@ -226,25 +224,17 @@ def test_without_maven_java_clients_are_refused_in_one_line(tmp_path: Path) -> N
     assert list((tmp_path / "tmp").glob("trioha-demo-*")) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["--count", "99"], "settings: --count: 99 is too few; at least 100"),
-        (["--watch"], "settings: --watch: this is not a terminal; leave it out"),
-        (["--report", "none/x.html"], "settings: --report: there is no folder {cwd}/none"),
-        (["--keep", "full"], "settings: --keep: full is not empty; name a new folder"),
-        (["--keep", "full/file"], "settings: --keep: full/file: File exists; name a new folder"),
-    ],
-)
 def test_invalid_input_is_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    line: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").write_text("")
-    assert main(["demo", *arguments]) == 2
-    assert capsys.readouterr().err == f"trioha: {line.format(cwd=tmp_path)}\n"
+    for arguments, line in (
+        (["--count", "99"], "settings: --count: 99 is too few; at least 100"),
+        (["--watch"], "settings: --watch: this is not a terminal; leave it out"),
+        (["--report", "none/x.html"], f"settings: --report: there is no folder {tmp_path}/none"),
+        (["--keep", "full"], "settings: --keep: full is not empty; name a new folder"),
+        (["--keep", "full/file"], "settings: --keep: full/file: File exists; name a new folder"),
+    ):
+        assert refusal("demo", *arguments) == f"trioha: {line}\n"

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 
 from tests.interop.rocketmq import missing_tools
-from tests.node_process import TriohaNode
+from tests.node_process import StartNode
 from tests.ports import free_port
+from tests.waiting import until
 from trioha.cli.demo_clients import (
     NO_ANSWER,
     ClientKind,
@@ -151,21 +150,13 @@ async def test_a_maven_that_fails_gives_the_reason_and_leaves_nothing(
     assert list((tmp_path / "cache/trioha-interop").iterdir()) == []
 
 
-def text_of(path: Path) -> str:
-    """The text of a file, which another process makes."""
-    deadline_s = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-    return path.read_text()
-
-
 async def test_cancellation_ends_maven(tools: Callable[..., None], tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     tools(mvn=f"echo $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; exec sleep 600")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: client_jars(log=lambda _: None))
-        pid = await trio.to_thread.run_sync(text_of, pid_file)
+        await until(pid_file.exists)
+        pid = pid_file.read_text()
         nursery.cancel_scope.cancel()
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)
@@ -195,19 +186,17 @@ async def test_without_rocketmqs_client_the_demo_uses_its_own_and_says_why(
 
 
 @pytest.fixture
-def name_server(tmp_path: Path) -> Iterator[str]:
+def name_server(start_node: StartNode) -> str:
     """The name server of a running node."""
     address = f"127.0.0.1:{free_port()}"
-    settings: dict[str, Any] = {"namesrvAddr": address, "trioha.withNamesrv": "true"}
-    node = TriohaNode(tmp_path / "store", role="ASYNC_MASTER", **settings)
-    yield address
-    node.kill()
+    start_node(role="ASYNC_MASTER", namesrvAddr=address, **{"trioha.withNamesrv": "true"})
+    return address
 
 
 @pytest.mark.process
 @pytest.mark.parametrize(
     "kind",
-    [ClientKind.TRIOHA, pytest.param(ClientKind.JAVA, marks=pytest.mark.interop)],
+    [ClientKind.TRIOHA, pytest.param(ClientKind.JAVA, marks=[pytest.mark.interop, pytest.mark.full])],
     ids=lambda kind: kind.value,
 )
 async def test_all_messages_are_received_in_order(kind: ClientKind, name_server: str, tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import evolve
 
-from trioha.broker_status import BrokerStatus, ConnectionStatus, SlaveStatus
+from tests.status_samples import connection_status, master_status, slave_status
 from trioha.cli.demo_run import AFTER, BEFORE, DURING, DemoRun, judge_clients, judge_puts, judge_replay
 from trioha.cli.load import LoadResult
 from trioha.errors import TriohaError
@@ -99,44 +98,8 @@ def test_a_run_without_checks_has_not_held() -> None:
     assert not DemoRun(log=print).all_held
 
 
-MASTER = BrokerStatus(
-    address="127.0.0.1:1",
-    source="ha-status",
-    role="SYNC_MASTER",
-    cluster_name="c",
-    broker_name="b",
-    broker_id=0,
-    version="1",
-    min_offset=0,
-    max_offset=900,
-    flushed_offset=0,
-    ha_address="127.0.0.1:2",
-    in_sync_slaves=1,
-    connections=(
-        ConnectionStatus(
-            address="127.0.0.1:3",
-            sent_offset=900,
-            ack_offset=900,
-            lag_bytes=0,
-            in_sync=True,
-            transferred_bytes_per_s=0,
-            connection_id=2,
-        ),
-    ),
-)
-SLAVE = evolve(
-    MASTER,
-    role="SLAVE",
-    connections=(),
-    client=SlaveStatus(
-        master_address="127.0.0.1:2",
-        max_offset=900,
-        transferred_bytes_per_s=0,
-        last_read_ms=0,
-        last_write_ms=0,
-        reported_offset=900,
-    ),
-)
+MASTER = master_status(900, connection_status("127.0.0.1:3", sent=900, connection_id=2))
+SLAVE = slave_status(900)
 SESSION = {"events": 10, "dropped": 0, "lost": 0}
 REPLAYED = {
     "sessions": [

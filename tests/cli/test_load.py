@@ -338,7 +338,7 @@ def test_the_command_sends_each_line_of_a_file_once_and_exits_1_if_not_all_was_p
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_an_interrupt_ends_the_command_with_the_figures_so_far(number: signal.Signals) -> None:
     enough = threading.Event()
 
@@ -360,22 +360,13 @@ def test_an_interrupt_ends_the_command_with_the_figures_so_far(number: signal.Si
     assert errors.startswith("ended early: ")
 
 
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
+def test_bad_input_is_reported_in_one_line_with_exit_code_2(refusal: Callable[..., str]) -> None:
+    for arguments, says in (
         (["--broker", "127.0.0.1:1"], "127.0.0.1:1: cannot connect: Connection refused"),
         (["--broker", "nowhere"], "it has no port"),
         (["--broker", "127.0.0.1:1", "--count", "0"], "--count: 0 is too few"),
         (["--broker", "127.0.0.1:1", "--rate", "0"], "--rate: 0 is not more than 0"),
         (["--broker", "127.0.0.1:1", "--rate", "nan"], "--rate: nan"),
         (["--broker", "127.0.0.1:1", "--from", "/nonexistent"], "No such file or directory"),
-    ],
-)
-def test_bad_input_is_reported_in_one_line_with_exit_code_2(arguments: list[str], says: str) -> None:
-    process = trioha("load", *arguments)
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert output == ""
-    assert says in errors
-    assert errors.count("\n") == 1
+    ):
+        assert says in refusal("load", *arguments)

@@ -8,41 +8,18 @@ from pathlib import Path
 
 import pytest
 from cyclopts import CycloptsError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trioha.cli import _app
 from trioha.cli.node_start import NodeArguments, imported_on_use, usual_arguments
 
 WORDS = (
-    *("-c", "--config", "-p", "--set", "--with-namesrv", "--with-namesrv=true", "--no-with-namesrv"),
-    *(
-        "broker.conf",
-        "a/b c.conf",
-        "~/b.conf",
-        "",
-        "-",
-        "--",
-        "--help",
-        "-h",
-        "--version",
-        "-x",
-        "-cbroker.conf",
-    ),
-    *(
-        "brokerId=1",
-        "--set=brokerId=1",
-        "namesrvAddr=",
-        "a=b=c",
-        "true",
-        "1",
-        "-1",
-        "-p=1",
-        "[1]",
-        '["a"]',
-        "{}",
-    ),
-)
+    "-c", "--config", "-p", "--set", "--with-namesrv", "--with-namesrv=true", "--no-with-namesrv",
+    "broker.conf", "a/b c.conf", "~/b.conf", "", "-", "--", "--help", "-h", "--version", "-x",
+    "-cbroker.conf", "brokerId=1", "--set=brokerId=1", "namesrvAddr=", "a=b=c", "true", "1", "-1",
+    "-p=1", "[1]", '["a"]', "{}",
+)  # fmt: skip
 
 
 def parsed(tokens: list[str]) -> NodeArguments | None:
@@ -96,7 +73,6 @@ def test_all_other_arguments_are_left_to_the_parser(tokens: list[str]) -> None:
     assert usual_arguments(tokens) is None
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     st.lists(
         st.one_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -65,9 +66,11 @@ def test_a_restore_to_a_time_as_json(tmp_path: Path, url: str, capsys: pytest.Ca
     assert (into / "consumequeue/Orders/0").is_dir()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
+def test_options_that_cannot_be_used_are_refused_in_one_line(
+    tmp_path: Path, url: str, refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments, problem in (
         ([], "--into: is missing; name a new folder, or use --list"),
         (["--into", "x", "--to-offset", "1", "--latest"], "give only one of"),
         (["--into", "x", "--to-offset", "-1"], "'-1' is not an offset"),
@@ -75,23 +78,9 @@ def test_a_restore_to_a_time_as_json(tmp_path: Path, url: str, capsys: pytest.Ca
         (["--into", "x", "--to-time", "yesterday"], "'yesterday' is not a time"),
         (["--into", "x", "--to-offset", "3"], "no record ends at or before offset 3"),
         (["--into", "x", "--generation", "9"], f"no generation 9; there are {GENERATION}"),
-    ],
-)
-def test_options_that_cannot_be_used_are_refused_in_one_line(  # noqa: PLR0917 (pytest passes names)
-    tmp_path: Path,
-    url: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    problem: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["restore", url, *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert problem in err
-    assert err.count("\n") == 1
-    assert not (tmp_path / "x").exists()
+    ):
+        assert problem in refusal("restore", url, *arguments)
+        assert not (tmp_path / "x").exists()
 
 
 def test_an_error_that_may_pass_says_how_to_go_on(

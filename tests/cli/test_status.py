@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from socket import socket
 
 import pytest
 import trio
 from attrs import evolve
 
 from tests.remoting.recorded import answers
+from tests.status_samples import HA_ADDRESS, connection_status, master_status, slave_status
 from trioha.broker_status import (
     ArchiveStatus,
     BrokerStatus,
-    ConnectionStatus,
     ControllerLinkStatus,
     ControlStatus,
     MemberStatus,
@@ -32,47 +31,29 @@ from trioha.remoting.command import RemotingCommand, request, response_to
 from trioha.remoting.ha_runtime_info import encode_ha_status
 from trioha.remoting.server import Peer, RemotingServer
 
-MASTER = BrokerStatus(
-    version="1.0",
-    role="SYNC_MASTER",
-    cluster_name="c",
-    broker_name="broker-a",
-    broker_id=0,
-    min_offset=0,
-    max_offset=123_456,
-    flushed_offset=120_000,
-    ha_address="10.0.0.1:10912",
-    in_sync_slaves=1,
-    connections=(
-        ConnectionStatus(
-            address="10.0.0.2:4000", sent_offset=123_456, ack_offset=123_000, lag_bytes=456, in_sync=True,
-            transferred_bytes_per_s=1_000, state="TRANSFER", lag_ms=12, connection_id=1,
-            frame_bytes=Distribution(1, 2, 3, 4),
-        ),
-        ConnectionStatus(
-            address="10.0.0.3:4000", sent_offset=99_999, ack_offset=0, lag_bytes=123_456, in_sync=False,
-            state="SUSPEND", connection_id=2,
-        ),
+MASTER = master_status(
+    123_456,
+    connection_status(
+        "10.0.0.2:4000", sent=123_456, ack=123_000, transferred_bytes_per_s=1_000, lag_ms=12,
+        connection_id=1, frame_bytes=Distribution(1, 2, 3, 4),
     ),
+    connection_status(
+        "10.0.0.3:4000", sent=99_999, ack=0, lag=123_456, in_sync=False, state="SUSPEND", connection_id=2
+    ),
+    version="1.0",
+    flushed_offset=120_000,
     put_statuses={"PUT_OK": 5_000},
     kernel="pure, TRIOHA_PURE is set",
     dispatched_offset=119_000,
     dispatch_fault="body CRC 1 is not 2 at offset 119000",
 )  # fmt: skip
-SLAVE = BrokerStatus(
+SLAVE = slave_status(
+    123_000,
+    reported=122_900,
+    client={"transferred_bytes_per_s": 1_000, "reconnects": 3, "verdict": ""},
     version="1.0",
-    role="SLAVE",
-    cluster_name="c",
-    broker_name="broker-a",
-    broker_id=1,
-    min_offset=0,
-    max_offset=123_000,
     flushed_offset=122_000,
-    client=SlaveStatus(
-        master_address="10.0.0.1:10912", max_offset=123_000, transferred_bytes_per_s=1_000, last_read_ms=1,
-        last_write_ms=2, reported_offset=122_900, state="TRANSFER", reconnects=3, verdict="",
-    ),
-)  # fmt: skip
+)
 
 
 Answers = dict[int, RemotingCommand]
@@ -116,26 +97,6 @@ def brokers(*recorded: Mapping[int, RemotingCommand]) -> Iterator[list[str]]:
         assert not thread.is_alive()
 
 
-@pytest.fixture
-def dead_address() -> Iterator[str]:
-    with socket() as bound:
-        # Bound and not listening: the port stays free of others, and connections to it are refused.
-        bound.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{bound.getsockname()[1]}"
-
-
-@pytest.fixture(autouse=True)
-def fresh_consoles() -> Iterator[None]:
-    """The shared consoles hold the stdout and stderr of the test that made them."""
-    from trioha.cli import console
-
-    console.out.cache_clear()
-    console.err.cache_clear()
-    yield
-    console.out.cache_clear()
-    console.err.cache_clear()
-
-
 def rows_of(text: str) -> list[list[str]]:
     return [
         [cell.strip() for cell in line.strip("│").split("│")]
@@ -153,19 +114,19 @@ def test_nodes_their_slaves_and_their_masters_are_shown(capsys: pytest.CaptureFi
         [
             master,
             "SYNC_MASTER",
-            "c/broker-a (0)",
+            "DefaultCluster/broker-a (0)",
             "1.0",
-            "10.0.0.1:10912",
+            HA_ADDRESS,
             "0",
             "123,456",
             "120,000",
             "119,000",
             "1",
         ],
-        [slave, "SLAVE", "c/broker-a (1)", "1.0", "-", "0", "123,000", "122,000", "-", "-"],
+        [slave, "SLAVE", "DefaultCluster/broker-a (1)", "1.0", "-", "0", "123,000", "122,000", "-", "-"],
         [master, "10.0.0.2:4000", "TRANSFER", "yes", "123,456", "123,000", "456", "12", "1,000"],
         [master, "10.0.0.3:4000", "SUSPEND", "NO", "99,999", "0", "123,456", "-", "0"],
-        [slave, "10.0.0.1:10912", "TRANSFER", "123,000", "122,900", "3", "1,000"],
+        [slave, HA_ADDRESS, "TRANSFER", "123,000", "122,900", "3", "1,000"],
     ]
     assert f"{master} puts: PUT_OK 5,000" in out
     assert f"{master}: a record cannot be dispatched: body CRC 1 is not 2 at offset 119000" in out
@@ -492,24 +453,15 @@ def test_json_has_every_field_and_every_error(dead_address: str, capsys: pytest.
     assert shown_slave["address"] == slave
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
+def test_bad_input_is_reported_in_one_line(refusal: Callable[..., str]) -> None:
+    for arguments, says in (
         ([], "no broker to ask; write trioha status HOST:PORT"),
         (["127.0.0.1:1", "--group", "a"], "--controller: is missing; give HOST:PORT of a controller"),
         (["--controller", "c0"], "'c0' is not an address"),
         (["localhost"], "'localhost' is not an address"),
         (["127.0.0.1:1", "--timeout", "0"], "--timeout: 0 is not more than 0"),
-    ],
-)
-def test_bad_input_is_reported_in_one_line(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["status", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert says in err
-    assert err.count("\n") == 1
+    ):
+        assert says in refusal("status", *arguments)
 
 
 def ok(
