@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "namesrv": "Run a name server.",
     "produce": "Send the lines of stdin as messages.",
     "consume": "Print the messages of a topic.",
+    "copy": "Send the messages of a topic to another cluster.",
     "load": "Send messages to a broker and measure it.",
     "status": "Show the replication of running brokers.",
     "doctor": "Check HA pairs, and explain what is wrong and what to do.",

@@ -13,7 +13,7 @@ import trio
 from attrs import frozen
 
 from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
-from trioha.client.cluster import Cluster, open_cluster
+from trioha.client.cluster import Cluster, open_cluster, parse_name_servers
 from trioha.client.messages import Message, ReceivedMessage
 from trioha.client.routes import SingleBroker
 from trioha.errors import ConfigError, leaves_of
@@ -62,10 +62,10 @@ class ClusterAddress:
                 raise ConfigError("is given beside --namesrv", key="--broker", hint="use one of them")
             return cls(broker=SingleBroker(str(parse_address(broker)), queues), security=security.read())
         text = namesrv or os.environ.get(NAME_SERVER_VARIABLE) or NAME_SERVER_DEFAULT
-        addresses = [part for part in text.replace(",", ";").split(";") if part.strip()]
-        if not addresses:
-            raise ConfigError("has no address", key="--namesrv", hint="write HOST:PORT;HOST:PORT")
-        name_servers = tuple(str(parse_address(address)) for address in addresses)
+        try:
+            name_servers = parse_name_servers(text)
+        except ConfigError as error:
+            raise ConfigError(error.reason, key="--namesrv", hint=error.hint) from None
         return cls(name_servers, security=security.read())
 
     def open(self) -> AbstractAsyncContextManager[Cluster]:

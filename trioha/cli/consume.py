@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import io
 import json
+import math
+import os
+import select
+import stat
 import sys
-from collections.abc import Callable
-from typing import Annotated, Final
+import termios
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Annotated, BinaryIO, Final
 
 import trio
 from cyclopts import Parameter
@@ -13,14 +23,16 @@ from cyclopts import Parameter
 from trioha.cli.clients import ClusterAddress, message_to_json, run_with_signals
 from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
 from trioha.cli.times import TIME_HINT, parse_time_ms
-from trioha.client.consumer import Consumer, ConsumerSettings, Start, StartAt, open_consumer
+from trioha.client.consumer import Consumer, ConsumerSettings, Start, StartAt
 from trioha.client.messages import ReceivedMessage
 from trioha.errors import ConfigError
 from trioha.node.logs import configure_logs
 from trioha.remoting.subscriptions import Subscription
 
 WRITE_GRACE_S: Final = 1.0
-"""How long a write may take that a signal interrupts."""
+"""How long the reader of the output may take after a signal."""
+TAKEN_INTERVAL_S: Final = 0.1
+"""How often a pipe is asked whether its reader has taken what was written: no event says it."""
 
 
 def parse_start(text: str) -> StartAt:
@@ -30,57 +42,117 @@ def parse_start(text: str) -> StartAt:
     return StartAt(Start.TIME, parse_time_ms(text, key="--from", hint=f"write first, last, {TIME_HINT}"))
 
 
-async def print_messages(
-    consumer: Consumer, write: Callable[[tuple[ReceivedMessage, ...]], None], *, limit: int | None
-) -> int:
-    """Write batches until the consumer ends or `limit` messages were written; returns how many.
+class Output:
+    """Where messages are written: a stream, of a pipe with what its reader has not taken yet."""
 
-    A batch is acknowledged when it was written.
-    """
-    written = 0
-    while limit is None or written < limit:
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._pipe_fd: int | None = None
+        """Of a pipe."""
+        self._ends = select.poll()
+        with suppress(io.UnsupportedOperation):  # a stream without a descriptor
+            if stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
+                self._pipe_fd = stream.fileno()
+                # Nothing is asked for: POLLERR, the end of the reader, is always reported.
+                self._ends.register(self._pipe_fd, 0)
+
+    def write(self, batch: Sequence[ReceivedMessage]) -> int:
+        """Write messages, a JSON object a line; how many bytes. Blocks. Raises BrokenPipeError."""
+        lines = [json.dumps(message_to_json(message), ensure_ascii=False) + "\n" for message in batch]
+        data = "".join(lines).encode("utf-8", "replace")
+        self._stream.write(data)
+        self._stream.flush()
+        return len(data)
+
+    def untaken_bytes(self) -> int:
+        """Bytes in a pipe that its reader has not read yet. Raises BrokenPipeError if the reader has ended.
+
+        0 where that is not known: for files and terminals, and where the system does not say it.
+        """
+        if self._pipe_fd is None:
+            return 0
         try:
-            batch = await consumer.receive()
-        except trio.EndOfChannel:
-            break
-        if limit is not None:
-            batch = batch[: limit - written]
-        await _print_batch(consumer, write, batch)
-        written += len(batch)
-    return written
+            answer = fcntl.ioctl(self._pipe_fd, termios.FIONREAD, bytes(4))
+        except OSError as error:
+            if error.errno not in {errno.ENOTTY, errno.EINVAL, errno.ENOTSUP}:
+                raise
+            self._pipe_fd = None
+            return 0
+        untaken = int.from_bytes(answer, sys.byteorder)
+        if untaken and any(events & select.POLLERR for _, events in self._ends.poll(0)):
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+        return untaken
 
 
-async def _print_batch(
-    consumer: Consumer,
-    write: Callable[[tuple[ReceivedMessage, ...]], None],
-    batch: tuple[ReceivedMessage, ...],
-) -> None:
-    """Write a batch in a thread, since the reader of the output may be slow, and acknowledge it.
+class Printing:
+    """Writes the batches of a consumer and acknowledges those that the reader of the output has taken."""
 
-    A cancellation in between waits `WRITE_GRACE_S` for the reader: else a batch that was printed would not be
-    acknowledged, and be printed again at the next start.
-    """
-    grace = trio.CancelScope(shield=True)
+    def __init__(self, consumer: Consumer, output: Output) -> None:
+        self._consumer = consumer
+        self._output = output
+        self._written_bytes = 0
+        self._untaken: deque[tuple[int, Sequence[ReceivedMessage]]] = deque()
+        """Batches that were written, each with the number of bytes written up to its end."""
+        self._grace_ends_s = math.inf
+        self._grace_scope = trio.CancelScope()
+        """Of the part that goes on after a cancellation."""
 
-    async def limit_grace() -> None:
+    async def run(self, *, limit: int | None) -> int:
+        """Write until the consumer ends or `limit` messages were written; returns how many.
+
+        Ends when everything is taken. After a cancellation the reader has `WRITE_GRACE_S` for that: what was
+        printed and is not acknowledged is printed again at the next start.
+        """
+        written = 0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._limit_grace)
+            nursery.start_soon(self._acknowledge_regularly)
+            try:
+                while limit is None or written < limit:
+                    batch = await self._consumer.receive()
+                    if limit is not None:
+                        batch = batch[: limit - written]
+                    with self._grace():
+                        # In a thread, since the reader of the output may be slow.
+                        self._written_bytes += await trio.to_thread.run_sync(
+                            self._output.write, batch, abandon_on_cancel=True
+                        )
+                        self._untaken.append((self._written_bytes, batch))
+                        self._acknowledge_taken()
+                    written += len(batch)
+            except trio.EndOfChannel:
+                pass
+            finally:
+                with self._grace():
+                    while self._untaken:
+                        await trio.sleep(TAKEN_INTERVAL_S)
+                        self._acknowledge_taken()
+            nursery.cancel_scope.cancel()
+        return written
+
+    @contextmanager
+    def _grace(self) -> Iterator[None]:
+        """A part that goes on after a cancellation, for `WRITE_GRACE_S`."""
+        with trio.CancelScope(shield=True, deadline=self._grace_ends_s) as self._grace_scope:
+            yield
+
+    async def _limit_grace(self) -> None:
         try:
             await trio.sleep_forever()
         finally:
-            grace.deadline = trio.current_time() + WRITE_GRACE_S
+            self._grace_scope.deadline = self._grace_ends_s = trio.current_time() + WRITE_GRACE_S
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(limit_grace)
-        with grace:
-            await trio.to_thread.run_sync(write, batch, abandon_on_cancel=True)
-            consumer.acknowledge(batch)
-        nursery.cancel_scope.cancel()
+    async def _acknowledge_regularly(self) -> None:
+        while True:
+            await trio.sleep(TAKEN_INTERVAL_S)
+            self._acknowledge_taken()
 
-
-def write_lines(batch: tuple[ReceivedMessage, ...]) -> None:
-    """Write messages to stdout as a JSON object a line. Raises BrokenPipeError if nobody reads them."""
-    lines = [json.dumps(message_to_json(message), ensure_ascii=False) + "\n" for message in batch]
-    sys.stdout.buffer.write("".join(lines).encode("utf-8", "replace"))
-    sys.stdout.buffer.flush()
+    def _acknowledge_taken(self) -> None:
+        """Raises BrokenPipeError if nobody reads any more."""
+        if self._untaken:
+            taken_bytes = self._written_bytes - self._output.untaken_bytes()
+            while self._untaken and self._untaken[0][0] <= taken_bytes:
+                self._consumer.acknowledge(self._untaken.popleft()[1])
 
 
 def consume(
@@ -114,7 +186,7 @@ def consume(
         With --broker: queues of the topic.
     group
         Be a member of this consumer group: share its queues, continue at its offsets, and commit what was
-        printed. Without it all queues are read and nothing is committed.
+        printed, in a pipe what its reader has read. Without it all queues are read and nothing is committed.
     tags
         Tags of the wanted messages, with || between them.
     from_
@@ -136,13 +208,14 @@ def consume(
     )
     configure_logs(as_json=False)
     scope = trio.CancelScope()
+    output = Output(sys.stdout.buffer)
 
     async def run() -> None:
         # The scope is within the cluster: a signal leaves the time to commit.
         async with address.open() as cluster:
             with scope:
-                async with open_consumer(cluster, settings) as consumer:
-                    await print_messages(consumer, write_lines, limit=limit)
+                async with Consumer(cluster, settings) as consumer:
+                    await Printing(consumer, output).run(limit=limit)
 
     async def main() -> None:
         await run_with_signals(run, on_signal=scope.cancel)

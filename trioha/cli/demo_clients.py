@@ -23,9 +23,9 @@ from trioha.cli.load import PUT_OK
 from trioha.cli.parent_death_pipe import stop
 from trioha.cli.rocketmq_jars import JDK_MAJOR_MIN, VERSION, JarsError, client_jars, java_tool
 from trioha.client.cluster import in_background, open_cluster
-from trioha.client.consumer import ConsumerSettings, Start, StartAt, open_consumer
+from trioha.client.consumer import Consumer, ConsumerSettings, Start, StartAt
 from trioha.client.messages import Message
-from trioha.client.producer import Producer, ProducerSettings, SendError, open_producer
+from trioha.client.producer import Producer, ProducerSettings, SendError
 from trioha.errors import TriohaError
 
 TOPIC: Final = "TopicDemoClients"
@@ -240,8 +240,8 @@ async def _trioha_clients(
     receiving = ConsumerSettings(TOPIC, group=GROUP, start_at=StartAt(Start.FIRST))
     async with (
         open_cluster(name_servers=(name_server,)) as cluster,
-        open_producer(cluster, sending) as producer,
-        open_consumer(cluster, receiving) as consumer,
+        Producer(cluster, sending) as producer,
+        Consumer(cluster, receiving) as consumer,
     ):
 
         async def consume() -> None:

@@ -12,7 +12,7 @@ import trio
 from attrs import frozen
 
 from trioha.client.cluster import open_cluster
-from trioha.client.consumer import ConsumerSettings, Start, StartAt, open_consumer
+from trioha.client.consumer import Consumer, ConsumerSettings, Start, StartAt
 from trioha.client.messages import ReceivedMessage
 from trioha.client.routes import SingleBroker
 from trioha.errors import PeerError
@@ -84,7 +84,7 @@ class LoadConsumer:
         )
         async with (
             open_cluster(broker=SingleBroker(address, queues), security=security) as cluster,
-            open_consumer(cluster, settings) as consumer,
+            Consumer(cluster, settings) as consumer,
         ):
             await consumer.positioned.wait()
             self.started.set()

@@ -1,1 +1,24 @@
-"""Clients of a cluster: producer and consumer over name servers and brokers (spec remoting 3, 4, 7)."""
+"""Producer and consumer for trio programs, over trioha nodes and RocketMQ brokers: see docs/clients.md."""
+
+from trioha.client.cluster import open_cluster
+from trioha.client.consumer import Consumer, ConsumerSettings, Start, StartAt
+from trioha.client.messages import Message, ReceivedMessage
+from trioha.client.producer import Producer, ProducerSettings, SendError, SendResult
+from trioha.client.route import MessageQueue
+from trioha.client.routes import TopicNotFoundError
+
+__all__ = [
+    "Consumer",
+    "ConsumerSettings",
+    "Message",
+    "MessageQueue",
+    "Producer",
+    "ProducerSettings",
+    "ReceivedMessage",
+    "SendError",
+    "SendResult",
+    "Start",
+    "StartAt",
+    "TopicNotFoundError",
+    "open_cluster",
+]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Final
 
 import structlog
@@ -25,7 +25,8 @@ from trioha.client.heartbeats import HEARTBEAT_INTERVAL_S, heartbeat, new_client
 from trioha.client.offset_reset import OffsetReset
 from trioha.client.route import MessageQueue
 from trioha.client.routes import NameServers, RouteTable, SingleBroker
-from trioha.errors import PeerError, RemoteProtocolError
+from trioha.errors import ConfigError, PeerError, RemoteProtocolError
+from trioha.remoting.address import parse_address
 from trioha.remoting.client import NO_SECURITY, ClientSecurity
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
 from trioha.remoting.command import RemotingCommand
@@ -158,10 +159,20 @@ class Cluster:
                 on_reset(reset.offsets)
 
 
+def parse_name_servers(name_servers: str | Sequence[str]) -> tuple[str, ...]:
+    """Addresses of name servers, of a text `host:port;host:port` or of several. Raises ConfigError."""
+    texts = [name_servers] if isinstance(name_servers, str) else name_servers
+    parts = (part.strip() for text in texts for part in text.replace(",", ";").split(";"))
+    addresses = tuple(str(parse_address(part)) for part in parts if part)
+    if not addresses:
+        raise ConfigError("there is no address of a name server", hint="write HOST:PORT;HOST:PORT")
+    return addresses
+
+
 @asynccontextmanager
 async def open_cluster(
     *,
-    name_servers: Sequence[str] = (),
+    name_servers: str | Sequence[str] = (),
     broker: SingleBroker | None = None,
     default_topic_queues: int = 4,
     connect_timeout_s: float = 3.0,
@@ -171,9 +182,11 @@ async def open_cluster(
 ) -> AsyncIterator[Cluster]:
     """A client of the cluster of `name_servers` (`host:port` each), or of one `broker` without any.
 
-    Errors of the block are not wrapped in a group. Nothing is connected before it is needed.
+    Errors of the block are not wrapped in a group. Nothing is connected before it is needed. Raises
+    ConfigError for an address that cannot be one.
     """
     assert bool(name_servers) != (broker is not None), "name servers or a broker"
+    addresses = () if broker else parse_name_servers(name_servers)
     # Connections end after everything else: memberships end by them.
     async with trio.open_nursery() as nursery:
         connections = Connections(
@@ -182,7 +195,7 @@ async def open_cluster(
             security=security,
             open_connection=open_connection,
         )
-        source = broker or NameServers(connections, name_servers)
+        source = broker or NameServers(connections, addresses)
         routes = RouteTable(source, default_topic_queues=default_topic_queues)
         cluster = Cluster(connections, routes, client_id=client_id or new_client_id())
         block_error: Exception | None = None
@@ -195,6 +208,20 @@ async def open_cluster(
         nursery.cancel_scope.cancel()
     if block_error is not None:
         raise block_error
+
+
+class ClusterPlace:
+    """Where a producer or consumer works: a cluster that others share, or one of its own."""
+
+    def __init__(self, place: Cluster | str | Sequence[str]) -> None:
+        """`place`: an open cluster, or name servers. Raises ConfigError for addresses that cannot be ones."""
+        self._place = place if isinstance(place, Cluster) else parse_name_servers(place)
+
+    def open(self) -> AbstractAsyncContextManager[Cluster]:
+        """The cluster; one that was open stays open after the block."""
+        if isinstance(self._place, Cluster):
+            return nullcontext(self._place)
+        return open_cluster(name_servers=self._place)
 
 
 @asynccontextmanager

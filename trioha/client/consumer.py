@@ -1,7 +1,7 @@
 """Receives the messages of a topic: a push consumer over pulls (spec remoting 4.2 to 4.4, 6.2).
 
 ```
-open_consumer
+Consumer
 +- assignment           chooses queues: all, or this member's share of them
 |  +- pull loops        one for each assigned queue
 +- commits              every `COMMIT_INTERVAL_S`, and at the end
@@ -24,10 +24,10 @@ dead-letter topic. A consumer of a group receives the retry topic beside its own
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from enum import Enum
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
 import structlog
@@ -36,7 +36,7 @@ from attrs import define, evolve, field, frozen
 from attrs.validators import ge
 
 from trioha.client.allocation import allocate
-from trioha.client.cluster import Cluster, in_background
+from trioha.client.cluster import Cluster, ClusterPlace, in_background
 from trioha.client.failed_brokers import FailedBrokers
 from trioha.client.messages import ReceivedMessage, received_messages
 from trioha.client.progress import QueueProgress
@@ -135,24 +135,32 @@ class _Assigned:
 
 
 class Consumer:
-    """Receives messages. Made by `open_consumer`."""
+    """Receives messages for the length of its block; acknowledged messages are committed at its end, too.
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        settings: ConsumerSettings,
-        subscriptions: Sequence[Subscription],
-        *,
-        is_topic_new: bool = False,
-    ) -> None:
-        """`subscriptions` are those of the topic and, for a group, of its retry topic.
+    ```
+    async with Consumer("127.0.0.1:9876", ConsumerSettings("Orders", group="billing")) as consumer:
+        async for batch in consumer:
+            ...
+            consumer.acknowledge(batch)
+    ```
 
-        `is_topic_new`: the topic does not exist yet; all its messages come after the start.
+    Entering raises PeerError if no name server answers, or if the topic does not exist, without `follow`.
+    """
+
+    def __init__(self, place: Cluster | str | Sequence[str], settings: ConsumerSettings) -> None:
+        """`place`: name servers (`host:port;host:port`), or a cluster that others share (`open_cluster`).
+
+        Raises ConfigError for addresses that cannot be ones, ValueError for an expression without a tag.
         """
-        self._cluster = cluster
-        self._is_topic_new = is_topic_new
+        self._place = ClusterPlace(place)
         self._settings = settings
-        self._subscriptions = {subscription.topic: subscription for subscription in subscriptions}
+        Subscription.parse(settings.topic, settings.expression)
+        self._open_cluster: Cluster | None = None
+        self._stack = AsyncExitStack()
+        self._is_topic_new = False
+        """Whether the topic did not exist at the start: all its messages come after it."""
+        self._subscriptions: Mapping[str, Subscription] = {}
+        """By topic: of the topic and, for a group, of its retry topic."""
         self._assigned: dict[MessageQueue, _Assigned] = {}
         self._known_queues: frozenset[MessageQueue] = frozenset()
         """Queues of the topic that were there at the last assignment."""
@@ -166,6 +174,57 @@ class Consumer:
         self._send, self._receive = trio.open_memory_channel[tuple[ReceivedMessage, ...]](BATCHES_MAX)
         self.positioned = trio.Event()
         """Set when the queues that were there first have their start offsets."""
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            self._open_cluster = cluster = await stack.enter_async_context(self._place.open())
+            subscriptions = self._subscribe()
+            try:
+                await cluster.routes.fetch(self._settings.topic)
+            except TopicNotFoundError:
+                if not self._settings.follow:
+                    raise
+                self._is_topic_new = True
+            if self._settings.group is not None:
+                await stack.enter_async_context(
+                    cluster.consuming(
+                        self._settings.group,
+                        subscriptions,
+                        on_members_changed=self.rebalance,
+                        on_reset=self.reset,
+                    )
+                )
+            stack.push_async_callback(self._commit_at_the_end)
+            await stack.enter_async_context(in_background(self._run, self._run_commits))
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, traceback)
+
+    def _subscribe(self) -> tuple[Subscription, ...]:
+        settings = self._settings
+        version = round(trio.current_time() * 1000) & I64.high
+        subscriptions = [Subscription.parse(settings.topic, settings.expression, version=version)]
+        if settings.group is not None:
+            subscriptions.append(Subscription.parse(retry_topic(settings.group), "*", version=version))
+        self._subscriptions = {subscription.topic: subscription for subscription in subscriptions}
+        return tuple(subscriptions)
+
+    async def _commit_at_the_end(self) -> None:
+        with trio.move_on_after(END_TIMEOUT_S, shield=True):
+            await self.commit()
+
+    @property
+    def _cluster(self) -> Cluster:
+        if self._open_cluster is None:
+            raise RuntimeError("the consumer is not open: use `async with Consumer(...) as consumer`")
+        return self._open_cluster
 
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
@@ -255,7 +314,7 @@ class Consumer:
 
     # -- assignment ------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         """Assign queues and pull them, until cancelled or, without `follow`, finished or failed."""
         async with self._send, trio.open_nursery() as loops:
             pause_s = TOPIC_PAUSE_S
@@ -547,7 +606,7 @@ class Consumer:
         _check(answer, address, f"an offset of {queue}")
         return _field(answer, "offset", address)
 
-    async def run_commits(self) -> None:
+    async def _run_commits(self) -> None:
         """Commit offsets every `COMMIT_INTERVAL_S`, until cancelled."""
         while True:
             await trio.sleep(COMMIT_INTERVAL_S)
@@ -645,38 +704,6 @@ def _members(body: bytes | memoryview, address: str) -> list[str]:
     return ids
 
 
-@asynccontextmanager
-async def open_consumer(cluster: Cluster, settings: ConsumerSettings) -> AsyncIterator[Consumer]:
-    """A consumer, which receives until the end of the block; acknowledged messages are committed then.
-
-    Raises PeerError if no name server answers, or if the topic does not exist, without `follow`; ValueError
-    for an expression without a tag.
-    """
-    version = round(trio.current_time() * 1000) & I64.high
-    subscriptions = [Subscription.parse(settings.topic, settings.expression, version=version)]
-    if settings.group is not None:
-        subscriptions.append(Subscription.parse(retry_topic(settings.group), "*", version=version))
-    is_topic_new = False
-    try:
-        await cluster.routes.fetch(settings.topic)
-    except TopicNotFoundError:
-        if not settings.follow:
-            raise
-        is_topic_new = True
-    consumer = Consumer(cluster, settings, subscriptions, is_topic_new=is_topic_new)
-    async with AsyncExitStack() as membership:
-        if settings.group is not None:
-            await membership.enter_async_context(
-                cluster.consuming(
-                    settings.group,
-                    subscriptions,
-                    on_members_changed=consumer.rebalance,
-                    on_reset=consumer.reset,
-                )
-            )
-        try:
-            async with in_background(consumer.run, consumer.run_commits):
-                yield consumer
-        finally:
-            with trio.move_on_after(END_TIMEOUT_S, shield=True):
-                await consumer.commit()
+def open_consumer(cluster: Cluster, settings: ConsumerSettings) -> Consumer:
+    """A consumer of a cluster."""
+    return Consumer(cluster, settings)

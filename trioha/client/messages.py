@@ -7,11 +7,12 @@ of its compression.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from attrs import Factory, field, frozen
+from attrs import field, frozen
+from attrs.validators import instance_of, optional
 
 from trioha.client.route import MessageQueue
 from trioha.errors import LocalProtocolError, RemoteProtocolError
@@ -33,16 +34,41 @@ def _bytes_shown(body: bytes) -> str:
     return f"<{len(body)} bytes>"
 
 
+def _is_topic(_message: Message, _field: object, value: str) -> None:
+    if type(value) is not str or not value:
+        raise TypeError(f"the topic of a message is {value!r}; write its name")
+
+
+def _check_body(value: object) -> None:
+    if not isinstance(value, bytes):
+        hint = "write text.encode()" if isinstance(value, str) else "write bytes(...)"
+        raise TypeError(f"the body of a message is a {type(value).__name__}, not bytes; {hint}")
+
+
+def _are_keys(_message: Message, _field: object, value: object) -> None:
+    if not isinstance(value, tuple | list) or not all(isinstance(key, str) for key in value):
+        hint = f"write keys=({value!r},)" if isinstance(value, str) else "write keys=('order-42',)"
+        raise TypeError(f"the keys of a message are a {type(value).__name__}, not texts; {hint}")
+
+
+def _are_properties(_message: Message, _field: object, value: object) -> None:
+    if not isinstance(value, Mapping):
+        raise TypeError("the properties of a message are not a dict of texts")
+    for name, content in value.items():
+        if not isinstance(name, str) or not isinstance(content, str):
+            raise TypeError(f"property {name!r} of a message is a {type(content).__name__}; write str(...)")
+
+
 @frozen
 class Message:
-    """A message to send."""
+    """A message to send. Raises TypeError for a field that is of another type."""
 
-    topic: str
+    topic: str = field(validator=_is_topic)
     body: bytes = field(repr=_bytes_shown)
-    tag: str | None = None
-    keys: tuple[str, ...] = ()
+    tag: str | None = field(default=None, validator=optional(instance_of(str)))
+    keys: Sequence[str] = field(default=(), validator=_are_keys)
     """For queries; without blanks."""
-    properties: Mapping[str, str] = Factory(dict)
+    properties: Mapping[str, str] = field(factory=dict, validator=_are_properties)
     """The user's own."""
     delay_level: int = 0
     """Index, from 1, of the broker's delay levels; 0 for no delay."""
@@ -50,6 +76,9 @@ class Message:
     """Wait for the disk and the slaves where the broker is configured to."""
     flag: int = 0
     """The user's own number."""
+
+    def __attrs_post_init__(self) -> None:
+        _check_body(self.body)
 
     def encoded_properties(self, *, unique_key: str) -> str:
         """The properties string of a send. Raises LocalProtocolError for what it cannot hold."""

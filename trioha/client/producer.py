@@ -1,8 +1,8 @@
 """Sends messages to the queues of their topics, in turn, and again elsewhere where that can help.
 
 A send is tried up to `attempts_max` times within `timeout_s`; the next attempt goes to another broker if
-there is one. Tried again: no connection, no answer, and the codes in `RETRIED_CODES` (spec remoting 7). A
-message that was sent twice may be stored twice, both times with the same message id.
+there is one. Tried again: no route, no connection, no answer, and the codes in `RETRIED_CODES` (spec remoting
+7). A message that was sent twice may be stored twice, both times with the same message id.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Sequence
+from contextlib import AsyncExitStack
 from ipaddress import ip_address
-from typing import Final
+from itertools import count
+from types import TracebackType
+from typing import Final, Self
 from zlib import crc32
 
 import trio
 from attrs import field, frozen
 from attrs.validators import ge, gt
 
-from trioha.client.cluster import Cluster
+from trioha.client.cluster import Cluster, ClusterPlace
 from trioha.client.messages import Message
 from trioha.client.route import MessageQueue, TopicRoute
-from trioha.client.routes import TOPICS_MAX
+from trioha.client.routes import TOPICS_MAX, TopicNotFoundError
 from trioha.errors import PeerError, RemoteProtocolError
-from trioha.remoting.client import ConnectionLostError, RequestTimeoutError
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import RemotingCommand
 from trioha.remoting.send_message import (
@@ -54,7 +55,10 @@ RETRIED_CODES: Final = frozenset(
 STORED_CODES: Final = frozenset(int(PUT_STATUS_CODES[status]) for status in STORED_STATUSES)
 """Answers to sends whose message is in the log."""
 RETRY_PAUSE_S: Final = 0.05
-"""Before the second attempt; doubled for each further one."""
+"""Before the second attempt; doubled for each further one up to RETRY_PAUSE_S_MAX."""
+RETRY_PAUSE_S_MAX: Final = 2.0
+NO_ANSWER: Final = "NO_ANSWER"
+"""Status of a send that no broker answered."""
 
 
 @frozen
@@ -63,10 +67,11 @@ class ProducerSettings:
 
     group: str = "trioha-produce"
     timeout_s: float = field(default=10.0, validator=gt(0))
-    """For a message, with all attempts."""
+    """For a message, with all attempts; `math.inf` for no limit."""
     attempt_timeout_s: float = field(default=4.0, validator=gt(0))
     """For one attempt: longer than a broker waits for its slaves."""
-    attempts_max: int = field(default=3, validator=ge(1))
+    attempts_max: int = field(default=3, validator=ge(0))
+    """0: as many as `timeout_s` allows."""
     in_flight_max: int = field(default=1024, validator=ge(1))
     """Messages that are being sent; one more waits until another has ended."""
     compress_bytes_min: int | None = 4096
@@ -128,14 +133,56 @@ def queue_of_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQu
 
 
 class Producer:
-    """Sends messages. Made by `open_producer`."""
+    """Sends messages; a member of its group of producers for the length of its block.
 
-    def __init__(self, cluster: Cluster, settings: ProducerSettings) -> None:
-        self._cluster = cluster
-        self._settings = settings
+    ```
+    async with Producer("127.0.0.1:9876") as producer:
+        await producer.send(Message("Orders", b"42"))
+    ```
+    """
+
+    def __init__(
+        self, place: Cluster | str | Sequence[str], settings: ProducerSettings | None = None
+    ) -> None:
+        """`place`: name servers (`host:port;host:port`), or a cluster that others share (`open_cluster`).
+
+        Raises ConfigError for addresses that cannot be ones.
+        """
+        self._place = ClusterPlace(place)
+        self._settings = settings or ProducerSettings()
         self._selector = QueueSelector(start=secrets.randbelow(1 << 16))
-        self._in_flight = trio.CapacityLimiter(settings.in_flight_max)
+        self._in_flight = trio.CapacityLimiter(self._settings.in_flight_max)
         self._keys: UniqueKeys | None = None
+        self._failing: dict[str, PeerError] = {}
+        self._stack = AsyncExitStack()
+        self._open_cluster: Cluster | None = None
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            self._open_cluster = await stack.enter_async_context(self._place.open())
+            await stack.enter_async_context(self._open_cluster.producing(self._settings.group))
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        self._open_cluster = None
+        return await self._stack.__aexit__(kind, error, traceback)
+
+    @property
+    def _cluster(self) -> Cluster:
+        if self._open_cluster is None:
+            raise RuntimeError("the producer is not open: use `async with Producer(...) as producer`")
+        return self._open_cluster
+
+    @property
+    def failing(self) -> Collection[PeerError]:
+        """The last failure of each send that is being tried again now."""
+        return self._failing.values()
 
     async def send(
         self, message: Message, *, queue: MessageQueue | None = None, sharding_key: str | None = None
@@ -150,92 +197,88 @@ class Producer:
         body, sys_flag = message.encoded_body(compress_bytes_min=settings.compress_bytes_min)
         unique_key = self._unique_key()
         properties = message.encoded_properties(unique_key=unique_key)
+
+        def command_for(chosen: MessageQueue) -> RemotingCommand:
+            header = SendMessageRequestHeader(
+                producer_group=settings.group,
+                topic=message.topic,
+                default_topic=DEFAULT_TOPIC,
+                default_topic_queue_nums=settings.default_topic_queues,
+                queue_id=chosen.queue_id,
+                sys_flag=sys_flag,
+                born_timestamp_ms=time.time_ns() // 1_000_000,
+                flag=message.flag,
+                properties=properties,
+            )
+            return send_request(header, body)
+
         async with self._in_flight:
             deadline_s = trio.current_time() + settings.timeout_s
-            avoid_broker: str | None = None
-            for attempt in range(1, settings.attempts_max + 1):
-                route = await self._cluster.routes.find_to_send(message.topic)
-                chosen = queue or self._choose(message.topic, route, avoid_broker, sharding_key)
-                address = route.master(chosen.broker_name)
-                if address is None:
-                    raise SendError(
-                        f"{chosen} has no master", address=self._cluster.routes.source, code=None,
-                        attempts=attempt, status="NO_ANSWER",
-                    )  # fmt: skip
-                header = SendMessageRequestHeader(
-                    producer_group=settings.group,
-                    topic=message.topic,
-                    default_topic=DEFAULT_TOPIC,
-                    default_topic_queue_nums=settings.default_topic_queues,
-                    queue_id=chosen.queue_id,
-                    sys_flag=sys_flag,
-                    born_timestamp_ms=time.time_ns() // 1_000_000,
-                    flag=message.flag,
-                    properties=properties,
-                )
-                result = await self._attempt(
-                    send_request(header, body),
-                    queue=chosen,
-                    address=address,
-                    unique_key=unique_key,
-                    attempt=attempt,
-                    deadline_s=deadline_s,
-                )
-                if isinstance(result, SendResult):
-                    return result
-                pause_s = RETRY_PAUSE_S * 2 ** (attempt - 1)
-                is_retried = result.code is None or result.code in RETRIED_CODES
-                if (
-                    not is_retried
-                    or attempt == settings.attempts_max
-                    or trio.current_time() + pause_s >= deadline_s
-                ):
-                    raise result
-                avoid_broker = chosen.broker_name
-                await trio.sleep(pause_s)
-                await self._refresh(message.topic)
+            chosen: MessageQueue | None = None
+            try:
+                for attempt in count(1):
+                    failure: PeerError
+                    avoid_broker = chosen.broker_name if chosen else None
+                    try:
+                        chosen, address = await self._target(
+                            message.topic, queue=queue, sharding_key=sharding_key, avoid_broker=avoid_broker
+                        )
+                        timeout_s = max(deadline_s - trio.current_time(), 0.001)
+                        answer = await self._cluster.request(
+                            address,
+                            command_for(chosen),
+                            timeout_s=min(settings.attempt_timeout_s, timeout_s),
+                        )
+                        if answer.code in STORED_CODES:
+                            return _result(answer, chosen, unique_key=unique_key, attempts=attempt)
+                        failure = _refused(answer, address, attempts=attempt)
+                    except TopicNotFoundError as error:
+                        failure = error
+                    except PeerError as error:
+                        failure = SendError(
+                            error.reason,
+                            address=error.address,
+                            code=error.code,
+                            attempts=attempt,
+                            status=NO_ANSWER,
+                        )
+                    except RemoteProtocolError as error:
+                        failure = SendError(
+                            str(error), address=address, code=None, attempts=attempt, status=NO_ANSWER
+                        )
+                    pause_s = min(RETRY_PAUSE_S * 2.0 ** min(attempt - 1, 32), RETRY_PAUSE_S_MAX)
+                    if (
+                        (failure.code is not None and failure.code not in RETRIED_CODES)
+                        or attempt == settings.attempts_max
+                        or trio.current_time() + pause_s >= deadline_s
+                    ):
+                        raise failure
+                    self._failing[unique_key] = failure
+                    await trio.sleep(pause_s)
+                    await self._refresh(message.topic)
+            finally:
+                self._failing.pop(unique_key, None)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _attempt(
-        self,
-        command: RemotingCommand,
-        *,
-        queue: MessageQueue,
-        address: str,
-        unique_key: str,
-        attempt: int,
-        deadline_s: float,
-    ) -> SendResult | SendError:
-        timeout_s = min(self._settings.attempt_timeout_s, max(deadline_s - trio.current_time(), 0.001))
-        try:
-            answer = await self._cluster.request(address, command, timeout_s=timeout_s)
-            if answer.code in STORED_CODES:
-                stored = SendMessageResponseHeader.of(answer)
-                return SendResult(
-                    put_status_name(answer),
-                    MessageQueue(queue.topic, queue.broker_name, stored.queue_id),
-                    stored.queue_offset,
-                    unique_key,
-                    stored.msg_id,
-                    attempt,
-                )
-        except (ConnectionLostError, RequestTimeoutError) as error:
-            return SendError(error.reason, address=address, code=None, attempts=attempt, status="NO_ANSWER")
-        except RemoteProtocolError as error:
-            return SendError(str(error), address=address, code=None, attempts=attempt, status="NO_ANSWER")
-        status = put_status_name(answer)
-        reason = f"{status}: {(answer.remark or '').strip()[:300]}"
-        return SendError(reason, address=address, code=answer.code, attempts=attempt, status=status)
+    async def _target(
+        self, topic: str, *, queue: MessageQueue | None, sharding_key: str | None, avoid_broker: str | None
+    ) -> tuple[MessageQueue, str]:
+        """The queue of the next attempt and its master's address. Raises PeerError."""
+        route = await self._cluster.routes.find_to_send(topic)
+        chosen = queue or self._choose(topic, route, avoid_broker, sharding_key)
+        address = route.master(chosen.broker_name)
+        if address is None:
+            raise PeerError(f"{chosen} has no master", address=self._cluster.routes.source)
+        return chosen, address
 
     def _choose(
         self, topic: str, route: TopicRoute, avoid_broker: str | None, sharding_key: str | None
     ) -> MessageQueue:
         queues = route.write_queues(topic)
         if not queues:
-            raise SendError(
-                f"topic {topic} has no queue that accepts messages", address=self._cluster.routes.source,
-                code=None, attempts=0, status="NO_ANSWER",
-            )  # fmt: skip
+            raise PeerError(
+                f"topic {topic} has no queue that accepts messages", address=self._cluster.routes.source
+            )
         if sharding_key is not None:
             return queue_of_key(queues, sharding_key)
         return self._selector.next(queues, avoid_broker=avoid_broker)
@@ -255,11 +298,25 @@ class Producer:
         return self._keys.next_key(time.time_ns() // 1_000_000)
 
 
-@asynccontextmanager
-async def open_producer(
-    cluster: Cluster, settings: ProducerSettings | None = None
-) -> AsyncIterator[Producer]:
-    """A producer, which is a member of its group until the end of the block."""
-    settings = settings or ProducerSettings()
-    async with cluster.producing(settings.group):
-        yield Producer(cluster, settings)
+def open_producer(cluster: Cluster, settings: ProducerSettings | None = None) -> Producer:
+    """A producer of a cluster."""
+    return Producer(cluster, settings)
+
+
+def _result(answer: RemotingCommand, queue: MessageQueue, *, unique_key: str, attempts: int) -> SendResult:
+    """Raises RemoteProtocolError."""
+    stored = SendMessageResponseHeader.of(answer)
+    return SendResult(
+        put_status_name(answer),
+        MessageQueue(queue.topic, queue.broker_name, stored.queue_id),
+        stored.queue_offset,
+        unique_key,
+        stored.msg_id,
+        attempts,
+    )
+
+
+def _refused(answer: RemotingCommand, address: str, *, attempts: int) -> SendError:
+    status = put_status_name(answer)
+    reason = f"{status}: {(answer.remark or '').strip()[:300]}"
+    return SendError(reason, address=address, code=answer.code, attempts=attempts, status=status)
