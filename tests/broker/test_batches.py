@@ -7,7 +7,6 @@ from struct import pack
 import pytest
 
 from tests.broker.sending import PEER, TOPIC, Sending, properties_of
-from tests.remoting.recorded import VECTORS, commands
 from trioha.metadata.topics import TopicConfig
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.message_batch import encode_batch_body, parse_batch
@@ -68,29 +67,6 @@ async def test_the_flag_decides_whether_a_send_is_a_batch(broker, autojump_clock
     await broker.send(BATCH, code=RequestCode.SEND_BATCH_MESSAGE)
     (record,) = broker.records()
     assert record.body == BATCH
-
-
-@pytest.mark.parametrize(
-    ("session", "properties"),
-    [("remoting-4.9.7/103-ser-rocketmq-prod--master", {"WAIT"})],
-)
-async def test_a_recorded_batch_is_answered_as_by_the_real_broker(
-    broker, session, properties, autojump_clock
-):
-    asked = commands(VECTORS / f"{session}.c2s.bin")
-    said = {one.opaque: one for one in commands(VECTORS / f"{session}.s2c.bin") if one.is_response}
-    (command,) = [one for one in asked if one.code == RequestCode.SEND_BATCH_MESSAGE]
-    assert encode_batch_body(parse_batch(command.body)) == bytes(command.body)
-    broker.topics.put(TopicConfig("TopicSpec", 4, 4))
-    answer = await broker.ask(command)
-    real = said[command.opaque]
-    assert (answer.code, answer.remark) == (real.code, real.remark)
-    assert answer.ext_fields.keys() == real.ext_fields.keys()
-    assert answer.ext_fields["queueId"] == real.ext_fields["queueId"]
-    assert answer.ext_fields["msgId"].count(",") == real.ext_fields["msgId"].count(",") == 2
-    records = broker.records()
-    assert [record.body for record in records] == [item.body for item in parse_batch(command.body)]
-    assert all(properties <= properties_of(record).keys() for record in records)
 
 
 def damaged(at, value):

@@ -109,7 +109,7 @@ async def pages(asked, size):
             return found
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 9, 10, 2000])
+@pytest.mark.parametrize("size", [1, 3, 10, 2000])
 async def test_a_slave_that_asks_for_pages_gets_every_topic_once(size):
     tables = store()
     for name in NAMES:

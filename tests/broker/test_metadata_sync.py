@@ -180,18 +180,6 @@ async def test_an_answer_that_does_not_come_delays_the_next_step_by_its_timeout(
         assert master.asked[:4] == [(3.0, 21), (3.0, 43), (6.0, 45), (6.0, 201)]
 
 
-async def test_a_master_that_is_down_is_tried_again(autojump_clock):
-    async with open_world() as world:
-        master = world.add()
-        master.is_down = True
-        sync = world.start()
-        await trio.sleep(14)
-        assert {(one.age_ms, one.failures) for one in sync.status().tables.values()} == {(None, 2)}
-        master.is_down = False
-        await trio.sleep(10)
-        assert {one.age_ms for one in sync.status().tables.values()} == {1000}
-
-
 async def test_timers_are_asked_for_once_of_a_master_without_a_timer_wheel(autojump_clock):
     async with open_world() as world:
         master = world.add()

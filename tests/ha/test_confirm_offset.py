@@ -94,10 +94,6 @@ def test_a_store_starts_with_the_offset_of_its_checkpoint(checkpoint_offset, sta
     assert confirm.mark.offset == start_offset
 
 
-def test_a_checkpoint_can_be_told_from_one_without_an_offset():
-    assert ConfirmOffset(lambda: 0, lambda: 0, start_offset=0).for_checkpoint() == 1
-
-
 async def test_messages_that_are_held_back_are_logged_once(nursery, autojump_clock):
     master = Master()
     nursery.start_soon(master.confirm.run)

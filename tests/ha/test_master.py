@@ -60,14 +60,6 @@ async def test_frames_are_cut_at_file_ends_and_at_the_batch_size(log, autojump_c
     assert sent == [(offset, len(body)) for offset, body in frames]
 
 
-async def test_a_request_may_be_inside_a_record(log, autojump_clock):
-    master, _, _ = make_master(log)
-    async with connected(master) as (peer, _):
-        await peer.report(12345)
-        offset, body = await peer.next_frame()
-    assert (offset, body) == (12345, bytes(log.read(12345, 32768)))
-
-
 async def test_a_slave_in_step_gets_heartbeats_until_there_is_more(small_log, autojump_clock):
     master, _, _ = make_master(small_log)
     end_offset = small_log.max_offset
@@ -80,23 +72,6 @@ async def test_a_slave_in_step_gets_heartbeats_until_there_is_more(small_log, au
         stored = small_log.append(message(b"more"))
         offset, body = await peer.next_frame()
         assert (offset, len(body), trio.current_time() - started) == (end_offset, stored.size, 5.0)
-
-
-async def test_minus_one_does_not_start_the_transfer(log, autojump_clock):
-    master, _, events = make_master(log)
-    async with connected(master) as (peer, _):
-        await peer.report(-1)
-        await trio.sleep(6)
-        assert events.of(Kind.REQUESTED) == events.of(Kind.HEARTBEAT) == []
-        await peer.report(2 * FILE_BYTES)
-        assert (await peer.next_frame())[0] == 2 * FILE_BYTES
-
-
-async def test_of_two_reports_in_one_segment_the_last_is_the_request(log, autojump_clock):
-    master, _, _ = make_master(log)
-    async with connected(master) as (peer, _):
-        await peer.stream.send_all((65536).to_bytes(8, "big") + (131072).to_bytes(8, "big"))
-        assert (await peer.next_frame())[0] == 131072
 
 
 @pytest.mark.parametrize(
@@ -148,18 +123,6 @@ async def test_an_ack_beyond_what_was_sent_closes_the_connection_and_counts_for_
         await peer.ended()
     assert reasons == [CloseReason.ACK_BEYOND_SENT]
     assert replicas.copies(1).offset == 0
-
-
-async def test_an_ack_that_goes_back_closes_the_connection(log, autojump_clock):
-    master, _, _ = make_master(log)
-    async with connected(master) as (peer, reasons):
-        await peer.report(2 * FILE_BYTES)
-        await received(peer, log.max_offset)
-        await peer.report(2 * FILE_BYTES + 100)
-        await settled()
-        await peer.report(2 * FILE_BYTES + 99)
-        await peer.ended()
-    assert reasons == [CloseReason.ACK_WENT_BACK]
 
 
 async def test_acks_move_the_replicated_watermark_and_are_forgotten_with_the_connection(log, autojump_clock):
@@ -263,15 +226,6 @@ async def test_a_silent_slave_is_dropped_after_20_virtual_seconds(small_log, aut
         HaState.TRANSFER,
         HaState.SHUTDOWN,
     ]
-
-
-async def test_a_peer_that_never_sends_is_dropped_after_20_virtual_seconds(small_log, autojump_clock):
-    master, _, _ = make_master(small_log)
-    started = trio.current_time()
-    async with connected(master) as (peer, reasons):
-        await peer.ended()
-        assert trio.current_time() - started == 20.0
-    assert reasons == [CloseReason.HOUSEKEEPING]
 
 
 async def test_an_incomplete_report_moves_the_idle_deadline(small_log, autojump_clock):

@@ -29,12 +29,6 @@ def test_a_window_is_shown_until_the_next_one_is_over():
     assert meter.distribution(3 * DISTRIBUTION_WINDOW_S) is None
 
 
-def test_values_are_given_in_the_unit_asked_for():
-    meter = DistributionMeter(0.0)
-    meter.add(0.25)
-    assert meter.distribution(0.0, per_unit=1e6) == Distribution(250_000, 250_000, 250_000, 1)
-
-
 def test_memory_is_bounded_and_the_last_values_count():
     meter = DistributionMeter(0.0)
     for value in range(10 * VALUES_MAX):
@@ -43,10 +37,6 @@ def test_memory_is_bounded_and_the_last_values_count():
     assert distribution is not None
     assert (distribution.count, distribution.largest) == (VALUES_MAX, 10 * VALUES_MAX - 1)
     assert distribution.p50 == 9.5 * VALUES_MAX - 1
-
-
-def test_without_values_there_is_no_distribution():
-    assert DistributionMeter(0.0).distribution(100.0) is None
 
 
 def test_the_age_of_bytes_from_an_offset_on_is_that_of_their_sample_or_at_most_that_of_the_last():

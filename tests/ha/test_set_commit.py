@@ -196,19 +196,6 @@ async def test_without_all_ack_a_put_waits_for_in_sync_replicas(begin, autojump_
     assert puts.statuses == [PUT_OK]
 
 
-async def test_two_connections_of_one_broker_are_one_copy(begin, autojump_clock):
-    life, puts = begin(all_ack=False, in_sync_replicas=3)
-    async with connected(life) as first, connected(life, port=50001) as second:
-        await join(life, first, 2)
-        await join(life, second, 2)
-        end = puts.put()
-        await second.next_frame()
-        await second.report(end)
-        await trio.sleep(3.0)
-        await settled()
-        assert puts.statuses == [TIMEOUT]
-
-
 async def test_a_newer_connection_of_a_broker_counts_with_its_own_report_only(log, autojump_clock):
     """The broker may have come back with less, after a power loss."""
     replicas = begin_life(log, members=(OWN, 2), all_ack=False, in_sync_replicas=2).replicas

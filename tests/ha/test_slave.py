@@ -68,14 +68,6 @@ async def test_nothing_is_acked_before_a_whole_record_is_there(log, master_log, 
         assert await peer.next_report() == record_bytes == log.max_offset
 
 
-async def test_an_empty_slave_starts_at_the_file_of_its_masters_first_frame(log, autojump_clock):
-    slave, dialer, _ = make_slave(log)
-    async with running(slave, dialer) as peer:
-        assert await peer.next_report() == 0
-        await peer.frame(3 * FILE_BYTES)
-        assert await peer.next_report() == 3 * FILE_BYTES == log.min_offset
-
-
 @pytest.mark.parametrize(
     ("offset", "body", "reason"),
     [

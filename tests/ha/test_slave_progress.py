@@ -148,11 +148,6 @@ def test_frames_double_while_the_slave_lags_far_and_are_short_again_in_step():
     assert progress.next_body_bytes(min_offset=0, max_offset=5501) == 100
 
 
-def test_frames_do_not_grow_without_a_maximum_beyond_the_usual_length():
-    progress = progress_of(settings=evolve(SETTINGS, transfer_batch_bytes=100), request=1)
-    assert progress.next_body_bytes(min_offset=0, max_offset=5500) == 100
-
-
 def test_bytes_deleted_before_they_were_sent_end_the_connection():
     progress = progress_of(request=1000)
     assert progress.next_body_bytes(min_offset=2000, max_offset=5500) == 0

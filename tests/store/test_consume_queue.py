@@ -236,30 +236,6 @@ def test_many_queues_share_few_open_files(tmp_path):
     queues.close()
 
 
-def test_a_full_disk_is_an_error_and_nothing_of_the_batch_counts(tmp_path, monkeypatch):
-    queue = make(tmp_path)
-    fill(queue, 4)
-    queue.put(physical_offset=400, size=RECORD, tags_code=4, queue_offset=4)
-    queue.put(physical_offset=500, size=RECORD, tags_code=5, queue_offset=5)
-    real = os.pwrite
-    calls = []
-
-    def full(fd, data, at):
-        calls.append(at)
-        if len(calls) > 1:
-            raise OSError(28, "No space left on device")
-        return real(fd, data, at)
-
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(StoreError, match="No space left"):
-        queue.flush()
-    queue.discard()
-    assert (queue.max_offset, queue.next_offset, queue.max_physical_offset) == (4, 4, 400)
-    monkeypatch.undo()
-    fill(queue, 6, first=4)
-    assert numbers(queue) == list(range(10))
-
-
 def test_sync_work_covers_new_files_and_folders_and_passes_over_deleted_ones(tmp_path):
     queues = ConsumeQueues(tmp_path, ConsumeQueueSettings(file_bytes=100))
     fill(queues.find_or_make("A", 0), 7)

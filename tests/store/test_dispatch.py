@@ -1,7 +1,5 @@
 """Dispatch builds from a log the same files as RocketMQ, also if the log is cut, stopped or damaged."""
 
-import os
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +12,6 @@ from tests.store.dispatching import (
     recorded_settings,
 )
 from tests.store.support import FILE_BYTES, STORES, copy_store, expected, message, offsets_of, open_log
-from trioha.errors import StoreError
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.dispatch import start_position
 from trioha.store.dispatch_settings import DispatchSettings
@@ -314,62 +311,6 @@ def test_damaged_logs_are_dispatched_to_their_end_or_to_where_a_slave_waits(
 
 
 # -- disk, restarts, cuts ------------------------------------------------------------------------------------
-
-
-def test_a_full_disk_stops_dispatch_until_there_is_space_with_the_same_files(tmp_path, monkeypatch):
-    log, _ = open_log(tmp_path / "log")
-    for number in range(100):
-        log.append(message(queue_id=number % 4, properties=f"KEYS\x01k{number % 7}".encode()))
-    whole = parts_of(log, tmp_path / "whole")
-    whole.dispatch_all()
-    parts = parts_of(log, tmp_path / "store")
-    real = os.pwrite
-    failures = iter([False, True] * 40)
-
-    def now_and_then_full(fd, data, at):
-        if next(failures, False):
-            raise OSError(28, "No space left on device")
-        return real(fd, data, at)
-
-    monkeypatch.setattr(os, "pwrite", now_and_then_full)
-    refused = 0
-    for _ in range(200):
-        before = parts.dispatcher.position
-        if before == log.max_offset:
-            break
-        try:
-            parts.dispatcher.dispatch(log.max_offset, records_max=30)
-        except StoreError:
-            refused += 1
-            assert parts.dispatcher.position == before
-    assert parts.dispatcher.position == log.max_offset
-    assert refused > 3
-    assert list(files_below(tmp_path / "store").values()) == list(files_below(tmp_path / "whole").values())
-
-
-def test_after_a_cut_queues_and_index_are_those_of_the_log_that_is_left(tmp_path):
-    log, results = filled(tmp_path, 60)
-    parts = parts_of(log, tmp_path / "store")
-    parts.dispatch_all()
-    end = results[40].physical_offset
-    parts.queues.truncate_dirty(end)
-    plan = parts.index.plan_cut(end)
-    parts.index.cut(plan)
-    position = start_position(
-        log,
-        parts.queues,
-        clean_exit=True,
-        checkpoint=Checkpoint(),
-        redispatch_from=plan.redispatch_from,
-    )
-    assert position <= end
-    parts.dispatcher.rewind(position)
-    while parts.dispatcher.dispatch(end):
-        pass
-    whole = parts_of(log, tmp_path / "whole")
-    while whole.dispatcher.dispatch(end):
-        pass
-    assert list(files_below(tmp_path / "store").values()) == list(files_below(tmp_path / "whole").values())
 
 
 def test_dispatch_begins_where_the_stop_allows(tmp_path):

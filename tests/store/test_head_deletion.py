@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tests.faults.rebuilt import Shape, check_rebuilt
-from tests.node_process import TriohaNode
+from tests.waiting import wait_until
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexShape
 from trioha.store.message_properties import parse_properties
@@ -14,33 +14,18 @@ from trioha.store.message_store import MessageStore, StoreSettings
 from trioha.store.reads import GetStatus
 from trioha.store.record import Host, decode_record
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.full]
 
 FILE_BYTES = 65536
 INDEX = IndexShape(hash_slots=100, index_num=200)
 QUEUES = ConsumeQueueSettings(file_bytes=400)
+NODE = {
+    "role": "ASYNC_MASTER", "mappedFileSizeCommitLog": FILE_BYTES,
+    "mappedFileSizeConsumeQueue": QUEUES.file_bytes, "maxHashSlotNum": INDEX.hash_slots,
+    "maxIndexNum": INDEX.index_num,
+}  # fmt: skip
 EVERY_HOUR = ";".join(f"{hour:02d}" for hour in range(24))
 TOPIC = "TopicTest"
-
-
-@pytest.fixture
-def start(tmp_path):
-    nodes = []
-
-    def start_node(**settings):
-        nodes.append(
-            TriohaNode(
-                tmp_path / "store", role="ASYNC_MASTER", mappedFileSizeCommitLog=FILE_BYTES,
-                mappedFileSizeConsumeQueue=QUEUES.file_bytes, maxHashSlotNum=INDEX.hash_slots,
-                maxIndexNum=INDEX.index_num, **settings,
-            )
-        )  # fmt: skip
-        return nodes[-1]
-
-    yield start_node
-    for node in nodes:
-        if node.is_running:
-            node.kill()
 
 
 def open_files(root):
@@ -58,9 +43,9 @@ def open_files(root):
 
 
 @pytest.mark.parametrize("stop", ["clean", "killed"])
-def test_reads_begin_where_the_log_does_after_its_first_files_were_deleted(start, tmp_path, stop):
+def test_reads_begin_where_the_log_does_after_its_first_files_were_deleted(start_node, tmp_path, stop):
     root = tmp_path / "store"
-    keeping = start()
+    keeping = start_node(**NODE)
     keeping.load(300, size=(900, 1100))
     first_index_file = min(path.name for path in (root / "index").iterdir())
     keeping.stop()
@@ -68,12 +53,9 @@ def test_reads_begin_where_the_log_does_after_its_first_files_were_deleted(start
     two_hours_ago_s = time.time() - 2 * 3600
     for path in old:
         os.utime(path, (two_hours_ago_s, two_hours_ago_s))
-    node = start(deleteWhen=EVERY_HOUR, fileReservedTime=1, cleanResourceInterval=1000)
+    node = start_node(**NODE, deleteWhen=EVERY_HOUR, fileReservedTime=1, cleanResourceInterval=1000)
     loaded = node.load(300, size=(900, 1100), seed=2)
-    deadline_s = time.monotonic() + 20
-    while node.status().min_offset < len(old) * FILE_BYTES:
-        assert time.monotonic() < deadline_s, node.log()
-        time.sleep(0.05)
+    wait_until(lambda: node.status().min_offset >= len(old) * FILE_BYTES, "the old files are deleted")
     min_offset, max_offset = node.status().min_offset, node.status().max_offset
     node.stop() if stop == "clean" else node.kill()
 

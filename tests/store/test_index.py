@@ -337,23 +337,6 @@ def test_files_before_the_logs_begin_are_deleted_but_never_the_newest(tmp_path):
     assert len(index.files) == len(list((tmp_path / "index").iterdir())) == 1
 
 
-def test_a_full_disk_is_an_error_and_the_same_keys_can_be_put_again(tmp_path, monkeypatch):
-    index = service(tmp_path)
-    put(index, "a", 1, 1000)
-
-    def full(*_args):
-        raise OSError(28, "No space left on device")
-
-    index.files[0]._reserved_bytes = 0
-    monkeypatch.setattr("os.posix_fallocate", full)
-    with pytest.raises(StoreError, match="No space left"):
-        put(index, "b", 2, 1000)
-    assert index.files[0].index_count == 2
-    monkeypatch.undo()
-    put(index, "b", 2, 1000)
-    assert offsets_of(index, "T", "b") == [2]
-
-
 def test_a_queue_file_without_space_is_not_left_on_disk(tmp_path, monkeypatch):
     def full(*_args):
         raise OSError(28, "No space left on device")

@@ -17,7 +17,6 @@ from tests.store.support import (
 )
 from trioha.errors import StoreError
 from trioha.store.checkpoint import Checkpoint
-from trioha.store.record import decode_record
 
 
 @pytest.mark.parametrize("name", STORES)
@@ -163,33 +162,27 @@ def test_after_a_crash_records_that_no_flush_covered_are_cut_even_in_an_earlier_
     assert [path.name for path in sorted(tmp_path.iterdir())] == [f"{0:020d}"]
 
 
-def test_a_missing_file_in_the_middle_is_named(tmp_path):
-    log, _ = filled(tmp_path)
-    log.files[1].path.unlink()
-    with pytest.raises(StoreError, match="the file before it ends at 65536"):
-        open_log(tmp_path)
-
-
-def test_a_file_of_another_length_is_named_with_both_lengths(tmp_path):
-    filled(tmp_path)
-    with pytest.raises(StoreError, match="has 65536 bytes, the configuration says 131072"):
-        open_log(tmp_path, file_bytes=131072)
-
-
 def test_an_empty_last_file_from_an_unfinished_start_is_removed(tmp_path):
     log, _ = filled(tmp_path)
     (tmp_path / f"{3 * FILE_BYTES:020d}").touch()
+    (tmp_path / "notes.txt").write_text("mine")
     again, _ = open_log(tmp_path, clean_exit=False)
     assert again.max_offset == log.max_offset
-
-
-def test_other_names_in_the_folder_are_left_alone(tmp_path):
-    log, _ = filled(tmp_path)
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "00000000000000000000.bak").write_text("mine too")
-    again, _ = open_log(tmp_path)
-    assert again.max_offset == log.max_offset
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_files_that_are_missing_or_of_another_length_are_named(tmp_path):
+    log, _ = filled(tmp_path)
+    with pytest.raises(StoreError, match="has 65536 bytes, the configuration says 131072"):
+        open_log(tmp_path, file_bytes=131072)
+    log.files[1].path.unlink()
+    with pytest.raises(StoreError, match="the file before it ends at 65536"):
+        open_log(tmp_path)
+    (tmp_path / "checkpoint").touch()
+    assert Checkpoint.load(tmp_path / "checkpoint") == Checkpoint()
+    (tmp_path / "checkpoint").write_bytes(b"short")
+    with pytest.raises(StoreError, match="5 bytes"):
+        Checkpoint.load(tmp_path / "checkpoint")
 
 
 def test_a_blank_that_does_not_reach_the_end_of_its_file_is_damage(tmp_path):
@@ -248,31 +241,6 @@ def test_the_checkpoint_of_a_real_store_is_read_as_rocketmq_does(name, tmp_path)
     assert found.physic_msg_timestamp_ms == said["physicMsgTimestamp"]
     assert found.logics_msg_timestamp_ms == said["logicsMsgTimestamp"]
     assert found.index_msg_timestamp_ms == said["indexMsgTimestamp"]
-
-
-def test_a_checkpoint_that_is_too_short_is_refused(tmp_path):
-    (tmp_path / "checkpoint").write_bytes(b"short")
-    with pytest.raises(StoreError, match="5 bytes"):
-        Checkpoint.load(tmp_path / "checkpoint")
-
-
-def test_an_empty_checkpoint_reads_as_zeros(tmp_path):
-    (tmp_path / "checkpoint").touch()
-    assert Checkpoint.load(tmp_path / "checkpoint") == Checkpoint()
-
-
-def test_appends_to_a_real_store_extend_its_queues(tmp_path):
-    root = copy_store("store-5.3.3", tmp_path)
-    store = open_store(root)
-    offset = store.reads.max_offset("VecA", 0)
-    result = store.commit_log.append(message(topic="VecA"))
-    assert result.queue_offset == offset
-    store.close()
-    assert not (root / "abort").exists()
-    again = open_store(root)
-    (found,) = again.reads.get("VecA", 0, offset).records
-    assert decode_record(found).body == b"hello"
-    again.close()
 
 
 def test_a_close_that_cannot_complete_the_queues_leaves_abort(tmp_path, monkeypatch):

@@ -142,16 +142,6 @@ async def test_a_handshake_and_reports_may_be_cut_anywhere(log):
         assert (header.offset, body) == (0, bytes(log.read(0, end)))
 
 
-async def test_handshake_and_first_report_may_come_together(log):
-    fill(log, 3000)
-    life = begin_life(log)
-    async with connected(life) as peer:
-        await peer.send(encode_slave_handshake(SlaveHandshake(False, False, 2)) + b"\0\0\0\2" + bytes(8))
-        assert isinstance(await peer.next_event(), MasterHandshake)
-        header, _ = await peer.next_frame()
-        assert header.offset == 0
-
-
 async def test_a_log_of_many_epochs_is_served(log):
     """RocketMQ's master fails beyond 1,000."""
     count = EPOCHS_MAX
@@ -424,34 +414,7 @@ async def test_a_peer_without_a_report_is_disconnected(log, autojump_clock, has_
         assert peer.reasons == [CloseReason.NO_REQUEST]
 
 
-async def test_a_silent_slave_is_dropped_after_20_s(log, autojump_clock):
-    end = fill(log, 3000)
-    life = begin_life(log)
-    async with connected(life) as peer:
-        await peer.join(end)
-        started_s = trio.current_time()
-        await peer.ended()
-        assert trio.current_time() - started_s == 20.0
-        await settled()
-        assert peer.reasons == [CloseReason.HOUSEKEEPING]
-
-
 # -- acks ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("offset", "reason"), [(1, CloseReason.ACK_BEYOND_SENT), (-1, CloseReason.ACK_WENT_BACK)]
-)
-async def test_an_ack_outside_of_what_was_sent_ends_the_connection(log, offset, reason):
-    end = fill(log, 3000)
-    life = begin_life(log)
-    async with connected(life) as peer:
-        await peer.join(end)
-        await settled()
-        await peer.report(end + offset)
-        await peer.ended()
-        await settled()
-        assert peer.reasons == [reason]
 
 
 async def test_a_first_report_must_not_exceed_what_that_broker_was_sent(log):
@@ -517,18 +480,6 @@ async def test_with_tls_a_broker_id_belongs_to_its_certificate(log):
             await again.join(end)
             await settled()
             assert peer.reasons == [CloseReason.REPLACED]
-
-
-async def test_a_lost_connection_of_a_member_proposes_the_set_without_it(log):
-    end = fill(log, 3000)
-    life = begin_life(log)
-    async with connected(life) as peer:
-        await peer.join(end)
-        await settled()
-        life.accept()
-        await peer.stream.aclose()
-        await settled()
-        assert life.set.open_proposal.members == {OWN}
 
 
 async def test_a_later_set_without_this_master_leaves_no_proposal_open(log, nursery, autojump_clock):

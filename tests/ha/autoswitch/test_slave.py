@@ -362,19 +362,6 @@ async def test_flushed_mode_requests_nothing_beyond_the_disk(store, master, auto
 # -- another master ----------------------------------------------------------------------------------------
 
 
-async def test_a_slave_in_step_is_checked_and_keeps_its_log(store, master, autojump_clock):
-    await replicate(*make_slave(store)[:2], master)
-    put(master, b"more")
-    cuts = []
-    slave, dialer, _ = make_slave(store)
-    slave._replication._cut = cuts.append
-    end = store.commit_log.max_offset
-    request = await replicate(slave, dialer, master)
-    assert 0 < request < end
-    assert cuts == []
-    assert log_bytes(store.commit_log) == log_bytes(master.commit_log)
-
-
 async def test_a_master_with_other_bytes_under_equal_epochs_cuts_nothing(store, tmp_path, autojump_clock):
     other = open_epoch_store(tmp_path / "other")
     for one, bodies in ((store, b"ab"), (other, b"xy")):
