@@ -68,7 +68,7 @@ def _alone(frame: Frame, folder: Path) -> bool:
 
 def _run(seed: int, count: int, root: Path) -> bool:
     def show_progress(done: int) -> None:
-        if done % PROGRESS_FRAMES == 0:
+        if done and done % PROGRESS_FRAMES == 0:
             print(f"{done:,} of {count:,} frames", file=sys.stderr)
 
     result = run_seed(seed, count, root / "run", on_progress=show_progress)
