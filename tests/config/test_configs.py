@@ -36,11 +36,6 @@ def test_a_file_loads_without_warnings_and_stays_on_loopback(file: Path) -> None
     assert loaded.config.store_path_root_dir.is_relative_to(Path.home() / "trioha")
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_a_file_has_the_command_that_starts_it(file: Path) -> None:
-    assert f"# Start it with: trioha node -c configs/{file.relative_to(CONFIGS)}\n" in file.read_text()
-
-
 @pytest.mark.parametrize(("master_name", "slave_names"), GROUPS)
 def test_the_slaves_of_a_group_fit_their_master(master_name: str, slave_names: list[str]) -> None:
     master, slaves = config(master_name), [config(name) for name in slave_names]

@@ -6,10 +6,9 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
+from tests.status_samples import connection_status, master_status, slave_status
 from trioha.broker_status import (
     BrokerSettings,
-    BrokerStatus,
-    ConnectionStatus,
     MetadataStatus,
     SlaveStatus,
     TableCopyStatus,
@@ -165,27 +164,19 @@ def _reachable(address: str, host: str) -> Probe:
 
 def _master(kind: str, role: str, copies: int) -> BrokerFacts:
     reports = kind != "4.9.7"
-    connection = ConnectionStatus(
-        address="10.0.0.2:40000",
-        sent_offset=END,
-        ack_offset=END,
-        in_sync=True,
-        state="TRANSFER" if kind == "trioha" else None,
-    )
-    status = BrokerStatus(
+    state = "TRANSFER" if kind == "trioha" else None
+    connections = (connection_status("10.0.0.2:40000", sent=END, state=state),) if reports else ()
+    status = master_status(
+        END,
+        *connections,
         address=MASTER,
         source="ha-status" if reports else "runtime-info",
         role=role,
         cluster_name="c",
-        broker_name="broker-a",
-        broker_id=0,
         version=VERSIONS[kind],
-        min_offset=0,
-        max_offset=END,
         flushed_offset=END if kind == "trioha" else None,
         ha_address="10.0.0.1:10912",
         in_sync_slaves=1 if reports else None,
-        connections=(connection,) if reports else (),
         settings=_settings(),
     )
     return BrokerFacts(
@@ -209,21 +200,16 @@ def _slave(kind: str) -> BrokerFacts:
         state="TRANSFER" if kind == "trioha" else None,
         verdict="" if kind == "trioha" else None,
     )
-    status = BrokerStatus(
+    status = slave_status(
+        END,
         address=SLAVE,
         source="runtime-info" if kind == "4.9.7" else "ha-status",
-        role="SLAVE",
         cluster_name="c",
-        broker_name="broker-a",
-        broker_id=1,
         version=VERSIONS[kind],
-        min_offset=0,
-        max_offset=END,
         flushed_offset=END if kind == "trioha" else None,
         ha_address="10.0.0.2:10912",
-        client=None if kind == "4.9.7" else client,
-        settings=_settings(),
     )
+    status = evolve(status, client=None if kind == "4.9.7" else client, settings=_settings())
     return BrokerFacts(
         address=SLAVE,
         peer_host="10.0.0.2",

@@ -8,6 +8,7 @@ import pytest
 from attrs import evolve
 
 from tests.doctor.cases import pair
+from tests.levels import by_level
 from tests.mutations.mutate import mutants
 from tests.remoting.recorded import answers
 from trioha.doctor.collector import clock_reading
@@ -26,8 +27,10 @@ from trioha.remoting.runtime_table import (
     uptime_s_of,
 )
 
+pytestmark = pytest.mark.sized
+
 REAL = answers("remoting-5.3.3/070-probe--master")
-NUMBER = 400
+NUMBER = by_level(200, 1200, 12_000)
 CONFIGS = (
     b"brokerName=broker-a\nbrokerClusterName=c\nbrokerId=0\nbrokerRole=SYNC_MASTER\nslaveTimeout=3000 \n",
     b"haListenPort=10912\nbrokerIP1=127.0.0.1\nmappedFileSizeCommitLog=65536\nhaTransferBatchSize=1\n",
@@ -36,10 +39,9 @@ CONFIGS = (
 
 
 @pytest.mark.parametrize("name", TABLE_REQUESTS)
-@pytest.mark.parametrize("seed", range(3))
-def test_tables_that_are_wrong_are_protocol_errors_or_findings(name: str, seed: int) -> None:
+def test_tables_that_are_wrong_are_protocol_errors_or_findings(name: str) -> None:
     valid = [bytes(REAL[code].body) for code in TABLE_REQUESTS.values()]
-    for body in mutants(seed, valid, NUMBER):
+    for body in mutants(0, valid, NUMBER):
         try:
             tables = with_table(Tables(), name, parse_table(name, body))
         except RemoteProtocolError:
@@ -48,13 +50,12 @@ def test_tables_that_are_wrong_are_protocol_errors_or_findings(name: str, seed: 
             assert both.findings() is not None
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_settings_and_figures_that_are_wrong_are_findings(seed: int) -> None:
+def test_settings_and_figures_that_are_wrong_are_findings() -> None:
     valid = [
         bytes(REAL[code].body)
         for code in (RequestCode.GET_BROKER_CONFIG, RequestCode.GET_BROKER_RUNTIME_INFO)
     ]
-    for body in mutants(seed, valid, NUMBER // 4):
+    for body in mutants(0, valid, NUMBER // 4):
         changes: dict[str, Any] = {"config": parse_broker_config(body)}
         both = pair("5.5.0")
         try:
@@ -76,9 +77,8 @@ def test_settings_and_figures_that_are_wrong_are_findings(seed: int) -> None:
             assert changed.findings() is not None
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_statuses_that_are_wrong_are_protocol_errors_or_findings(seed: int) -> None:
-    for body in mutants(seed, [bytes(REAL[RequestCode.GET_BROKER_HA_STATUS].body)], NUMBER):
+def test_statuses_that_are_wrong_are_protocol_errors_or_findings() -> None:
+    for body in mutants(0, [bytes(REAL[RequestCode.GET_BROKER_HA_STATUS].body)], NUMBER):
         try:
             status = decode_ha_status(body)
         except RemoteProtocolError:
@@ -87,10 +87,9 @@ def test_statuses_that_are_wrong_are_protocol_errors_or_findings(seed: int) -> N
             assert both.findings() is not None
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("version", [None, "4.9.7", "5.5.0", "trioha"])
-def test_files_that_are_wrong_are_findings(seed: int, version: str | None) -> None:
-    for data in mutants(seed, CONFIGS, NUMBER // 4):
+def test_files_that_are_wrong_are_findings(version: str | None) -> None:
+    for data in mutants(0, CONFIGS, NUMBER // 4):
         facts = conf_facts(data, path="x.conf")
         assert diagnose(Facts(files=(facts,), assumed_version=version)) is not None
         assert pair("4.9.7").findings(facts) is not None
