@@ -170,8 +170,8 @@ def node_command(
     """The command for a node on the store `root`, whose broker.conf is written beside it.
 
     `slave_of` gives role and master. `settings` are broker.conf keys, `arguments` more words of the command;
-    `program` is what stands for the command `trioha`. With `config_file` that file says name and role; store, addresses and sizes of files are
-    given by `--set`.
+    `program` is what stands for the command `trioha`. With `config_file` that file says name and role; store,
+    addresses and sizes of files are given by `--set`.
     """
     root.parent.mkdir(parents=True, exist_ok=True)
     if slave_of is not None:

@@ -6,20 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from attrs import define
-
-from tests.descriptors import close_after_test, left_open, open_descriptors, resources_closed
-
-
-@define
-class Resource:
-    """Notes when it is closed."""
-
-    name: str
-    closed: list[str]
-
-    def close(self) -> None:
-        self.closed.append(self.name)
+from tests.descriptors import left_open, open_descriptors
 
 
 def test_a_file_and_a_socket_that_stay_open_are_named(tmp_path: Path) -> None:
@@ -31,18 +18,6 @@ def test_a_file_and_a_socket_that_stay_open_are_named(tmp_path: Path) -> None:
         assert lines[1].startswith(f"{connection.fileno()}: ")
         assert len(lines) == 2
     assert left_open(before) == []
-
-
-def test_another_file_under_the_same_number_is_another_descriptor(tmp_path: Path) -> None:
-    first = os.open(tmp_path, os.O_RDONLY)
-    before = open_descriptors()
-    os.close(first)
-    second = os.open(tmp_path.parent, os.O_RDONLY)
-    try:
-        assert second == first
-        assert left_open(before) == [f"{second}: {tmp_path.parent}"]
-    finally:
-        os.close(second)
 
 
 def test_what_only_the_garbage_collector_closes_is_named_as_such(tmp_path: Path) -> None:
@@ -60,14 +35,3 @@ def test_what_only_the_garbage_collector_closes_is_named_as_such(tmp_path: Path)
     number = Holder().descriptor
     assert left_open(before) == [f"{number}: {tmp_path} (closed by the garbage collector only)"]
     assert left_open(before) == []
-
-
-def test_resources_are_closed_with_the_innermost_scope_the_newest_first() -> None:
-    closed: list[str] = []
-    with resources_closed():
-        close_after_test(Resource("outer", closed))
-        with resources_closed():
-            close_after_test(Resource("older", closed))
-            close_after_test(Resource("newer", closed))
-        assert closed == ["newer", "older"]
-    assert closed == ["newer", "older", "outer"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -62,6 +61,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
+@pytest.mark.full
 def test_the_wheel_holds_all_packages_and_where_spark_finds_its_sources(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -85,6 +85,7 @@ def test_the_wheel_holds_all_packages_and_where_spark_finds_its_sources(wheel: P
         assert expected <= set(names)
 
 
+@pytest.mark.full
 def test_the_wheel_holds_the_kernels_for_this_python_where_a_compiler_is(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         modules = [name for name in archive.namelist() if name.endswith((".so", ".pyd"))]
@@ -95,6 +96,7 @@ def test_the_wheel_holds_the_kernels_for_this_python_where_a_compiler_is(wheel: 
     assert ("Requires-Dist: librt" in metadata) is has_compiler()
 
 
+@pytest.mark.full
 def test_a_pure_wheel_is_one_for_all_platforms(tmp_path: Path) -> None:
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=ROOT, TRIOHA_PURE="1")
     (built,) = tmp_path.glob("*.whl")
@@ -105,6 +107,7 @@ def test_a_pure_wheel_is_one_for_all_platforms(tmp_path: Path) -> None:
         assert "librt" not in archive.read(f"trioha-{__version__}.dist-info/METADATA").decode()
 
 
+@pytest.mark.full
 def test_the_wheel_carries_its_licence_and_its_extras(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         folder = f"trioha-{__version__}.dist-info"
@@ -124,6 +127,7 @@ def test_the_classifiers_name_the_oldest_python_that_is_required_and_those_after
     assert (3, minors[0]) == (3, 11)
 
 
+@pytest.mark.full
 def test_the_installed_command_runs_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     kernel = "compiled" if has_compiler() else "pure"
     version = run(installed / "trioha", "--version", cwd=tmp_path)
@@ -133,16 +137,6 @@ def test_the_installed_command_runs_outside_the_checkout(installed: Path, tmp_pa
     where = f"import {', '.join(packages)}; print({', '.join(f'{name}.__file__' for name in packages)})"
     for file in run(installed / "python", "-c", where, cwd=tmp_path).split():
         assert Path(file).is_relative_to(installed.parent)
-
-
-def test_a_node_imports_nothing_that_only_the_monitor_or_spark_need() -> None:
-    code = "import json, sys, trioha.cli.node, trioha.node; print(json.dumps([*sys.modules]))"
-    modules = {name.partition(".")[0] for name in json.loads(run(sys.executable, "-c", code, cwd=ROOT))}
-    assert "trio" in modules
-    assert not modules & {
-        *("textual", "pyspark", "py4j", "pandas", "plotly", "numpy", "pyarrow"),
-        *("trioha_monitor", "trioha_analysis", "trioha_spark"),
-    }
 
 
 def test_the_lock_pins_every_dependency_by_hash_and_names_no_host() -> None:
