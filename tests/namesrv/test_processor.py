@@ -354,7 +354,7 @@ TABLES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     code=st.sampled_from(sorted(code for code in C if code in {*range(100, 107), 205, 206, 216, 217, 219, 224,
                                 304, 311, 318, 319, 322, 327, 901, 904})),

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from tests.clocks import Clock
+from tests.levels import by_level
 from tests.namesrv.values import identity, register, topics
 from trioha.errors import RemoteProtocolError
 from trioha.metadata.registration import Registration
@@ -367,11 +368,11 @@ def one_step(registry, clock, chance):
     return f"register {who} {sorted(table.topics)} {fields}"
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_whatever_happens_the_tables_agree_and_nothing_stays_of_brokers_that_are_gone(seed):
-    chance = random.Random(seed)
-    for _ in range(50):
-        clock = Clock(1000.0)
+@pytest.mark.sized
+def test_whatever_happens_the_tables_agree_and_nothing_stays_of_brokers_that_are_gone():
+    for seed in range(by_level(300, 2_000, 40_000)):
+        chance = random.Random(seed)
+        clock = Clock()
         registry = Registry(clock=clock)
         done = []
         for _ in range(chance.randint(1, 25)):

@@ -57,6 +57,7 @@ class Asked:
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.clock = Clock(1000.0)
         self.registry = Registry(clock=self.clock)
+        folder.mkdir(parents=True, exist_ok=True)
         self.kv = KvConfig.load(folder / "kvConfig.json")
         self.processor = NameServerProcessor(self.registry, self.kv, NameServerSettings(**settings))
 
