@@ -18,13 +18,11 @@ from tests.remoting.streams import transport_pair
 from tests.remoting.test_send_runs import plain, send
 from trioha.broker.send_runs import SendRuns
 from trioha.deferred import Deferred
-from trioha.ha.meter import LagClock
 from trioha.metadata.topics import TopicConfig
 from trioha.recording.events import Kind
 from trioha.remoting import compiled
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.server import RemotingServer
-from trioha.store.record import Record, decode_record
 
 
 class PollingBroker(Broker):
@@ -39,10 +37,6 @@ class PollingBroker(Broker):
 
     def push(self, _unacked_bytes_max):
         self.pushes += 1
-
-    def acknowledge(self):
-        """The slave has all."""
-        self.replicas.acknowledge(1, replica="a", ack_offset=self.log.max_offset, lag_clock=LagClock())
 
 
 @pytest.fixture
@@ -90,20 +84,6 @@ class ServedBroker(Broker):
     def note_stored(self, topic, messages, total_bytes, puts=1):
         self.stored_of.update({(topic, "messages"): messages, (topic, "bytes"): total_bytes, topic: puts})
 
-    def acknowledge(self, offset):
-        """The slave has the log up to `offset`."""
-        self.replicas.acknowledge(1, replica="a", ack_offset=offset, lag_clock=LagClock())
-
-    def records(self):
-        """All records of the log, without their store timestamps, and where each ends."""
-        found, at = [], 0
-        while at < self.log.max_offset:
-            record = decode_record(self.log.read(at, 65536))
-            at += record.total_size
-            if isinstance(record, Record):
-                found.append((at, evolve(record, store_timestamp_ms=0)))
-        return found
-
 
 @frozen
 class Step:
@@ -143,7 +123,8 @@ async def outcome(tmp_path, steps, *, need, has_runs, is_closed_early=False):
             open_in_flight.append((server.statistics.in_flight, server.statistics.oneway_requests))
             if is_closed_early and number == len(steps) - 1:
                 break
-            ends = [end for end, _ in broker.records() if end > acknowledged]
+            ends = [one.physical_offset + one.total_size for one in broker.records()]
+            ends = [end for end in ends if end > acknowledged]
             if count := round(step.share * len(ends)):
                 broker.acknowledge(acknowledged := ends[count - 1])
             await trio.testing.wait_all_tasks_blocked()

@@ -19,6 +19,7 @@ from trioha.broker.send_processor import SendProcessor
 from trioha.broker.status_publisher import StatusPublisher
 from trioha.broker_status import BrokerStatus
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
+from trioha.ha.meter import LagClock
 from trioha.metadata.groups import GroupTable
 from trioha.metadata.topics import TopicConfig, TopicSettings, TopicTable
 from trioha.recording.events import Kind
@@ -139,6 +140,21 @@ class Broker:
         record = decode_record(self.log.read(offset, 65536))
         assert isinstance(record, Record)
         return record
+
+    def records(self):
+        """All records of the log, without their store timestamps."""
+        found, at = [], 0
+        while at < self.log.max_offset:
+            record = decode_record(self.log.read(at, 65536))
+            if isinstance(record, Record):
+                found.append(evolve(record, store_timestamp_ms=0))
+            at += record.total_size
+        return found
+
+    def acknowledge(self, offset=None):
+        """A slave has the log, all of it or up to `offset`."""
+        offset = self.log.max_offset if offset is None else offset
+        self.replicas.acknowledge(1, replica="a", ack_offset=offset, lag_clock=LagClock())
 
 
 @pytest.fixture

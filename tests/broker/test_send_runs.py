@@ -3,21 +3,18 @@
 import random
 
 import pytest
-from attrs import evolve
 
 from tests.broker.test_processor import PEER, Broker
 from tests.levels import by_level
 from tests.remoting.test_send_runs import send
 from trioha.broker.send_runs import SPECIAL_PROPERTIES, SendRuns
 from trioha.deferred import Deferred
-from trioha.ha.meter import LagClock
 from trioha.metadata.topics import TopicConfig
 from trioha.recording.events import Kind
 from trioha.remoting import compiled
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.send_message import SendMessageResponseHeader
-from trioha.store.record import Record, decode_record
 
 pytestmark = pytest.mark.skipif(not compiled.IS_COMPILED, reason="runs are read by compiled code only")
 
@@ -45,20 +42,6 @@ class RunBroker(Broker):
         while (command := decoder.next_command()) is not None:
             answers.append(encode(await self.ask(command)))
         return b"".join(answers)
-
-    def records(self):
-        """All records of the log, without their store timestamps."""
-        found, at = [], 0
-        while at < self.log.max_offset:
-            record = decode_record(self.log.read(at, 65536))
-            if isinstance(record, Record):
-                found.append(evolve(record, store_timestamp_ms=0))
-            at += record.total_size
-        return found
-
-    def holds(self, offset):
-        """A slave that was connected before has acknowledged the log up to `offset`."""
-        self.replicas.acknowledge(1, replica="a", ack_offset=offset, lag_clock=LagClock())
 
 
 def commands(frames):
@@ -166,17 +149,17 @@ async def test_a_run_waits_for_copies_and_each_send_gets_its_own_status(tmp_path
     broker = RunBroker(tmp_path, need=1)
     nursery.start_soon(broker.group_commit.run)
     await broker.send(queue_id=0)
-    broker.holds(broker.log.max_offset)
+    broker.acknowledge(broker.log.max_offset)
     deferred = broker.run(send(opaque=1) + send(opaque=2))
     assert isinstance(deferred, Deferred)
     expected = deferred.expected()
-    broker.holds(broker.log.max_offset)
+    broker.acknowledge(broker.log.max_offset)
     answers = await deferred
     assert answers is expected
     assert [(one.code, one.opaque) for one in commands(answers)] == [(0, 1), (0, 2)]
     # Only the first of these is replicated in time.
     deferred = broker.run(send(opaque=3) + send(opaque=4))
-    broker.holds(broker.records()[-1].physical_offset)
+    broker.acknowledge(broker.records()[-1].physical_offset)
     answers = commands(await deferred)
     assert [(one.code, one.opaque) for one in answers] == [
         (ResponseCode.SUCCESS, 3),

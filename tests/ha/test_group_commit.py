@@ -98,19 +98,23 @@ async def test_without_a_slave_a_put_is_answered_at_once(make, autojump_clock):
     assert await outcome(commit, 100) == (PutStatus.SLAVE_NOT_AVAILABLE, 0.0)
 
 
-async def test_a_put_is_ok_the_moment_a_slave_has_it(make, autojump_clock):
+@pytest.mark.parametrize(
+    ("acks", "expected"),
+    [
+        ([(1, 99), (2, 100)], (PutStatus.PUT_OK, 2.0)),
+        ([(1, 99)], (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)),
+        ([(1, None)], (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)),
+    ],
+    ids=["it has the put", "it has not", "it leaves"],
+)
+async def test_a_put_waits_for_a_slave_and_no_longer_than_3_s(make, acks, expected, autojump_clock):
     commit, replicas, _, _ = make()
     acknowledge(replicas, "a", 50)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(after, 1, acknowledge, replicas, "a", 99)
-        nursery.start_soon(after, 2, acknowledge, replicas, "a", 100)
-        assert await outcome(commit, 100) == (PutStatus.PUT_OK, 2.0)
-
-
-async def test_a_slave_that_does_not_answer_times_out_after_3_s(make, autojump_clock):
-    commit, replicas, _, _ = make()
-    acknowledge(replicas, "a", 50)
-    assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
+        for at_s, offset in acks:
+            action = (replicas.forget, ord("a")) if offset is None else (acknowledge, replicas, "a", offset)
+            nursery.start_soon(after, at_s, *action)
+        assert await outcome(commit, 100) == expected
     assert replicas.copies(1).waiting == 0
 
 
@@ -145,14 +149,6 @@ async def test_a_replica_keeps_its_ack_while_one_of_its_connections_lives(make, 
     replicas.forget(1)
     replicas.forget(1)
     assert (replicas.copies(1).offset, replicas.eligible_count(100)) == (0, 0)
-
-
-async def test_a_slave_that_leaves_while_a_put_waits_lets_it_time_out(make, autojump_clock):
-    commit, replicas, _, _ = make()
-    acknowledge(replicas, "a", 50)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(after, 1, replicas.forget, ord("a"))
-        assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
 
 
 async def test_one_stuck_put_delays_no_other(make, autojump_clock):
@@ -294,13 +290,18 @@ def observe(replicas, connection_id, claim_offset):
     )
 
 
-async def test_an_observer_holds_up_no_put_that_needs_all_in_sync(make, autojump_clock):
-    commit, replicas, _, _ = make(need=1, all_in_sync=True)
-    acknowledge(replicas, "a", 90)
+async def test_an_observer_holds_up_no_put_and_counts_for_no_minimum(make, autojump_clock):
+    commit, replicas, _, _ = make(need=1, all_in_sync=True, copies_min=1)
     observe(replicas, 2, 10)
+    assert commit.refusal(100) is PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH
+    acknowledge(replicas, "a", 90)
+    assert commit.refusal(100) is None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(after, 1, acknowledge, replicas, "a", 100)
         assert await outcome(commit, 100) == (PutStatus.PUT_OK, 1.0)
+    commit, replicas, _, _ = make(need=1, lowers_need=True)
+    observe(replicas, 1, 10)
+    assert await outcome(commit, 100) == (PutStatus.PUT_OK, 0.0)
 
 
 async def test_a_slave_that_lags_is_in_sync_from_its_first_ack_on(make, autojump_clock):
@@ -311,18 +312,6 @@ async def test_a_slave_that_lags_is_in_sync_from_its_first_ack_on(make, autojump
     acknowledge(replicas, "b", 20)
     assert replicas.in_sync_count(100) == 2
     assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
-
-
-async def test_an_observer_does_not_count_for_the_minimum_in_sync(make, autojump_clock):
-    commit, replicas, _, _ = make(need=1, copies_min=1)
-    observe(replicas, 1, 10)
-    assert commit.refusal(100) is PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH
-
-
-async def test_auto_mode_does_not_wait_for_an_observer(make, autojump_clock):
-    commit, replicas, _, _ = make(need=1, lowers_need=True)
-    observe(replicas, 1, 10)
-    assert await outcome(commit, 100) == (PutStatus.PUT_OK, 0.0)
 
 
 @pytest.mark.parametrize("asked_every_s", [None, 0.1])
@@ -384,22 +373,19 @@ def claim(replicas, connection_id, ack_offset, *, replica=None):
     )
 
 
-async def test_a_claim_releases_no_put_that_was_already_waiting(make, autojump_clock):
+@pytest.mark.parametrize(
+    ("connection", "expected"), [(2, (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)), (1, (PutStatus.PUT_OK, 2.0))]
+)
+async def test_a_claim_and_the_acks_after_it_release_no_put_that_was_already_waiting(
+    make, connection, expected, autojump_clock
+):
     commit, replicas, _, _ = make()
     claim(replicas, 1, 50)
+    ack = partial(acknowledge, replicas, f"connection {connection}", 500, connection_id=connection)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(after, 1, claim, replicas, 2, 100)
-        nursery.start_soon(after, 2, partial(acknowledge, replicas, "connection 2", 500, connection_id=2))
-        assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 3.0)
-
-
-async def test_earlier_connections_still_release_the_put(make, autojump_clock):
-    commit, replicas, _, _ = make()
-    claim(replicas, 1, 50)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(after, 1, claim, replicas, 2, 100)
-        nursery.start_soon(after, 2, partial(acknowledge, replicas, "connection 1", 100, connection_id=1))
-        assert await outcome(commit, 100) == (PutStatus.PUT_OK, 2.0)
+        nursery.start_soon(after, 2, ack)
+        assert await outcome(commit, 100) == expected
 
 
 async def test_a_new_connection_counts_for_puts_after_its_claim(make, autojump_clock):
@@ -484,19 +470,14 @@ async def test_a_forged_ack_releases_no_put(log, nursery, autojump_clock):
     master, replicas, events = make_master(log)
     commit = commit_on(nursery, log, replicas, events)
     async with connected(master) as (peer, _):
+        # A peer without a report is not a slave.
+        assert (await outcome(commit, log.max_offset))[0] is PutStatus.SLAVE_NOT_AVAILABLE
         await peer.report(log.max_offset)
         await settled()
         await peer.report(10**9)
         await settled()
         stored = log.append(message())
         assert (await outcome(commit, stored.end_offset))[0] is PutStatus.SLAVE_NOT_AVAILABLE
-
-
-async def test_a_peer_without_a_report_is_not_a_slave(log, nursery, autojump_clock):
-    master, replicas, events = make_master(log)
-    commit = commit_on(nursery, log, replicas, events)
-    async with connected(master):
-        assert (await outcome(commit, log.max_offset))[0] is PutStatus.SLAVE_NOT_AVAILABLE
 
 
 async def test_several_sockets_of_one_host_are_one_copy_by_default(log, autojump_clock):
@@ -508,21 +489,6 @@ async def test_several_sockets_of_one_host_are_one_copy_by_default(log, autojump
             await two.report(log.max_offset)
             await settled()
             assert replicas.eligible_count(log.max_offset) == copies
-
-
-async def test_all_in_sync_does_not_include_an_observer(log, nursery, autojump_clock):
-    master, replicas, events = make_master(log, distinct_by_connection=True)
-    commit = commit_on(nursery, log, replicas, events, copies_min=1, all_in_sync=True)
-    async with connected(master, port=1) as (slave, _), connected(master, port=2) as (observer, _):
-        await slave.report(log.max_offset)
-        await observer.report(1)
-        await observer.next_frame()
-        await settled()
-        assert commit.refusal(log.max_offset) is None
-        stored = log.append(message())
-        await slave.next_frame()
-        nursery.start_soon(after, 1, partial(nursery.start_soon, slave.report, stored.end_offset))
-        assert await outcome(commit, stored.end_offset) == (PutStatus.PUT_OK, 1.0)
 
 
 # -- puts without a task -------------------------------------------------------------------------------------
@@ -641,21 +607,14 @@ async def test_a_put_that_another_one_follows_is_not_polled_for(pushing, autojum
         put.abandon()
 
 
-async def test_a_lone_put_that_no_client_waits_for_is_pushed_and_not_polled_for(pushing, autojump_clock):
+async def test_a_lone_put_is_polled_for_only_if_a_client_waits_for_it(pushing, autojump_clock):
     commit, slaves = pushing
-    deferred = begun(commit, 100, is_awaited=False)
+    ended = begun(commit, 90, is_awaited=False)
     assert commit.end_turn() is None
     assert (slaves.pushes, slaves.polled, commit._waiting) == (1, [], 1)
     assert commit.end_turn() is None
-    acknowledge(slaves.replicas, "a", 100)
-    assert await deferred is PutStatus.PUT_OK
-    assert (slaves.pushes, commit._waiting) == (1, 0)
-
-
-async def test_the_next_lone_put_that_a_client_waits_for_is_polled_for(pushing, autojump_clock):
-    commit, slaves = pushing
-    ended = begun(commit, 90, is_awaited=False)
     ended.abandon()
+    slaves.pushes = 0
     awaited = begun(commit, 100)
     poll = commit.end_turn()
     assert slaves.pushes == 1
