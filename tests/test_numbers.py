@@ -9,25 +9,9 @@ from hypothesis import strategies as st
 from trioha.numbers import I32, I64, NATURAL32, Range, parse_int
 
 NO_NUMBERS = (
-    *(
-        "",
-        "-",
-        "--5",
-        "+5",
-        " 5",
-        "5 ",
-        "5\n",
-        "1_000",
-        "\u0665",
-        "\uff15",
-        "\u00b2",
-        "5.0",
-        "1e3",
-        "0x10",
-        "9" * 21,
-    ),
-    *(None, True, False, 1.0, [1], {"a": 1}, b"5", float("nan")),
-)
+    "", "-", "--5", "+5", " 5", "5 ", "5\n", "1_000", "\u0665", "\uff15", "\u00b2", "5.0", "1e3", "0x10",
+    "9" * 21, None, True, False, 1.0, [1], {"a": 1}, b"5", float("nan"),
+)  # fmt: skip
 
 
 def test_what_is_no_integer_and_no_ascii_digits_with_an_optional_minus_is_refused() -> None:
