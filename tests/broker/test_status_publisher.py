@@ -1,7 +1,6 @@
 """Status updates: subscribers, times and numbers."""
 
 import math
-import shutil
 from contextlib import asynccontextmanager
 
 import pytest
@@ -18,6 +17,7 @@ from trioha.remoting.codes import RequestCode
 from trioha.remoting.server import RemotingServer
 from trioha.remoting.status_reader import UPDATES, StatusReader
 from trioha.remoting.status_subscription import StatusSubscription
+from trioha.store.disk_use import DiskUse
 
 
 class Pushes:
@@ -175,7 +175,7 @@ async def served(broker):
 async def test_a_reader_gets_every_update_with_one_request_for_many(tmp_path, autojump_clock):
     broker = Broker(tmp_path)
     # Worker threads do not follow virtual time: the disk is asked before.
-    broker.info._disk, broker.info._disk_until_s = shutil.disk_usage(tmp_path), math.inf
+    broker.info._disk, broker.info._disk_until_s = DiskUse.of(tmp_path), math.inf
     fetches = 2 * UPDATES
     async with served(broker) as (client, server):
         reader = StatusReader(client, every_s=0.1, with_table=True)

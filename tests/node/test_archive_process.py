@@ -14,6 +14,7 @@ import trio
 
 from trioha.config.broker import BrokerConfig
 from trioha.errors import ConfigError
+from trioha.extras import how_to_install
 from trioha.node import archive_process, archive_room
 from trioha.node.archive_process import ANSWER_BYTES_MAX, ArchiverProcess, archiver_process
 from trioha.node.archive_room import check_archive
@@ -211,5 +212,5 @@ def test_an_archive_without_its_library_is_one_clear_line(monkeypatch: pytest.Mo
     with pytest.raises(ConfigError) as refused:
         check_archive(config)
     assert str(refused.value).endswith(
-        "trioha.archiveUrl: archives need a_library_that_is_not_there; pip install 'trioha[archive]'"
+        f"trioha.archiveUrl: archives need a_library_that_is_not_there; {how_to_install('archive')}"
     )

@@ -350,6 +350,23 @@ def test_every_key_of_a_real_store_is_found_newest_first(name, tmp_path):
         assert wanted
 
 
+@pytest.mark.parametrize("name", STORES)
+def test_a_record_is_found_by_its_key_in_the_millisecond_in_which_it_was_stored(name, tmp_path):
+    reader, _ = recorded(name, tmp_path)
+    for one in expected(name)["messages"]:
+        if one.get("blank") or not one.get("uniqKey"):
+            continue
+        stored_ms = one["storeTimestamp"]
+
+        def found(begin_ms, end_ms, one=one):
+            records = reader.by_key(one["topic"], one["uniqKey"], begin_ms=begin_ms, end_ms=end_ms)
+            return one["physicalOffset"] in {decode_record(record).physical_offset for record in records}
+
+        assert found(stored_ms, stored_ms)
+        assert not found(stored_ms + 1, stored_ms + 5000)
+        assert not found(stored_ms - 5000, stored_ms - 1)
+
+
 def test_keys_with_one_hash_are_distinguished_in_any_number(tmp_path):
     log, _ = open_log(tmp_path / "log")
     rare = log.append(message(properties=b"KEYS\x01AaAa"))

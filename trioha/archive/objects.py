@@ -21,6 +21,7 @@ from attrs import frozen
 
 from trioha.archive.errors import ArchiveError, MissingObjectError
 from trioha.archive.failures import VARIABLES, archive_error, was_repeated
+from trioha.extras import how_to_install
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore
@@ -86,9 +87,7 @@ class ObjectFolder:
             from obstore.exceptions import BaseError  # noqa: PLC0415 (a node without an archive needs none)
             from obstore.store import LocalStore, from_url  # noqa: PLC0415
         except ImportError as error:
-            raise ArchiveError(
-                "archives need obstore", url=url, hint="pip install 'trioha[archive]'"
-            ) from error
+            raise ArchiveError("archives need obstore", url=url, hint=how_to_install("archive")) from error
         try:
             if parts.scheme == "file":
                 root = _folder(url, parts.path, create=create)

@@ -22,6 +22,7 @@ from trioha.archive.errors import ArchiveError
 from trioha.archive.layout import RECORDINGS, RecordedSegment, RecordedSession, is_key
 from trioha.archive.objects import ObjectFolder
 from trioha.errors import StoreError
+from trioha.extras import how_to_install
 from trioha.numbers import NATURAL64, parse_int
 from trioha.recording.layout import CLOSED_NOTE, EVENTS_FOLDER, FACTS_FILE, PACKED_SUFFIX, SESSION_FILE
 from trioha.recording.reader import Session, open_session
@@ -47,7 +48,7 @@ class Waiting:
 def check_packer(url: str) -> None:
     """Raise ArchiveError if segments cannot be packed here."""
     if find_spec("pyarrow") is None or find_spec("trioha_analysis") is None:
-        raise ArchiveError("recordings need PyArrow", url=url, hint="pip install 'trioha[spark]'")
+        raise ArchiveError("recordings need PyArrow", url=url, hint=how_to_install("spark"))
 
 
 def waiting_sessions(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,6 +24,7 @@ from trioha.net.threads import run_in_thread
 from trioha.remoting.codes import OUR_VERSION
 from trioha.remoting.fastjson import camel_case
 from trioha.remoting.serving import ServerStatistics
+from trioha.store.disk_use import DiskUse
 from trioha.store.message_store import MessageStore
 from trioha.store.record_layout import store_timestamp_ms
 
@@ -76,7 +76,7 @@ class BrokerInfo:
         self.control_status: Callable[[], ControlStatus | None] = lambda: None
         """Of controller mode, whose parts are built beside this object."""
         self._boot_ms = time.time_ns() // 1_000_000
-        self._disk: tuple[int, int, int] | None = None
+        self._disk: DiskUse | None = None
         """Total, used and free bytes of the store's disk."""
         self._disk_until_s = -math.inf
         self._disk_lock = trio.Lock()
@@ -125,7 +125,7 @@ class BrokerInfo:
         """The table of GET_BROKER_RUNTIME_INFO, with all keys that `mqadmin` reads."""
         commit_log = self._log
         puts = self._puts.statistics()
-        disk_bytes, used_bytes, free_bytes = await self._disk_usage()
+        disk = await self._disk_use()
         pulls = self.pull_statistics()
         transferred = _rates(pulls.messages_per_s)
         stored = puts.messages_stored
@@ -135,8 +135,10 @@ class BrokerInfo:
             "brokerActive": "true",
             "brokerVersion": str(int(OUR_VERSION)),
             "brokerVersionDesc": f"trioha-{__version__}",
-            "commitLogDirCapacity": f"Total : {disk_bytes / GIB:.1f} GiB, Free : {free_bytes / GIB:.1f} GiB.",
-            "commitLogDiskRatio": str(used_bytes / disk_bytes if disk_bytes else 0.0),
+            "commitLogDirCapacity": (
+                f"Total : {disk.total_bytes / GIB:.1f} GiB, Free : {disk.free_bytes / GIB:.1f} GiB."
+            ),
+            "commitLogDiskRatio": str(disk.ratio),
             "commitLogMaxOffset": str(commit_log.max_offset),
             "commitLogMinOffset": str(commit_log.min_offset),
             "dispatchBehindBytes": str(commit_log.max_offset - self._store.dispatcher.position),
@@ -187,13 +189,13 @@ class BrokerInfo:
             counters["acl_refusals"] = acl_refusals
         return {f"{CLIENTS_PREFIX}{camel_case(name)}": str(number) for name, number in counters.items()}
 
-    async def _disk_usage(self) -> tuple[int, int, int]:
-        """Total, used and free bytes of the store's disk; read in a thread, since a disk may be slow."""
+    async def _disk_use(self) -> DiskUse:
+        """Of the store's disk; read in a thread, since a disk may be slow."""
         # One thread for all who wait: they must not use up those that sync the log.
         async with self._disk_lock:
             if self._disk is None or trio.current_time() >= self._disk_until_s:
                 now_s = trio.current_time()
-                self._disk = await run_in_thread(partial(shutil.disk_usage, self._store_path))
+                self._disk = await run_in_thread(partial(DiskUse.of, self._store_path))
                 self._disk_until_s = now_s + DISK_CACHE_S
             return self._disk
 

@@ -28,8 +28,3 @@ def err() -> Console:
 def print_json(value: Any) -> None:
     """Print `value` as JSON on one line of stdout."""
     print(json.dumps(value, ensure_ascii=False), flush=True)
-
-
-def how_to_install(extra: str) -> str:
-    """How to install an extra from a checkout: no package index has trioha."""
-    return f"in a checkout of trioha run: pip install '.[{extra}]'"

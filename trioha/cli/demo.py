@@ -17,10 +17,11 @@ import trio
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from trioha.cli.console import err, how_to_install, out, print_json
+from trioha.cli.console import err, out, print_json
 from trioha.cli.demo_clients import ClientKind
 from trioha.cli.demo_run import BRISK, CHECKS, WATCHED, DemoRun, Plan, run_demo
 from trioha.errors import ConfigError, TriohaError
+from trioha.extras import how_to_install
 from trioha.node.logs import configure_logs
 
 COUNT_DEFAULT: Final = 20_000

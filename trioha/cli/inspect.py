@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
-from trioha.cli.console import out, print_json
+from trioha.cli.console import err, out, print_json
 from trioha.store.message_properties import parse_properties
 from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record import Blank, Record
@@ -36,14 +36,18 @@ def inspect(
     store
         A storePathRootDir, or its commitlog folder.
     from_
-        Physical offset of the first record to print.
+        Physical offset of the first record to print, or of a byte in it.
     limit
         Print at most so many records.
     json
         Print a JSON object for each record, the body in base64.
     """
     log = ReadOnlyCommitLog.open(store)
-    for count, record in enumerate(log.records(log.min_offset if from_ is None else from_)):
+    start = log.min_offset if from_ is None else from_
+    if (holder := log.record_start(start)) is not None and holder != start:
+        err().print(f"offset {start} is in the record at {holder}")
+        start = holder
+    for count, record in enumerate(log.records(start)):
         if limit is not None and count >= limit:
             break
         if json:

@@ -11,9 +11,9 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
-from trioha.cli.console import how_to_install
 from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
 from trioha.errors import TriohaError
+from trioha.extras import how_to_install
 from trioha.remoting.address import parse_address
 
 INTERVAL_S = 0.1

@@ -19,8 +19,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from trioha.cli.console import how_to_install
 from trioha.errors import TriohaError
+from trioha.extras import how_to_install
 
 
 def spark_module(name: str, *, command: str, needs: str = "Spark") -> ModuleType:

@@ -31,7 +31,7 @@ from trioha.config.model import (
     client_bytes_needed,
 )
 from trioha.config.properties_file import PropertiesDocument
-from trioha.config.rocketmq_keys import ROCKETMQ_KEYS
+from trioha.config.rocketmq_keys import RETIRED_KEYS, ROCKETMQ_KEYS, similar_key
 from trioha.config.values import PORT_MAX, InvalidValue, directory
 from trioha.errors import ConfigError
 
@@ -159,6 +159,8 @@ class _Loading:
     """One configuration while it is loaded."""
 
     file: str
+    keys: set[str] = field(factory=set)
+    """Of the file, also those that are not known."""
     given: dict[str, _Given] = field(factory=dict)
     """By attribute."""
     unused: list[str] = field(factory=list)
@@ -170,6 +172,7 @@ class _Loading:
 
     def read_file(self, data: bytes) -> None:
         document = PropertiesDocument.parse(data)
+        self.keys |= {entry.key for entry in document.entries}
         for entry in document.entries:
             given = _Given(entry.key, entry.value.strip(), self.file, entry.line)
             if entry.problem is not None:
@@ -224,10 +227,13 @@ class _Loading:
         if given.key not in _BY_KEY:
             if given.key in ROCKETMQ_KEYS:
                 self.unused.append(given.key if given.line is not None else given.file)
+            elif (instead := RETIRED_KEYS.get(given.key)) is not None:
+                effect = f"; {instead} has its effect" if instead else ""
+                self.warnings.append(f"{given.place}: is read by no broker{effect}")
             else:
-                self.problems.append(
-                    given.problem("is not a key of RocketMQ or trioha", _did_you_mean(given.key))
-                )
+                similar = similar_key(given.key, _BY_KEY, ROCKETMQ_KEYS, given=self.keys)
+                hint = f"did you mean {similar}?" if similar else None
+                self.problems.append(given.problem("is not a key of RocketMQ or trioha", hint))
             return
         attribute, _ = _BY_KEY[given.key]
         other = self.given.get(attribute)
@@ -556,15 +562,3 @@ def _warnings(config: BrokerConfig, given: dict[str, _Given]) -> Iterator[str]:
             f"haHousekeepingInterval={config.ha_housekeeping_interval} is not above haSendHeartbeatInterval="
             f"{config.ha_send_heartbeat_interval}: idle connections will be closed again and again",
         )
-
-
-def _did_you_mean(key: str) -> str | None:
-    # Only where a key is unknown: no start waits for it.
-    from difflib import get_close_matches  # noqa: PLC0415
-
-    found = (
-        [known for known in (*_BY_KEY, *sorted(ROCKETMQ_KEYS)) if known.lower() == key.lower()]
-        or get_close_matches(key, _BY_KEY, n=1, cutoff=0.6)
-        or get_close_matches(key, ROCKETMQ_KEYS, n=1, cutoff=0.75)
-    )
-    return f"did you mean {found[0]}?" if found else None

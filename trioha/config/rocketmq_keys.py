@@ -8,6 +8,7 @@ or lines of its tls.properties.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Final
 
 ROCKETMQ_KEYS: Final = frozenset(
@@ -244,3 +245,42 @@ useSeparateStorePathForRocksdbCQ
 """.split()  # noqa: SIM905 - as above
 )
 """Those of them that 5.4.0 ignores and 5.5.0 has."""
+
+RETIRED_KEYS: Final = {
+    "abortFile": "the file abort in storePathRootDir",
+    "checkTransactionMessageEnable": "",
+    "defaultQueryMaxnum": "defaultQueryMaxNum",
+    "enableProxy": "the proxy, a program of its own",
+    "mapedFileSizeCommitLog": "mappedFileSizeCommitLog",
+    "mapedFileSizeConsumeQueue": "mappedFileSizeConsumeQueue",
+    "mapedFileSizeConsumeQueueExt": "mappedFileSizeConsumeQueueExt",
+    "mapedFileSizeIndexFile": "maxIndexNum",
+    "namesrv.addr": "namesrvAddr",
+    "storeCheckpoint": "the file checkpoint in storePathRootDir",
+    "storePathConsumeQueue": "the folder consumequeue in storePathRootDir",
+    "storePathIndex": "the folder index in storePathRootDir",
+}
+"""Keys of many published files that no broker reads, and what has their effect; empty where nothing has."""
+
+_PATHS: Final = "storepath"
+"""How keys of folders begin."""
+
+
+def similar_key(key: str, *known: Iterable[str], given: Collection[str]) -> str | None:
+    """What a misspelled key was probably meant to be, looked for in each of `known` in turn.
+
+    Never one that the file has (`given`), and no other folder for a folder: who followed that hint would
+    start an empty broker.
+    """
+    # Only where a key is unknown: no start waits for it.
+    from difflib import get_close_matches  # noqa: PLC0415
+
+    for name in (name for names in known for name in names):
+        if name.lower() == key.lower():
+            return None if name in given else name
+    if key.lower().startswith(_PATHS):
+        return None
+    for number, names in enumerate(known):
+        if found := get_close_matches(key, names, n=1, cutoff=0.75 if number else 0.6):
+            return None if found[0] in given else found[0]
+    return None

@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 from trioha.broker_status import ArchiveStatus
 from trioha.config.broker import BrokerConfig, LogFormat
 from trioha.errors import ConfigError
+from trioha.extras import how_to_install
 from trioha.store.message_store import MessageStore
 from trioha.store.retention import Retention
 
@@ -64,6 +65,4 @@ class ArchiveRoom:
 def check_archive(config: BrokerConfig) -> None:
     """Raises ConfigError if this installation cannot archive, but the configuration wants it to."""
     if config.archive_url is not None and find_spec(LIBRARY) is None:
-        raise ConfigError(
-            f"archives need {LIBRARY}", key="trioha.archiveUrl", hint="pip install 'trioha[archive]'"
-        )
+        raise ConfigError(f"archives need {LIBRARY}", key="trioha.archiveUrl", hint=how_to_install("archive"))

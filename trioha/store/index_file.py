@@ -355,10 +355,10 @@ class IndexFile:
         return self.begin_timestamp_ms <= end_ms and self.end_timestamp_ms >= begin_ms
 
     def find(self, key_hash: int, *, begin_ms: int, end_ms: int) -> Iterator[int]:
-        """Physical offsets of entries with this hash and stored in that time, newest first.
+        """Physical offsets of entries with this hash that may have been stored in that time, newest first.
 
-        Other keys may have the same hash: compare the records. A damaged chain ends the walk and cannot loop:
-        a chain leads to lower numbers only.
+        Other keys may have the same hash, and entries have whole seconds: compare the records. A damaged
+        chain ends the walk and cannot loop: a chain leads to lower numbers only.
         """
         at = HEADER_BYTES + key_hash % self.shape.hash_slots * SLOT_BYTES
         number: int = _SLOT.unpack_from(self._view, at)[0]
@@ -368,12 +368,13 @@ class IndexFile:
             entry_hash, physical_offset, diff_s, previous = _ENTRY.unpack_from(
                 self._view, self.shape.entries_at + number * ENTRY_BYTES
             )
-            stored_ms = self.begin_timestamp_ms + diff_s * 1000
+            stored_from_ms = self.begin_timestamp_ms + diff_s * 1000
+            stored_until_ms = stored_from_ms + 999
             if diff_s < 0:
                 return
-            if entry_hash == key_hash and begin_ms <= stored_ms <= end_ms:
+            if entry_hash == key_hash and begin_ms <= stored_until_ms and stored_from_ms <= end_ms:
                 yield physical_offset
-            if previous >= number or stored_ms < begin_ms:
+            if previous >= number or stored_until_ms < begin_ms:
                 return
             number = previous
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 from attrs import evolve, frozen
 
@@ -12,9 +14,21 @@ from trioha.errors import StoreError
 from trioha.store.mapped_file import FILE_NAME_DIGITS
 from trioha.store.mapping import map_file
 from trioha.store.record import Blank, Record, decode_record
-from trioha.store.record_layout import BLANK_BYTES, find_fault, is_blank, scan_records, starts_blank
+from trioha.store.record_layout import (
+    BLANK_BYTES,
+    MAGIC_BLANK,
+    MAGICS,
+    find_fault,
+    is_blank,
+    scan_records,
+    starts_blank,
+)
 
 COMPARE_BYTES = 1 << 20
+_MAGIC_BYTES = 4
+_MAGICS = tuple(magic.to_bytes(_MAGIC_BYTES) for magic in (*MAGICS, MAGIC_BLANK))
+_RECORD_BYTES_MAX = 32 << 20
+"""No broker takes a larger one."""
 _BAD_BLANK = "a blank that does not reach the end of its file"
 
 
@@ -98,6 +112,33 @@ class ReadOnlyCommitLog:
                 return
             else:
                 raise self._bad(offset, fault.reason)
+
+    def record_start(self, offset: int) -> int | None:
+        """Start of the record or blank that has the byte at `offset`; None if no valid one has it.
+
+        Looks back for a record of the right place: the bytes of a body are not one.
+        """
+        found = self._file_of(offset)
+        if found is None:
+            return None
+        view, at = found
+        file_start = offset - at
+        data = cast("mmap.mmap", view.obj)
+        search_end = at + 2 * _MAGIC_BYTES
+        while search_end > 0:
+            magic_at = max(data.rfind(magic, max(at - _RECORD_BYTES_MAX, 0), search_end) for magic in _MAGICS)
+            start = magic_at - _MAGIC_BYTES
+            if start < 0:
+                return None
+            if start <= at:
+                if starts_blank(view, start, len(view)):
+                    if is_blank(view, start, len(view)):
+                        return file_start + start
+                elif find_fault(view, start, len(view), file_start + start) is None:
+                    size = decode_record(view, start, check_crc=False).total_size
+                    return file_start + start if start + size > at else None
+            search_end = magic_at + _MAGIC_BYTES - 1
+        return None
 
     def _bad(self, offset: int, reason: str) -> StoreError:
         return StoreError(f"no valid record: {reason}", path=self.directory, offset=offset)

@@ -376,7 +376,11 @@ class MessageReader:
             if len(found) >= limit:
                 break
             record = self.record_at(physical_offset)
-            if record is not None and has_key(record, topic, key):
+            if (
+                record is not None
+                and begin_ms <= store_timestamp_ms(record, 0) <= end_ms
+                and has_key(record, topic, key)
+            ):
                 found.append(record)
         return tuple(found)
 

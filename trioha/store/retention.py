@@ -13,7 +13,6 @@ An error of the disk is counted, logged once a minute, and tried again at the ne
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -27,6 +26,7 @@ from attrs import frozen
 from trioha.errors import StoreError
 from trioha.net.threads import run_in_thread
 from trioha.store.commit_log import CommitLog
+from trioha.store.disk_use import DiskUse
 from trioha.store.mapped_file import MappedFile
 
 log = structlog.get_logger(__name__)
@@ -118,7 +118,7 @@ class Retention:
         self._archived_offset = archived_offset
         self._on_deleted = on_deleted
         self._on_cleaned = on_cleaned
-        self._used_ratio = used_ratio or _used_ratio
+        self._used_ratio = used_ratio or (lambda folder: DiskUse.of(folder).ratio)
         self._clock = clock or RetentionClock()
         self.files_deleted_unarchived = 0
         """Counts files that were deleted before all of their bytes were archived."""
@@ -225,9 +225,3 @@ def _written_s(file: MappedFile) -> float:
         return file.path.stat().st_mtime
     except FileNotFoundError:
         return 0.0
-
-
-def _used_ratio(directory: Path) -> float:
-    usage = shutil.disk_usage(directory)
-    # Free space is what an ordinary user can use, as in `df`.
-    return usage.used / (usage.used + usage.free) if usage.used + usage.free else 1.0

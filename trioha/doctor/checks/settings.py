@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from functools import cache
 from typing import Final
 
@@ -11,7 +10,7 @@ from attrs import fields, resolve_types
 
 from trioha.config.broker import InvalidConfig, find_setting
 from trioha.config.model import HA_TRANSFER_BATCH_BYTES_MAX, BrokerConfig, BrokerRole, FlushDiskType
-from trioha.config.rocketmq_keys import ROCKETMQ_KEYS
+from trioha.config.rocketmq_keys import RETIRED_KEYS, ROCKETMQ_KEYS, similar_key
 from trioha.config.values import InvalidValue
 from trioha.doctor.case import Case, Node, is_known_key
 from trioha.doctor.facts import ConfFacts, ConfValue
@@ -110,11 +109,16 @@ def setting_unknown(case: Case) -> Iterator[Observation]:
         for value in conf.values.values():
             if is_known_key(value.key):
                 continue
-            similar = get_close_matches(value.key, ROCKETMQ_KEYS, n=1, cutoff=0.75)
+            similar = similar_key(value.key, ROCKETMQ_KEYS, given=conf.values.keys())
+            instead = RETIRED_KEYS.get(value.key)
             yield Observation(
                 subject=conf.path,
                 evidence=f"line {value.line}: {value.key}={value.value}",
-                remedy=f"did you mean {similar[0]}?" if similar else f"remove {value.key}",
+                remedy=f"{instead} has its effect"
+                if instead
+                else f"did you mean {similar}?"
+                if similar
+                else f"remove {value.key}",
             )
 
 
