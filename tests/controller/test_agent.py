@@ -24,6 +24,14 @@ from trioha.remoting.codes import RequestCode as Code
 from trioha.remoting.codes import ResponseCode
 
 
+@pytest.fixture
+async def running(tmp_path: Path, autojump_clock: MockClock) -> AsyncIterator[Bench]:
+    """An agent that was elected: broker 1 of epoch 1."""
+    async with bench(tmp_path) as started:
+        await trio.sleep(0.5)
+        yield started
+
+
 def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -38,36 +46,30 @@ def enter_other(controllers: ScriptedControllers, broker_id: int = 9) -> None:
 def notice(controllers: ScriptedControllers) -> tuple[dict[str, str], bytes]:
     """The notice that the controllers would send now."""
     group = controllers.group
-    fields = protocol.RoleNotice(
-        master_id=group.master_id,
-        master_address=group.addresses[group.master_id] if group.master_id else None,
-        master_epoch=group.epoch,
-        set_epoch=group.set_epoch,
+    return group.notice().to_fields(), group.set_of().to_body()
+
+
+async def test_first_broker_takes_an_id_and_is_elected(
+    running: Bench, autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    assert running.agent.role == Role(
+        is_master=True,
+        epoch=1,
+        broker_id=1,
+        master_id=1,
+        master_address=OWN,
+        sync_state_set=frozenset((1,)),
+        sync_state_set_epoch=1,
     )
-    return fields.to_fields(), group.set_of().to_body()
-
-
-async def test_first_broker_takes_an_id_and_is_elected(tmp_path: Path, autojump_clock: MockClock) -> None:
-    async with bench(tmp_path) as running:
-        await trio.sleep(0.5)
-        assert running.agent.role == Role(
-            is_master=True,
-            epoch=1,
-            broker_id=1,
-            master_id=1,
-            master_address=OWN,
-            sync_state_set=frozenset((1,)),
-            sync_state_set_epoch=1,
-        )
-        assert running.roles == [running.agent.role]
-        assert running.controllers.requests == [
-            Code.CONTROLLER_GET_NEXT_BROKER_ID,
-            Code.CONTROLLER_APPLY_BROKER_ID,
-            Code.CONTROLLER_REGISTER_BROKER,
-            Code.CONTROLLER_ELECT_MASTER,
-        ]
-        assert running.agent.leader == "c0:1"
-        assert (tmp_path / "brokerIdentity").read_text() == "check#broker-x#1"
+    assert running.roles == [running.agent.role]
+    assert running.controllers.requests == [
+        Code.CONTROLLER_GET_NEXT_BROKER_ID,
+        Code.CONTROLLER_APPLY_BROKER_ID,
+        Code.CONTROLLER_REGISTER_BROKER,
+        Code.CONTROLLER_ELECT_MASTER,
+    ]
+    assert running.agent.leader == "c0:1"
+    assert (tmp_path / "brokerIdentity").read_text() == "check#broker-x#1"
 
 
 async def test_later_broker_follows_the_master(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -83,19 +85,17 @@ async def test_later_broker_follows_the_master(tmp_path: Path, autojump_clock: M
 
 
 async def test_heartbeats_reach_every_controller_each_second(
-    tmp_path: Path, autojump_clock: MockClock
+    running: Bench, autojump_clock: MockClock
 ) -> None:
-    async with bench(tmp_path) as running:
-        await trio.sleep(0.5)
-        before = len(running.controllers.heartbeats)
-        running.offsets = Offsets(epoch=1, max_offset=300, confirm_offset=200)
-        await trio.sleep(5)
-        later = running.controllers.heartbeats[before:]
-        assert [sum(address == each for _, address, _ in later) for each in ADDRESSES] == [5, 5, 5]
-        heartbeat = later[-1][2]
-        assert (heartbeat.epoch, heartbeat.max_offset, heartbeat.confirm_offset) == (1, 300, 200)
-        assert (heartbeat.broker_id, heartbeat.broker_address) == (1, OWN)
-        assert (heartbeat.timeout_ms, heartbeat.election_priority) == (10_000, 2**31 - 1)
+    before = len(running.controllers.heartbeats)
+    running.offsets = Offsets(epoch=1, max_offset=300, confirm_offset=200)
+    await trio.sleep(5)
+    later = running.controllers.heartbeats[before:]
+    assert [sum(address == each for _, address, _ in later) for each in ADDRESSES] == [5, 5, 5]
+    heartbeat = later[-1][2]
+    assert (heartbeat.epoch, heartbeat.max_offset, heartbeat.confirm_offset) == (1, 300, 200)
+    assert (heartbeat.broker_id, heartbeat.broker_address) == (1, OWN)
+    assert (heartbeat.timeout_ms, heartbeat.election_priority) == (10_000, 2**31 - 1)
 
 
 async def test_a_broker_that_hangs_sends_no_heartbeats_and_asks_for_no_election(
@@ -121,62 +121,50 @@ async def test_a_broker_that_hangs_sends_no_heartbeats_and_asks_for_no_election(
         assert running.agent.status().hang is None
 
 
-async def test_role_is_asked_for_each_5_seconds(tmp_path: Path, autojump_clock: MockClock) -> None:
-    async with bench(tmp_path) as running:
-        await trio.sleep(0.5)
-        del running.controllers.requests[:]
-        await trio.sleep(20)
-        assert running.controllers.requests == [Code.CONTROLLER_GET_REPLICA_INFO] * 4
+async def test_role_is_asked_for_each_5_seconds(running: Bench, autojump_clock: MockClock) -> None:
+    del running.controllers.requests[:]
+    await trio.sleep(20)
+    assert running.controllers.requests == [Code.CONTROLLER_GET_REPLICA_INFO] * 4
 
 
 async def test_notice_of_another_master_is_checked_with_the_leader_at_once(
-    tmp_path: Path, autojump_clock: MockClock
+    running: Bench, autojump_clock: MockClock
 ) -> None:
-    async with bench(tmp_path) as running:
-        await trio.sleep(0.5)
-        enter_other(running.controllers)
-        running.controllers.group.elect(9)
-        running.agent.role_changed(*notice(running.controllers))
-        await trio.sleep(0.01)
-        role = running.agent.role
-        assert role is not None
-        assert (role.is_master, role.epoch, role.master_id) == (False, 2, 9)
+    enter_other(running.controllers)
+    running.controllers.group.elect(9)
+    running.agent.role_changed(*notice(running.controllers))
+    await trio.sleep(0.01)
+    role = running.agent.role
+    assert role is not None
+    assert (role.is_master, role.epoch, role.master_id) == (False, 2, 9)
 
 
-async def test_forged_notice_changes_nothing(tmp_path: Path, autojump_clock: MockClock) -> None:
-    async with bench(tmp_path) as running:
-        await trio.sleep(0.5)
-        role = running.agent.role
-        forged = protocol.RoleNotice(
-            master_id=7, master_address="evil:1", master_epoch=2**31 - 1, set_epoch=9
-        )
-        running.agent.role_changed(forged.to_fields(), MemberSet(frozenset((7,)), 9).to_body())
-        await trio.sleep(20)
-        assert running.agent.role == role
-        assert running.agent.status().notices == 1
+async def test_forged_notice_changes_nothing(running: Bench, autojump_clock: MockClock) -> None:
+    role = running.agent.role
+    forged = protocol.RoleNotice(master_id=7, master_address="evil:1", master_epoch=2**31 - 1, set_epoch=9)
+    running.agent.role_changed(forged.to_fields(), MemberSet(frozenset((7,)), 9).to_body())
+    await trio.sleep(20)
+    assert running.agent.role == role
+    assert running.agent.status().notices == 1
 
 
 async def test_flood_of_forged_notices_asks_the_leader_at_most_ten_times_a_second(
-    tmp_path: Path, autojump_clock: MockClock
+    running: Bench, autojump_clock: MockClock
 ) -> None:
-    async with bench(tmp_path) as running:
-        await trio.sleep(0.5)
-        forged = protocol.RoleNotice(
-            master_id=7, master_address="evil:1", master_epoch=2**31 - 1, set_epoch=9
-        )
-        body = MemberSet(frozenset((7,)), 9).to_body()
-        del running.controllers.requests[:]
-        for _ in range(995):
-            running.agent.role_changed(forged.to_fields(), body)
-            await trio.sleep(0.001)
-        assert running.controllers.requests == [Code.CONTROLLER_GET_REPLICA_INFO] * 10
-        # A true notice among them is not lost.
-        enter_other(running.controllers)
-        running.controllers.group.elect(9)
-        running.agent.role_changed(*notice(running.controllers))
-        await trio.sleep(0.1)
-        assert running.agent.role is not None
-        assert running.agent.role.master_id == 9
+    forged = protocol.RoleNotice(master_id=7, master_address="evil:1", master_epoch=2**31 - 1, set_epoch=9)
+    body = MemberSet(frozenset((7,)), 9).to_body()
+    del running.controllers.requests[:]
+    for _ in range(995):
+        running.agent.role_changed(forged.to_fields(), body)
+        await trio.sleep(0.001)
+    assert running.controllers.requests == [Code.CONTROLLER_GET_REPLICA_INFO] * 10
+    # A true notice among them is not lost.
+    enter_other(running.controllers)
+    running.controllers.group.elect(9)
+    running.agent.role_changed(*notice(running.controllers))
+    await trio.sleep(0.1)
+    assert running.agent.role is not None
+    assert running.agent.role.master_id == 9
 
 
 async def test_notice_that_does_not_read_is_refused(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -186,28 +174,24 @@ async def test_notice_that_does_not_read_is_refused(tmp_path: Path, autojump_clo
                 running.agent.role_changed(fields, body)
 
 
-async def test_old_notice_asks_nothing(tmp_path: Path, autojump_clock: MockClock) -> None:
-    async with bench(tmp_path) as running:
-        await trio.sleep(0.5)
-        old = notice(running.controllers)
-        del running.controllers.requests[:]
-        for _ in range(100):
-            running.agent.role_changed(*old)
-        await trio.sleep(1)
-        assert running.controllers.requests == []
+async def test_old_notice_asks_nothing(running: Bench, autojump_clock: MockClock) -> None:
+    old = notice(running.controllers)
+    del running.controllers.requests[:]
+    for _ in range(100):
+        running.agent.role_changed(*old)
+    await trio.sleep(1)
+    assert running.controllers.requests == []
 
 
 async def test_master_that_the_controllers_lost_asks_to_be_elected_again(
-    tmp_path: Path, autojump_clock: MockClock
+    running: Bench, autojump_clock: MockClock
 ) -> None:
     """As after a silence longer than the heartbeat timeout, with no other member of the set."""
-    async with bench(tmp_path) as running:
-        await trio.sleep(0.5)
-        running.controllers.group.master_id = None
-        await trio.sleep(6)
-        role = running.agent.role
-        assert role is not None
-        assert (role.is_master, role.epoch) == (True, 2)
+    running.controllers.group.master_id = None
+    await trio.sleep(6)
+    role = running.agent.role
+    assert role is not None
+    assert (role.is_master, role.epoch) == (True, 2)
 
 
 async def test_broker_outside_of_the_set_waits_for_a_master(
@@ -228,29 +212,25 @@ async def test_broker_outside_of_the_set_waits_for_a_master(
         assert running.agent.role.master_id == 9
 
 
-async def test_leader_that_moves_is_found_again(tmp_path: Path, autojump_clock: MockClock) -> None:
-    async with bench(tmp_path) as running:
-        await trio.sleep(0.5)
-        role = running.agent.role
-        await running.controllers.end("c0:1")
-        await trio.sleep(1.5)
-        assert running.agent.leader is None
-        assert running.agent.role == role
-        running.controllers.leader = "c2:1"
-        await trio.sleep(1.5)
-        assert running.agent.leader == "c2:1"
-        assert running.agent.status().controllers[0].reason == "cannot connect: refused"
-        assert running.agent.role == role
+async def test_leader_that_moves_is_found_again(running: Bench, autojump_clock: MockClock) -> None:
+    role = running.agent.role
+    await running.controllers.end("c0:1")
+    await trio.sleep(1.5)
+    assert running.agent.leader is None
+    assert running.agent.role == role
+    running.controllers.leader = "c2:1"
+    await trio.sleep(1.5)
+    assert running.agent.leader == "c2:1"
+    assert running.agent.status().controllers[0].reason == "cannot connect: refused"
+    assert running.agent.role == role
 
 
-async def test_leader_that_hangs_is_replaced(tmp_path: Path, autojump_clock: MockClock) -> None:
-    async with bench(tmp_path) as running:
-        await trio.sleep(0.5)
-        running.controllers.hanging.add("c0:1")
-        running.controllers.leader = "c1:1"
-        # Its next request, 5 s; the answer's timeout, 3 s; the others are asked each second.
-        await trio.sleep(10)
-        assert running.agent.leader == "c1:1"
+async def test_leader_that_hangs_is_replaced(running: Bench, autojump_clock: MockClock) -> None:
+    running.controllers.hanging.add("c0:1")
+    running.controllers.leader = "c1:1"
+    # Its next request, 5 s; the answer's timeout, 3 s; the others are asked each second.
+    await trio.sleep(10)
+    assert running.agent.leader == "c1:1"
 
 
 async def test_status_says_when_a_leading_controller_last_answered(
@@ -278,44 +258,40 @@ async def test_status_says_when_a_leading_controller_last_answered(
 
 
 async def test_status_counts_the_roles_and_has_the_time_of_the_last(
-    tmp_path: Path, autojump_clock: MockClock
+    running: Bench, autojump_clock: MockClock
 ) -> None:
-    async with bench(tmp_path) as running:
-        await trio.sleep(0.5)
-        first = running.agent.status()
-        assert first.roles == 1
-        assert first.role_since_ms is not None
-        assert first.role_since_ms <= 500
-        enter_other(running.controllers)
-        running.controllers.group.elect(9)
-        await trio.sleep(6)
-        second = running.agent.status()
-        assert second.roles == 2
-        assert second.role_since_ms is not None
-        assert 500 < second.role_since_ms <= 6_500
-        # Another set is no other role.
-        running.controllers.group.members = frozenset((1, 9))
-        running.controllers.group.set_epoch += 1
-        await trio.sleep(6)
-        assert running.agent.role is not None
-        assert running.agent.role.sync_state_set == {1, 9}
-        assert running.agent.status().roles == 2
+    first = running.agent.status()
+    assert first.roles == 1
+    assert first.role_since_ms is not None
+    assert first.role_since_ms <= 500
+    enter_other(running.controllers)
+    running.controllers.group.elect(9)
+    await trio.sleep(6)
+    second = running.agent.status()
+    assert second.roles == 2
+    assert second.role_since_ms is not None
+    assert 500 < second.role_since_ms <= 6_500
+    # Another set is no other role.
+    running.controllers.group.members = frozenset((1, 9))
+    running.controllers.group.set_epoch += 1
+    await trio.sleep(6)
+    assert running.agent.role is not None
+    assert running.agent.role.sync_state_set == {1, 9}
+    assert running.agent.status().roles == 2
 
 
-async def test_answer_not_leader_makes_the_agent_search(tmp_path: Path, autojump_clock: MockClock) -> None:
-    async with bench(tmp_path) as running:
-        await trio.sleep(0.5)
-        running.controllers.leader = "c1:1"
-        known = SetDecision(members=frozenset((1,)), set_epoch=1, is_confirmed=False)
-        assert await running.agent.alter_sync_state_set(frozenset((1, 2)), 1, master_epoch=1) == known
-        assert running.agent.leader is None
-        # Not sent at all.
-        assert await running.agent.alter_sync_state_set(frozenset((1, 2)), 1, master_epoch=1) == known
-        await trio.sleep(1.5)
-        assert running.agent.leader == "c1:1"
-        assert await running.agent.alter_sync_state_set(frozenset((1, 2)), 1, master_epoch=1) == SetDecision(
-            members=frozenset((1, 2)), set_epoch=2, is_confirmed=True
-        )
+async def test_answer_not_leader_makes_the_agent_search(running: Bench, autojump_clock: MockClock) -> None:
+    running.controllers.leader = "c1:1"
+    known = SetDecision(members=frozenset((1,)), set_epoch=1, is_confirmed=False)
+    assert await running.agent.alter_sync_state_set(frozenset((1, 2)), 1, master_epoch=1) == known
+    assert running.agent.leader is None
+    # Not sent at all.
+    assert await running.agent.alter_sync_state_set(frozenset((1, 2)), 1, master_epoch=1) == known
+    await trio.sleep(1.5)
+    assert running.agent.leader == "c1:1"
+    assert await running.agent.alter_sync_state_set(frozenset((1, 2)), 1, master_epoch=1) == SetDecision(
+        members=frozenset((1, 2)), set_epoch=2, is_confirmed=True
+    )
 
 
 async def test_leader_that_is_not_configured_is_dialled(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -348,67 +324,57 @@ async def test_without_controllers_the_broker_waits_and_says_so_once(
     assert (said.out + said.err).count("no leading controller") == 1
 
 
-async def test_set_is_altered_and_becomes_part_of_the_role(tmp_path: Path, autojump_clock: MockClock) -> None:
-    async with bench(tmp_path) as running:
-        await trio.sleep(0.5)
-        decision = await running.agent.alter_sync_state_set(frozenset((1, 2)), 1, master_epoch=1)
-        assert decision == SetDecision(members=frozenset((1, 2)), set_epoch=2, is_confirmed=True)
-        await trio.sleep(0.01)
-        assert running.agent.role == running.roles[-1]
-        assert running.roles[-1].sync_state_set == {1, 2}
-        # Nothing would change: refused.
-        assert await running.agent.alter_sync_state_set(frozenset((1, 2)), 2, master_epoch=1) == decision
+async def test_set_is_altered_and_becomes_part_of_the_role(running: Bench, autojump_clock: MockClock) -> None:
+    decision = await running.agent.alter_sync_state_set(frozenset((1, 2)), 1, master_epoch=1)
+    assert decision == SetDecision(members=frozenset((1, 2)), set_epoch=2, is_confirmed=True)
+    await trio.sleep(0.01)
+    assert running.agent.role == running.roles[-1]
+    assert running.roles[-1].sync_state_set == {1, 2}
+    # Nothing would change: refused.
+    assert await running.agent.alter_sync_state_set(frozenset((1, 2)), 2, master_epoch=1) == decision
 
 
-async def test_proposal_without_an_answer_is_undecided(tmp_path: Path, autojump_clock: MockClock) -> None:
-    async with bench(tmp_path) as running:
-        await trio.sleep(0.5)
-        running.controllers.fault = lambda code: (
-            Fault.UNANSWERED if code is Code.CONTROLLER_ALTER_SYNC_STATE_SET else Fault.NONE
-        )
-        assert await running.agent.alter_sync_state_set(frozenset((1, 2)), 1, master_epoch=1) is None
-        await trio.sleep(10)
-        role = running.agent.role
-        assert role is not None
-        assert (role.sync_state_set, role.sync_state_set_epoch) == ({1, 2}, 2)
+async def test_proposal_without_an_answer_is_undecided(running: Bench, autojump_clock: MockClock) -> None:
+    running.controllers.fault = lambda code: (
+        Fault.UNANSWERED if code is Code.CONTROLLER_ALTER_SYNC_STATE_SET else Fault.NONE
+    )
+    assert await running.agent.alter_sync_state_set(frozenset((1, 2)), 1, master_epoch=1) is None
+    await trio.sleep(10)
+    role = running.agent.role
+    assert role is not None
+    assert (role.sync_state_set, role.sync_state_set_epoch) == ({1, 2}, 2)
 
 
-async def test_refused_proposal_says_the_set_that_counts(tmp_path: Path, autojump_clock: MockClock) -> None:
-    async with bench(tmp_path) as running:
-        await trio.sleep(0.5)
-        running.controllers.group.members, running.controllers.group.set_epoch = frozenset((1, 5)), 7
-        assert await running.agent.alter_sync_state_set(frozenset((1, 2)), 1, master_epoch=1) == SetDecision(
-            members=frozenset((1, 5)), set_epoch=7, is_confirmed=True
-        )
-        assert running.agent.role is not None
-        assert running.agent.role.sync_state_set == {1, 5}
+async def test_refused_proposal_says_the_set_that_counts(running: Bench, autojump_clock: MockClock) -> None:
+    running.controllers.group.members, running.controllers.group.set_epoch = frozenset((1, 5)), 7
+    assert await running.agent.alter_sync_state_set(frozenset((1, 2)), 1, master_epoch=1) == SetDecision(
+        members=frozenset((1, 5)), set_epoch=7, is_confirmed=True
+    )
+    assert running.agent.role is not None
+    assert running.agent.role.sync_state_set == {1, 5}
 
 
-async def test_refused_set_brings_the_role_that_counts(tmp_path: Path, autojump_clock: MockClock) -> None:
-    async with bench(tmp_path) as running:
-        await trio.sleep(0.5)
-        enter_other(running.controllers)
-        running.controllers.group.elect(9)
-        # The set of another master is no answer for this one.
-        assert await running.agent.alter_sync_state_set(frozenset((1, 9)), 1, master_epoch=1) is None
-        role = running.agent.role
-        assert role is not None
-        assert (role.is_master, role.master_id) == (False, 9)
-        # A slave proposes nothing.
-        assert await running.agent.alter_sync_state_set(frozenset((1, 9)), 2, master_epoch=2) is None
-        assert running.controllers.requests.count(Code.CONTROLLER_ALTER_SYNC_STATE_SET) == 1
+async def test_refused_set_brings_the_role_that_counts(running: Bench, autojump_clock: MockClock) -> None:
+    enter_other(running.controllers)
+    running.controllers.group.elect(9)
+    # The set of another master is no answer for this one.
+    assert await running.agent.alter_sync_state_set(frozenset((1, 9)), 1, master_epoch=1) is None
+    role = running.agent.role
+    assert role is not None
+    assert (role.is_master, role.master_id) == (False, 9)
+    # A slave proposes nothing.
+    assert await running.agent.alter_sync_state_set(frozenset((1, 9)), 2, master_epoch=2) is None
+    assert running.controllers.requests.count(Code.CONTROLLER_ALTER_SYNC_STATE_SET) == 1
 
 
-async def test_set_of_an_earlier_epoch_is_not_proposed(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_set_of_an_earlier_epoch_is_not_proposed(running: Bench, autojump_clock: MockClock) -> None:
     """The life of epoch 1 still ends while its broker is master of epoch 2."""
-    async with bench(tmp_path) as running:
-        await trio.sleep(0.5)
-        running.controllers.group.elect(1)
-        await trio.sleep(6)
-        assert running.agent.role is not None
-        assert running.agent.role.epoch == 2
-        assert await running.agent.alter_sync_state_set(frozenset((1, 2)), 2, master_epoch=1) is None
-        assert Code.CONTROLLER_ALTER_SYNC_STATE_SET not in running.controllers.requests
+    running.controllers.group.elect(1)
+    await trio.sleep(6)
+    assert running.agent.role is not None
+    assert running.agent.role.epoch == 2
+    assert await running.agent.alter_sync_state_set(frozenset((1, 2)), 2, master_epoch=1) is None
+    assert Code.CONTROLLER_ALTER_SYNC_STATE_SET not in running.controllers.requests
 
 
 @pytest.mark.parametrize(
@@ -423,29 +389,25 @@ async def test_set_of_an_earlier_epoch_is_not_proposed(tmp_path: Path, autojump_
     ],
 )
 async def test_code_that_does_not_refuse_a_set_for_good_leaves_it_undecided(
-    tmp_path: Path, autojump_clock: MockClock, code: ResponseCode, *, is_decided: bool
+    running: Bench, autojump_clock: MockClock, code: ResponseCode, *, is_decided: bool
 ) -> None:
-    async with bench(tmp_path) as running:
-        await trio.sleep(0.5)
-        running.controllers.refuse[Code.CONTROLLER_ALTER_SYNC_STATE_SET] = code
-        decision = await running.agent.alter_sync_state_set(frozenset((1, 2)), 1, master_epoch=1)
-        known = SetDecision(members=frozenset((1,)), set_epoch=1, is_confirmed=True)
-        assert decision == (known if is_decided else None)
+    running.controllers.refuse[Code.CONTROLLER_ALTER_SYNC_STATE_SET] = code
+    decision = await running.agent.alter_sync_state_set(frozenset((1, 2)), 1, master_epoch=1)
+    known = SetDecision(members=frozenset((1,)), set_epoch=1, is_confirmed=True)
+    assert decision == (known if is_decided else None)
 
 
 async def test_refusal_is_not_confirmed_if_the_leader_is_lost_after_it(
-    tmp_path: Path, autojump_clock: MockClock
+    running: Bench, autojump_clock: MockClock
 ) -> None:
-    async with bench(tmp_path) as running:
-        await trio.sleep(0.5)
-        running.controllers.refuse[Code.CONTROLLER_ALTER_SYNC_STATE_SET] = (
-            ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
-        )
-        running.controllers.fault = lambda code: (
-            Fault.CUT if code is Code.CONTROLLER_GET_REPLICA_INFO else Fault.NONE
-        )
-        decision = await running.agent.alter_sync_state_set(frozenset((1, 2)), 1, master_epoch=1)
-        assert decision == SetDecision(members=frozenset((1,)), set_epoch=1, is_confirmed=False)
+    running.controllers.refuse[Code.CONTROLLER_ALTER_SYNC_STATE_SET] = (
+        ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
+    )
+    running.controllers.fault = lambda code: (
+        Fault.CUT if code is Code.CONTROLLER_GET_REPLICA_INFO else Fault.NONE
+    )
+    decision = await running.agent.alter_sync_state_set(frozenset((1, 2)), 1, master_epoch=1)
+    assert decision == SetDecision(members=frozenset((1,)), set_epoch=1, is_confirmed=False)
 
 
 async def test_id_that_another_broker_took_is_given_up(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -574,23 +536,22 @@ async def test_a_master_that_lost_power_says_once_why_it_has_no_role(
     ],
 )
 async def test_broker_that_the_controllers_do_not_know_registers_again(
-    tmp_path: Path, autojump_clock: MockClock, code: ResponseCode
+    running: Bench, autojump_clock: MockClock, code: ResponseCode
 ) -> None:
-    async with bench(tmp_path) as running:
-        await trio.sleep(0.5)
-        running.controllers.refuse[Code.CONTROLLER_GET_REPLICA_INFO] = code
-        await trio.sleep(5)
-        running.controllers.refuse.clear()
-        await trio.sleep(3)
-        assert running.controllers.requests.count(Code.CONTROLLER_REGISTER_BROKER) == 2
-        assert running.agent.status().refusal is None
+    running.controllers.refuse[Code.CONTROLLER_GET_REPLICA_INFO] = code
+    await trio.sleep(5)
+    running.controllers.refuse.clear()
+    await trio.sleep(3)
+    assert running.controllers.requests.count(Code.CONTROLLER_REGISTER_BROKER) == 2
+    assert running.agent.status().refusal is None
 
 
 FAULTS = st.lists(st.sampled_from(list(Fault)), max_size=12)
 
 
 @given(faults=FAULTS, moves=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), max_size=4))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.timeout(1200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_lost_late_and_cut_answers_end_in_one_id_and_the_latest_role(
     tmp_path_factory: pytest.TempPathFactory, faults: list[Fault], moves: list[tuple[int, int]]
 ) -> None:
