@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.analysis.replays import replay_here, write_recordings
 from tests.s3 import start_obstore
-from trioha_analysis.replay_result import ReplayResult
 
 
 @pytest.fixture(autouse=True, scope="session")
-def obstore_runs() -> None:
+def obstore_runs():
     """Descriptors of obstore's runtime are open before any test counts."""
     start_obstore()
 
 
 @pytest.fixture(scope="session")
-def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recordings(tmp_path_factory):
     """A folder with the sessions of a master and of its slave."""
     return write_recordings(tmp_path_factory.mktemp("recordings"))
 
 
 @pytest.fixture(scope="session")
-def result(recordings: Path) -> ReplayResult:
+def result(recordings):
     return replay_here(recordings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +15,6 @@ from tests.analysis.logs import read_all, write_log
 from tests.analysis.replays import replay_here, write_recordings
 from tests.archive.building import GENERATION, replace_generation
 from tests.recording.sessions import MasterModel, write_session
-from tests.s3 import S3Bucket
 from tests.store.support import VECTORS
 from trioha.archive.access import Location
 from trioha.archive.errors import ArchiveError
@@ -44,12 +42,12 @@ STORE = VECTORS / "store-5.3.3" / "store"
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     return f"file://{tmp_path}/archive"
 
 
 @pytest.fixture
-def s3_url(s3_bucket: S3Bucket) -> str:
+def s3_url(s3_bucket):
     return s3_bucket.url
 
 
@@ -70,9 +68,7 @@ def query(url: str, *, range_bytes: int = 1 << 20, **wanted: Any) -> list[dict[s
 
 
 @pytest.mark.parametrize(("where", "codec"), [("url", "none"), ("s3_url", "zstd")])
-def test_an_archive_has_the_messages_of_its_store(
-    where: str, codec: Any, request: pytest.FixtureRequest
-) -> None:
+def test_an_archive_has_the_messages_of_its_store(where, codec, request):
     url = request.getfixturevalue(where)
     expected, _ = read_all(STORE)
     objects = write_archive(url, store=STORE, codec=codec)
@@ -81,14 +77,14 @@ def test_an_archive_has_the_messages_of_its_store(
         assert query(url, range_bytes=range_bytes) == expected
 
 
-def test_options_choose_messages_and_leave_out_objects_unread(url: str) -> None:
+def test_options_choose_messages_and_leave_out_objects_unread(url):
     expected, _ = read_all(STORE)
     objects = write_archive(url, store=STORE)
     middle = expected[len(expected) // 2]
     topic, stored_ms, offset = (middle[name] for name in ("topic", "store_timestamp_ms", "physical_offset"))
     folder = ObjectFolder.open(url)
 
-    def check(has: Any, **wanted: Any) -> None:
+    def check(has, **wanted):
         rows = [row for row in expected if has(row)]
         assert query(url, **wanted) == rows
         needed = {
@@ -118,9 +114,7 @@ def test_options_choose_messages_and_leave_out_objects_unread(url: str) -> None:
     assert query(url, topics=frozenset(["unknown"])) == []
 
 
-def test_objects_that_were_merged_since_they_were_listed_are_read_by_the_newest_head(
-    tmp_path: Path, url: str
-) -> None:
+def test_objects_that_were_merged_since_they_were_listed_are_read_by_the_newest_head(tmp_path, url):
     write_log(tmp_path / "store", [bytes([number]) * 40 for number in range(30)], file_bytes=2000)
     small = write_archive(url, store=tmp_path / "store", object_bytes=200, page_objects=3)
     expected, _ = read_all(tmp_path / "store")
@@ -132,7 +126,7 @@ def test_objects_that_were_merged_since_they_were_listed_are_read_by_the_newest_
     assert rows_of(ranges, ReadOptions()) == expected
 
 
-def test_a_damaged_object_is_an_error_and_no_missing_rows(url: str) -> None:
+def test_a_damaged_object_is_an_error_and_no_missing_rows(url):
     objects = write_archive(url, store=STORE, codec="none")
     folder = ObjectFolder.open(url)
     data = bytearray(folder.get(objects[1].key))
@@ -143,7 +137,7 @@ def test_a_damaged_object_is_an_error_and_no_missing_rows(url: str) -> None:
     assert query(url, end=objects[1].first_offset)
 
 
-def test_offsets_that_retention_has_deleted_are_an_error(url: str) -> None:
+def test_offsets_that_retention_has_deleted_are_an_error(url):
     objects = write_archive(url, store=STORE, page_objects=100)
     ranges = plan_archive(Location.of(url), ReadOptions(), range_bytes=1)
     rest = {"objects": tuple(objects[2:]), "first_offset": objects[2].first_offset}
@@ -153,7 +147,7 @@ def test_offsets_that_retention_has_deleted_are_an_error(url: str) -> None:
         rows_of(ranges, ReadOptions())
 
 
-def test_a_stream_goes_on_where_it_was_and_ends_with_its_history(url: str) -> None:
+def test_a_stream_goes_on_where_it_was_and_ends_with_its_history(url):
     objects = write_archive(url, store=STORE)
     location = Location.of(url)
     begin = stream_start(location, generation=None, start=None)
@@ -188,7 +182,7 @@ def test_a_stream_goes_on_where_it_was_and_ends_with_its_history(url: str) -> No
 
 
 @pytest.mark.parametrize("where", ["url", "s3_url"])
-def test_recordings_are_read_in_place(where: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_recordings_are_read_in_place(where, tmp_path, request):
     url = request.getfixturevalue(where)
     recordings = write_recordings(tmp_path / "recordings")
     write_session(recordings / "20260102T000000.000Z-broker-b-0", MasterModel(3).run(400), segment_records=90)
@@ -208,15 +202,13 @@ def test_recordings_are_read_in_place(where: str, tmp_path: Path, request: pytes
     assert one["session"] == paths[0].name
 
 
-def test_no_segment_is_opened_to_plan_and_no_list_travels(
-    tmp_path: Path, s3_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_segment_is_opened_to_plan_and_no_list_travels(tmp_path, s3_url, monkeypatch):
     path = write_session(tmp_path / "session", MasterModel(3).run(400), segment_records=50)
     write_archive(s3_url, sessions=[path])
-    opened: list[str] = []
+    opened = []
     opens = ObjectPath.open
 
-    def open_and_count(self: ObjectPath, mode: Any = "rb") -> Any:
+    def open_and_count(self, mode="rb"):
         opened.append(self.key)
         return opens(self, mode)
 
@@ -228,14 +220,14 @@ def test_no_segment_is_opened_to_plan_and_no_list_travels(
     assert opened == []
     runs = list(plan_replay([s3_url]).runs())
     # The last record's time is in the last segment.
-    assert set(opened) == {segments[-1].path.key}  # type: ignore[attr-defined]
+    assert set(opened) == {segments[-1].path.key}
     assert len(pickle.dumps(found)) < 1000
     assert b"test" in pickle.dumps(found), "settings of the storage travel to executors"
     assert "test" not in repr(found)
     assert len(runs) == len(segments)
 
 
-def test_packed_recordings_are_parquet(tmp_path: Path, url: str) -> None:
+def test_packed_recordings_are_parquet(tmp_path, url):
     path = write_session(tmp_path / "session", MasterModel(3).run(400), segment_records=150)
     write_archive(url, sessions=[path])
     expected = read_records(open_session(path)).array
@@ -248,7 +240,7 @@ def test_packed_recordings_are_parquet(tmp_path: Path, url: str) -> None:
     assert rows["offset"].to_pylist() == expected["offset"].tolist()
 
 
-def test_a_url_without_sessions_is_named(s3_url: str) -> None:
+def test_a_url_without_sessions_is_named(s3_url):
     with pytest.raises(ArchiveError, match="there is no archive"):
         find_recordings([s3_url])
     write_archive(s3_url)
@@ -260,7 +252,7 @@ def test_a_url_without_sessions_is_named(s3_url: str) -> None:
         find_recordings([s3_url], settings={"aws_color": "red"})
 
 
-def test_settings_count_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_count_before_the_environment(monkeypatch):
     monkeypatch.setenv("AWS_REGION", "one")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")

@@ -86,7 +86,7 @@ def slave_events() -> list[Event]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     write_session(tmp_path / "20260101-a-0", master_events(), addresses={1: "10.0.0.2:41000"})
     write_session(tmp_path / "20260101-a-1", slave_events(), role="SLAVE", broker_id=1)
     return tmp_path
@@ -100,7 +100,7 @@ def causes_of(batch: EventBatch) -> list[tuple[str, int]]:
     return [(CAUSES[cause], conn) for cause, conn in found]
 
 
-def test_causes_are_those_of_the_sessions_puts(folder: Path) -> None:
+def test_causes_are_those_of_the_sessions_puts(folder):
     session = open_session(folder / "20260101-a-0")
     batch = EventBatch(read_records(session).array, SessionSettings.of(session), True)
     assert causes_of(batch) == [("ack", 1), ("send", 1), ("ack", 1), ("no slave", -1)]
@@ -108,7 +108,7 @@ def test_causes_are_those_of_the_sessions_puts(folder: Path) -> None:
 
 @given(st.integers(0, 10_000), st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_causes_do_not_depend_on_how_a_session_is_split(folder: Path, seed: int, data: st.DataObject) -> None:
+def test_causes_do_not_depend_on_how_a_session_is_split(folder, seed, data):
     session = open_session(folder / "20260101-a-0")
     events = MasterModel(seed).run(data.draw(st.integers(1, 300)))
     if not events:
@@ -125,7 +125,7 @@ def test_causes_do_not_depend_on_how_a_session_is_split(folder: Path, seed: int,
         if begin < end
     ]
 
-    def comparable(counters: CauseCounts) -> list[object]:
+    def comparable(counters):
         found = counters.finished().waited_us.items()
         return [(key, us.buckets.tolist(), us.weights.tolist()) for key, us in found]
 
@@ -133,7 +133,7 @@ def test_causes_do_not_depend_on_how_a_session_is_split(folder: Path, seed: int,
     assert comparable(reduce(CauseCounts.__add__, parts)) == comparable(whole)
 
 
-def test_flush_is_the_cause_if_it_was_later_than_the_ack(folder: Path) -> None:
+def test_flush_is_the_cause_if_it_was_later_than_the_ack(folder):
     session = open_session(folder / "20260101-a-0")
     events = [
         Event(0, Kind.WAIT_BEGIN, offset=300, aux=1, size=1),
@@ -178,9 +178,7 @@ def stories_of(path: Path) -> Counter[tuple[str, str | None, int | None]]:
     return Counter((story["status"], story["cause"], story["causeConn"]) for story in stories)
 
 
-def test_timeout_with_an_open_silent_connection_is_not_caused_by_a_missing_slave(
-    tmp_path: Path,
-) -> None:
+def test_timeout_with_an_open_silent_connection_is_not_caused_by_a_missing_slave(tmp_path):
     events = [
         Event(0, Kind.STATE, conn=1, offset=-1, aux=1000, flags=HaState.HANDSHAKE),
         Event(1 * MS, Kind.REQUESTED, conn=1, offset=1000, aux=1000),
@@ -205,20 +203,20 @@ def test_timeout_with_an_open_silent_connection_is_not_caused_by_a_missing_slave
 
 
 @pytest.mark.sized
-def test_explain_and_replay_agree_on_the_cause_of_each_put(tmp_path: Path) -> None:
+def test_explain_and_replay_agree_on_the_cause_of_each_put(tmp_path):
     for seed in range(by_level(2, 12, 200)):
         path = write_session(tmp_path / str(seed), MasterModel(seed).run(220))
         assert stories_of(path) == counts_of(path), seed
 
 
-def test_connections_of_master_and_slave_are_joined_and_their_clocks_compared(folder: Path) -> None:
+def test_connections_of_master_and_slave_are_joined_and_their_clocks_compared(folder):
     (link,) = links(open_readers([folder]))
     assert (link.master_conn, link.slave_conn, link.frames) == (1, 4, 3)
     assert (link.clock_offset_ns, link.clock_error_ns) == (SLAVE_AHEAD, 1 * MS)
     assert link.master_wall_ns(WALL_NS + SLAVE_AHEAD) == WALL_NS
 
 
-def test_ack_time_is_split_into_both_one_way_delays_and_the_slaves_time(folder: Path) -> None:
+def test_ack_time_is_split_into_both_one_way_delays_and_the_slaves_time(folder):
     (link,) = links(open_readers([folder]))
     table = pa.Table.from_pylist([link_row(link)], SCHEMAS["links"])
     (row,) = table.to_pylist()
@@ -230,7 +228,7 @@ def test_ack_time_is_split_into_both_one_way_delays_and_the_slaves_time(folder: 
     assert evolve(link, slave_ns=Distribution(MS, MS, MS, 1)).ack_mostly == "network"
 
 
-def test_clock_offset_is_unknown_without_acks(tmp_path: Path) -> None:
+def test_clock_offset_is_unknown_without_acks(tmp_path):
     acks = (Kind.ACK, Kind.HEARTBEAT)
     write_session(tmp_path / "20260101-a-0", [e for e in master_events() if e.kind not in acks])
     write_session(tmp_path / "20260101-a-1", slave_events(), role="SLAVE", broker_id=1)
@@ -240,7 +238,7 @@ def test_clock_offset_is_unknown_without_acks(tmp_path: Path) -> None:
     assert link.ack_mostly is None
 
 
-def test_story_of_a_put_has_its_steps_on_both_nodes_at_the_masters_time(folder: Path) -> None:
+def test_story_of_a_put_has_its_steps_on_both_nodes_at_the_masters_time(folder):
     story = explain(open_readers([folder]), "1")
     assert (story["status"], story["waitedMs"], story["acksNeeded"]) == ("PUT_OK", 5.0, 1)
     assert (story["startOffset"], story["endOffset"]) == (1000, 1500)
@@ -261,7 +259,7 @@ def test_story_of_a_put_has_its_steps_on_both_nodes_at_the_masters_time(folder: 
     )
 
 
-def test_put_is_found_by_request_id_offset_or_rank(folder: Path) -> None:
+def test_put_is_found_by_request_id_offset_or_rank(folder):
     readers = open_readers([folder])
     late = "was sent it and did not acknowledge it in time"
     unsent = "most of the time went before it was sent to it"
@@ -285,7 +283,7 @@ def test_put_is_found_by_request_id_offset_or_rank(folder: Path) -> None:
             explain(readers, request)
 
 
-def test_state_at_a_time_has_all_nodes_and_connections(folder: Path) -> None:
+def test_state_at_a_time_has_all_nodes_and_connections(folder):
     readers = open_readers([folder])
     found = moment(readers, wall_time("+0.0285", readers))
     assert [(row["brokerId"], row["maxOffset"], row["flushedOffset"]) for row in found["nodes"]] == [
@@ -301,7 +299,7 @@ def test_state_at_a_time_has_all_nodes_and_connections(folder: Path) -> None:
     assert (slave["receivedOffset"], slave["reportedOffset"]) == (1500, 1500)
 
 
-def test_state_and_probes_at_a_moment_follow_the_rules_of_the_kernel(tmp_path: Path) -> None:
+def test_state_and_probes_at_a_moment_follow_the_rules_of_the_kernel(tmp_path):
     path = write_session(
         tmp_path / "session",
         [
@@ -319,7 +317,7 @@ def test_state_and_probes_at_a_moment_follow_the_rules_of_the_kernel(tmp_path: P
     assert [row["probes"] for row in found["nodes"]] == [1]
 
 
-def test_times_have_several_notations(folder: Path) -> None:
+def test_times_have_several_notations(folder):
     readers = open_readers([folder])
     for text, after_ms in (
         ("+1.5", 1500),
@@ -338,9 +336,7 @@ def test_times_have_several_notations(folder: Path) -> None:
             wall_time(text, readers)
 
 
-def test_clock_times_are_in_the_local_zone(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clock_times_are_in_the_local_zone(folder, capsys, monkeypatch):
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
     try:
@@ -356,9 +352,7 @@ def test_clock_times_are_in_the_local_zone(
         time.tzset()
 
 
-def test_command_answers_without_java(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_answers_without_java(folder, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("JAVA_HOME", "")
     assert main(["replay", str(folder), "--explain", "failed", "--json"]) == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -28,7 +27,7 @@ FILE_BYTES = 4096
 
 
 @pytest.mark.parametrize("name", STORES)
-def test_a_recorded_store_has_exactly_its_messages_for_any_ranges_and_blocks(name: str) -> None:
+def test_a_recorded_store_has_exactly_its_messages_for_any_ranges_and_blocks(name):
     store = VECTORS / name / "store"
     expected = (expected_rows(name), [])
     assert read_all(store, options=ReadOptions(verify_bodies=True)) == expected
@@ -38,7 +37,7 @@ def test_a_recorded_store_has_exactly_its_messages_for_any_ranges_and_blocks(nam
 
 
 @pytest.mark.parametrize("name", STORES[:2])
-def test_the_store_of_a_killed_broker_has_the_rows_of_the_closed_one_without_damage(name: str) -> None:
+def test_the_store_of_a_killed_broker_has_the_rows_of_the_closed_one_without_damage(name):
     rows, damage = read_all(VECTORS / name / "crash-store")
     assert rows == expected_rows(name)[: len(rows)]
     assert len(rows) > 130
@@ -52,12 +51,8 @@ def test_the_store_of_a_killed_broker_has_the_rows_of_the_closed_one_without_dam
     block_bytes=st.integers(16, 5000),
 )
 def test_damage_and_rows_of_a_damaged_log_do_not_depend_on_the_ranges(
-    tmp_path_factory: pytest.TempPathFactory,
-    bodies: list[bytes],
-    harm: list[tuple[int, bytes]],
-    cut: int,
-    block_bytes: int,
-) -> None:
+    tmp_path_factory, bodies, harm, cut, block_bytes
+):
     store = tmp_path_factory.mktemp("log")
     write_log(store, bodies, file_bytes=FILE_BYTES)
     log = bytearray(b"".join(file.path.read_bytes() for file in list_files(store)))
@@ -79,7 +74,7 @@ def test_damage_and_rows_of_a_damaged_log_do_not_depend_on_the_ranges(
         assert not any(start <= offset < start + size for start, size in damage)
 
 
-def test_damage_in_the_middle_loses_only_the_damaged_record(tmp_path: Path) -> None:
+def test_damage_in_the_middle_loses_only_the_damaged_record(tmp_path):
     offsets = write_log(tmp_path, [b"x" * 100] * 10, file_bytes=FILE_BYTES)
     file = tmp_path / "commitlog" / f"{0:020d}"
     data = bytearray(file.read_bytes())
@@ -95,7 +90,7 @@ def test_damage_in_the_middle_loses_only_the_damaged_record(tmp_path: Path) -> N
 
 
 @pytest.mark.sized
-def test_a_damaged_record_after_a_range_border_is_reported_once(tmp_path: Path) -> None:
+def test_a_damaged_record_after_a_range_border_is_reported_once(tmp_path):
     offsets = write_log(tmp_path, [b"x" * 100] * 10, file_bytes=FILE_BYTES)
     file = tmp_path / "commitlog" / f"{0:020d}"
     data = bytearray(file.read_bytes())
@@ -109,7 +104,7 @@ def test_a_damaged_record_after_a_range_border_is_reported_once(tmp_path: Path) 
         assert len(rows) == 9
 
 
-def test_a_torn_last_record_ends_the_log_without_damage(tmp_path: Path) -> None:
+def test_a_torn_last_record_ends_the_log_without_damage(tmp_path):
     offsets = write_log(tmp_path, [b"x" * 100] * 10, file_bytes=FILE_BYTES)
     file = tmp_path / "commitlog" / f"{0:020d}"
     data = file.read_bytes()
@@ -120,7 +115,7 @@ def test_a_torn_last_record_ends_the_log_without_damage(tmp_path: Path) -> None:
         assert damage == []
 
 
-def test_a_file_that_ends_without_a_blank_is_damage_if_the_log_goes_on(tmp_path: Path) -> None:
+def test_a_file_that_ends_without_a_blank_is_damage_if_the_log_goes_on(tmp_path):
     offsets = write_log(tmp_path, [b"x" * 100] * 30, file_bytes=FILE_BYTES)
     file = tmp_path / "commitlog" / f"{0:020d}"
     data = file.read_bytes()
@@ -135,7 +130,7 @@ def test_a_file_that_ends_without_a_blank_is_damage_if_the_log_goes_on(tmp_path:
     assert damage == [(offsets[5], FILE_BYTES - offsets[5])]
 
 
-def test_a_missing_file_is_damage(tmp_path: Path) -> None:
+def test_a_missing_file_is_damage(tmp_path):
     write_log(tmp_path, [b"x" * 100] * 80, file_bytes=FILE_BYTES)
     (tmp_path / "commitlog" / f"{FILE_BYTES:020d}").unlink()
 
@@ -145,7 +140,7 @@ def test_a_missing_file_is_damage(tmp_path: Path) -> None:
         ]
 
 
-def test_a_copy_of_a_record_inside_a_body_is_not_a_row(tmp_path: Path) -> None:
+def test_a_copy_of_a_record_inside_a_body_is_not_a_row(tmp_path):
     inner = record(0, b"inner")
     # At the position of its own offset: the hardest body to tell from a record.
     body_at = len(record(0, b"")) - len("Orders") - 3 - len(b"TAGS\x01t\x02")
@@ -159,7 +154,7 @@ def test_a_copy_of_a_record_inside_a_body_is_not_a_row(tmp_path: Path) -> None:
     assert damage == []
 
 
-def test_bytes_after_a_blank_are_filler_for_any_ranges(tmp_path: Path) -> None:
+def test_bytes_after_a_blank_are_filler_for_any_ranges(tmp_path):
     log = bytearray(FILE_BYTES * 2)
     log[: len(record(0, b"first"))] = record(0, b"first")
     at = len(record(0, b"first"))
@@ -177,7 +172,7 @@ def test_bytes_after_a_blank_are_filler_for_any_ranges(tmp_path: Path) -> None:
         assert damage == []
 
 
-def test_a_body_with_a_wrong_crc_is_damage_if_bodies_are_verified(tmp_path: Path) -> None:
+def test_a_body_with_a_wrong_crc_is_damage_if_bodies_are_verified(tmp_path):
     offsets = write_log(tmp_path, [b"x" * 100] * 5, file_bytes=FILE_BYTES)
     file = tmp_path / "commitlog" / f"{0:020d}"
     data = bytearray(file.read_bytes())
@@ -190,7 +185,7 @@ def test_a_body_with_a_wrong_crc_is_damage_if_bodies_are_verified(tmp_path: Path
     assert damage == [(offsets[2], offsets[1])]
 
 
-def test_ipv6_and_ipv4_hosts_are_decoded_in_one_log(tmp_path: Path) -> None:
+def test_ipv6_and_ipv4_hosts_are_decoded_in_one_log(tmp_path):
     log = bytearray()
     hosts = [Host.parse(text, 5) for text in ("1.2.3.4", "2001:db8::7", "1.2.3.4", "::1", "4.3.2.1")]
     for host in hosts:
@@ -204,7 +199,7 @@ def test_ipv6_and_ipv4_hosts_are_decoded_in_one_log(tmp_path: Path) -> None:
     assert {row["store_host"] for row in rows} == {"127.0.0.1"}
 
 
-def test_only_requested_topics_are_read(tmp_path: Path) -> None:
+def test_only_requested_topics_are_read(tmp_path):
     store = VECTORS / "store-5.3.3" / "store"
     wanted = frozenset({"VecB", "VecTran"})
 
@@ -214,7 +209,7 @@ def test_only_requested_topics_are_read(tmp_path: Path) -> None:
     assert rows
 
 
-def test_preallocated_files_and_empty_stores_have_no_rows(tmp_path: Path) -> None:
+def test_preallocated_files_and_empty_stores_have_no_rows(tmp_path):
     (tmp_path / "commitlog").mkdir()
     assert read_all(tmp_path) == ([], [])
     write_files(tmp_path, bytes(2 * FILE_BYTES), file_bytes=FILE_BYTES)
@@ -222,7 +217,7 @@ def test_preallocated_files_and_empty_stores_have_no_rows(tmp_path: Path) -> Non
     assert cut_ranges(list_files(tmp_path), range_bytes=100) == [OffsetRange(0, None, True)]
 
 
-def test_a_missing_folder_and_a_deleted_file_are_errors(tmp_path: Path) -> None:
+def test_a_missing_folder_and_a_deleted_file_are_errors(tmp_path):
     with pytest.raises(StoreError, match="no such folder"):
         list_files(tmp_path / "nowhere")
     shutil.copytree(VECTORS / "store-5.3.3" / "store", tmp_path / "store")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.analysis.logs import expected_rows, read_all, record, write_files, write_log
@@ -17,7 +15,7 @@ FILE_BYTES = 4096
 
 
 @pytest.mark.parametrize("name", STORES)
-def test_batches_of_any_size_give_a_recorded_store_once(name: str) -> None:
+def test_batches_of_any_size_give_a_recorded_store_once(name):
     store = VECTORS / name / "store"
     last = expected_rows(name)[-1]
     end = last["physical_offset"] + last["size_bytes"]
@@ -34,7 +32,7 @@ def test_batches_of_any_size_give_a_recorded_store_once(name: str) -> None:
 
 
 @pytest.mark.sized
-def test_a_record_that_is_being_written_is_not_read_yet(tmp_path: Path) -> None:
+def test_a_record_that_is_being_written_is_not_read_yet(tmp_path):
     offsets = write_log(tmp_path, [b"x" * 100] * 5, file_bytes=FILE_BYTES)
     file = tmp_path / "commitlog" / f"{0:020d}"
     data = file.read_bytes()
@@ -46,7 +44,7 @@ def test_a_record_that_is_being_written_is_not_read_yet(tmp_path: Path) -> None:
     assert end_of_log(tmp_path, 0) == end_of_log(tmp_path, offsets[4]) == offsets[4] + size
 
 
-def test_a_record_is_not_read_before_its_body_is_written(tmp_path: Path) -> None:
+def test_a_record_is_not_read_before_its_body_is_written(tmp_path):
     whole = record(0, b"x" * 100)
     write_files(tmp_path, whole.replace(b"x" * 50, bytes(50), 1) + bytes(1000), file_bytes=FILE_BYTES)
     assert end_of_log(tmp_path, 0) == 0
@@ -54,7 +52,7 @@ def test_a_record_is_not_read_before_its_body_is_written(tmp_path: Path) -> None
     assert end_of_log(tmp_path, 0) == len(whole)
 
 
-def test_messages_deleted_before_they_were_read_are_an_error(tmp_path: Path) -> None:
+def test_messages_deleted_before_they_were_read_are_an_error(tmp_path):
     write_log(tmp_path, [b"x" * 100] * 80, file_bytes=FILE_BYTES)
     (tmp_path / "commitlog" / f"{0:020d}").unlink()
 
@@ -63,7 +61,7 @@ def test_messages_deleted_before_they_were_read_are_an_error(tmp_path: Path) -> 
     assert end_of_log(tmp_path, FILE_BYTES) > 2 * FILE_BYTES
 
 
-def test_an_empty_log_ends_at_the_start_offset(tmp_path: Path) -> None:
+def test_an_empty_log_ends_at_the_start_offset(tmp_path):
     (tmp_path / "commitlog").mkdir()
     assert end_of_log(tmp_path, 0) == 0
     write_files(tmp_path, bytes(FILE_BYTES), file_bytes=FILE_BYTES)

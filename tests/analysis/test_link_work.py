@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from trioha_analysis.state_at import open_readers
 
 
 @pytest.mark.parametrize("range_records", [15, 1000])
-def test_links_of_tasks_are_those_of_whole_sessions(tmp_path: Path, range_records: int) -> None:
+def test_links_of_tasks_are_those_of_whole_sessions(tmp_path, range_records):
     write_reconnecting_slaves(tmp_path, slaves=2, turns=4, frames=6)
     result = replay_here(tmp_path, range_records=range_records)
     # As tasks get them, and give them back.
@@ -29,7 +28,7 @@ def test_links_of_tasks_are_those_of_whole_sessions(tmp_path: Path, range_record
     assert document(result, found) == document(result, expected)
 
 
-def test_only_the_starts_of_connections_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_starts_of_connections_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "READ_RECORDS_MAX", 50)
     monkeypatch.setattr(module, "CANDIDATES_MAX", 2)
     write_reconnecting_slaves(tmp_path, slaves=2, turns=12, frames=10)
@@ -47,7 +46,7 @@ def test_only_the_starts_of_connections_are_read(tmp_path: Path, monkeypatch: py
     assert {link.clock_error_ns for link in found} <= {(THERE_NS + BACK_NS) // 2}
 
 
-def test_sessions_of_other_brokers_are_not_compared(tmp_path: Path) -> None:
+def test_sessions_of_other_brokers_are_not_compared(tmp_path):
     write_reconnecting_slaves(tmp_path, slaves=1, turns=2, frames=3)
     for path in (tmp_path / "1-slave",):
         text = (path / "session.json").read_text()

@@ -54,7 +54,7 @@ def records_of(path: Path, seq_from: int = 0, seq_to: int | None = None) -> np.n
     return records
 
 
-def test_packed_segments_become_the_same_bytes_again(tmp_path: Path) -> None:
+def test_packed_segments_become_the_same_bytes_again(tmp_path):
     path = some_session(tmp_path / "session")
     before = segment_bytes(path)
     session = open_session(path)
@@ -68,7 +68,7 @@ def test_packed_segments_become_the_same_bytes_again(tmp_path: Path) -> None:
     assert segment_bytes(path) == before
 
 
-def test_packed_unpacked_and_mixed_sessions_give_the_same_records(tmp_path: Path) -> None:
+def test_packed_unpacked_and_mixed_sessions_give_the_same_records(tmp_path):
     path = some_session(tmp_path / "session")
     session = open_session(path)
     expected = read_records(session).array.copy()
@@ -86,9 +86,7 @@ def test_packed_unpacked_and_mixed_sessions_give_the_same_records(tmp_path: Path
     assert (records_of(path) == expected).all()
 
 
-def test_ranges_inside_and_across_row_groups_are_exact(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranges_inside_and_across_row_groups_are_exact(tmp_path, monkeypatch):
     for module in (packing, ranges):
         monkeypatch.setattr(module, "BLOCK_RECORDS", 100)
     path = some_session(tmp_path / "session")
@@ -101,9 +99,7 @@ def test_ranges_inside_and_across_row_groups_are_exact(
         assert (records_of(path, first, last) == expected[first:last]).all()
 
 
-def test_packed_segments_without_pyarrow_are_an_error_with_a_hint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_segments_without_pyarrow_are_an_error_with_a_hint(tmp_path, monkeypatch):
     path = some_session(tmp_path / "session")
     session = open_session(path)
     for segment in sealed_segments(session)[:1]:
@@ -115,7 +111,7 @@ def test_packed_segments_without_pyarrow_are_an_error_with_a_hint(
         read_segments(session)
 
 
-def test_only_sealed_segments_are_packed(tmp_path: Path) -> None:
+def test_only_sealed_segments_are_packed(tmp_path):
     path = some_session(tmp_path / "session")
     session = open_session(path)
     assert len(sealed_segments(session, every=True)) == len(sealed_segments(session)) + 1
@@ -124,7 +120,7 @@ def test_only_sealed_segments_are_packed(tmp_path: Path) -> None:
     assert len(sealed_segments(session)) == len(sealed_segments(session, every=True))
 
 
-def test_a_damaged_segment_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_damaged_segment_stays_as_it_is(tmp_path):
     path = some_session(tmp_path / "session")
     session = open_session(path)
     file = path / EVENTS_FOLDER / f"{0:020d}.seg"
@@ -138,7 +134,7 @@ def test_a_damaged_segment_stays_as_it_is(tmp_path: Path) -> None:
     assert segment_bytes(path) == before
 
 
-def test_an_invalid_packed_file_is_damage(tmp_path: Path) -> None:
+def test_an_invalid_packed_file_is_damage(tmp_path):
     path = some_session(tmp_path / "session")
     (path / EVENTS_FOLDER / f"{0:020d}.seg").rename(path / EVENTS_FOLDER / f"{0:020d}.parquet")
 
@@ -148,7 +144,7 @@ def test_an_invalid_packed_file_is_damage(tmp_path: Path) -> None:
     assert found.segments[0].base_seq == 300
 
 
-def test_the_command_packs_and_unpacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_packs_and_unpacks(tmp_path, capsys):
     path = some_session(tmp_path / "session")
     before = segment_bytes(path)
 
@@ -167,9 +163,7 @@ def test_the_command_packs_and_unpacks(tmp_path: Path, capsys: pytest.CaptureFix
     assert segment_bytes(path).items() > before.items()
 
 
-def test_the_command_refuses_invalid_input_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_refuses_invalid_input_in_one_line(tmp_path, capsys):
     assert main(["session", "pack", str(tmp_path)]) == 2
     assert main(["session", "unpack", str(tmp_path), "--keep"]) == 2
     assert main(["session", "press", str(tmp_path)]) == 2

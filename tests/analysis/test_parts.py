@@ -49,15 +49,15 @@ def in_a_tree(path: Path, *, range_records: int) -> ReplayResult:
 
 
 @pytest.mark.parametrize("segment_records", [2_000_000, 100_000])
-def test_what_a_task_is_sent_does_not_grow_with_the_session(segment_records: int) -> None:
-    def longest(segments: int) -> int:
+def test_what_a_task_is_sent_does_not_grow_with_the_session(segment_records):
+    def longest(segments):
         found = runs_of(0, FOLDER, segments_of(segments, segment_records), GRID, run_ranges=8)
         return max(len(pickle.dumps(run)) for run in found)
 
     assert longest(1000) == pytest.approx(longest(30), rel=0.01)
 
 
-def test_a_run_names_the_segments_that_its_waits_may_have_begun_in() -> None:
+def test_a_run_names_the_segments_that_its_waits_may_have_begun_in():
     runs = list(runs_of(0, FOLDER, segments_of(40, 100_000), GRID))
     assert [run.ordinal for run in runs] == list(range(40))
     for run in runs:
@@ -67,7 +67,7 @@ def test_a_run_names_the_segments_that_its_waits_may_have_begun_in() -> None:
         assert run.pieces == ((len(before), 0, 100_000),)
 
 
-def test_ranges_of_many_segments_are_planned_in_their_order() -> None:
+def test_ranges_of_many_segments_are_planned_in_their_order():
     runs = list(runs_of(3, FOLDER, segments_of(3, 250), GRID, range_records=100, run_ranges=4))
     found = [
         (run.segments[index].base_seq + first, count) for run in runs for index, first, count in run.pieces
@@ -81,7 +81,7 @@ def test_ranges_of_many_segments_are_planned_in_their_order() -> None:
     assert [run.is_first for run in runs] == [True, False, False]
 
 
-def test_parts_joined_in_a_tree_have_the_result_of_one_after_the_other(tmp_path: Path) -> None:
+def test_parts_joined_in_a_tree_have_the_result_of_one_after_the_other(tmp_path):
     path = write_session(tmp_path / "session", MasterModel(11).run(700), segment_records=150)
     expected = document(replay_here(path))
     for range_records in (70, 31):
@@ -102,9 +102,7 @@ def never_acked(frames: int) -> list[Event]:
 
 
 @pytest.mark.parametrize("range_records", [10, 60, 1000])
-def test_frames_that_nobody_acknowledges_are_counted_and_not_all_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, range_records: int
-) -> None:
+def test_frames_that_nobody_acknowledges_are_counted_and_not_all_kept(tmp_path, monkeypatch, range_records):
     monkeypatch.setattr(progress, "KEPT_MAX", 20)
     monkeypatch.setattr(aggregate, "KEPT_MAX", 20)
     path = write_session(tmp_path / "session", never_acked(200))
@@ -114,13 +112,12 @@ def test_frames_that_nobody_acknowledges_are_counted_and_not_all_kept(
     for part in parts[1:]:
         joined = join_connection([joined, part], plan.grids[0])
     assert all(len(part.head) <= 20 for part in [*parts, joined])
-    assert joined.progress is not None
     assert len(joined.progress.in_flight_ts_ns) <= 20
     (connection,) = document(replay_here(path, range_records=range_records))["connections"]
     assert connection["unacknowledgedFrames"] == 200
 
 
-def test_a_late_ack_covers_frames_that_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_ack_covers_frames_that_are_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "KEPT_MAX", 20)
     ack = Event(1000, Kind.ACK, conn=1, offset=1600, aux=1600)
     path = write_session(tmp_path / "session", [*never_acked(200), ack])
@@ -130,10 +127,8 @@ def test_a_late_ack_covers_frames_that_are_not_kept(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.sized
-def test_what_rules_do_not_keep_is_not_judged_and_no_violation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def violations(result: ReplayResult) -> set[tuple[str, int]]:
+def test_what_rules_do_not_keep_is_not_judged_and_no_violation(tmp_path, monkeypatch):
+    def violations(result):
         return {(row["invariant"], row["seq"]) for row in document(result)["violations"]}
 
     for seed in range(11, 11 + by_level(1, 2, 50)):
@@ -148,9 +143,7 @@ def test_what_rules_do_not_keep_is_not_judged_and_no_violation(
                 assert violations(in_a_tree(path, range_records=range_records)) <= true, seed
 
 
-def test_violations_within_a_part_are_found_whatever_rules_keep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_violations_within_a_part_are_found_whatever_rules_keep(tmp_path, monkeypatch):
     back = Event(50_000_000, Kind.ACK, conn=2, offset=1999, aux=2000)
     closed = Event(51_000_000, Kind.CLOSED, conn=2, offset=2000, aux=2000, flags=CloseReason.EOF)
     path = write_session(tmp_path / "session", [*master_events(), back, closed])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,6 @@ from trioha.recording.reader import Fact, open_session
 from trioha_analysis.arrow_tables import arrow_tables
 from trioha_analysis.document import document
 from trioha_analysis.explain import explain
-from trioha_analysis.replay_result import ReplayResult
 from trioha_analysis.reports.session_report import session_report
 from trioha_analysis.state_at import moment, open_readers, wall_time
 
@@ -90,7 +88,7 @@ ADDRESSES = {1: f"{SCANNER}:41001", 2: f"{SCANNER}:41002"}
 
 
 @pytest.fixture(scope="module")
-def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def older(tmp_path_factory):
     """Each probe has its events: one probe a second, the last one still open."""
     probes = [event for second in range(HOUR) for event in of_probe(FIRST_PROBE + second, second)]
     late = FIRST_PROBE + HOUR
@@ -102,7 +100,7 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def newer(tmp_path_factory):
     """The node recorded counts only."""
     folder = tmp_path_factory.mktemp("newer") / "20260101T000000.000Z-broker-a-0"
     path = write_session(folder, slave_events(), addresses=ADDRESSES, segment_records=9000)
@@ -136,18 +134,17 @@ LINE = (
 
 
 @pytest.fixture(params=[pytest.param("older", marks=pytest.mark.full), "newer"])
-def path(request: pytest.FixtureRequest) -> Path:
-    found: Path = request.getfixturevalue(request.param)
-    return found
+def path(request):
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
-def result(path: Path) -> ReplayResult:
+def result(path):
     # Cut through connections, probes among them.
     return replay_here(path, range_records=997)
 
 
-def test_probes_are_counted_and_in_no_other_table(result: ReplayResult) -> None:
+def test_probes_are_counted_and_in_no_other_table(result):
     rows = document(result)
     (session,) = rows["sessions"]
     assert (session["connections"], session["reconnects"], session["probes"]) == (2, 1, 3601)
@@ -163,9 +160,7 @@ def test_probes_are_counted_and_in_no_other_table(result: ReplayResult) -> None:
     assert tables["probes"]["count"].to_pylist() == [row["count"] for row in PROBES]
 
 
-def test_report_and_text_have_one_line_of_probes(
-    result: ReplayResult, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_and_text_have_one_line_of_probes(result, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     html = session_report(result).html()
     assert html.count(LINE) == 1
@@ -177,7 +172,7 @@ def test_report_and_text_have_one_line_of_probes(
     assert CHECKER not in shown.replace(LINE, "")
 
 
-def test_state_and_explanation_ignore_probes(path: Path) -> None:
+def test_state_and_explanation_ignore_probes(path):
     readers = open_readers([path])
     at = moment(readers, wall_time("+1700.1000015s", readers))
     assert [row["conn"] for row in at["connections"]] == [1]
@@ -187,7 +182,7 @@ def test_state_and_explanation_ignore_probes(path: Path) -> None:
     assert story["cause"] == "ack"
 
 
-def test_invariants_hold_and_clocks_are_compared_despite_probes(path: Path, tmp_path: Path) -> None:
+def test_invariants_hold_and_clocks_are_compared_despite_probes(path, tmp_path):
     assert not any(verdict.count for verdict in judge_session(open_session(path)))
     slave = [
         Event(event.ts_ns + 1_000_000, Kind.RECEIVED, conn=1, offset=event.offset, aux=event.aux, size=100)
@@ -201,7 +196,7 @@ def test_invariants_hold_and_clocks_are_compared_despite_probes(path: Path, tmp_
     assert [(link.master_conn, link.slave_conn) for link in found] == [(1, 1)]
 
 
-def test_slaves_own_connection_without_a_report_is_not_a_probe(tmp_path: Path) -> None:
+def test_slaves_own_connection_without_a_report_is_not_a_probe(tmp_path):
     """Connections to a slave may be probes; its own ones are not."""
     events = [
         Event(0, Kind.STATE, conn=1, offset=0, aux=0, flags=HaState.HANDSHAKE),
@@ -225,7 +220,7 @@ def test_slaves_own_connection_without_a_report_is_not_a_probe(tmp_path: Path) -
     ]
 
 
-def test_slave_that_requests_beyond_the_end_is_not_a_probe(tmp_path: Path) -> None:
+def test_slave_that_requests_beyond_the_end_is_not_a_probe(tmp_path):
     """It requested a valid offset, so the refusal is reported."""
     events = [
         Event(0, Kind.STATE, conn=1, offset=-1, aux=500, flags=HaState.HANDSHAKE),
@@ -239,7 +234,7 @@ def test_slave_that_requests_beyond_the_end_is_not_a_probe(tmp_path: Path) -> No
     assert rows["probes"] == []
 
 
-def test_connection_with_a_dropped_request_is_not_a_probe(tmp_path: Path) -> None:
+def test_connection_with_a_dropped_request_is_not_a_probe(tmp_path):
     events = [
         Event(0, Kind.DROPPED, aux=7),
         Event(2, Kind.CLOSED, conn=1, offset=400, aux=500, flags=CloseReason.EOF),
@@ -248,7 +243,7 @@ def test_connection_with_a_dropped_request_is_not_a_probe(tmp_path: Path) -> Non
     assert [row["conn"] for row in rows["connections"]] == [1]
 
 
-def test_invalid_probe_counts_are_ignored() -> None:
+def test_invalid_probe_counts_are_ignored():
     facts = [
         Fact(0, "probes", {"host": "a", "reason": "EOF", "count": 3}),
         Fact(0, "probes", {"host": "a", "reason": "EOF", "count": -4}),
@@ -260,7 +255,7 @@ def test_invalid_probe_counts_are_ignored() -> None:
     assert counts == [ProbeCount("a", "EOF", 4), ProbeCount("unknown", "99", 1)]
 
 
-def test_line_names_a_bounded_number_of_hosts() -> None:
+def test_line_names_a_bounded_number_of_hosts():
     assert probes_line([]) == ""
     assert probes_line([ProbeCount("a", "EOF", 1)]) == (
         "1 probe (a connection that asked for nothing): a EOF 1"

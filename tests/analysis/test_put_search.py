@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from functools import reduce
-from pathlib import Path
 
 import pytest
 
@@ -57,7 +56,7 @@ REQUESTS = ["slowest", "failed", "@1999", "@1000", "@99999", *map(str, range(7))
 
 
 @pytest.mark.parametrize("range_records", [1, 4, 1000])
-def test_stories_do_not_depend_on_ranges(tmp_path: Path, range_records: int) -> None:
+def test_stories_do_not_depend_on_ranges(tmp_path, range_records):
     write_session(tmp_path / "a-0", master_events(), addresses={1: "10.0.0.2:41000"}, segment_records=9)
     write_session(tmp_path / "a-1", slave_events(), role="SLAVE", broker_id=1, segment_records=5)
     readers = open_readers([tmp_path])
@@ -68,7 +67,7 @@ def test_stories_do_not_depend_on_ranges(tmp_path: Path, range_records: int) -> 
 
 @pytest.mark.full
 @pytest.mark.sized
-def test_stories_of_a_model_do_not_depend_on_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stories_of_a_model_do_not_depend_on_ranges(tmp_path, monkeypatch):
     # Records of a put that are not close together are searched in the whole session.
     monkeypatch.setattr(module, "NEAR_RECORDS", 1)
     requests = ["slowest", "failed", *map(str, range(20)), *(f"@{at}" for at in range(0, 20_000, 1400))]
@@ -80,13 +79,13 @@ def test_stories_of_a_model_do_not_depend_on_ranges(tmp_path: Path, monkeypatch:
         assert sum(isinstance(story, dict) for story in found) > 5
 
 
-def test_whole_sessions_are_read_by_the_scan_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_sessions_are_read_by_the_scan_only(tmp_path, monkeypatch):
     write_session(tmp_path / "a-0", master_events(), addresses={1: "10.0.0.2:41000"})
     write_session(tmp_path / "a-1", slave_events(), role="SLAVE", broker_id=1)
     readers = open_readers([tmp_path])
     expected = explain(readers, "1")
 
-    def scan(reader: SessionReader) -> None:
+    def scan(reader):
         raise AssertionError("a whole session is read")
 
     monkeypatch.setattr(SessionReader, "scan", scan)
@@ -110,7 +109,7 @@ def put(at_ns: int, end: int, request: int) -> list[Event]:
 
 
 @pytest.fixture
-def two_slaves(tmp_path: Path) -> list[SessionReader]:
+def two_slaves(tmp_path):
     """Two slaves get the same frames until the second one is lost, and its session is there."""
     master = [*connected(1, 0, 1000, 1000), *connected(2, 1, 1000, 1000)]
     slave = [Event(0, Kind.REPORTED, conn=7, offset=1000, aux=1000)]
@@ -142,9 +141,7 @@ def two_slaves(tmp_path: Path) -> list[SessionReader]:
     return open_readers([tmp_path])
 
 
-def test_a_slaves_connection_is_the_one_that_fits_best_though_the_put_had_another(
-    two_slaves: list[SessionReader],
-) -> None:
+def test_a_slaves_connection_is_the_one_that_fits_best_though_the_put_had_another(two_slaves):
     first, last = explain(two_slaves, "1"), explain(two_slaves, "2")
     assert [clock["conn"] for clock in first["clocks"]] == [2]
     # Only connection 1 was open, which the slave's session does not have.

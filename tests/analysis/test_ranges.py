@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tests.recording.sessions import MasterModel, write_session
 from trioha.recording import reader
 from trioha.recording.reader import (
-    Damage,
     Segment,
     Segments,
     find_segment,
@@ -26,12 +25,12 @@ FOLDER = Path("/s/events")
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def opened(monkeypatch):
     """Names of the segments that are opened."""
-    names: list[str] = []
+    names = []
     describe = reader.describe_segment
 
-    def describe_and_count(session: reader.Session, path: Path) -> Segment | Damage:
+    def describe_and_count(session, path):
         names.append(path.name)
         return describe(session, path)
 
@@ -45,9 +44,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seq_to=st.none() | st.integers(0, 500),
     range_records=st.integers(1, 50),
 )
-def test_each_range_has_the_segments_that_hold_it(
-    steps: list[tuple[int, int]], seq_from: int, seq_to: int | None, range_records: int
-) -> None:
+def test_each_range_has_the_segments_that_hold_it(steps, seq_from, seq_to, range_records):
     base_seq = 0
     listed = []
     for distance, records in steps:
@@ -68,9 +65,7 @@ def test_each_range_has_the_segments_that_hold_it(
         assert found.records == count_seqs(Segments(found.segments, ()), found.seq_from, found.seq_to)
 
 
-def test_planning_opens_each_segment_once_and_a_part_of_a_session_no_others(
-    tmp_path: Path, opened: list[str]
-) -> None:
+def test_planning_opens_each_segment_once_and_a_part_of_a_session_no_others(tmp_path, opened):
     session = open_session(write_session(tmp_path / "s", MasterModel(5).run(900), segment_records=100))
     segments = read_segments(session)
     names = [segment.path.name for segment in segments.segments]
@@ -84,7 +79,7 @@ def test_planning_opens_each_segment_once_and_a_part_of_a_session_no_others(
     assert len(opened) == 1
 
 
-def test_later_segments_are_found_without_opening_earlier_ones(tmp_path: Path, opened: list[str]) -> None:
+def test_later_segments_are_found_without_opening_earlier_ones(tmp_path, opened):
     session = open_session(write_session(tmp_path / "s", MasterModel(5).run(900), segment_records=100))
     whole = read_segments(session)
     for segment in whole.segments:
@@ -99,7 +94,7 @@ def test_later_segments_are_found_without_opening_earlier_ones(tmp_path: Path, o
     assert len(opened) == 2
 
 
-def test_a_session_ends_before_a_segment_that_is_not_begun(tmp_path: Path) -> None:
+def test_a_session_ends_before_a_segment_that_is_not_begun(tmp_path):
     session = open_session(write_session(tmp_path / "s", MasterModel(5).run(300), segment_records=100))
     end = end_seq(read_segments(session))
     for name in (f"{end:020d}.seg", f"{end + 1:020d}.seg"):
@@ -107,7 +102,7 @@ def test_a_session_ends_before_a_segment_that_is_not_begun(tmp_path: Path) -> No
     assert session_end(session.path) == end
 
 
-def test_segments_are_found_again_when_they_were_packed_or_deleted(tmp_path: Path) -> None:
+def test_segments_are_found_again_when_they_were_packed_or_deleted(tmp_path):
     session = open_session(write_session(tmp_path / "s", MasterModel(5).run(900), segment_records=100))
     planned = read_segments(session)
     packed, gone, damaged, *_ = sealed_segments(session)

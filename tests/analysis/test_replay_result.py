@@ -14,10 +14,10 @@ from trioha.recording.events import CloseReason, HaState, Kind
 from trioha_analysis import seconds
 from trioha_analysis.arrow_tables import arrow_tables
 from trioha_analysis.document import document
-from trioha_analysis.replay_result import ReplayResult, series_grid
+from trioha_analysis.replay_result import series_grid
 
 
-def test_connection_of_a_master_has_the_figures_counted_by_hand(result: ReplayResult) -> None:
+def test_connection_of_a_master_has_the_figures_counted_by_hand(result):
     first, second = document(result)["connections"][:2]
     assert first == {
         "session": "20260101T000000.000Z-broker-a-0",
@@ -52,7 +52,7 @@ def test_connection_of_a_master_has_the_figures_counted_by_hand(result: ReplayRe
     assert second["ackLatencyMs"] == {"p50": 3.0, "p99": 3.0, "max": 3.0}
 
 
-def test_connections_of_a_slave_have_what_it_received_and_reported(result: ReplayResult) -> None:
+def test_connections_of_a_slave_have_what_it_received_and_reported(result):
     rows = document(result)["connections"][2:]
     assert [(row["conn"], row["receivedOffset"], row["reportedOffset"]) for row in rows] == [
         (1, 1300, 1300),
@@ -64,7 +64,7 @@ def test_connections_of_a_slave_have_what_it_received_and_reported(result: Repla
     }
 
 
-def test_sessions_have_their_nodes_and_reconnects(result: ReplayResult) -> None:
+def test_sessions_have_their_nodes_and_reconnects(result):
     master, slave = document(result)["sessions"]
     assert (master["role"], master["events"], master["dropped"], master["puts"]) == ("SYNC_MASTER", 22, 3, 2)
     assert (master["putBytes"], master["maxOffset"], master["reconnects"]) == (1000, 2000, 1)
@@ -72,14 +72,14 @@ def test_sessions_have_their_nodes_and_reconnects(result: ReplayResult) -> None:
     assert (slave["role"], slave["maxOffset"], slave["reconnects"]) == ("SLAVE", 1500, 1)
 
 
-def test_waits_are_counted_by_put_status(result: ReplayResult) -> None:
+def test_waits_are_counted_by_put_status(result):
     assert [(row["status"], row["count"], row["waitedMs"]["max"]) for row in document(result)["waits"]] == [
         ("PUT_OK", 1, 2.0),
         ("FLUSH_SLAVE_TIMEOUT", 1, 20.0),
     ]
 
 
-def test_invariants_are_judged_and_violations_reported(result: ReplayResult) -> None:
+def test_invariants_are_judged_and_violations_reported(result):
     rows = document(result)
     assert [
         (row["brokerId"], row["invariant"], row["violations"])
@@ -95,7 +95,7 @@ def test_invariants_are_judged_and_violations_reported(result: ReplayResult) -> 
     assert {(0, "timeout-after-its-time"), (1, "ack-within-sent"), (0, "report-within-log")} <= unjudged
 
 
-def test_waits_have_their_causes(result: ReplayResult) -> None:
+def test_waits_have_their_causes(result):
     rows = document(result)["causes"]
     assert [(row["status"], row["cause"], row["conn"], row["address"], row["count"]) for row in rows] == [
         ("PUT_OK", "ack", 1, "10.0.0.2:41000", 1),
@@ -104,7 +104,7 @@ def test_waits_have_their_causes(result: ReplayResult) -> None:
     assert [row["waitedMs"]["max"] for row in rows] == [2.0, 20.0]
 
 
-def test_connections_have_a_row_for_each_second(result: ReplayResult) -> None:
+def test_connections_have_a_row_for_each_second(result):
     rows = arrow_tables(result)["seconds"].to_pylist()
     names = ("brokerId", "conn", "state", "lagBytes", "lagSeconds", "ackLatencyMs")
     # The last byte of connection 1 was unacknowledged for 10 ms at its end: rounded down to 1 ms.
@@ -124,16 +124,14 @@ def test_connections_have_a_row_for_each_second(result: ReplayResult) -> None:
     assert {row["atMs"] for row in rows} == {WALL_NS // MS}
 
 
-def test_states_are_unknown_after_the_last_kept_event(
-    result: ReplayResult, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_are_unknown_after_the_last_kept_event(result, monkeypatch):
     monkeypatch.setattr(seconds, "EVENTS_MAX", 2)
     master, slave = (evolve(one, events=one.events[:2]) for one in result.sessions)
     table = seconds.seconds_table(evolve(result, sessions=(master, slave)))
     assert table["state"].to_pylist() == [None] * 4
 
 
-def test_lag_is_the_maximum_of_each_second(tmp_path: Path) -> None:
+def test_lag_is_the_maximum_of_each_second(tmp_path):
     """500 bytes are unacknowledged from 0.2 s to 2.5 s, 200 more from 1.1 s; then 300 in two frames.
 
     Steps of time series are 5 ms: what is still owed at the end of a second is known to that.
@@ -165,14 +163,14 @@ def test_lag_is_the_maximum_of_each_second(tmp_path: Path) -> None:
     ]
 
 
-def test_steps_of_series_divide_seconds_and_are_bounded() -> None:
+def test_steps_of_series_divide_seconds_and_are_bounded():
     for hours, step_ns, steps_max in ((0.01, 50 * MS, 1500), (1, 1000 * MS, 3700), (100, 5000 * MS, 86_400)):
         grid = series_grid(7, 7 + round(hours * 3.6e12), wall_ns=WALL_NS + 123)
         assert (grid.step_ns, grid.steps <= steps_max) == (step_ns, True)
         assert (WALL_NS + 123 + grid.origin_ns - 7) % step_ns == 0
 
 
-def test_reconnects_have_their_duration_and_resent_bytes(result: ReplayResult) -> None:
+def test_reconnects_have_their_duration_and_resent_bytes(result):
     master, slave = arrow_tables(result)["reconnects"].to_pylist()
     assert master == {
         "session": "20260101T000000.000Z-broker-a-0",
@@ -196,7 +194,7 @@ def test_reconnects_have_their_duration_and_resent_bytes(result: ReplayResult) -
     )
 
 
-def test_connection_to_a_slave_does_not_replace_its_own_ones(tmp_path: Path) -> None:
+def test_connection_to_a_slave_does_not_replace_its_own_ones(tmp_path):
     guest = [
         Event(94, Kind.STATE, conn=7, offset=-1, aux=1300, flags=HaState.HANDSHAKE),
         Event(94, Kind.REQUESTED, conn=7, offset=1000, aux=1300),
@@ -236,7 +234,7 @@ def in_order(*connections: list[Event]) -> list[Event]:
     return sorted((event for events in connections for event in events), key=lambda event: event.ts_ns)
 
 
-def test_lost_slaves_of_one_host_are_not_confused(tmp_path: Path) -> None:
+def test_lost_slaves_of_one_host_are_not_confused(tmp_path):
     events = in_order(
         served_connection(1, began_ms=0, ended_ms=10),
         served_connection(2, began_ms=1, ended_ms=11),
@@ -255,7 +253,7 @@ def test_lost_slaves_of_one_host_are_not_confused(tmp_path: Path) -> None:
     assert rows["sessions"][0]["reconnects"] == 3
 
 
-def test_slaves_of_one_address_are_distinguished_by_certificate(tmp_path: Path) -> None:
+def test_slaves_of_one_address_are_distinguished_by_certificate(tmp_path):
     events = in_order(
         *(served_connection(conn, began_ms=conn, ended_ms=10 + conn) for conn in (1, 2)),
         *(served_connection(conn, began_ms=20 + conn, ended_ms=None) for conn in (3, 4)),
@@ -269,7 +267,7 @@ def test_slaves_of_one_address_are_distinguished_by_certificate(tmp_path: Path) 
     assert [(row["conn"], row["previousConn"]) for row in rows["reconnects"]] == [(3, 2), (4, 1)]
 
 
-def test_refused_offsets_are_a_table(tmp_path: Path) -> None:
+def test_refused_offsets_are_a_table(tmp_path):
     """A gap, a divergence, a mismatch; and a reason that is new."""
     reasons = (CloseReason.GAP, CloseReason.DIVERGED, CloseReason.OFFSET_MISMATCH, 99)
     events = [
@@ -315,13 +313,13 @@ def test_refused_offsets_are_a_table(tmp_path: Path) -> None:
     assert {(row["atMs"] > 0, row["role"]) for row in found} == {(True, "SLAVE")}
 
 
-def test_latency_of_a_session_includes_all_connections(result: ReplayResult) -> None:
+def test_latency_of_a_session_includes_all_connections(result):
     master, slave = document(result)["sessions"]
     assert master["ackLatencyMs"] == pytest.approx({"p50": 2.0, "p99": 3.0, "max": 3.0}, rel=1e-3)
     assert slave["ackLatencyMs"] is None
 
 
-def test_events_of_connections_are_a_table(result: ReplayResult) -> None:
+def test_events_of_connections_are_a_table(result):
     rows = [row for row in arrow_tables(result)["events"].to_pylist() if row["brokerId"] == 1]
     assert [(row["kind"], row["what"]) for row in rows[:5]] == [
         ("LINK", "CONNECTING"),
@@ -332,7 +330,7 @@ def test_events_of_connections_are_a_table(result: ReplayResult) -> None:
     ]
 
 
-def test_documentation_has_every_column_of_every_table(result: ReplayResult) -> None:
+def test_documentation_has_every_column_of_every_table(result):
     text = (Path(__file__).parents[2] / "docs" / "session-analysis.md").read_text()
     everywhere = {"session", "brokerName", "brokerId"}
     for name, table in arrow_tables(result).items():
@@ -341,14 +339,14 @@ def test_documentation_has_every_column_of_every_table(result: ReplayResult) -> 
         assert documented == set(table.column_names) - everywhere, name
 
 
-def test_one_session_is_replayed_by_its_own_path(recordings: Path) -> None:
+def test_one_session_is_replayed_by_its_own_path(recordings):
     path = recordings / "20260101T000001.000Z-broker-a-1"
     rows = document(replay_here(path))
     assert [row["session"] for row in rows["sessions"]] == [path.name]
     assert len(rows["connections"]) == 2
 
 
-def test_result_does_not_depend_on_ranges_and_segments(tmp_path: Path) -> None:
+def test_result_does_not_depend_on_ranges_and_segments(tmp_path):
     events = MasterModel(11).run(700)
     addresses = {conn: f"10.0.0.9:{conn}" for conn in range(1, 50)}
     plain = write_session(tmp_path / "a" / "session", events, addresses=addresses)
@@ -365,7 +363,7 @@ def test_result_does_not_depend_on_ranges_and_segments(tmp_path: Path) -> None:
     assert cut == whole
 
 
-def test_damaged_session_is_replayed_without_the_lost_records(tmp_path: Path) -> None:
+def test_damaged_session_is_replayed_without_the_lost_records(tmp_path):
     path = write_session(tmp_path / "session", master_events())
     (segment,) = (path / "events").iterdir()
     data = bytearray(segment.read_bytes())
@@ -378,7 +376,7 @@ def test_damaged_session_is_replayed_without_the_lost_records(tmp_path: Path) ->
     assert line == f"{segment} at byte {64 + 4 * 48}: wrong check word or seq"
 
 
-def test_session_without_events_has_empty_tables(tmp_path: Path) -> None:
+def test_session_without_events_has_empty_tables(tmp_path):
     path = write_session(tmp_path / "session", [])
     rows = document(replay_here(path))
     assert [(row["events"], row["maxOffset"]) for row in rows["sessions"]] == [(0, None)]

@@ -6,7 +6,6 @@ import json
 import re
 from datetime import UTC, datetime, timedelta
 from html import unescape
-from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -18,7 +17,6 @@ from tests.recording.sessions import WALL_NS, Event, MasterModel, write_session
 from trioha.errors import StoreError
 from trioha.recording.clocks import links
 from trioha.recording.events import CloseReason, Kind
-from trioha_analysis.replay_result import ReplayResult
 from trioha_analysis.reports.session_report import session_report
 from trioha_analysis.reports.what_if_report import what_if_report
 from trioha_analysis.state_at import open_readers
@@ -38,7 +36,7 @@ def assert_fetches_nothing(html: str) -> None:
     assert "Plotly.newPlot" in html
 
 
-def test_report_is_one_file_that_fetches_nothing(result: ReplayResult, tmp_path: Path) -> None:
+def test_report_is_one_file_that_fetches_nothing(result, tmp_path):
     path = tmp_path / "report.html"
     session_report(result).write(path)
     html = path.read_text()
@@ -50,7 +48,7 @@ def test_report_is_one_file_that_fetches_nothing(result: ReplayResult, tmp_path:
 
 
 @pytest.mark.full
-def test_report_has_refused_offsets_and_clock_offsets(tmp_path: Path) -> None:
+def test_report_has_refused_offsets_and_clock_offsets(tmp_path):
     refused = [
         Event(40 * MS, Kind.REFUSED, conn=3, offset=1400, aux=1500, flags=CloseReason.DIVERGED),
         Event(40 * MS, Kind.CLOSED, conn=3, offset=1500, aux=1500, flags=CloseReason.DIVERGED),
@@ -72,19 +70,19 @@ def test_report_has_refused_offsets_and_clock_offsets(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_report_stays_small_for_a_long_session_with_many_connections(tmp_path: Path) -> None:
+def test_report_stays_small_for_a_long_session_with_many_connections(tmp_path):
     path = write_session(tmp_path / "session", MasterModel(5).run(20_000))
     html = session_report(replay_here(path)).html()
     assert len(html.encode()) < 6_000_000
     assert "Curves of the 12 busiest connections." in html
 
 
-def test_report_that_cannot_be_written_is_one_error(result: ReplayResult, tmp_path: Path) -> None:
+def test_report_that_cannot_be_written_is_one_error(result, tmp_path):
     with pytest.raises(StoreError, match="the report cannot be written"):
         session_report(result).write(tmp_path / "nowhere" / "report.html")
 
 
-def test_names_in_a_report_are_escaped(tmp_path: Path) -> None:
+def test_names_in_a_report_are_escaped(tmp_path):
     """In the title, in a heading, in a table, in a figure."""
     name = "<script>alert(1)<"
     path = write_session(tmp_path / name, master_events(), addresses={1: f"{name}/script>"})
@@ -96,7 +94,7 @@ def test_names_in_a_report_are_escaped(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_what_if_report_has_each_point_beside_the_recording(tmp_path: Path) -> None:
+def test_what_if_report_has_each_point_beside_the_recording(tmp_path):
     model = model_of(*find_model_sessions([write_pair(tmp_path / "<b>pair", closed_loop(3, rounds=50))]))
     points = grid(model.scenario, [count_axis("slaves", "slaves", ["0", "2"], low=0, high=SLAVES_MAX)])
     scenarios = [model.scenario, *(point.scenario for point in points)]
@@ -124,7 +122,7 @@ def figures_of(html: str) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def test_report_shows_what_puts_waited_for(result: ReplayResult) -> None:
+def test_report_shows_what_puts_waited_for(result):
     bars = figures_of(session_report(result).html())["What puts waited for"]
     assert [(bar["y"], bar["x"], bar["name"]) for bar in bars] == [
         (["PUT_OK"], [1], "ack, conn 1 10.0.0.2:41000"),
@@ -132,7 +130,7 @@ def test_report_shows_what_puts_waited_for(result: ReplayResult) -> None:
     ]
 
 
-def test_report_has_the_time_to_ack_of_log_ranges_for_each_connection(result: ReplayResult) -> None:
+def test_report_has_the_time_to_ack_of_log_ranges_for_each_connection(result):
     (heatmap,) = figures_of(session_report(result).html())["Time to ack by log range (resolution 0.001 s)"]
     assert heatmap["y"] == ["conn 1 10.0.0.2:41000", "conn 2 10.0.0.2:41001"]
     offsets = [round(offset) for offset in heatmap["x"]]
@@ -147,7 +145,7 @@ def test_report_has_the_time_to_ack_of_log_ranges_for_each_connection(result: Re
     ]
 
 
-def test_lag_curve_ends_with_the_ack_and_not_with_the_next_event(tmp_path: Path) -> None:
+def test_lag_curve_ends_with_the_ack_and_not_with_the_next_event(tmp_path):
     """500 bytes are acknowledged after 1 s; a heartbeat follows 7 s later. Steps are 10 ms."""
     second = 1000 * MS
     events = [
@@ -177,7 +175,7 @@ def test_lag_curve_ends_with_the_ack_and_not_with_the_next_event(tmp_path: Path)
     ]
 
 
-def test_report_names_violations(result: ReplayResult) -> None:
+def test_report_names_violations(result):
     html = session_report(result).html()
     assert "1 of" in html
     assert "invariants do not hold: 1 violations." in html

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from datetime import UTC
 from html import unescape
-from pathlib import Path
 
 import pytest
 from attrs import evolve
@@ -17,18 +16,17 @@ from trioha.recording.events import Kind
 from trioha.recording.role_lives import ROLE_KINDS
 from trioha_analysis.arrow_tables import arrow_tables
 from trioha_analysis.document import document
-from trioha_analysis.replay_result import ReplayResult
 from trioha_analysis.reports.role_timeline import role_timeline
 from trioha_analysis.reports.session_report import session_report
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> ReplayResult:
+def result(tmp_path_factory):
     folder = write_group(tmp_path_factory.mktemp("group"), failover().values())
     return replay_here(folder, range_records=4)
 
 
-def test_a_document_has_the_events_of_each_role(result: ReplayResult) -> None:
+def test_a_document_has_the_events_of_each_role(result):
     rows = document(result)["roles"]
     assert [row["kind"] for row in rows if row["brokerControllerId"] == 1 and row["role"] == "SLAVE"] == [
         *("ROLE", "CONTROLLER", "LOG_CUT", "EPOCH")
@@ -57,7 +55,7 @@ def test_a_document_has_the_events_of_each_role(result: ReplayResult) -> None:
     assert followed["address"] == "10.0.0.1:10911"
 
 
-def test_invariants_of_a_group_are_rows_without_a_session(result: ReplayResult) -> None:
+def test_invariants_of_a_group_are_rows_without_a_session(result):
     rows = [row for row in document(result)["invariants"] if row["session"] is None]
     assert [(row["brokerName"], row["invariant"], row["violations"]) for row in rows] == [
         ("broker-a", name, 0)
@@ -66,7 +64,7 @@ def test_invariants_of_a_group_are_rows_without_a_session(result: ReplayResult) 
     assert all(row["checked"] for row in rows)
 
 
-def test_an_invariant_that_nothing_shows_is_not_checked(tmp_path: Path) -> None:
+def test_an_invariant_that_nothing_shows_is_not_checked(tmp_path):
     """One slave alone: no master's session says what was promised."""
     rows = document(replay_here(failover()["first slave"].write(tmp_path)))["invariants"]
     checked = {row["invariant"]: row["checked"] for row in rows if row["session"] is None}
@@ -74,7 +72,7 @@ def test_an_invariant_that_nothing_shows_is_not_checked(tmp_path: Path) -> None:
     assert checked["one-master-per-epoch"] == 1
 
 
-def test_a_violation_of_a_group_names_its_record(tmp_path: Path) -> None:
+def test_a_violation_of_a_group_names_its_record(tmp_path):
     lives = failover()
     lives["second slave"] = lives["second slave"].with_event(Kind.LOG_CUT, offset=299)
     replayed = replay_here(write_group(tmp_path, lives.values()))
@@ -87,13 +85,13 @@ def test_a_violation_of_a_group_names_its_record(tmp_path: Path) -> None:
     assert "do not hold" in session_report(replayed).html()
 
 
-def test_tables_have_the_roles(result: ReplayResult) -> None:
+def test_tables_have_the_roles(result):
     table = arrow_tables(result)["roles"]
     assert table.num_rows == len(document(result)["roles"])
     assert [1, 2] in table["members"].to_pylist()
 
 
-def test_a_timeline_has_a_row_for_each_broker_and_a_bar_for_each_role(result: ReplayResult) -> None:
+def test_a_timeline_has_a_row_for_each_broker_and_a_bar_for_each_role(result):
     figure = role_timeline(result.lives, UTC)
     traces = {trace.name: trace for trace in figure.data}
     assert list(figure.layout.yaxis.categoryarray) == ["broker 1", "broker 2"]
@@ -113,7 +111,7 @@ def test_a_timeline_has_a_row_for_each_broker_and_a_bar_for_each_role(result: Re
     ]
 
 
-def test_a_report_has_the_timeline_and_what_happened(result: ReplayResult) -> None:
+def test_a_report_has_the_timeline_and_what_happened(result):
     html = unescape(session_report(result, zone=UTC).html())
     for text in ("Roles and epochs of broker-a", "100 bytes of epoch 1 cut at 300", "no controller leads"):
         assert text in html
@@ -121,12 +119,12 @@ def test_a_report_has_the_timeline_and_what_happened(result: ReplayResult) -> No
     assert html.count("<td>NONE to MASTER in epoch 1; the log ends at 0</td>") == 1
 
 
-def test_a_report_without_controllers_has_no_roles(tmp_path: Path) -> None:
+def test_a_report_without_controllers_has_no_roles(tmp_path):
     path = write_session(tmp_path / "s", slave_events(), role="SLAVE")
     assert "Roles" not in session_report(replay_here(path)).html().split("</head>")[1]
 
 
-def test_text_of_a_recording_is_escaped(tmp_path: Path) -> None:
+def test_text_of_a_recording_is_escaped(tmp_path):
     life = failover()["first master"]
     facts = ((0, {"type": "role", "masterId": 1}), (1, {"type": "controller", "address": "<b>x</b>:1"}))
     events = (*life.events[:1], life.events[1])
@@ -134,7 +132,7 @@ def test_text_of_a_recording_is_escaped(tmp_path: Path) -> None:
     assert "<b>x</b>" not in html
 
 
-def test_a_reader_passes_over_kinds_that_it_does_not_know(tmp_path: Path) -> None:
+def test_a_reader_passes_over_kinds_that_it_does_not_know(tmp_path):
     """As a reader of before passes over those of controller mode: the figures are those without them."""
     life = failover()["first master"]
     of_roles = {*ROLE_KINDS, Kind.CONFIRMED}
@@ -158,7 +156,7 @@ def test_a_reader_passes_over_kinds_that_it_does_not_know(tmp_path: Path) -> Non
     assert found["roles"] == []
 
 
-def test_a_session_of_before_reads_as_it_did(tmp_path: Path) -> None:
+def test_a_session_of_before_reads_as_it_did(tmp_path):
     """Without minor version and the tables of controller mode."""
     life = failover()["first slave"]
     path = life.write(tmp_path)

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from tests.s3 import S3Server, bucket_in_environment, obstore_settled, start_obstore
+from tests.s3 import bucket_in_environment, obstore_settled, start_obstore
 
 
 @pytest.fixture(autouse=True, scope="session")
-def obstore_runs() -> None:
+def obstore_runs():
     """Descriptors of obstore's runtime are open before any test counts."""
     start_obstore()
 
 
 @pytest.fixture(params=["file", "s3"])
-def archive_url(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    s3_server_of_this_run: S3Server,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[str]:
+def archive_url(request, tmp_path, s3_server_of_this_run, monkeypatch):
     """Where an archive can be: in a folder, which is to be made, and on an S3 server."""
     with obstore_settled():
         if request.param == "file":

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -22,7 +21,7 @@ Follow = Callable[[], ArchiverProcess]
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Log:
+def log(tmp_path):
     log = Log(tmp_path / "store")
     log.append(50)
     log.config(topics='{"a":1}')
@@ -30,16 +29,16 @@ def log(tmp_path: Path) -> Log:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     return f"file://{tmp_path}/archive"
 
 
 @pytest.fixture
-def follow(log: Log, url: str, tmp_path: Path) -> Iterator[Follow]:
+def follow(log, url, tmp_path):
     """Starts `trioha archive --follow`."""
-    started: list[ArchiverProcess] = []
+    started = []
 
-    def start() -> ArchiverProcess:
+    def start():
         log_file = tmp_path / f"archiver-{len(started)}.log"
         started.append(ArchiverProcess(log.store, url, log_file=log_file, interval="0.01s"))
         return started[-1]
@@ -51,9 +50,7 @@ def follow(log: Log, url: str, tmp_path: Path) -> Iterator[Follow]:
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-def test_an_archiver_that_is_killed_again_and_again_leaves_no_hole(
-    log: Log, url: str, follow: Follow, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_archiver_that_is_killed_again_and_again_leaves_no_hole(log, url, follow, capsys):
     for _ in range(3):
         archiver = follow()
         for _ in range(3):
@@ -72,7 +69,7 @@ def test_an_archiver_that_is_killed_again_and_again_leaves_no_hole(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
-def test_a_signal_ends_it_in_order(log: Log, url: str, follow: Follow, number: signal.Signals) -> None:
+def test_a_signal_ends_it_in_order(log, url, follow, number):
     archiver = follow()
     wait_archived(archiver, url, log.end_offset)
     archiver.signal(number)
@@ -81,9 +78,7 @@ def test_a_signal_ends_it_in_order(log: Log, url: str, follow: Follow, number: s
 
 
 @pytest.mark.full
-def test_an_archiver_that_was_replaced_says_so_and_ends(
-    log: Log, url: str, follow: Follow, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_archiver_that_was_replaced_says_so_and_ends(log, url, follow, capsys):
     first = follow()
     wait_archived(first, url, log.end_offset)
     assert run(capsys, str(log.store), "--to", url)[0] == 0
@@ -100,9 +95,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, captured.out, captured.err
 
 
-def test_a_store_of_rocketmq_is_archived_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str
-) -> None:
+def test_a_store_of_rocketmq_is_archived_once(tmp_path, capsys, url):
     store = copy_store("store-4.9.7", tmp_path)
     before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
     code, out, err = run(capsys, str(store), "--to", url, "--cluster", "C", "--broker", "a")
@@ -122,9 +115,7 @@ def test_a_store_of_rocketmq_is_archived_once(
     assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == before
 
 
-def test_a_log_in_another_folder_is_archived_with_the_stores_metadata(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str
-) -> None:
+def test_a_log_in_another_folder_is_archived_with_the_stores_metadata(tmp_path, capsys, url):
     """storePathCommitLog of another disk."""
     store = copy_store("store-4.9.7", tmp_path)
     other = tmp_path / "other-disk"
@@ -142,7 +133,7 @@ def test_a_log_in_another_folder_is_archived_with_the_stores_metadata(
     assert err == f"trioha: {tmp_path / 'none'}: there is no such folder\n"
 
 
-def test_damage_is_exit_code_1(log: Log, capsys: pytest.CaptureFixture[str], url: str) -> None:
+def test_damage_is_exit_code_1(log, capsys, url):
     end = log.end_offset
     log.append(2)
     log.write(end + 90, b"!")
@@ -151,9 +142,7 @@ def test_damage_is_exit_code_1(log: Log, capsys: pytest.CaptureFixture[str], url
     assert f"no valid record at offset {end}: the body's CRC" in err
 
 
-def test_what_cannot_be_used_is_one_line(
-    log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_used_is_one_line(log, tmp_path, capsys):
     for arguments, reason in (
         ((log.store, "--to", "ftp://x"), "ftp://x: not a URL of an object storage"),
         ((log.store, "--to", "file:///dev/null/x"), "file:///dev/null/x"),
@@ -168,7 +157,7 @@ def test_what_cannot_be_used_is_one_line(
         assert not out
 
 
-def test_durations() -> None:
+def test_durations():
     texts = ("10s", "1.5m", "12h", "30d", "4w")
     assert [parse_duration_s(text, key="--keep") for text in texts] == [10, 90, 43_200, 2_592_000, 2_419_200]
     for text in ("", "d", "-1d", "1y", "1 d", "9" * 12 + "s"):

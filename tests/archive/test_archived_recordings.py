@@ -58,7 +58,7 @@ def restored(folder: ObjectFolder, target: Path) -> Path:
     return target / session.session
 
 
-def test_segments_are_archived_when_they_are_complete(tmp_path: Path) -> None:
+def test_segments_are_archived_when_they_are_complete(tmp_path):
     folder, log = in_memory(), Log(tmp_path / "store")
     session = write_session(tmp_path / "recordings" / "one", events(25), segment_records=10)
     archiver = archiver_with(folder, log, session.parent)
@@ -80,7 +80,7 @@ def test_segments_are_archived_when_they_are_complete(tmp_path: Path) -> None:
     assert all((mine[name] == theirs[name]).all() for name in mine.dtype.names or () if name != "check")
 
 
-def test_the_last_segment_of_a_killed_session_follows_when_its_node_begins_another(tmp_path: Path) -> None:
+def test_the_last_segment_of_a_killed_session_follows_when_its_node_begins_another(tmp_path):
     folder, log = in_memory(), Log(tmp_path / "store")
     session = write_session(tmp_path / "recordings" / "one", events(5))
     archiver = archiver_with(folder, log, session.parent)
@@ -92,7 +92,7 @@ def test_the_last_segment_of_a_killed_session_follows_when_its_node_begins_anoth
     assert [(one.session, one.closed) for one in reader_of(folder).head.recordings] == [("one", True)]
 
 
-def test_a_damaged_segment_is_named_once_and_left_out(tmp_path: Path) -> None:
+def test_a_damaged_segment_is_named_once_and_left_out(tmp_path):
     folder, log = in_memory(), Log(tmp_path / "store")
     session = write_session(tmp_path / "recordings" / "one", events(28), segment_records=10)
     close(session)
@@ -100,7 +100,7 @@ def test_a_damaged_segment_is_named_once_and_left_out(tmp_path: Path) -> None:
     data = bytearray(damaged.read_bytes())
     data[200] ^= 1
     damaged.write_bytes(data)
-    remarks: list[str] = []
+    remarks = []
     archiver = archiver_with(folder, log, session.parent)
     archiver._notify = remarks.append
     assert archiver.step().recorded == 2
@@ -109,7 +109,7 @@ def test_a_damaged_segment_is_named_once_and_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_old_segments_are_deleted_at_last_with_their_session(tmp_path: Path) -> None:
+def test_old_segments_are_deleted_at_last_with_their_session(tmp_path):
     folder, log = in_memory(), Log(tmp_path / "store")
     session = write_session(tmp_path / "recordings" / "one", events(19), segment_records=10)
     close(session)
@@ -137,7 +137,7 @@ def test_old_segments_are_deleted_at_last_with_their_session(tmp_path: Path) -> 
 
 
 @pytest.mark.full
-def test_old_segments_of_a_session_that_goes_on_stay_out_of_the_archive(tmp_path: Path) -> None:
+def test_old_segments_of_a_session_that_goes_on_stay_out_of_the_archive(tmp_path):
     folder, log = in_memory(), Log(tmp_path / "store")
     session = write_session(tmp_path / "recordings" / "one", events(49), segment_records=10)
     # The first segment was last written long before what is kept; the others' last writes tell nothing.
@@ -156,7 +156,7 @@ def test_old_segments_of_a_session_that_goes_on_stay_out_of_the_archive(tmp_path
 
 
 @pytest.mark.full
-def test_segments_that_no_head_refers_to_are_swept(tmp_path: Path) -> None:
+def test_segments_that_no_head_refers_to_are_swept(tmp_path):
     """As an archiver leaves them that was killed before its head, and never came back to that session."""
     folder, log = in_memory(), Log(tmp_path / "store")
     session = write_session(tmp_path / "recordings" / "one", events(25), segment_records=10)
@@ -174,7 +174,7 @@ def test_segments_that_no_head_refers_to_are_swept(tmp_path: Path) -> None:
     assert {one.key for one in folder.list("recordings")} == kept
 
 
-def test_without_a_folder_of_recordings_none_is_archived(tmp_path: Path) -> None:
+def test_without_a_folder_of_recordings_none_is_archived(tmp_path):
     folder, log = in_memory(), Log(tmp_path / "store")
     assert archiver_of(folder, log).step().recorded == 0
     assert archiver_with(folder, log, tmp_path / "none").step().recorded == 0

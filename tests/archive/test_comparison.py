@@ -37,7 +37,7 @@ BLANK = next(entry for entry in SMALL if entry.is_blank)
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     return f"file://{tmp_path}/archive"
 
 
@@ -65,7 +65,7 @@ def small(
     return compared(write_store(tmp_path / "store", entries, file_bytes=FILE_BYTES), url)
 
 
-def test_an_equal_store_has_no_differences(tmp_path: Path, url: str) -> None:
+def test_an_equal_store_has_no_differences(tmp_path, url):
     end = SMALL[-1].end_offset
     assert small(tmp_path, url) == Comparison(
         generation="0001-5f0c9a12",
@@ -82,7 +82,7 @@ def test_an_equal_store_has_no_differences(tmp_path: Path, url: str) -> None:
     )
 
 
-def test_a_difference_is_named_by_its_record_and_field(tmp_path: Path, url: str) -> None:
+def test_a_difference_is_named_by_its_record_and_field(tmp_path, url):
     entries = made_log(
         [Put(body=b"x" * 50, queue_id=3, properties=b"KEYS\x01k\x02TAGS\x01tag\x02"[:14]) for _ in range(9)],
         file_bytes=FILE_BYTES,
@@ -128,7 +128,7 @@ def test_a_difference_is_named_by_its_record_and_field(tmp_path: Path, url: str)
 
 
 @pytest.mark.sized
-def test_every_flipped_byte_of_a_store_is_found(tmp_path: Path, url: str) -> None:
+def test_every_flipped_byte_of_a_store_is_found(tmp_path, url):
     """RocketMQ's own CRC is over the body."""
     entries = made_log([Put(body=b"body", properties=b"KEYS\x01k\x02") for _ in range(7)], file_bytes=400)
     assert entries[-1].end_offset > 800
@@ -157,7 +157,7 @@ def flipped(store: Path, offset: int, *, file_bytes: int, mask: int) -> Iterator
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", STORES)
-def test_flipped_bits_of_a_store_of_rocketmq_are_found(tmp_path: Path, url: str, name: str) -> None:
+def test_flipped_bits_of_a_store_of_rocketmq_are_found(tmp_path, url, name):
     source = copy_store(name, tmp_path)
     build(url, VECTORS / name / "store", object_bytes=9000, codec="zstd")
     entries, file_bytes = log_entries(source)
@@ -171,7 +171,7 @@ def test_flipped_bits_of_a_store_of_rocketmq_are_found(tmp_path: Path, url: str,
             assert [(one.offset, one.record_offset) for one in found.differences] == [(offset, entry.offset)]
 
 
-def test_differences_are_counted_by_records_and_blanks(tmp_path: Path, url: str) -> None:
+def test_differences_are_counted_by_records_and_blanks(tmp_path, url):
     entries = SMALL
     for number in (1, 2, 15):
         entries = changed(changed(entries, SMALL[number].offset + 70), SMALL[number].offset + 72)
@@ -187,7 +187,7 @@ def test_differences_are_counted_by_records_and_blanks(tmp_path: Path, url: str)
 # -- parts that only one has --------------------------------------------------------------------------------
 
 
-def test_what_only_the_store_has_is_checked(tmp_path: Path, url: str) -> None:
+def test_what_only_the_store_has_is_checked(tmp_path, url):
     found = small(tmp_path, url, SMALL, SMALL[:10])
     end = SMALL[9].end_offset
     assert found.compared == (0, end)
@@ -202,7 +202,7 @@ def test_what_only_the_store_has_is_checked(tmp_path: Path, url: str) -> None:
     assert found.store_span == (0, SMALL[20].offset)
 
 
-def test_a_store_that_ends_early_is_compared_to_its_end(tmp_path: Path, url: str) -> None:
+def test_a_store_that_ends_early_is_compared_to_its_end(tmp_path, url):
     build_from(url, SMALL, file_bytes=FILE_BYTES, object_bytes=400, page_objects=3)
     for kept in range(1, len(SMALL), 3):
         found = compared(write_store(tmp_path / str(kept), SMALL[:kept], file_bytes=FILE_BYTES), url)
@@ -212,7 +212,7 @@ def test_a_store_that_ends_early_is_compared_to_its_end(tmp_path: Path, url: str
         assert found.ends_early
 
 
-def test_parts_before_the_first_log_file_are_named(tmp_path: Path, url: str) -> None:
+def test_parts_before_the_first_log_file_are_named(tmp_path, url):
     later = [one for one in SMALL if one.offset >= FILE_BYTES]
     found = small(tmp_path, url, later, SMALL[:-3])
     assert found.compared == (FILE_BYTES, SMALL[-4].end_offset)
@@ -220,7 +220,7 @@ def test_parts_before_the_first_log_file_are_named(tmp_path: Path, url: str) -> 
     assert found.only_store == ((SMALL[-4].end_offset, SMALL[-1].end_offset),)
 
 
-def test_a_store_and_an_archive_without_common_offsets_are_not_equal(tmp_path: Path, url: str) -> None:
+def test_a_store_and_an_archive_without_common_offsets_are_not_equal(tmp_path, url):
     later = [one for one in SMALL if one.offset >= 2 * FILE_BYTES]
     earlier = [one for one in SMALL if one.offset < FILE_BYTES]
     found = small(tmp_path, url, later, earlier)
@@ -232,7 +232,7 @@ def test_a_store_and_an_archive_without_common_offsets_are_not_equal(tmp_path: P
 # -- archives -----------------------------------------------------------------------------------------------
 
 
-def test_a_damaged_object_is_named_and_the_others_are_compared(tmp_path: Path, url: str) -> None:
+def test_a_damaged_object_is_named_and_the_others_are_compared(tmp_path, url):
     build_from(url, SMALL, file_bytes=FILE_BYTES, object_bytes=400)
     key = damage_object(url, 2, flip(60))
     store = write_store(tmp_path / "store", changed(SMALL, SMALL[20].offset + 70), file_bytes=FILE_BYTES)
@@ -241,7 +241,7 @@ def test_a_damaged_object_is_named_and_the_others_are_compared(tmp_path: Path, u
     assert [one.record_offset for one in found.differences] == [SMALL[20].offset]
 
 
-def test_another_generation_can_be_compared(tmp_path: Path, url: str) -> None:
+def test_another_generation_can_be_compared(tmp_path, url):
     other = made_log([Put(body=b"other")], file_bytes=FILE_BYTES)
     build_from(url, SMALL, file_bytes=FILE_BYTES)
     build_from(url, other, file_bytes=FILE_BYTES, generation="0002-00000001")
@@ -250,7 +250,7 @@ def test_another_generation_can_be_compared(tmp_path: Path, url: str) -> None:
     assert compared(store, url, generation="0001").difference_count == 0
 
 
-def test_objects_that_were_merged_meanwhile_are_compared_once(tmp_path: Path, url: str) -> None:
+def test_objects_that_were_merged_meanwhile_are_compared_once(tmp_path, url):
     build_from(url, SMALL, file_bytes=FILE_BYTES, object_bytes=200)
     reader = ArchiveReader.open(url)
     merged = merge_file(url, SMALL, start=FILE_BYTES, file_bytes=FILE_BYTES)

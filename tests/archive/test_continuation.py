@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -16,12 +15,12 @@ from trioha.archive.source import LogSource
 
 
 @pytest.fixture
-def folder() -> ObjectFolder:
+def folder():
     return in_memory()
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Log:
+def log(tmp_path):
     return Log(tmp_path / "store")
 
 
@@ -29,7 +28,7 @@ def reasons(folder: ObjectFolder) -> list[str]:
     return [one.reason for one in reader_of(folder).head.generations]
 
 
-def test_a_store_that_lost_its_tail_shares_the_objects_before_it(folder: ObjectFolder, log: Log) -> None:
+def test_a_store_that_lost_its_tail_shares_the_objects_before_it(folder, log):
     archiver = archiver_of(folder, log)
     ends = []
     for _ in range(5):
@@ -52,9 +51,7 @@ def test_a_store_that_lost_its_tail_shares_the_objects_before_it(folder: ObjectF
 
 
 @pytest.mark.parametrize("records", [10, 80])
-def test_pages_are_shared_as_far_as_the_logs_are_equal(
-    folder: ObjectFolder, log: Log, tmp_path: Path, records: int
-) -> None:
+def test_pages_are_shared_as_far_as_the_logs_are_equal(folder, log, tmp_path, records):
     log.append(records)
     shared = log.end_offset
     fork = log.fork(tmp_path / "fork")
@@ -78,7 +75,7 @@ def test_pages_are_shared_as_far_as_the_logs_are_equal(
     assert sent <= fork.end_offset - shared + 1024
 
 
-def test_a_cut_is_found_while_the_archiver_runs(folder: ObjectFolder, log: Log) -> None:
+def test_a_cut_is_found_while_the_archiver_runs(folder, log):
     archiver = archiver_of(folder, log)
     log.append(5)
     archiver.step()
@@ -93,9 +90,7 @@ def test_a_cut_is_found_while_the_archiver_runs(folder: ObjectFolder, log: Log) 
     assert archived(folder) == (0, log.data())
 
 
-def test_a_cut_log_that_has_grown_beyond_the_archived_end_with_equal_sizes_is_another_history(
-    tmp_path: Path,
-) -> None:
+def test_a_cut_log_that_has_grown_beyond_the_archived_end_with_equal_sizes_is_another_history(tmp_path):
     """Clients send the same messages again: the archived end is the start of a record in both logs."""
     for records, kept, is_settled in product((1, 2, 10), (0, 5, 8, 9), (False, True)):
         folder, log = in_memory(), Log(tmp_path / f"{records}-{kept}-{is_settled}")
@@ -121,9 +116,7 @@ def test_a_cut_log_that_has_grown_beyond_the_archived_end_with_equal_sizes_is_an
 
 
 @pytest.mark.parametrize("is_settled", [False, True])
-def test_a_cut_log_with_a_record_across_the_newest_objects_start_is_another_history(
-    folder: ObjectFolder, log: Log, is_settled: bool
-) -> None:
+def test_a_cut_log_with_a_record_across_the_newest_objects_start_is_another_history(folder, log, is_settled):
     archiver = archiver_of(folder, log)
     for _ in range(3):
         log.append(3)
@@ -138,9 +131,7 @@ def test_a_cut_log_with_a_record_across_the_newest_objects_start_is_another_hist
     assert archived(folder, "0001") == (0, before)
 
 
-def test_a_store_that_was_damaged_before_its_last_archived_record_continues(
-    folder: ObjectFolder, log: Log
-) -> None:
+def test_a_store_that_was_damaged_before_its_last_archived_record_continues(folder, log):
     archiver = archiver_of(folder, log)
     log.append(3)
     before = log.data()
@@ -152,7 +143,7 @@ def test_a_store_that_was_damaged_before_its_last_archived_record_continues(
     assert archived(folder) == (0, before + log.data()[len(before) :])
 
 
-def test_another_log_is_found_where_a_file_begins(folder: ObjectFolder, log: Log, tmp_path: Path) -> None:
+def test_another_log_is_found_where_a_file_begins(folder, log, tmp_path):
     archiver = archiver_of(folder, log)
     log.append(100)
     boundary = log.end_offset - log.end_offset % log.file_bytes
@@ -168,7 +159,7 @@ def test_another_log_is_found_where_a_file_begins(folder: ObjectFolder, log: Log
     assert archived(folder) == (0, other.data())
 
 
-def test_a_gap_begins_a_new_generation_and_is_named(folder: ObjectFolder, log: Log) -> None:
+def test_a_gap_begins_a_new_generation_and_is_named(folder, log):
     archiver = archiver_of(folder, log)
     log.append(10)
     archiver.step()
@@ -181,7 +172,7 @@ def test_a_gap_begins_a_new_generation_and_is_named(folder: ObjectFolder, log: L
     assert archived(folder) == (4096, log.data())
 
 
-def test_a_store_that_begins_at_the_archived_end_goes_on(folder: ObjectFolder, log: Log) -> None:
+def test_a_store_that_begins_at_the_archived_end_goes_on(folder, log):
     archiver = archiver_of(folder, log)
     log.append(60)
     boundary = log.end_offset - log.end_offset % log.file_bytes
@@ -196,7 +187,7 @@ def test_a_store_that_begins_at_the_archived_end_goes_on(folder: ObjectFolder, l
     assert archived(folder) == (0, before + log.bytes_of(boundary, log.end_offset))
 
 
-def test_files_of_another_size_begin_a_new_generation(folder: ObjectFolder, log: Log, tmp_path: Path) -> None:
+def test_files_of_another_size_begin_a_new_generation(folder, log, tmp_path):
     log.append(10)
     archiver_of(folder, log).step()
     other = Log(tmp_path / "other", file_bytes=8192, clock=log.clock)
@@ -205,7 +196,7 @@ def test_files_of_another_size_begin_a_new_generation(folder: ObjectFolder, log:
     assert step.began == "the log has files of 8192 bytes, before it had 4096"
 
 
-def test_a_generation_is_not_begun_twice_when_its_head_fails(folder: ObjectFolder, log: Log) -> None:
+def test_a_generation_is_not_begun_twice_when_its_head_fails(folder, log):
     log.append(10)
     archiver_of(folder, log).step()
     before = log.data()
@@ -226,7 +217,7 @@ def test_a_generation_is_not_begun_twice_when_its_head_fails(folder: ObjectFolde
     assert archived(folder) == (0, log.data())
 
 
-def test_damage_is_named_after_all_before_it_was_archived(folder: ObjectFolder, log: Log) -> None:
+def test_damage_is_named_after_all_before_it_was_archived(folder, log):
     log.append(10)
     damaged = log.end_offset
     log.append(10)
@@ -247,9 +238,7 @@ def test_damage_is_named_after_all_before_it_was_archived(folder: ObjectFolder, 
     assert archived(folder) == (0, log.data())
 
 
-def test_merged_objects_come_from_the_archive_once_the_store_has_dropped_them(
-    folder: ObjectFolder, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_merged_objects_come_from_the_archive_once_the_store_has_dropped_them(folder, log, monkeypatch):
     archiver = archiver_of(folder, log, merge_objects=1000)
     while log.end_offset < log.file_bytes:
         log.append(5)
@@ -267,7 +256,7 @@ def test_merged_objects_come_from_the_archive_once_the_store_has_dropped_them(
     assert b"".join(read_log_object(folder, merged)) == before
 
 
-def test_a_flipped_bit_in_the_store_does_not_reach_merged_objects(folder: ObjectFolder, log: Log) -> None:
+def test_a_flipped_bit_in_the_store_does_not_reach_merged_objects(folder, log):
     archiver = archiver_of(folder, log, merge_objects=4)
     log.append(3)
     archiver.step()
@@ -284,9 +273,7 @@ def test_a_flipped_bit_in_the_store_does_not_reach_merged_objects(folder: Object
 
 
 @pytest.mark.parametrize("records", [1, 5])
-def test_a_record_that_was_archived_before_its_end_was_written_is_archived_again(
-    folder: ObjectFolder, log: Log, records: int
-) -> None:
+def test_a_record_that_was_archived_before_its_end_was_written_is_archived_again(folder, log, records):
     archiver = archiver_of(folder, log)
     log.append(records)
     # The topic's letter, which no CRC covers: the broker writes it after the archiver's second look.

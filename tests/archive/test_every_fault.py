@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.archive.failing import HOWS, DiedError, FailingFolder, How
+from tests.archive.failing import HOWS, DiedError, FailingFolder
 from tests.archive.support import Log, archived, in_memory, new_archiver, reader_of
 from tests.levels import by_level
 from trioha.archive.archiver import Archiver
@@ -77,7 +77,7 @@ def requests_without_fault(store: Path) -> int:
 
 @pytest.mark.sized
 @pytest.mark.parametrize("how", HOWS)
-def test_the_archive_is_whole_after_a_fault_at_any_request(tmp_path: Path, how: How) -> None:
+def test_the_archive_is_whole_after_a_fault_at_any_request(tmp_path, how):
     step = by_level(41, 5, 1)
     for at in range(HOWS.index(how) % step, requests_without_fault(tmp_path / "counted"), step):
         log = Log(tmp_path / str(at))

@@ -20,7 +20,7 @@ HEAD = Head(
 
 
 @pytest.fixture
-def folder(archive_url: str) -> ObjectFolder:
+def folder(archive_url):
     return ObjectFolder.open(archive_url, create=True)
 
 
@@ -31,7 +31,7 @@ def create_until(folder: ObjectFolder, head: Head, number: int) -> Head:
     return head
 
 
-def test_the_newest_head_is_read(folder: ObjectFolder) -> None:
+def test_the_newest_head_is_read(folder):
     assert read_head(folder) is None
     create_head(folder, HEAD)
     assert read_head(folder) == HEAD
@@ -39,7 +39,7 @@ def test_the_newest_head_is_read(folder: ObjectFolder) -> None:
     assert read_head(folder) == evolve(HEAD, number=12)
 
 
-def test_the_second_of_two_writers_with_the_same_number_is_fenced(folder: ObjectFolder) -> None:
+def test_the_second_of_two_writers_with_the_same_number_is_fenced(folder):
     create_head(folder, HEAD)
     other = evolve(HEAD, writer=evolve(HEAD.writer, id="other:/store", epoch=2))
     with pytest.raises(FencedError, match="host:/store, epoch 1"):
@@ -47,13 +47,13 @@ def test_the_second_of_two_writers_with_the_same_number_is_fenced(folder: Object
     assert read_head(folder) == HEAD
 
 
-def test_a_request_that_is_repeated_after_its_success_is_no_other_writer(folder: ObjectFolder) -> None:
+def test_a_request_that_is_repeated_after_its_success_is_no_other_writer(folder):
     create_head(folder, HEAD)
     create_head(folder, HEAD)
     assert read_head(folder) == HEAD
 
 
-def test_a_suspended_writer_is_fenced_even_if_its_number_is_free_again(folder: ObjectFolder) -> None:
+def test_a_suspended_writer_is_fenced_even_if_its_number_is_free_again(folder):
     create_head(folder, HEAD)
     other = evolve(HEAD, writer=evolve(HEAD.writer, id="other:/store", epoch=2))
     newest = create_until(folder, other, HEADS_KEPT + 5)
@@ -63,7 +63,7 @@ def test_a_suspended_writer_is_fenced_even_if_its_number_is_free_again(folder: O
     assert read_head(folder) == newest
 
 
-def test_old_heads_are_deleted_and_the_newest_stay(folder: ObjectFolder) -> None:
+def test_old_heads_are_deleted_and_the_newest_stay(folder):
     create_head(folder, HEAD)
     create_until(folder, HEAD, HEADS_KEPT + 3)
     folder.delete(old_heads(folder, HEADS_KEPT + 3))
@@ -71,7 +71,7 @@ def test_old_heads_are_deleted_and_the_newest_stay(folder: ObjectFolder) -> None
     assert kept == [head_key(number) for number in range(4, HEADS_KEPT + 4)]
 
 
-def test_what_is_not_a_head_is_named(folder: ObjectFolder) -> None:
+def test_what_is_not_a_head_is_named(folder):
     for data, reason in (
         (b"", "not a zstd frame"),
         (b"{}", "not a zstd frame"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,7 +14,7 @@ PART_BYTES = 5 << 20
 """An object that comes in pieces is sent in parts of this size."""
 
 
-def test_objects_are_stored_listed_read_and_deleted(archive_url: str) -> None:
+def test_objects_are_stored_listed_read_and_deleted(archive_url):
     folder = ObjectFolder.open(archive_url, create=True)
     assert folder.create("log/a", b"first")
     assert not folder.create("log/a", b"second")
@@ -31,7 +30,7 @@ def test_objects_are_stored_listed_read_and_deleted(archive_url: str) -> None:
     assert list(folder.list("nothing")) == []
 
 
-def test_ranges_end_with_the_object(archive_url: str) -> None:
+def test_ranges_end_with_the_object(archive_url):
     folder = ObjectFolder.open(archive_url, create=True)
     folder.put("log/a", b"0123456789")
     assert folder.get_range("log/a", start=2, end=5) == b"234"
@@ -41,7 +40,7 @@ def test_ranges_end_with_the_object(archive_url: str) -> None:
         folder.get_range("log/a", start=10, end=11)
 
 
-def test_a_missing_object_is_named_with_its_url(archive_url: str) -> None:
+def test_a_missing_object_is_named_with_its_url(archive_url):
     folder = ObjectFolder.open(archive_url, create=True)
     for read in (
         lambda: folder.get("log/a"),
@@ -53,11 +52,11 @@ def test_a_missing_object_is_named_with_its_url(archive_url: str) -> None:
         assert str(caught.value) == f"{archive_url}/log/a: there is no such object"
 
 
-def test_one_of_eight_writers_creates_an_object(archive_url: str) -> None:
+def test_one_of_eight_writers_creates_an_object(archive_url):
     folder = ObjectFolder.open(archive_url, create=True)
     together = threading.Barrier(8)
 
-    def create(number: int) -> bool:
+    def create(number):
         together.wait()
         return folder.create("heads/1", b"writer %d" % number)
 
@@ -68,7 +67,7 @@ def test_one_of_eight_writers_creates_an_object(archive_url: str) -> None:
 
 
 @pytest.mark.full
-def test_more_objects_than_a_listing_has_on_a_page_are_listed_and_deleted(archive_url: str) -> None:
+def test_more_objects_than_a_listing_has_on_a_page_are_listed_and_deleted(archive_url):
     folder = ObjectFolder.open(archive_url, create=True)
     keys = [f"log/{number:05}" for number in range(1010)]
     for key in keys:
@@ -79,7 +78,7 @@ def test_more_objects_than_a_listing_has_on_a_page_are_listed_and_deleted(archiv
     assert [one.key for one in folder.list("log")] == keys[-1:]
 
 
-def test_an_object_of_several_parts_is_replaced_as_a_whole(archive_url: str) -> None:
+def test_an_object_of_several_parts_is_replaced_as_a_whole(archive_url):
     folder = ObjectFolder.open(archive_url, create=True)
     pieces = [bytes([number]) * (1 << 20) for number in range(13)]
     folder.put("log/a", b"small")
@@ -90,10 +89,10 @@ def test_an_object_of_several_parts_is_replaced_as_a_whole(archive_url: str) -> 
     assert folder.get_range("log/a", start=PART_BYTES - 1, end=PART_BYTES + 1) == b"\x04\x05"
 
 
-def test_an_error_of_the_source_is_raised_as_it_is_and_nothing_is_stored(archive_url: str) -> None:
+def test_an_error_of_the_source_is_raised_as_it_is_and_nothing_is_stored(archive_url):
     folder = ObjectFolder.open(archive_url, create=True)
 
-    def pieces(parts: int, error: Exception) -> Iterator[bytes]:
+    def pieces(parts, error):
         yield b"x"
         for _ in range(parts):
             yield bytes(PART_BYTES)
@@ -110,7 +109,7 @@ def test_an_error_of_the_source_is_raised_as_it_is_and_nothing_is_stored(archive
         assert list(folder.list("log")) == []
 
 
-def test_folders_with_a_common_beginning_are_apart(archive_url: str) -> None:
+def test_folders_with_a_common_beginning_are_apart(archive_url):
     folder = ObjectFolder.open(archive_url, create=True)
     longer = ObjectFolder.open(f"{archive_url}b", create=True)
     folder.put("log/a", b"1")
@@ -121,7 +120,7 @@ def test_folders_with_a_common_beginning_are_apart(archive_url: str) -> None:
     assert [one.key for one in longer.list("log")] == ["log/b"]
 
 
-def test_what_is_not_a_url_of_an_archive_is_refused() -> None:
+def test_what_is_not_a_url_of_an_archive_is_refused():
     for url, reason in (
         ("/tmp/x", "not a URL of an object storage; write s3://, gs://, az:// or file:///"),
         ("http://host/x", "not a URL of an object storage; write s3://, gs://, az:// or file:///"),

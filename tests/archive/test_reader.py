@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from attrs import evolve
@@ -64,7 +63,7 @@ def metadata_of(minute: int, offset: int) -> MetadataObject:
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> ArchiveReader:
+def reader(tmp_path):
     folder = ObjectFolder.open(f"file://{tmp_path}")
     key = page_key(GENERATION, first_offset=100, token="x")
     folder.put(key, encode(PageContent(objects=(A, B), metadata=(metadata_of(1, 150),))))
@@ -105,48 +104,46 @@ def reader(tmp_path: Path) -> ArchiveReader:
         (Selection(topics=("b", "x")), [B, D]),
     ],
 )
-def test_objects_are_selected_by_their_statistics(
-    reader: ArchiveReader, selection: Selection, found: list[LogObject]
-) -> None:
+def test_objects_are_selected_by_their_statistics(reader, selection, found):
     assert list(reader.objects(reader.generation(), selection)) == found
 
 
-def test_a_page_without_such_objects_is_not_read(reader: ArchiveReader) -> None:
+def test_a_page_without_such_objects_is_not_read(reader):
     reader.folder.delete([reader.generation().pages[0].key])
     assert list(reader.objects(reader.generation(), Selection(first_offset=300))) == [C, D, BLANK]
     with pytest.raises(ArchiveError, match="no such object"):
         list(reader.objects(reader.generation(), Selection(first_offset=299)))
 
 
-def test_metadata_comes_newest_first(reader: ArchiveReader) -> None:
+def test_metadata_comes_newest_first(reader):
     assert [one.offset for one in reader.metadata(reader.generation())] == [450, 350, 150]
 
 
-def test_a_hole_between_objects_is_an_error(reader: ArchiveReader) -> None:
+def test_a_hole_between_objects_is_an_error(reader):
     torn = evolve(reader.generation(), objects=(C, BLANK))
     with pytest.raises(ArchiveError, match="begins at 500, the object before it ends at 400"):
         list(reader.objects(torn))
 
 
-def test_generations_are_found_by_the_beginning_of_their_id(reader: ArchiveReader) -> None:
+def test_generations_are_found_by_the_beginning_of_their_id(reader):
     assert reader.generation("0001").id == GENERATION
     with pytest.raises(ArchiveError, match="no generation 0002; there are 0001-00000000"):
         reader.generation("0002")
 
 
-def test_metadata_is_read_back(reader: ArchiveReader) -> None:
+def test_metadata_is_read_back(reader):
     content = MetadataContent(taken_ms=7, offset=9, files={"topics.json": '{"ä":1}'})
     one = metadata_of(5, 500)
     reader.folder.put(one.key, encode(content))
     assert reader.metadata_files(one) == content
 
 
-def test_an_empty_folder_is_no_archive(tmp_path: Path) -> None:
+def test_an_empty_folder_is_no_archive(tmp_path):
     with pytest.raises(ArchiveError, match="there is no archive; trioha archive STORE --to URL makes one"):
         ArchiveReader.open(f"file://{tmp_path}")
 
 
-def test_more_topics_than_a_list_may_name_are_unknown() -> None:
+def test_more_topics_than_a_list_may_name_are_unknown():
     assert union_of_topics([("b",), ("a", "b")]) == ("a", "b")
     assert union_of_topics([("a",), None]) is None
     assert union_of_topics([tuple(f"t{number}" for number in range(65))]) is None
@@ -173,7 +170,7 @@ DATA = b"0123456789abcdef" * (FRAME_BYTES // 16 + 1000)
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_the_bytes_of_the_log_come_back(tmp_path: Path, codec: Codec) -> None:
+def test_the_bytes_of_the_log_come_back(tmp_path, codec):
     folder = ObjectFolder.open(f"file://{tmp_path}")
     one = stored(folder, DATA, codec=codec)
     assert b"".join(read_log_object(folder, one)) == DATA
@@ -181,7 +178,7 @@ def test_the_bytes_of_the_log_come_back(tmp_path: Path, codec: Codec) -> None:
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 @pytest.mark.parametrize("fault", ["flipped", "shorter", "longer"])
-def test_damage_of_an_object_is_found_before_its_last_piece(tmp_path: Path, codec: Codec, fault: str) -> None:
+def test_damage_of_an_object_is_found_before_its_last_piece(tmp_path, codec, fault):
     folder = ObjectFolder.open(f"file://{tmp_path}")
     one = stored(folder, DATA, codec=codec)
     data = bytearray(folder.get(one.key))
@@ -192,7 +189,7 @@ def test_damage_of_an_object_is_found_before_its_last_piece(tmp_path: Path, code
     else:
         data += next(compress([b"more"])) if codec == "zstd" else b"more"
     folder.put(one.key, bytes(data))
-    received: list[bytes] = []
+    received = []
     with pytest.raises(ArchiveError, match=r"has (CRC|\d+ bytes|more than)|cannot be decompressed"):
         received.extend(read_log_object(folder, one))
     assert sum(map(len, received)) < len(DATA)

@@ -39,7 +39,6 @@ from tests.levels import by_level
 from tests.store.support import VECTORS, expected, open_store
 from trioha.archive import restore as module
 from trioha.archive.errors import ArchiveError, MissingObjectError
-from trioha.archive.layout import Generation, LogObject
 from trioha.archive.objects import ObjectFolder
 from trioha.archive.reader import ArchiveReader
 from trioha.archive.restore import Restore, Restored, Target
@@ -53,7 +52,7 @@ LATEST = Target()
 
 
 @pytest.fixture(autouse=True)
-def no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_syncs(monkeypatch):
     """Hundreds of restores would wait for the disk. That each sync is called is seen by `FailingSystem`."""
     for name in ("fsync", "fdatasync"):
         monkeypatch.setattr(os, name, lambda _fd: None)
@@ -81,7 +80,7 @@ SMALL = made_log(
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     return f"file://{tmp_path}/archive"
 
 
@@ -101,13 +100,8 @@ sizes = st.lists(st.integers(0, 600), min_size=1, max_size=30)
     data=st.data(),
 )
 def test_a_restored_log_is_the_prefix_of_the_archived_one(  # noqa: PLR0917 (hypothesis passes names)
-    bodies: list[int],
-    object_bytes: int,
-    codecs: list[Any],
-    page_objects: int | None,
-    first_file: int,
-    data: st.DataObject,
-) -> None:
+    bodies, object_bytes, codecs, page_objects, first_file, data
+):
     entries = made_log(
         [Put(body=bytes([number % 256]) * size) for number, size in enumerate(bodies)],
         file_bytes=FILE_BYTES,
@@ -130,9 +124,7 @@ def test_a_restored_log_is_the_prefix_of_the_archived_one(  # noqa: PLR0917 (hyp
 
 
 @pytest.mark.parametrize("object_bytes", [100, 300, 10_000])
-def test_a_time_ends_the_log_before_the_first_record_that_was_stored_later(
-    tmp_path: Path, url: str, object_bytes: int
-) -> None:
+def test_a_time_ends_the_log_before_the_first_record_that_was_stored_later(tmp_path, url, object_bytes):
     # A clock that was set back twice, and records of one millisecond.
     times = [10, 20, 20, 30, 30, 25, 30, 40, 35, 41]
     entries = made_log([Put(store_ms=time) for time in times], file_bytes=10_000)
@@ -149,7 +141,7 @@ def test_a_time_ends_the_log_before_the_first_record_that_was_stored_later(
         assert Checkpoint.load(into / "checkpoint") == Checkpoint(physic_msg_timestamp_ms=last_ms)
 
 
-def test_an_offset_that_the_archive_does_not_have_is_refused(tmp_path: Path, url: str) -> None:
+def test_an_offset_that_the_archive_does_not_have_is_refused(tmp_path, url):
     build_from(url, SMALL, file_bytes=FILE_BYTES)
     for at in (0, 1, SMALL[0].end_offset - 1):
         with pytest.raises(ArchiveError, match=f"no record ends at or before offset {at}"):
@@ -159,7 +151,7 @@ def test_an_offset_that_the_archive_does_not_have_is_refused(tmp_path: Path, url
         restored(url, tmp_path / "store", Target(to_offset=end + 1))
 
 
-def test_a_log_file_of_which_the_start_is_not_archived_any_more_is_left_out(tmp_path: Path, url: str) -> None:
+def test_a_log_file_of_which_the_start_is_not_archived_any_more_is_left_out(tmp_path, url):
     kept = SMALL[3:]
     assert 0 < kept[0].offset < FILE_BYTES
     build_from(url, kept, file_bytes=FILE_BYTES, object_bytes=300)
@@ -172,7 +164,7 @@ def test_a_log_file_of_which_the_start_is_not_archived_any_more_is_left_out(tmp_
         restored(url, tmp_path / "other", Target(to_offset=999))
 
 
-def test_the_newest_generation_is_restored_unless_another_is_named(tmp_path: Path, url: str) -> None:
+def test_the_newest_generation_is_restored_unless_another_is_named(tmp_path, url):
     other = made_log([Put(body=b"other")], file_bytes=FILE_BYTES)
     build_from(url, SMALL, file_bytes=FILE_BYTES)
     build_from(url, other, file_bytes=FILE_BYTES, generation="0002-00000001")
@@ -194,9 +186,7 @@ def config_of(name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", RECORDED)
 @pytest.mark.parametrize("build_queues", [False, True])
-def test_a_restored_store_of_rocketmq_has_its_queues(
-    tmp_path: Path, url: str, name: str, build_queues: bool
-) -> None:
+def test_a_restored_store_of_rocketmq_has_its_queues(tmp_path, url, name, build_queues):
     source = VECTORS / name / "store"
     first_offset, file_bytes, data = log_data(source)
     entries = list(entries_of(data, first_offset=first_offset, file_bytes=file_bytes))
@@ -223,7 +213,7 @@ def test_a_restored_store_of_rocketmq_has_its_queues(
         assert {f"{topic}@{queue}": end for (topic, queue), end in ends.items()} == wanted
 
 
-def test_no_node_opens_a_store_before_its_restore_has_ended(tmp_path: Path, url: str) -> None:
+def test_no_node_opens_a_store_before_its_restore_has_ended(tmp_path, url):
     build_from(url, SMALL, file_bytes=FILE_BYTES)
     into = tmp_path / "store"
     restored(url, into)
@@ -236,9 +226,7 @@ def test_no_node_opens_a_store_before_its_restore_has_ended(tmp_path: Path, url:
 
 
 @pytest.mark.parametrize("page_objects", [None, 2])
-def test_config_files_are_the_newest_ones_that_are_not_beyond_the_log(
-    tmp_path: Path, url: str, page_objects: int | None
-) -> None:
+def test_config_files_are_the_newest_ones_that_are_not_beyond_the_log(tmp_path, url, page_objects):
     moments = [
         Moment(
             taken_ms=1_000_000 + number, offset=SMALL[number].end_offset, files={"topics.json": f"{number}"}
@@ -265,7 +253,7 @@ def test_config_files_are_the_newest_ones_that_are_not_beyond_the_log(
     assert list((tmp_path / "without/config").iterdir()) == []
 
 
-def test_offsets_are_clamped_to_the_queues_that_the_log_has(tmp_path: Path, url: str) -> None:
+def test_offsets_are_clamped_to_the_queues_that_the_log_has(tmp_path, url):
     puts = [
         Put(topic="A"),
         Put(topic="A", queue_id=1),
@@ -294,7 +282,7 @@ def test_offsets_are_clamped_to_the_queues_that_the_log_has(tmp_path: Path, url:
     assert (config / "delayOffset.json").read_text() == '{\n\t"offsetTable":{1:0,3:1\n\t}\n}'
 
 
-def test_offsets_that_cannot_be_read_stay_and_are_named(tmp_path: Path, url: str) -> None:
+def test_offsets_that_cannot_be_read_stay_and_are_named(tmp_path, url):
     moment = Moment(
         taken_ms=5, offset=1, files={"consumerOffset.json": '{"offsetTable":[', "delayOffset.json": ""}
     )
@@ -304,7 +292,7 @@ def test_offsets_that_cannot_be_read_stay_and_are_named(tmp_path: Path, url: str
     assert (tmp_path / "store/config/consumerOffset.json").read_text() == '{"offsetTable":['
 
 
-def test_a_config_file_with_a_path_for_a_name_is_refused(tmp_path: Path) -> None:
+def test_a_config_file_with_a_path_for_a_name_is_refused(tmp_path):
     for number, name in enumerate(("../evil", "/etc/x", ".bashrc", "a/b", "")):
         url = f"file://{tmp_path}/{number}"
         moment = Moment(taken_ms=5, offset=1, files={name: "x"})
@@ -317,12 +305,10 @@ def test_a_config_file_with_a_path_for_a_name_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_a_damaged_object_ends_a_restore_which_goes_on_when_it_is_mended(
-    tmp_path: Path, url: str, codec: Any
-) -> None:
+def test_a_damaged_object_ends_a_restore_which_goes_on_when_it_is_mended(tmp_path, url, codec):
     build_from(url, SMALL, file_bytes=FILE_BYTES, object_bytes=400, codec=codec)
     shutil.copytree(tmp_path / "archive", tmp_path / "good")
-    damages: dict[str, Callable[[bytearray], object]] = {
+    damages = {
         "size": flip(3),
         "header": flip(20),
         "middle": flip(60),
@@ -348,7 +334,7 @@ def rewritten(entries: list[Entry], number: int, change: Callable[[bytearray], o
     return [*entries[:number], evolve(entries[number], data=bytes(data)), *entries[number + 1 :]]
 
 
-def test_a_bad_record_in_a_whole_object_is_named_with_its_offset(tmp_path: Path) -> None:
+def test_a_bad_record_in_a_whole_object_is_named_with_its_offset(tmp_path):
     for at, reason in (
         (90, "the body's CRC is not the stored"),
         (5, "magic 0x.* is not a record's"),
@@ -361,21 +347,21 @@ def test_a_bad_record_in_a_whole_object_is_named_with_its_offset(tmp_path: Path)
             restored(url, tmp_path / f"store-{at}")
 
 
-def test_a_generation_that_lists_impossible_objects_is_refused(tmp_path: Path, url: str) -> None:
+def test_a_generation_that_lists_impossible_objects_is_refused(tmp_path, url):
     build_from(url, SMALL, file_bytes=FILE_BYTES, object_bytes=400)
     whole = put_object(ObjectFolder.open(url), SMALL)
 
-    def without(generation: Generation, number: int) -> tuple[LogObject, ...]:
+    def without(generation, number):
         return (*generation.objects[:number], *generation.objects[number + 1 :])
 
-    changes: dict[str, Callable[[Generation], Generation]] = {
+    changes = {
         "the object before it ends at": lambda one: evolve(one, objects=without(one, 2)),
         "reaches beyond the end of its log file, offset 1000": lambda one: evolve(one, objects=(whole,)),
         r"a blank of \d+ bytes that does not end with its file": lambda one: evolve(one, file_bytes=4000),
     }
     generation = ArchiveReader.open(url).generation()
     for reason, change in changes.items():
-        replace_generation(url, lambda _, change=change: change(generation))  # type: ignore[misc]
+        replace_generation(url, lambda _, change=change: change(generation))
         with pytest.raises(ArchiveError, match=reason):
             restored(url, tmp_path / "store" / reason[:3])
     lost = generation.objects[5]
@@ -385,11 +371,11 @@ def test_a_generation_that_lists_impossible_objects_is_refused(tmp_path: Path, u
         restored(url, tmp_path / "other")
 
 
-def test_statistics_that_hide_a_later_record_are_found(tmp_path: Path, url: str) -> None:
+def test_statistics_that_hide_a_later_record_are_found(tmp_path, url):
     entries = made_log([Put(store_ms=time) for time in (10, 50, 20)], file_bytes=FILE_BYTES)
     build_from(url, entries, file_bytes=FILE_BYTES, object_bytes=100)
 
-    def lie(generation: Generation) -> Generation:
+    def lie(generation):
         first, second, third = generation.objects
         return evolve(generation, objects=(first, evolve(second, max_store_ms=10), third))
 
@@ -398,7 +384,7 @@ def test_statistics_that_hide_a_later_record_are_found(tmp_path: Path, url: str)
         restored(url, tmp_path / "store", Target(to_ms=30))
 
 
-def test_objects_that_were_merged_meanwhile_are_read_from_the_newer_head(tmp_path: Path, url: str) -> None:
+def test_objects_that_were_merged_meanwhile_are_read_from_the_newer_head(tmp_path, url):
     build_from(url, SMALL, file_bytes=FILE_BYTES, object_bytes=200)
     reader = ArchiveReader.open(url)
     merge_file(url, SMALL, start=FILE_BYTES, file_bytes=FILE_BYTES)
@@ -411,7 +397,7 @@ def test_objects_that_were_merged_meanwhile_are_read_from_the_newer_head(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["file", "commitlog/00000000000000000000", "config/topics.json"])
-def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path, url: str, name: str) -> None:
+def test_a_folder_that_is_not_empty_is_refused(tmp_path, url, name):
     build_from(url, SMALL, file_bytes=FILE_BYTES)
     path = tmp_path / "store" / name
     path.parent.mkdir(parents=True)
@@ -438,7 +424,7 @@ def interrupted(url: str, into: Path, target: Target = LATEST) -> None:
 
 
 @pytest.mark.parametrize("other", ["target", "generation", "archive"])
-def test_another_restore_does_not_go_on_with_an_interrupted_one(tmp_path: Path, url: str, other: str) -> None:
+def test_another_restore_does_not_go_on_with_an_interrupted_one(tmp_path, url, other):
     build_from(url, SMALL, file_bytes=FILE_BYTES)
     build_from(url, SMALL, file_bytes=FILE_BYTES, generation="0002-00000001")
     build_from(f"{url}2", SMALL, file_bytes=FILE_BYTES, generation="0002-00000001")
@@ -453,7 +439,7 @@ def test_another_restore_does_not_go_on_with_an_interrupted_one(tmp_path: Path, 
     assert restored(url, into).files_kept == 1
 
 
-def test_a_restore_of_all_goes_on_to_the_end_that_it_had_when_it_began(tmp_path: Path, url: str) -> None:
+def test_a_restore_of_all_goes_on_to_the_end_that_it_had_when_it_began(tmp_path, url):
     older = [one for one in SMALL if one.end_offset <= 2500]
     build_from(url, older, file_bytes=FILE_BYTES, object_bytes=300)
     into = tmp_path / "store"
@@ -465,7 +451,7 @@ def test_a_restore_of_all_goes_on_to_the_end_that_it_had_when_it_began(tmp_path:
     assert log_of(into) == files_of(older, file_bytes=FILE_BYTES)
 
 
-def test_a_marker_says_what_is_being_restored_and_another_text_is_refused(tmp_path: Path, url: str) -> None:
+def test_a_marker_says_what_is_being_restored_and_another_text_is_refused(tmp_path, url):
     build_from(url, SMALL, file_bytes=FILE_BYTES)
     into = tmp_path / "store"
     interrupted(url, into, Target(to_ms=1_000_020))
@@ -479,7 +465,7 @@ def test_a_marker_says_what_is_being_restored_and_another_text_is_refused(tmp_pa
             restored(url, into)
 
 
-def test_a_folder_in_use_is_refused(tmp_path: Path, url: str) -> None:
+def test_a_folder_in_use_is_refused(tmp_path, url):
     build_from(url, SMALL, file_bytes=FILE_BYTES)
     into = tmp_path / "store"
     script = (
@@ -490,7 +476,6 @@ def test_a_folder_in_use_is_refused(tmp_path: Path, url: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", script, into / "lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == b"locked\n"
         with pytest.raises(StoreError, match="locked by another process"):
             restored(url, into)
@@ -532,7 +517,6 @@ class FailingSystem:
             if self.error is None and number >= self.fails_at:
                 raise Killed
             if number == self.fails_at:
-                assert self.error is not None
                 raise OSError(self.error.errno, os.strerror(self.error.errno or 0))
             return call(*arguments, **options)
 
@@ -556,7 +540,7 @@ def tree_of(store: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def archived(url: str) -> str:
+def archived(url):
     moment = Moment(taken_ms=5, offset=SMALL[8].end_offset, files=FILES)
     build_from(url, SMALL, file_bytes=FILE_BYTES, object_bytes=400, metadata=[moment])
     return url
@@ -564,9 +548,7 @@ def archived(url: str) -> str:
 
 @pytest.mark.sized
 @pytest.mark.parametrize("build_queues", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_a_restore_that_was_killed_at_any_step_is_completed(
-    tmp_path: Path, archived: str, build_queues: bool
-) -> None:
+def test_a_restore_that_was_killed_at_any_step_is_completed(tmp_path, archived, build_queues):
     target = Target(to_offset=SMALL[20].end_offset)
     whole = tmp_path / "whole"
     with pytest.MonkeyPatch.context() as patch:
@@ -594,9 +576,7 @@ def is_complete(into: Path) -> bool:
 
 
 @pytest.mark.sized
-def test_a_restore_that_the_disk_refuses_at_any_step_names_the_file_and_is_completed(
-    tmp_path: Path, archived: str
-) -> None:
+def test_a_restore_that_the_disk_refuses_at_any_step_names_the_file_and_is_completed(tmp_path, archived):
     whole = tmp_path / "whole"
     with pytest.MonkeyPatch.context() as patch:
         system = FailingSystem(patch, fails_at=1 << 60)
@@ -621,9 +601,7 @@ def test_a_restore_that_the_disk_refuses_at_any_step_names_the_file_and_is_compl
     assert refused > by_level(4, 8, 20)
 
 
-def test_a_log_that_does_not_fit_on_the_disk_is_refused_before_it_is_written(
-    tmp_path: Path, archived: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_does_not_fit_on_the_disk_is_refused_before_it_is_written(tmp_path, archived, monkeypatch):
     usage = module.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage._replace(free=2999))
     into = tmp_path / "store"
@@ -633,7 +611,7 @@ def test_a_log_that_does_not_fit_on_the_disk_is_refused_before_it_is_written(
     restored(archived, into)
 
 
-def test_nothing_temporary_stays(tmp_path: Path, archived: str) -> None:
+def test_nothing_temporary_stays(tmp_path, archived):
     into = tmp_path / "store"
     interrupted(archived, into)
     restored(archived, into, build=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,7 +19,7 @@ from trioha.store.record_layout import BLANK, MAGIC_BLANK
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Log:
+def log(tmp_path):
     return Log(tmp_path / "store")
 
 
@@ -42,9 +41,7 @@ def parts_of(source: LogSource, *, bytes_max: int = 1 << 30) -> list[LogPart]:
 
 @pytest.mark.parametrize("is_compiled", [True, False])
 @pytest.mark.parametrize("name", [f"{STORES[0]}/store", *(f"{name}/crash-store" for name in STORES[:2])])
-def test_stores_of_rocketmq_are_read_to_their_end(
-    name: str, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stores_of_rocketmq_are_read_to_their_end(name, is_compiled, monkeypatch):
     store = VECTORS / name
     if not is_compiled:
         monkeypatch.setattr(compiled, "IS_COMPILED", False)
@@ -66,9 +63,7 @@ def test_stores_of_rocketmq_are_read_to_their_end(
 
 
 @given(data=st.data())
-def test_parts_are_whole_records_of_at_most_the_wanted_size(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_parts_are_whole_records_of_at_most_the_wanted_size(tmp_path_factory, data):
     log = Log(tmp_path_factory.mktemp("log") / "store")
     sizes = data.draw(st.lists(st.integers(0, 1500), max_size=40))
     ends = []
@@ -90,9 +85,7 @@ def test_parts_are_whole_records_of_at_most_the_wanted_size(
 
 
 @given(data=st.data())
-def test_a_record_cut_anywhere_is_the_present_end(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_a_record_cut_anywhere_is_the_present_end(tmp_path_factory, data):
     log = Log(tmp_path_factory.mktemp("log") / "store")
     log.append(3)
     end = log.end_offset
@@ -106,17 +99,16 @@ def test_a_record_cut_anywhere_is_the_present_end(
     assert parts_of(source)[-1].end_offset == end + len(record)
 
 
-def test_a_record_that_was_read_before_its_properties_is_read_again(log: Log) -> None:
+def test_a_record_that_was_read_before_its_properties_is_read_again(log):
     log.append(2)
     source = source_of(log)
     part = source.next_part(0, bytes_max=1 << 20)
-    assert part is not None
     # No CRC covers the topic's last letter; the broker writes it a moment later.
     log.write(log.end_offset - 3, b"X")
     assert source.crc32(0, part.end_offset) != part.crc32
 
 
-def test_a_blank_is_whole_when_the_next_file_exists(log: Log) -> None:
+def test_a_blank_is_whole_when_the_next_file_exists(log):
     log.append(3)
     end = log.end_offset
     left = log.file_bytes - end
@@ -130,7 +122,7 @@ def test_a_blank_is_whole_when_the_next_file_exists(log: Log) -> None:
 
 
 @pytest.mark.parametrize("is_running", [True, False])
-def test_an_unfinished_record_is_damage_only_where_no_broker_runs(log: Log, is_running: bool) -> None:
+def test_an_unfinished_record_is_damage_only_where_no_broker_runs(log, is_running):
     log.append(2)
     end = log.end_offset
     log.write(end, log.record(end)[:50])
@@ -151,7 +143,7 @@ def test_an_unfinished_record_is_damage_only_where_no_broker_runs(log: Log, is_r
     ],
 )
 @pytest.mark.parametrize("follow", ["record", "file"])
-def test_a_fault_is_damage_when_the_log_goes_on(log: Log, fault: bytes, reason: str, follow: str) -> None:
+def test_a_fault_is_damage_when_the_log_goes_on(log, fault, reason, follow):
     log.append(2)
     end = log.end_offset
     if follow == "record":
@@ -166,14 +158,14 @@ def test_a_fault_is_damage_when_the_log_goes_on(log: Log, fault: bytes, reason: 
     assert caught.value.offset == end
 
 
-def test_a_missing_file_within_the_log_is_damage(log: Log) -> None:
+def test_a_missing_file_within_the_log_is_damage(log):
     log.append(200)
     log.path(log.file_bytes).unlink()
     with pytest.raises(DamagedSourceError, match="the file after it, of offset 4096, is missing"):
         parts_of(source_of(log))
 
 
-def test_a_file_that_vanishes_while_it_is_read_is_a_transient_error(log: Log) -> None:
+def test_a_file_that_vanishes_while_it_is_read_is_a_transient_error(log):
     log.append(100)
     source = source_of(log)
     log.delete_first_file()
@@ -182,7 +174,7 @@ def test_a_file_that_vanishes_while_it_is_read_is_a_transient_error(log: Log) ->
     assert caught.value.is_transient
 
 
-def test_records_longer_than_what_is_read_at_a_time_are_whole(tmp_path: Path) -> None:
+def test_records_longer_than_what_is_read_at_a_time_are_whole(tmp_path):
     log = Log(tmp_path / "store", file_bytes=32 << 20)
     for size in (1000, LOOK_AHEAD_BYTES + 5, 10, 700_000):
         log.append(body=bytes(size))
@@ -194,7 +186,7 @@ def test_records_longer_than_what_is_read_at_a_time_are_whole(tmp_path: Path) ->
         parts_of(source_of(log))
 
 
-def test_the_log_is_read_up_to_a_limit(log: Log) -> None:
+def test_the_log_is_read_up_to_a_limit(log):
     log.append(3)
     limit = log.end_offset
     log.append(100)
@@ -203,14 +195,14 @@ def test_the_log_is_read_up_to_a_limit(log: Log) -> None:
     assert [part.end_offset for part in parts_of(source)] == [limit]
 
 
-def test_a_store_without_a_log_has_no_offsets(tmp_path: Path) -> None:
+def test_a_store_without_a_log_has_no_offsets(tmp_path):
     source = LogSource(tmp_path / "none")
     source.refresh()
     assert source.first_offset is None
     assert source.estimated_end() == 0
 
 
-def test_more_than_64_topics_are_not_listed(tmp_path: Path) -> None:
+def test_more_than_64_topics_are_not_listed(tmp_path):
     log = Log(tmp_path / "store", file_bytes=1 << 20)
     for number in range(65):
         log.append(topic=f"t{number}")

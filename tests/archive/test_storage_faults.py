@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from attrs import evolve
 from obstore.exceptions import GenericError
 
 from tests.ports import free_port
-from tests.s3 import S3Bucket, S3Server, bucket_in_environment, obstore_settled
-from tests.s3_proxy import PASSING, S3Fault, S3Proxy, s3_proxy
+from tests.s3 import S3Bucket, bucket_in_environment, obstore_settled
+from tests.s3_proxy import PASSING, S3Fault, s3_proxy
 from trioha.archive import objects
 from trioha.archive.errors import ArchiveError, FencedError, MissingObjectError
 from trioha.archive.failures import archive_error
@@ -65,13 +64,13 @@ FAULTS = [one if one in QUICK else pytest.param(one, marks=pytest.mark.full) for
 
 
 @pytest.fixture
-def proxy(s3_server_of_this_run: S3Server) -> Iterator[S3Proxy]:
+def proxy(s3_server_of_this_run):
     with obstore_settled(), s3_proxy(s3_server_of_this_run.port) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def url(proxy: S3Proxy, s3_server_of_this_run: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def url(proxy, s3_server_of_this_run, monkeypatch):
     """An archive's, through the proxy. Nothing waits long between two requests."""
     monkeypatch.setattr(objects, "BACKOFF_S", 0.001)
     bucket = S3Bucket(name=s3_server_of_this_run.make_bucket(), endpoint=proxy.endpoint)
@@ -80,7 +79,7 @@ def url(proxy: S3Proxy, s3_server_of_this_run: S3Server, monkeypatch: pytest.Mon
 
 
 @pytest.fixture
-def folder(url: str) -> ObjectFolder:
+def folder(url):
     folder = ObjectFolder.open(url)
     folder.put("log/a", DATA)
     return folder
@@ -96,9 +95,7 @@ def fails(request: Request, folder: ObjectFolder) -> ArchiveError:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_request_succeeds_despite_one_fault(
-    folder: ObjectFolder, proxy: S3Proxy, fault: S3Fault
-) -> None:
+def test_each_request_succeeds_despite_one_fault(folder, proxy, fault):
     for name, read in READS.items():
         proxy.passages.clear()
         proxy.strike(fault, times=1)
@@ -129,9 +126,7 @@ def test_each_request_succeeds_despite_one_fault(
         for one in PASSING
     ],
 )
-def test_an_object_in_parts_is_whole_or_the_same_put_succeeds_later(
-    folder: ObjectFolder, proxy: S3Proxy, fault: S3Fault
-) -> None:
+def test_an_object_in_parts_is_whole_or_the_same_put_succeeds_later(folder, proxy, fault):
     for step in (
         {"within": "uploads="},
         {"within": "partNumber=2"},
@@ -139,7 +134,7 @@ def test_an_object_in_parts_is_whole_or_the_same_put_succeeds_later(
     ):
         folder.put("log/a", DATA)
         proxy.strike(fault, times=1, **step)
-        transient: list[bool] = []
+        transient = []
         try:
             folder.put("log/a", iter([BIG]))
         except ArchiveError as error:
@@ -153,9 +148,7 @@ def test_an_object_in_parts_is_whole_or_the_same_put_succeeds_later(
 
 
 @pytest.mark.parametrize("fault", [CUTS[0], *(pytest.param(one, marks=pytest.mark.full) for one in CUTS[1:])])
-def test_connections_that_always_end_are_a_transient_error(
-    folder: ObjectFolder, proxy: S3Proxy, fault: S3Fault
-) -> None:
+def test_connections_that_always_end_are_a_transient_error(folder, proxy, fault):
     for request in REQUESTS.values():
         proxy.strike(fault)
         error = fails(request, folder)
@@ -170,9 +163,7 @@ def test_connections_that_always_end_are_a_transient_error(
         (S3Fault.SLOW_DOWN, "503 Service Unavailable: SlowDown: Please reduce your request rate."),
     ],
 )
-def test_a_server_that_always_fails_is_a_transient_error(
-    folder: ObjectFolder, proxy: S3Proxy, fault: S3Fault, reason: str
-) -> None:
+def test_a_server_that_always_fails_is_a_transient_error(folder, proxy, fault, reason):
     proxy.strike(fault)
     for request in REQUESTS.values():
         proxy.passages.clear()
@@ -182,7 +173,7 @@ def test_a_server_that_always_fails_is_a_transient_error(
         assert [one.fault for one in proxy.passages].count(fault) <= objects.RETRIES_MAX + 1
 
 
-def test_wrong_credentials_are_named_and_not_tried_again(folder: ObjectFolder, proxy: S3Proxy) -> None:
+def test_wrong_credentials_are_named_and_not_tried_again(folder, proxy):
     proxy.strike(S3Fault.DENIED)
     for request in REQUESTS.values():
         proxy.passages.clear()
@@ -195,9 +186,7 @@ def test_wrong_credentials_are_named_and_not_tried_again(folder: ObjectFolder, p
 
 @pytest.mark.full
 @pytest.mark.parametrize("fault", [S3Fault.SILENT_BEFORE, S3Fault.SILENT_AFTER])
-def test_a_request_without_an_answer_ends_at_its_time_limit(
-    url: str, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch, fault: S3Fault
-) -> None:
+def test_a_request_without_an_answer_ends_at_its_time_limit(url, proxy, monkeypatch, fault):
     ObjectFolder.open(url).put("log/a", DATA)
     monkeypatch.setattr(objects, "REQUEST_TIMEOUT_S", 0.2)
     monkeypatch.setattr(objects, "RETRIES_MAX", 1)
@@ -213,9 +202,7 @@ def test_a_request_without_an_answer_ends_at_its_time_limit(
     assert fails(READS["get"], ObjectFolder.open(url)).reason == "no answer in time"
 
 
-def test_a_server_that_does_not_listen_is_a_transient_error(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_does_not_listen_is_a_transient_error(url, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     folder = ObjectFolder.open(url)
     for request in REQUESTS.values():
@@ -224,7 +211,7 @@ def test_a_server_that_does_not_listen_is_a_transient_error(
         assert error.reason == "cannot connect: Connection refused"
 
 
-def test_a_bucket_that_is_not_there_is_named(url: str) -> None:
+def test_a_bucket_that_is_not_there_is_named(url):
     folder = ObjectFolder.open("s3://no-such-bucket/a")
     for name, request in REQUESTS.items():
         if name == "delete":
@@ -235,33 +222,31 @@ def test_a_bucket_that_is_not_there_is_named(url: str) -> None:
         assert error.reason == "there is no such bucket"
 
 
-def test_an_endpoint_without_tls_has_to_be_allowed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_without_tls_has_to_be_allowed(url, monkeypatch):
     monkeypatch.delenv("AWS_ALLOW_HTTP")
     error = fails(READS["get"], ObjectFolder.open(url))
     assert not error.is_transient
     assert str(error) == f"{url}/log/a: the endpoint is an http:// URL; AWS_ALLOW_HTTP=true allows it"
 
 
-def test_errors_of_other_storages_are_named_as_those_of_s3_are() -> None:
+def test_errors_of_other_storages_are_named_as_those_of_s3_are():
     for url, variable in (("gs://b/a", "GOOGLE"), ("az://b/a", "AZURE")):
         error = archive_error(GenericError("HTTP error: builder error: BadScheme"), url=url, key=None)
-        assert error is not None
         assert error.hint == f"{variable}_ALLOW_HTTP=true allows it"
     said = '{"error":{"code":400,"message":"invalid name"}}'
     answer = GenericError(f"Server returned non-2xx status code: 400 Bad Request: {said}")
     error = archive_error(answer, url="gs://b/a", key=None)
-    assert error is not None
     assert error.reason == "the server answers 400 Bad Request: invalid name"
 
 
-def test_a_range_after_the_end_is_not_tried_again(folder: ObjectFolder, proxy: S3Proxy) -> None:
+def test_a_range_after_the_end_is_not_tried_again(folder, proxy):
     proxy.passages.clear()
     error = fails(lambda folder: folder.get_range("log/a", start=len(DATA), end=len(DATA) + 1), folder)
     assert not error.is_transient
     assert "416" in error.reason
 
 
-def test_a_folder_that_takes_no_more_is_a_transient_error(tmp_path: Path) -> None:
+def test_a_folder_that_takes_no_more_is_a_transient_error(tmp_path):
     said = subprocess.run(
         [sys.executable, "-c", FULL, f"file://{tmp_path}"], capture_output=True, text=True, check=True
     )
@@ -272,9 +257,7 @@ def test_a_folder_that_takes_no_more_is_a_transient_error(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_head_whose_answer_was_lost_is_of_the_writer_that_stored_it(
-    url: str, proxy: S3Proxy, fault: S3Fault
-) -> None:
+def test_a_head_whose_answer_was_lost_is_of_the_writer_that_stored_it(url, proxy, fault):
     folder = ObjectFolder.open(url)
     proxy.strike(fault, times=1, method="PUT", within=head_key(1))
     create_head(folder, HEAD)
@@ -287,7 +270,7 @@ def test_a_head_whose_answer_was_lost_is_of_the_writer_that_stored_it(
 
 
 @pytest.mark.full
-def test_heads_survive_random_faults(url: str, proxy: S3Proxy) -> None:
+def test_heads_survive_random_faults(url, proxy):
     folder = ObjectFolder.open(url)
     proxy.strike_at_random(seed=5, share=0.3, faults=tuple(one for one in PASSING if one != S3Fault.SLOW))
     head = HEAD

@@ -13,18 +13,18 @@ from trioha.archive.objects import ObjectFolder
 
 
 @pytest.fixture
-def folder() -> ObjectFolder:
+def folder():
     return in_memory()
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Log:
+def log(tmp_path):
     log = Log(tmp_path / "store")
     log.append(10)
     return log
 
 
-def test_a_restart_of_the_same_store_takes_over_at_once(folder: ObjectFolder, log: Log) -> None:
+def test_a_restart_of_the_same_store_takes_over_at_once(folder, log):
     first = archiver_of(folder, log)
     first.step()
     before_s = log.clock.now_s
@@ -38,16 +38,16 @@ def test_a_restart_of_the_same_store_takes_over_at_once(folder: ObjectFolder, lo
     assert reader_of(folder).head.writer.epoch == 2
 
 
-def test_two_that_begin_at_the_same_moment_are_told_apart(folder: ObjectFolder, log: Log) -> None:
+def test_two_that_begin_at_the_same_moment_are_told_apart(folder, log):
     first, second = new_archiver(folder, log), new_archiver(folder, log)
     create = folder.create
 
-    def create_after_the_other(key: str, data: bytes) -> bool:
-        folder.create = create  # type: ignore[method-assign]
+    def create_after_the_other(key, data):
+        folder.create = create
         first.begin()
         return create(key, data)
 
-    folder.create = create_after_the_other  # type: ignore[method-assign]
+    folder.create = create_after_the_other
     with pytest.raises(FencedError):
         second.begin()
     first.step()
@@ -59,13 +59,13 @@ def other_of(folder: ObjectFolder, log: Log, tmp_path: Path, *, take_over: bool 
     return new_archiver(folder, log.fork(tmp_path / "other"), take_over=take_over)
 
 
-def test_an_idle_writer_is_seen_to_be_alive(folder: ObjectFolder, log: Log, tmp_path: Path) -> None:
+def test_an_idle_writer_is_seen_to_be_alive(folder, log, tmp_path):
     archiver = archiver_of(folder, log)
     archiver.step()
     number = reader_of(folder).head.number
     sleep = log.clock.sleep
 
-    def sleep_and_step(seconds: float) -> None:
+    def sleep_and_step(seconds):
         sleep(seconds)
         archiver.step()
 
@@ -76,9 +76,7 @@ def test_an_idle_writer_is_seen_to_be_alive(folder: ObjectFolder, log: Log, tmp_
     assert reader_of(folder).head.number == number + 1
 
 
-def test_a_writer_that_has_ended_is_replaced_after_90_seconds(
-    folder: ObjectFolder, log: Log, tmp_path: Path
-) -> None:
+def test_a_writer_that_has_ended_is_replaced_after_90_seconds(folder, log, tmp_path):
     archiver_of(folder, log).step()
     before_s = log.clock.now_s
     other = other_of(folder, log, tmp_path)
@@ -87,7 +85,7 @@ def test_a_writer_that_has_ended_is_replaced_after_90_seconds(
     assert other.step().began is None
 
 
-def test_take_over_waits_for_nothing(folder: ObjectFolder, log: Log, tmp_path: Path) -> None:
+def test_take_over_waits_for_nothing(folder, log, tmp_path):
     archiver = archiver_of(folder, log)
     archiver.step()
     before_s = log.clock.now_s
@@ -98,16 +96,14 @@ def test_take_over_waits_for_nothing(folder: ObjectFolder, log: Log, tmp_path: P
         archiver.step()
 
 
-def test_the_archive_of_another_broker_is_refused(folder: ObjectFolder, log: Log) -> None:
+def test_the_archive_of_another_broker_is_refused(folder, log):
     Archiver(folder, log.store, cluster_name="C", broker_name="a").begin()
     with pytest.raises(ArchiveError, match="is the archive of broker a, not of b"):
         Archiver(folder, log.store, broker_name="b").begin()
     Archiver(folder, log.store, cluster_name="C").begin()
 
 
-def test_a_stopped_archiver_ends_its_wait_for_another_writer(
-    folder: ObjectFolder, log: Log, tmp_path: Path
-) -> None:
+def test_a_stopped_archiver_ends_its_wait_for_another_writer(folder, log, tmp_path):
     archiver_of(folder, log).step()
     other = other_of(folder, log, tmp_path)
     other.stop()

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -26,12 +25,12 @@ from trioha.archive.reader import Selection
 
 
 @pytest.fixture
-def folder() -> ObjectFolder:
+def folder():
     return in_memory()
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Log:
+def log(tmp_path):
     return Log(tmp_path / "store")
 
 
@@ -51,8 +50,8 @@ def log_object(first: int, end: int) -> LogObject:
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=600))
-def test_merges_leave_few_objects_and_send_each_byte_a_few_times(sizes: list[int]) -> None:
-    objects: list[LogObject] = []
+def test_merges_leave_few_objects_and_send_each_byte_a_few_times(sizes):
+    objects = []
     offset = sent = 0
     for size in sizes:
         end = min(offset + size, offset - offset % 100_000 + 100_000)
@@ -74,13 +73,13 @@ def test_merges_leave_few_objects_and_send_each_byte_a_few_times(sizes: list[int
 
 
 @given(st.binary(), st.binary(max_size=3000))
-def test_crcs_of_parts_give_that_of_the_whole(first: bytes, second: bytes) -> None:
+def test_crcs_of_parts_give_that_of_the_whole(first, second):
     assert combined_crc32(crc32(first), crc32(second), second_bytes=len(second)) == crc32(first + second)
 
 
-def test_small_objects_become_few_and_are_deleted_ten_minutes_later(folder: ObjectFolder, log: Log) -> None:
+def test_small_objects_become_few_and_are_deleted_ten_minutes_later(folder, log):
     archiver = archiver_of(folder, log, merge_objects=4)
-    dropped: set[str] = set()
+    dropped = set()
     deleted = 0
     for _ in range(30):
         before = {one.key for one in folder.list("log")}
@@ -101,7 +100,7 @@ def test_small_objects_become_few_and_are_deleted_ten_minutes_later(folder: Obje
     assert step.merged >= 0
 
 
-def test_a_file_that_has_ended_is_one_object(folder: ObjectFolder, log: Log) -> None:
+def test_a_file_that_has_ended_is_one_object(folder, log):
     archiver = archiver_of(folder, log)
     while log.end_offset < 3 * log.file_bytes:
         log.append(4)
@@ -111,7 +110,7 @@ def test_a_file_that_has_ended_is_one_object(folder: ObjectFolder, log: Log) -> 
     assert archived(folder) == (0, log.data())
 
 
-def test_pages_have_the_objects_that_are_merged_no_more(folder: ObjectFolder, log: Log) -> None:
+def test_pages_have_the_objects_that_are_merged_no_more(folder, log):
     archiver = archiver_of(folder, log, page_objects=2)
     while log.end_offset < 7 * log.file_bytes:
         log.append(9)
@@ -129,9 +128,9 @@ def test_pages_have_the_objects_that_are_merged_no_more(folder: ObjectFolder, lo
 
 
 @pytest.mark.full
-def test_of_metadata_older_than_an_hour_one_a_minute_stays(folder: ObjectFolder, log: Log) -> None:
+def test_of_metadata_older_than_an_hour_one_a_minute_stays(folder, log):
     archiver = archiver_of(folder, log)
-    taken: list[int] = []
+    taken = []
     for number in range(300):
         log.append()
         log.config(consumerOffset=f'{{"n":{number}}}')
@@ -149,7 +148,7 @@ def test_of_metadata_older_than_an_hour_one_a_minute_stays(folder: ObjectFolder,
     assert len(minutes) > 10
 
 
-def test_config_files_are_archived_when_they_change(folder: ObjectFolder, log: Log) -> None:
+def test_config_files_are_archived_when_they_change(folder, log):
     archiver = archiver_of(folder, log)
     times_ms = []
     for text in ('{"a":1}', '{"a":1}', '{"a":2}'):
@@ -168,7 +167,7 @@ def test_config_files_are_archived_when_they_change(folder: ObjectFolder, log: L
     assert found[0].offset == log.end_offset
 
 
-def test_the_newest_of_each_minute_stays() -> None:
+def test_the_newest_of_each_minute_stays():
     metadata = [
         MetadataObject(key=f"metadata/{ms}", taken_ms=ms, offset=0, bytes=0)
         for ms in (0, 30_000, 59_999, 60_000, 3_700_000)
@@ -179,11 +178,9 @@ def test_the_newest_of_each_minute_stays() -> None:
 
 
 @pytest.mark.parametrize("page_objects", [2, pytest.param(64, marks=pytest.mark.full)])
-def test_a_restore_to_any_time_of_the_window_stays_possible(
-    folder: ObjectFolder, log: Log, page_objects: int
-) -> None:
+def test_a_restore_to_any_time_of_the_window_stays_possible(folder, log, page_objects):
     archiver = archiver_of(folder, log, keep_s=600.0, page_objects=page_objects, retention_s=0.0)
-    ends: list[tuple[int, int]] = []
+    ends = []
     for number in range(100):
         log.append(3)
         log.config(consumerOffset=f'{{"n":{number}}}')
@@ -220,9 +217,7 @@ def test_a_restore_to_any_time_of_the_window_stays_possible(
     assert archived(folder)[1] == log.bytes_of(generation.first_offset, log.end_offset)
 
 
-def test_a_generation_goes_when_the_next_one_began_before_the_window(
-    folder: ObjectFolder, log: Log, tmp_path: Path
-) -> None:
+def test_a_generation_goes_when_the_next_one_began_before_the_window(folder, log, tmp_path):
     fork = log.fork(tmp_path / "fork")
     options = {"keep_s": 600.0, "retention_s": 0.0, "merge_objects": 3}
     log.append(100)
@@ -250,7 +245,7 @@ def test_a_generation_goes_when_the_next_one_began_before_the_window(
     assert generation.id.startswith("0002-")
 
 
-def test_objects_without_a_head_are_swept_when_they_are_a_day_old(tmp_path: Path, log: Log) -> None:
+def test_objects_without_a_head_are_swept_when_they_are_a_day_old(tmp_path, log):
     folder = ObjectFolder.open(f"file://{tmp_path}/archive", create=True)
     archiver = archiver_of(folder, log)
     log.append(10)
@@ -273,9 +268,7 @@ def test_objects_without_a_head_are_swept_when_they_are_a_day_old(tmp_path: Path
     assert [reader.metadata_files(one).files for one in reader.metadata(reader.generation())]
 
 
-def test_what_a_killed_writer_left_unfinished_in_a_folder_is_deleted_when_it_is_a_day_old(
-    tmp_path: Path, log: Log
-) -> None:
+def test_what_a_killed_writer_left_unfinished_in_a_folder_is_deleted_when_it_is_a_day_old(tmp_path, log):
     url = f"file://{tmp_path}/archive"
     folder = ObjectFolder.open(url, create=True)
     archiver = archiver_of(folder, log)
@@ -309,9 +302,7 @@ def killed_while_it_puts(url: str, key: str) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
-def test_an_object_that_is_found_again_is_on_disk_before_a_head_names_it(
-    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_object_that_is_found_again_is_on_disk_before_a_head_names_it(tmp_path, log, monkeypatch):
     folder = ObjectFolder.open(f"file://{tmp_path}/archive", create=True)
     log.append(10)
     archiver = archiver_of(folder, log)
@@ -322,10 +313,10 @@ def test_an_object_that_is_found_again_is_on_disk_before_a_head_names_it(
         patch.setattr(ObjectFolder, "sync", killed)
         with pytest.raises(KilledError):
             archiver.step()
-    steps: list[str] = []
+    steps = []
     sync = ObjectFolder.sync
 
-    def noted(self: ObjectFolder, key: str) -> None:
+    def noted(self, key):
         sync(self, key)
         steps.append(key.split("/", maxsplit=1)[0])
 
@@ -349,9 +340,7 @@ def killed(*_: object) -> None:
 
 @pytest.mark.full
 @given(data=st.data())
-def test_random_logs_cuts_and_restarts_leave_the_log_in_the_archive(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_random_logs_cuts_and_restarts_leave_the_log_in_the_archive(tmp_path_factory, data):
     folder, log = in_memory(), Log(tmp_path_factory.mktemp("log") / "store")
     options = {
         "object_bytes_max": data.draw(st.sampled_from([500, 2000, 1 << 20])),
@@ -405,9 +394,9 @@ class WriteOnlyFolder(ObjectFolder):
         super().delete(keys)
 
 
-def test_an_archiver_that_may_not_delete_goes_on_and_says_so_once(log: Log) -> None:
+def test_an_archiver_that_may_not_delete_goes_on_and_says_so_once(log):
     folder = WriteOnlyFolder(MemoryStore(), "memory:///archive")
-    remarks: list[str] = []
+    remarks = []
     archiver = archiver_of(folder, log, notify=remarks.append, merge_objects=4, orphan_s=3600, sweep_s=600)
     for _ in range(200):
         log.append(2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from itertools import product
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from attrs import evolve
 
 from tests.archive.building import Moment, Put, build_from, made_log, merge_file, replace_generation
-from tests.archive.damaging import Change, damage, damage_object, flip
+from tests.archive.damaging import damage, damage_object, flip
 from tests.levels import by_level
 from trioha.archive.comparison import compare_with_archive
 from trioha.archive.errors import ArchiveError
@@ -45,7 +44,7 @@ def verified(url: str, **options: Any) -> Verification:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     """An archive with pages, both codecs, metadata in pages and in the head."""
     url = f"file://{tmp_path}/archive"
     build_from(
@@ -66,7 +65,7 @@ def objects_of(url: str) -> list[LogObject]:
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_an_archive_without_damage_has_no_problems(url: str, quick: bool) -> None:
+def test_an_archive_without_damage_has_no_problems(url, quick):
     objects = objects_of(url)
     found = verified(url, quick=quick)
     assert found == Verification(
@@ -85,8 +84,8 @@ def test_an_archive_without_damage_has_no_problems(url: str, quick: bool) -> Non
     )
 
 
-def test_a_damaged_object_is_named_and_the_others_are_checked(tmp_path: Path, url: str) -> None:
-    changes: tuple[tuple[str, Change, bool], ...] = (
+def test_a_damaged_object_is_named_and_the_others_are_checked(tmp_path, url):
+    changes = (
         ("bit", flip(60), False),
         ("last bit", flip(-1), False),
         ("shorter", lambda data: data.pop(), True),
@@ -106,14 +105,14 @@ def test_a_damaged_object_is_named_and_the_others_are_checked(tmp_path: Path, ur
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_missing_objects_are_named(url: str, quick: bool) -> None:
+def test_missing_objects_are_named(url, quick):
     reader = ArchiveReader.open(url)
     lost = [objects_of(url)[1].key, objects_of(url)[-1].key, reader.generation().metadata[0].key]
     reader.folder.delete(lost)
     assert verified(url, quick=quick).problems == tuple(f"{key}: there is no such object" for key in lost)
 
 
-def test_statistics_that_lie_are_found(url: str) -> None:
+def test_statistics_that_lie_are_found(url):
     generation = ArchiveReader.open(url).generation()
     one = generation.objects[-1]
     for lie, problem in (
@@ -128,26 +127,26 @@ def test_statistics_that_lie_are_found(url: str) -> None:
         ({"codec": "zstd" if one.codec == "none" else "none"}, ""),
     ):
         objects = (*generation.objects[:-1], evolve(one, **lie))
-        replace_generation(url, lambda _, objects=objects: evolve(generation, objects=objects))  # type: ignore[misc]
+        replace_generation(url, lambda _, objects=objects: evolve(generation, objects=objects))
         found = verified(url)
         assert found.problem_count == 1, lie
         assert found.problems[0].startswith(f"{one.key}: ")
         assert problem in found.problems[0]
 
 
-def test_statistics_of_a_page_that_lie_are_found(url: str) -> None:
+def test_statistics_of_a_page_that_lie_are_found(url):
     generation = ArchiveReader.open(url).generation()
     first, page, *rest = generation.pages
     for lie in ({"records": page.records + 1}, {"topics": ("T0",)}, {"max_store_ms": 7}, {"object_bytes": 7}):
         pages = (first, evolve(page, **lie), *rest)
-        replace_generation(url, lambda _, pages=pages: evolve(generation, pages=pages))  # type: ignore[misc]
+        replace_generation(url, lambda _, pages=pages: evolve(generation, pages=pages))
         problem = f"{page.key}: its objects do not add up to its statistics in the head"
         assert verified(url).problems == (problem,), lie
         assert verified(url, quick=True).problem_count == 1
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_page_that_cannot_be_read_is_named_and_the_others_are_checked(url: str, lost: bool) -> None:
+def test_a_page_that_cannot_be_read_is_named_and_the_others_are_checked(url, lost):
     key = ArchiveReader.open(url).generation().pages[0].key
     if lost:
         ObjectFolder.open(url).delete([key])
@@ -158,7 +157,7 @@ def test_a_page_that_cannot_be_read_is_named_and_the_others_are_checked(url: str
     assert found.objects > 3
 
 
-def test_a_hole_is_found(url: str) -> None:
+def test_a_hole_is_found(url):
     replace_generation(url, lambda one: evolve(one, pages=(one.pages[0], *one.pages[2:])))
     pages = ArchiveReader.open(url).generation().pages
     end = pages[0].end_offset
@@ -167,7 +166,7 @@ def test_a_hole_is_found(url: str) -> None:
     )
 
 
-def test_a_bad_record_in_a_whole_object_is_found_with_its_offset(url: str) -> None:
+def test_a_bad_record_in_a_whole_object_is_found_with_its_offset(url):
     changed = bytearray(SMALL[22].data)
     changed[90] ^= 1
     entries = [*SMALL[:22], evolve(SMALL[22], data=bytes(changed)), *SMALL[23:]]
@@ -177,7 +176,7 @@ def test_a_bad_record_in_a_whole_object_is_found_with_its_offset(url: str) -> No
     assert f"bad record at offset {SMALL[22].offset}: the body's CRC is not the stored" in found.problems[0]
 
 
-def test_damaged_metadata_and_that_of_another_moment_are_found(url: str) -> None:
+def test_damaged_metadata_and_that_of_another_moment_are_found(url):
     generation = ArchiveReader.open(url).generation()
     first, *rest = generation.metadata
     replace_generation(url, lambda one: evolve(one, metadata=(evolve(first, taken_ms=7), *rest)))
@@ -188,7 +187,7 @@ def test_damaged_metadata_and_that_of_another_moment_are_found(url: str) -> None
         assert [problem.split(": ")[0] for problem in verified(url).problems] == [first.key]
 
 
-def test_recordings_are_compared_with_their_sizes(url: str) -> None:
+def test_recordings_are_compared_with_their_sizes(url):
     reader = ArchiveReader.open(url)
     keys = [f"recordings/s/events/{number:020d}.parquet" for number in range(3)]
     for key in keys[:2]:
@@ -211,13 +210,13 @@ def test_recordings_are_compared_with_their_sizes(url: str) -> None:
         assert found.unreferenced == 0
 
 
-def test_objects_that_no_head_refers_to_are_counted(url: str) -> None:
+def test_objects_that_no_head_refers_to_are_counted(url):
     ObjectFolder.open(url).put("log/0001-5f0c9a12/orphan.log", b"123")
     found = verified(url)
     assert (found.unreferenced, found.unreferenced_bytes, found.problem_count) == (1, 3, 0)
 
 
-def test_objects_of_two_generations_are_checked_once(url: str) -> None:
+def test_objects_of_two_generations_are_checked_once(url):
     reader = ArchiveReader.open(url)
     old = reader.generation()
     create_head(
@@ -231,7 +230,7 @@ def test_objects_of_two_generations_are_checked_once(url: str) -> None:
     assert [problem.split(": ")[0] for problem in verified(url).problems] == [key]
 
 
-def test_objects_that_are_merged_while_they_are_checked_are_no_problem(tmp_path: Path) -> None:
+def test_objects_that_are_merged_while_they_are_checked_are_no_problem(tmp_path):
     url = f"file://{tmp_path}/merged"
     build_from(url, SMALL, file_bytes=FILE_BYTES, object_bytes=200)
     reader = ArchiveReader.open(url)
@@ -243,14 +242,14 @@ def test_objects_that_are_merged_while_they_are_checked_are_no_problem(tmp_path:
     assert [problem.split(": ")[0] for problem in verify_archive(reader).problems] == [merged.key]
 
 
-def test_an_archive_without_a_readable_head_is_refused(url: str) -> None:
+def test_an_archive_without_a_readable_head_is_refused(url):
     damage(url, "heads/00000000000000000001.json.zst", flip(40))
     with pytest.raises(ArchiveError, match="not a head"):
         verified(url)
 
 
 @pytest.mark.sized
-def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(url: str) -> None:
+def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(url):
     """Some bits in the headers of zstd frames have no meaning."""
     before = content_of(url)
     folder = ObjectFolder.open(url)
@@ -273,7 +272,7 @@ def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(url: str) -> None:
     assert silent < len(keys)
 
 
-def test_archives_on_a_server_are_checked_and_restored(archive_url: str, tmp_path: Path) -> None:
+def test_archives_on_a_server_are_checked_and_restored(archive_url, tmp_path):
     build_from(archive_url, SMALL, file_bytes=FILE_BYTES, object_bytes=400, page_objects=4, metadata=MOMENTS)
     assert verified(archive_url).problems == ()
     into = tmp_path / "store"

@@ -34,7 +34,7 @@ HOSTILE_TEXTS = (
 
 
 @pytest.mark.parametrize("text", HOSTILE_TEXTS, ids=[ascii(text[:12]) for text in HOSTILE_TEXTS])
-def test_a_text_of_a_peer_stays_in_its_cell(text: str) -> None:
+def test_a_text_of_a_peer_stays_in_its_cell(text):
     shown = clean(text)
     assert len(shown) <= TEXT_MAX
     assert shown.isprintable()
@@ -44,7 +44,7 @@ def test_a_text_of_a_peer_stays_in_its_cell(text: str) -> None:
     assert clean(shown) == shown
 
 
-def test_names_of_ordinary_alphabets_are_shown_as_they_are() -> None:
+def test_names_of_ordinary_alphabets_are_shown_as_they_are():
     for name in (
         "broker-a",
         "Müller-Straße",
@@ -57,14 +57,14 @@ def test_names_of_ordinary_alphabets_are_shown_as_they_are() -> None:
         assert clean(name) == name
 
 
-def test_names_beyond_the_maximum_are_other_and_protocol_names_always_kept() -> None:
+def test_names_beyond_the_maximum_are_other_and_protocol_names_always_kept():
     names = Names(known=frozenset({"PUT_OK"}), names_max=2)
     assert [names.of(name) for name in ("a", "b", "c", "a", "PUT_OK", "d")] == [
         "a", "b", OTHER, "a", "PUT_OK", OTHER,
     ]  # fmt: skip
 
 
-def test_new_names_for_ever_are_counted_under_other() -> None:
+def test_new_names_for_ever_are_counted_under_other():
     intake = AnswerFilter()
     for number in range(500):
         told = {f"STATUS_{number}_{n}": 1 for n in range(50)} | {"PUT_OK": number, "FLUSH_SLAVE_TIMEOUT": 3}
@@ -74,7 +74,7 @@ def test_new_names_for_ever_are_counted_under_other() -> None:
     assert len(kept.ended_connections) <= 2
 
 
-def test_connections_beyond_the_maximum_and_those_of_probes_are_counted() -> None:
+def test_connections_beyond_the_maximum_and_those_of_probes_are_counted():
     replicas = [connection(f"10.0.{n // 250}.{n % 250}:1", sent=5, ack=5, lag=0) for n in range(1000)]
     waiting = [connection(f"10.9.9.9:{n}", sent=-1, ack=-1, lag=0, state="HANDSHAKE") for n in range(300)]
     untold = [connection(f"10.9.9.8:{n}", sent=-1, ack=-1, lag=0, state=None) for n in range(3)]
@@ -88,7 +88,7 @@ def test_connections_beyond_the_maximum_and_those_of_probes_are_counted() -> Non
     assert (answer.more_connections, answer.waiting_probes) == (1001 - CONNECTIONS_MAX + 7, 303 + 11)
 
 
-def test_probing_hosts_beyond_the_maximum_are_counted_together() -> None:
+def test_probing_hosts_beyond_the_maximum_are_counted_together():
     intake = AnswerFilter()
     for number in range(10):
         told = {f"10.{number}.0.{n}": {"EOF": 2, "\x1b[2J": 1} for n in range(50)}
@@ -98,7 +98,7 @@ def test_probing_hosts_beyond_the_maximum_are_counted_together() -> None:
         intake.check(evolve(master(1), probes={"a": {"EOF": -1}}))
 
 
-def test_warnings_beyond_the_maximum_are_counted() -> None:
+def test_warnings_beyond_the_maximum_are_counted():
     kept = AnswerFilter().check(evolve(master(1), warnings=tuple(f"w{n}\x1b" for n in range(100)))).status
     assert kept.warnings[:2] == ("w0\N{REPLACEMENT CHARACTER}", "w1\N{REPLACEMENT CHARACTER}")
     assert kept.warnings[WARNINGS_MAX:] == ("84 more warnings",)
@@ -119,7 +119,7 @@ def test_warnings_beyond_the_maximum_are_counted() -> None:
         ("ended_connections", {"EOF": 10**400}),
     ],
 )
-def test_an_impossible_answer_is_refused(name: str, value: object) -> None:
+def test_an_impossible_answer_is_refused(name, value):
     with pytest.raises(RemoteProtocolError, match="answered with an impossible "):
         AnswerFilter().check(evolve(master(1000), **{name: value}))
 
@@ -135,13 +135,13 @@ def test_an_impossible_answer_is_refused(name: str, value: object) -> None:
         {"ack_latency_us": Distribution(1, 2, 10**400, 4)},
     ],
 )
-def test_an_impossible_connection_is_refused(changes: dict[str, object]) -> None:
+def test_an_impossible_connection_is_refused(changes):
     bad = evolve(connection("10.0.0.1:1", sent=5, ack=5, lag=0), **changes)
     with pytest.raises(RemoteProtocolError, match="impossible"):
         AnswerFilter().check(master(1000, bad))
 
 
-def test_impossible_settings_and_figures_of_the_table_are_dropped() -> None:
+def test_impossible_settings_and_figures_of_the_table_are_dropped():
     names = [field.name for field in fields(BrokerSettings)]
     told = evolve(
         master(1000),
@@ -157,9 +157,7 @@ texts = st.text(max_size=100) | st.sampled_from(HOSTILE_TEXTS[:-1])
 
 
 @given(role=texts, name=texts, state=texts, verdict=texts, warnings=st.lists(texts), puts=st.lists(texts))
-def test_no_text_of_an_answer_escapes(
-    *, role: str, name: str, state: str, verdict: str, warnings: list[str], puts: list[str]
-) -> None:
+def test_no_text_of_an_answer_escapes(*, role, name, state, verdict, warnings, puts):
     client = slave(5).client
     assert client is not None
     told = evolve(
@@ -195,7 +193,7 @@ def _texts(status: BrokerStatus) -> list[str]:
     return found
 
 
-def test_impossible_figures_of_an_archive_are_dropped() -> None:
+def test_impossible_figures_of_an_archive_are_dropped():
     told = evolve(
         master(5),
         archive=ArchiveStatus(

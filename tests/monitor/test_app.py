@@ -12,8 +12,6 @@ import trio
 from attrs import evolve
 from rich.text import Text
 from textual import events
-from textual.app import App
-from textual.events import Unmount
 from textual.pilot import Pilot
 from textual.widgets import Input
 
@@ -49,7 +47,7 @@ Steps = Callable[[MonitorApp, Pilot[None]], Awaitable[None]]
 
 
 @pytest.fixture(autouse=True)
-def _every_view_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def _every_view_is_drawn(monkeypatch):
     monkeypatch.setattr(screen_module, "DRAW_PAUSE_S", 0.0)
 
 
@@ -118,8 +116,8 @@ def pane(app: MonitorApp) -> str | None:
     return app.monitor_screen.pane.id
 
 
-def test_a_row_for_every_node_and_every_replica() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+def test_a_row_for_every_node_and_every_replica():
+    async def steps(app, pilot):
         up, slave_row, stuck, down = replicas(app).nodes.lines
         assert up.split()[:6] == ["●", "UP", "1h", "SYNC_MASTER", "broker-a", "#0"]
         assert slave_row.endswith("← 127.0.0.1:10912 196,933,333")
@@ -136,35 +134,40 @@ def test_a_row_for_every_node_and_every_replica() -> None:
     drive(steps)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)])
-def test_every_line_fits_and_the_essential_columns_are_there(size: tuple[int, int]) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        for key, table, essential in (
-            ("1", replicas(app).table, {"verdict", "slave", "diff", "lag", "history"}),
-            ("3", app.monitor_screen.query_one(LogPane).table, {"health", "name", "max", "rate"}),
-            ("4", app.monitor_screen.query_one(EventsPane).table, {"time", "kind", "about", "text"}),
-        ):
-            await pilot.press(key)
-            await pilot.pause(0.05)
-            assert essential <= set(table.shown_columns)
-            width = table.scrollable_content_region.width
-            assert all(Text(line).cell_len <= width for line in table.lines)
-            assert table.scrollable_content_region.height >= 3
-        assert len(top(app)) == size[0] - 2
+def test_every_line_fits_and_the_essential_columns_are_there_at_any_width():
+    async def steps(app, pilot):
+        table = replicas(app).table
+        every = {column.key for column in table.columns}
+        for size in ((200, 50), (120, 40), (80, 24), (200, 50)):
+            await pilot.resize_terminal(*size)
+            for key, pane_table, essential in (
+                ("3", app.monitor_screen.query_one(LogPane).table, {"health", "name", "max", "rate"}),
+                ("4", app.monitor_screen.query_one(EventsPane).table, {"time", "kind", "about", "text"}),
+                ("1", table, {"verdict", "slave", "diff", "lag", "history"}),
+            ):
+                await pilot.press(key)
+                await pilot.pause(0.05)
+                assert essential <= set(pane_table.shown_columns)
+                width = pane_table.scrollable_content_region.width
+                assert all(Text(line).cell_len <= width for line in pane_table.lines)
+                assert pane_table.scrollable_content_region.height >= 3
+            assert len(top(app)) == size[0] - 2
+            assert (set(table.shown_columns) == every) == (size == (200, 50))
 
-    drive(steps, size=size)
+    drive(steps, size=(200, 50))
 
 
-@pytest.mark.parametrize("size", [(1, 1), (12, 4), (40, 10), (300, 8)])
-def test_a_terminal_of_any_size_is_drawn(size: tuple[int, int]) -> None:
+@pytest.mark.full
+def test_a_terminal_of_any_size_is_drawn():
     app = MonitorApp(feed_of(busy_view()), playback=FakePlayback())
+    keys = ("question_mark", "escape", "down", "plus", "t", "2", "3", "4", "slash", "x", "escape")
 
-    async def run() -> None:
-        async with app.run_test(size=size) as pilot:
+    async def run():
+        async with app.run_test(size=(1, 1)) as pilot:
             await pilot.pause(0.1)
-            await pilot.press(
-                "question_mark", "escape", "down", "plus", "t", "2", "3", "4", "slash", "x", "escape"
-            )
+            for size in ((1, 1), (12, 4), (40, 10), (300, 8)):
+                await pilot.resize_terminal(*size)
+                await pilot.press(*keys)
             await pilot.resize_terminal(120, 40)
             await pilot.press("1")
             await pilot.pause(0.05)
@@ -174,23 +177,8 @@ def test_a_terminal_of_any_size_is_drawn(size: tuple[int, int]) -> None:
     assert app.failure is None
 
 
-def test_a_wide_terminal_shows_every_column_and_a_narrow_one_drops_them_again() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        table = replicas(app).table
-        wide = set(table.shown_columns)
-        assert wide == {column.key for column in table.columns}
-        await pilot.resize_terminal(80, 24)
-        await pilot.pause(0.05)
-        assert set(table.shown_columns) < wide
-        await pilot.resize_terminal(200, 50)
-        await pilot.pause(0.05)
-        assert set(table.shown_columns) == wide
-
-    drive(steps, size=(200, 50))
-
-
-def test_each_screen_has_a_key_and_a_name_to_click() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+def test_each_screen_has_a_key_and_a_name_to_click():
+    async def steps(app, pilot):
         for key, name in (
             ("2", "slave"),
             ("3", "log"),
@@ -206,8 +194,8 @@ def test_each_screen_has_a_key_and_a_name_to_click() -> None:
     drive(steps)
 
 
-def test_the_chosen_replica_is_drawn_and_opened() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+def test_the_chosen_replica_is_drawn_and_opened():
+    async def steps(app, pilot):
         assert title(replicas(app).graph) == "Lag of broker-a #1"
         await pilot.press("down")
         await pilot.pause(0.02)
@@ -233,8 +221,8 @@ def test_the_chosen_replica_is_drawn_and_opened() -> None:
     drive(steps)
 
 
-def test_the_mouse_chooses_a_row_opens_it_and_sorts_by_a_label() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+def test_the_mouse_chooses_a_row_opens_it_and_sorts_by_a_label():
+    async def steps(app, pilot):
         table = replicas(app).table
         await pilot.click("#replicas-table", offset=(5, 4))
         assert table.cursor == 3
@@ -254,8 +242,8 @@ def test_the_mouse_chooses_a_row_opens_it_and_sorts_by_a_label() -> None:
     drive(steps)
 
 
-def test_o_sorts_by_one_column_after_the_other_and_shift_o_turns() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+def test_o_sorts_by_one_column_after_the_other_and_shift_o_turns():
+    async def steps(app, pilot):
         table = replicas(app).table
         await pilot.press("o")
         assert (table.sort_key, table.rows[0].verdict.severity) == ("verdict", 3)
@@ -269,12 +257,11 @@ def test_o_sorts_by_one_column_after_the_other_and_shift_o_turns() -> None:
     drive(steps)
 
 
-def test_rows_change_places_once_a_second_at_most() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+def test_rows_change_places_once_a_second_at_most():
+    async def steps(app, pilot):
         table = replicas(app).table
         table.sort_by("diff", descending=True)
         view = app.monitor_screen.view
-        assert view is not None
         before = [row.key for row in table.rows]
         grown = evolve(view.replicas[0], diff_bytes=2 * END)
         for later_ms, expected in ((500, before), (1600, [1, *[key for key in before if key != 1]])):
@@ -287,8 +274,8 @@ def test_rows_change_places_once_a_second_at_most() -> None:
     drive(steps)
 
 
-def test_the_filter_shows_rows_with_all_words_and_escape_drops_it() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+def test_the_filter_shows_rows_with_all_words_and_escape_drops_it():
+    async def steps(app, pilot):
         await pilot.press("slash", *"SYNC not")
         assert [row.key for row in replicas(app).table.rows] == [3]
         assert "1 of 9 with “SYNC not”" in title(replicas(app).table)
@@ -303,22 +290,6 @@ def test_the_filter_shows_rows_with_all_words_and_escape_drops_it() -> None:
     drive(steps)
 
 
-def test_a_filter_is_typed_kept_and_left_for_another_screen() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        await pilot.press("4")
-        await pilot.pause(0.05)
-        table = app.monitor_screen.query_one(EventsPane).table
-        await pilot.press("slash", *"refused", "enter", "1")
-        await pilot.pause(0.05)
-        assert table.filter_text == "refused"
-        assert app.monitor_screen.pane.id == "replicas"
-        assert not app.monitor_screen.query_one("#filter", Input).display
-        assert replicas(app).table.has_focus
-        assert replicas(app).table.filter_text == ""
-
-    drive(steps)
-
-
 def burst(app: MonitorApp, *keys: str) -> None:
     """Keys all at once, as a terminal sends pasted ones or ones typed while it was busy."""
     for key in keys:
@@ -326,10 +297,15 @@ def burst(app: MonitorApp, *keys: str) -> None:
         app.post_message(events.Key(key, character))
 
 
-def test_keys_that_come_at_once_go_where_each_would_go_alone() -> None:
+def test_keys_that_come_at_once_go_where_each_would_go_alone():
     playback = FakePlayback()
 
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async def steps(app, pilot):
+        app.post_message(events.Paste("/127.0.0.1:43113\nmore"))
+        await pilot.pause(0.05)
+        assert [row.address for row in replicas(app).table.rows] == ["127.0.0.1:43113"]
+        assert app.monitor_screen.query_one("#filter", Input).has_focus
+        await pilot.press("escape")
         burst(app, "4", "slash", *"refused", "enter", "1", "slash", *"sync", "enter", "u", "2")
         await pilot.pause(0.1)
         assert app.monitor_screen.query_one(EventsPane).table.filter_text == "refused"
@@ -344,18 +320,9 @@ def test_keys_that_come_at_once_go_where_each_would_go_alone() -> None:
     drive(steps, MonitorApp(feed_of(busy_view()), playback=playback))
 
 
-def test_a_pasted_text_filters_the_table() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        app.post_message(events.Paste("/127.0.0.1:43113\nmore"))
-        await pilot.pause(0.05)
-        assert [row.address for row in replicas(app).table.rows] == ["127.0.0.1:43113"]
-        assert app.monitor_screen.query_one("#filter", Input).has_focus
-
-    drive(steps)
-
-
-def test_the_whole_text_of_the_chosen_event_fits_a_small_terminal() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+@pytest.mark.full
+def test_the_whole_text_of_the_chosen_event_fits_a_small_terminal():
+    async def steps(app, pilot):
         await pilot.press("4")
         await pilot.pause(0.05)
         events_pane = app.monitor_screen.query_one(EventsPane)
@@ -370,8 +337,8 @@ def test_the_whole_text_of_the_chosen_event_fits_a_small_terminal() -> None:
     drive(steps, size=(80, 24))
 
 
-def test_l_shows_seconds_where_there_is_room_for_one_graph() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+def test_l_shows_seconds_where_there_is_room_for_one_graph():
+    async def steps(app, pilot):
         await pilot.press("2")
         await pilot.pause(0.05)
         slave = app.monitor_screen.query_one(SlavePane)
@@ -388,11 +355,11 @@ def test_l_shows_seconds_where_there_is_room_for_one_graph() -> None:
     drive(steps, size=(80, 24))
 
 
-def test_a_long_reason_of_a_verdict_is_wrapped() -> None:
+def test_a_long_reason_of_a_verdict_is_wrapped():
     why = "wants 100, and the log of its master begins at 65536 since files were deleted by age, as is said"
     lost = replica(1, Verdict.GAP, label="broker-a #1", why=why)
 
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async def steps(app, pilot):
         await pilot.press("2")
         await pilot.pause(0.05)
         lines = app.monitor_screen.query_one(SlavePane).facts.lines
@@ -402,8 +369,8 @@ def test_a_long_reason_of_a_verdict_is_wrapped() -> None:
     drive(steps, feed_of(evolve(calm_view(), replicas=(lost,))), size=(80, 24))
 
 
-def test_events_are_newest_first_and_can_be_filtered() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+def test_events_are_newest_first_and_can_be_filtered():
+    async def steps(app, pilot):
         await pilot.press("4")
         await pilot.pause(0.05)
         table = app.monitor_screen.query_one(EventsPane).table
@@ -414,7 +381,6 @@ def test_events_are_newest_first_and_can_be_filtered() -> None:
         assert len(table.rows) == 12
         assert table.cursor == 12
         view = app.monitor_screen.view
-        assert view is not None
         event = TimelineEvent(NOW_MS, EventKind.MARK, "", "", "new", number=13)
         app.monitor_screen.show(evolve(view, events=(*view.events, event)))
         assert (table.cursor, table.rows[0].number) == (13, 13)
@@ -425,8 +391,8 @@ def test_events_are_newest_first_and_can_be_filtered() -> None:
     drive(steps)
 
 
-def test_the_log_screen_shows_the_chosen_log_in_depth() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+def test_the_log_screen_shows_the_chosen_log_in_depth():
+    async def steps(app, pilot):
         await pilot.press("3")
         await pilot.pause(0.05)
         log = app.monitor_screen.query_one(LogPane)
@@ -443,7 +409,7 @@ def test_the_log_screen_shows_the_chosen_log_in_depth() -> None:
     drive(steps)
 
 
-def test_space_holds_the_tables_while_graphs_go_on() -> None:
+def test_space_holds_the_tables_while_graphs_go_on():
     later = evolve(
         calm_view(NOW_MS + 5000),
         replicas=(
@@ -451,7 +417,7 @@ def test_space_holds_the_tables_while_graphs_go_on() -> None:
         ),
     )
 
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async def steps(app, pilot):
         await pilot.press("space")
         app.monitor_screen.show(later)
         await pilot.pause(0.02)
@@ -466,57 +432,39 @@ def test_space_holds_the_tables_while_graphs_go_on() -> None:
     drive(steps, feed_of(calm_view()))
 
 
-def test_u_goes_through_the_units() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+def test_keys_change_units_copy_the_table_save_a_picture_and_change_the_time_that_is_drawn(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+
+    async def steps(app, pilot):
         for said in ("59.8 KiB", "61.2 kB", "61,234 B", "59.8 KiB"):
             assert said in rows(app)[0]
             await pilot.press("u")
-
-    drive(steps)
-
-
-def test_c_copies_the_table_as_mqadmin_prints_it() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        # As mqadmin prints it.
         await pilot.press("c")
-        copied = app.clipboard
-        assert copied.startswith(
+        assert app.clipboard.startswith(
             "\n#MasterAddr\t127.0.0.1:10911\n#MasterCommitLogMaxOffset\t196994567\n#SlaveNum\t7\n"
         )
-        assert "Fall Behind" in copied
-
-    drive(steps)
-
-
-def test_s_saves_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        assert "Fall Behind" in app.clipboard
         await pilot.press("s")
+        for keys, span in (
+            ([], "-2 min"),
+            (["plus"], "-5 min"),
+            (["plus"] * 3, "-15 min"),
+            (["minus"] * 9, "-30 s"),
+        ):
+            await pilot.press(*keys)
+            assert span in replicas(app).graph.lines[-1]
+        assert "Lag 30 s" in replicas(app).table.render_line(0).text
 
     drive(steps)
     (picture,) = tmp_path.glob("trioha-monitor-*.svg")
     assert "SYNC_MASTER" in picture.read_text()
 
 
-def test_plus_and_minus_change_the_time_that_is_drawn() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        def axis() -> str:
-            return replicas(app).graph.lines[-1]
-
-        assert "-2 min" in axis()
-        await pilot.press("plus")
-        assert "-5 min" in axis()
-        await pilot.press("plus", "plus", "plus")
-        assert "-15 min" in axis()
-        await pilot.press(*["minus"] * 9)
-        assert "-30 s" in axis()
-        assert "Lag 30 s" in replicas(app).table.render_line(0).text
-
-    drive(steps)
-
-
-def test_l_draws_lag_in_seconds_with_the_limits_of_the_broker() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+def test_l_draws_lag_in_seconds_with_the_limits_of_the_broker():
+    async def steps(app, pilot):
         assert "haMaxGapNotInSync 256 MiB" in "\n".join(replicas(app).graph.lines)
         await pilot.press("l")
         assert "slaveTimeout 3.0 s ╌" in "\n".join(replicas(app).graph.lines)
@@ -525,8 +473,9 @@ def test_l_draws_lag_in_seconds_with_the_limits_of_the_broker() -> None:
     drive(steps)
 
 
-def test_help_is_of_the_visible_pane_and_lists_its_keys() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+@pytest.mark.full
+def test_help_is_of_the_visible_pane_and_lists_its_keys():
+    async def steps(app, pilot):
         for key, title_of_it, term in (("1", "Verdicts", "▼ GAP: below min"), ("4", "Events", "Kind")):
             await pilot.press(key, "question_mark")
             screen = app.screen
@@ -545,8 +494,8 @@ def test_help_is_of_the_visible_pane_and_lists_its_keys() -> None:
     drive(steps)
 
 
-def test_the_command_palette_has_every_key_by_name() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+def test_the_command_palette_has_every_key_by_name():
+    async def steps(app, pilot):
         commands = {command.title: command for command in app.get_system_commands(app.screen)}
         assert {"Log (3)", "Pause (space)", "Copy (c)", "Picture (s)", "Sort (o)"} <= set(commands)
         result = commands["Log (3)"].callback()
@@ -557,19 +506,8 @@ def test_the_command_palette_has_every_key_by_name() -> None:
     drive(steps)
 
 
-def test_every_binding_has_an_id_of_its_own() -> None:
-    ids = [
-        binding.id
-        for owner in (MonitorApp, MonitorScreen, ReplicasPane, SlavePane, RowTable, HelpScreen, AskScreen)
-        for binding in owner.BINDINGS
-        if not isinstance(binding, tuple)
-    ]
-    assert all(ids)
-    assert len(set(ids)) == len(ids)
-
-
-def test_t_goes_from_dark_to_light_and_back_and_the_rows_change_colour() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+def test_t_goes_from_dark_to_light_and_back_and_the_rows_change_colour():
+    async def steps(app, pilot):
         table = replicas(app).nodes
         dark = [segment.style for segment in table.render_line(1)]
         await pilot.press("t")
@@ -583,22 +521,23 @@ def test_t_goes_from_dark_to_light_and_back_and_the_rows_change_colour() -> None
     drive(steps)
 
 
-@pytest.mark.parametrize("theme", ["textual-light", "nord", "ansi-dark", "ansi-light"])
-def test_the_themes_of_the_command_palette_work(theme: str) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        app.theme = theme
-        for key in "1234":
-            await pilot.press(key)
-            await pilot.pause(0.05)
-        assert rows(app)
+@pytest.mark.full
+def test_the_themes_of_the_command_palette_work():
+    async def steps(app, pilot):
+        for theme in ("textual-light", "nord", "ansi-dark", "ansi-light"):
+            app.theme = theme
+            for key in "4321":
+                await pilot.press(key)
+                await pilot.pause(0.05)
+            assert rows(app)
 
     drive(steps)
 
 
-def test_names_of_peers_are_text_and_never_markup() -> None:
+def test_names_of_peers_are_text_and_never_markup():
     evil = replica(1, Verdict.OK, label="[red]x[/]:[@click=app.quit]1")
 
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async def steps(app, pilot):
         assert "[red]x[/]:[@click=app.quit]1" in rows(app)[0]
         for key in "12":
             await pilot.press(key)
@@ -608,10 +547,9 @@ def test_names_of_peers_are_text_and_never_markup() -> None:
     drive(steps, feed_of(evolve(calm_view(), replicas=(evil,))))
 
 
-def test_new_figures_redraw_only_the_cells_that_differ() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+def test_new_figures_redraw_only_the_cells_that_differ():
+    async def steps(app, pilot):
         view = app.monitor_screen.view
-        assert view is not None
         await pilot.pause(0.05)
         table = replicas(app).table
         table._dirty_regions.clear()
@@ -623,10 +561,10 @@ def test_new_figures_redraw_only_the_cells_that_differ() -> None:
     drive(steps)
 
 
-def test_many_replicas_scroll_with_the_cursor() -> None:
+def test_many_replicas_scroll_with_the_cursor():
     crowd = tuple(replica(n, Verdict.OK, label=f"broker-{n:02d}") for n in range(60))
 
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async def steps(app, pilot):
         table = replicas(app).table
         await pilot.press("end")
         await pilot.pause(0.05)
@@ -634,14 +572,13 @@ def test_many_replicas_scroll_with_the_cursor() -> None:
         assert "broker-59" in table.render_line(table.scrollable_content_region.height - 1).text
         await pilot.press("home")
         await pilot.pause(0.05)
-        assert table.scroll_offset.y == 0
         assert "broker-00" in table.render_line(1).text
 
     drive(steps, feed_of(evolve(calm_view(), replicas=crowd)), size=(80, 24))
 
 
-def test_every_pane_shows_that_there_is_no_replica() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+def test_every_pane_shows_that_there_is_no_replica():
+    async def steps(app, pilot):
         assert rows(app) == []
         assert "No replica to draw." in replicas(app).graph.lines[0]
         await pilot.press("2")
@@ -651,10 +588,10 @@ def test_every_pane_shows_that_there_is_no_replica() -> None:
     drive(steps, feed_of(evolve(calm_view(), replicas=())))
 
 
-def test_keys_of_a_replay_steer_it_and_are_inactive_live() -> None:
+def test_keys_of_a_replay_steer_it_and_are_inactive_live():
     playback = FakePlayback()
 
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async def steps(app, pilot):
         await pilot.press("space", "]", "[", "b", ".", ",", "n", "N")
         assert playback.told == [
             "toggle",
@@ -676,17 +613,17 @@ def test_keys_of_a_replay_steer_it_and_are_inactive_live() -> None:
 
     drive(steps, MonitorApp(feed_of(busy_view()), playback=playback))
 
-    async def live(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async def live(app, pilot):
         await pilot.press("]", "b", ".", "n", "g", "f")
         assert app.screen is app.monitor_screen
 
     drive(live)
 
 
-def test_all_clocks_of_a_replay_show_the_moment_of_its_figures() -> None:
+def test_all_clocks_of_a_replay_show_the_moment_of_its_figures():
     playback = FakePlayback()
 
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async def steps(app, pilot):
         # It plays fast: its position is a minute later by now.
         playback.now = evolve(playback.now, time_ms=playback.now.time_ms + 60_000)
         app.monitor_screen.show(calm_view(NOW_MS + 5000))
@@ -698,43 +635,27 @@ def test_all_clocks_of_a_replay_show_the_moment_of_its_figures() -> None:
     drive(steps, MonitorApp(feed_of(busy_view()), playback=playback))
 
 
-def test_help_of_a_replay_lists_its_keys() -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+def test_a_replay_goes_to_an_event_a_moment_or_a_condition():
+    playback = FakePlayback()
+
+    async def steps(app, pilot):
         await pilot.press("question_mark")
-        screen = app.screen
-        assert isinstance(screen, HelpScreen)
-        keys = dict(screen.topics[0].terms)
+        keys = dict(app.screen.topics[0].terms)
         assert keys["space"] == "Play or pause"
         assert {"[", "]", "b", ".", ",", "n", "N", "g", "f"} <= set(keys)
         assert "r" not in keys
-
-    drive(steps, MonitorApp(feed_of(busy_view()), playback=FakePlayback()))
-
-
-def test_an_event_of_a_replay_is_a_moment_to_go_to() -> None:
-    playback = FakePlayback()
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        await pilot.press("4")
+        await pilot.press("escape", "4")
         await pilot.pause(0.05)
         await pilot.press("down", "enter")
         assert playback.told == [("seek", busy_events()[-2].time_ms)]
-
-    drive(steps, MonitorApp(feed_of(busy_view()), playback=playback))
-
-
-def test_g_asks_for_a_moment_until_it_is_one_and_f_for_a_condition() -> None:
-    playback = FakePlayback()
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await pilot.press("g", *"noon", "enter")
         assert isinstance(app.screen, AskScreen)
-        assert playback.told == []
+        assert playback.told[1:] == []
         await pilot.press(*["backspace"] * 4, *"50%", "enter")
         assert app.screen is app.monitor_screen
-        assert playback.told == [("until", "50%")]
+        assert playback.told[1:] == [("until", "50%")]
         await pilot.press("f", *"lag > 10 MiB", "enter")
-        assert playback.told[1:] == [("until", "lag > 10 MiB")]
+        assert playback.told[2:] == [("until", "lag > 10 MiB")]
         await pilot.press("f", "escape")
         assert app.screen is app.monitor_screen
 
@@ -760,10 +681,10 @@ class FakeRecording:
         return Path("here")
 
 
-def test_r_starts_and_stops_a_recording_and_quitting_stops_it_too() -> None:
+def test_r_starts_and_stops_a_recording_and_quitting_stops_it_too():
     recording = FakeRecording()
 
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async def steps(app, pilot):
         app.monitor_screen.show(calm_view())
         await pilot.press("r")
         await app.workers.wait_for_complete()
@@ -779,19 +700,29 @@ def test_r_starts_and_stops_a_recording_and_quitting_stops_it_too() -> None:
     drive(steps, MonitorApp(feed_of(calm_view()), recording=recording))
     assert recording.stopped == 2
 
+    async def in_vain(app, pilot):
+        await pilot.press("r")
+        await app.workers.wait_for_complete()
+        app.monitor_screen.show(calm_view(NOW_MS + 2000))
+        assert "REC" not in top(app)
 
-def test_a_slow_disk_at_the_start_of_a_recording_does_not_block_the_screen() -> None:
+    recording = FakeRecording(fails=True)
+    drive(in_vain, MonitorApp(feed_of(calm_view()), recording=recording))
+    assert recording.noted == []
+
+
+def test_a_slow_disk_at_the_start_of_a_recording_does_not_block_the_screen():
     recording = FakeRecording()
     may_start = threading.Event()
     start = recording.start
 
-    def start_late() -> Path:
+    def start_late():
         assert may_start.wait(60)
         return start()
 
-    recording.start = start_late  # type: ignore[method-assign]
+    recording.start = start_late
 
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async def steps(app, pilot):
         await pilot.press("r", "r", "3")
         assert pane(app) == "log"
         app.monitor_screen.show(calm_view(NOW_MS + 1000))
@@ -805,35 +736,22 @@ def test_a_slow_disk_at_the_start_of_a_recording_does_not_block_the_screen() -> 
     assert recording.stopped == 1
 
 
-def test_a_recording_that_cannot_start_is_reported() -> None:
-    recording = FakeRecording(fails=True)
+def test_q_quits_with_0_and_stops_the_feed_before_the_widgets_go(monkeypatch):
+    order = []
 
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        await pilot.press("r")
-        await app.workers.wait_for_complete()
-        app.monitor_screen.show(calm_view(NOW_MS + 2000))
-        assert recording.noted == []
-        assert "REC" not in top(app)
-
-    drive(steps, MonitorApp(feed_of(calm_view()), recording=recording))
-
-
-def test_q_quits_with_0_and_stops_the_feed_before_the_widgets_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-
-    async def feed(show: Show) -> None:
+    async def feed(show):
         show(busy_view())
         try:
             await trio.sleep_forever()
         finally:
             order.append("feed ended")
 
-    async def note_unmount(self: App[None], event: Unmount) -> None:
+    async def note_unmount(self, event):
         order.append("app unmounted")
 
     monkeypatch.setattr(MonitorApp, "on_unmount", note_unmount, raising=False)
 
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async def steps(app, pilot):
         await pilot.press("q")
         await pilot.pause()
 
@@ -842,45 +760,26 @@ def test_q_quits_with_0_and_stops_the_feed_before_the_widgets_go(monkeypatch: py
     assert (app.return_code, app.failure) == (0, None)
 
 
-def test_a_feed_that_crashes_ends_the_monitor_with_1_and_reports_the_place() -> None:
-    async def feed(show: Show) -> None:
-        show(busy_view())
-        await trio.sleep(0.05)
-        raise ZeroDivisionError("boom")
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        for _ in range(300):
-            if app.failure is not None:
-                break
-            await pilot.pause(0.01)
-
-    app = drive(steps, feed)
-    assert app.return_code == 1
-    assert app.failure is not None
-    assert app.failure.startswith("the feed failed: ZeroDivisionError: boom (test_app.py:")
-
-
-def test_the_traceback_of_a_crash_is_written_and_its_path_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_traceback_of_a_crash_is_written_and_its_path_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(FaultLog, "capture_logs", lambda _log: None)
 
-    async def feed(show: Show) -> None:
+    async def feed(show):
         show(busy_view())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fails_deep_down, 3)
 
-    async def fails_deep_down(levels: int) -> None:
+    async def fails_deep_down(levels):
         if not levels:
             raise ZeroDivisionError("boom")
         await fails_deep_down(levels - 1)
 
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async def steps(app, pilot):
         while app.failure is None:
             await pilot.pause(0.01)
 
     app = drive(steps, feed)
+    assert app.return_code == 1
     monkeypatch.setattr(app, "run", lambda: None)
     with pytest.raises(MonitorError) as raised:
         run_application(app)
@@ -893,29 +792,36 @@ def test_the_traceback_of_a_crash_is_written_and_its_path_reported(
     assert kept.rstrip().endswith("ZeroDivisionError: boom\n    +------------------------------------")
 
 
-def test_a_crash_of_the_screen_is_written_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_of_the_screen_is_written_and_stops_the_feed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(FaultLog, "capture_logs", lambda _log: None)
-    app = MonitorApp(feed_of(busy_view()))
+    stopped = []
 
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        def broken() -> None:
+    async def feed(show):
+        show(busy_view())
+        try:
+            await trio.sleep_forever()
+        finally:
+            stopped.append("yes")
+
+    async def steps(app, pilot):
+        def broken():
             raise ZeroDivisionError("drawn")
 
         app.call_later(broken)
         await pilot.pause(0.1)
 
+    app = MonitorApp(feed)
     with pytest.raises(ZeroDivisionError):
         drive(steps, app)
+    assert stopped == ["yes"]
     monkeypatch.setattr(app, "run", lambda: None)
     with pytest.raises(MonitorError, match="the screen failed: ZeroDivisionError: drawn"):
         run_application(app)
     assert "in broken" in (tmp_path / "trioha" / "monitor.log").read_text()
 
 
-def test_a_traceback_that_cannot_be_written_is_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_traceback_that_cannot_be_written_is_printed(tmp_path, monkeypatch, capsys):
     (tmp_path / "trioha").write_text("a file where a folder should be")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(FaultLog, "capture_logs", lambda _log: None)
@@ -927,16 +833,14 @@ def test_a_traceback_that_cannot_be_written_is_printed(
     assert "ZeroDivisionError: boom" in capsys.readouterr().err
 
 
-def test_an_input_line_that_hangs_delays_its_keys_and_not_the_application(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    held: list[Callable[[], object]] = []
+def test_an_input_line_that_hangs_delays_its_keys_and_not_the_application(monkeypatch):
+    held = []
 
-    def never(_line: FilterLine, callback: Callable[..., object], *arguments: object) -> bool:
+    def never(_line, callback, *arguments):
         held.append(lambda: callback(*arguments))
         return True
 
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async def steps(app, pilot):
         await pilot.press("slash", "x")
         monkeypatch.setattr(app_module, "LINE_TIMEOUT_S", 3600.0)
         monkeypatch.setattr(FilterLine, "call_later", never)
@@ -956,13 +860,13 @@ def test_an_input_line_that_hangs_delays_its_keys_and_not_the_application(
     drive(steps)
 
 
-def test_keys_of_a_removed_input_line_are_handled(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+def test_keys_of_a_removed_input_line_are_handled(monkeypatch):
+    async def steps(app, pilot):
         await pilot.press("slash", "x")
         monkeypatch.setattr(app_module, "LINE_TIMEOUT_S", 0.01)
         call_later = FilterLine.call_later
 
-        def never(line: FilterLine, callback: Callable[..., object], *arguments: object) -> bool:
+        def never(line, callback, *arguments):
             # Except for the pilot's own calls.
             return callback == app.call_later or call_later(line, callback, *arguments)
 
@@ -975,51 +879,27 @@ def test_keys_of_a_removed_input_line_are_handled(monkeypatch: pytest.MonkeyPatc
     drive(steps)
 
 
-def test_a_feed_that_ends_by_itself_ends_the_monitor_with_1() -> None:
-    async def feed(show: Show) -> None:
+def test_a_feed_that_ends_by_itself_ends_the_monitor_with_1():
+    async def feed(show):
         show(busy_view())
 
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async def steps(app, pilot):
         await pilot.pause(0.1)
 
     app = drive(steps, feed)
     assert (app.return_code, app.failure) == (1, "the feed ended by itself")
 
 
-def test_a_crash_of_the_screen_stops_the_feed_too() -> None:
-    stopped: list[str] = []
-
-    async def feed(show: Show) -> None:
-        show(busy_view())
-        try:
-            await trio.sleep_forever()
-        finally:
-            stopped.append("yes")
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        def broken() -> None:
-            raise ZeroDivisionError
-
-        app.call_later(broken)
-        await pilot.pause(0.1)
-
-    with pytest.raises(ZeroDivisionError):
-        drive(steps, feed)
-    assert stopped == ["yes"]
-
-
-def test_views_that_come_fast_are_drawn_later_and_the_last_one_always(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_views_that_come_fast_are_drawn_later_and_the_last_one_always(monkeypatch):
     monkeypatch.setattr(screen_module, "DRAW_PAUSE_S", 0.05)
-    drawn: list[ClusterView | None] = []
+    drawn = []
     redraw = MonitorScreen.redraw
 
-    def count(screen: MonitorScreen) -> None:
+    def count(screen):
         drawn.append(screen.view)
         redraw(screen)
 
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async def steps(app, pilot):
         await pilot.pause(0.2)
         monkeypatch.setattr(screen_module, "monotonic", lambda: 1e9)
         monkeypatch.setattr(MonitorScreen, "redraw", count)
@@ -1033,25 +913,25 @@ def test_views_that_come_fast_are_drawn_later_and_the_last_one_always(
     drive(steps)
 
 
-def test_a_fast_feed_does_not_pile_up_views(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fast_feed_does_not_pile_up_views(monkeypatch):
     view = busy_view()
     last = evolve(view, nodes=view.nodes[:1])
-    shown: list[ClusterView] = []
+    shown = []
     show_it = MonitorScreen.show
 
-    def count(screen: MonitorScreen, view: ClusterView) -> None:
+    def count(screen, view):
         shown.append(view)
         show_it(screen, view)
 
     monkeypatch.setattr(MonitorScreen, "show", count)
 
-    async def feed(show: Show) -> None:
+    async def feed(show):
         for _ in range(500):
             show(view)
         show(last)
         await trio.sleep_forever()
 
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async def steps(app, pilot):
         await pilot.pause(0.1)
         assert len(replicas(app).nodes.lines) == 1
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from math import sin
-from pathlib import Path
 
 import pytest
 
@@ -47,12 +46,12 @@ def seen() -> list[ClusterView]:
 
 
 @pytest.fixture(scope="module")
-def views() -> list[ClusterView]:
+def views():
     return seen()
 
 
 @pytest.fixture(scope="module")
-def recorded(views: list[ClusterView], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(views, tmp_path_factory):
     recording = MonitorRecording(tmp_path_factory.mktemp("recordings"))
     assert not recording.is_on
     path = recording.start()
@@ -65,7 +64,7 @@ def recorded(views: list[ClusterView], tmp_path_factory: pytest.TempPathFactory)
     return path
 
 
-def test_a_replay_shows_the_recorded_views(views: list[ClusterView], recorded: Path) -> None:
+def test_a_replay_shows_the_recorded_views(views, recorded):
     source = open_replay([recorded])
     while source.work(for_s=1.0):
         pass
@@ -95,7 +94,7 @@ def test_a_replay_shows_the_recorded_views(views: list[ClusterView], recorded: P
                 assert one.sent_offset == replica.sent_offset
 
 
-def test_replayed_lag_curves_are_those_seen_live(views: list[ClusterView], recorded: Path) -> None:
+def test_replayed_lag_curves_are_those_seen_live(views, recorded):
     source = open_replay([recorded])
     while source.work(for_s=1.0):
         pass
@@ -108,12 +107,10 @@ def test_replayed_lag_curves_are_those_seen_live(views: list[ClusterView], recor
         for number, bucket in enumerate(live.buckets, start=live.first):
             begin_ms = number * live.bucket_ms
             found = replayed.worst_between(begin_ms, begin_ms + live.bucket_ms)
-            assert bucket is not None
-            assert found is not None
             assert found.value == bucket.value
 
 
-def test_losses_are_on_the_timeline(views: list[ClusterView], recorded: Path) -> None:
+def test_losses_are_on_the_timeline(views, recorded):
     source = open_replay([recorded])
     while source.work(for_s=1.0):
         pass
@@ -129,7 +126,7 @@ def test_losses_are_on_the_timeline(views: list[ClusterView], recorded: Path) ->
     assert (node.health, node.reason) == (Health.DOWN, "did not answer the monitor: Connection refused")
 
 
-def test_a_recording_is_marked_as_samples(recorded: Path) -> None:
+def test_a_recording_is_marked_as_samples(recorded):
     sessions = [open_session(path) for path in find_sessions([recorded])]
     assert sorted((one.identity.role, one.identity.source, one.identity.sampled_ms) for one in sessions) == [
         ("SLAVE", "monitor", 100),
@@ -143,7 +140,7 @@ def test_a_recording_is_marked_as_samples(recorded: Path) -> None:
         assert document["settings"]["address"] in {MASTER, SLAVE}
 
 
-def test_unchanged_figures_are_not_recorded_again(tmp_path: Path) -> None:
+def test_unchanged_figures_are_not_recorded_again(tmp_path):
     cluster = Cluster([MASTER])
     status = master(5000, connection(NEAR, sent=5000, ack=4000, lag=1000))
     recording = MonitorRecording(tmp_path)
@@ -157,7 +154,7 @@ def test_unchanged_figures_are_not_recorded_again(tmp_path: Path) -> None:
     assert sorted(kinds) == sorted([Kind.PUT, Kind.FLUSHED, Kind.STATE, Kind.ACK, Kind.HEARTBEAT])
 
 
-def test_a_recording_leaves_no_thread_and_can_be_started_again(tmp_path: Path) -> None:
+def test_a_recording_leaves_no_thread_and_can_be_started_again(tmp_path):
     before = threading.active_count()
     recording = MonitorRecording(tmp_path)
     paths = set()
@@ -168,13 +165,13 @@ def test_a_recording_leaves_no_thread_and_can_be_started_again(tmp_path: Path) -
     assert threading.active_count() == before
 
 
-def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="cannot record here"):
         MonitorRecording(tmp_path / "file").start()
 
 
-def test_a_disk_that_fails_is_reported_at_the_stop(tmp_path: Path, views: list[ClusterView]) -> None:
+def test_a_disk_that_fails_is_reported_at_the_stop(tmp_path, views):
     recording = MonitorRecording(tmp_path)
     path = recording.start()
     path.rmdir()

@@ -63,7 +63,7 @@ def quiet(address: str, offset: int) -> ConnectionStatus:
     return connection(address, sent=offset, ack=offset, lag=0, state=None)
 
 
-def test_a_replica_in_sync_is_ok_with_its_offsets_and_rates() -> None:
+def test_a_replica_in_sync_is_ok_with_its_offsets_and_rates():
     play = Play()
     for tick in range(30):
         offset = 1_000_000 + tick * 10_000
@@ -76,7 +76,7 @@ def test_a_replica_in_sync_is_ok_with_its_offsets_and_rates() -> None:
     assert row.for_s == 2.9
 
 
-def test_lag_in_seconds_is_the_age_of_the_oldest_missing_byte_if_a_broker_reports_only_offsets() -> None:
+def test_lag_in_seconds_is_the_age_of_the_oldest_missing_byte_if_a_broker_reports_only_offsets():
     play = Play()
     for tick in range(51):
         offset = 1_000_000 + tick * 1000
@@ -88,7 +88,7 @@ def test_lag_in_seconds_is_the_age_of_the_oldest_missing_byte_if_a_broker_report
     assert play.row().lag_s_history.worst(end_ms=play.now_ms, span_ms=1000) is not None
 
 
-def test_a_replica_that_catches_up_has_an_eta_and_one_that_does_not_is_not_closing() -> None:
+def test_a_replica_that_catches_up_has_an_eta_and_one_that_does_not_is_not_closing():
     play = Play()
     for tick in range(60):
         offset = 10_000_000 + tick * 1000
@@ -104,7 +104,7 @@ def test_a_replica_that_catches_up_has_an_eta_and_one_that_does_not_is_not_closi
     assert (play.row().is_closing, play.row().eta_s) == (False, None)
 
 
-def test_a_replica_that_stops_is_stalled_with_one_event() -> None:
+def test_a_replica_that_stops_is_stalled_with_one_event():
     play = Play()
     play.tell(master(1000, quiet(A, 1000)), for_s=1)
     for tick in range(80):
@@ -120,7 +120,7 @@ def test_a_replica_that_stops_is_stalled_with_one_event() -> None:
     assert play.events()[-1] == (EventKind.VERDICT, "STALLED is over")
 
 
-def test_a_tail_check_after_a_connect_is_rejoining_and_not_lag() -> None:
+def test_a_tail_check_after_a_connect_is_rejoining_and_not_lag():
     play = Play()
     play.tell(master(500_000), for_s=1)
     tail = connection(A, sent=500_000, ack=440_000, lag=60_000)
@@ -134,11 +134,10 @@ def test_a_tail_check_after_a_connect_is_rejoining_and_not_lag() -> None:
     row = play.row()
     assert (row.is_rejoining, row.why) == (False, "")
     worst = row.lag_history.worst(end_ms=play.now_ms, span_ms=1000)
-    assert worst is not None
     assert worst.value == 10_000
 
 
-def test_an_older_connection_or_more_than_a_tail_is_lag_and_not_rejoining() -> None:
+def test_an_older_connection_or_more_than_a_tail_is_lag_and_not_rejoining():
     lacking = connection(A, sent=500_000, ack=440_000, lag=60_000)
     play = Play()
     # It connected before the monitor started.
@@ -156,7 +155,7 @@ def test_an_older_connection_or_more_than_a_tail_is_lag_and_not_rejoining() -> N
     assert play.row().lag_history.current is not None
 
 
-def test_an_observer_does_not_count_as_out_of_sync() -> None:
+def test_an_observer_does_not_count_as_out_of_sync():
     play = Play(MASTER, SLAVE)
     tap = evolve(slave(0), client=evolve(slave(0).client, is_observer=True, local_address=A))
     play.tell(master(0, connection(A, sent=0, ack=0, lag=0)), tap, for_s=2)
@@ -167,7 +166,7 @@ def test_an_observer_does_not_count_as_out_of_sync() -> None:
     assert EventKind.SYNC not in {kind for kind, _ in play.events()}
 
 
-def test_a_slave_that_reconnects_keeps_its_row_and_history() -> None:
+def test_a_slave_that_reconnects_keeps_its_row_and_history():
     play = Play()
     play.tell(master(1000, quiet(A, 1000)), for_s=1)
     key = play.row().key
@@ -185,11 +184,10 @@ def test_a_slave_that_reconnects_keeps_its_row_and_history() -> None:
         (EventKind.CONNECT, "is back after 5.0 s"),
     ]
     worst = row.lag_history.worst(end_ms=play.now_ms, span_ms=60_000)
-    assert worst is not None
     assert (worst.value, worst.severity) == (4000, Severity.BAD)
 
 
-def test_the_event_of_a_loss_has_the_masters_reason() -> None:
+def test_the_event_of_a_loss_has_the_masters_reason():
     play = Play()
     play.tell(evolve(master(1000, quiet(A, 1000)), ended_connections={"EOF": 3}))
     play.tell(evolve(master(1000), ended_connections={"EOF": 3, "HOUSEKEEPING": 1}))
@@ -199,7 +197,7 @@ def test_the_event_of_a_loss_has_the_masters_reason() -> None:
     )
 
 
-def test_refused_peers_make_one_event_with_their_number() -> None:
+def test_refused_peers_make_one_event_with_their_number():
     play = Play()
     for count in range(300):
         play.tell(evolve(master(1000), ended_connections={"ACK_BEYOND_SENT": count} if count else {}))
@@ -208,7 +206,7 @@ def test_refused_peers_make_one_event_with_their_number() -> None:
     assert refused == [f"{words})", f"{words}, 100 times)", f"{words}, 100 times)"]
 
 
-def test_a_tail_check_after_a_reconnect_is_no_alarm() -> None:
+def test_a_tail_check_after_a_reconnect_is_no_alarm():
     play = Play()
     play.tell(master(10_000_000, quiet(A, 10_000_000)), for_s=60)
     play.tell(master(10_000_000), for_s=0.2)
@@ -219,7 +217,7 @@ def test_a_tail_check_after_a_reconnect_is_no_alarm() -> None:
     assert EventKind.VERDICT not in {kind for kind, _ in play.events()}
 
 
-def test_a_slave_below_an_unmodified_masters_log_is_in_a_gap() -> None:
+def test_a_slave_below_an_unmodified_masters_log_is_in_a_gap():
     play = Play()
     gone = connection(A, sent=1000, ack=1000, lag=9_000_000, state=None)
     play.tell(evolve(master(9_001_000, gone), min_offset=1_048_576))
@@ -230,7 +228,7 @@ def test_a_slave_below_an_unmodified_masters_log_is_in_a_gap() -> None:
     assert play.events()[-1][0] is EventKind.GAP
 
 
-def test_an_ack_read_after_the_end_of_the_log_is_not_a_divergence() -> None:
+def test_an_ack_read_after_the_end_of_the_log_is_not_a_divergence():
     play = Play()
     # RocketMQ reads the end of its log first: an ack in the same answer may be newer.
     for offset in range(100_000, 130_000, 1000):
@@ -240,7 +238,7 @@ def test_an_ack_read_after_the_end_of_the_log_is_not_a_divergence() -> None:
         assert (row.verdict, row.diff_bytes, row.master_offset) == (Verdict.OK, 0, offset + 700)
 
 
-def test_an_ack_beyond_the_end_that_stays_there_is_a_divergence() -> None:
+def test_an_ack_beyond_the_end_that_stays_there_is_a_divergence():
     play = Play()
     for offset in (100_000, 100_100):
         forged = connection(A, sent=offset, ack=900_000, lag=offset - 900_000, state=None)
@@ -249,7 +247,7 @@ def test_an_ack_beyond_the_end_that_stays_there_is_a_divergence() -> None:
     assert (row.verdict, row.diff_bytes) == (Verdict.DIVERGED, 100_100 - 900_000)
 
 
-def test_a_slaves_own_figures_have_their_own_log_end_and_age() -> None:
+def test_a_slaves_own_figures_have_their_own_log_end_and_age():
     play = Play(MASTER, SLAVE)
     socket = "127.0.0.1:40001"
     told = evolve(watched(1500, local_address=socket), flushed_offset=1400, dispatched_offset=1300)
@@ -262,7 +260,7 @@ def test_a_slaves_own_figures_have_their_own_log_end_and_age() -> None:
     assert (row.age_s, row.slave_age_s) == (0.0, 0.5)
 
 
-def test_the_dispatched_offset_of_a_second_request_is_at_most_the_end_of_the_log() -> None:
+def test_the_dispatched_offset_of_a_second_request_is_at_most_the_end_of_the_log():
     play = Play()
     view = play.tell(
         evolve(old(MASTER, role="SYNC_MASTER", max_offset=1000, broker_id=0), dispatched_offset=1200)
@@ -270,7 +268,7 @@ def test_the_dispatched_offset_of_a_second_request_is_at_most_the_end_of_the_log
     assert (view.nodes[0].log.max_offset, view.nodes[0].log.dispatched_offset) == (1000, 1000)
 
 
-def test_in_sync_changes_are_events_when_they_last() -> None:
+def test_in_sync_changes_are_events_when_they_last():
     play = Play()
     play.tell(master(1000, quiet(A, 1000)), for_s=1)
     behind = connection(A, sent=500, ack=500, lag=500, in_sync=False, state=None)
@@ -285,7 +283,7 @@ def test_in_sync_changes_are_events_when_they_last() -> None:
     ]
 
 
-def test_a_master_that_does_not_answer_makes_its_replicas_stale_with_the_age() -> None:
+def test_a_master_that_does_not_answer_makes_its_replicas_stale_with_the_age():
     play = Play()
     play.tell(master(1000, quiet(A, 1000)), for_s=1)
     play.now_ms += 12_000
@@ -304,7 +302,7 @@ def test_a_master_that_does_not_answer_makes_its_replicas_stale_with_the_age() -
     ]
 
 
-def test_a_slow_node_is_late_and_its_replicas_become_stale() -> None:
+def test_a_slow_node_is_late_and_its_replicas_become_stale():
     play = Play()
     play.tell(master(1000, quiet(A, 1000)))
     assert play.cluster.view(play.now_ms + 1500).nodes[0].health is Health.LATE
@@ -319,7 +317,7 @@ def watched(max_offset: int, **client: object) -> BrokerStatus:
     return evolve(status, client=evolve(status.client, **{"is_observer": False, **client}))
 
 
-def test_a_trioha_slave_is_identified_by_its_local_address() -> None:
+def test_a_trioha_slave_is_identified_by_its_local_address():
     play = Play(MASTER, SLAVE)
     first, second = "127.0.0.1:40001", "127.0.0.1:40002"
     told = master(1000, quiet(first, 1000), quiet(second, 1000))
@@ -338,7 +336,7 @@ def test_a_trioha_slave_is_identified_by_its_local_address() -> None:
     assert [row.address for row in view.replicas if row.node == SLAVE] == ["127.0.0.1:40011"]
 
 
-def test_a_refused_slave_shows_its_own_complaint() -> None:
+def test_a_refused_slave_shows_its_own_complaint():
     play = Play(MASTER, SLAVE)
     complaint = "GAP: the master's log begins at 65536, asked was 1000"
     view = play.tell(master(100_000), watched(1000, state="READY", verdict=complaint), for_s=3)
@@ -353,7 +351,7 @@ def test_a_refused_slave_shows_its_own_complaint() -> None:
     ]
 
 
-def test_an_observer_is_an_observer_and_not_stalled() -> None:
+def test_an_observer_is_an_observer_and_not_stalled():
     play = Play(MASTER, SLAVE)
     tap = "127.0.0.1:40001"
     for tick in range(100):
@@ -372,7 +370,7 @@ def old(address: str, *, role: str, max_offset: int, broker_id: int) -> BrokerSt
     )  # fmt: skip
 
 
-def test_slaves_of_49_are_rows_by_their_own_status() -> None:
+def test_slaves_of_49_are_rows_by_their_own_status():
     play = Play(MASTER, SLAVE)
     for tick in range(50):
         offset = 50_000 + tick * 1000
@@ -391,7 +389,7 @@ def test_slaves_of_49_are_rows_by_their_own_status() -> None:
     assert play.row().diff_bytes == 200_000 - 98_500
 
 
-def test_a_change_of_role_and_a_shorter_log_are_events() -> None:
+def test_a_change_of_role_and_a_shorter_log_are_events():
     play = Play()
     play.tell(master(1000))
     play.tell(evolve(slave(500), address=MASTER, broker_id=0))
@@ -401,7 +399,7 @@ def test_a_change_of_role_and_a_shorter_log_are_events() -> None:
     ]
 
 
-def test_failing_puts_are_events_when_they_begin_and_when_they_end() -> None:
+def test_failing_puts_are_events_when_they_begin_and_when_they_end():
     play = Play()
     play.tell(evolve(master(1000), put_statuses={"PUT_OK": 5}))
     for failed in range(1, 30):
@@ -417,7 +415,7 @@ def test_failing_puts_are_events_when_they_begin_and_when_they_end() -> None:
     ]
 
 
-def test_disk_and_settings_are_shown_and_make_events() -> None:
+def test_disk_and_settings_are_shown_and_make_events():
     settings = BrokerSettings(
         gap_bytes_max=1000, slave_timeout_ms=500, file_bytes=4096, reserved_h=72, disk_percent_max=75
     )
@@ -439,7 +437,7 @@ def test_disk_and_settings_are_shown_and_make_events() -> None:
     ]
 
 
-def test_an_archive_is_shown_and_its_faults_are_events() -> None:
+def test_an_archive_is_shown_and_its_faults_are_events():
     told, archive = master(10_000), ArchiveStatus(url="s3://b/a", state="starting")
     waiting = evolve(archive, state="waiting", error="503 Slow Down", failures=1)
     running = evolve(archive, state="running", archived_offset=9_000, lag_bytes=1_000, lag_ms=2_500)
@@ -465,7 +463,7 @@ def test_an_archive_is_shown_and_its_faults_are_events() -> None:
     ]
 
 
-def test_nodes_that_a_name_server_lists_come_and_stay_for_a_while_when_they_die() -> None:
+def test_nodes_that_a_name_server_lists_come_and_stay_for_a_while_when_they_die():
     play = Play()
     play.cluster.want([MASTER, SLAVE], at_ms=play.now_ms)
     play.tell(master(1000), slave(1000))
@@ -480,7 +478,7 @@ def test_nodes_that_a_name_server_lists_come_and_stay_for_a_while_when_they_die(
     assert texts == ["no longer listed by the name server"]
 
 
-def test_an_impossible_answer_is_a_fault() -> None:
+def test_an_impossible_answer_is_a_fault():
     play = Play()
     play.tell(master(1000))
     with pytest.raises(RemoteProtocolError, match="answered with an impossible max offset"):
@@ -488,7 +486,7 @@ def test_an_impossible_answer_is_a_fault() -> None:
     assert play.cluster.view(play.now_ms).nodes[0].log.max_offset == 1000
 
 
-def test_a_node_that_invents_names_and_connections_for_ever_is_kept_bounded() -> None:
+def test_a_node_that_invents_names_and_connections_for_ever_is_kept_bounded():
     play = Play()
     for number in range(200):
         names = {f"S{number}_{n}": number for n in range(100)}
@@ -503,13 +501,13 @@ def test_a_node_that_invents_names_and_connections_for_ever_is_kept_bounded() ->
     assert len(view.events) <= EVENTS_MAX
 
 
-def test_a_fault_in_the_view_of_one_node_affects_no_other_node() -> None:
+def test_a_fault_in_the_view_of_one_node_affects_no_other_node():
     border = ConnectionBorder("monitor feed")
     play = Play(MASTER, SLAVE)
     play.cluster = Cluster((MASTER, SLAVE), border=border)
     play.tell(master(1000, quiet(A, 1000)), slave(1000))
     broken = play.cluster._nodes[MASTER]
-    broken.rows[0].lag_bytes = None  # type: ignore[assignment]
+    broken.rows[0].lag_bytes = None
     with capture_logs() as logged:
         views = [play.cluster.view(play.now_ms) for _ in range(3)]
     assert [node.health for node in views[0].nodes] == [Health.DOWN, Health.UP]
@@ -521,7 +519,7 @@ def test_a_fault_in_the_view_of_one_node_affects_no_other_node() -> None:
     assert [row.address for row in view.replicas] == [A]
 
 
-def test_a_connection_without_a_request_has_no_row_and_no_event() -> None:
+def test_a_connection_without_a_request_has_no_row_and_no_event():
     play = Play()
     probe = connection("10.0.0.1:50000", sent=-1, ack=-1, lag=1000, state="HANDSHAKE", in_sync=False)
     play.tell(master(1000, quiet(A, 1000)), for_s=1)
@@ -540,7 +538,7 @@ def test_a_connection_without_a_request_has_no_row_and_no_event() -> None:
     assert kinds == [EventKind.NODE, EventKind.CONNECT, EventKind.LOST, EventKind.CONNECT]
 
 
-def test_a_probe_each_second_for_an_hour_is_one_line() -> None:
+def test_a_probe_each_second_for_an_hour_is_one_line():
     play = Play()
     for second in range(3600):
         probe = connection(f"10.0.0.7:{20_000 + second}", sent=-1, ack=-1, lag=0, state="HANDSHAKE")
@@ -558,14 +556,14 @@ def test_a_probe_each_second_for_an_hour_is_one_line() -> None:
     assert [kind for kind, _ in play.events()] == [EventKind.NODE, EventKind.CONNECT]
 
 
-def test_probes_that_a_master_refused_are_no_events() -> None:
+def test_probes_that_a_master_refused_are_no_events():
     play = Play()
     for count in range(100):
         play.tell(evolve(master(1000), ended_connections={"NO_REQUEST": count, "EOF": count}))
     assert [kind for kind, _ in play.events()] == [EventKind.NODE]
 
 
-def test_two_slaves_of_one_host_that_reconnect_at_once_get_new_rows() -> None:
+def test_two_slaves_of_one_host_that_reconnect_at_once_get_new_rows():
     play = Play()
     first, second = "10.0.0.1:40001", "10.0.0.1:40002"
     view = play.tell(master(1000, quiet(first, 1000), quiet(second, 900)), for_s=1)
@@ -578,7 +576,7 @@ def test_two_slaves_of_one_host_that_reconnect_at_once_get_new_rows() -> None:
     assert play.events()[-1][1] == "connected: one of the 2 of its host that were lost is back"
 
 
-def test_more_nodes_than_can_be_watched_are_counted() -> None:
+def test_more_nodes_than_can_be_watched_are_counted():
     play = Play(MASTER)
     play.cluster.want(
         [MASTER, *(f"10.1.{n // 200}.{n % 200}:1" for n in range(2 * NODES_MAX))], at_ms=play.now_ms
@@ -594,7 +592,7 @@ def test_more_nodes_than_can_be_watched_are_counted() -> None:
     assert play.cluster.addresses == (MASTER, "10.2.0.1:1")
 
 
-def test_texts_of_peers_are_safe_to_show() -> None:
+def test_texts_of_peers_are_safe_to_show():
     play = Play()
     evil = evolve(master(1000, connection("\x1b[2J", sent=1, ack=1, lag=1)), broker_name="\x07" + "x" * 500)
     view = play.tell(evil)
@@ -643,7 +641,7 @@ statuses = st.builds(
         max_size=40,
     )
 )
-def test_views_are_consistent_for_any_answers(samples: list[tuple[str, int, BrokerStatus | None]]) -> None:
+def test_views_are_consistent_for_any_answers(samples):
     play = Play(MASTER, SLAVE)
     for address, step_ms, status in samples:
         play.now_ms += max(step_ms, 0)

@@ -24,6 +24,7 @@ from tests.ports import free_port
 from trioha.cli import monitor as command_module
 from trioha.cli.monitor import monitor
 from trioha.errors import ConfigError, TriohaError
+from trioha.extras import how_to_install
 from trioha.remoting.client import ClientSecurity
 
 SCRIPT = "import sys; from trioha.cli.monitor import monitor; sys.exit(monitor(*sys.argv[1:]))"
@@ -36,12 +37,12 @@ def one_line(error: TriohaError) -> str:
 
 
 @pytest.fixture
-def _on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def _on_a_terminal(monkeypatch):
     for name in ("stdin", "stdout", "stderr"):
         monkeypatch.setattr(getattr(sys, name), "isatty", lambda: True, raising=False)
 
 
-def test_without_an_address_the_error_names_the_arguments() -> None:
+def test_without_an_address_the_error_names_the_arguments():
     with pytest.raises(TriohaError) as caught:
         monitor()
     assert one_line(caught.value) == (
@@ -49,29 +50,24 @@ def test_without_an_address_the_error_names_the_arguments() -> None:
     )
 
 
-def test_an_invalid_address_is_refused_with_the_reason() -> None:
+def test_an_invalid_address_is_refused_with_the_reason():
     with pytest.raises(ConfigError) as caught:
         monitor(MASTER, "localhost")
     assert "'localhost' is not an address" in one_line(caught.value)
 
 
 @pytest.mark.parametrize("missing", ["textual", "trioha_monitor"])
-def test_a_missing_extra_is_one_line_with_the_package_to_install(
-    missing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extra_is_one_line_with_the_package_to_install(missing, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] in {"textual", "trioha_monitor"}]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(TriohaError) as caught:
         monitor(MASTER)
-    assert (
-        one_line(caught.value)
-        == "monitor: Textual is not installed; in a checkout of trioha run: pip install '.[monitor]'"
-    )
+    assert one_line(caught.value) == f"monitor: Textual is not installed; {how_to_install('monitor')}"
 
 
-def test_another_missing_module_is_a_bug_and_not_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(name: str) -> None:
+def test_another_missing_module_is_a_bug_and_not_a_missing_extra(monkeypatch):
+    def fails(name):
         raise ModuleNotFoundError("No module named 'trioha.gone'", name="trioha.gone")
 
     monkeypatch.setattr(command_module.importlib, "import_module", fails)
@@ -81,7 +77,7 @@ def test_another_missing_module_is_a_bug_and_not_a_missing_extra(monkeypatch: py
 
 @pytest.mark.usefixtures("_on_a_terminal")
 @pytest.mark.parametrize("name", ["stdin", "stdout", "stderr"])
-def test_a_missing_terminal_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_terminal_is_one_line(name, monkeypatch):
     monkeypatch.setattr(getattr(sys, name), "isatty", lambda: False, raising=False)
     with pytest.raises(TriohaError) as caught:
         monitor(MASTER)
@@ -89,8 +85,8 @@ def test_a_missing_terminal_is_one_line(name: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("_on_a_terminal")
-def test_the_exit_code_is_that_of_the_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_monitor(addresses: tuple[str, ...], **options: object) -> int:
+def test_the_exit_code_is_that_of_the_monitor(monkeypatch):
+    def run_monitor(addresses, **options):
         assert addresses == (MASTER, "[::1]:10911")
         assert options == {
             "name_servers": ("127.0.0.1:9876",),
@@ -108,7 +104,7 @@ def test_the_exit_code_is_that_of_the_monitor(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("_on_a_terminal")
-def test_a_replay_shows_sessions_and_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_shows_sessions_and_no_nodes(monkeypatch):
     monkeypatch.setattr(
         trioha_monitor, "run_replay", lambda sessions: 3 if sessions == (Path("a"), Path("b")) else 0
     )
@@ -165,18 +161,9 @@ def read_until(descriptor: int, wanted: bytes | None, *, timeout_s: float = 20.0
 LEAVE_SCREEN = b"\x1b[?1049l"
 
 
+@pytest.mark.full
 @pytest.mark.process
-def test_on_a_terminal_it_opens_shows_a_down_node_and_q_leaves_with_0() -> None:
-    with terminal(f"127.0.0.1:{free_port()}") as (process, descriptor):
-        read_until(descriptor, b"Connection refused")
-        os.write(descriptor, b"q")
-        rest = read_until(descriptor, None)
-        assert process.wait(60) == 0
-    assert LEAVE_SCREEN in rest
-
-
-@pytest.mark.process
-def test_sigterm_leaves_the_terminal_as_it_was() -> None:
+def test_sigterm_leaves_the_terminal_as_it_was():
     with terminal(f"127.0.0.1:{free_port()}") as (process, descriptor):
         read_until(descriptor, b"Connection refused")
         process.send_signal(signal.SIGTERM)

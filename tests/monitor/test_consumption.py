@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 import trio
 
 from tests.broker.consuming import GROUP, TOPIC, Broker
+from tests.monitor.fake_node import FakeNode
 from tests.monitor.scenes import NOW_MS, group
 from tests.remoting.recorded import answers
 from trioha.errors import PeerError, RemoteProtocolError
@@ -27,7 +25,7 @@ from trioha_monitor.consumption import (
     parse_members,
     parse_topics,
 )
-from trioha_monitor.consumption_feed import BACK_OFF_S, INTERVAL_S, AskRound, Demand, watch_consumption
+from trioha_monitor.consumption_feed import BACK_OFF_S, INTERVAL_S, Demand, watch_consumption
 from trioha_monitor.panes.groups import details_of
 from trioha_monitor.view import Health, NodeView
 
@@ -52,13 +50,13 @@ def progress(name: str = "g", topic: str = "T", *, lag: int = 5, per_s: float = 
 
 
 def sample(address: str, *groups: GroupProgress, **changes: object) -> ConsumptionSample:
-    return ConsumptionSample(address, NOW_MS, groups=groups, **changes)  # type: ignore[arg-type]
+    return ConsumptionSample(address, NOW_MS, groups=groups, **changes)
 
 
 # -- answers -------------------------------------------------------------------------------------------------
 
 
-async def test_the_offsets_of_all_groups_are_read(tmp_path: Path) -> None:
+async def test_the_offsets_of_all_groups_are_read(tmp_path):
     broker = Broker(tmp_path)
     for name in (GROUP, "other"):
         broker.metadata.groups.find_or_create(name)
@@ -88,7 +86,7 @@ def recorded(session: str, code: RequestCode) -> bytes:
         ("5.3.3/066-adm-brokerConsumeStats--master", {("CG_SPEC_push", "TopicSpec", 4, 3): 1795234410099}),
     ],
 )
-def test_the_offsets_of_real_brokers_are_read(session: str, expected: dict[object, int]) -> None:
+def test_the_offsets_of_real_brokers_are_read(session, expected):
     groups, more = parse_consume_stats(recorded(session, RequestCode.GET_BROKER_CONSUME_STATS))
     found = {(one.group, one.topic, one.queues, one.lag): one.oldest_ms for one in groups}
     assert found.items() >= expected.items()
@@ -96,12 +94,12 @@ def test_the_offsets_of_real_brokers_are_read(session: str, expected: dict[objec
 
 
 @pytest.mark.parametrize("session", ["4.9.7/004-slavesync-a--mastervip", "5.3.3/003-slavesync-a--mastervip"])
-def test_topics_of_real_brokers_are_read(session: str) -> None:
+def test_topics_of_real_brokers_are_read(session):
     topics = parse_topics(recorded(session, RequestCode.GET_ALL_TOPIC_CONFIG))
     assert topics["TBW102"] == 4
 
 
-def test_members_of_a_real_broker_are_read() -> None:
+def test_members_of_a_real_broker_are_read():
     body = recorded("4.9.7/019-consumerConnection--master", RequestCode.GET_CONSUMER_CONNECTION_LIST)
     assert parse_members(body) == Members(
         ("192.0.2.2@22101#1551254727907 (127.0.0.1:53906)",), 1, "CLUSTERING"
@@ -119,12 +117,12 @@ def test_members_of_a_real_broker_are_read() -> None:
         b'{"consumeStatsList":[{"g":[{"offsetTable":{{"topic":"T"}:{"brokerOffset":1e400}}}]}]}',
     ],
 )
-def test_an_answer_of_another_shape_is_a_fault_of_its_node(body: bytes) -> None:
+def test_an_answer_of_another_shape_is_a_fault_of_its_node(body):
     with pytest.raises(RemoteProtocolError):
         parse_consume_stats(body)
 
 
-def test_what_is_read_of_an_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_read_of_an_answer_is_bounded(monkeypatch):
     monkeypatch.setattr(consumption, "GROUPS_MAX", 3)
     queue = '{"brokerName":"b","queueId":0,"topic":"T"}'
     stats = f'[{{"consumeTps":1.5,"offsetTable":{{{queue}:{{"brokerOffset":9,"consumerOffset":4}}}}}}]'
@@ -140,7 +138,7 @@ def test_what_is_read_of_an_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -
 # -- rows ----------------------------------------------------------------------------------------------------
 
 
-def test_the_masters_lag_is_shown_and_the_brokers_that_give_messages() -> None:
+def test_the_masters_lag_is_shown_and_the_brokers_that_give_messages():
     state = Consumption()
     members = {"g": Members(("c1 (h:1)",), 1, "CLUSTERING")}
     state.observe(sample("s:10911", progress(lag=8, per_s=90.0)))
@@ -154,7 +152,7 @@ def test_the_masters_lag_is_shown_and_the_brokers_that_give_messages() -> None:
     assert (view.pairs, view.hidden_rows, view.faults) == (1, 0, ())
 
 
-def test_a_slaves_figures_are_shown_while_its_master_is_down() -> None:
+def test_a_slaves_figures_are_shown_while_its_master_is_down():
     state = Consumption()
     state.observe(sample("m:10911", progress(lag=5, per_s=10.0), members={"g": None}))
     state.observe(sample("s:10911", progress(lag=8, per_s=90.0)))
@@ -166,7 +164,7 @@ def test_a_slaves_figures_are_shown_while_its_master_is_down() -> None:
     assert row.lag == 9
 
 
-def test_topics_without_a_group_are_listed_and_system_topics_are_not() -> None:
+def test_topics_without_a_group_are_listed_and_system_topics_are_not():
     state = Consumption()
     topics = {"T": 4, "Invoices": 8, "TBW102": 8, "rmq_sys_wheel_timer": 1, "broker-a": 1, "C": 16}
     state.observe(sample("m:10911", progress(), topics=topics))
@@ -176,7 +174,7 @@ def test_topics_without_a_group_are_listed_and_system_topics_are_not() -> None:
     assert is_system_topic("SCHEDULE_TOPIC_XXXX")
 
 
-def test_rows_are_bounded_and_those_with_the_largest_lag_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_bounded_and_those_with_the_largest_lag_stay(monkeypatch):
     monkeypatch.setattr(consumption, "ROWS_MAX", 2)
     state = Consumption()
     state.observe(sample("m:10911", *(progress(f"g{lag}", lag=lag) for lag in (3, 9, 1, 7)), more=5))
@@ -185,7 +183,7 @@ def test_rows_are_bounded_and_those_with_the_largest_lag_stay(monkeypatch: pytes
     assert (view.hidden_rows, view.pairs) == (7, 4)
 
 
-def test_a_fault_is_shown_beside_the_last_answers_and_a_dropped_node_is_forgotten() -> None:
+def test_a_fault_is_shown_beside_the_last_answers_and_a_dropped_node_is_forgotten():
     state = Consumption()
     state.observe(sample("m:10911", progress()))
     state.observe(ConsumptionSample("m:10911", NOW_MS + 9000, fault="no permission\x1b[2J"))
@@ -196,7 +194,7 @@ def test_a_fault_is_shown_beside_the_last_answers_and_a_dropped_node_is_forgotte
     assert state.view([MASTER], now_ms=NOW_MS).rows == ()
 
 
-def test_members_of_groups_that_are_gone_are_forgotten() -> None:
+def test_members_of_groups_that_are_gone_are_forgotten():
     state = Consumption()
     members = {"g": Members(("c (h:1)",), 1, "CLUSTERING")}
     state.observe(sample("m:10911", progress(), members=members))
@@ -206,7 +204,7 @@ def test_members_of_groups_that_are_gone_are_forgotten() -> None:
     assert row.members is None
 
 
-def test_the_chosen_row_says_who_consumes_from_where() -> None:
+def test_the_chosen_row_says_who_consumes_from_where():
     assert details_of(group(1, "g", "T", sources=(("broker-a #1", 2.0),), members=3)) == [
         "reads from broker-a #1 2.0/s",
         "3 members (clustering): 10.0.0.5@4711 (10.0.0.5:50123), 10.0.0.6@81 (10.0.0.6:41200) and 1 more",
@@ -220,36 +218,18 @@ def test_the_chosen_row_says_who_consumes_from_where() -> None:
 # -- requests ------------------------------------------------------------------------------------------------
 
 
-class FakeNode:
-    """Counts connections and rounds; `fault` may be set."""
-
-    def __init__(self) -> None:
-        self.asked_at_s: list[float] = []
-        self.connections = self.open = 0
-        self.fault: Exception | None = None
-
-    @asynccontextmanager
-    async def session(self, address: str) -> AsyncIterator[AskRound]:
-        self.connections += 1
-        self.open += 1
-        try:
-            yield self._ask
-        finally:
-            self.open -= 1
-
-    async def _ask(self) -> ConsumptionSample:
-        self.asked_at_s.append(trio.current_time())
-        await trio.lowlevel.checkpoint()
-        if self.fault is not None:
-            raise self.fault
-        return ConsumptionSample("", 0, groups=(progress(),))
+Watched = tuple[FakeNode[ConsumptionSample], Demand, list[ConsumptionSample]]
 
 
 @pytest.fixture
-async def watched(nursery: trio.Nursery) -> tuple[FakeNode, Demand, list[ConsumptionSample]]:
-    node, demand, samples = FakeNode(), Demand(), []
+async def watched(nursery):
+    async def answer():
+        await trio.lowlevel.checkpoint()
+        return ConsumptionSample("", 0, groups=(progress(),))
 
-    async def watch() -> None:
+    node, demand, samples = FakeNode(answer), Demand(), []
+
+    async def watch():
         await watch_consumption(
             "m:10911", samples.append, demand=demand, open_session=node.session, now_ms=lambda: 77
         )
@@ -259,33 +239,34 @@ async def watched(nursery: trio.Nursery) -> tuple[FakeNode, Demand, list[Consump
     return node, demand, samples
 
 
-async def test_nodes_are_asked_while_the_screen_is_shown(
-    watched: tuple[FakeNode, Demand, list[ConsumptionSample]], autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_nodes_are_asked_while_the_screen_is_shown(watched, autojump_clock):
     node, demand, samples = watched
     await trio.sleep(100)
-    assert (node.connections, samples) == (0, [])
+    assert (node.connected_at_s, samples) == ([], [])
     demand.want(is_wanted=True)
     await trio.sleep(2 * INTERVAL_S + 1)
     assert [b - a for a, b in zip(node.asked_at_s, node.asked_at_s[1:], strict=False)] == [INTERVAL_S] * 2
     assert (samples[0].address, samples[0].at_ms, samples[0].fault) == ("m:10911", 77, "")
     demand.want(is_wanted=False)
     await trio.sleep(100)
-    assert (len(node.asked_at_s), node.connections, node.open) == (3, 1, 0)
+    assert (len(node.asked_at_s), len(node.connected_at_s), node.open_sessions) == (3, 1, 0)
     demand.want(is_wanted=True)
     await trio.sleep(1)
-    assert (len(node.asked_at_s), node.connections) == (4, 2)
+    assert (len(node.asked_at_s), len(node.connected_at_s)) == (4, 2)
 
 
-async def test_a_node_that_refuses_is_asked_again_after_a_pause(
-    watched: tuple[FakeNode, Demand, list[ConsumptionSample]], autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_node_that_refuses_is_asked_again_after_a_pause(watched, autojump_clock):
     node, demand, samples = watched
-    node.fault = PeerError("no permission", address="m:10911")
+    answer = node.behaviour
+
+    async def refuse():
+        raise PeerError("no permission", address="m:10911")
+
+    node.behaviour = refuse
     demand.want(is_wanted=True)
     await trio.sleep(BACK_OFF_S + 1)
     assert [one.fault for one in samples] == ["no permission"] * 2
-    node.fault = None
+    node.behaviour = answer
     await trio.sleep(BACK_OFF_S)
     assert samples[-1].fault == ""
     assert len(samples[-1].groups) == 1

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 import structlog
 
 from trioha.net.border import ConnectionBorder
 from trioha_monitor.faults import LOG_BYTES_MAX, UNWRITTEN_MAX, FaultLog, log_path
 
 
-def test_the_log_is_in_the_users_state_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_log_is_in_the_users_state_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert log_path() == tmp_path / "trioha" / "monitor.log"
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
@@ -19,7 +16,7 @@ def test_the_log_is_in_the_users_state_folder(monkeypatch: pytest.MonkeyPatch, t
     assert log_path() == tmp_path / ".local" / "state" / "trioha" / "monitor.log"
 
 
-def test_a_fault_at_the_border_is_written_with_its_traceback(tmp_path: Path) -> None:
+def test_a_fault_at_the_border_is_written_with_its_traceback(tmp_path):
     log = FaultLog(tmp_path / "monitor.log")
     before = structlog.get_config()
     log.capture_logs()
@@ -35,7 +32,7 @@ def test_a_fault_at_the_border_is_written_with_its_traceback(tmp_path: Path) -> 
     assert "\x1b" not in text
 
 
-def test_a_long_log_is_renamed_once(tmp_path: Path) -> None:
+def test_a_long_log_is_renamed_once(tmp_path):
     log = FaultLog(tmp_path / "monitor.log")
     for letter in "abc":
         log.write(letter * (LOG_BYTES_MAX + 1))
@@ -44,7 +41,7 @@ def test_a_long_log_is_renamed_once(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_unwritten_lines_are_kept_up_to_a_limit(tmp_path: Path) -> None:
+def test_unwritten_lines_are_kept_up_to_a_limit(tmp_path):
     (tmp_path / "file").write_text("")
     log = FaultLog(tmp_path / "file" / "monitor.log")
     for number in range(2 * UNWRITTEN_MAX):

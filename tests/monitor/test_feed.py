@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
 import pytest
 import trio
-from attrs import define, evolve, field
+from attrs import define, evolve
 from structlog.testing import capture_logs
 
 from tests.monitor.builders import MASTER, master
+from tests.monitor.fake_node import FakeNode
 from trioha.broker_status import BrokerStatus
 from trioha.errors import PeerError, RemoteProtocolError
 from trioha.net.border import ConnectionBorder
 from trioha_monitor.faults import fault_of_this_program
-from trioha_monitor.live import ANSWER_BYTES_PER_S, Ask, FeedTimes, watch_node
+from trioha_monitor.live import ANSWER_BYTES_PER_S, FeedTimes, watch_node
 
 TIMES = FeedTimes(interval_s=0.2)
 
@@ -37,40 +37,6 @@ async def talks_nonsense() -> BrokerStatus:
 
 
 @define
-class FakeNode:
-    """Counts its requests; `connects` and `behaviour` may change while it is watched."""
-
-    behaviour: Behaviour = answers
-    connects: bool = True
-    asked_at_s: list[float] = field(factory=list)
-    connected_at_s: list[float] = field(factory=list)
-    in_flight: int = 0
-    in_flight_max: int = 0
-    open_sessions: int = 0
-
-    @asynccontextmanager
-    async def session(self, address: str) -> AsyncIterator[Ask]:
-        self.connected_at_s.append(trio.current_time())
-        if not self.connects:
-            raise PeerError("cannot connect: Connection refused", address=address)
-        self.open_sessions += 1
-        assert self.open_sessions == 1, "one connection a node"
-        try:
-            yield self._ask
-        finally:
-            self.open_sessions -= 1
-
-    async def _ask(self) -> BrokerStatus:
-        self.asked_at_s.append(trio.current_time())
-        self.in_flight += 1
-        self.in_flight_max = max(self.in_flight_max, self.in_flight)
-        try:
-            return await self.behaviour()
-        finally:
-            self.in_flight -= 1
-
-
-@define
 class Heard:
     """One word on a node."""
 
@@ -82,7 +48,7 @@ class Heard:
 class Watch:
     """A watched node, and all results of its requests."""
 
-    def __init__(self, node: FakeNode) -> None:
+    def __init__(self, node: FakeNode[BrokerStatus]) -> None:
         self.node = node
         self.heard: list[Heard] = []
 
@@ -99,8 +65,8 @@ class Watch:
         return [heard.fault for heard in self.heard]
 
 
-async def test_a_node_gets_one_request_an_interval_and_one_at_a_time(autojump_clock: object) -> None:
-    watch = Watch(FakeNode())
+async def test_a_node_gets_one_request_an_interval_and_one_at_a_time(autojump_clock):
+    watch = Watch(FakeNode(answers))
     start_s = trio.current_time()
     await watch.run_for(1.95)
     asked_at_s = [round(at_s - start_s, 6) for at_s in watch.node.asked_at_s]
@@ -109,8 +75,8 @@ async def test_a_node_gets_one_request_an_interval_and_one_at_a_time(autojump_cl
     assert [heard.status for heard in watch.heard] == [master(1000)] * 10
 
 
-async def test_a_stuck_node_is_disconnected_with_the_reason_and_asked_again(autojump_clock: object) -> None:
-    watch = Watch(FakeNode(behaviour=hangs))
+async def test_a_stuck_node_is_disconnected_with_the_reason_and_asked_again(autojump_clock):
+    watch = Watch(FakeNode(hangs))
     start_s = trio.current_time()
     await watch.run_for(10.1)
     assert watch.faults == ["no answer within 1 s"] * 5
@@ -118,34 +84,32 @@ async def test_a_stuck_node_is_disconnected_with_the_reason_and_asked_again(auto
     assert watch.node.in_flight_max == 1
 
 
-async def test_a_slow_node_is_asked_less_often_and_never_twice_at_once(autojump_clock: object) -> None:
-    async def slowly() -> BrokerStatus:
+async def test_a_slow_node_is_asked_less_often_and_never_twice_at_once(autojump_clock):
+    async def slowly():
         await trio.sleep(0.7)
         return master(1000)
 
-    watch = Watch(FakeNode(behaviour=slowly))
+    watch = Watch(FakeNode(slowly))
     await watch.run_for(7.05)
     assert (len(watch.node.asked_at_s), watch.node.in_flight_max) == (11, 1)
     assert len(watch.node.connected_at_s) == 1
     assert watch.faults == [None] * 10
 
 
-async def test_a_node_that_refuses_is_tried_again_after_two_seconds_at_most(
-    autojump_clock: object,
-) -> None:
-    watch = Watch(FakeNode(connects=False))
+async def test_a_node_that_refuses_is_tried_again_after_two_seconds_at_most(autojump_clock):
+    watch = Watch(FakeNode(answers, connects=False))
     start_s = trio.current_time()
     await watch.run_for(9.0)
     assert [at_s - start_s for at_s in watch.node.connected_at_s] == [0, 0.25, 0.75, 1.75, 3.75, 5.75, 7.75]
     assert set(watch.faults) == {"Connection refused"}
 
 
-async def test_a_node_that_answers_again_resets_the_back_off(autojump_clock: object) -> None:
-    node = FakeNode(connects=False)
+async def test_a_node_that_answers_again_resets_the_back_off(autojump_clock):
+    node = FakeNode(answers, connects=False)
     watch = Watch(node)
     start_s = trio.current_time()
 
-    async def loses_its_connection() -> BrokerStatus:
+    async def loses_its_connection():
         raise PeerError("the peer closed the connection", address=MASTER)
 
     async with trio.open_nursery() as nursery:
@@ -166,20 +130,20 @@ async def test_a_node_that_answers_again_resets_the_back_off(autojump_clock: obj
         nursery.cancel_scope.cancel()
 
 
-async def test_a_malformed_answer_is_a_reason_and_not_a_crash(autojump_clock: object) -> None:
-    watch = Watch(FakeNode(behaviour=talks_nonsense))
+async def test_a_malformed_answer_is_a_reason_and_not_a_crash(autojump_clock):
+    watch = Watch(FakeNode(talks_nonsense))
     await watch.run_for(20.0)
     assert set(watch.faults) == {"runtime info: no table in it"}
     connected_at_s = watch.node.connected_at_s
     assert max(after - before for before, after in pairwise(connected_at_s)) <= 2.0
 
 
-async def test_a_bug_ends_the_connection_only_and_is_logged_once_a_minute(autojump_clock: object) -> None:
-    async def is_broken() -> BrokerStatus:
+async def test_a_bug_ends_the_connection_only_and_is_logged_once_a_minute(autojump_clock):
+    async def is_broken():
         raise ZeroDivisionError("boom")
 
     border = ConnectionBorder("monitor feed", clock=trio.current_time)
-    watch = Watch(FakeNode(behaviour=is_broken))
+    watch = Watch(FakeNode(is_broken))
     with capture_logs() as logged:
         with trio.move_on_after(100):
             await watch_node(
@@ -192,11 +156,11 @@ async def test_a_bug_ends_the_connection_only_and_is_logged_once_a_minute(autoju
     assert {line["peer"] for line in logged} == {MASTER}
 
 
-async def test_a_bug_in_the_listener_ends_the_connection_only(autojump_clock: object) -> None:
-    node = FakeNode()
-    heard: list[str | None] = []
+async def test_a_bug_in_the_listener_ends_the_connection_only(autojump_clock):
+    node = FakeNode(answers)
+    heard = []
 
-    def hear(_address: str, status: BrokerStatus | None, fault: str | None) -> None:
+    def hear(_address, status, fault):
         heard.append(fault)
         if status is not None:
             raise ValueError("cannot be shown")
@@ -207,20 +171,18 @@ async def test_a_bug_in_the_listener_ends_the_connection_only(autojump_clock: ob
     assert set(heard) == {None, fault_of_this_program(ValueError("cannot be shown"))}
 
 
-async def test_a_node_whose_answers_are_large_is_asked_less_often(autojump_clock: object) -> None:
-    async def at_length() -> BrokerStatus:
+async def test_a_node_whose_answers_are_large_is_asked_less_often(autojump_clock):
+    async def at_length():
         return evolve(master(1000), answer_bytes=2 * ANSWER_BYTES_PER_S)
 
-    watch = Watch(FakeNode(behaviour=at_length))
+    watch = Watch(FakeNode(at_length))
     start_s = trio.current_time()
     await watch.run_for(5.0)
     assert [at_s - start_s for at_s in watch.node.asked_at_s] == [0, 2, 4]
 
 
 @pytest.mark.parametrize("behaviour", [answers, hangs])
-async def test_a_watch_that_is_cancelled_closes_its_connection(
-    behaviour: Behaviour, autojump_clock: object
-) -> None:
-    node = FakeNode(behaviour=behaviour)
+async def test_a_watch_that_is_cancelled_closes_its_connection(behaviour, autojump_clock):
+    node = FakeNode(behaviour)
     await Watch(node).run_for(0.5)
     assert (len(node.connected_at_s), node.open_sessions) == (1, 0)

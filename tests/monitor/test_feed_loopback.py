@@ -152,7 +152,7 @@ async def watching(port: int) -> AsyncIterator[Watch]:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_node_is_shown_with_its_connection() -> None:
+async def test_a_node_is_shown_with_its_connection():
     async with listening(trioha_node) as port, watching(port) as watch:
         view = await watch.view_that(lambda node: node.health is Health.UP)
         (node,) = view.nodes
@@ -164,7 +164,7 @@ async def test_a_node_is_shown_with_its_connection() -> None:
         ]
 
 
-async def test_a_node_that_stops_is_down_and_is_up_after_a_restart() -> None:
+async def test_a_node_that_stops_is_down_and_is_up_after_a_restart():
     async with listening(trioha_node) as port:
         pass
     async with watching(port) as watch:
@@ -190,9 +190,7 @@ async def test_a_node_that_stops_is_down_and_is_up_after_a_restart() -> None:
         (answering(ABSURD), "masterCommitLogMaxOffset is not an integer"),
     ],
 )
-async def test_a_wrong_peer_is_down_with_its_reason_and_a_good_one_in_its_place_is_up(
-    peer: Peer, reason: str
-) -> None:
+async def test_a_wrong_peer_is_down_with_its_reason_and_a_good_one_in_its_place_is_up(peer, reason):
     async with listening(peer) as port, watching(port) as watch:
         node = await watch.node_that(lambda node: node.health is Health.DOWN)
         assert reason in node.reason

@@ -41,15 +41,15 @@ def run_guest(main: Callable[[], Awaitable[None]], *, stop: bool) -> list[outcom
     return asyncio.run(host())
 
 
-def test_a_guest_that_returns_reports_its_outcome_once() -> None:
-    async def main() -> None:
+def test_a_guest_that_returns_reports_its_outcome_once():
+    async def main():
         await trio.sleep(0.01)
 
     assert run_guest(main, stop=False) == [outcome.Value(None)]
 
 
-def test_a_guest_that_crashes_reports_its_error() -> None:
-    async def main() -> None:
+def test_a_guest_that_crashes_reports_its_error():
+    async def main():
         await trio.sleep(0.01)
         raise ZeroDivisionError
 
@@ -58,10 +58,10 @@ def test_a_guest_that_crashes_reports_its_error() -> None:
     assert isinstance(result.error, ZeroDivisionError)
 
 
-def test_a_guest_that_is_stopped_cleans_up_and_ends_without_an_error() -> None:
-    cleaned: list[str] = []
+def test_a_guest_that_is_stopped_cleans_up_and_ends_without_an_error():
+    cleaned = []
 
-    async def main() -> None:
+    async def main():
         try:
             await trio.sleep_forever()
         finally:
@@ -71,17 +71,17 @@ def test_a_guest_that_is_stopped_cleans_up_and_ends_without_an_error() -> None:
     assert cleaned == ["yes"]
 
 
-def test_a_guest_that_never_started_need_not_be_stopped() -> None:
-    async def host() -> None:
+def test_a_guest_that_never_started_need_not_be_stopped():
+    async def host():
         await TrioGuest(trio.sleep_forever, on_end=Ends()).stop()
 
     asyncio.run(host())
 
 
-def test_a_guest_may_be_stopped_in_the_moment_it_starts() -> None:
+def test_a_guest_may_be_stopped_in_the_moment_it_starts():
     for _ in range(50):
 
-        async def host() -> list[outcome.Outcome[None]]:
+        async def host():
             ends = Ends()
             guest = TrioGuest(trio.sleep_forever, on_end=ends)
             guest.start()
@@ -91,13 +91,13 @@ def test_a_guest_may_be_stopped_in_the_moment_it_starts() -> None:
         assert asyncio.run(host()) == [outcome.Value(None)]
 
 
-def test_a_guest_that_does_not_end_is_an_error_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guest_that_does_not_end_is_an_error_and_not_a_hang(monkeypatch):
     monkeypatch.setattr(guest_module, "STOP_TIMEOUT_S", 0.05)
 
-    async def host() -> None:
+    async def host():
         release = trio.Event()
 
-        async def main() -> None:
+        async def main():
             with trio.CancelScope(shield=True):
                 await release.wait()
 
@@ -113,11 +113,11 @@ def test_a_guest_that_does_not_end_is_an_error_and_not_a_hang(monkeypatch: pytes
     asyncio.run(host())
 
 
-def test_sockets_and_timers_of_trio_work_beside_those_of_asyncio() -> None:
-    said: list[bytes] = []
+def test_sockets_and_timers_of_trio_work_beside_those_of_asyncio():
+    said = []
 
-    async def main() -> None:
-        async def echo(stream: trio.SocketStream) -> None:
+    async def main():
+        async def echo(stream):
             await stream.send_all(await stream.receive_some(100))
 
         async with trio.open_nursery() as nursery:

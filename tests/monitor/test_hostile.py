@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import random
+from collections.abc import Iterator
+from copy import deepcopy
 from itertools import cycle
+from typing import Any
 
+import pytest
 import trio
 from attrs import evolve
 from rich.cells import cell_len
 from textual.pilot import Pilot
 
-from tests.monitor.hostile_node import TEXTS, Answer, answer_to, answers, speaking
+from tests.hostile.answering import CONFIG, HA_STATUS, RUNTIME_INFO
+from tests.levels import by_level
+from tests.monitor.test_answers import HOSTILE_TEXTS
 from tests.monitor.test_feed_loopback import each_request, listening, status_of
-from trioha.remoting.codes import RequestCode
-from trioha.remoting.command import RemotingCommand
+from trioha.remoting.codec import encode
+from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.command import RemotingCommand, response_to
 from trioha_monitor.app import MonitorApp
 from trioha_monitor.faults import BORDER
 from trioha_monitor.live import FeedTimes, LiveSettings, live_views
@@ -21,14 +30,120 @@ from trioha_monitor.texts import clean
 from trioha_monitor.timeline import EVENTS_MAX
 from trioha_monitor.view import ClusterView, Health, Show, ViewFeed
 
+pytestmark = pytest.mark.full
+
 TIMES = FeedTimes(
     interval_s=0.001, refresh_s=0.02, request_timeout_s=20.0, back_off_s_min=0.001, back_off_s_max=0.001
 )
-
 SLOWER = evolve(TIMES, interval_s=0.05, refresh_s=0.1)
-
 CONNECTED = {Health.UP, Health.LATE}
 """On a busy machine an answer may take longer than a second; a node whose connection ended is DOWN."""
+
+TEXTS = (*(text[:1_000_000] for text in HOSTILE_TEXTS), "[/]", "[bold", "", " ")
+NUMBERS = (
+    -1, 0, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 10**400, 1.5, 1e308, float("nan"),
+    float("inf"), -float("inf"),
+)  # fmt: skip
+OTHERS: tuple[object, ...] = (
+    None, True, False, [], {}, [[[[[[]]]]]], {"a": {"b": {}}}, ["x"] * 50, {"\x1b[31m": 1, "[red]": 2},
+)  # fmt: skip
+Answer = dict[int, bytes]
+"""Bodies by the code of the request."""
+
+
+def answers(seed: int, *, count: int) -> Iterator[Answer]:
+    """`count` answers, each with one wrong value or malformed."""
+    lot = random.Random(seed)
+    nested = (b"[" * 900 + b"]" * 900, b'{"a":' * 900 + b"1" + b"}" * 900, b"[" * 100_000)
+    whole = (b"", b"{", b"null", b"[]", b'"x"', b"\xff\xfe\x00", b"{0:1,}", *nested, *crowds())
+    for number in range(count):
+        bodies = {
+            RequestCode.GET_BROKER_HA_STATUS: deepcopy(HA_STATUS),
+            RequestCode.GET_BROKER_RUNTIME_INFO: deepcopy(RUNTIME_INFO),
+            RequestCode.GET_BROKER_CONFIG: deepcopy(CONFIG),
+        }
+        if number % 3 == 0:
+            # A RocketMQ broker: its runtime table and its configuration are read.
+            del bodies[RequestCode.GET_BROKER_HA_STATUS]["trioha"]
+        values: tuple[object, ...] = lot.choice((TEXTS, NUMBERS, OTHERS))
+        replace_somewhere(bodies[lot.choice(list(bodies))], lot.choice(values), lot)
+        encoded = {code: encoded_body(code, body) for code, body in bodies.items()}
+        if number % 5 == 0:
+            encoded[RequestCode.GET_BROKER_HA_STATUS] = lot.choice(whole)
+        yield encoded
+
+
+def crowds() -> Iterator[bytes]:
+    """Ten thousand connections, names, probes, warnings."""
+    one = HA_STATUS["haConnectionInfo"][0]
+    crowd = [one | {"addr": f"10.{n // 65536}.{n // 256 % 256}.{n % 256}:1"} for n in range(10_000)]
+    yield json.dumps(HA_STATUS | {"haConnectionInfo": crowd}).encode()
+    probes = [one | {"addr": f"10.0.0.1:{n}", "state": "HANDSHAKE"} for n in range(10_000)]
+    yield json.dumps(HA_STATUS | {"haConnectionInfo": [*probes, one]}).encode()
+    names = {f"NAME_{n}\x1b[31m": n for n in range(10_000)}
+    extras = {
+        "putStatuses": names,
+        "endedConnections": names,
+        "probes": {name: {"EOF": 1} for name in names},
+        "warnings": list(names),
+    }
+    yield json.dumps(HA_STATUS | {"trioha": HA_STATUS["trioha"] | extras}).encode()
+    yield b'{"master":true,"haConnectionInfo":[' + b"{}," * 1_000_000 + b"{}]}"
+    yield b'{"master":true,"x":{' + b"0:0," * 500_000 + b"0:0}}"
+
+
+def replace_somewhere(place: Any, value: object, lot: random.Random) -> None:
+    """Set `value` somewhere in `place`, or use it as a key there."""
+    while keys := list(place) if isinstance(place, dict) else list(range(len(place))):
+        key = lot.choice(keys)
+        inner = place[key]
+        if isinstance(inner, dict | list) and inner and lot.random() < 0.8:
+            place = inner
+            continue
+        if isinstance(place, dict) and isinstance(value, str) and lot.random() < 0.2:
+            place[value] = place.pop(key)
+        else:
+            place[key] = value
+        return
+
+
+def encoded_body(code: int, body: Any) -> bytes:
+    if code == RequestCode.GET_BROKER_CONFIG:
+        return "\n".join(f"{key}={value}" for key, value in body.items()).encode("utf-8", "replace")
+    return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def speaking(text: str) -> Answer:
+    """A valid answer in which every text is `text`, or a prefix of it."""
+    text = text[:5_000]
+
+    def said(value: Any) -> Any:
+        if isinstance(value, str):
+            return text
+        if isinstance(value, list):
+            return [said(one) for one in value]
+        return {key: said(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+    status = said(HA_STATUS)
+    status["haConnectionInfo"] = status["haConnectionInfo"][:1]
+    status["trioha"] |= {
+        "role": "SYNC_MASTER",
+        "putStatuses": {"PUT_OK": 1, text: 2},
+        "endedConnections": {text: 3},
+        "probes": {text: {text: 4}},
+    }
+    return {
+        RequestCode.GET_BROKER_HA_STATUS: encoded_body(RequestCode.GET_BROKER_HA_STATUS, status),
+        RequestCode.GET_BROKER_RUNTIME_INFO: encoded_body(RequestCode.GET_BROKER_RUNTIME_INFO, RUNTIME_INFO),
+    }
+
+
+def answer_to(command: RemotingCommand, answer: Answer) -> bytes:
+    """The frame of an answer."""
+    body = answer.get(command.code)
+    if body is None:
+        return encode(response_to(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
+    return encode(response_to(command, ResponseCode.SUCCESS, body=body))
 
 
 class HostileNode:
@@ -64,13 +179,14 @@ async def honest(stream: trio.SocketStream) -> None:
     await each_request(stream, status_of)
 
 
-async def test_a_hostile_answer_ends_its_own_connection_only() -> None:
-    told = list(answers(7, count=250))
+@pytest.mark.sized
+async def test_a_hostile_answer_ends_its_own_connection_only():
+    told = list(answers(7, count=by_level(60, 250, 3000)))
     node = HostileNode(told)
     bugs, healths, faults = BORDER.bugs, set(), set()
-    views: list[ClusterView] = []
+    views = []
 
-    def show(view: ClusterView) -> None:
+    def show(view):
         good, bad = view.nodes
         healths.add(good.health)
         faults.update(bad.faults)
@@ -102,12 +218,12 @@ def assert_bounded_and_clean(view: ClusterView) -> None:
         assert len(node.faults) <= 33
 
 
-def test_no_hostile_text_ends_the_application_or_leaves_its_cell() -> None:
+def test_no_hostile_text_ends_the_application_or_leaves_its_cell():
     node = HostileNode([speaking(TEXTS[0])])
     bugs = BORDER.bugs
     app = MonitorApp(feed_with(node, honest_ports := []))
 
-    async def run() -> None:
+    async def run():
         async with app.run_test(size=(120, 40)) as pilot:
             for text in TEXTS:
                 node.say([speaking(text)])
@@ -121,7 +237,6 @@ def test_no_hostile_text_ends_the_application_or_leaves_its_cell() -> None:
                     await pilot.pause()
                     assert_drawn_in_cells(pilot, size=(120, 40))
                 honest_node = view.node(f"127.0.0.1:{honest_ports[0]}")
-                assert honest_node is not None
                 assert honest_node.health in CONNECTED
                 assert honest_node.log.max_offset == 5000
             assert app.is_running

@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import trio
 import trustme
 from attrs import evolve
 
 from tests.monitor.real_nodes import running, send
 from tests.node.role_nodes import ASYNC_MASTER, role_node, slave_of
+from tests.waiting import until
+from trioha.client.cluster import open_cluster
+from trioha.client.consumer import ConsumerSettings, Start, StartAt, open_consumer
+from trioha.client.routes import SingleBroker
 from trioha.net.tls import client_context
 from trioha.remoting.client import ClientSecurity
 from trioha.remoting.signature import Credentials
+from trioha_monitor.consumption_feed import Demand, consumption_session
 from trioha_monitor.live import LIVE_TIMES, LiveSettings, live_views
-from trioha_monitor.view import ClusterView, EventKind, Health, Verdict
+from trioha_monitor.replay import ReplaySource, open_replay
+from trioha_monitor.view import ClusterView, EventKind, Health, ReplicaView, Verdict
 
 SETTINGS = LiveSettings(times=evolve(LIVE_TIMES, interval_s=0.05, refresh_s=0.05, back_off_s_max=0.2))
 
@@ -38,58 +45,77 @@ class Watch:
         raise AssertionError(f"never so; at last: {view} {view.events}")
 
 
-async def test_a_pair_is_one_replica_through_sends_the_loss_of_the_slave_and_its_return(
-    tmp_path: Path,
-) -> None:
-    watch = Watch()
-    async with running(tmp_path / "m", brokerRole="SYNC_MASTER", brokerId=0, listenPort=0) as master:
-        slave_settings = {
-            "brokerRole": "SLAVE", "brokerId": 1, "haMasterAddress": str(master.ha), "haListenPort": 0,
-        }  # fmt: skip
+def finished(*folders: Path) -> ReplaySource:
+    """A replay of recordings that has read them all."""
+    source = open_replay(list(folders))
+    while source.work(for_s=1.0):
+        pass
+    return source
+
+
+def recorded_figures(row: ReplicaView) -> tuple[object, ...]:
+    """All figures that a node records; the dispatched offset is not one."""
+    return (
+        (row.address, row.label, row.state, row.is_connected, row.in_sync, row.verdict),
+        (row.master_offset, row.sent_offset, row.ack_offset, row.flushed_offset),
+        (row.diff_bytes, row.lag_s),
+    )
+
+
+def is_at_rest(view: ClusterView) -> bool:
+    """Whether the only replica has all that was sent, on disk and dispatched."""
+    (row, *others) = view.replicas or (None,)
+    return (
+        row is not None
+        and not others
+        and row.node is not None
+        and row.ack_latency_ms is not None
+        and row.verdict is Verdict.OK
+        and (row.ack_offset or 0) > 20_000
+        and row.ack_offset == row.flushed_offset == row.dispatched_offset == row.master_offset
+    )
+
+
+async def test_a_pair_is_one_replica_through_the_loss_of_the_slave_and_its_return_live_and_replayed(tmp_path):
+    watch, recorded = Watch(), tmp_path / "recorded"
+    settings = {"listenPort": 0, "haListenPort": 0, "trioha.recordDir": str(recorded)}
+    async with running(tmp_path / "m", brokerRole="SYNC_MASTER", brokerId=0, **settings) as master:
+        settings |= {"brokerRole": "SLAVE", "brokerId": 1, "haMasterAddress": str(master.ha)}
         async with trio.open_nursery() as nursery:
-            async with running(tmp_path / "s", listenPort=0, **slave_settings) as slave:
+            async with running(tmp_path / "s", **settings) as slave:
                 feed = live_views([str(master.listen), str(slave.listen)], settings=SETTINGS)
                 nursery.start_soon(feed, watch.show)
                 await watch.until(lambda view: any(row.node and row.is_connected for row in view.replicas))
                 assert await send(str(master.listen), 20) == ["PUT_OK"] * 20
-                view = await watch.until(
-                    lambda view: (
-                        len(view.replicas) == 1
-                        and view.replicas[0].ack_latency_ms is not None
-                        and (view.replicas[0].ack_offset or 0) > 20_000
-                        and view.replicas[0].dispatched_offset == view.replicas[0].ack_offset
-                    )
-                )
+                view = await watch.until(is_at_rest)
                 (row,) = view.replicas
                 assert (row.node, row.label, row.master_label) == (
-                    str(slave.listen),
-                    "broker-a #1",
-                    "broker-a #0",
+                    *(str(slave.listen), "broker-a #1", "broker-a #0"),
                 )
-                assert (row.verdict, row.state, row.reconnects) == (Verdict.OK, "TRANSFER", 0)
-                assert row.frame_bytes is not None
-                assert row.frame_bytes.largest > 1000
+                assert (row.state, row.reconnects, row.frame_bytes.largest > 1000) == ("TRANSFER", 0, True)
                 master_view, slave_view = view.nodes
                 assert master_view.limits.are_reported
                 assert (master_view.log.file_bytes, master_view.log.files) == (1 << 20, 1)
                 assert master_view.log.disk_ratio is not None
                 assert {put.status: put.count for put in master_view.log.puts} == {"PUT_OK": 20}
-                assert slave_view.slave is not None
-                assert (slave_view.slave.master_address, slave_view.slave.is_observer) == (
-                    str(master.ha),
-                    False,
-                )
-            gone = await watch.until(
-                lambda view: view.replicas[0].verdict is Verdict.SILENT and len(view.replicas) == 1
-            )
-            assert [event.kind for event in gone.events if event.kind is EventKind.LOST] == [EventKind.LOST]
-            lost = next(event for event in gone.events if event.kind is EventKind.LOST)
+                assert slave_view.slave.master_address == str(master.ha)
+                assert slave_view.slave.is_observer is False
+
+                def is_replayed():
+                    source = finished(recorded)
+                    (again,) = source.view_at(source.position.end_ns).replicas
+                    return recorded_figures(again) == recorded_figures(row)
+
+                # Recorders write a little after the event.
+                await until(is_replayed)
+            gone = await watch.until(lambda view: view.replicas[0].verdict is Verdict.SILENT)
+            (lost,) = (event for event in gone.events if event.kind is EventKind.LOST)
             assert lost.text.startswith("connection ended (EOF: the slave closed it); ack 2")
             assert await send(str(master.listen), 3) == ["SLAVE_NOT_AVAILABLE"] * 3
             behind = await watch.until(lambda view: (view.replicas[0].diff_bytes or 0) > 3000)
             assert (behind.replicas[0].is_connected, behind.replicas[0].key) == (False, row.key)
 
-            async with running(tmp_path / "s", listenPort=slave.listen.port, **slave_settings):
+            async with running(tmp_path / "s", **{**settings, "listenPort": slave.listen.port}):
                 again = await watch.until(
                     lambda view: (
                         view.replicas[0].verdict is Verdict.OK
@@ -100,13 +126,24 @@ async def test_a_pair_is_one_replica_through_sends_the_loss_of_the_slave_and_its
                 (back,) = again.replicas
                 assert (back.key, back.label, back.reconnects) == (row.key, row.label, 0)
                 worst = back.lag_history.worst(end_ms=again.time_ms, span_ms=60_000)
-                assert worst is not None
                 # It acknowledged its tail again before that, which is not a lag.
                 assert worst.value == behind.replicas[0].diff_bytes
             nursery.cancel_scope.cancel()
+    source = finished(recorded)
+    view = source.view_at(source.position.end_ns)
+    assert source.damage == ()
+    assert [(node.label, node.role, node.health) for node in view.nodes] == [
+        ("broker-a #0", "SYNC_MASTER", Health.UP),
+        ("broker-a #1", "SLAVE", Health.DOWN),
+    ]
+    (last,) = view.replicas
+    assert (last.verdict, last.is_connected, last.ack_offset) == (Verdict.SILENT, False, back.ack_offset)
+    puts = {put.status: put.count for put in view.nodes[0].log.puts}
+    assert puts == {"PUT_OK": 20, "SLAVE_NOT_AVAILABLE": 3}
 
 
-async def test_an_observer_is_shown_as_one(tmp_path: Path) -> None:
+@pytest.mark.full
+async def test_an_observer_is_shown_as_one(tmp_path):
     watch = Watch()
     async with running(tmp_path / "m", brokerRole="ASYNC_MASTER", brokerId=0, listenPort=0) as master:
         settings = {
@@ -124,7 +161,8 @@ async def test_an_observer_is_shown_as_one(tmp_path: Path) -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_the_monitor_signs_and_encrypts(tmp_path: Path) -> None:
+@pytest.mark.full
+async def test_the_monitor_signs_and_encrypts(tmp_path):
     authority = trustme.CA()
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -136,7 +174,7 @@ async def test_the_monitor_signs_and_encrypts(tmp_path: Path) -> None:
     }  # fmt: skip
     tls = client_context(tmp_path / "ca.pem", key="--tls-ca")
 
-    def settings_of(secret_key: str) -> LiveSettings:
+    def settings_of(secret_key):
         security = ClientSecurity(Credentials("account-1", secret_key), tls)
         return LiveSettings.with_security(security, times=SETTINGS.times)
 
@@ -150,7 +188,8 @@ async def test_the_monitor_signs_and_encrypts(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_node_that_changes_its_role_is_shown_in_the_new_one_without_a_restart(tmp_path: Path) -> None:
+@pytest.mark.full
+async def test_a_node_that_changes_its_role_is_shown_in_the_new_one_without_a_restart(tmp_path):
     watch = Watch()
     async with role_node(tmp_path / "a", ASYNC_MASTER) as node, trio.open_nursery() as nursery:
         nursery.start_soon(live_views([node.address], settings=SETTINGS), watch.show)
@@ -158,9 +197,55 @@ async def test_a_node_that_changes_its_role_is_shown_in_the_new_one_without_a_re
             node.roles.set(role)
             view = await watch.until(
                 lambda view, shown=role: (
-                    [(one.role, one.broker_id) for one in view.nodes]  # type: ignore[misc]
+                    [(one.role, one.broker_id) for one in view.nodes]
                     == [(shown.broker_role.value, shown.broker_id)]
                 )
             )
             assert view.nodes[0].address == node.address
         nursery.cancel_scope.cancel()
+
+
+async def test_a_group_its_lag_its_member_and_its_broker_are_shown(tmp_path):
+    async with running(tmp_path / "node", brokerRole="ASYNC_MASTER", listenPort=0, haListenPort=0) as ready:
+        address = str(ready.listen)
+        assert await send(address, 5) == ["PUT_OK"] * 5
+        settings = ConsumerSettings("T", group="g", start_at=StartAt(Start.FIRST))
+        demand = Demand(is_wanted=True)
+        async with (
+            open_cluster(broker=SingleBroker(address)) as cluster,
+            open_consumer(cluster, settings) as consumer,
+        ):
+            received = 0
+            while received < 5:
+                batch = await consumer.receive()
+                # The first three of the queue, however the pulls cut it.
+                consumer.acknowledge(batch[: max(0, 3 - received)])
+                received += len(batch)
+            await consumer.commit()
+            async with consumption_session(address) as ask:
+                sample = await ask()
+            (progress,) = (one for one in sample.groups if (one.group, one.topic) == ("g", "T"))
+            assert (progress.queues, progress.lag) == (4, 2)
+            members = sample.members["g"]
+            assert (members.count, members.model) == (1, "CLUSTERING")
+            assert members.clients[0].startswith(cluster.client_id[:20])
+
+            rows = []
+            shown = trio.Event()
+
+            def show(view):
+                found = () if view.consumption is None else view.consumption.rows
+                # Once they have their broker's name.
+                wanted = ("g", "T", "broker-a")
+                rows[:] = [row for row in found if (row.group, row.topic, row.broker) == wanted]
+                if rows:
+                    shown.set()
+
+            feed = live_views([address], settings=LiveSettings(LIVE_TIMES, demand=demand))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(feed, show)
+                with trio.fail_after(60):
+                    await shown.wait()
+                nursery.cancel_scope.cancel()
+    (row,) = rows
+    assert (row.lag, row.members, row.broker) == (2, 1, "broker-a")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 import trio
@@ -19,12 +19,18 @@ from trioha_monitor.rendering import LIGHT
 from trioha_monitor.replay import open_replay
 from trioha_monitor.view import Show
 
-SIZES = [(80, 24), (120, 40), (200, 50)]
-SCREENS = {"replicas": "1", "slave": "2", "log": "3", "events": "4", "groups": "5"}
+SCREENS = {"replicas": "1", "slave": "2", "log": "3", "events": "4", "groups": "5", "roles": "6"}
+BASE, SMALL, LARGE = (120, 40), (80, 24), (200, 50)
+
+
+def case(screen: str, size: tuple[int, int] = BASE, *, full: bool = True) -> Any:
+    """A picture of a screen."""
+    marks = [pytest.mark.full] if full else []
+    return pytest.param(screen, size, id=f"{screen}-{size[0]}x{size[1]}", marks=marks)
 
 
 @pytest.fixture(autouse=True)
-def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _utc(monkeypatch):
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     yield
@@ -45,11 +51,6 @@ async def feed_of_sessions(show: Show) -> None:
     await trio.sleep_forever()
 
 
-@pytest.fixture(scope="module")
-def recorded_group(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_group(tmp_path_factory.mktemp("group"))
-
-
 def until_shown(*keys: str) -> Callable[[Pilot[None]], Awaitable[None]]:
     async def run(pilot: Pilot[None]) -> None:
         assert isinstance(pilot.app, MonitorApp)
@@ -63,12 +64,26 @@ def until_shown(*keys: str) -> Callable[[Pilot[None]], Awaitable[None]]:
     return run
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("screen", SCREENS)
-@pytest.mark.parametrize("source", ["live", "replay"])
-def test_screen(source: str, screen: str, size: tuple[int, int], snap_compare: Callable[..., bool]) -> None:
-    app = MonitorApp(feed_of_sessions, playback=FakePlayback()) if source == "replay" else MonitorApp(feed)
-    assert snap_compare(app, terminal_size=size, run_before=until_shown(SCREENS[screen]))
+@pytest.mark.parametrize(
+    ("screen", "size"),
+    [
+        case("replicas", full=False),
+        case("replicas", SMALL),
+        case("replicas", LARGE),
+        case("slave"),
+        case("log", full=False),
+        case("events"),
+        case("groups"),
+    ],
+)
+def test_screen(screen, size, snap_compare):
+    assert snap_compare(MonitorApp(feed), terminal_size=size, run_before=until_shown(SCREENS[screen]))
+
+
+@pytest.mark.full
+def test_screen_of_a_replay(snap_compare):
+    app = MonitorApp(feed_of_sessions, playback=FakePlayback())
+    assert snap_compare(app, terminal_size=BASE, run_before=until_shown("1"))
 
 
 async def controlled_feed(show: Show) -> None:
@@ -76,43 +91,43 @@ async def controlled_feed(show: Show) -> None:
     await trio.sleep_forever()
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("screen", ["replicas", "log", "roles"])
-def test_controller_mode(screen: str, size: tuple[int, int], snap_compare: Callable[..., bool]) -> None:
-    keys = {**SCREENS, "roles": "6"}
+@pytest.mark.parametrize(
+    ("screen", "size"),
+    [case("replicas"), case("log"), case("roles", full=False), case("roles", SMALL), case("roles", LARGE)],
+)
+def test_controller_mode(screen, size, snap_compare):
     app = MonitorApp(controlled_feed)
-    assert snap_compare(app, terminal_size=size, run_before=until_shown(keys[screen]))
+    assert snap_compare(app, terminal_size=size, run_before=until_shown(SCREENS[screen]))
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("screen", ["replicas", "log", "roles"])
-def test_controller_mode_in_a_replay(
-    screen: str, size: tuple[int, int], recorded_group: Path, snap_compare: Callable[..., bool]
-) -> None:
+@pytest.mark.full
+def test_controller_mode_in_a_replay(tmp_path, snap_compare):
     """Of recorded sessions, 18 s after the first master has come back."""
-    source = open_replay([recorded_group])
+    source = open_replay([write_group(tmp_path)])
     while source.work(for_s=1.0):
         pass
     source.seek(WALL_NS // 1_000_000 + 100_000)
-    keys = {**SCREENS, "roles": "6"}
     app = MonitorApp(source, playback=source)
-    assert snap_compare(app, terminal_size=size, run_before=until_shown(keys[screen]))
+    assert snap_compare(app, terminal_size=BASE, run_before=until_shown("6"))
 
 
-def test_help_on_roles(snap_compare: Callable[..., bool]) -> None:
+@pytest.mark.full
+def test_help_on_roles(snap_compare):
     app = MonitorApp(controlled_feed)
     assert snap_compare(app, terminal_size=(100, 60), run_before=until_shown("6", "question_mark"))
 
 
-def test_the_light_theme(snap_compare: Callable[..., bool]) -> None:
+@pytest.mark.full
+def test_the_light_theme(snap_compare):
     app = MonitorApp(feed)
 
-    async def run(pilot: Pilot[None]) -> None:
+    async def run(pilot):
         app.theme = LIGHT.name
         await until_shown("l")(pilot)
 
-    assert snap_compare(app, terminal_size=(120, 40), run_before=run)
+    assert snap_compare(app, terminal_size=BASE, run_before=run)
 
 
-def test_help(snap_compare: Callable[..., bool]) -> None:
+@pytest.mark.full
+def test_help(snap_compare):
     assert snap_compare(MonitorApp(feed), terminal_size=(100, 60), run_before=until_shown("question_mark"))

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from functools import partial
+from contextlib import closing
 from pathlib import Path
-from queue import Queue
 from uuid import uuid4
 
 import pytest
-import trio
-
-from tests.monitor.real_nodes import running, send
-from trioha.remoting.client import open_client
-from trioha.remoting.command import response_to
-from trioha.remoting.server import RemotingServer
-from trioha.remoting.status_reader import fetch_status
 
 pytestmark = [
     pytest.mark.process,
@@ -85,7 +73,7 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
+def terminal(tmp_path):
     demo = (sys.executable, "-m", "trioha", "demo", "--watch", "--keep", str(tmp_path / "kept"))
     # The window stays open after the demo: its summary is read from it.
     stays_open = ("sh", "-c", '"$@"; exec sleep 600', "sh")
@@ -95,9 +83,10 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     played.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.spark
 @pytest.mark.skipif(shutil.which("java") is None, reason="no Java: the demo does not start without it")
-def test_the_demo_is_watched_steered_and_left(terminal: Terminal, tmp_path: Path) -> None:
+def test_the_demo_is_watched_steered_and_left(terminal, tmp_path):
     terminal.wait_for("1 Replicas", "SYNC_MASTER", "TRANSFER", "● OK")
     terminal.press("2")
     terminal.wait_for("Offsets", "appended", "Ack time")
@@ -127,89 +116,37 @@ def test_the_demo_is_watched_steered_and_left(terminal: Terminal, tmp_path: Path
     assert list(tmp_path.glob("*-monitor"))
 
 
-@contextmanager
-def pair_behind_a_name_server(folder: Path) -> Iterator[str]:
-    """A master and its slave, which record, and a name server that lists them: its address."""
-    said: Queue[str | BaseException] = Queue()
-    token: list[trio.lowlevel.TrioToken] = []
-    over = trio.Event()
-
-    async def run() -> None:
-        token.append(trio.lowlevel.current_trio_token())
-        records = {"listenPort": 0, "trioha.recordDir": folder / "nodes"}
-        master_settings = {"brokerRole": "SYNC_MASTER", "brokerId": 0, **records}
-        async with running(folder / "m", **master_settings) as master:
-            slave_settings = {
-                "brokerRole": "SLAVE",
-                "brokerId": 1,
-                "haMasterAddress": str(master.ha),
-                **records,
-            }
-            async with running(folder / "s", **slave_settings) as slave, trio.open_nursery() as nursery:
-                table = {"0": str(master.listen), "1": str(slave.listen)}
-                group = {"brokerAddrs": table, "brokerName": "broker-a", "cluster": "DefaultCluster"}
-                body = json.dumps({"brokerAddrTable": {"broker-a": group}}).encode()
-                serve = partial(
-                    RemotingServer(lambda asked, _: response_to(asked, 0, body=body)).serve,
-                    host="127.0.0.1",
-                    port=0,
-                )
-                ((host, port),) = await nursery.start(serve)
-                with trio.fail_after(60):
-                    while set(await send(str(master.listen), 3)) != {"PUT_OK"}:  # noqa: ASYNC110 - asked
-                        await trio.sleep(0.1)
-                said.put(f"{host}:{port}")
-                await over.wait()
-                nursery.cancel_scope.cancel()
-            # The slave's recording ends first, and the master sees it.
-            async with open_client(str(master.listen)) as client:
-                with trio.fail_after(60):
-                    while (await fetch_status(client)).connections:  # noqa: ASYNC110 - asked
-                        await trio.sleep(0.05)
-
-    def run_and_tell() -> None:
-        try:
-            trio.run(run)
-        except BaseException as error:
-            said.put(error)
-            raise
-
-    thread = threading.Thread(target=run_and_tell)
-    thread.start()
-    try:
-        answer = said.get(timeout=60)
-        assert isinstance(answer, str), answer
-        yield answer
-    finally:
-        if thread.is_alive():
-            token[0].run_sync_soon(over.set)
-        thread.join(30)
-
-
-def test_nodes_are_found_recorded_and_seen_again(tmp_path: Path) -> None:
+def test_a_pair_is_watched_recorded_and_seen_again(tmp_path, start_node):
+    records = {"trioha.recordDir": tmp_path / "nodes"}
+    master = start_node("m", role="SYNC_MASTER", **records)
+    slave = start_node("s", role="SLAVE", ha_master_address=master.ha_address, **records)
+    master.wait(connections=1)
+    assert master.load(3).statuses == {"PUT_OK": 3}
     monitor = (sys.executable, "-m", "trioha", "monitor")
-    with (
-        pair_behind_a_name_server(tmp_path) as names,
-        closing(Terminal(tmp_path, *monitor, "--namesrv", names, size=(80, 24))) as terminal,
-    ):
-        terminal.wait_for("broker-a #0", "broker-a #1", "● OK", "2 up, 1 in step")
+    nodes = (master.listen_address, slave.listen_address)
+    with closing(Terminal(tmp_path, *monitor, *nodes, size=(80, 24))) as terminal:
+        terminal.wait_for("interop #0", "interop #1", "● OK", "2 up, 1 in step")
         terminal.press("r")
         terminal.wait_for("REC")
         # All at once, as a terminal sends a pasted text.
-        terminal.press("-l", "4/found by")
-        terminal.wait_for("with “found by”", "the name server")
+        terminal.press("-l", "4/answers")
+        terminal.wait_for("with “answers”", "SYNC_MASTER")
         terminal.press("Enter")
         terminal.press("-l", "1ru")
         terminal.wait_for("Recorded; see it again", "2 up, 1 in step")
         terminal.press("q")
         terminal.wait_for_the_end()
     (seen,) = tmp_path.glob("*-monitor")
+    # The slave's recording ends first, and the master sees it.
+    slave.stop()
+    master.wait(connections=0)
+    master.stop()
     for size, sessions, at_end in (
         ((120, 40), tmp_path / "nodes", ("✗ SILENT", "its recording ended in order")),
         ((80, 24), seen, ("● OK", "in step")),
     ):
         with closing(Terminal(tmp_path, *monitor, "--replay", str(sessions), size=size)) as terminal:
-            terminal.wait_for("REPLAY", "broker-a #0", "broker-a #1")
+            terminal.wait_for("REPLAY", "interop #0", "interop #1")
             # The session's whole length takes no longer than it took: to its end, and back to an event.
             terminal.press("-l", "gend")
             terminal.press("Enter")

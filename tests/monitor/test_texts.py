@@ -32,20 +32,20 @@ from trioha_monitor.texts import (
         (2**63 - 1, "8.00 EiB"),
     ],
 )
-def test_bytes_have_three_digits_and_a_binary_unit(count: int, text: str) -> None:
+def test_bytes_have_three_digits_and_a_binary_unit(count, text):
     assert format_bytes(count) == text
 
 
 @given(st.integers(min_value=-(2**63), max_value=2**63 - 1))
-def test_bytes_never_take_more_than_nine_cells(count: int) -> None:
+def test_bytes_never_take_more_than_nine_cells(count):
     assert len(format_bytes(count)) <= 9
 
 
-def test_what_is_not_known_is_a_dash() -> None:
+def test_what_is_not_known_is_a_dash():
     assert format_offset(None) == NOTHING
 
 
-def test_decimal_units_go_by_thousands() -> None:
+def test_decimal_units_go_by_thousands():
     assert [format_bytes(size, decimal=True) for size in (999, 1240, -2_500_000)] == [
         "999 B",
         "1.24 kB",
@@ -53,7 +53,7 @@ def test_decimal_units_go_by_thousands() -> None:
     ]
 
 
-def test_offsets_are_written_in_full() -> None:
+def test_offsets_are_written_in_full():
     assert format_offset(1234567) == "1,234,567"
 
 
@@ -68,11 +68,11 @@ def test_offsets_are_written_in_full() -> None:
         (90_000, "1d 01h", "1d"),
     ],
 )
-def test_durations_have_two_units_and_ages_one(seconds: float, text: str, age: str) -> None:
+def test_durations_have_two_units_and_ages_one(seconds, text, age):
     assert (format_duration(seconds), format_age(seconds)) == (text, age)
 
 
-def test_times_are_short() -> None:
+def test_times_are_short():
     assert [format_latency(ms) for ms in (0.214, 12.34, 120.0, 2100.0)] == [
         "0.21 ms",
         "12.3 ms",
@@ -86,7 +86,7 @@ def test_times_are_short() -> None:
     assert [format_span(s) for s in (30.0, 60.0, 900.0)] == ["30 s", "1 min", "15 min"]
 
 
-def test_scales_have_no_needless_zeros() -> None:
+def test_scales_have_no_needless_zeros():
     assert [format_scale(count) for count in (0, 100, 1024, 1536, 100 * 1024)] == [
         "0 B", "100 B", "1 KiB", "1.5 KiB", "100 KiB",
     ]  # fmt: skip

@@ -6,7 +6,7 @@ from trioha_monitor.timeline import BURST_MAX, REFILL_MS, Timeline
 from trioha_monitor.view import EventKind
 
 
-def test_a_noisy_node_drops_its_own_events_only() -> None:
+def test_a_noisy_node_drops_its_own_events_only():
     timeline = Timeline(events_max=100)
     timeline.add(EventKind.NODE, "quiet", at_ms=0, node="a", source="10.0.0.1:1")
     timeline.add(EventKind.CLOCK, "of no node", at_ms=0)
@@ -17,7 +17,7 @@ def test_a_noisy_node_drops_its_own_events_only() -> None:
     assert timeline.freeze()[-1].number == 502
 
 
-def test_too_many_events_of_a_node_are_dropped_and_counted() -> None:
+def test_too_many_events_of_a_node_are_dropped_and_counted():
     timeline = Timeline()
     for _ in range(BURST_MAX + 50):
         timeline.add(EventKind.PUTS, "noise", at_ms=1000, node="a", source="10.0.0.2:1")
@@ -29,7 +29,7 @@ def test_too_many_events_of_a_node_are_dropped_and_counted() -> None:
     ]
 
 
-def test_events_of_other_nodes_are_listed_meanwhile() -> None:
+def test_events_of_other_nodes_are_listed_meanwhile():
     timeline = Timeline()
     for _ in range(BURST_MAX + 50):
         timeline.add(EventKind.PUTS, "noise", at_ms=1000, node="a", source="10.0.0.2:1")

@@ -84,11 +84,11 @@ BEHIND = evolve(IN_STEP, ack_offset=600_000, lag_s=4.0)
         ),
     ],
 )
-def test_each_verdict_has_its_rule_and_its_reason(facts: Facts, verdict: Verdict, why: str) -> None:
+def test_each_verdict_has_its_rule_and_its_reason(facts, verdict, why):
     assert judge(facts, LIMITS) == Judgement(verdict, why)
 
 
-def test_a_slave_that_compares_its_tail_is_rejoining_and_not_behind() -> None:
+def test_a_slave_that_compares_its_tail_is_rejoining_and_not_behind():
     facts = evolve(BEHIND, connected_s=0.5, ack_offset=1_000_000 - 65_536, lag_s=40.0)
     rejoining = Judgement(Verdict.OK, "rejoining: compares its tail and acknowledges it again")
     assert judge(evolve(facts, is_rejoining=True), LIMITS) == rejoining
@@ -106,46 +106,44 @@ def test_a_slave_that_compares_its_tail_is_rejoining_and_not_behind() -> None:
         (1_000_000, 0.5, False),
     ],
 )
-def test_a_slave_rejoins_until_it_has_acknowledged_what_there_was(
-    ack_offset: int, connected_s: float, expected: bool
-) -> None:
+def test_a_slave_rejoins_until_it_has_acknowledged_what_there_was(ack_offset, connected_s, expected):
     assert (
         is_rejoining(ack_offset, joined_at_offset=1_000_000, connected_s=connected_s, limits=LIMITS)
         is expected
     )
 
 
-def test_the_brokers_own_limits_count() -> None:
+def test_the_brokers_own_limits_count():
     patient = Limits(slave_timeout_s=60.0, heartbeat_s=30.0)
     assert judge(evolve(BEHIND, unmoved_s=50.0), patient).verdict is Verdict.OK
     assert judge(evolve(IN_STEP, last_received_s=50.0), patient).verdict is Verdict.OK
 
 
-def test_fall_behind_ends_at_half_the_limit() -> None:
+def test_fall_behind_ends_at_half_the_limit():
     closer = evolve(BEHIND, lag_s=2.0)
     assert judge(closer, LIMITS, shown=Verdict.OK).verdict is Verdict.OK
     assert judge(closer, LIMITS, shown=Verdict.FALL_BEHIND).verdict is Verdict.FALL_BEHIND
     assert judge(evolve(BEHIND, lag_s=1.4), LIMITS, shown=Verdict.FALL_BEHIND).verdict is Verdict.OK
 
 
-def test_a_replica_without_figures_is_ok() -> None:
+def test_a_replica_without_figures_is_ok():
     assert judge(Facts(is_connected=True), LIMITS) == Judgement(Verdict.OK)
 
 
-def test_the_reason_of_a_shown_verdict_is_the_latest() -> None:
+def test_the_reason_of_a_shown_verdict_is_the_latest():
     steady = VerdictDebounce()
     steady.show(Judgement(Verdict.STALLED, "no ack for 3.0 s"), at_ms=0)
     assert steady.show(Judgement(Verdict.STALLED, "no ack for 3.1 s"), at_ms=100).why == "no ack for 3.1 s"
 
 
 @pytest.mark.parametrize("verdict", [Verdict.GAP, Verdict.DIVERGED, Verdict.STALE])
-def test_gap_diverged_and_stale_are_shown_at_once(verdict: Verdict) -> None:
+def test_gap_diverged_and_stale_are_shown_at_once(verdict):
     steady = VerdictDebounce()
     steady.show(Judgement(Verdict.OK), at_ms=0)
     assert steady.show(Judgement(verdict), at_ms=100).verdict is verdict
 
 
-def test_a_worse_verdict_shows_after_a_second_and_a_better_one_after_two() -> None:
+def test_a_worse_verdict_shows_after_a_second_and_a_better_one_after_two():
     steady = VerdictDebounce()
     shown = []
     for at_ms in range(0, 6000, 250):
@@ -161,10 +159,10 @@ soft = st.sampled_from(
 
 
 @given(st.lists(st.tuples(st.integers(0, 700), soft), min_size=1, max_size=80))
-def test_verdicts_do_not_flicker(samples: list[tuple[int, Verdict]]) -> None:
+def test_verdicts_do_not_flicker(samples):
     steady = VerdictDebounce()
     at_ms = changed_ms = 0
-    shown: Verdict | None = None
+    shown = None
     for step_ms, verdict in samples:
         at_ms += step_ms
         now = steady.show(Judgement(verdict), at_ms=at_ms).verdict
@@ -178,7 +176,7 @@ def test_verdicts_do_not_flicker(samples: list[tuple[int, Verdict]]) -> None:
 
 
 @given(st.lists(soft, max_size=30), soft)
-def test_a_lasting_verdict_is_shown(before: list[Verdict], lasting: Verdict) -> None:
+def test_a_lasting_verdict_is_shown(before, lasting):
     steady = VerdictDebounce()
     for tick, verdict in enumerate(before):
         steady.show(Judgement(verdict), at_ms=tick * 100)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from attrs import evolve
 from hypothesis import given
@@ -49,28 +47,28 @@ def good(value: float) -> Bucket:
     return Bucket(value)
 
 
-def test_a_sparkline_is_scaled_to_its_worst_and_any_lag_is_higher_than_none() -> None:
+def test_a_sparkline_is_scaled_to_its_worst_and_any_lag_is_higher_than_none():
     line = sparkline([None, good(0), good(1), good(500), good(1000)], PALETTE, least=1)
     assert plain(line) == " ▁▂▅█"
 
 
-def test_a_little_lag_does_not_fill_a_sparkline() -> None:
+def test_a_little_lag_does_not_fill_a_sparkline():
     assert plain(sparkline([good(1000), good(262_144)], PALETTE)) == "▂█"
     assert plain(sparkline([good(1000)], PALETTE)) == "▂"
 
 
-def test_a_sparkline_takes_the_colour_of_the_severity() -> None:
+def test_a_sparkline_takes_the_colour_of_the_severity():
     line = sparkline([good(5), Bucket(5, Severity.WARNING), Bucket(0, Severity.BAD)], PALETTE)
     assert [style for _, style in line] == [GOOD, WARN, BAD]
 
 
-def test_a_graph_fills_each_column_to_its_share() -> None:
+def test_a_graph_fills_each_column_to_its_share():
     lines = area([None, good(0), good(512), good(1024)], PALETTE, height=2, top=1024, grid=(0,))
     assert [plain(tuple(line)) for line in lines] == ["┈┈┈█", " ▁██"]
 
 
 @given(st.floats(min_value=0, max_value=2**62))
-def test_the_full_scale_holds_the_worst_and_is_not_far_above(worst: float) -> None:
+def test_the_full_scale_holds_the_worst_and_is_not_far_above(worst):
     for units in (ByteUnits.BINARY, ByteUnits.DECIMAL):
         top = full_scale(worst, units=units)
         assert worst <= top
@@ -78,7 +76,7 @@ def test_the_full_scale_holds_the_worst_and_is_not_far_above(worst: float) -> No
 
 
 @given(st.floats(min_value=0.001, max_value=1e12))
-def test_a_rounded_top_is_near_and_above(worst: float) -> None:
+def test_a_rounded_top_is_near_and_above(worst):
     assert worst <= round_above(worst) <= 2.5 * worst + 0.01
 
 
@@ -87,7 +85,7 @@ def test_a_rounded_top_is_near_and_above(worst: float) -> None:
     width=st.integers(5, 80),
     span_ms=st.sampled_from([5_000, 30_000, 120_000]),
 )
-def test_cached_columns_equal_computed_ones(lags: list[tuple[int, int]], width: int, span_ms: int) -> None:
+def test_cached_columns_equal_computed_ones(lags, width, span_ms):
     recorder, cache, now_ms = SeriesRecorder(500, 300), ColumnCache(), 1_000_000
     for pause_ms, lag in lags:
         now_ms += pause_ms
@@ -97,7 +95,7 @@ def test_cached_columns_equal_computed_ones(lags: list[tuple[int, int]], width: 
         assert kept == series.columns(width, end_ms=now_ms, span_ms=span_ms)
 
 
-def test_columns_that_did_not_change_are_the_same_object_and_time_may_go_back() -> None:
+def test_columns_that_did_not_change_are_the_same_object_and_time_may_go_back():
     series, cache = lag_series("peak"), ColumnCache()
     first = cache.columns(series, 40, end_ms=NOW_MS, span_ms=120_000)
     assert cache.columns(series, 40, end_ms=NOW_MS + 1, span_ms=120_000) is first
@@ -105,7 +103,7 @@ def test_columns_that_did_not_change_are_the_same_object_and_time_may_go_back() 
     assert back == series.columns(40, end_ms=NOW_MS - 60_000, span_ms=120_000)
 
 
-def test_columns_are_computed_again_for_another_revision() -> None:
+def test_columns_are_computed_again_for_another_revision():
     known, cache = lag_series("peak"), ColumnCache()
     sparse = evolve(known, finished=tuple(None for _ in known.finished))
     before = cache.columns(sparse, 40, end_ms=NOW_MS, span_ms=120_000)
@@ -114,12 +112,12 @@ def test_columns_are_computed_again_for_another_revision() -> None:
     assert after == known.columns(40, end_ms=NOW_MS + 100, span_ms=120_000)
 
 
-def test_runs_merge_parts_of_one_style() -> None:
+def test_runs_merge_parts_of_one_style():
     assert runs([("a", GOOD), ("b", GOOD), ("c", BAD)]) == (("ab", GOOD), ("c", BAD))
     assert runs([]) == ()
 
 
-def test_a_bar_shows_anything_above_0_and_never_exceeds_its_width() -> None:
+def test_a_bar_shows_anything_above_0_and_never_exceeds_its_width():
     assert bar(0.0, 4) == "    "
     assert bar(0.0001, 4) == "▏   "
     assert bar(0.5, 4) == "██  "
@@ -134,14 +132,14 @@ COLUMNS = (
 )
 
 
-def test_columns_of_the_highest_rank_are_dropped_first() -> None:
+def test_columns_of_the_highest_rank_are_dropped_first():
     content = {"a": 5, "b": 5, "c": 5, "d": 1}
     assert fit(COLUMNS, content, width=30) == {"a": 5, "b": 5, "c": 5, "d": 9}
     assert fit(COLUMNS, content, width=24) == {"a": 5, "b": 5, "d": 10}
     assert fit(COLUMNS, content, width=17) == {"a": 5, "d": 10}
 
 
-def test_columns_of_rank_0_shrink_and_are_not_dropped() -> None:
+def test_columns_of_rank_0_shrink_and_are_not_dropped():
     assert fit(COLUMNS, {"a": 20, "b": 5, "c": 5, "d": 1}, width=16) == {"a": 10, "d": 4}
 
 
@@ -149,19 +147,19 @@ def test_columns_of_rank_0_shrink_and_are_not_dropped() -> None:
     content=st.tuples(*[st.integers(min_value=1, max_value=40)] * 4),
     width=st.integers(min_value=8, max_value=200),
 )
-def test_columns_never_exceed_the_width(content: tuple[int, ...], width: int) -> None:
+def test_columns_never_exceed_the_width(content, width):
     widths = fit(COLUMNS, dict(zip("abcd", content, strict=True)), width=width)
     assert {"a", "d"} <= set(widths)
     assert sum(widths.values()) + GAP * (len(widths) - 1) <= width
 
 
-def test_a_line_that_is_too_long_ends_in_an_ellipsis() -> None:
+def test_a_line_that_is_too_long_ends_in_an_ellipsis():
     assert plain(shorten((("abc", GOOD), ("defg", BAD)), 5)) == "abcd…"
     assert plain(shorten((("日本語", GOOD),), 4)) == "日… "
     assert shorten((("abc", GOOD),), 0) == ()
 
 
-def test_every_column_writes_every_row_in_every_unit() -> None:
+def test_every_column_writes_every_row_in_every_unit():
     view = busy_view()
     for units in ByteUnits:
         context = RenderContext(PALETTE, units, end_ms=NOW_MS)
@@ -173,7 +171,7 @@ def test_every_column_writes_every_row_in_every_unit() -> None:
                 assert isinstance(column.write(row, context, 10), tuple)
 
 
-def test_bytes_are_written_in_the_unit_that_was_chosen() -> None:
+def test_bytes_are_written_in_the_unit_that_was_chosen():
     assert [RenderContext(PALETTE, units).size(1_234_567) for units in ByteUnits] == [
         "1.18 MiB",
         "1.23 MB",
@@ -183,14 +181,14 @@ def test_bytes_are_written_in_the_unit_that_was_chosen() -> None:
     assert RenderContext(PALETTE, ByteUnits.DECIMAL).rate(-999_600) == "-1.00 MB/s"
 
 
-def test_every_verdict_has_a_glyph_a_word_and_a_colour_of_its_own() -> None:
+def test_every_verdict_has_a_glyph_a_word_and_a_colour_of_its_own():
     parts = [LOOK.verdict(verdict) for verdict in Verdict]
     assert len({text.split()[0] for text, _ in parts}) == len(Verdict)
     assert [text.partition(" ")[2] for text, _ in parts] == [verdict.value for verdict in Verdict]
     assert dict(zip(Verdict, (style for _, style in parts), strict=True))[Verdict.GAP] is BAD
 
 
-def test_the_summary_has_the_worst_first() -> None:
+def test_the_summary_has_the_worst_first():
     view = busy_view()
     words = [word for word in plain(summary(view, LOOK)).split("  ") if word]
     assert words == [
@@ -201,7 +199,7 @@ def test_the_summary_has_the_worst_first() -> None:
     assert plain(summary(ClusterView(NOW_MS), LOOK)) == "◌ connecting"
 
 
-def test_probes_of_many_hosts_are_one_line() -> None:
+def test_probes_of_many_hosts_are_one_line():
     probes = tuple(ProbeCount(f"10.0.0.{n}", "EOF", 1000 - n) for n in range(20))
     node = evolve(busy_view().nodes[0], probes=probes, waiting_probes=2)
     line = plain(probe_parts(node, LOOK, width=60))
@@ -248,7 +246,7 @@ def test_probes_of_many_hosts_are_one_line() -> None:
         ),
     ],
 )
-def test_the_facts_of_a_log_say_how_far_it_is_archived(changes: dict[str, Any], lines: list[str]) -> None:
+def test_the_facts_of_a_log_say_how_far_it_is_archived(changes, lines):
     node = busy_view().nodes[0]
     archive = ArchiveView(**{"url": "s3://b/a", "generation": "0001-5f", **changes})
     facts = [
@@ -262,7 +260,7 @@ def test_the_facts_of_a_log_say_how_far_it_is_archived(changes: dict[str, Any], 
     assert facts[first + len(lines)].startswith("Disk")
 
 
-def test_the_ladder_shows_how_far_each_stage_is_behind() -> None:
+def test_the_ladder_shows_how_far_each_stage_is_behind():
     row = replica(1, Verdict.OK, flushed_offset=None, sent_offset=196_994_567)
     lines = [plain(line) for line in ladder_of(row, LOOK, width=60)]
     assert [line.split()[:2] for line in lines] == [
@@ -273,7 +271,7 @@ def test_the_ladder_shows_how_far_each_stage_is_behind() -> None:
     assert "-59.8 KiB" in lines[2]
 
 
-def test_figures_of_two_moments_are_not_compared() -> None:
+def test_figures_of_two_moments_are_not_compared():
     # The slave answered after the master: the end of its log is beyond the master's.
     row = replica(
         1,
@@ -301,7 +299,7 @@ def test_figures_of_two_moments_are_not_compared() -> None:
     assert plain(again[0]) == "appended   1,000   at the master"
 
 
-def test_a_graph_of_lag_has_the_masters_limits_and_the_replicas_events() -> None:
+def test_a_graph_of_lag_has_the_masters_limits_and_the_replicas_events():
     view = busy_view()
     in_bytes = lag_curve(view.replicas[0], view, LOOK, in_seconds=False)
     in_seconds = lag_curve(view.replicas[0], view, LOOK, in_seconds=True)
@@ -311,7 +309,7 @@ def test_a_graph_of_lag_has_the_masters_limits_and_the_replicas_events() -> None
     assert [mark.is_role_change for mark in in_bytes.marks] == [True, False]
 
 
-def test_the_copied_text_is_what_mqadmin_prints() -> None:
+def test_the_copied_text_is_what_mqadmin_prints():
     view = busy_view()
     text = ha_status_text(view, view.replicas[:3] + view.replicas[5:6])
     assert text == (

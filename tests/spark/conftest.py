@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.s3 import start_obstore
 from trioha_spark.session import spark_session
 
 
 @pytest.fixture(autouse=True, scope="session")
-def obstore_runs() -> None:
+def obstore_runs():
     """Descriptors of obstore's runtime are open before any test counts."""
     start_obstore()
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark():
     with pytest.MonkeyPatch.context() as patch:
         # Where Spark's Python finds the modules that a wheel puts into site-packages.
         folders = [str(Path(__file__).parents[2] / "spark"), os.environ.get("PYTHONPATH")]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from attrs import frozen
-from pyspark.sql import SparkSession
 
 from tests.analysis.logs import read_all
 from tests.analysis.replays import replay_here, write_recordings
@@ -52,13 +50,11 @@ class Archived:
 
 
 @pytest.fixture
-def archived(s3_bucket: S3Bucket, tmp_path: Path) -> Archived:
+def archived(s3_bucket, tmp_path):
     return Archived(s3_bucket, tmp_path / "recordings")
 
 
-def test_what_the_command_archived_is_read_and_replayed_in_place(
-    spark: SparkSession, archived: Archived
-) -> None:
+def test_what_the_command_archived_is_read_and_replayed_in_place(spark, archived):
     write_recordings(archived.recordings)
     for session in archived.recordings.iterdir():
         close(session)
@@ -81,7 +77,7 @@ def batches_of(state: str) -> list[dict[str, int]]:
 
 
 @pytest.fixture
-def nodes(archived: Archived) -> Iterator[dict[str, Recording]]:
+def nodes(archived):
     """Two nodes that record, one of them more than the other."""
     found = {
         name: Recording(archived.recordings / name, broker_id=broker_id)
@@ -92,15 +88,13 @@ def nodes(archived: Archived) -> Iterator[dict[str, Recording]]:
         recording.writer.close()
 
 
-def test_a_stream_of_an_archive_that_grows_has_each_event_once_and_is_fair(
-    spark: SparkSession, tmp_path: Path, archived: Archived, nodes: dict[str, Recording]
-) -> None:
+def test_a_stream_of_an_archive_that_grows_has_each_event_once_and_is_fair(spark, tmp_path, archived, nodes):
     following = Following(
         *(spark, tmp_path, archived.bucket.url, "trioha-session"),
         maxEventsPerTrigger=EVENTS_MAX,
         **storage_options(archived.bucket),
     )
-    read: Counter[str] = Counter()
+    read = Counter()
     batches = 0
     for busy, calm in ((1300, 700), (1000, 400)):
         nodes["busy"].write(busy)
@@ -127,7 +121,7 @@ def test_a_stream_of_an_archive_that_grows_has_each_event_once_and_is_fair(
         archived.archive()
         events = sum(archived.events().values())
 
-        def has_begun_the_last_batch() -> bool:
+        def has_begun_the_last_batch():
             assert query.exception() is None
             return sum(sum(batch.values()) for batch in batches_of(following.state)) == events
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,7 +45,7 @@ def offsets(frame: DataFrame) -> list[int]:
     return sorted(row[0] for row in frame.select("physical_offset").collect())
 
 
-def test_messages_of_an_archive_are_rows(spark: SparkSession, s3_bucket: S3Bucket) -> None:
+def test_messages_of_an_archive_are_rows(spark, s3_bucket):
     objects = write_archive(s3_bucket.url, store=STORE)
     expected, _ = read_all(STORE)
     every = [row["physical_offset"] for row in expected]
@@ -76,15 +75,13 @@ def test_messages_of_an_archive_are_rows(spark: SparkSession, s3_bucket: S3Bucke
     ]
 
 
-def test_a_stream_of_a_growing_archive_has_each_message_once(
-    spark: SparkSession, tmp_path: Path, s3_bucket: S3Bucket
-) -> None:
+def test_a_stream_of_a_growing_archive_has_each_message_once(spark, tmp_path, s3_bucket):
     objects = write_archive(s3_bucket.url, store=STORE, object_bytes=3000, page_objects=100)
     # At first there is a part of it, then all of it, merged.
     replace_generation(s3_bucket.url, lambda one: evolve(one, objects=tuple(objects[:3])))
     out, checkpoint = str(tmp_path / "out"), tmp_path / "checkpoint"
 
-    def run() -> list[int]:
+    def run():
         stream = spark.readStream.format("rocketmq-commitlog").options(**storage_options(s3_bucket))
         source = stream.option("maxBytesPerTrigger", 3000).load(s3_bucket.url)
         writer = source.writeStream.format("parquet").option("checkpointLocation", str(checkpoint))
@@ -101,15 +98,13 @@ def test_a_stream_of_a_growing_archive_has_each_message_once(
 
 
 @pytest.fixture
-def recordings(tmp_path: Path) -> Path:
+def recordings(tmp_path):
     folder = write_recordings(tmp_path / "recordings")
     write_session(folder / "20260102T000000.000Z-broker-b-0", MasterModel(3).run(400), segment_records=90)
     return folder
 
 
-def test_recordings_of_an_archive_are_rows_and_replays(
-    spark: SparkSession, s3_bucket: S3Bucket, recordings: Path
-) -> None:
+def test_recordings_of_an_archive_are_rows_and_replays(spark, s3_bucket, recordings):
     write_archive(s3_bucket.url, sessions=sorted(recordings.iterdir()))
     found = load(spark, "trioha-session", s3_bucket).orderBy("session", "seq").collect()
     assert (
@@ -119,9 +114,7 @@ def test_recordings_of_an_archive_are_rows_and_replays(
     assert document(replay([s3_bucket.url], spark=spark)) == document(replay_here(recordings))
 
 
-def test_packed_recordings_are_read_by_spark_alone(
-    spark: SparkSession, tmp_path: Path, recordings: Path
-) -> None:
+def test_packed_recordings_are_read_by_spark_alone(spark, tmp_path, recordings):
     write_archive(f"file://{tmp_path}/archive", sessions=sorted(recordings.iterdir()))
     packed = spark.read.parquet(f"{tmp_path}/archive/recordings/*/events/*.parquet")
     events = spark.read.format("trioha-session").load(f"{tmp_path}/archive")

@@ -14,6 +14,7 @@ from pyarrow import parquet
 import trioha_spark
 from tests.recording.sessions import Event, slave_events, write_session
 from trioha.cli import main
+from trioha.extras import how_to_install
 from trioha.recording.events import Kind
 
 SPARK_FOLDER = Path(trioha_spark.__file__).parent.parent
@@ -31,12 +32,12 @@ def trioha(*arguments: str | Path, **environment: str) -> subprocess.CompletedPr
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Path:
+def session(tmp_path):
     return write_session(tmp_path / "recordings" / "session", slave_events(), role="SLAVE", broker_id=1)
 
 
 @pytest.mark.spark
-def test_replay_prints_only_json_and_writes_the_report(session: Path, tmp_path: Path) -> None:
+def test_replay_prints_only_json_and_writes_the_report(session, tmp_path):
     report = tmp_path / "report.html"
     done = trioha("replay", session.parent, "--master", "local[1]", "--json", "--report", report)
     assert (done.returncode, done.stderr) == (0, "")
@@ -50,7 +51,7 @@ def test_replay_prints_only_json_and_writes_the_report(session: Path, tmp_path: 
 
 
 @pytest.mark.spark
-def test_replay_writes_its_tables_as_parquet(session: Path, tmp_path: Path) -> None:
+def test_replay_writes_its_tables_as_parquet(session, tmp_path):
     done = trioha("replay", session, "--master", "local[1]", "--out", tmp_path / "new" / "tables")
     assert (done.returncode, done.stderr) == (0, "")
     (part,) = (tmp_path / "new" / "tables" / "seconds.parquet").iterdir()
@@ -68,7 +69,7 @@ def test_replay_writes_its_tables_as_parquet(session: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.spark
-def test_replay_prints_tables(session: Path) -> None:
+def test_replay_prints_tables(session):
     done = trioha("replay", session, "--master", "local[1]")
     assert (done.returncode, done.stderr) == (0, "")
     assert "Sessions" in done.stdout
@@ -77,7 +78,7 @@ def test_replay_prints_tables(session: Path) -> None:
 
 
 @pytest.mark.spark
-def test_replay_of_a_session_that_breaks_an_invariant_exits_with_1(tmp_path: Path) -> None:
+def test_replay_of_a_session_that_breaks_an_invariant_exits_with_1(tmp_path):
     back = Event(200, Kind.REPORTED, conn=2, offset=1299, aux=1500)
     path = write_session(tmp_path / "session", [*slave_events(), back], role="SLAVE", broker_id=1)
     done = trioha("replay", path, "--master", "local[1]")
@@ -87,38 +88,36 @@ def test_replay_of_a_session_that_breaks_an_invariant_exits_with_1(tmp_path: Pat
 
 
 @pytest.mark.spark
-def test_unknown_spark_master_is_one_line(session: Path) -> None:
+def test_unknown_spark_master_is_one_line(session):
     done = trioha("replay", session, "--master", "nonsense")
     assert done.returncode == 2
     assert done.stderr.startswith("trioha: Spark on nonsense did not start: ")
     assert done.stderr.count("\n") == 1
 
 
-def test_missing_java_is_one_line_before_anything_else(session: Path, tmp_path: Path) -> None:
+def test_missing_java_is_one_line_before_anything_else(session, tmp_path):
     done = trioha("replay", session, PATH=str(tmp_path), JAVA_HOME="")
     assert done.returncode == 2
     assert done.stderr.startswith("trioha: Spark needs Java 17 or newer, and there is none; install Java 17")
     assert done.stderr.count("\n") == 1
 
 
-def test_path_without_a_session_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_path_without_a_session_is_one_line(tmp_path, capsys):
     assert main(["replay", str(tmp_path / "nowhere")]) == 2
     assert capsys.readouterr().err == (
         f"trioha: {tmp_path / 'nowhere'}: no such folder; name a session, or a folder of sessions\n"
     )
 
 
-def test_report_in_a_missing_folder_is_one_line(session: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_in_a_missing_folder_is_one_line(session, capsys):
     assert main(["replay", str(session), "--report", str(session / "no" / "r.html")]) == 2
     assert "its folder does not exist" in capsys.readouterr().err
 
 
-def test_missing_extra_names_what_to_install(
-    session: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_extra_names_what_to_install(session, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "trioha_spark", None)
     monkeypatch.delitem(sys.modules, "trioha_spark.java", raising=False)
     assert main(["replay", str(session)]) == 2
     error = capsys.readouterr().err
-    assert "in a checkout of trioha run: pip install '.[spark]'" in error
+    assert how_to_install("spark") in error
     assert error.count("\n") == 1

@@ -6,16 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 import trioha_spark
 from tests.analysis.archives import write_archive
 from tests.recording.sessions import MasterModel, slave_events, write_session
-from tests.s3 import S3Bucket
 from tests.spark.cluster import SPARK_HOME, spark_cluster
 from tests.store.support import VECTORS
 from trioha.recording.reader import open_session
@@ -27,7 +24,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
-def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recordings(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recordings")
     write_session(folder / "a", MasterModel(11).run(3000), segment_records=500)
     packed = open_session(write_session(folder / "b", MasterModel(12).run(3000), segment_records=500))
@@ -38,7 +35,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def master(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(_paths()))
         with spark_cluster(tmp_path_factory.mktemp("cluster")) as master:
@@ -71,7 +68,7 @@ def _run(*command: str | Path) -> str:
 
 
 @pytest.mark.timeout(600)
-def test_cluster_has_the_result_of_local_spark(spark: SparkSession, master: str, recordings: Path) -> None:
+def test_cluster_has_the_result_of_local_spark(spark, master, recordings):
     expected = document(replay([recordings], spark=spark))
     found = json.loads(
         _run(sys.executable, "-m", "trioha", "replay", recordings, "--json", "--master", master)
@@ -81,9 +78,7 @@ def test_cluster_has_the_result_of_local_spark(spark: SparkSession, master: str,
 
 
 @pytest.mark.timeout(600)
-def test_spark_submit_runs_a_replay_on_its_own_master(
-    spark: SparkSession, recordings: Path, tmp_path: Path
-) -> None:
+def test_spark_submit_runs_a_replay_on_its_own_master(spark, recordings, tmp_path):
     program = tmp_path / "run_trioha.py"
     program.write_text("from trioha.cli import main\n\nraise SystemExit(main())\n")
     # The address that it would use by default is closed.
@@ -93,9 +88,7 @@ def test_spark_submit_runs_a_replay_on_its_own_master(
 
 
 @pytest.mark.timeout(600)
-def test_cluster_and_spark_submit_read_an_archive_in_place(
-    spark: SparkSession, master: str, recordings: Path, tmp_path: Path, s3_bucket: S3Bucket
-) -> None:
+def test_cluster_and_spark_submit_read_an_archive_in_place(spark, master, recordings, tmp_path, s3_bucket):
     # Only the drivers' environment leads to the bucket: workers were started before it was there.
     sessions = [recordings / name for name in ("a", "c")]
     objects = write_archive(s3_bucket.url, store=VECTORS / "store-5.3.3" / "store", sessions=sessions)

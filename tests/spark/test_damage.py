@@ -90,7 +90,7 @@ def flip(file: Path, position: int, mask: int = 0x5A) -> None:
 
 
 @pytest.fixture(scope="module")
-def master(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def master(tmp_path_factory):
     events = MasterModel(5).run(EVENTS)
     path = write_session(
         tmp_path_factory.mktemp("damage") / "session",
@@ -103,7 +103,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def slave(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def slave(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slave")
     return write_session(folder / "session", slave_events(), role="SLAVE", broker_id=1, segment_records=6)
 
@@ -117,8 +117,8 @@ def copies(session: Path, folder: Path) -> Iterable[tuple[Path, int]]:
 
 
 @pytest.mark.parametrize("whose", ["master", "slave"])
-def test_each_record_may_be_damaged(whose: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    session: Path = request.getfixturevalue(whose)
+def test_each_record_may_be_damaged(whose, request, tmp_path):
+    session = request.getfixturevalue(whose)
     chance = random.Random(1)
     for path, index in copies(session, tmp_path):
         file = segment_files(path)[index]
@@ -129,7 +129,7 @@ def test_each_record_may_be_damaged(whose: str, request: pytest.FixtureRequest, 
             file.write_bytes(whole)
 
 
-def test_all_records_before_or_after_each_position_may_be_damaged(master: Path, tmp_path: Path) -> None:
+def test_all_records_before_or_after_each_position_may_be_damaged(master, tmp_path):
     for path, index in copies(master, tmp_path):
         files = segment_files(path)
         for file in files[:index]:
@@ -175,7 +175,7 @@ SEGMENT_DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", list(SEGMENT_DAMAGE))
-def test_each_segment_may_be_damaged(damage: str, master: Path, tmp_path: Path) -> None:
+def test_each_segment_may_be_damaged(damage, master, tmp_path):
     for path, index in copies(master, tmp_path):
         SEGMENT_DAMAGE[damage](segment_files(path)[index])
         read_all(path)
@@ -197,7 +197,7 @@ PACKED_DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.fixture(scope="module")
-def packed(master: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packed(master, tmp_path_factory):
     path = tmp_path_factory.mktemp("packed") / "session"
     shutil.copytree(master, path)
     opened = open_session(path)
@@ -207,7 +207,7 @@ def packed(master: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("damage", list(PACKED_DAMAGE))
-def test_each_packed_segment_may_be_damaged(damage: str, packed: Path, tmp_path: Path) -> None:
+def test_each_packed_segment_may_be_damaged(damage, packed, tmp_path):
     for path, index in copies(packed, tmp_path):
         PACKED_DAMAGE[damage](segment_files(path)[index])
         read_all(path, range_records=SEGMENT_RECORDS)
@@ -216,7 +216,7 @@ def test_each_packed_segment_may_be_damaged(damage: str, packed: Path, tmp_path:
             refusable(lambda segment=segment, opened=opened: unpack_segment(opened, segment))
 
 
-def test_bytes_of_a_packed_segment_may_be_any(packed: Path, tmp_path: Path) -> None:
+def test_bytes_of_a_packed_segment_may_be_any(packed, tmp_path):
     chance = random.Random(2)
     for path, index in copies(packed, tmp_path):
         file = segment_files(path)[index]
@@ -249,7 +249,7 @@ def test_bytes_of_a_packed_segment_may_be_any(packed: Path, tmp_path: Path) -> N
     ],
     ids=range(15),
 )
-def test_facts_may_be_anything(content: bytes, master: Path, tmp_path: Path) -> None:
+def test_facts_may_be_anything(content, master, tmp_path):
     path = tmp_path / "session"
     shutil.copytree(master, path)
     (path / "facts.jsonl").write_bytes(content)
@@ -279,9 +279,7 @@ def test_facts_may_be_anything(content: bytes, master: Path, tmp_path: Path) -> 
         ("format", None),
     ],
 )
-def test_session_with_an_invalid_identity_is_refused_in_one_line(
-    key: str, value: object, master: Path, tmp_path: Path
-) -> None:
+def test_session_with_an_invalid_identity_is_refused_in_one_line(key, value, master, tmp_path):
     path = tmp_path / "session"
     shutil.copytree(master, path)
     file = path / "session.json"
@@ -291,7 +289,7 @@ def test_session_with_an_invalid_identity_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"7", b"[" * 100_000, b'{"format":'], ids=range(5))
-def test_session_file_may_be_anything(content: bytes, master: Path, tmp_path: Path) -> None:
+def test_session_file_may_be_anything(content, master, tmp_path):
     path = tmp_path / "session"
     shutil.copytree(master, path)
     (path / "session.json").write_bytes(content)
@@ -299,7 +297,7 @@ def test_session_file_may_be_anything(content: bytes, master: Path, tmp_path: Pa
         open_session(path)
 
 
-def test_settings_may_be_anything(master: Path, tmp_path: Path) -> None:
+def test_settings_may_be_anything(master, tmp_path):
     path = tmp_path / "session"
     shutil.copytree(master, path)
     file = path / "session.json"
@@ -316,7 +314,7 @@ def test_settings_may_be_anything(master: Path, tmp_path: Path) -> None:
         read_all(path)
 
 
-def test_records_with_a_valid_check_word_may_have_any_fields(master: Path, tmp_path: Path) -> None:
+def test_records_with_a_valid_check_word_may_have_any_fields(master, tmp_path):
     chance = random.Random(3)
     extremes = (-(2**63), -1, 0, 1, 2**31, 2**62, 2**63 - 1)
     for path, index in copies(master, tmp_path):

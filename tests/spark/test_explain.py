@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -14,7 +13,6 @@ import trioha.cli.replay as command
 from tests.analysis.archives import write_archive
 from tests.analysis.test_asking import master_events, slave_events
 from tests.recording.sessions import write_session
-from tests.s3 import S3Bucket
 from trioha.cli import main
 from trioha.recording.session_reader import SessionReader
 from trioha_spark import explain as module
@@ -23,7 +21,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def sessions(tmp_path: Path) -> list[Path]:
+def sessions(tmp_path):
     folder = tmp_path / "recordings"
     return [
         write_session(folder / "a-0", master_events(), addresses={1: "10.0.0.2:41000"}, segment_records=9),
@@ -50,18 +48,13 @@ def reading_on(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def test_a_put_of_long_sessions_in_an_archive_is_explained_as_that_of_short_ones(
-    spark: SparkSession,
-    sessions: list[Path],
-    s3_bucket: S3Bucket,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    spark, sessions, s3_bucket, monkeypatch, capsys
+):
     write_archive(s3_bucket.url, sessions=sessions)
 
-    def explained(request: str, *paths: str) -> dict[str, object]:
+    def explained(request, *paths):
         assert main(["replay", *paths, "--explain", request, "--json"]) == 0
-        found: dict[str, object] = json.loads(capsys.readouterr().out)
-        return found
+        return json.loads(capsys.readouterr().out)
 
     for request in ("slowest", "@1999", "5"):
         here = explained(request, *map(str, sessions))
@@ -69,12 +62,7 @@ def test_a_put_of_long_sessions_in_an_archive_is_explained_as_that_of_short_ones
             assert explained(request, s3_bucket.url) == here
 
 
-def test_an_unknown_put_of_long_sessions_is_one_line(
-    spark: SparkSession,
-    sessions: list[Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_unknown_put_of_long_sessions_is_one_line(spark, sessions, monkeypatch, capsys):
     with reading_on(spark, monkeypatch):
         assert main(["replay", *map(str, sessions), "--explain", "77"]) == 2
     assert "--explain 77: no put of that name in these sessions" in capsys.readouterr().err

@@ -18,13 +18,13 @@ def fake_java(folder: Path, output: str) -> Path:
 
 
 @pytest.fixture
-def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_java(monkeypatch, tmp_path):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
 
 
 @pytest.mark.usefixtures("no_java")
-def test_missing_java_is_one_line_with_a_hint() -> None:
+def test_missing_java_is_one_line_with_a_hint():
     with pytest.raises(JavaError) as caught:
         require_java()
     assert str(caught.value) == (
@@ -34,7 +34,7 @@ def test_missing_java_is_one_line_with_a_hint() -> None:
 
 
 @pytest.mark.usefixtures("no_java")
-def test_old_java_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_old_java_is_named_with_its_version(monkeypatch, tmp_path):
     java = fake_java(tmp_path / "eight", 'openjdk version "1.8.0_412"')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "eight"))
     with pytest.raises(JavaError, match=r"but .*java is version 8; install Java 17") as caught:
@@ -43,7 +43,7 @@ def test_old_java_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @pytest.mark.usefixtures("no_java")
-def test_broken_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_broken_java_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
     with pytest.raises(JavaError, match="java is not a working Java"):
         require_java()
@@ -54,16 +54,14 @@ def test_broken_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     "output",
     ['openjdk version "17.0.15" 2025-04-15', 'java version "21" 2023-09-19 LTS', 'openjdk version "17-ea"'],
 )
-def test_java_of_java_home_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, output: str) -> None:
+def test_java_of_java_home_is_used(monkeypatch, tmp_path, output):
     java = fake_java(tmp_path / "home", output)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
     assert require_java() == java
 
 
 @pytest.mark.usefixtures("no_java")
-def test_java_on_the_path_is_used_if_that_of_java_home_is_too_old(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_java_on_the_path_is_used_if_that_of_java_home_is_too_old(monkeypatch, tmp_path):
     fake_java(tmp_path / "eleven", 'openjdk version "11.0.2"')
     java = fake_java(tmp_path / "seventeen", 'openjdk version "17.0.1"')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "eleven"))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.sql import SparkSession
 
-from tests.spark.pair import RecordedPair, record_pair
+from tests.spark.pair import record_pair
 from trioha.broker_status import BrokerStatus
 from trioha.recording.aggregate import aggregate, combine
 from trioha.recording.clocks import links
@@ -36,12 +34,12 @@ RANGE_RECORDS = 60
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> RecordedPair:
+def pair(tmp_path_factory):
     return record_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="module")
-def rows(pair: RecordedPair, spark: SparkSession) -> dict[str, list[dict[str, Any]]]:
+def rows(pair, spark):
     return document(replay([pair.sessions], spark=spark, range_records=RANGE_RECORDS))
 
 
@@ -67,7 +65,7 @@ def ends(status: BrokerStatus) -> tuple[int | None, ...]:
     return (status.max_offset, status.flushed_offset, status.dispatched_offset)
 
 
-def test_the_faults_happened(pair: RecordedPair) -> None:
+def test_the_faults_happened(pair):
     # A slave that stops ends its connection in order, or, with bytes that it has not read, by a reset.
     assert dict(pair.master.ended_connections) in (
         {"REQUEST_ABOVE_MAX": 1, "IO_ERROR": 1, "EOF": 1},
@@ -77,7 +75,7 @@ def test_the_faults_happened(pair: RecordedPair) -> None:
     assert len(find_sessions([pair.sessions])) == 3
 
 
-def test_the_kernel_agrees_with_the_masters_status(pair: RecordedPair) -> None:
+def test_the_kernel_agrees_with_the_masters_status(pair):
     session, _ = sessions_of(pair.sessions)
     node, connections = aggregated(session)
     assert (node.max_offset, node.flushed_offset, node.dispatched_offset) == ends(pair.master)
@@ -100,11 +98,10 @@ def test_the_kernel_agrees_with_the_masters_status(pair: RecordedPair) -> None:
     }
 
 
-def test_the_kernel_agrees_with_the_slaves_status(pair: RecordedPair) -> None:
+def test_the_kernel_agrees_with_the_slaves_status(pair):
     _, session = sessions_of(pair.sessions)
     node, connections = aggregated(session)
     client = pair.slave.client
-    assert client is not None
     assert (node.max_offset, node.flushed_offset, node.dispatched_offset) == ends(pair.slave)
     assert node.connects - 1 == client.reconnects
     (link,) = connections.values()
@@ -114,7 +111,7 @@ def test_the_kernel_agrees_with_the_slaves_status(pair: RecordedPair) -> None:
     )
 
 
-def test_a_slave_with_an_archived_log_has_the_end_of_its_new_one(pair: RecordedPair) -> None:
+def test_a_slave_with_an_archived_log_has_the_end_of_its_new_one(pair):
     session = open_session(next(path for path in find_sessions([pair.sessions]) if path.name.endswith("-1")))
     node, connections = aggregated(session)
     first, *_, last = connections.values()
@@ -131,9 +128,7 @@ def test_a_slave_with_an_archived_log_has_the_end_of_its_new_one(pair: RecordedP
     assert (before.max_offset, before.flushed_offset) == (0, 0)
 
 
-def test_spark_agrees_with_the_nodes_status(
-    pair: RecordedPair, rows: dict[str, list[dict[str, Any]]]
-) -> None:
+def test_spark_agrees_with_the_nodes_status(pair, rows):
     master, first, slave = rows["sessions"]
     assert first["maxOffset"] < 66_900
     names = ("maxOffset", "flushedOffset", "dispatchedOffset")
@@ -148,7 +143,6 @@ def test_spark_agrees_with_the_nodes_status(
         status.ack_offset,
     )
     client = pair.slave.client
-    assert client is not None
     assert (at_slave["address"], at_slave["state"], at_slave["reportedOffset"]) == (
         *(client.master_address, client.state),
         client.reported_offset,
@@ -156,7 +150,7 @@ def test_spark_agrees_with_the_nodes_status(
     assert rows["violations"] == []
 
 
-def test_spark_names_the_faults(pair: RecordedPair, rows: dict[str, list[dict[str, Any]]]) -> None:
+def test_spark_names_the_faults(pair, rows):
     assert [(row["role"], row["reason"], row["offset"] < row["maxOffset"]) for row in rows["gaps"]] == [
         ("SYNC_MASTER", "REQUEST_ABOVE_MAX", False),
         ("SLAVE", "AHEAD", True),
@@ -169,7 +163,7 @@ def test_spark_names_the_faults(pair: RecordedPair, rows: dict[str, list[dict[st
     assert {("FLUSH_SLAVE_TIMEOUT", "ack"), ("SLAVE_NOT_AVAILABLE", "no slave")} < causes
 
 
-def test_the_state_at_a_time_agrees_with_the_nodes_status(pair: RecordedPair) -> None:
+def test_the_state_at_a_time_agrees_with_the_nodes_status(pair):
     readers = open_readers([pair.sessions])
     at = moment(readers, min(reader.session.wall_of(reader.last_ts_ns) for reader in readers[::2]))
     assert [(row["maxOffset"], row["flushedOffset"], row["dispatchedOffset"]) for row in at["nodes"]] == [
@@ -184,7 +178,7 @@ def test_the_state_at_a_time_agrees_with_the_nodes_status(pair: RecordedPair) ->
     )
 
 
-def test_the_monitor_agrees_with_the_nodes_status(pair: RecordedPair) -> None:
+def test_the_monitor_agrees_with_the_nodes_status(pair):
     view = last_view(pair.sessions)
     master, slave = view.nodes
     for node, status in ((master, pair.master), (slave, pair.slave)):
@@ -203,8 +197,6 @@ def test_the_monitor_agrees_with_the_nodes_status(pair: RecordedPair) -> None:
         *(status.lag_bytes, status.in_sync),
     )
     client = pair.slave.client
-    assert client is not None
-    assert slave.slave is not None
     assert (slave.slave.state, slave.slave.reported_offset, slave.slave.master_address) == (
         *(client.state, client.reported_offset),
         client.master_address,
@@ -221,7 +213,7 @@ def last_view(folder: Path) -> ClusterView:
     return source.view_at(source.position.end_ns)
 
 
-def test_master_and_slave_are_one_connection_of_one_clock(pair: RecordedPair) -> None:
+def test_master_and_slave_are_one_connection_of_one_clock(pair):
     """Both nodes have the same clock, so the offset is 0 within its error."""
     found = links(open_readers([pair.sessions]))
     assert len(found) == 3
@@ -233,7 +225,7 @@ def test_master_and_slave_are_one_connection_of_one_clock(pair: RecordedPair) ->
     assert [(link.master_conn, link.slave_conn) for link in found] == [(2, 2), (3, 3), (4, 1)]
 
 
-def test_a_clean_stop_does_not_change_the_result(pair: RecordedPair) -> None:
+def test_a_clean_stop_does_not_change_the_result(pair):
     for session, status in zip(sessions_of(pair.stopped), (pair.master, pair.slave), strict=True):
         node, connections = aggregated(session)
         assert (node.max_offset, node.flushed_offset, node.dispatched_offset) == ends(status)

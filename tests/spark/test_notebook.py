@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 import plotly.io as pio
 import pytest
-from pyspark.sql import SparkSession
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebooks" / "archive.ipynb"
 DISPLAY = ("display.max_colwidth", 50, "display.max_columns", 0, "display.expand_frame_repr", True)
@@ -21,7 +20,7 @@ DISPLAY = ("display.max_colwidth", 50, "display.max_columns", 0, "display.expand
 
 
 @pytest.fixture(scope="module")
-def cells() -> list[dict[str, Any]]:
+def cells():
     found = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     return [cell for cell in found if cell["cell_type"] == "code"]
 
@@ -42,15 +41,13 @@ def text_of(cell: dict[str, Any]) -> list[str]:
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_its_cells_run_and_say_what_they_say_in_it(
-    spark: SparkSession, cells: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_its_cells_run_and_say_what_they_say_in_it(spark, cells, monkeypatch, tmp_path):
     monkeypatch.delenv("TRIOHA_ARCHIVE", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(pio.templates, "default", pio.templates.default)
     monkeypatch.syspath_prepend(str(NOTEBOOK.parent))
     views = {table.name for table in spark.catalog.listTables()}
-    names: dict[str, Any] = {"__name__": "notebook"}
+    names = {"__name__": "notebook"}
     figures = compared = 0
     try:
         with pd.option_context(*DISPLAY):
@@ -86,7 +83,7 @@ def test_its_cells_run_and_say_what_they_say_in_it(
         assert predicted.loc[(rtt, 3), "p50 ms"] > predicted.loc[(rtt, 2), "p50 ms"]
 
 
-def test_its_outputs_are_there_with_a_picture_of_each_plot(cells: list[dict[str, Any]]) -> None:
+def test_its_outputs_are_there_with_a_picture_of_each_plot(cells):
     outputs = [output for cell in cells for output in cell["outputs"]]
     assert {output["output_type"] for output in outputs} <= {"execute_result", "display_data", "stream"}
     pictures = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]

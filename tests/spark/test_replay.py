@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.analysis.replays import replay_here, write_reconnecting_slaves, write_recordings
 from tests.benchmarks.big_session import DTYPE
@@ -19,7 +16,7 @@ from trioha_analysis.arrow_tables import arrow_tables, finish_tables
 from trioha_analysis.causes import CauseCounts
 from trioha_analysis.document import document, link_row
 from trioha_analysis.parts import NodePart
-from trioha_analysis.replay_result import Detail, ReplayResult
+from trioha_analysis.replay_result import Detail
 from trioha_spark import replay as replay_module
 from trioha_spark import scan
 from trioha_spark.replay import replay
@@ -31,26 +28,22 @@ GRID = TimeGrid(0, 1, 1)
 
 
 @pytest.fixture(scope="module")
-def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recordings(tmp_path_factory):
     return write_recordings(tmp_path_factory.mktemp("recordings"))
 
 
 @pytest.fixture(scope="module")
-def result(spark: SparkSession, recordings: Path) -> ReplayResult:
+def result(spark, recordings):
     return replay([recordings], spark=spark)
 
 
-def test_spark_replays_as_one_process_does(
-    result: ReplayResult, recordings: Path, tmp_path: Path, spark: SparkSession
-) -> None:
+def test_spark_replays_as_one_process_does(result, recordings, tmp_path, spark):
     assert document(result) == document(replay_here(recordings))
     path = write_session(tmp_path / "session", MasterModel(11).run(700), segment_records=150)
     assert document(replay([path], spark=spark, range_records=70)) == document(replay_here(path))
 
 
-def test_parts_of_a_session_join_in_a_tree(
-    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_a_session_join_in_a_tree(tmp_path, spark, monkeypatch):
     monkeypatch.setattr(scan, "RUN_RANGES_MAX", 1)
     monkeypatch.setattr(scan, "JOINED_MAX", 3)
     path = write_session(tmp_path / "session", MasterModel(11).run(700), segment_records=150)
@@ -62,7 +55,7 @@ def test_parts_of_a_session_join_in_a_tree(
     assert document(replay([path], spark=spark, range_records=20)) == document(expected)
 
 
-def test_a_part_that_is_too_long_is_an_error() -> None:
+def test_a_part_that_is_too_long_is_an_error():
     counters = NodeCounters(kinds={number * 7919: number for number in range(100)})
     node = NodePart(counters, (), judge(np.zeros(0, DTYPE), SessionSettings(False, {})), CauseCounts(), ())
     packed = scan.pack_part(node, GRID)
@@ -73,9 +66,7 @@ def test_a_part_that_is_too_long_is_an_error() -> None:
             scan.pack_part(node, GRID)
 
 
-def test_executors_write_the_long_tables_and_the_driver_gets_figures(
-    tmp_path: Path, spark: SparkSession, result: ReplayResult, recordings: Path
-) -> None:
+def test_executors_write_the_long_tables_and_the_driver_gets_figures(tmp_path, spark, result, recordings):
     out = tmp_path / "tables"
     slim = replay([recordings], spark=spark, detail=Detail.FIGURES, tables=out, links=True)
     finish_tables(slim, out, slim.links)
@@ -89,9 +80,7 @@ def test_executors_write_the_long_tables_and_the_driver_gets_figures(
     assert slim.links == ()
 
 
-def test_links_compared_by_tasks_are_those_of_the_driver(
-    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_compared_by_tasks_are_those_of_the_driver(tmp_path, spark, monkeypatch):
     write_reconnecting_slaves(tmp_path, slaves=2, turns=4, frames=6)
     here = replay([tmp_path], spark=spark, links=True)
     monkeypatch.setattr(replay_module, "COMPARED_HERE_MAX", 0)
@@ -101,7 +90,7 @@ def test_links_compared_by_tasks_are_those_of_the_driver(
     assert list(map(link_row, there.links)) == list(map(link_row, here.links))
 
 
-def test_views_answer_sql(spark: SparkSession, result: ReplayResult) -> None:
+def test_views_answer_sql(spark, result):
     names = create_views(tables(spark, result))
     assert "trioha_seconds" in names
     (row,) = spark.sql("select max(lagBytes), count(*) from trioha_seconds").collect()
@@ -110,16 +99,16 @@ def test_views_answer_sql(spark: SparkSession, result: ReplayResult) -> None:
         spark.catalog.dropTempView(name)
 
 
-def test_violations_are_rows_of_a_dataframe(spark: SparkSession, result: ReplayResult) -> None:
+def test_violations_are_rows_of_a_dataframe(spark, result):
     found = tables(spark, result)
     joined = found.violations.join(found.invariants, ["session", "invariant"]).select("seq", "violations")
     assert [tuple(row) for row in joined.collect()] == [(21, 1)]
 
 
-def test_progress_counts_the_tasks_of_several_sessions(spark: SparkSession, tmp_path: Path) -> None:
+def test_progress_counts_the_tasks_of_several_sessions(spark, tmp_path):
     for name, seed in (("a", 11), ("b", 12)):
         write_session(tmp_path / name, MasterModel(seed).run(1500), segment_records=500)
-    told: list[tuple[int, int]] = []
+    told = []
     cut = replay(
         [tmp_path], spark=spark, range_records=20, watch=lambda done, tasks: told.append((done, tasks))
     )
@@ -132,12 +121,12 @@ def test_progress_counts_the_tasks_of_several_sessions(spark: SparkSession, tmp_
     assert {all_ for _, all_ in told} == {tasks}
 
 
-def test_path_without_a_session_is_refused_before_spark_starts(tmp_path: Path) -> None:
+def test_path_without_a_session_is_refused_before_spark_starts(tmp_path):
     with pytest.raises(StoreError, match="not a session, nor a folder of sessions"):
         replay([tmp_path])
 
 
-def test_dataframes_have_the_rows_of_the_tables(spark: SparkSession, result: ReplayResult) -> None:
+def test_dataframes_have_the_rows_of_the_tables(spark, result):
     found = tables(spark, result)
     late = found.waits.where("status = 'FLUSH_SLAVE_TIMEOUT'").select("count", "waitedMs.max").collect()
     assert [tuple(row) for row in late] == [(1, 20.0)]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.analysis.replays import replay_here
 from tests.node.recorded_failover import record_failovers
@@ -43,9 +40,7 @@ def found(result: ReplayResult) -> dict[str, int]:
 
 @pytest.mark.process
 @pytest.mark.timeout(300)
-def test_a_real_failover_replays_as_in_one_process_and_breaks_nothing(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_real_failover_replays_as_in_one_process_and_breaks_nothing(spark, tmp_path):
     sessions = record_failovers(tmp_path)
     result = replay([sessions], spark=spark, detail=Detail.FIGURES, range_records=300)
     assert document(result) == document(replay_here(sessions))
@@ -53,13 +48,11 @@ def test_a_real_failover_replays_as_in_one_process_and_breaks_nothing(
     assert all(verdict.checked for verdict in result.groups[0].verdicts)
 
 
-def test_planted_violations_are_found_by_executors(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planted_violations_are_found_by_executors(spark, tmp_path, monkeypatch):
     folder = write_group(tmp_path, planted().values())
     expected = document(replay_here(folder))
 
-    def forbidden(_: object) -> object:
+    def forbidden(_):
         raise AssertionError("the driver judges")
 
     monkeypatch.setattr(replay_module, "judge_group", forbidden)
@@ -77,7 +70,7 @@ def test_planted_violations_are_found_by_executors(
     ]
 
 
-def test_the_command_prints_roles_and_exits_with_1_for_a_broken_group(tmp_path: Path) -> None:
+def test_the_command_prints_roles_and_exits_with_1_for_a_broken_group(tmp_path):
     folder = write_group(tmp_path, planted().values())
     done = trioha("replay", folder, "--master", "local[1]")
     assert (done.returncode, done.stderr) == (1, "")

@@ -54,7 +54,7 @@ def _table(rows: list[Any], names: list[str]) -> pa.Table:
 
 
 @pytest.fixture
-def recordings(tmp_path: Path) -> Path:
+def recordings(tmp_path):
     folder = write_recordings(tmp_path / "recordings")
     write_session(folder / "model", MasterModel(11).run(500), segment_records=150)
     write_session(folder / "without-records", [])
@@ -62,7 +62,7 @@ def recordings(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("range_records", [20, 1000])
-def test_tasks_have_the_result_of_one_process(recordings: Path, range_records: int) -> None:
+def test_tasks_have_the_result_of_one_process(recordings, range_records):
     expected = replay_here(recordings)
     found = replay_by_tasks(recordings, range_records=range_records, detail=Detail.WHOLE)
     assert document(found) == document(expected)
@@ -70,7 +70,7 @@ def test_tasks_have_the_result_of_one_process(recordings: Path, range_records: i
     assert all(tables[name].equals(of_process[name]) for name in of_process)
 
 
-def test_figures_without_series_are_those_of_the_whole_result(recordings: Path) -> None:
+def test_figures_without_series_are_those_of_the_whole_result(recordings):
     expected = replay_here(recordings)
     found = replay_by_tasks(recordings, range_records=100, detail=Detail.FIGURES)
     assert document(found) == document(expected)
@@ -82,8 +82,8 @@ def test_figures_without_series_are_those_of_the_whole_result(recordings: Path) 
     )
 
 
-def test_a_report_of_curves_is_that_of_the_whole_result(recordings: Path) -> None:
-    def html(result: ReplayResult) -> str:
+def test_a_report_of_curves_is_that_of_the_whole_result(recordings):
+    def html(result):
         # Each figure has an id of its own.
         return re.sub(
             r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "", session_report(result, zone=UTC).html()
@@ -99,7 +99,7 @@ def read_parts(table: Path) -> pa.Table:
     return pa.concat_tables(parquet.read_table(pa.BufferReader(part.read_bytes())) for part in parts)
 
 
-def test_tasks_write_the_long_tables(recordings: Path, tmp_path: Path) -> None:
+def test_tasks_write_the_long_tables(recordings, tmp_path):
     out = tmp_path / "tables"
     begin_tables(out)
     found = replay_by_tasks(recordings, range_records=100, detail=Detail.FIGURES, tables=out)
@@ -112,7 +112,7 @@ def test_tasks_write_the_long_tables(recordings: Path, tmp_path: Path) -> None:
     assert list((out / "seconds.parquet").iterdir()) == []
 
 
-def test_parts_on_other_machines_disks_are_named(recordings: Path, tmp_path: Path) -> None:
+def test_parts_on_other_machines_disks_are_named(recordings, tmp_path):
     out = tmp_path / "tables"
     begin_tables(out)
     found = replay_by_tasks(recordings, range_records=100, detail=Detail.FIGURES, tables=out)
@@ -121,7 +121,7 @@ def test_parts_on_other_machines_disks_are_named(recordings: Path, tmp_path: Pat
         finish_tables(found, out)
 
 
-def test_tables_of_recordings_without_records_are_empty(tmp_path: Path) -> None:
+def test_tables_of_recordings_without_records_are_empty(tmp_path):
     write_session(tmp_path / "recordings" / "empty", [])
     out = tmp_path / "tables"
     begin_tables(out)

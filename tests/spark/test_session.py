@@ -50,7 +50,7 @@ print("as it was")
 """
 
 
-def test_replay_and_what_if_leave_the_session_that_runs_as_it_is(spark: SparkSession, tmp_path: Path) -> None:
+def test_replay_and_what_if_leave_the_session_that_runs_as_it_is(spark, tmp_path):
     # Spark sets some of its settings with the first query.
     assert spark.range(3).count() == 3
     context, settings = spark.sparkContext, dict(spark.sparkContext.getConf().getAll())
@@ -64,7 +64,7 @@ def test_replay_and_what_if_leave_the_session_that_runs_as_it_is(spark: SparkSes
     assert spark.range(3).count() == 3
 
 
-def test_only_our_own_java_process_is_ended(tmp_path: Path) -> None:
+def test_only_our_own_java_process_is_ended(tmp_path):
     folder = Path(trioha_spark.__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-c", OWN_AND_OTHERS],
@@ -94,7 +94,7 @@ print(spark.read.format("trioha-session").load(sys.argv[1]).count())
 """
 
 
-def test_script_finds_its_sources_with_another_python_on_the_path(tmp_path: Path) -> None:
+def test_script_finds_its_sources_with_another_python_on_the_path(tmp_path):
     """As in `.venv/bin/python script.py`, with no environment activated."""
     write_session(tmp_path / "sessions" / "a", slave_events(), role="SLAVE", broker_id=1)
     java = shutil.which("java")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -47,10 +46,10 @@ class Recording:
 
 
 @pytest.fixture
-def record() -> Iterator[Callable[[Path], Recording]]:
-    made: list[Recording] = []
+def record():
+    made = []
 
-    def begin(path: Path) -> Recording:
+    def begin(path):
         made.append(Recording(path))
         return made[-1]
 
@@ -67,7 +66,7 @@ def offsets(frame: DataFrame) -> list[int]:
     return [row[0] for row in frame.where("kind_name = 'PUT'").orderBy("seq").select("offset").collect()]
 
 
-def test_events_have_their_names_times_and_sessions(spark: SparkSession, tmp_path: Path) -> None:
+def test_events_have_their_names_times_and_sessions(spark, tmp_path):
     write_session(tmp_path / "a", [Event(5_000, Kind.PUT, offset=9, aux=-3, size=4, flags=200)], broker_id=7)
     write_session(tmp_path / "b", [Event(6_000, Kind.ACK, conn=2)])
 
@@ -92,8 +91,8 @@ def test_events_have_their_names_times_and_sessions(spark: SparkSession, tmp_pat
 
 
 def test_packed_and_unpacked_segments_have_the_same_rows_and_options_filter_them(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: Callable[[Path], Recording]
-) -> None:
+    spark, tmp_path, monkeypatch, record
+):
     recording = record(tmp_path / "s")
     recording.write(1000)
     recording.writer.close()
@@ -116,9 +115,7 @@ def test_packed_and_unpacked_segments_have_the_same_rows_and_options_filter_them
     assert columns.count() == len(whole)
 
 
-def test_one_frame_used_twice_with_different_filters_gives_the_rows_of_each(
-    spark: SparkSession, tmp_path: Path, record: Callable[[Path], Recording]
-) -> None:
+def test_one_frame_used_twice_with_different_filters_gives_the_rows_of_each(spark, tmp_path, record):
     recording = record(tmp_path / "s")
     recording.write(100)
     recording.writer.close()
@@ -130,9 +127,7 @@ def test_one_frame_used_twice_with_different_filters_gives_the_rows_of_each(
     assert low.join(high, "seq").count() == 0
 
 
-def test_a_dataframe_of_a_growing_session_counts_the_current_events(
-    spark: SparkSession, tmp_path: Path, record: Callable[[Path], Recording]
-) -> None:
+def test_a_dataframe_of_a_growing_session_counts_the_current_events(spark, tmp_path, record):
     recording = record(tmp_path / "s")
     recording.write(100)
     frame = load(spark, tmp_path)
@@ -143,9 +138,7 @@ def test_a_dataframe_of_a_growing_session_counts_the_current_events(
     assert frame.count() >= 1100
 
 
-def test_a_dataframe_of_a_folder_has_new_sessions(
-    spark: SparkSession, tmp_path: Path, record: Callable[[Path], Recording]
-) -> None:
+def test_a_dataframe_of_a_folder_has_new_sessions(spark, tmp_path, record):
     record(tmp_path / "a").write(10)
     frame = load(spark, tmp_path, seqFrom=1)
     one = load(spark, tmp_path / "a")
@@ -157,9 +150,7 @@ def test_a_dataframe_of_a_folder_has_new_sessions(
     assert one.count() == 10
 
 
-def test_damage_is_a_row_of_the_table_of_errors_and_lost_records_are_an_error(
-    spark: SparkSession, tmp_path: Path, record: Callable[[Path], Recording]
-) -> None:
+def test_damage_is_a_row_of_the_table_of_errors_and_lost_records_are_an_error(spark, tmp_path, record):
     recording = record(tmp_path / "s")
     recording.write(1000)
     recording.writer.close()
@@ -186,13 +177,11 @@ def test_damage_is_a_row_of_the_table_of_errors_and_lost_records_are_an_error(
     assert (row.records, row.reason.split()[:3]) == (300, ["records", "300", "to"])
 
 
-def test_a_stream_reads_every_event_once_in_bounded_batches_over_restarts(
-    spark: SparkSession, tmp_path: Path, record: Callable[[Path], Recording]
-) -> None:
+def test_a_stream_reads_every_event_once_in_bounded_batches_over_restarts(spark, tmp_path, record):
     recordings = [record(tmp_path / "sessions" / "a")]
     out, state = str(tmp_path / "out"), str(tmp_path / "state")
 
-    def run() -> list[int]:
+    def run():
         """Follow until all is read; gives the number of rows of each batch."""
         stream = spark.readStream.format(FORMAT).option("maxEventsPerTrigger", 400)
         query = (
@@ -206,11 +195,11 @@ def test_a_stream_reads_every_event_once_in_bounded_batches_over_restarts(
         assert query.exception() is None
         return [progress.numInputRows for progress in query.recentProgress]
 
-    def seen() -> list[tuple[str, int]]:
+    def seen():
         rows = spark.read.parquet(out).select("session", "seq").collect()
         return sorted((row.session, row.seq) for row in rows)
 
-    def there() -> list[tuple[str, int]]:
+    def there():
         rows = load(spark, tmp_path / "sessions").select("session", "seq").collect()
         return sorted((row.session, row.seq) for row in rows)
 
@@ -230,9 +219,7 @@ def test_a_stream_reads_every_event_once_in_bounded_batches_over_restarts(
     assert sum(run()) == 0
 
 
-def test_a_stream_reads_up_to_its_limit_and_its_target(
-    tmp_path: Path, record: Callable[[Path], Recording]
-) -> None:
+def test_a_stream_reads_up_to_its_limit_and_its_target(tmp_path, record):
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
     from pyspark.sql.types import LongType, StructField, StructType
 
@@ -258,7 +245,7 @@ def test_a_stream_reads_up_to_its_limit_and_its_target(
     assert [batch["seq"].to_pylist() for batch in stream.read(part)] == [list(range(70, 100))]
 
 
-def test_a_busy_session_does_not_starve_others(tmp_path: Path, record: Callable[[Path], Recording]) -> None:
+def test_a_busy_session_does_not_starve_others(tmp_path, record):
     from pyspark.sql.types import LongType, StructField, StructType
 
     busy, calm = record(tmp_path / "a-busy"), record(tmp_path / "b-calm")
@@ -280,7 +267,7 @@ def test_a_busy_session_does_not_starve_others(tmp_path: Path, record: Callable[
     st.integers(1, 120),
     st.integers(0, 20),
 )
-def test_shares_are_fair(wanted: dict[str, int], most: int, turn: int) -> None:
+def test_shares_are_fair(wanted, most, turn):
     shares = source.fair_shares(wanted, most, rotation=turn)
     assert sum(shares.values()) == min(most, sum(wanted.values()))
     assert all(shares[name] <= wanted[name] for name in shares)
@@ -289,7 +276,7 @@ def test_shares_are_fair(wanted: dict[str, int], most: int, turn: int) -> None:
     assert all(max(shares.values()) - share <= 1 for share in short)
 
 
-def test_shares_below_one_rotate() -> None:
+def test_shares_below_one_rotate():
     wanted, given_ = dict.fromkeys("abc", 1000), dict.fromkeys("abc", 0)
     for _ in range(9):
         shares = source.fair_shares(wanted, 2, rotation=sum(given_.values()))
@@ -297,9 +284,7 @@ def test_shares_below_one_rotate() -> None:
     assert given_ == {"a": 6, "b": 6, "c": 6}
 
 
-def test_partitions_name_absolute_folders(
-    tmp_path: Path, record: Callable[[Path], Recording], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partitions_name_absolute_folders(tmp_path, record, monkeypatch):
     from pyspark.sql.types import LongType, StructField, StructType
 
     record(tmp_path / "re cordings" / "a").write(10)
@@ -320,9 +305,7 @@ def test_partitions_name_absolute_folders(
     ("options", "told"),
     [({"kinds": "PUTS"}, "option kinds: 'PUTS' is none of PUT,"), ({"seqFrom": "-1"}, "option seqfrom")],
 )
-def test_a_wrong_option_is_refused(
-    spark: SparkSession, tmp_path: Path, options: dict[str, str], told: str
-) -> None:
+def test_a_wrong_option_is_refused(spark, tmp_path, options, told):
     write_session(tmp_path / "s", [Event(1, Kind.PUT)])
     with pytest.raises(Exception, match=told):
         load(spark, tmp_path, **options).count()

@@ -36,7 +36,7 @@ def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", STORES)
-def test_a_recorded_store_has_exactly_its_messages_in_spark(spark: SparkSession, name: str) -> None:
+def test_a_recorded_store_has_exactly_its_messages_in_spark(spark, name):
     frame = load(spark, VECTORS / name / "store", rangeBytes=16384)
 
     assert rows_of(frame) == expected_rows(name)
@@ -44,20 +44,20 @@ def test_a_recorded_store_has_exactly_its_messages_in_spark(spark: SparkSession,
     assert load(spark, VECTORS / name / "store", errors="true").count() == 0
 
 
-def test_spark_finds_the_sources_by_itself(spark: SparkSession) -> None:
+def test_spark_finds_the_sources_by_itself(spark):
     # Nothing has been registered here: it has imported the modules `pyspark_*`.
     fresh = spark.newSession()
 
     assert fresh.read.format(FORMAT).load(str(VECTORS / STORES[0] / "store")).count() == 138
 
 
-def test_sources_can_be_registered(spark: SparkSession) -> None:
+def test_sources_can_be_registered(spark):
     register(spark)
 
     assert load(spark, VECTORS / STORES[0] / "store").count() == 138
 
 
-def test_offsets_and_topics_filter_messages(spark: SparkSession) -> None:
+def test_offsets_and_topics_filter_messages(spark):
     expected = expected_rows(STORES[1])
     start, end = expected[20]["physical_offset"], expected[60]["physical_offset"]
     store = VECTORS / STORES[1] / "store"
@@ -69,7 +69,7 @@ def test_offsets_and_topics_filter_messages(spark: SparkSession) -> None:
     assert load(spark, store, startOffset=end, endOffset=end).count() == 0
 
 
-def test_a_users_schema_reads_only_its_columns_in_its_order(spark: SparkSession) -> None:
+def test_a_users_schema_reads_only_its_columns_in_its_order(spark):
     frame = (
         spark.read.format(FORMAT)
         .schema("topic string, queue_offset long")
@@ -82,7 +82,7 @@ def test_a_users_schema_reads_only_its_columns_in_its_order(spark: SparkSession)
     )
 
 
-def test_one_frame_used_twice_with_different_filters_gives_the_rows_of_each(spark: SparkSession) -> None:
+def test_one_frame_used_twice_with_different_filters_gives_the_rows_of_each(spark):
     # With pushFilters Spark 4.3 plans the source once for both and gives one side the other's rows.
     frame = load(spark, VECTORS / STORES[0] / "store")
     expected = expected_rows(STORES[0])
@@ -104,9 +104,7 @@ def test_one_frame_used_twice_with_different_filters_gives_the_rows_of_each(spar
         assert "pushFilters" not in vars(reader)
 
 
-def test_a_dataframe_of_a_growing_log_counts_the_current_messages(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_dataframe_of_a_growing_log_counts_the_current_messages(spark, tmp_path):
     write_log(tmp_path, [b"x"] * 10, file_bytes=4096)
     frame = load(spark, tmp_path)
     assert frame.count() == 10
@@ -120,7 +118,7 @@ def test_a_dataframe_of_a_growing_log_counts_the_current_messages(
     assert load(spark, tmp_path).count() == 100
 
 
-def test_a_log_that_is_truncated_after_load_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_log_that_is_truncated_after_load_is_an_error(spark, tmp_path):
     write_log(tmp_path, [b"x"] * 100, file_bytes=4096)
     frame = load(spark, tmp_path)
     assert frame.count() == 100
@@ -131,7 +129,7 @@ def test_a_log_that_is_truncated_after_load_is_an_error(spark: SparkSession, tmp
     assert 0 < load(spark, tmp_path).count() < 100
 
 
-def test_damage_is_a_row_of_the_table_of_errors(spark: SparkSession, tmp_path: Path) -> None:
+def test_damage_is_a_row_of_the_table_of_errors(spark, tmp_path):
     offsets = write_log(tmp_path, [b"x" * 100] * 10, file_bytes=4096)
     file = tmp_path / "commitlog" / f"{0:020d}"
     data = bytearray(file.read_bytes())
@@ -150,7 +148,7 @@ def test_damage_is_a_row_of_the_table_of_errors(spark: SparkSession, tmp_path: P
     assert [row.reason.split()[:2] for row in errors] == [["magic", "0xDBA320A7"], ["the", "body's"]]
 
 
-def test_functions_decode_bodies_and_properties(spark: SparkSession) -> None:
+def test_functions_decode_bodies_and_properties(spark):
     frame = load(spark, VECTORS / STORES[1] / "store")
     (packed,) = (
         frame.where(F.col("sys_flag").bitwiseAND(F.lit(1)) == 1)
@@ -171,12 +169,12 @@ def test_functions_decode_bodies_and_properties(spark: SparkSession) -> None:
         ({"errors": "yes"}, "neither true nor false"),
     ],
 )
-def test_a_wrong_option_is_refused(spark: SparkSession, options: dict[str, str], told: str) -> None:
+def test_a_wrong_option_is_refused(spark, options, told):
     with pytest.raises(Exception, match=told):
         load(spark, VECTORS / STORES[0] / "store", **options).count()
 
 
-def test_a_wrong_column_and_a_missing_folder_are_errors(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_wrong_column_and_a_missing_folder_are_errors(spark, tmp_path):
     store = str(VECTORS / STORES[0] / "store")
     with pytest.raises(Exception, match="has no column 'queue'"):
         spark.read.format(FORMAT).schema("queue int").load(store).count()
@@ -218,7 +216,7 @@ class PushedSource(DataSource):
 @pytest.mark.xfail(
     strict=True, raises=AssertionError, reason="why our sources take no filters; if this passes, they may"
 )
-def test_spark_pushes_the_filters_of_one_frame_used_twice_apart(spark: SparkSession) -> None:
+def test_spark_pushes_the_filters_of_one_frame_used_twice_apart(spark):
     session = spark.newSession()
     session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     # By value: Spark's Python does not find this module.

@@ -106,7 +106,6 @@ class Recorder:
 
     def write(self, puts: int) -> None:
         """Start to write."""
-        assert self.process.stdin is not None
         self.process.stdin.write(f"{puts // BLOCK_PUTS}\n")
         self.process.stdin.flush()
 
@@ -114,9 +113,7 @@ class Recorder:
         wait_until(lambda: len(list((self.path / EVENTS_FOLDER).glob("*.seg"))) >= number)
 
 
-def test_a_session_is_followed_through_kills_of_its_recorder_and_stops_of_the_query(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_session_is_followed_through_kills_of_its_recorder_and_stops_of_the_query(spark, tmp_path):
     sessions = tmp_path / "sessions"
     following = Following(spark, tmp_path, sessions, "trioha-session", maxEventsPerTrigger=EVENTS_MAX)
 
@@ -188,9 +185,7 @@ class Growing:
             self.thread.join()
 
 
-def test_a_log_is_followed_through_a_kill_of_its_broker_and_stops_of_the_query(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_log_is_followed_through_a_kill_of_its_broker_and_stops_of_the_query(spark, tmp_path):
     chance = random.Random(4)
     first = [chance.randbytes(chance.randint(0, 2000)) for _ in range(400)]
     torn_at = 250

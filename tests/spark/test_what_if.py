@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.analysis.pairs import closed_loop, open_loop, write_pair
 from trioha.cli import main
+from trioha.extras import how_to_install
 from trioha_analysis.whatif.answer import combine_repeats
 from trioha_analysis.whatif.figures import figures
 from trioha_analysis.whatif.model import find_model_sessions, model_of, play
@@ -20,25 +18,23 @@ from trioha_spark import what_if
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def session(tmp_path_factory):
     return write_pair(tmp_path_factory.mktemp("recordings") / "session", closed_loop(3, rounds=150))
 
 
 @pytest.fixture
-def shared_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def shared_spark(spark, monkeypatch):
     """Runs commands on the tests' shared Spark."""
 
     @contextmanager
-    def shared(master: str) -> Iterator[SparkSession]:
+    def shared(master):
         yield spark
 
     monkeypatch.setattr(what_if, "spark_session", shared)
 
 
 @pytest.mark.spark
-def test_grid_is_predicted_on_spark_as_in_one_process(
-    session: Path, shared_spark: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_grid_is_predicted_on_spark_as_in_one_process(session, shared_spark, capsys):
     arguments = ["--rtt", "0,20ms", "--set", "inSyncReplicas=2", "--set", "slaveTimeout=15,3000"]
     assert main(["what-if", str(session), *arguments, "--repeats", "2", "--cores", "2", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -61,9 +57,9 @@ def test_grid_is_predicted_on_spark_as_in_one_process(
 
 
 @pytest.mark.spark
-def test_progress_counts_the_simulations_of_all_points(session: Path, spark: SparkSession) -> None:
+def test_progress_counts_the_simulations_of_all_points(session, spark):
     model = model_of(*find_model_sessions([session]))
-    progress: list[tuple[int, int]] = []
+    progress = []
     points = grid(model.scenario, [rtt_axis(["1ms", "2ms"])])
     what_if.predict(
         model, points, repeats=2, spark=spark, watch=lambda done, plays: progress.append((done, plays))
@@ -74,9 +70,7 @@ def test_progress_counts_the_simulations_of_all_points(session: Path, spark: Spa
 
 
 @pytest.mark.spark
-def test_table_has_the_models_error_and_the_report_is_written(
-    session: Path, shared_spark: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_has_the_models_error_and_the_report_is_written(session, shared_spark, tmp_path, capsys):
     report = tmp_path / "grid.html"
     assert main(["what-if", str(session), "--slaves", "0,2", "--repeats", "1", "--report", str(report)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -111,18 +105,14 @@ def test_table_has_the_models_error_and_the_report_is_written(
         (["--rtt", ",".join(map(str, range(1001)))], "grid: 1001 combinations are too many; at most 1000"),
     ],
 )
-def test_invalid_options_are_refused_in_one_line(
-    arguments: list[str], line: str, session: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_options_are_refused_in_one_line(arguments, line, session, capsys):
     assert main(["what-if", str(session), *arguments]) == 2
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1
 
 
-def test_recording_without_the_needed_data_is_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recording_without_the_needed_data_is_refused_in_one_line(tmp_path, capsys):
     path = write_pair(tmp_path / "open", open_loop(every_ns=5_000_000, rounds=60))
     assert main(["what-if", str(path), "--writers", "4"]) == 2
     assert "its producers are an open loop, which shows no writers that think" in capsys.readouterr().err
@@ -132,13 +122,11 @@ def test_recording_without_the_needed_data_is_refused_in_one_line(
     assert "no such folder" in capsys.readouterr().err
 
 
-def test_missing_extra_names_what_to_install(
-    session: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_extra_names_what_to_install(session, capsys, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "trioha_analysis.whatif.scenario", None)
     assert main(["what-if", str(session), "--rtt", "1"]) == 2
     error = capsys.readouterr().err
     assert "trioha what-if needs Spark" in error
-    assert "in a checkout of trioha run: pip install '.[spark]'" in error
+    assert how_to_install("spark") in error
