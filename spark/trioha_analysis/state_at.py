@@ -14,7 +14,7 @@ from trioha.recording.reader import peers_of
 from trioha.recording.session_reader import SessionReader
 from trioha.recording.snapshot import ConnectionState, connection_state
 from trioha.recording.state import known
-from trioha.recording.times import MOMENT_HINT, MomentError, parse_moment
+from trioha.times import MOMENT_HINT, MomentError, parse_moment
 
 Row = dict[str, Any]
 
@@ -25,7 +25,7 @@ def open_readers(paths: Iterable[str | Path]) -> list[SessionReader]:
 
 
 def wall_time(text: str, readers: Sequence[SessionReader], *, zone: tzinfo | None = None) -> int:
-    """A time that a user names (`trioha.recording.times`), in ns since 1970; `zone` is the user's, None for
+    """A time that a user names (`trioha.times`), in ns since 1970; `zone` is the user's, None for
     the system's. Raises TriohaError if it is not a time."""
     start_ns = min(reader.session.wall_of(reader.first_ts_ns) for reader in readers)
     end_ns = max(reader.session.wall_of(reader.last_ts_ns) for reader in readers)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trioha.cli import main
-from trioha.cli.times import parse_time_ms
+from trioha.cli.times import time_option_ms
 from trioha.errors import ConfigError
 from trioha.metadata.history import CONSUMER_OFFSETS, HistorySettings, MetadataHistory
 
@@ -27,7 +27,7 @@ def test_the_offsets_of_a_real_store_are_printed(capsys: pytest.CaptureFixture[s
 def test_the_offsets_of_a_time_in_the_past_are_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now_ms = parse_time_ms("2026-11-22T10:00:00Z", key="--at")
+    now_ms = time_option_ms("2026-11-22T10:00:00Z", key="--at")
     history = MetadataHistory(
         HistorySettings(tmp_path / "config" / "history", interval_s=0), now_ms=lambda: now_ms
     )
@@ -50,5 +50,5 @@ def test_a_folder_that_is_not_a_store_and_a_text_that_is_not_a_time_are_refused(
     assert main(["offsets", str(tmp_path)]) == 2
     assert "not a store" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="is not a time"):
-        parse_time_ms("yesterday", key="--at")
-    assert parse_time_ms("1700000000000", key="--at") == 1_700_000_000_000
+        time_option_ms("yesterday", key="--at")
+    assert time_option_ms("1700000000000", key="--at") == 1_700_000_000_000

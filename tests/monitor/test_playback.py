@@ -1,7 +1,5 @@
 """The player and seek expressions, with a fake clock."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -126,7 +124,7 @@ BEGIN = datetime(2026, 11, 21, 23, 58, 30, tzinfo=UTC)
 BEGIN_NS = int(BEGIN.timestamp()) * S
 
 
-def parse(text: str) -> object:
+def parse(text):
     return parse_seek(text, now_ns=BEGIN_NS + 10 * S, start_ns=BEGIN_NS, end_ns=BEGIN_NS + 1000 * S, zone=UTC)
 
 

@@ -29,8 +29,8 @@ from trioha.archive.errors import ArchiveError, DamagedSourceError, FencedError
 from trioha.archive.objects import ObjectFolder
 from trioha.archive.settings import ArchiveSettings
 from trioha.cli.console import err, out, print_json
-from trioha.cli.times import time_text
 from trioha.errors import ConfigError, StoreError
+from trioha.times import time_text
 
 PAUSE_FIRST_S: Final = 1.0
 PAUSE_MAX_S: Final = 60.0

@@ -22,12 +22,13 @@ from cyclopts import Parameter
 
 from trioha.cli.clients import ClusterAddress, message_to_json, run_with_signals
 from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
-from trioha.cli.times import TIME_HINT, parse_time_ms
+from trioha.cli.times import time_option_ms
 from trioha.client.consumer import Consumer, ConsumerSettings, Start, StartAt
 from trioha.client.messages import ReceivedMessage
 from trioha.errors import ConfigError
 from trioha.node.logs import configure_logs
 from trioha.remoting.subscriptions import Subscription
+from trioha.times import TIME_HINT
 
 WRITE_GRACE_S: Final = 1.0
 """How long the reader of the output may take after a signal."""
@@ -39,7 +40,7 @@ def parse_start(text: str) -> StartAt:
     """Of the option `--from`. Raises ConfigError."""
     if text in {Start.FIRST.value, Start.LAST.value}:
         return StartAt(Start(text))
-    return StartAt(Start.TIME, parse_time_ms(text, key="--from", hint=f"write first, last, {TIME_HINT}"))
+    return StartAt(Start.TIME, time_option_ms(text, key="--from", hint=f"write first, last, {TIME_HINT}"))
 
 
 class Output:

@@ -10,13 +10,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from trioha.cli.console import out, print_json
-from trioha.cli.times import parse_time_ms, time_text
+from trioha.cli.times import time_option_ms
 from trioha.errors import StoreError
 from trioha.metadata.files import read_metadata
 from trioha.metadata.history import CONSUMER_OFFSETS, entries_of, read_history
 from trioha.metadata.history import FOLDER as HISTORY_FOLDER
 from trioha.metadata.metadata_store import FOLDER
 from trioha.metadata.values import members, natural, signed
+from trioha.times import time_text
 
 
 @frozen
@@ -53,7 +54,7 @@ def offsets(store: Path, *, at: str | None = None, group: str | None = None, jso
     if at is None:
         time_ms, entries = _current(folder)
     else:
-        found = read_history(folder / HISTORY_FOLDER, parse_time_ms(at, key="--at"))
+        found = read_history(folder / HISTORY_FOLDER, time_option_ms(at, key="--at"))
         time_ms, entries = found.time_ms, found.tables.get(CONSUMER_OFFSETS, {})
     rows = [row for row in group_offsets(entries, folder) if group is None or row.group == group]
     if json:

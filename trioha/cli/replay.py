@@ -19,7 +19,7 @@ from trioha.cli.spark import progress, spark_module
 from trioha.errors import TriohaError
 from trioha.recording.probes import ProbeCount, probes_line
 from trioha.recording.reader import open_session
-from trioha.recording.times import clock_text, zone_text
+from trioha.times import clock_text, zone_text
 
 
 def replay(

@@ -16,11 +16,12 @@ from trioha.archive.errors import ArchiveError
 from trioha.archive.reader import ArchiveReader
 from trioha.archive.restore import Restore, Restored, Target
 from trioha.cli.console import err, out, print_json
-from trioha.cli.times import parse_time_ms, time_text
+from trioha.cli.times import time_option_ms
 from trioha.errors import ConfigError, TriohaError
 from trioha.metadata.clamped_offsets import clamp_offsets
 from trioha.node.logs import configure_logs
 from trioha.numbers import NATURAL64, parse_int
+from trioha.times import time_text
 
 
 def restore(
@@ -73,7 +74,7 @@ def restore(
         raise ConfigError("give only one of --to-offset, --to-time and --latest", key="--to-offset")
     target = Target(
         to_offset=None if to_offset is None else _offset(to_offset),
-        to_ms=None if to_time is None else parse_time_ms(to_time, key="--to-time"),
+        to_ms=None if to_time is None else time_option_ms(to_time, key="--to-time"),
     )
     with Progress(
         TextColumn("{task.description}"),

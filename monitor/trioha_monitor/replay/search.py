@@ -1,6 +1,6 @@
 """Where to go in a replay: the seek expressions of the dialogs "Go to" and "Play as fast as possible until".
 
-Times are those of `trioha.recording.times`, as `trioha replay --at` reads them: a clock time is local unless
+Times are those of `trioha.times`, as `trioha replay --at` reads them: a clock time is local unless
 `Z` or an offset follows it, and spans (`+90s`) count from the present position. Other expressions:
 
 | text | meaning |
@@ -32,7 +32,7 @@ from trioha.recording.segment_cache import Chunk
 from trioha.recording.snapshot import connection_state
 from trioha.recording.state import lag_bytes
 from trioha.recording.state_arrays import Ints
-from trioha.recording.times import UNITS_NS, parse_moment
+from trioha.times import UNITS_NS, parse_moment
 from trioha_monitor.replay.moments import Moments
 from trioha_monitor.replay.overview import Overview
 from trioha_monitor.replay.replay_timeline import ReplayTimeline, SessionRun

@@ -20,7 +20,7 @@ from trioha.recording.events import PutStatus, code_name
 from trioha.recording.histogram import Histogram
 from trioha.recording.state_arrays import first_covering, lag_bytes
 from trioha.recording.time_series import TimeSeries
-from trioha.recording.times import offset_ns
+from trioha.times import offset_ns
 from trioha_analysis.causes import ACK, CAUSES
 from trioha_analysis.document import ack_mostly
 from trioha_analysis.replay_result import CURVE_STEPS, ConnectionReplay, SessionReplay

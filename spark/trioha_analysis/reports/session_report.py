@@ -12,7 +12,7 @@ from trioha.recording.clocks import Link
 from trioha.recording.invariants import Verdict
 from trioha.recording.invariants.group import GroupVerdict, groups_of
 from trioha.recording.probes import probes_line
-from trioha.recording.times import clock_text, zone_text
+from trioha.times import clock_text, zone_text
 from trioha_analysis.arrow_tables import row_tables
 from trioha_analysis.document import document
 from trioha_analysis.replay_result import ReplayResult, SessionReplay, busiest_connections

@@ -14,7 +14,7 @@ which is faster. Bodies and properties are as stored: `trioha_spark.sources.func
 |---|---|
 | topic | only these topics, separated by commas |
 | startOffset, endOffset | only messages that start at physical offsets `[startOffset, endOffset)` |
-| fromTime, toTime | only messages stored in `[fromTime, toTime)`: ms since 1970, or `2026-11-23T08:00:00Z` |
+| fromTime, toTime | only messages stored in `[fromTime, toTime)`: ms since 1970, or with a date |
 | generation | of an archive: the id of the history to read, or its first digits; the newest one by default |
 | storage.NAME | of a URL: a setting of its storage, as `storage.aws_region`; others are the environment's |
 | verifyBodies | `true`: bodies whose CRC is wrong are damage instead of messages |

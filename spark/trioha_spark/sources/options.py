@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +10,7 @@ from trioha.archive.access import is_remote
 from trioha.errors import TriohaError
 from trioha.numbers import I64, Range, parse_int
 from trioha.recording.paths import absolute_path
+from trioha.times import TIME_HINT, MomentError, parse_time_ms
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,23 +47,17 @@ def storage_settings(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def time_option(options: Mapping[str, str], name: str) -> int | None:
-    """A time in ms since 1970: a whole number, or a date and time as `2026-11-23T08:00:00+01:00` (UTC if it
-    names no zone); None if it is not set."""
+    """A time as all of trioha reads it (`trioha.times`), in ms since 1970; None if it is not set.
+
+    Without a zone it is the driver's local time.
+    """
     text = options.get(name)
     if text is None:
         return None
     try:
-        return parse_int(text, Range(0, I64.high))
-    except ValueError:
-        pass
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise SourceError(
-            f"option {name}: {text!r} is neither ms since 1970 nor a time as 2026-11-23T08:00:00+01:00"
-        ) from None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return round(moment.timestamp() * 1000)
+        return parse_time_ms(text)
+    except MomentError as error:
+        raise SourceError(f"option {name}: {error}; write {TIME_HINT}") from None
 
 
 def number_option(options: Mapping[str, str], name: str, *, least: int = 0) -> int | None:

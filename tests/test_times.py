@@ -6,7 +6,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from trioha.recording.times import MomentError, clock_text, offset_ns, parse_moment, zone_text
+from trioha.cli.times import time_option_ms
+from trioha.times import MomentError, clock_text, offset_ns, parse_moment, parse_time_ms, zone_text
+from trioha_spark.sources.options import time_option
 
 BERLIN = ZoneInfo("Europe/Berlin")
 S = 10**9
@@ -140,3 +142,40 @@ def test_times_out_of_range_are_shown():
         assert offset_ns(at_ns, UTC) == 0
         assert zone_text([at_ns], UTC) == "UTC"
     assert clock_text(10**30, BERLIN) == "1000000000000000000000 s since 1970"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected_ms"),
+    [
+        ("1700000000000", 1_700_000_000_000),
+        ("2026-01-31T12:00:00Z", 1_769_860_800_000),
+        ("2026-01-31 14:00+0200", 1_769_860_800_000),
+        ("2026-01-31T12:00:00.5+00:00", 1_769_860_800_500),
+        ("1969-01-01", 0),
+    ],
+)
+def test_a_time_of_any_day_is_the_same_for_commands_archives_and_spark(text, expected_ms):
+    assert parse_time_ms(text) == expected_ms
+    assert time_option_ms(text, key="--to-time") == expected_ms
+    assert time_option({"fromTime": text}, "fromTime") == expected_ms
+
+
+def test_a_time_without_a_zone_is_local_for_all(monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        for read in (
+            parse_time_ms,
+            lambda text: time_option_ms(text, key="--at"),
+            lambda text: time_option({"toTime": text}, "toTime"),
+        ):
+            assert read("2026-01-31T17:30:00") == 1_769_860_800_000
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize("text", ["", "12:00", "+90s", "50%", "end", "2026-13-01", "99999999999999999999"])
+def test_what_names_no_time_of_a_day_is_refused(text):
+    with pytest.raises(MomentError, match="is not a time"):
+        parse_time_ms(text)

@@ -1,4 +1,4 @@
-"""Times as users write and read them: the one rule of `trioha replay` and the monitor.
+"""Times as people write and read them: one rule for commands, archives, the monitor and Spark.
 
 A clock time is the viewer's local time, as is every time that is shown, unless a `Z` or an offset from UTC
 follows it.
@@ -14,8 +14,9 @@ follows it.
 | `37%`, `37.5 %` | that part of the whole |
 | `begin`, `start`, `end` | the ends |
 
-A time without a date that is not in the recording means the nearest one. Of the hour that a clock repeats in
-autumn the first one counts, if the recording covers it.
+`parse_moment` reads all of these, for a position in a recording; `parse_time_ms` those with a date, and
+milliseconds since 1970. A time without a date that is not in the recording means the nearest one. Of the hour
+that a clock repeats in autumn the first one counts, if the recording covers it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from typing import Final
 
 from trioha.errors import TriohaError
+from trioha.numbers import NATURAL64, parse_int
 
 MOMENT_HINT: Final = (
     "03:12:00 or 2026-11-21 03:12:00 (local time, unless Z or an offset as +02:00 follows), "
@@ -51,6 +53,12 @@ _CLOCK: Final = re.compile(
     re.IGNORECASE,
 )
 _DAY: Final = re.compile(_DATE)
+
+
+TIME_HINT: Final = (
+    "a time as 2026-01-31T12:00:00 (local time, unless Z or an offset as +02:00 follows), or milliseconds "
+    "since 1970"
+)
 
 
 class MomentError(TriohaError):
@@ -88,6 +96,29 @@ def parse_moment(
     except (ValueError, OverflowError, OSError) as error:
         raise MomentError(f"{text!r} is not a time: {error}") from None
     return None
+
+
+def parse_time_ms(text: str) -> int:
+    """A time of any day, in ms since 1970, not below 0: digits are milliseconds. Raises MomentError."""
+    text = text.strip()
+    try:
+        if text.isdecimal():
+            return parse_int(text, NATURAL64)
+        if _DAY.fullmatch(text) or ((clock := _CLOCK.fullmatch(text)) is not None and clock[1]):
+            at_ns = parse_moment(text, start_ns=0, end_ns=0)
+            assert at_ns is not None, "it is written like a time"
+            return max(0, at_ns // 10**6)
+    except (ValueError, MomentError):
+        pass
+    raise MomentError(f"{text[:80]!r} is not a time")
+
+
+def time_text(time_ms: int) -> str:
+    """A time of day with its date and the local zone's offset; one beyond the calendar in milliseconds."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000).astimezone().isoformat(" ", "seconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ms} ms"
 
 
 def clock_text(at_ns: int, zone: tzinfo | None = None) -> str:
