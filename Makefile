@@ -64,7 +64,7 @@ lint: $(INSTALLED) ## check format, style, types and the order of imports
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: kernel ## measure; prints figures, asserts none
+bench: java kernel ## run every benchmark: prints figures, asserts none (half an hour)
 	@for file in tests/benchmarks/bench_*.py; do echo "== $$file" && $(BIN)/python "$$file" || exit 1; done
 
 bench-report: kernel ## print which CPU times grew by more than 20 % (a minute, no Java)

@@ -10,7 +10,7 @@ A producer finds the new master when it asks the name server for routes: each 30
 `--poll-ms`, of which half is in the median of both pairs. The CPU time beside the figures is that of the
 broker which takes over, from the kill to the first message that it accepted; the kernel counts in 10 ms.
 
-    python tests/benchmarks/bench_failover.py [--rounds 20] [--json] [--poll-ms 100] [--rocketmq 5.3.3]
+    python tests/benchmarks/bench_failover.py [--rounds 20] [--poll-ms 100] [--json] [--rocketmq 5.3.3]
 
 Only the comparison counts, and only on a machine that does nothing else. Needs Maven and a JDK; 20 rounds
 take some five minutes.
@@ -18,31 +18,26 @@ take some five minutes.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
 import signal
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import Factory, define
-from rich.console import Console
-from rich.table import Table
+from attrs import Factory, define, evolve
 
 # The pairs are those of the interop tests, which are not installed.
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.benchmarks.rivals.conditions import conditions, java_version
-from tests.benchmarks.rivals.machine import LoadMeter, await_calm, cpu_s
-from tests.benchmarks.rivals.options import RIVALS
+from tests.benchmarks.rivals.machine import Meter, await_calm
+from tests.benchmarks.rivals.report import Line, show_run
+from tests.benchmarks.rivals.rounds import Series, parser_of, turns
 from tests.benchmarks.rivals.sides import JVM_FLAGS
 from tests.interop.controller import Consensus, Controllers, controllers, eventually
 from tests.interop.java import JavaDriver, java_driver
@@ -61,18 +56,6 @@ _topics = count(1)
 
 
 @define
-class Series:
-    """The figures of one pair, one for each round."""
-
-    millis: list[float] = Factory(list)
-    """From the kill to the first message that the other broker accepted."""
-    cpu_millis: list[float] = Factory(list)
-    """CPU time of that broker meanwhile."""
-    others_cores: list[float] = Factory(list)
-    """Cores that were busy meanwhile with processes that the benchmark did not start."""
-
-
-@define
 class Pair:
     """Two brokers of one kind."""
 
@@ -81,7 +64,8 @@ class Pair:
     members: tuple[Member, Member]
     group: Controllers
     name_server: str
-    results: Series = Factory(Series)
+    millis: Series = Factory(Series)
+    """From each kill to the first message that the other broker accepted, and CPU time of that broker."""
 
     def wait_in_step(self) -> tuple[Member, Member]:
         """The master and its slave, as soon as both are in the sync-state set."""
@@ -96,41 +80,26 @@ class Pair:
         return eventually(f"{self.name} in step", find, logs=lambda: "\n".join(m.log() for m in self.members))
 
 
-def own_children() -> Iterator[int]:
-    """Ids of the processes that this one has started."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            # The second field, the name in brackets, may hold blanks.
-            if int(path.read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                yield int(path.parent.name)
-
-
-def kill_master(pair: Pair, java: JavaDriver, *, poll_ms: int) -> None:
-    """One round of one pair."""
+def kill_master(pair: Pair, java: JavaDriver, *, poll_ms: int) -> tuple[float, Meter]:
+    """One round of one pair: milliseconds, and what the next master used until then."""
     master, slave = pair.wait_in_step()
     producer = TimedProducer.start(java, pair.name_server, topic=f"Topic{next(_topics)}", poll_ms=poll_ms)
     try:
         if producer.accepted(master.address, SENT_BEFORE) < SENT_BEFORE:
             raise AssertionError(f"{pair.name}: the master does not accept messages\n{master.log()}")
-        meter = LoadMeter()
-        meter.count(own_children())
-        cpu_before_s = cpu_s(slave.pid)
-        with meter:
+        with Meter([slave.pid]) as meter:
             killed_ns = time.monotonic_ns()
             os.kill(master.pid, signal.SIGKILL)
             if not producer.accepted(slave.address, 1, within_s=ACCEPTED_WITHIN_S):
                 raise AssertionError(f"{pair.name}: the slave does not accept messages\n{slave.log()}")
-            used_s = cpu_s(slave.pid) - cpu_before_s
     finally:
         sent = producer.end()
     first_ns = next(one.ended_ns for one in sent if one.is_ok and one.broker == slave.address)
-    pair.results.millis.append((first_ns - killed_ns) / 1e6)
-    pair.results.cpu_millis.append(used_s * 1e3)
-    pair.results.others_cores.append(meter.load.others_cores or 0.0)
     # What was killed is waited for, and starts again.
     master.kill()
     master.start()
     pair.wait_in_step()
+    return (first_ns - killed_ns) / 1e6, meter
 
 
 @contextmanager
@@ -167,57 +136,32 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def figures(pairs: tuple[Pair, ...]) -> dict[str, Any]:
-    """As JSON has them."""
-    return {
-        pair.name: {
-            "p50Millis": round(statistics.median(pair.results.millis), 1),
-            "p90Millis": round(percentile(pair.results.millis, 0.9), 1),
-            "maxMillis": round(max(pair.results.millis), 1),
-            "cpuMillis": round(statistics.median(pair.results.cpu_millis), 1),
-            "othersCores": round(statistics.median(pair.results.others_cores), 2),
-            "millis": [round(value, 1) for value in pair.results.millis],
-        }
-        for pair in pairs
-    }
-
-
-def table(run: dict[str, Any]) -> Table:
-    """For a terminal."""
-    found = Table(
-        "pair", "p50", "p90", "max", "CPU of the new master", "others, cores", title="SIGKILL to SEND_OK, ms"
-    )
-    for name, pair in run["pairs"].items():
-        keys = ("p50Millis", "p90Millis", "maxMillis", "cpuMillis", "othersCores")
-        found.add_row(name, *(f"{pair[key]:g}" for key in keys))
-    return found
-
-
-def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
-    """What the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--rounds", type=int, default=20, help="kills of each pair, after one that warms up")
-    parser.add_argument("--poll-ms", type=int, default=100, help="how often the producer asks for routes")
-    parser.add_argument(
-        "--wait-idle", type=float, default=0.0, help="seconds to wait at most, before each round, for others"
-    )
-    parser.add_argument("--rocketmq", metavar="VERSION", default=RIVALS[-1], choices=RIVALS)
-    parser.add_argument("--folder", type=Path, help="where to put the stores (default: the temporary folder)")
-    options = parser.parse_args(arguments)
-    if options.rounds < 1 or options.poll_ms < 1:
-        parser.error("--rounds and --poll-ms are 1 at least")
-    return options
+def lines_of(pairs: tuple[Pair, ...]) -> list[Line]:
+    """Of all kills of each pair."""
+    return [
+        Line(
+            f"SIGKILL to SEND_OK, {name}",
+            "ms",
+            *(evolve(pair.millis.middle(), values=[percentile(pair.millis.values, share)]) for pair in pairs),
+            lower_is_better=True,
+            cpu_for="failover",
+        )
+        for name, share in (("p50", 0.5), ("p90", 0.9), ("longest", 1.0))
+    ]
 
 
 def main() -> None:
     """Kill masters and print how long it took."""
-    options = options_of()
+    parser = parser_of(__doc__)
+    parser.add_argument("--rounds", type=int, default=20, help="kills of each pair, after one that warms up")
+    parser.add_argument("--poll-ms", type=int, default=100, help="how often the producer asks for routes")
+    options = parser.parse_args()
     if (missing := missing_tools()) is not None:
         print(f"not measured: {missing}", file=sys.stderr)
         return
     version = options.rocketmq
     consensus = Consensus.DLEDGER if version == "5.3.3" else Consensus.JRAFT
+    began = time.monotonic()
     with ExitStack() as running:
         base = Path(
             running.enter_context(tempfile.TemporaryDirectory(prefix="trioha-bench-", dir=options.folder))
@@ -228,31 +172,15 @@ def main() -> None:
             running.enter_context(pair_of(name, base / name.partition(" ")[0], group, version=version))
             for name in (TRIOHA, f"RocketMQ {version}")
         )
-        for number in range(options.rounds + 1):
-            for pair in pairs if number % 2 else pairs[::-1]:
-                if options.wait_idle:
-                    await_calm(options.wait_idle)
-                kill_master(pair, java, poll_ms=options.poll_ms)
-                step = f"round {number}, {pair.name}: {pair.results.millis[-1]:.0f} ms"
-                print(step, file=sys.stderr, flush=True)
-            if number == 0:
-                # The first round warms the clients up.
-                for pair in pairs:
-                    pair.results = Series()
-        run = {
-            **conditions(),
-            "rocketmq": version,
-            "java": java_version(),
-            "controller": consensus.value,
-            "rounds": options.rounds,
-            "pollMillis": options.poll_ms,
-            "loadAverage": round(os.getloadavg()[0], 2),
-            "pairs": figures(pairs),
-        }
-    if options.json:
-        print(json.dumps(run, indent=2))
-    else:
-        Console().print(table(run))
+        for pair, counts in turns(pairs, rounds=options.rounds):
+            await_calm(options.wait_idle)
+            millis, meter = kill_master(pair, java, poll_ms=options.poll_ms)
+            print(f"{pair.name}: {millis:.0f} ms", file=sys.stderr, flush=True)
+            if counts:
+                pair.millis.note(millis, meter, cpu_s=meter.cpu_s)
+    show_run(
+        "failover", lines_of(pairs), options=options, rounds=options.rounds, seconds=time.monotonic() - began
+    )
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@
 |---|---|
 | dispatch | consume queues and index of a log with a UNIQ_KEY, a key and a tag in each record |
 | walk | checks of records of 1 KiB, with and without their CRC, a MiB a call |
-| put | a put of one of 256 tasks, from its append to the ack that it waits for, without sockets |
 | HA frame | a frame of one record: received, checked, stored and acknowledged by a slave |
 | remoting request | a small send to a server without a store, one after the other |
+| send | one of 16 sends of 1 KiB in flight at a SYNC pair: CPU time of master and slave |
+| pull | one of 4 pulls of 32 messages in flight at the master: its CPU time |
 | start | a node, from its process to its ready line, on an empty store |
 
 It needs no JVM and takes less than a minute. CPU times are divided by that of a fixed loop (`calibrate`), so
@@ -26,6 +27,7 @@ import itertools
 import json
 import logging
 import math
+import multiprocessing
 import struct
 import sys
 import tempfile
@@ -33,6 +35,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,24 +48,29 @@ from rich.table import Table
 # The benchmarks are modules of the tests, which are not installed.
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.benchmarks.bench_dispatch import dispatch, make_log
-from tests.benchmarks.bench_remoting import measure as measure_remoting
-from tests.benchmarks.rivals.conditions import conditions
+from tests.benchmarks.bench_sends import Pair, Variant, measure, start_pair
+from tests.benchmarks.rivals.logs import FILE_BYTES, dispatch, make_log, open_log
+from tests.benchmarks.rivals.rounds import conditions
 from tests.benchmarks.rivals.sides import TriohaSide
-from trioha.broker.puts import PutResult, PutService
 from trioha.ha.frames import HEADER, REPORT_BYTES, ReportDecoder
-from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
-from trioha.ha.meter import LagClock
-from trioha.ha.replicas import Replicas
 from trioha.ha.settings import HaSettings
 from trioha.ha.slave import HaSlave
 from trioha.net.transport import SocketTransport
 from trioha.recording.events import NoSink
-from trioha.remoting.command import SerializeType
+from trioha.remoting.client import open_client
+from trioha.remoting.command import RemotingCommand
+from trioha.remoting.send_message import (
+    DEFAULT_TOPIC,
+    SendMessageRequestHeader,
+    SendMessageResponseHeader,
+    send_request,
+    send_response,
+)
+from trioha.remoting.server import Peer, RemotingServer
+from trioha.store import compiled
 from trioha.store.commit_log import CommitLog
 from trioha.store.messages import Message
 from trioha.store.put_status import PutStatus
-from trioha.store.record import Host
 from trioha.store.record_layout import scan_records
 
 LANDED: Final = Path(__file__).with_name("landed.json")
@@ -72,10 +80,6 @@ ROUNDS: Final = 5
 LAST_ROUND_AFTER_S: Final = 40.0
 """No round begins later, so that a busy machine does not hold a CI run up."""
 RECEIVED_BYTES: Final = 1 << 20
-FILE_BYTES: Final = 256 << 20
-BODY: Final = bytes(1024)
-WRITERS: Final = 256
-IN_FLIGHT: Final = 1
 
 
 @frozen
@@ -83,13 +87,13 @@ class Sizes:
     """How much work there is in a round."""
 
     records: int = 50_000
-    puts: int = 20_000
     frames: int = 10_000
-    remoting_s: float = 0.5
+    requests_s: float = 0.5
+    """How long requests are sent."""
     calibration_loops: int = 60_000
 
 
-QUICK: Final = Sizes(records=500, puts=600, frames=50, remoting_s=0.1, calibration_loops=2_000)
+QUICK: Final = Sizes(records=500, frames=50, requests_s=0.1, calibration_loops=2_000)
 
 
 @frozen
@@ -120,14 +124,6 @@ def calibrate(loops: int) -> float:
     return time.process_time() - began_s
 
 
-def open_log(folder: Path) -> CommitLog:
-    """An empty log."""
-    folder.mkdir(parents=True)
-    return CommitLog(
-        folder, file_bytes=FILE_BYTES, message_bytes_max=4 << 20, store_host=Host.parse("127.0.0.1", 1)
-    )
-
-
 def walk_s_per_gb(view: memoryview, *, check_crc: bool) -> float:
     """Check every record of a log, as a slave does with what it receives."""
     at, end = 0, len(view)
@@ -144,52 +140,9 @@ def dispatch_us(log: CommitLog, folder: Path, *, records: int) -> float:
     return (time.process_time() - began_s) / records * 1e6
 
 
-async def put_us(folder: Path, *, number: int) -> float:
-    """Puts of tasks that each wait for one slave, whose acks come once a turn of the loop."""
-    message = Message(topic="Bench", queue_id=0, body=BODY)
-    replicas, clock = Replicas(gap_bytes_max=1 << 40), LagClock()
-    with closing(open_log(folder)) as log:
-        settings = GroupCommitSettings(
-            copies_needed=1, slave_timeout_s=60.0, sync_flush=False, sync_flush_timeout_s=60.0
-        )
-        commit = GroupCommit(settings, replicas=replicas, flushed=log.flushed, sink=NoSink())
-        puts = PutService(commit_log=log, group_commit=commit, sink=NoSink(), is_slave=False)
-        # A slave is eligible once it has acknowledged a record.
-        log.append(message)
-        replicas.acknowledge(1, replica="slave", ack_offset=log.max_offset, lag_clock=clock)
-        left = number
-
-        async def write() -> None:
-            nonlocal left
-            while left > 0:
-                left -= 1
-                result = puts.put(message, wait_store_ok=True)
-                done = result if isinstance(result, PutResult) else await result
-                assert done.status is PutStatus.PUT_OK, done
-
-        async def acknowledge() -> None:
-            while True:
-                await trio.lowlevel.checkpoint()
-                now_s = trio.current_time()
-                clock.appended(log.max_offset, now_s)
-                clock.acknowledged(log.max_offset)
-                replicas.acknowledge(1, replica="slave", ack_offset=log.max_offset, lag_clock=clock)
-
-        async with trio.open_nursery() as services:
-            services.start_soon(commit.run)
-            services.start_soon(acknowledge)
-            began_s = time.process_time()
-            async with trio.open_nursery() as writers:
-                for _ in range(WRITERS):
-                    writers.start_soon(write)
-            took_s = time.process_time() - began_s
-            services.cancel_scope.cancel()
-    return took_s / number * 1e6
-
-
 async def frame_us(folder: Path, *, number: int) -> float:
     """A slave's side of replication, one record at a time; a bare socket plays the master."""
-    message = Message(topic="Bench", queue_id=0, body=BODY)
+    message = Message(topic="Bench", queue_id=0, body=bytes(1024))
     with closing(open_log(folder / "master")) as origin, closing(open_log(folder / "slave")) as log:
         for _ in range(number):
             origin.append(message)
@@ -227,12 +180,67 @@ async def frame_us(folder: Path, *, number: int) -> float:
     return took_s / number * 1e6
 
 
+HEADER_OF_SENDS: Final = SendMessageRequestHeader(
+    producer_group="PG_BENCH", topic="TopicBench", default_topic=DEFAULT_TOPIC, default_topic_queue_nums=4,
+    queue_id=1, sys_flag=0, born_timestamp_ms=1_795_234_734_922, flag=0,
+    properties="UNIQ_KEY\x01FD00000000000000000000000000000221C14E0E2F2A67EC3B4A0000\x02WAIT\x01true\x02",
+)  # fmt: skip
+
+
+def answer(asked: RemotingCommand, _peer: Peer) -> RemotingCommand:
+    """As a broker answers a send, without a store."""
+    header = SendMessageRequestHeader.of(asked)
+    stored = SendMessageResponseHeader("7F0000010000A8670000000000003494", header.queue_id, 12345)
+    return send_response(asked, PutStatus.PUT_OK, header=stored)
+
+
+def serve(pipe: Connection) -> None:
+    """Say the port, answer until the pipe says something, and say the CPU time."""
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            addresses = await nursery.start(partial(RemotingServer(answer).serve, host="127.0.0.1", port=0))
+            began_s = time.process_time()
+            pipe.send(addresses[0][1])
+            await trio.to_thread.run_sync(pipe.recv)
+            pipe.send(time.process_time() - began_s)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
 def remoting_us(*, seconds: float) -> float:
     """The server's part of a request."""
-    found = measure_remoting(
-        "ready", seconds=seconds, in_flight=IN_FLIGHT, connections=1, type_=SerializeType.JSON
-    )
-    return found.server_cpu_us
+    ours, theirs = multiprocessing.Pipe()
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,))
+    server.start()
+
+    async def ask(port: int) -> int:
+        number, end_s = 0, trio.current_time() + seconds
+        async with open_client(f"127.0.0.1:{port}") as client:
+            while trio.current_time() < end_s:
+                answered = await client.request(send_request(HEADER_OF_SENDS, b"x" * 100))
+                assert answered.code == 0, answered
+                number += 1
+        return number
+
+    number = trio.run(ask, ours.recv())
+    ours.send(None)
+    used_s = ours.recv()
+    server.join()
+    return used_s / number * 1e6
+
+
+def send_us(pair: Pair, *, seconds: float) -> float:
+    """Master's and slave's part of a send."""
+    done = measure(pair, "many", seconds=seconds)
+    return (done.master_s + done.slave_s) / done.requests * 1e6
+
+
+def pull_us(pair: Pair, *, seconds: float) -> float:
+    """The master's part of a pull."""
+    done = measure(pair, "pull", seconds=seconds)
+    return done.master_s / done.requests * 1e6
 
 
 def start_s(side: TriohaSide, folder: Path) -> float:
@@ -251,6 +259,9 @@ def works(sizes: Sizes) -> Iterator[list[Work]]:
         assert len(data) == log.max_offset
         view = memoryview(data)
         side = opened.enter_context(closing(TriohaSide(root / "side")))
+        pair = start_pair(opened, root / "pair", Variant("this", is_pure=not compiled.IS_COMPILED))
+        # What is pulled.
+        measure(pair, "batch", seconds=sizes.requests_s)
 
         def new_folder() -> Path:
             return root / f"{next(ids)}"
@@ -259,13 +270,10 @@ def works(sizes: Sizes) -> Iterator[list[Work]]:
             Work("dispatch", "us/record", lambda: dispatch_us(log, new_folder(), records=sizes.records)),
             Work("walk", "s/GB", partial(walk_s_per_gb, view, check_crc=False)),
             Work("walk with CRC", "s/GB", partial(walk_s_per_gb, view, check_crc=True)),
-            Work(
-                f"put, {WRITERS} tasks",
-                "us",
-                lambda: trio.run(partial(put_us, new_folder(), number=sizes.puts)),
-            ),
             Work("HA frame", "us", lambda: trio.run(partial(frame_us, new_folder(), number=sizes.frames))),
-            Work("remoting request", "us", partial(remoting_us, seconds=sizes.remoting_s)),
+            Work("remoting request", "us", partial(remoting_us, seconds=sizes.requests_s)),
+            Work("send", "us", partial(send_us, pair, seconds=sizes.requests_s)),
+            Work("pull", "us", partial(pull_us, pair, seconds=sizes.requests_s)),
             Work("start", "s", lambda: start_s(side, new_folder())),
         ]
 

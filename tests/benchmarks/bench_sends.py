@@ -1,47 +1,52 @@
-"""What sends and pulls cost a live SYNC pair in CPU time; with --against beside another source tree, in turn.
+"""What sends and pulls cost a live SYNC pair in CPU time; beside another tree or another setting, in turn.
 
     python tests/benchmarks/bench_sends.py [--works one,many,...] [--rounds 5] [--seconds 1]
-        [--against TREE] [--pure]
+        [--against TREE] [--pure] [--with KEY=VALUE ...]
 
 | work | load |
 |---|---|
 | one | one send of 1 KiB at a time, over one connection |
 | many | 16 sends of 1 KiB in flight over one connection, as 16 threads of a Java producer share it |
+| flood | 256 sends of 1 KiB in flight over one connection |
 | batch | 4 batches of 32 messages of 1 KiB in flight |
-| pull | 4 pulls of 32 messages in flight, over what the sends have stored |
+| pull | 4 pulls of 32 messages in flight, over what the batches have stored |
 | oneway | a one-way send of 1 KiB, then a pause of 1 ms |
 | oneways | 16 one-way sends of 1 KiB at once, then a pause of 4 ms |
 
 Requests have the bytes that a Java client of 5.x sends (JSON headers; `--binary`: ROCKETMQ headers), made
 beforehand, so that the pair and not its load is the limit. Each tree, compiled and (with `--pure`) in plain
-Python, has a pair of its own, and the pairs work in turn. The figures are user and system time of master and
-slave for each request; those of the clock depend on other load. `--poll`
-leaves on busy polling (`trioha.haBusyPoll`, `trioha.clientBusyPoll`), which hides CPU time.
+Python, and this tree with each setting of `--with`, has a pair of its own, and the pairs work in turn. In the
+value of a setting `{}` is a new folder: `--with trioha.recordDir={} --works flood` shows what recording
+costs. The figures are user and system time of master and slave for each request; those of the clock depend
+on other load. `--poll` leaves on busy polling (`trioha.haBusyPoll`, `trioha.clientBusyPoll`), which hides CPU
+time.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import os
 import selectors
-import shlex
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import cycle, product
 from pathlib import Path
+from typing import Final
 
 from attrs import evolve, frozen
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.benchmarks.rivals.rounds import turns
+from tests.benchmarks.rivals.sides import NODE_SETTINGS
 from tests.node.wire import Wire
+from tests.node_process import TriohaNode
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import LanguageCode, RequestCode
 from trioha.remoting.command import ONEWAY_FLAG, RemotingCommand, SerializeType, request
@@ -49,31 +54,39 @@ from trioha.remoting.message_batch import encode_batch_body
 from trioha.remoting.send_message import SendMessageRequestHeader
 from trioha.store.messages import BatchItem
 
-HERE = Path(__file__).resolve().parents[2]
-QUEUES = 4
-BATCH = 32
-BODY = bytes(range(256)) * 4
-PROPERTIES = "UNIQ_KEY\x017F00000100002A139A5553B5F2F80000\x02WAIT\x01true\x02"
-CONFIG = """\
-brokerName = broker-a
-listenPort = 0
-trioha.bindAddress = 127.0.0.1
-brokerIP1 = 127.0.0.1
-brokerIP2 = 127.0.0.1
-defaultTopicQueueNums = 4
-fileReservedTime = 720
-diskMaxUsedSpaceRatio = 99
-"""
+HERE: Final = Path(__file__).resolve().parents[2]
+QUEUES: Final = 4
+BATCH: Final = 32
+BODY: Final = bytes(range(256)) * 4
+PROPERTIES: Final = "UNIQ_KEY\x017F00000100002A139A5553B5F2F80000\x02WAIT\x01true\x02"
+SETTLE_S: Final = 0.3
+"""After a stretch of load: what nodes write out later belongs to it. The recorder does so after 0.1 s."""
+SETTINGS: Final = {
+    **NODE_SETTINGS,
+    "brokerName": "broker-a",
+    "mappedFileSizeCommitLog": 1 << 30,
+    "defaultTopicQueueNums": QUEUES,
+    "fileReservedTime": 720,
+}
+
+
+@frozen
+class Variant:
+    """What has a pair of its own."""
+
+    name: str
+    tree: Path = HERE
+    is_pure: bool = False
+    settings: Mapping[str, str] = {}
 
 
 @frozen
 class Pair:
-    """A master and its slave, of one tree."""
+    """A master and its slave."""
 
     name: str
-    master: subprocess.Popen[str]
-    slave: subprocess.Popen[str]
-    address: str
+    master: TriohaNode
+    slave: TriohaNode
 
 
 @frozen
@@ -87,63 +100,36 @@ class Round:
     p50_us: float
 
 
-def start(
-    running: ExitStack, folder: Path, tree: Path, *, pure: bool, poll: bool, settings: dict[str, object]
-) -> tuple[subprocess.Popen[str], str, str]:
-    """A running node of a tree, its listen address and its HA address."""
-    folder.mkdir(parents=True)
-    config = folder / "broker.conf"
-    config.write_text(CONFIG)
-    settings = {"storePathRootDir": folder / "store", **settings}
-    if not poll:
-        settings["trioha.haBusyPoll"] = 0
-        if "trioha.clientBusyPoll" in (tree / "trioha/config/model.py").read_text():
-            settings["trioha.clientBusyPoll"] = 0
-    options = [word for key, value in settings.items() for word in ("-p", f"{key}={value}")]
-    log = running.enter_context((folder / "log").open("w"))
-    python = tree / ".venv/bin/python"
-    node = subprocess.Popen(
-        (
-            str(python if python.exists() else sys.executable),
-            "-m",
-            "trioha",
-            "node",
-            "-c",
-            str(config),
-            *options,
-        ),
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-        cwd=tree,
-        env={**os.environ, "TRIOHA_PURE": "1" if pure else "0"},
-    )
-    running.callback(node.wait)
-    running.callback(node.kill)
-    assert node.stdout is not None
-    line = node.stdout.readline()
-    if not line.startswith("ready "):
-        raise SystemExit(f"a node of {tree} did not start: {(folder / 'log').read_text()}")
-    said = dict(word.partition("=")[::2] for word in shlex.split(line)[1:])
-    return node, said["listen"], said["ha"]
-
-
-def start_pair(running: ExitStack, folder: Path, name: str, tree: Path, *, pure: bool, poll: bool) -> Pair:
+def start_pair(running: ExitStack, folder: Path, variant: Variant, *, poll: bool = False) -> Pair:
     """A SYNC pair whose slave has connected."""
-    master, listen, ha = start(
-        running, folder / "master", tree, pure=pure, poll=poll, settings={"brokerRole": "SYNC_MASTER"}
-    )
-    slave, _, _ = start(
-        running, folder / "slave", tree, pure=pure, poll=poll,
-        settings={"brokerRole": "SLAVE", "brokerId": 1, "haMasterAddress": ha},
-    )  # fmt: skip
+    python = variant.tree / ".venv/bin/python"
+    # Run in its tree: a tree without a .venv is not installed.
+    program = [
+        "env", "-C", str(variant.tree), f"TRIOHA_PURE={variant.is_pure:d}",
+        str(python) if python.exists() else sys.executable, "-m", "trioha",
+    ]  # fmt: skip
+    settings: dict[str, object] = dict(SETTINGS)
+    if not poll:
+        settings |= {"trioha.haBusyPoll": 0, "trioha.clientBusyPoll": 0}
+
+    def start(role: str, **more: object) -> TriohaNode:
+        own = {
+            key: value.replace("{}", str(folder / f"{role}-files")) for key, value in variant.settings.items()
+        }
+        node = TriohaNode(folder / role, role=role, program=program, **{**settings, **more, **own})
+        running.callback(node.kill)
+        return node
+
+    master = start("SYNC_MASTER")
+    slave = start("SLAVE", haMasterAddress=master.ha_address)
+    master.wait(connections=1)
     deadline_s = time.monotonic() + 60
-    with Wire(listen) as wire:
+    with Wire(master.listen_address) as wire:
         while wire.ask(send(0)).code:
             if time.monotonic() > deadline_s:
-                raise SystemExit(f"the slave of {tree} did not connect")
+                raise SystemExit(f"the slave of {variant.name} did not connect")
             time.sleep(0.1)
-    return Pair(name, master, slave, listen)
+    return Pair(variant.name, master, slave)
 
 
 SERIALIZE_TYPE = SerializeType.JSON
@@ -181,7 +167,7 @@ def max_offset(queue_id: int) -> RemotingCommand:
 
 
 def drive(
-    address: str, ask: Callable[[], bytes], *, in_flight: int, seconds: float
+    address: str, frames: Iterator[bytes], *, in_flight: int, seconds: float
 ) -> tuple[int, float, float]:
     """Keep requests in flight; their number, the seconds they took, and the median latency in us.
 
@@ -195,98 +181,82 @@ def drive(
         now_ns = time.perf_counter_ns
         began_ns = now_ns()
         until_ns = began_ns + round(seconds * 1e9)
-        sent_ns = []
+        sent_ns: deque[int] = deque()
         for _ in range(in_flight):
             sent_ns.append(now_ns())
-            sock.sendall(ask())
-        sent_ns.reverse()
-        buffer, done, open_requests = bytearray(), 0, in_flight
-        while open_requests:
+            sock.sendall(next(frames))
+        buffer = bytearray()
+        while sent_ns:
             selector.select()
             buffer += sock.recv(1 << 20)
-            at, count = 0, 0
-            while len(buffer) >= at + 4:
-                frame_end = at + 4 + int.from_bytes(buffer[at : at + 4])
-                if len(buffer) < frame_end:
-                    break
+            at, answers = 0, 0
+            while len(buffer) >= at + 4 and len(buffer) >= (
+                end := at + 4 + int.from_bytes(buffer[at : at + 4])
+            ):
                 if SERIALIZE_TYPE is SerializeType.JSON:
                     assert buffer.find(b'"code":0,', at, at + 40) > 0, bytes(buffer[at : at + 300])
-                count += 1
-                at = frame_end
+                answers += 1
+                at = end
             del buffer[:at]
-            for _ in range(count):
+            for _ in range(answers):
                 now = now_ns()
-                latencies_ns.append(now - sent_ns.pop())
-                done += 1
+                latencies_ns.append(now - sent_ns.popleft())
                 if now < until_ns:
-                    sent_ns.insert(0, now)
-                    sock.sendall(ask())
-                else:
-                    open_requests -= 1
+                    sent_ns.append(now)
+                    sock.sendall(next(frames))
         took_s = (now_ns() - began_ns) / 1e9
-    return done, took_s, statistics.median(latencies_ns) / 1000
+    return len(latencies_ns), took_s, statistics.median(latencies_ns) / 1000
 
 
 def drive_oneway(
-    address: str, ask: Callable[[], bytes], *, together: int, pause_s: float, seconds: float
+    address: str, frames: Iterator[bytes], *, together: int, pause_s: float, seconds: float
 ) -> tuple[int, float, float]:
     """As `drive`, with one-way requests: some in one call, then a pause. There are no latencies."""
-    with Wire(address) as wire:
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port))) as sock:
         began_s = time.perf_counter()
         done = 0
         while time.perf_counter() < began_s + seconds:
-            wire._socket.sendall(b"".join(ask() for _ in range(together)))
+            sock.sendall(b"".join(next(frames) for _ in range(together)))
             done += together
             time.sleep(pause_s)
-        # Handled after all of them.
-        assert not wire.ask(send(0)).code
+        # Answered after all of them.
+        sock.sendall(encode(send(0)))
+        assert sock.recv(4096)
     return done, time.perf_counter() - began_s, math.nan
 
 
-def sends(*, batch: bool = False, oneway: bool = False) -> Callable[[], bytes]:
-    """Gives the frames of sends, to all queues in turn."""
+def sends(*, batch: bool = False, oneway: bool = False) -> Iterator[bytes]:
+    """The frames of sends, to all queues in turn."""
     flag = ONEWAY_FLAG if oneway else 0
-    frames = [
-        encode(evolve(send(queue_id, batch=batch), flag=flag), opaque=1000 + queue_id)
-        for queue_id in range(QUEUES)
-    ]
-    number = -1
-
-    def ask() -> bytes:
-        nonlocal number
-        number += 1
-        return frames[number % QUEUES]
-
-    return ask
+    return cycle(
+        [
+            encode(evolve(send(queue_id, batch=batch), flag=flag), opaque=1000 + queue_id)
+            for queue_id in range(QUEUES)
+        ]
+    )
 
 
-def pulls(pair: Pair) -> Callable[[], bytes]:
-    """Gives the frames of pulls, each queue from its start on and again."""
-    with Wire(pair.address) as wire:
+def pulls(address: str) -> Iterator[bytes]:
+    """The frames of pulls, each queue from its start on and again."""
+    with Wire(address) as wire:
         end = min(int(wire.ask(asked).ext_fields["offset"]) for asked in map(max_offset, range(QUEUES)))
     steps = end // BATCH - 1
     assert steps > 0, "pulls need batches before them"
-    frames = [
-        encode(pull(queue_id, step * BATCH)) for step in range(min(steps, 500)) for queue_id in range(QUEUES)
-    ]
-    number = -1
-
-    def ask() -> bytes:
-        nonlocal number
-        number += 1
-        return frames[number % len(frames)]
-
-    return ask
+    places = product(range(min(steps, 500)), range(QUEUES))
+    return cycle([encode(pull(queue_id, step * BATCH)) for step, queue_id in places])
 
 
-WORKS: dict[str, tuple[int, Callable[[Pair], Callable[[], bytes]]]] = {
-    "one": (1, lambda _pair: sends()),
-    "many": (16, lambda _pair: sends()),
-    "batch": (4, lambda _pair: sends(batch=True)),
+WORKS: Final[dict[str, tuple[int, Callable[[str], Iterator[bytes]]]]] = {
+    "one": (1, lambda _address: sends()),
+    "many": (16, lambda _address: sends()),
+    "flood": (256, lambda _address: sends()),
+    "batch": (4, lambda _address: sends(batch=True)),
     "pull": (4, pulls),
-    "oneway": (1, lambda _pair: sends(oneway=True)),
-    "oneways": (16, lambda _pair: sends(oneway=True)),
+    "oneway": (1, lambda _address: sends(oneway=True)),
+    "oneways": (16, lambda _address: sends(oneway=True)),
 }
+"""Requests in flight, or those that are sent together, and what gives their frames."""
 
 
 def cpu_s(pid: int) -> float:
@@ -297,27 +267,31 @@ def cpu_s(pid: int) -> float:
 
 def measure(pair: Pair, work: str, *, seconds: float) -> Round:
     """One stretch of load."""
-    in_flight, make = WORKS[work]
-    ask = make(pair)
-    before = cpu_s(pair.master.pid), cpu_s(pair.slave.pid)
+    in_flight, frames_of = WORKS[work]
+    address, pids = pair.master.listen_address, (pair.master.pid, pair.slave.pid)
+    frames = frames_of(address)
+    before_s = list(map(cpu_s, pids))
     if work.startswith("oneway"):
         pause_s = 0.001 if in_flight == 1 else 0.004
-        count, took_s, p50_us = drive_oneway(
-            pair.address, ask, together=in_flight, pause_s=pause_s, seconds=seconds
-        )
+        done = drive_oneway(address, frames, together=in_flight, pause_s=pause_s, seconds=seconds)
     else:
-        count, took_s, p50_us = drive(pair.address, ask, in_flight=in_flight, seconds=seconds)
-    after = cpu_s(pair.master.pid), cpu_s(pair.slave.pid)
-    return Round(count, took_s, after[0] - before[0], after[1] - before[1], p50_us)
+        done = drive(address, frames, in_flight=in_flight, seconds=seconds)
+    time.sleep(SETTLE_S)
+    master_s, slave_s = (cpu_s(pid) - used_s for pid, used_s in zip(pids, before_s, strict=True))
+    requests, took_s, p50_us = done
+    return Round(requests, took_s, master_s, slave_s, p50_us)
 
 
-def variants(options: argparse.Namespace) -> Iterator[tuple[str, Path, bool]]:
-    """Name, tree and whether plain Python is used."""
+def variants(options: argparse.Namespace) -> Iterator[Variant]:
+    """What is measured in turn."""
     for name, tree in (("this", HERE), ("other", options.against)):
         if tree is not None:
-            yield name, tree, False
+            yield Variant(name, tree.resolve())
             if options.pure:
-                yield f"{name}, pure", tree, True
+                yield Variant(f"{name}, pure", tree.resolve(), is_pure=True)
+    for setting in options.settings:
+        key, _, value = setting.partition("=")
+        yield Variant(key, settings={key: value})
 
 
 def main() -> None:
@@ -328,6 +302,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--against", type=Path, help="another source tree, with or without a .venv")
     parser.add_argument("--pure", action="store_true", help="each tree in plain Python, too")
+    parser.add_argument(
+        "--with",
+        dest="settings",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="this tree with it, too",
+    )
     parser.add_argument("--poll", action="store_true", help="with busy polling")
     parser.add_argument("--binary", action="store_true", help="headers in ROCKETMQ's binary form")
     options = parser.parse_args()
@@ -337,26 +319,24 @@ def main() -> None:
     with ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="trioha-bench-")))
         pairs = [
-            start_pair(running, folder / str(number), name, tree, pure=pure, poll=options.poll)
-            for number, (name, tree, pure) in enumerate(variants(options))
+            start_pair(running, folder / str(number), variant, poll=options.poll)
+            for number, variant in enumerate(variants(options))
         ]
         print("CPU: lower quartiles; the rest: medians")
-        print("work    tree         us master  us slave requests/s   p50 us")
+        print(f"{'work':8}{'pair':20}{'us master':>10}{'us slave':>10}{'requests/s':>12}{'p50 us':>9}")
         for work in options.works.split(","):
             rounds: dict[str, list[Round]] = defaultdict(list)
-            for number in range(options.rounds + 1):
-                for pair in pairs if number % 2 else pairs[::-1]:
-                    one = measure(pair, work, seconds=options.seconds)
-                    if number:
-                        rounds[pair.name].append(one)
-            for pair in pairs:
-                done = rounds[pair.name]
+            for pair, counts in turns(pairs, rounds=options.rounds):
+                one = measure(pair, work, seconds=options.seconds)
+                if counts:
+                    rounds[pair.name].append(one)
+            for name, done in rounds.items():
                 master_us = low(one.master_s / one.requests * 1e6 for one in done)
                 slave_us = low(one.slave_s / one.requests * 1e6 for one in done)
                 per_s = statistics.median(one.requests / one.seconds for one in done)
                 p50_us = statistics.median(one.p50_us for one in done)
                 print(
-                    f"{work:7} {pair.name:12} {master_us:9.1f} {slave_us:9.1f} {per_s:10,.0f} {p50_us:8.0f}",
+                    f"{work:8}{name:20}{master_us:10.1f}{slave_us:10.1f}{per_s:12,.0f}{p50_us:9.0f}",
                     flush=True,
                 )
 

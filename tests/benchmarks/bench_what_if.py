@@ -13,8 +13,9 @@ over the smaller less one. Where it exceeds the goal, the error cannot be smalle
 Questions are those of README's table; `--set others` asks about other settings and loads. The model knows
 neither: its constants come from neither.
 
-Run it with `make bench` or `python tests/benchmarks/bench_what_if.py [--set readme|others] [--only NAME]
-[--recordings 5] [--json FILE] [--markdown]`.
+It prints the table of docs/session-analysis.md:
+
+    python tests/benchmarks/bench_what_if.py [--set readme|others] [--only NAME] [--recordings 5]
 """
 
 from __future__ import annotations
@@ -36,13 +37,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from attrs import evolve, field, frozen
-from rich.console import Console
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.benchmarks.rivals.even_link import EvenLink, round_trip_s
-from tests.benchmarks.rivals.machine import LoadMeter
 from tests.node_process import TriohaNode
 from trioha.config.model import AckMode
 from trioha.recording.reader import Session
@@ -100,67 +98,68 @@ class Question:
 
 
 PACED = Setup(slaves=2, writers=256, rate=400.0, puts=1200)
-SYNCED = Setup(writers=256, rate=200.0, puts=600, master={"flushDiskType": "SYNC_FLUSH"})
 LOOP = Setup(slaves=1, writers=8, puts=8000)
-SLOW_PACED = evolve(PACED, rate=250.0, puts=750)
-SHORT_LOOP = evolve(LOOP, writers=4, puts=5000)
 BASES: Final = {
     "400 puts/s, 2 slaves": PACED,
-    "200 puts/s, SYNC_FLUSH": SYNCED,
+    "200 puts/s, SYNC_FLUSH": Setup(
+        writers=256, rate=200.0, puts=600, master={"flushDiskType": "SYNC_FLUSH"}
+    ),
     "8 writers": LOOP,
-    "250 puts/s, 2 slaves": SLOW_PACED,
-    "4 writers": SHORT_LOOP,
+    "250 puts/s, 2 slaves": evolve(PACED, rate=250.0, puts=750),
+    "4 writers": evolve(LOOP, writers=4, puts=5000),
 }
 
 
-def question(name: str, base: str, asked: Mapping[str, Any], **changes: Any) -> Question:
-    """A question about `base` with these changes."""
-    return Question(name, base, evolve(BASES[base], **changes), asked)
+def questions_about(base: str, *asked: tuple[str, Mapping[str, Any], Mapping[str, Any]]) -> list[Question]:
+    """Questions about a base: the option, the fields of `Scenario`, and the changes of `Setup`."""
+    return [Question(name, base, evolve(BASES[base], **changes), fields) for name, fields, changes in asked]
 
 
 SETS: Final = {
     "readme": [
-        question(
-            "inSyncReplicas=3",
+        *questions_about(
             "400 puts/s, 2 slaves",
-            {"in_sync_replicas": 3},
-            master={"inSyncReplicas": 3},
+            ("inSyncReplicas=3", {"in_sync_replicas": 3}, {"master": {"inSyncReplicas": 3}}),
+            ("--rate 800", {"rate_per_s": 800.0}, {"rate": 800.0, "puts": 2400}),
+            ("--rtt 5ms", {"rtt_s": 0.005}, {"rtt_s": 0.005}),
         ),
-        question("--rate 800", "400 puts/s, 2 slaves", {"rate_per_s": 800.0}, rate=800.0, puts=2400),
-        question("--rtt 5ms", "400 puts/s, 2 slaves", {"rtt_s": 0.005}, rtt_s=0.005),
-        question(
-            "trioha.haAckMode=flushed",
+        *questions_about(
             "200 puts/s, SYNC_FLUSH",
-            {"ack_mode": AckMode.FLUSHED},
-            slave={"trioha.haAckMode": "flushed"},
+            (
+                "trioha.haAckMode=flushed",
+                {"ack_mode": AckMode.FLUSHED},
+                {"slave": {"trioha.haAckMode": "flushed"}},
+            ),
         ),
-        question("--rtt 10ms", "8 writers", {"rtt_s": 0.01}, rtt_s=0.01, puts=1500),
-        question("--bandwidth 500k", "8 writers", {"bandwidth_bytes_per_s": 5e5}, bytes_per_s=5e5, puts=1200),
-        question("--writers 24", "8 writers", {"writers": 24}, writers=24),
-        question(
-            "haTransferBatchSize=2048",
+        *questions_about(
             "8 writers",
-            {"transfer_batch_bytes": 2048},
-            master={"haTransferBatchSize": 2048},
+            ("--rtt 10ms", {"rtt_s": 0.01}, {"rtt_s": 0.01, "puts": 1500}),
+            ("--bandwidth 500k", {"bandwidth_bytes_per_s": 5e5}, {"bytes_per_s": 5e5, "puts": 1200}),
+            ("--writers 24", {"writers": 24}, {"writers": 24}),
+            (
+                "haTransferBatchSize=2048",
+                {"transfer_batch_bytes": 2048},
+                {"master": {"haTransferBatchSize": 2048}},
+            ),
         ),
     ],
     "others": [
-        question(
-            "inSyncReplicas=3",
+        *questions_about(
             "250 puts/s, 2 slaves",
-            {"in_sync_replicas": 3},
-            master={"inSyncReplicas": 3},
+            ("inSyncReplicas=3", {"in_sync_replicas": 3}, {"master": {"inSyncReplicas": 3}}),
+            ("--rate 600", {"rate_per_s": 600.0}, {"rate": 600.0, "puts": 1800}),
+            ("--rtt 2ms", {"rtt_s": 0.002}, {"rtt_s": 0.002}),
         ),
-        question("--rate 600", "250 puts/s, 2 slaves", {"rate_per_s": 600.0}, rate=600.0, puts=1800),
-        question("--rtt 2ms", "250 puts/s, 2 slaves", {"rtt_s": 0.002}, rtt_s=0.002),
-        question("--rtt 3ms", "4 writers", {"rtt_s": 0.003}, rtt_s=0.003, puts=2500),
-        question("--bandwidth 1M", "4 writers", {"bandwidth_bytes_per_s": 1e6}, bytes_per_s=1e6, puts=2000),
-        question("--writers 16", "4 writers", {"writers": 16}, writers=16, puts=8000),
-        question(
-            "haTransferBatchSize=1024",
+        *questions_about(
             "4 writers",
-            {"transfer_batch_bytes": 1024},
-            master={"haTransferBatchSize": 1024},
+            ("--rtt 3ms", {"rtt_s": 0.003}, {"rtt_s": 0.003, "puts": 2500}),
+            ("--bandwidth 1M", {"bandwidth_bytes_per_s": 1e6}, {"bytes_per_s": 1e6, "puts": 2000}),
+            ("--writers 16", {"writers": 16}, {"writers": 16, "puts": 8000}),
+            (
+                "haTransferBatchSize=1024",
+                {"transfer_batch_bytes": 1024},
+                {"master": {"haTransferBatchSize": 1024}},
+            ),
         ),
     ],
 }
@@ -177,10 +176,6 @@ class Recording:
     """Of its sessions."""
     window_ns: tuple[int, int]
     """Of the load, by the monotonic clock."""
-    others_cores: float
-    """Kept busy by others meanwhile."""
-    client_ms: Mapping[str, float]
-    """Percentiles that the load has measured at its side."""
 
     def sessions(self) -> tuple[Session, list[Session]]:
         """Of the master and its slaves."""
@@ -217,31 +212,26 @@ def record(setup: Setup, folder: Path) -> Recording:
         load(master, writers=min(setup.writers, 16), puts=WARM_UP_PUTS, rate=None)
         for link in links:
             link.slow(latency_s=setup.rtt_s / 2, bytes_per_s=setup.bytes_per_s)
-        with LoadMeter() as meter:
-            meter.count([*(node.pid for node in nodes), *(link.pid for link in links)])
-            began_ns = time.monotonic_ns()
-            client_ms = load(master, writers=setup.writers, puts=setup.puts, rate=setup.rate)
-            window_ns = began_ns, time.monotonic_ns()
+        began_ns = time.monotonic_ns()
+        load(master, writers=setup.writers, puts=setup.puts, rate=setup.rate)
+        window_ns = began_ns, time.monotonic_ns()
     for node in nodes:
         shutil.rmtree(node.root)
-    return Recording(recordings, window_ns, meter.load.others_cores or 0.0, client_ms)
+    return Recording(recordings, window_ns)
 
 
-def load(master: TriohaNode, *, writers: int, puts: int, rate: float | None) -> dict[str, float]:
-    """`trioha load` on `master`, to its end; its percentiles in ms."""
+def load(master: TriohaNode, *, writers: int, puts: int, rate: float | None) -> None:
+    """`trioha load` on `master`, to its end."""
     options = [] if rate is None else ["--rate", str(rate)]
-    done = subprocess.run(
+    subprocess.run(
         [
             *(sys.executable, "-m", "trioha", "load", "--json", "--broker", master.listen_address),
             *("--count", str(puts), "--concurrency", str(writers), *options),
         ],
         check=True,
-        stdout=subprocess.PIPE,
-        text=True,
+        stdout=subprocess.DEVNULL,
         timeout=120,
     )
-    found: dict[str, float] = json.loads(done.stdout)["latencyMs"]
-    return found
 
 
 # -- predictions ---------------------------------------------------------------------------------------------
@@ -280,72 +270,35 @@ def noise(values: Sequence[float]) -> float:
     return statistics.median(max(pair) / min(pair) - 1 for pair in combinations(values, 2))
 
 
-def row(
+def cells(
     asked: Question, base: list[Figures], played: list[Figures], found: list[Figures], real: list[Figures]
-) -> dict[str, Any]:
-    """Of one question: `base` measured, `played` predicted with the base settings, `found` predicted and
-    `real` measured with the changed ones."""
-    result: dict[str, Any] = {"setting": asked.name, "base": asked.base}
+) -> list[str]:
+    """The row of one question: `base` measured, `played` predicted with the base settings, `found` predicted
+    and `real` measured with the changed ones. Errors beyond the goal are bold."""
+    row, as_recorded = [f"`{asked.name}`", asked.base], []
     for part in PARTS:
-        for name, ours, theirs in ((part, found, real), (f"{part}Base", played, base)):
-            predicted_ms = latency_ms(ours, part)
-            measured_ms = latency_ms(theirs, part)
-            middle_ms = statistics.median(measured_ms)
-            result[name] = {
-                "predictedMs": statistics.median(predicted_ms),
-                "measuredMs": middle_ms,
-                "error": statistics.median(predicted_ms) / middle_ms - 1,
-                "noise": noise(measured_ms),
-                "predictions": predicted_ms,
-                "measurements": measured_ms,
-            }
-    return result
+        measured_ms = latency_ms(real, part)
+        base_ms, played_ms, found_ms, real_ms = (
+            statistics.median(latency_ms(one, part)) for one in (base, played, found, real)
+        )
+        error = found_ms / real_ms - 1
+        shown = f"{error:+.0%}".replace("-", MINUS)
+        row += [f"{base_ms:.2f}", f"{found_ms:.2f}", f"{real_ms:.2f}"]
+        row += [shown if abs(error) <= GOAL else f"**{shown}**", f"{noise(measured_ms):.0%}"]
+        as_recorded.append(f"{played_ms / base_ms - 1:+.0%}".replace("-", MINUS))
+    return [*row, ", ".join(as_recorded)]
 
 
 MINUS: Final = "\N{MINUS SIGN}"
 COLUMNS: Final = ("recorded", "predicted", "measured", "error", "noise")
 
 
-def cells(one: Mapping[str, Any]) -> list[str]:
-    """Of one question, as text; errors beyond the goal in Markdown's bold."""
-    found = [one["setting"], one["base"]]
-    for part in PARTS:
-        value = one[part]
-        error = f"{value['error']:+.0%}".replace("-", MINUS)
-        found += [
-            f"{one[f'{part}Base']['measuredMs']:.2f}",
-            f"{value['predictedMs']:.2f}",
-            f"{value['measuredMs']:.2f}",
-            error if abs(value["error"]) <= GOAL else f"**{error}**",
-            f"{value['noise']:.0%}",
-        ]
-    base = ", ".join(f"{one[f'{part}Base']['error']:+.0%}" for part in PARTS)
-    return [*found, base.replace("-", MINUS)]
-
-
-def table(rows: list[dict[str, Any]]) -> Table:
-    """For a terminal."""
-    shown = Table(title="put latency, ms: predicted from recordings of other settings, and measured")
-    shown.add_column("asked")
-    shown.add_column("recorded settings")
-    for part in PARTS:
-        for name in COLUMNS:
-            shown.add_column(f"{part}\n{name}", justify="right")
-    shown.add_column("as recorded:\np50, p99", justify="right")
-    for one in rows:
-        shown.add_row(*(cell.replace("**", "") for cell in cells(one)))
-    return shown
-
-
-def markdown(rows: list[dict[str, Any]]) -> str:
-    """For docs/session-analysis.md."""
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """The table."""
     names = [f"{part} {name}" for part in PARTS for name in COLUMNS]
-    lines = [["asked", "recorded settings", *names, "as recorded: p50, p99"]]
-    lines.append(["---", "---", *(["--:"] * len(names)), "---"])
-    for one in rows:
-        setting, *others = cells(one)
-        lines.append([f"`{setting}`", *others])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    heading = ["asked", "recorded settings", *names, "as recorded: p50, p99"]
+    lines = [heading, ["---", "---", *["--:"] * len(names), "---"], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 # -- the program ---------------------------------------------------------------------------------------------
@@ -358,8 +311,6 @@ def remember(folder: Path, kept: Mapping[str, list[Recording]]) -> None:
             {
                 "folder": str(one.folder.relative_to(folder)),
                 "windowNs": one.window_ns,
-                "othersCores": one.others_cores,
-                "clientMs": dict(one.client_ms),
             }
             for one in recordings
         ]
@@ -372,10 +323,7 @@ def remembered(folder: Path) -> dict[str, list[Recording]]:
     """What `remember` wrote."""
     found = json.loads((folder / "recordings.json").read_text())
     return {
-        name: [
-            Recording(folder / one["folder"], tuple(one["windowNs"]), one["othersCores"], one["clientMs"])
-            for one in recordings
-        ]
+        name: [Recording(folder / one["folder"], tuple(one["windowNs"])) for one in recordings]
         for name, recordings in found.items()
     }
 
@@ -390,8 +338,7 @@ def record_all(questions: Sequence[Question], folder: Path, *, count: int) -> di
             began_s = time.monotonic()
             kept[name].append(record(setup, folder / f"{index:02d}-{turn}"))
             remember(folder, kept)
-            others, took_s = kept[name][-1].others_cores, time.monotonic() - began_s
-            print(f"{turn}: {name}: {took_s:.1f} s, others {others:.2f} cores", file=sys.stderr)
+            print(f"{turn}: {name}: {time.monotonic() - began_s:.1f} s", file=sys.stderr)
     return kept
 
 
@@ -402,7 +349,7 @@ def key(asked: Question) -> str:
 
 def answers(
     questions: Sequence[Question], kept: Mapping[str, list[Recording]], *, processes: int
-) -> list[dict[str, Any]]:
+) -> list[list[str]]:
     """The rows of all questions."""
     link_s = {setup_speed(one.real): None for one in questions if one.real.rtt_s or one.real.bytes_per_s}
     measured_rtt_s = {speed: round_trip_s(latency_s=speed[0], bytes_per_s=speed[1]) for speed in link_s}
@@ -423,7 +370,7 @@ def answers(
         place = 1 + [other.name for other in questions if other.base == one.base].index(one.name)
         of_base = found[one.base]
         rows.append(
-            row(one, real[one.base], [a[0] for a in of_base], [a[place] for a in of_base], real[key(one)])
+            cells(one, real[one.base], [a[0] for a in of_base], [a[place] for a in of_base], real[key(one)])
         )
     return rows
 
@@ -440,8 +387,6 @@ def main() -> None:
     parser.add_argument("--recordings", type=int, default=RECORDINGS, help="of each setting")
     parser.add_argument("--keep", type=Path, help="leave the recordings in this new folder")
     parser.add_argument("--from", dest="source", type=Path, help="use recordings that --keep has left")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--markdown", action="store_true", help="print the table of the documentation")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="for the predictions")
     options = parser.parse_args()
     questions = [
@@ -454,15 +399,7 @@ def main() -> None:
             folder = Path(scratch) if options.keep is None else options.keep
             folder.mkdir(parents=True, exist_ok=True)
             kept = record_all(questions, folder, count=options.recordings)
-        rows = answers(questions, kept, processes=options.processes)
-    if options.json is not None:
-        others = statistics.median(one.others_cores for found in kept.values() for one in found)
-        document = {"cores": os.cpu_count(), "othersCores": others, "rows": rows}
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
-    if options.markdown:
-        print(markdown(rows), end="")
-    else:
-        Console(width=None if sys.stdout.isatty() else 190).print(table(rows))
+        print(markdown(answers(questions, kept, processes=options.processes)))
 
 
 if __name__ == "__main__":

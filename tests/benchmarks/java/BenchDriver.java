@@ -14,7 +14,6 @@ import java.net.InetSocketAddress;
 import java.net.ServerSocket;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -22,9 +21,6 @@ import java.util.TreeMap;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.atomic.AtomicInteger;
-import java.util.concurrent.atomic.AtomicReference;
-import java.util.concurrent.locks.LockSupport;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.remoting.netty.NettyClientConfig;
@@ -45,11 +41,6 @@ import org.apache.rocketmq.store.queue.ConsumeQueueInterface;
  * or {@code {"id": n, "error": "..."}} on stdout. The trioha side of the benchmarks answers the same commands.
  */
 public final class BenchDriver {
-    private static final long FIRST_PUT_WITHIN_NANOS = TimeUnit.SECONDS.toNanos(20);
-    private static final long TICK_NANOS = TimeUnit.MILLISECONDS.toNanos(1);
-    private static final int OUTSTANDING_MAX = 10_000;
-    /** So many times the planned time, no more puts are made. */
-    private static final int LATE_MAX = 4;
     private static final InetSocketAddress HOST = new InetSocketAddress("127.0.0.1", 10911);
 
     private static final class Opened {
@@ -119,12 +110,6 @@ public final class BenchDriver {
                 return catchUp(target.store, request.getIntValue("slaves"), request.getLongValue("millis"));
             case "alone":
                 return awaitNoSlaves(target.store, request.getLongValue("millis"));
-            case "puts":
-                return puts(target.store, request.getIntValue("bodyBytes"), request.getIntValue("writers"),
-                    request.getDoubleValue("seconds"));
-            case "offered":
-                return offered(target.store, request.getIntValue("bodyBytes"), request.getIntValue("rate"),
-                    request.getDoubleValue("seconds"));
             case "close":
                 return close(name, target, request.getBooleanValue("remove"));
             default:
@@ -243,15 +228,12 @@ public final class BenchDriver {
 
     // ---- work
 
-    private static PutMessageResult put(DefaultMessageStore store, byte[] body, boolean wait) throws Exception {
-        return Rocket.put(store, "Bench", 0, 0, body, new TreeMap<>(), HOST, HOST, wait).get();
-    }
-
     /** Appends messages without waiting for them until the log is long enough. */
     private static Map<String, Object> fill(DefaultMessageStore store, int bodyBytes, long bytes) throws Exception {
         byte[] body = new byte[bodyBytes];
         while (store.getMaxPhyOffset() < bytes) {
-            PutMessageResult result = put(store, body, false);
+            PutMessageResult result =
+                Rocket.put(store, "Bench", 0, 0, body, new TreeMap<>(), HOST, HOST, false).get();
             if (result.getPutMessageStatus() != PutMessageStatus.PUT_OK) {
                 throw new IllegalStateException("put while filling: " + result.getPutMessageStatus());
             }
@@ -291,121 +273,5 @@ public final class BenchDriver {
             Thread.sleep(5);
         }
         return Map.of();
-    }
-
-    /** Each writer puts one message after the other, and waits for the slave each time. */
-    private static Map<String, Object> puts(DefaultMessageStore store, int bodyBytes, int writers, double seconds)
-        throws Exception {
-        awaitSlave(store, bodyBytes);
-        AtomicReference<Exception> failure = new AtomicReference<>();
-        List<long[]> times = new ArrayList<>();
-        List<Thread> threads = new ArrayList<>();
-        long began = System.nanoTime();
-        long end = began + (long) (seconds * 1e9);
-        for (int i = 0; i < writers; i++) {
-            Thread thread = new Thread(() -> {
-                try {
-                    long[] mine = write(store, new byte[bodyBytes], end);
-                    synchronized (times) {
-                        times.add(mine);
-                    }
-                } catch (Exception problem) {
-                    failure.set(problem);
-                }
-            }, "writer");
-            threads.add(thread);
-            thread.start();
-        }
-        for (Thread thread : threads) {
-            thread.join();
-        }
-        double took = (System.nanoTime() - began) / 1e9;
-        if (failure.get() != null) {
-            throw failure.get();
-        }
-        long[] all = times.stream().flatMapToLong(Arrays::stream).sorted().toArray();
-        return Map.of("puts", all.length, "seconds", took, "p50Us", all[all.length / 2] / 1e3,
-            "p99Us", all[(int) (all.length * 0.99)] / 1e3);
-    }
-
-    private static void awaitSlave(DefaultMessageStore store, int bodyBytes) throws Exception {
-        long deadline = System.nanoTime() + FIRST_PUT_WITHIN_NANOS;
-        while (put(store, new byte[bodyBytes], true).getPutMessageStatus() != PutMessageStatus.PUT_OK) {
-            if (System.nanoTime() > deadline) {
-                throw new IllegalStateException("no slave came to acknowledge puts");
-            }
-            Thread.sleep(20);
-        }
-    }
-
-    /**
-     * Puts at a rate, whether those before were answered or not, up to OUTSTANDING_MAX of them: those of a
-     * millisecond together, when it begins. The time of a put runs from then, so that what waits for its turn counts.
-     */
-    private static Map<String, Object> offered(DefaultMessageStore store, int bodyBytes, int rate, double seconds)
-        throws Exception {
-        awaitSlave(store, bodyBytes);
-        byte[] body = new byte[bodyBytes];
-        int total = (int) (rate * seconds);
-        long[] times = new long[total];
-        AtomicInteger answered = new AtomicInteger();
-        AtomicInteger done = new AtomicInteger();
-        AtomicReference<Throwable> failure = new AtomicReference<>();
-        long began = System.nanoTime();
-        long end = began + (long) (seconds * 1e9 * LATE_MAX);
-        int sent = 0;
-        for (long tick = 0; sent < total; tick++) {
-            long due = began + tick * TICK_NANOS;
-            for (long now = System.nanoTime(); now < due; now = System.nanoTime()) {
-                LockSupport.parkNanos(due - now);
-            }
-            for (int until = (int) Math.min(total, rate * (tick + 1) / 1000); sent < until; sent++) {
-                while (sent - done.get() >= OUTSTANDING_MAX && System.nanoTime() < end) {
-                    LockSupport.parkNanos(TICK_NANOS);
-                }
-                if (System.nanoTime() >= end) {
-                    total = sent;
-                    break;
-                }
-                Rocket.put(store, "Bench", 0, 0, body, new TreeMap<>(), HOST, HOST, true)
-                    .whenComplete((result, problem) -> {
-                        if (problem != null || result.getPutMessageStatus() != PutMessageStatus.PUT_OK) {
-                            failure.compareAndSet(null, problem != null ? problem
-                                : new IllegalStateException("put: " + result.getPutMessageStatus()));
-                        }
-                        times[answered.getAndIncrement()] = System.nanoTime() - due;
-                        done.incrementAndGet();
-                    });
-            }
-        }
-        while (done.get() < total && System.nanoTime() < end + FIRST_PUT_WITHIN_NANOS) {
-            Thread.sleep(1);
-        }
-        double took = (System.nanoTime() - began) / 1e9;
-        if (failure.get() != null || done.get() < total) {
-            throw new IllegalStateException(done.get() + " of " + total + " puts were answered", failure.get());
-        }
-        long[] all = Arrays.copyOf(times, total);
-        Arrays.sort(all);
-        return Map.of("puts", all.length, "seconds", took, "p50Us", all[all.length / 2] / 1e3,
-            "p99Us", all[(int) (all.length * 0.99)] / 1e3);
-    }
-
-    private static long[] write(DefaultMessageStore store, byte[] body, long end) throws Exception {
-        long[] times = new long[1024];
-        int count = 0;
-        for (long began = System.nanoTime(); began < end; ) {
-            PutMessageResult result = put(store, body, true);
-            long now = System.nanoTime();
-            if (result.getPutMessageStatus() != PutMessageStatus.PUT_OK) {
-                throw new IllegalStateException("put: " + result.getPutMessageStatus());
-            }
-            if (count == times.length) {
-                times = Arrays.copyOf(times, 2 * count);
-            }
-            times[count++] = now - began;
-            began = now;
-        }
-        return Arrays.copyOf(times, count);
     }
 }

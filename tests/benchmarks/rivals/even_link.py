@@ -61,11 +61,6 @@ class EvenLink:
         """Where to dial, `host:port`."""
         return f"127.0.0.1:{self.port}"
 
-    @property
-    def pid(self) -> int:
-        """Of its process."""
-        return self._process.pid
-
     def lead_to(self, port: int) -> None:
         """Connect what dials the link to this port of 127.0.0.1."""
         self._say(target=["127.0.0.1", port])

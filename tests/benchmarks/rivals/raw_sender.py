@@ -23,7 +23,6 @@ from trioha.net.transport import drop_sent
 
 RECEIVE_BYTES = 64 * 1024
 FRAME_BYTES = 1 << 20
-FRAMES_PER_CALL = 1
 
 
 class RawSender:
@@ -31,38 +30,22 @@ class RawSender:
 
     def __init__(self, path: Path, *, log_bytes: int) -> None:
         with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), log_bytes, prot=mmap.PROT_READ)
-        self._log = memoryview(self._map)
+            self._log = memoryview(mmap.mmap(file.fileno(), log_bytes, prot=mmap.PROT_READ))
         self._peer: socket.socket | None = None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.ha_port: int = self._listener.getsockname()[1]
 
-    def catch_up(
-        self,
-        *,
-        within_s: float,
-        frame_bytes: int = FRAME_BYTES,
-        frames_per_call: int = FRAMES_PER_CALL,
-        send_buffer_bytes: int = 0,
-        unsent_bytes_max: int = 0,
-    ) -> dict[str, Any]:
-        """Send the whole log to one slave, until it has acknowledged it.
-
-        With 0 for `send_buffer_bytes` or `unsent_bytes_max` the system's defaults stay.
-        """
+    def catch_up(self, *, within_s: float) -> dict[str, Any]:
+        """Send the whole log to one slave, until it has acknowledged it."""
         self._listener.settimeout(within_s)
         peer, _ = self._listener.accept()
         # It stays open for `alone`: a slave whose connection ends would connect again.
         self._peer = peer
         peer.settimeout(within_s)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
-        if send_buffer_bytes:
-            peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
-        if unsent_bytes_max:
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent_bytes_max)
         peer.recv(REPORT_BYTES, socket.MSG_WAITALL)
         began_s = time.perf_counter()
-        self._send(peer, frame_bytes=frame_bytes, frames_per_call=frames_per_call)
+        self._send(peer)
         return {"seconds": time.perf_counter() - began_s, "bytes": len(self._log)}
 
     def alone(self, *, within_s: float) -> dict[str, Any]:
@@ -77,16 +60,15 @@ class RawSender:
             self._peer = None
         return {}
 
-    def _send(self, peer: socket.socket, *, frame_bytes: int, frames_per_call: int) -> None:
+    def _send(self, peer: socket.socket) -> None:
         """Send the log, and receive reports until the last."""
         log, log_bytes, offset, ack_offset = self._log, len(self._log), 0, 0
         decoder = ReportDecoder()
         while ack_offset < log_bytes:
             parts: list[bytes | memoryview] = []
-            for _ in range(frames_per_call):
-                if body := log[offset : offset + frame_bytes]:
-                    parts += (encode_header(offset, len(body)), body)
-                    offset += len(body)
+            if body := log[offset : offset + FRAME_BYTES]:
+                parts += (encode_header(offset, len(body)), body)
+                offset += len(body)
             while parts:
                 drop_sent(parts, peer.sendmsg(parts))
             try:
@@ -97,20 +79,12 @@ class RawSender:
                 raise ConnectionError(f"the slave has ended the connection at {ack_offset}")
             ack_offset = decoder.feed(reports) or ack_offset
 
-    def close(self) -> None:
-        """Close the sockets and the map."""
-        if self._peer is not None:
-            self._peer.close()
-        self._listener.close()
-        self._log.release()
-        self._map.close()
-
 
 def perform(sender: RawSender, command: dict[str, Any]) -> dict[str, Any]:
     """Carry out one command."""
     match command["do"]:
         case "catchUp":
-            return sender.catch_up(within_s=command["millis"] / 1000, **command.get("sending", {}))
+            return sender.catch_up(within_s=command["millis"] / 1000)
         case "alone":
             return sender.alone(within_s=command["millis"] / 1000)
     raise ValueError(f"unknown command {command['do']}")
@@ -124,7 +98,7 @@ def main() -> None:
         try:
             if sender is None:
                 sender = RawSender(Path(command["path"]), log_bytes=command["bytes"])
-                result = {"haPort": sender.ha_port, "maxOffset": command["bytes"]}
+                result = {"haPort": sender.ha_port}
             else:
                 result = perform(sender, command)
         except Exception:  # noqa: BLE001 - the benchmark that sent the command shows it

@@ -1,20 +1,20 @@
-"""Figures of both rivals side by side: their ratio, its spread, CPU seconds, and the ratio to reach.
-
-Both benchmarks against RocketMQ print the same lines, as a table, as Markdown or as JSON. `merge` makes the
-lines of several runs, read from their JSON, into one table of medians.
-"""
+"""Figures of both rivals side by side: their ratio, its spread, CPU seconds, and the ratio to reach."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import statistics
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from attrs import evolve, field, frozen
+import cattrs
+from attrs import evolve, frozen
+from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks.rivals.sides import RAW_SENDER
-from tests.benchmarks.rivals.works import SLAVES, Series, Sizes
+from tests.benchmarks.rivals.rounds import Series, conditions, java_version
 
 NOISY: Final = 1.2
 """A figure is noisy if its highest value is more than this multiple of its lowest."""
@@ -25,34 +25,13 @@ _HEADINGS: Final = (
 
 
 @frozen
-class Side:
-    """One rival's figure."""
-
-    values: Sequence[float]
-    """Of each round, or the medians of several runs."""
-    cpu_s: Mapping[str, Sequence[float]] = field(factory=dict)
-    """CPU time for a unit of work, by process (master, slave, broker), in the order of `values`."""
-
-    @property
-    def median(self) -> float:
-        """Of the values."""
-        return statistics.median(self.values)
-
-    @property
-    def cpu_total_s(self) -> float | None:
-        """Median of the CPU time of all processes; None where it was not measured."""
-        totals = [sum(parts) for parts in zip(*self.cpu_s.values(), strict=True)]
-        return statistics.median(totals) if totals else None
-
-
-@frozen
 class Line:
     """One figure of both."""
 
     work: str
     unit: str
-    trioha: Side
-    rocketmq: Side
+    trioha: Series
+    rocketmq: Series
     lower_is_better: bool = False
     goal: float | None = None
     """The ratio to reach."""
@@ -60,23 +39,12 @@ class Line:
     """A value that trioha must not exceed, instead of a ratio."""
     cpu_for: str = ""
     """What the CPU seconds are for; empty if they were not measured."""
-    load_average: float = 0.0
-    """The highest 1-minute load average at the end of a round, the benchmark included."""
-    others_cores: float | None = None
-    """Cores that other processes kept busy, of the rival with more; None where it is not known."""
-    ratios_of_runs: Sequence[float] = ()
+    ratios_of_runs: tuple[float, ...] = ()
     """Of each run, in a line that was made of several."""
 
     @property
-    def ratio(self) -> float:
-        """How many times better trioha is: 2 means twice the speed, or half the time or memory."""
-        if self.ratios_of_runs:
-            return statistics.median(self.ratios_of_runs)
-        return self._ratio(self.trioha.median, self.rocketmq.median)
-
-    @property
     def ratios(self) -> Sequence[float]:
-        """Of neighbouring rounds, or of runs."""
+        """How many times better trioha is, in each round or run: twice the speed, or half the time, is 2."""
         if self.ratios_of_runs:
             return self.ratios_of_runs
         return [
@@ -84,247 +52,180 @@ class Line:
             for ours, theirs in zip(self.trioha.values, self.rocketmq.values, strict=True)
         ]
 
+    @property
+    def ratio(self) -> float:
+        """That of the medians of rounds, or the median of the runs."""
+        if self.ratios_of_runs:
+            return statistics.median(self.ratios_of_runs)
+        return self._ratio(statistics.median(self.trioha.values), statistics.median(self.rocketmq.values))
+
     def _ratio(self, ours: float, theirs: float) -> float:
         better, worse = (theirs, ours) if self.lower_is_better else (ours, theirs)
         return better / worse if worse else float("inf")
 
     @property
-    def reached(self) -> bool:
+    def is_reached(self) -> bool:
         """Whether the goal is; without one nothing can be missed."""
         if self.limit is not None:
-            return self.trioha.median <= self.limit
+            return statistics.median(self.trioha.values) <= self.limit
         return self.goal is None or self.ratio >= self.goal
 
-    @property
-    def to_reach(self) -> str:
-        """The goal in words; empty without one."""
+    def cells(self) -> list[str]:
+        """For the columns of a table; a ratio that misses its goal is bold."""
+        sides = (self.trioha, self.rocketmq)
+        ratio, blank, spread = _with_spread(self.ratio, self.ratios, digits=2).partition(" ")
         if self.limit is not None:
-            return f"under {self.limit:g} {self.unit}"
-        return "" if self.goal is None else f"{self.goal:.3g}"
+            to_reach = f"under {self.limit:g} {self.unit}"
+        else:
+            to_reach = "" if self.goal is None else f"{self.goal:.3g}"
+        others = [statistics.median(side.others_cores) for side in sides if side.others_cores]
+        return [
+            self.work,
+            self.unit,
+            *(_with_spread(statistics.median(side.values), side.values) for side in sides),
+            f"{ratio if self.is_reached else f'**{ratio}**'}{blank}{spread}",
+            to_reach,
+            self.cpu_for,
+            *(_number(statistics.median(side.cpu_s)) if side.cpu_s else "" for side in sides),
+            f"{max(max(side.load_averages) for side in sides):.1f}",
+            f"{max(others):.2f}" if others else "",
+        ]
 
 
-def lines(results: Mapping[str, Series], sizes: Sizes, *, trioha: str, java: str) -> list[Line]:
-    """Every figure of `works` that was measured, in their order."""
-    found: list[Line] = []
+def _with_spread(median: float, values: Sequence[float], *, digits: int | None = None) -> str:
+    """A median, with the lowest and the highest value where they differ much."""
 
-    def add(
-        work: str,
-        unit: str,
-        ours: str,
-        theirs: str,
-        *,
-        lower: bool = False,
-        goal: float | None = None,
-        cpu_for: str = "",
-    ) -> None:
-        if ours not in results or theirs not in results:
-            return
-        both = results[ours], results[theirs]
-        known = [series.others_cores for series in both if series.others_cores is not None]
-        found.append(
-            Line(
-                work,
-                unit,
-                *(Side(series.values, series.cpu_s) for series in both),
-                lower_is_better=lower,
-                goal=goal,
-                cpu_for=cpu_for,
-                load_average=max(series.load_average for series in both),
-                others_cores=max(known, default=None),
-            )
+    def shown(value: float) -> str:
+        return _number(value) if digits is None else f"{value:.{digits}f}"
+
+    low, high = min(values), max(values)
+    return shown(median) if high <= NOISY * low else f"{shown(median)} ({shown(low)}..{shown(high)})"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+@frozen(kw_only=True)
+class Run:
+    """The lines of one run of a benchmark, or of several that were merged, and how they were measured."""
+
+    benchmark: str
+    date: str
+    cpu: str
+    cores: int
+    memory_gb: int
+    python: str
+    trioha: str
+    kernel: str
+    rocketmq: str
+    java: str
+    is_quick: bool
+    rounds: int
+    seconds: float
+    lines: list[Line]
+    runs: int = 1
+
+    def described(self) -> str:
+        """Some sentences for below a table."""
+        runs = f"{self.runs} runs, each of " if self.runs > 1 else ""
+        return (
+            f"{self.date}, {self.cores} cores of {self.cpu}, {self.memory_gb} GB, "
+            f"CPython {self.python}, trioha {self.trioha} (kernel: {self.kernel}), "
+            f"RocketMQ {self.rocketmq} on Java {self.java}. "
+            f"Medians of {runs}{self.rounds} round{'s' if self.rounds > 1 else ''} "
+            "after 1 round that warmed the JVMs up; rivals in turn, the order reversed in every other round. "
+            "In brackets the lowest and the highest value where they differ by more than 20 %. load: highest "
+            "1-minute average, the benchmark included; others: cores busy with other processes."
         )
 
-    both = f"catch-up/{java} to {java}"
-    to_java = 1.0
-    if both in results and (raw := f"catch-up/{RAW_SENDER} to {java}") in results:
-        # No master sends faster than a program that does nothing else.
-        to_java = min(to_java, results[raw].median / results[both].median)
-    for name, ours, goal in (
-        (
-            f"catch-up of {sizes.catch_up_bytes // 10**6} MB, every record checked",
-            f"{trioha} to {trioha}",
-            1.8,
-        ),
-        ("catch-up, frames checked only", f"{trioha} to {trioha}, haVerify=frame", 2),
-        ("catch-up, trioha master, RocketMQ slave", f"{trioha} to {java}", to_java),
-        ("catch-up, raw sender, RocketMQ slave", f"{RAW_SENDER} to {java}", None),
-        ("catch-up, RocketMQ master, trioha slave", f"{java} to {trioha}", 1.2),
-    ):
-        add(name, "MB/s", f"catch-up/{ours}", both, goal=goal, cpu_for="GB")
-    a_million = "million puts"
-    for metric in ("p50", "p99"):
-        key = f"puts/1/{metric}"
-        ours, theirs = f"{key}/{trioha}", f"{key}/{java}"
-        name = f"put to ack, 1 writer, {metric}"
-        add(name, "us", ours, theirs, lower=True, goal=1, cpu_for=a_million)
-    for writers, wanted in ((1, None), (16, 1), (256, 3)):
-        key = f"puts/{writers}/rate"
-        name = f"sync puts, {writers} writer{'s' if writers > 1 else ''}"
-        add(name, "1/s", f"{key}/{trioha}", f"{key}/{java}", goal=wanted, cpu_for=a_million)
-    name = f"{SLAVES} slaves on one master, all bytes"
-    add(name, "MB/s", f"fan-out/{trioha}", f"fan-out/{java}", goal=1.2, cpu_for="GB")
-    for key, store in (("empty", "empty store"), ("log", f"{sizes.start_bytes // 10**6} MB log")):
-        ours, theirs = f"start/{key}/{trioha}", f"start/{key}/{java}"
-        wanted = 10 if key == "empty" else None
-        add(f"start to ready, {store}", "s", ours, theirs, lower=True, goal=wanted, cpu_for="start")
-    ours, theirs = f"queues/{trioha}", f"queues/{java}"
-    add("queues and index built", "rec/s", ours, theirs, goal=2, cpu_for="million records")
-    for key in ("catch-up master", "catch-up slave", "puts master", "puts slave"):
-        ours, theirs = f"memory/{key}/{trioha}", f"memory/{key}/{java}"
-        add(f"private memory, {key}", "MB", ours, theirs, lower=True, goal=10)
-    return found
+    def table(self) -> Table:
+        """For a terminal."""
+        shown = Table(title=f"{self.benchmark}: trioha beside RocketMQ, medians")
+        shown.add_column("work")
+        for heading in _HEADINGS:
+            shown.add_column(heading, justify="right")
+        for line in self.lines:
+            cells = (cell.replace("**", "").replace(" (", "\n(") for cell in line.cells())
+            shown.add_row(*cells, style=None if line.is_reached else "yellow")
+        return shown
+
+    def markdown(self) -> str:
+        """For docs/benchmarks.md."""
+        rows = [("work", *_HEADINGS), *(line.cells() for line in self.lines)]
+        heading, *lines = (f"| {' | '.join(row)} |" for row in rows)
+        return "\n".join(
+            [heading, "|---|---|--:|--:|--:|--:|---|--:|--:|--:|--:|", *lines, "", self.described()]
+        )
 
 
-def merge(runs: Iterable[Mapping[str, Any]]) -> list[Line]:
-    """The lines of several runs, from their JSON: medians of the runs' medians, with the runs' spread.
+def show_run(
+    benchmark: str, lines: list[Line], *, options: argparse.Namespace, rounds: int, seconds: float
+) -> None:
+    """Print what came out, as it was asked for."""
+    run = Run(
+        benchmark=benchmark,
+        **conditions(),  # type: ignore[arg-type]
+        rocketmq=options.rocketmq,
+        java=java_version(),
+        is_quick=options.quick,
+        rounds=rounds,
+        seconds=round(seconds, 1),
+        lines=lines,
+    )
+    if options.json:
+        print(json.dumps(cattrs.unstructure(run)))
+        return
+    Console(width=160 if not sys.stdout.isatty() else None).print(run.table())
+    print(f"{run.described()} {run.seconds:.0f} s.")
+
+
+def run_of(printed: Mapping[str, Any]) -> Run:
+    """A run from its JSON."""
+    return cattrs.structure(printed, Run)
+
+
+def merge(runs: Sequence[Run]) -> Run:
+    """One run of several: medians of the runs' medians, with the runs' spread; conditions of the first one.
 
     Raises ValueError for runs of different rivals, and of whole runs and quick ones.
     """
-    runs = list(runs)
-    by_kind: dict[str, set[tuple[object, ...]]] = {}
-    for run in runs:
-        by_kind.setdefault(run["benchmark"], set()).add((run["rocketmq"], run["quick"]))
-    for kind, found in by_kind.items():
-        if len(found) > 1:
-            said = ", ".join(f"{version}{' --quick' if quick else ''}" for version, quick in sorted(found))
-            raise ValueError(f"runs of {kind} that cannot be compared with each other: {said}")
-    if len({quick for found in by_kind.values() for _, quick in found}) > 1:
-        raise ValueError("whole runs and quick ones cannot be merged")
+    kinds = {(run.rocketmq, run.is_quick) for run in runs}
+    if len(kinds) > 1:
+        said = ", ".join(f"{version}{' --quick' if quick else ''}" for version, quick in sorted(kinds))
+        raise ValueError(f"runs that cannot be compared with each other: {said}")
     groups: dict[tuple[str, str], list[Line]] = {}
     for run in runs:
-        for work in run["works"]:
-            line = line_of(work)
+        for line in run.lines:
             groups.setdefault((line.work, line.unit), []).append(line)
-    return [_merged(group) for group in groups.values()]
+    return evolve(
+        runs[0],
+        seconds=sum(run.seconds for run in runs),
+        lines=[_merged(group) for group in groups.values()],
+        runs=max(sum(run.benchmark == one.benchmark for run in runs) for one in runs),
+    )
 
 
 def _merged(group: Sequence[Line]) -> Line:
     if len(group) == 1:
         return group[0]
-    known = [line.others_cores for line in group if line.others_cores is not None]
+    goals = [line.goal for line in group if line.goal is not None]
     return evolve(
         group[-1],
-        trioha=_median_of_runs([line.trioha for line in group]),
-        rocketmq=_median_of_runs([line.rocketmq for line in group]),
-        load_average=max(line.load_average for line in group),
-        others_cores=statistics.median(known) if known else None,
-        goal=None if group[-1].goal is None else statistics.median(line.goal or 0.0 for line in group),
-        ratios_of_runs=[line.ratio for line in group],
+        trioha=_joined(line.trioha for line in group),
+        rocketmq=_joined(line.rocketmq for line in group),
+        goal=statistics.median(goals) if goals else None,
+        ratios_of_runs=tuple(line.ratio for line in group),
     )
 
 
-def _median_of_runs(sides: Sequence[Side]) -> Side:
-    processes = set.intersection(*(set(side.cpu_s) for side in sides))
-    return Side(
-        [side.median for side in sides],
-        {
-            process: [statistics.median(side.cpu_s[process]) for side in sides]
-            for process in sides[-1].cpu_s
-            if process in processes
-        },
-    )
-
-
-def table(found: Iterable[Line], *, title: str) -> Table:
-    """For a terminal."""
-    shown = Table(title=title)
-    shown.add_column("work")
-    for heading in _HEADINGS:
-        shown.add_column(heading, justify="right")
-    for line in found:
-        shown.add_row(line.work, *_cells(line, "\n"), style=None if line.reached else "yellow")
-    return shown
-
-
-def markdown(found: Iterable[Line]) -> str:
-    """For docs/benchmarks.md; a ratio that misses its goal is bold."""
-    rows = [
-        f"| work | {' | '.join(_HEADINGS)} |",
-        "|---|---|--:|--:|--:|--:|---|--:|--:|--:|--:|",
-    ]
-    for line in found:
-        cells = _cells(line, " ")
-        if not line.reached:
-            ratio, _, spread = cells[3].partition(" ")
-            cells[3] = f"**{ratio}** {spread}".strip()
-        rows.append(f"| {line.work} | {' | '.join(cells)} |")
-    return "\n".join(rows)
-
-
-def _cells(line: Line, split: str) -> list[str]:
-    """Of the columns after the first; `split` stands before a spread."""
-    return [
-        line.unit,
-        _with_spread(line.trioha.median, line.trioha.values, split),
-        _with_spread(line.rocketmq.median, line.rocketmq.values, split),
-        _with_spread(line.ratio, line.ratios, split, digits=2),
-        line.to_reach,
-        line.cpu_for,
-        *(_seconds(side.cpu_total_s) for side in (line.trioha, line.rocketmq)),
-        f"{line.load_average:.1f}",
-        "" if line.others_cores is None else f"{line.others_cores:.2f}",
-    ]
-
-
-def _with_spread(median: float, values: Sequence[float], split: str, *, digits: int | None = None) -> str:
-    """A median, with the lowest and the highest value where they differ much."""
-
-    def shown(value: float) -> str:
-        if digits is not None:
-            return f"{value:.{digits}f}"
-        return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-    low, high = min(values), max(values)
-    if high <= NOISY * low:
-        return shown(median)
-    return f"{shown(median)}{split}({shown(low)}..{shown(high)})"
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def as_json(found: Iterable[Line]) -> list[dict[str, object]]:
-    """For a machine: medians, and the values of every round or run. `line_of` reads it."""
-    return [
-        {
-            "work": line.work,
-            "unit": line.unit,
-            "trioha": line.trioha.median,
-            "rocketmq": line.rocketmq.median,
-            "timesBetter": line.ratio,
-            "ratios": list(line.ratios),
-            "lowerIsBetter": line.lower_is_better,
-            "toReach": line.goal,
-            "limit": line.limit,
-            "reached": line.reached,
-            "rounds": {"trioha": list(line.trioha.values), "rocketmq": list(line.rocketmq.values)},
-            "cpuFor": line.cpu_for,
-            "cpuS": {
-                name: {process: list(used_s) for process, used_s in side.cpu_s.items()}
-                for name, side in (("trioha", line.trioha), ("rocketmq", line.rocketmq))
-            },
-            "loadAverage": line.load_average,
-            "othersCores": line.others_cores,
-            "runs": len(line.ratios_of_runs) or 1,
-        }
-        for line in found
-    ]
-
-
-def line_of(work: Mapping[str, Any]) -> Line:
-    """A line from the JSON of one."""
-    return Line(
-        work["work"],
-        work["unit"],
-        *(Side(work["rounds"][name], work["cpuS"][name]) for name in ("trioha", "rocketmq")),
-        lower_is_better=work["lowerIsBetter"],
-        goal=work["toReach"],
-        limit=work["limit"],
-        cpu_for=work["cpuFor"],
-        load_average=work["loadAverage"],
-        others_cores=work["othersCores"],
-        ratios_of_runs=work["ratios"] if work["runs"] > 1 else (),
-    )
+def _joined(sides: Iterable[Series]) -> Series:
+    """The medians of several runs; the highest load of each."""
+    joined = Series()
+    for side in sides:
+        middle = side.middle()
+        joined.values += middle.values
+        joined.cpu_s += middle.cpu_s
+        joined.load_averages.append(max(side.load_averages))
+        joined.others_cores += middle.others_cores
+    return joined

@@ -7,9 +7,7 @@ RocketMQ's store goes without timer wheel and compaction, which nothing here nee
 from __future__ import annotations
 
 import os
-import select
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -18,37 +16,48 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from attrs import frozen
 
-from tests.benchmarks.rivals.driver import END_WITHIN_S, Driver, DriverError
+from tests.benchmarks.rivals.driver import Driver, DriverError
 from tests.benchmarks.rivals.machine import cpu_s
 from tests.interop.java import LOGBACK, OPENED
 from tests.interop.rocketmq import class_path, home_flags, java_tool
-from tests.processes import DIE_WITH_PARENT
+from tests.node_process import TriohaNode
 
-REPOSITORY = Path(__file__).parents[3]
-JAVA_SOURCE = Path(__file__).parents[1] / "java" / "BenchDriver.java"
-RAW_SENDER = "raw sender"
-READY_WITHIN_S = 60.0
-OPEN_WITHIN_S = 300.0
-"""With the queues built: RocketMQ makes a file for each of 10,000 queues, and syncs all when it closes."""
-CLOSE_WITHIN_S = 300.0
+REPOSITORY: Final = Path(__file__).parents[3]
+JAVA_SOURCES: Final = Path(__file__).parents[1] / "java"
+RAW_SENDER: Final = "raw sender"
+READY_WITHIN_S: Final = 60.0
+OPEN_WITHIN_S: Final = 300.0
+CLOSE_WITHIN_S: Final = 300.0
 
 # As a server runs: both compilers, the collector that the JVM chooses for this machine, a fixed heap.
-JVM_FLAGS = [
+JVM_FLAGS: Final = [
     "-Xms512m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m", "-Xshare:auto", *OPENED,
 ]  # fmt: skip
-
-_NODE_SETTINGS: dict[str, object] = {
-    "brokerClusterName": "bench",
-    "brokerName": "bench",
-    "brokerIP1": "127.0.0.1",
-    "brokerIP2": "127.0.0.1",
-    "haListenPort": 0,
-    "haHousekeepingInterval": 60000,
+NODE_SETTINGS: Final[dict[str, object]] = {
+    "mappedFileSizeConsumeQueue": 6_000_000,
+    "maxHashSlotNum": 5_000_000,
+    "maxIndexNum": 20_000_000,
+    "maxMessageSize": 4 << 20,
+    "haSendHeartbeatInterval": 5000,
+    # A master stands still while others work.
+    "haHousekeepingInterval": 60_000,
 }
+"""The defaults of a node where `TriohaNode` has small files for tests."""
+ROCKETMQ_SETTINGS: Final[dict[str, object]] = {
+    # How full the disk is must not matter.
+    "diskMaxUsedSpaceRatio": 99,
+    "cleanFileForciblyEnable": "false",
+    "fileReservedTime": 720,
+    "timerWheelEnable": "false",
+    "enableCompaction": "false",
+}
+
+# Bytecode is kept, as it is where trioha is installed.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @frozen
@@ -58,7 +67,6 @@ class Master:
     driver: Driver
     store: str
     ha_port: int
-    max_offset: int
     opening: Mapping[str, Any]
     """What it was opened with."""
 
@@ -90,6 +98,11 @@ class Side(ABC):
 
     name: str
 
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ids = count(1)
+        self._drivers: list[Driver] = []
+
     @abstractmethod
     def open_master(self, root: Path, *, file_bytes: int) -> Master:
         """A SYNC_MASTER on `root`, in a process of its own that ends with this side."""
@@ -102,35 +115,27 @@ class Side(ABC):
     def start(self, root: Path, *, file_bytes: int) -> Started:
         """Start a whole broker on `root`, and stop it cleanly when it serves."""
 
-    @abstractmethod
     def close(self) -> None:
         """End every process of this side."""
+        for driver in self._drivers:
+            driver.close()
 
 
 class TriohaSide(Side):
     """trioha as it is installed for this interpreter."""
 
-    name = "trioha"
-    slave_settings: Mapping[str, object] = {}
-    """What its slaves are given beyond what all nodes are."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._ids = count(1)
-        self._drivers: list[Driver] = []
+    def __init__(self, folder: Path, *, name: str = "trioha", **slave_settings: object) -> None:
+        super().__init__(folder)
+        self.name = name
+        self._slave_settings = slave_settings
+        """What its slaves are given beyond what all nodes are."""
 
     def open_master(self, root: Path, *, file_bytes: int) -> Master:
-        driver = Driver(
-            [sys.executable, "-m", "tests.benchmarks.rivals.trioha_master"],
-            name=f"trioha-master-{next(self._ids)}",
-            folder=self._folder,
-            environment={"PYTHONPATH": str(REPOSITORY)},
-        )
+        driver = _python_driver("trioha_master", name=f"master-{next(self._ids)}", folder=self._folder)
         self._drivers.append(driver)
-        config = {"storePathRootDir": str(root), "mappedFileSizeCommitLog": file_bytes}
-        opening = {"config": config}
+        opening = {"root": str(root), "fileBytes": file_bytes}
         opened = driver.call("open", within_s=OPEN_WITHIN_S, store=root.name, **opening)
-        return Master(driver, root.name, opened["haPort"], opened["maxOffset"], opening)
+        return Master(driver, root.name, opened["haPort"], opening)
 
     @contextmanager
     def slaves(self, folder: Path, *, ha_port: int, number: int, file_bytes: int) -> Iterator[list[int]]:
@@ -138,82 +143,22 @@ class TriohaSide(Side):
         with ExitStack() as running:
             nodes = []
             for index in range(number):
-                root = folder / f"slave-{index}"
-                settings = {
-                    "brokerRole": "SLAVE",
-                    "brokerId": 1 + index,
-                    "haMasterAddress": f"127.0.0.1:{ha_port}",
-                    "mappedFileSizeCommitLog": file_bytes,
-                    **self.slave_settings,
-                }
-                nodes.append(running.enter_context(_node(root, settings)))
-            for node in nodes:
-                _await_ready(node)
+                node = TriohaNode(
+                    folder / f"slave-{index}", role="SLAVE", ha_master_address=f"127.0.0.1:{ha_port}",
+                    **{**NODE_SETTINGS, "brokerId": 1 + index, "mappedFileSizeCommitLog": file_bytes},
+                    **self._slave_settings,
+                )  # fmt: skip
+                running.callback(node.stop)
+                nodes.append(node)
             yield [node.pid for node in nodes]
 
     def start(self, root: Path, *, file_bytes: int) -> Started:
-        settings = {"brokerRole": "ASYNC_MASTER", "brokerId": 0, "mappedFileSizeCommitLog": file_bytes}
+        settings = {**NODE_SETTINGS, "mappedFileSizeCommitLog": file_bytes}
         began = time.perf_counter()
-        with _node(root, settings) as node:
-            _await_ready(node)
-            return Started(time.perf_counter() - began, cpu_s(node.pid))
-
-    def close(self) -> None:
-        for driver in self._drivers:
-            driver.close()
-
-
-class FrameCheckingSide(TriohaSide):
-    """trioha with slaves that check frames and where records begin, as `trioha.haVerify=frame` has it."""
-
-    name = "trioha, haVerify=frame"
-    slave_settings: Mapping[str, object] = {"trioha.haVerify": "frame"}
-
-
-@contextmanager
-def _node(root: Path, settings: dict[str, object]) -> Iterator[subprocess.Popen[str]]:
-    """A `trioha node` process, ended by SIGTERM."""
-    root.parent.mkdir(parents=True, exist_ok=True)
-    config = root.with_name(f"{root.name}.conf")
-    settings = {
-        **_NODE_SETTINGS,
-        "listenPort": 0,
-        "storePathRootDir": root,
-        "trioha.bindAddress": "127.0.0.1",
-        **settings,
-    }
-    config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-    with root.with_name(f"{root.name}.log").open("wb") as log:
-        process = subprocess.Popen(
-            [*DIE_WITH_PARENT, sys.executable, "-m", "trioha", "node", "-c", str(config)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            cwd=root.parent,
-            # Bytecode may be kept, as it is where trioha is installed.
-            env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
-        )
-    assert process.stdout is not None
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(END_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
-
-
-def _await_ready(node: subprocess.Popen[str]) -> None:
-    """Wait for the line with which a node says that it serves."""
-    assert node.stdout is not None
-    readable, _, _ = select.select([node.stdout], [], [], READY_WITHIN_S)
-    line = node.stdout.readline() if readable else ""
-    if not line.startswith("ready "):
-        raise DriverError(f"trioha node {node.pid} said {line!r} instead of ready")
+        node = TriohaNode(root, role="ASYNC_MASTER", **settings)
+        started = Started(time.perf_counter() - began, cpu_s(node.pid))
+        node.stop()
+        return started
 
 
 class JavaSide(Side):
@@ -221,48 +166,34 @@ class JavaSide(Side):
 
     def __init__(self, folder: Path, *, version: str) -> None:
         """Fetches RocketMQ if it is not there yet and compiles the driver; takes minutes the first time."""
+        super().__init__(folder)
         self.name = f"RocketMQ {version}"
-        self._folder = folder
-        self._ids = count(1)
-        self._drivers: list[Driver] = []
         self._slave_driver: Driver | None = None
-        self._class_path = compiled(folder / "classes", version, JAVA_SOURCE)
+        self._class_path = compiled(folder / "classes", version, "BenchDriver")
 
     def _driver(self, name: str) -> Driver:
-        home = self._folder / "home"
-        home.mkdir(parents=True, exist_ok=True)
-        logback = self._folder / "logback.xml"
-        logback.write_text(LOGBACK)
-        driver = Driver(
-            [
-                java_tool("java"), *JVM_FLAGS,
-                *home_flags(home),
-                f"-Drmq.logback.configurationFile={logback}", f"-Dlogback.configurationFile={logback}",
-                "-Drocketmq.client.logUseSlf4j=true",
-                "-cp", self._class_path, "interop.BenchDriver",
-            ],
-            name=f"rocketmq-{name}-{next(self._ids)}",
-            folder=self._folder,
-        )  # fmt: skip
+        driver = java_driver(
+            "BenchDriver", self._class_path, name=f"rocketmq-{name}-{next(self._ids)}", folder=self._folder
+        )
         self._drivers.append(driver)
         return driver
 
     @staticmethod
     def _config(root: Path, *, role: str, broker_id: int, file_bytes: int) -> dict[str, object]:
         return {
-            **_NODE_SETTINGS,
+            **ROCKETMQ_SETTINGS,
+            "brokerClusterName": "bench",
+            "brokerName": "bench",
+            "brokerIP1": "127.0.0.1",
+            "brokerIP2": "127.0.0.1",
+            "haListenPort": 0,
+            "haHousekeepingInterval": 60000,
             "brokerRole": role,
             "brokerId": broker_id,
             "storePathRootDir": str(root),
             "storePathCommitLog": str(root / "commitlog"),
             "mappedFileSizeCommitLog": file_bytes,
             "inSyncReplicas": 1 if role == "ASYNC_MASTER" else 2,
-            # A full disk is none of the benchmark's business.
-            "diskMaxUsedSpaceRatio": 99,
-            "cleanFileForciblyEnable": False,
-            "fileReservedTime": 720,
-            "timerWheelEnable": False,
-            "enableCompaction": False,
         }
 
     def open_master(self, root: Path, *, file_bytes: int) -> Master:
@@ -270,7 +201,7 @@ class JavaSide(Side):
         config = self._config(root, role="SYNC_MASTER", broker_id=0, file_bytes=file_bytes)
         opening = {"config": config, "haMasterAddress": None}
         opened = driver.call("open", within_s=OPEN_WITHIN_S, store=root.name, **opening)
-        return Master(driver, root.name, opened["haPort"], opened["maxOffset"], opening)
+        return Master(driver, root.name, opened["haPort"], opening)
 
     @contextmanager
     def slaves(self, folder: Path, *, ha_port: int, number: int, file_bytes: int) -> Iterator[list[int]]:
@@ -308,25 +239,43 @@ class JavaSide(Side):
         self._drivers.remove(driver)
         return started
 
-    def close(self) -> None:
-        for driver in self._drivers:
-            driver.close()
-
 
 def open_raw_sender(folder: Path, log: Path, *, log_bytes: int) -> Master:
     """A process that sends the first bytes of a log's file to slaves and does nothing else."""
-    driver = Driver(
-        [sys.executable, "-m", "tests.benchmarks.rivals.raw_sender"],
-        name="raw-sender",
+    driver = _python_driver("raw_sender", name="raw-sender", folder=folder)
+    opened = driver.call("open", path=str(log), bytes=log_bytes)
+    return Master(driver, RAW_SENDER, opened["haPort"], {})
+
+
+def _python_driver(module: str, *, name: str, folder: Path) -> Driver:
+    return Driver(
+        [sys.executable, "-m", f"tests.benchmarks.rivals.{module}"],
+        name=name,
         folder=folder,
         environment={"PYTHONPATH": str(REPOSITORY)},
     )
-    opened = driver.call("open", path=str(log), bytes=log_bytes)
-    return Master(driver, RAW_SENDER, opened["haPort"], opened["maxOffset"], {})
 
 
-def compiled(classes: Path, version: str, source: Path) -> str:
-    """The class path of a driver, which is compiled beside RocketMQ's jars and the classes of the tests.
+def java_command(folder: Path, path: str, *arguments: str) -> list[str]:
+    """A JVM with the flags of a server, whose logs and home are in `folder`."""
+    home = folder / "home"
+    home.mkdir(parents=True, exist_ok=True)
+    logback = folder / "logback.xml"
+    logback.write_text(LOGBACK)
+    return [
+        java_tool("java"), *JVM_FLAGS, *home_flags(home),
+        f"-Drmq.logback.configurationFile={logback}", f"-Dlogback.configurationFile={logback}",
+        "-Drocketmq.client.logUseSlf4j=true", "-cp", path, *arguments,
+    ]  # fmt: skip
+
+
+def java_driver(driver: str, path: str, *, name: str, folder: Path) -> Driver:
+    """A JVM that runs one of the drivers of `java/`."""
+    return Driver(java_command(folder, path, f"interop.{driver}"), name=name, folder=folder)
+
+
+def compiled(classes: Path, version: str, driver: str) -> str:
+    """The class path of a driver of `java/`, compiled beside RocketMQ's jars and the classes of the tests.
 
     Raises DriverError.
     """
@@ -335,7 +284,7 @@ def compiled(classes: Path, version: str, source: Path) -> str:
     done = subprocess.run(
         [
             java_tool("javac"), "-proc:none", "-encoding", "UTF-8", "-cp", base, "-d", str(classes),
-            str(source),
+            str(JAVA_SOURCES / f"{driver}.java"),
         ],
         capture_output=True,
         text=True,
