@@ -107,13 +107,9 @@ async def test_with_all_ack_a_put_waits_for_every_member(begin, autojump_clock):
         await join(life, two, 2)
         await join(life, three, 3)
         end = puts.put()
-        await two.next_frame()
-        await two.report(end)
-        await settled()
+        await two.acknowledge(end)
         assert puts.statuses == []
-        await three.next_frame()
-        await three.report(end)
-        await settled()
+        await three.acknowledge(end)
         assert puts.statuses == [PUT_OK]
 
 
@@ -150,9 +146,7 @@ async def test_a_put_that_waits_is_not_released_by_a_newcomer(begin, autojump_cl
         await three.join(life.set.confirm_offset, 3)
         await settled()
         life.accept()
-        await three.next_frame()
-        await three.report(end)
-        await settled()
+        await three.acknowledge(end)
         assert (life.set.members, puts.statuses) == ({1, 2, 3}, [])
         await two.report(end)
         await settled()
@@ -188,9 +182,7 @@ async def test_without_all_ack_a_put_waits_for_in_sync_replicas(begin, autojump_
         await settled()
         got = [len(puts.statuses)]
         for peer in (two, three):
-            await peer.next_frame()
-            await peer.report(end)
-            await settled()
+            await peer.acknowledge(end)
             got.append(len(puts.statuses))
     assert got == [int(in_sync_replicas <= copies) for copies in (1, 2, 3)]
     assert puts.statuses == [PUT_OK]
@@ -241,9 +233,7 @@ async def test_the_recorded_need_is_the_number_of_members(begin, autojump_clock)
     async with connected(life) as two:
         await join(life, two, 2)
         end = puts.put()
-        await two.next_frame()
-        await two.report(end)
-        await settled()
+        await two.acknowledge(end)
     assert [event[4] for event in life.events.of(Kind.WAIT_BEGIN)] == [2]
 
 
@@ -300,9 +290,7 @@ async def test_puts_wait_on_when_the_set_becomes_smaller_and_has_the_minimum(beg
         life.accept()
         await settled()
         assert (life.set.members, puts.statuses) == ({1, 2}, [])
-        await two.next_frame()
-        await two.report(end_offset)
-        await settled()
+        await two.acknowledge(end_offset)
         assert puts.statuses == [PUT_OK]
 
 

@@ -81,6 +81,11 @@ class Master:
             now_s=self.now_s,
         )
 
+    def come(self, broker_id, offset=None):
+        """Connect with a log that ends at `offset`, or has all."""
+        self.connect(broker_id)
+        self.ack(broker_id, offset)
+
     def disconnect(self, broker_id):
         del self.clocks[broker_id]
         self.set.disconnected(broker_id, connection_id=self.connection_ids.pop(broker_id), now_s=self.now_s)
@@ -100,13 +105,26 @@ class Master:
 
     def join(self, *broker_ids):
         for broker_id in broker_ids:
-            self.connect(broker_id)
-            self.ack(broker_id)
+            self.come(broker_id)
             self.accept()
 
     @property
     def proposed(self):
         return [set(proposal.members) for proposal in self.proposals]
+
+
+def with_newcomer(offset=None):
+    """A lone master, and broker 2, which is no member yet."""
+    master = Master()
+    master.come(2, offset)
+    return master
+
+
+def with_members(*broker_ids):
+    """A master whose set has grown."""
+    master = Master()
+    master.join(*broker_ids)
+    return master
 
 
 # -- growing ---------------------------------------------------------------------------------------------
@@ -159,8 +177,7 @@ def test_a_slave_that_never_holds_the_logs_end_comes_in_under_steady_load():
 @pytest.mark.parametrize("all_ack", [True, False])
 def test_puts_are_confirmed_by_a_joining_slave_too_which_is_no_member_yet(all_ack):
     master = Master(all_ack=all_ack)
-    master.connect(2)
-    master.ack(2, 900)
+    master.come(2, 900)
     assert (master.set.is_alone, master.set.required, master.set.size) == (False, {1}, 1)
     master.append()
     assert master.set.confirm.offset == 1000
@@ -178,8 +195,7 @@ def test_without_all_ack_a_joining_slave_has_to_hold_the_logs_end_of_when_it_beg
     """The log's end itself, which RocketMQ asks for, it would hardly ever hold under load."""
     master = Master(all_ack=False)
     master.append()
-    master.connect(2)
-    master.ack(2, 1050)
+    master.come(2, 1050)
     assert not master.set.is_alone
     master.append()
     master.ack(2, 1099)
@@ -192,8 +208,7 @@ def test_a_joining_slave_that_is_not_there_in_time_holds_up_no_put_longer():
     master = Master()
     joins = []
     master.set.on_join = lambda: joins.append(master.set.joins_until_s)
-    master.connect(2)
-    master.ack(2, 900)
+    master.come(2, 900)
     assert joins == [master.now_s + JOIN_S]
     master.append()
     master.now_s += JOIN_S - 0.01
@@ -215,8 +230,7 @@ def test_a_joining_slave_that_is_not_there_in_time_holds_up_no_put_longer():
 @pytest.mark.parametrize(("slave_timeout_s", "join_s"), [(0.3, 0.1), (3.0, JOIN_S), (30.0, JOIN_S)])
 def test_puts_wait_for_a_joining_slave_for_a_third_of_their_time_at_most(slave_timeout_s, join_s):
     master = Master(slave_timeout_s=slave_timeout_s)
-    master.connect(2)
-    master.ack(2, 900)
+    master.come(2, 900)
     assert master.set.joins_until_s == pytest.approx(master.now_s + join_s)
     master.append()
     master.now_s += join_s + 0.001
@@ -225,15 +239,12 @@ def test_puts_wait_for_a_joining_slave_for_a_third_of_their_time_at_most(slave_t
 
 
 def test_a_slave_that_is_lost_while_it_joins_holds_up_no_put():
-    master = Master()
-    master.connect(2)
-    master.ack(2, 900)
+    master = with_newcomer(900)
     master.append()
     master.disconnect(2)
     assert (master.set.is_alone, master.set.confirm_offset) == (True, 1100)
     # Nor does one that comes back again and again.
-    master.connect(2)
-    master.ack(2, 900)
+    master.come(2, 900)
     assert master.set.is_alone
 
 
@@ -249,8 +260,7 @@ def test_a_slave_that_is_far_from_the_end_does_not_join(why):
 def test_several_slaves_join_and_come_in_one_after_the_other():
     master = Master()
     for broker_id in (2, 3):
-        master.connect(broker_id)
-        master.ack(broker_id, 900)
+        master.come(broker_id, 900)
     master.append()
     master.ack(2)
     assert master.proposed == [{1, 2}]
@@ -262,9 +272,7 @@ def test_several_slaves_join_and_come_in_one_after_the_other():
 
 
 def test_a_refused_slave_holds_up_no_put_until_it_is_asked_for_again():
-    master = Master()
-    master.connect(2)
-    master.ack(2, 900)
+    master = with_newcomer(900)
     master.ack(2, 1000)
     master.refuse()
     master.append()
@@ -272,11 +280,9 @@ def test_a_refused_slave_holds_up_no_put_until_it_is_asked_for_again():
 
 
 def test_with_another_member_a_slave_comes_in_at_the_confirm_offset_not_at_the_logs_end():
-    master = Master()
-    master.join(2)
+    master = with_members(2)
     master.append()
-    master.connect(3)
-    master.ack(3, 999)
+    master.come(3, 999)
     assert master.proposals == []
     master.ack(3, 1000)
     assert master.set.confirm_offset == 1000 < master.max_offset
@@ -291,8 +297,7 @@ def test_a_slave_below_the_logs_end_of_when_this_life_began_is_not_proposed(
     master = Master(
         members=frozenset({1, 2}), confirm_offset=confirm_offset, epoch_start_offset=epoch_start_offset
     )
-    master.connect(3)
-    master.ack(3, 500)
+    master.come(3, 500)
     master.ack(3, 999)
     assert (master.proposals, master.set.confirm_offset) == ([], confirm_offset)
     master.ack(3, 1000)
@@ -303,8 +308,7 @@ def test_a_higher_epoch_of_the_same_master_raises_what_a_newcomer_must_hold():
     master = Master(members=frozenset({1, 2}), confirm_offset=500)
     master.append(500)
     master.set.epoch_start_offset = 1500
-    master.connect(3)
-    master.ack(3, 1400)
+    master.come(3, 1400)
     assert master.proposals == []
     master.ack(3, 1500)
     assert master.proposed == [{1, 2, 3}]
@@ -319,8 +323,7 @@ def test_an_async_learner_is_never_proposed():
 
 
 def test_a_member_that_comes_back_as_a_learner_leaves():
-    master = Master()
-    master.join(2)
+    master = with_members(2)
     master.connect(2, is_learner=True)
     master.ack(2)
     master.tick()
@@ -339,11 +342,8 @@ def test_a_learner_that_comes_back_as_a_replica_is_proposed():
 
 
 def test_a_slave_that_caught_up_while_a_proposal_was_open_is_proposed_at_the_next_tick():
-    master = Master()
-    master.connect(2)
-    master.ack(2)
-    master.connect(3)
-    master.ack(3)
+    master = with_newcomer()
+    master.come(3)
     master.accept()
     assert master.proposals == []
     master.ack(2)
@@ -356,31 +356,27 @@ def test_a_slave_that_caught_up_while_a_proposal_was_open_is_proposed_at_the_nex
 
 def test_a_member_that_never_connected_is_removed_at_the_first_tick():
     master = Master(members=frozenset({1, 2, 3}))
-    master.connect(2)
-    master.ack(2)
+    master.come(2)
     master.tick(3.0)
     assert master.proposed == [{1, 2}]
 
 
 def test_a_member_leaves_at_once_when_its_connection_is_lost():
-    master = Master()
-    master.join(2)
+    master = with_members(2)
     master.disconnect(2)
     assert master.proposed == [{1}]
 
 
 @pytest.mark.parametrize(("silent_s", "proposed"), [(15.0, []), (15.01, [{1}])])
 def test_a_member_whose_oldest_unacknowledged_byte_is_older_than_15_s_is_removed(silent_s, proposed):
-    master = Master()
-    master.join(2)
+    master = with_members(2)
     master.append()
     master.tick(silent_s)
     assert master.proposed == proposed
 
 
 def test_an_idle_member_that_holds_everything_stays():
-    master = Master()
-    master.join(2)
+    master = with_members(2)
     master.tick(3600.0)
     assert master.proposals == []
     master.append()
@@ -389,8 +385,7 @@ def test_an_idle_member_that_holds_everything_stays():
 
 
 def test_two_members_lost_one_after_the_other_leave_one_after_the_other():
-    master = Master()
-    master.join(2, 3)
+    master = with_members(2, 3)
     master.disconnect(2)
     master.disconnect(3)
     assert master.proposed == [{1, 3}]
@@ -399,8 +394,7 @@ def test_two_members_lost_one_after_the_other_leave_one_after_the_other():
 
 
 def test_the_end_of_a_replaced_connection_removes_nobody():
-    master = Master()
-    master.join(2)
+    master = with_members(2)
     old = master.connection_ids[2]
     master.connect(2, connection_id=99)
     master.set.disconnected(2, connection_id=old, now_s=master.now_s)
@@ -413,9 +407,7 @@ def test_the_end_of_a_replaced_connection_removes_nobody():
 
 
 def test_who_is_proposed_is_required_before_the_answer():
-    master = Master()
-    master.connect(2)
-    master.ack(2)
+    master = with_newcomer()
     assert master.set.members == {1}
     assert master.set.required == {1, 2}
     master.append()
@@ -425,8 +417,7 @@ def test_who_is_proposed_is_required_before_the_answer():
 
 
 def test_who_is_to_leave_is_required_until_the_controller_has_agreed():
-    master = Master()
-    master.join(2)
+    master = with_members(2)
     master.disconnect(2)
     master.append()
     assert (master.set.required, master.set.confirm_offset) == ({1, 2}, 1000)
@@ -437,8 +428,7 @@ def test_who_is_to_leave_is_required_until_the_controller_has_agreed():
 def test_size_is_that_of_the_larger_set_while_a_proposal_is_open():
     master = Master()
     assert master.set.size == 1
-    master.connect(2)
-    master.ack(2)
+    master.come(2)
     assert master.set.size == 2
     master.accept()
     master.disconnect(2)
@@ -448,9 +438,7 @@ def test_size_is_that_of_the_larger_set_while_a_proposal_is_open():
 
 
 def test_a_refused_newcomer_is_no_longer_required_and_asked_for_again_a_second_later():
-    master = Master()
-    master.connect(2)
-    master.ack(2)
+    master = with_newcomer()
     master.refuse()
     assert master.set.required == {1}
     master.now_s += 0.99
@@ -465,8 +453,7 @@ def test_a_lost_member_leaves_although_the_controller_refuses_another_replica():
     """A replica that holds everything and is not alive to the controller, whom it cannot reach."""
     master = Master(members=frozenset({1, 3}), confirm_offset=1000)
     for broker_id in (2, 3):
-        master.connect(broker_id)
-        master.ack(broker_id)
+        master.come(broker_id)
     refused = master.proposals[-1]
     assert refused.members == {1, 2, 3}
     master.set.refused(refused, confirmed_s=master.now_s, now_s=master.now_s)
@@ -484,9 +471,7 @@ def test_a_lost_member_leaves_although_the_controller_refuses_another_replica():
 
 
 def test_a_newcomer_whose_proposals_answer_was_lost_stays_required():
-    master = Master()
-    master.connect(2)
-    master.ack(2)
+    master = with_newcomer()
     master.set.lost(master.proposals.pop(), now_s=master.now_s)
     master.disconnect(2)
     master.append()
@@ -502,9 +487,7 @@ def test_a_newcomer_whose_proposals_answer_was_lost_stays_required():
 
 
 def test_nothing_is_proposed_for_a_second_after_a_lost_answer():
-    master = Master()
-    master.connect(2)
-    master.ack(2)
+    master = with_newcomer()
     master.set.lost(master.proposals.pop(), now_s=master.now_s)
     for after_s, proposed in ((0.0, []), (RETRY_S - 0.01, []), (0.01, [{1, 2}])):
         master.now_s += after_s
@@ -514,9 +497,7 @@ def test_nothing_is_proposed_for_a_second_after_a_lost_answer():
 
 
 def test_an_uncertain_newcomer_stays_required_while_no_controller_says_otherwise():
-    master = Master()
-    master.connect(2)
-    master.ack(2)
+    master = with_newcomer()
     master.set.lost(master.proposals.pop(), now_s=master.now_s)
     master.disconnect(2)
     for _ in range(10):
@@ -530,9 +511,7 @@ def test_an_uncertain_newcomer_stays_required_while_no_controller_says_otherwise
 
 def test_an_answer_to_a_question_of_less_than_10_s_after_the_lost_one_ends_no_uncertainty():
     """What counts is when the controller was asked, not when its answer came."""
-    master = Master()
-    master.connect(2)
-    master.ack(2)
+    master = with_newcomer()
     lost_s = master.now_s
     master.set.lost(master.proposals.pop(), now_s=lost_s)
     master.tick(UNCERTAIN_S + 2)
@@ -544,16 +523,13 @@ def test_an_answer_to_a_question_of_less_than_10_s_after_the_lost_one_ends_no_un
 
 
 def test_a_set_without_the_master_is_of_another_one_and_changes_nothing():
-    master = Master()
-    master.join(2)
+    master = with_members(2)
     master.set.decided(frozenset({2}), 7)
     assert (master.set.members, master.set.set_epoch) == ({1, 2}, 6)
 
 
 def test_a_later_set_ends_uncertainty():
-    master = Master()
-    master.connect(2)
-    master.ack(2)
+    master = with_newcomer()
     master.set.lost(master.proposals.pop(), now_s=master.now_s)
     master.set.decided(frozenset({1}), 6)
     assert master.set.required == {1}
@@ -563,13 +539,10 @@ def test_a_later_set_ends_uncertainty():
 
 
 def test_an_answer_to_an_earlier_proposal_does_not_end_the_open_one():
-    master = Master()
-    master.connect(2)
-    master.ack(2)
+    master = with_newcomer()
     first = master.proposals.pop()
     master.set.decided(frozenset({1}), 6)
-    master.connect(3)
-    master.ack(3)
+    master.come(3)
     (second,) = master.proposals
     master.set.refused(first, confirmed_s=master.now_s, now_s=master.now_s)
     master.set.lost(first, now_s=master.now_s)
@@ -580,8 +553,7 @@ def test_an_answer_to_an_earlier_proposal_does_not_end_the_open_one():
 
 
 def test_confirm_offset_is_the_least_ack_of_the_members():
-    master = Master()
-    master.join(2, 3)
+    master = with_members(2, 3)
     master.append()
     master.ack(2, 1100)
     assert master.set.confirm_offset == 1000
@@ -591,8 +563,7 @@ def test_confirm_offset_is_the_least_ack_of_the_members():
 
 def test_confirm_offset_is_frozen_while_a_member_is_not_connected():
     """As AutoSwitchHATest.testConfirmOffset: it stays where it was, and the other may become master."""
-    master = Master()
-    master.join(2, 3)
+    master = with_members(2, 3)
     master.disconnect(3)
     master.append()
     master.ack(2)
@@ -602,8 +573,7 @@ def test_confirm_offset_is_frozen_while_a_member_is_not_connected():
 
 
 def test_a_connected_member_that_has_not_reported_freezes_the_confirm_offset():
-    master = Master()
-    master.join(2, 3)
+    master = with_members(2, 3)
     master.connect(3, connection_id=77)
     master.append()
     master.ack(2)
@@ -611,8 +581,7 @@ def test_a_connected_member_that_has_not_reported_freezes_the_confirm_offset():
 
 
 def test_confirm_offset_never_moves_back_when_a_member_returns_with_less():
-    master = Master()
-    master.join(2)
+    master = with_members(2)
     master.connect(2, connection_id=77)
     master.ack(2, 300)
     assert master.set.confirm_offset == 1000
@@ -632,8 +601,7 @@ def test_with_sync_flush_the_confirm_offset_is_never_ahead_of_the_masters_disk(m
     flushed = Watermark(900)
     master = Master(members=frozenset(members), all_ack=all_ack, confirm_offset=800, flushed=flushed)
     if len(members) > 1:
-        master.connect(2)
-        master.ack(2, 1000)
+        master.come(2, 1000)
     assert master.set.held_offset == 1000
     assert master.set.confirm_offset == 900
     flushed.advance(950)
@@ -647,10 +615,8 @@ def test_with_sync_flush_the_confirm_offset_is_never_ahead_of_the_masters_disk(m
 def test_a_slave_has_to_hold_what_is_not_on_the_masters_disk_yet():
     """Puts that only wait for the disk are PUT_OK at any moment, also when the slave is a member already."""
     master = Master(members=frozenset({OWN, 2}), confirm_offset=800, flushed=Watermark(900))
-    master.connect(2)
-    master.ack(2, 1000)
-    master.connect(3)
-    master.ack(3, 990)
+    master.come(2, 1000)
+    master.come(3, 990)
     assert master.proposed == []
     master.ack(3, 1000)
     assert master.proposed == [{OWN, 2, 3}]
@@ -676,8 +642,7 @@ def test_changes_are_announced():
     master = Master()
     seen = []
     master.set.on_change = lambda: seen.append((set(master.set.members), set(master.set.required)))
-    master.connect(2)
-    master.ack(2)
+    master.come(2)
     master.accept()
     assert seen == [({1}, {1, 2}), ({1, 2}, {1, 2})]
 

@@ -8,7 +8,6 @@ from functools import partial
 import pytest
 import trio
 
-from tests.descriptors import open_descriptors
 from tests.store.support import log_bytes, message, open_log
 from tests.store.test_kernel import needs_kernel
 from tests.store.test_read_ahead import flush, parts_with
@@ -55,18 +54,6 @@ def faults_of(log, end_offset):
     return faults() - before
 
 
-def test_stores_into_populated_pages_do_not_fault(log):
-    pages = POPULATED_BYTES // PAGE
-    before = log_bytes(log)
-    end_offset = log.max_offset + POPULATED_BYTES
-    log.populate_ahead()
-    # The interpreter's own memory may fault once or twice.
-    assert faults_of(log, end_offset) < pages // 2
-    assert faults_of(log, end_offset + POPULATED_BYTES) >= pages - 1
-    assert log_bytes(log) == before
-    assert not any(log.files[-1].view[log.max_offset :])
-
-
 def test_only_what_was_used_up_is_populated_again(log, monkeypatch):
     populated = []
     monkeypatch.setattr(MappedFile, "populate", lambda _, start, end: not populated.append((start, end)))
@@ -84,24 +71,6 @@ def test_only_what_was_used_up_is_populated_again(log, monkeypatch):
     log.populate_ahead()
     log.populate_ahead()
     assert populated[2:] == [(log.max_offset, FILE_BYTES)]
-    while len(log.files) == 1:
-        log.append(message(bytes(PAGE)))
-    log.populate_ahead()
-    at = log.max_offset - FILE_BYTES
-    assert populated[3:] == [(at, at + POPULATED_BYTES)]
-
-
-def test_after_a_cut_the_new_end_counts(log, monkeypatch):
-    start_offset = log.max_offset
-    while log.max_offset < 2 * POPULATED_BYTES:
-        log.append(message(bytes(PAGE)))
-    log.populate_ahead()
-    log.flushed.advance(log.max_offset)
-    log.cut(start_offset, last_store_timestamp_ms=0)
-    populated = []
-    monkeypatch.setattr(MappedFile, "populate", lambda _, start, end: not populated.append((start, end)))
-    log.populate_ahead()
-    assert populated == [(start_offset, start_offset + POPULATED_BYTES)]
 
 
 @pytest.mark.parametrize("advice", [9999, None])
@@ -226,10 +195,10 @@ async def test_pages_are_huge_under_load_where_each_sync_has_many_bytes(
         assert huge == []
 
 
-@pytest.fixture
-async def huge(large, monkeypatch, nursery):
-    """A log after load, with huge pages that are left of it, and bytes that are not on disk."""
-
+@needs_kernel
+async def test_after_the_load_huge_pages_are_replaced_once_all_is_on_disk(
+    large, monkeypatch, nursery, autojump_clock
+):
     log = large
     monkeypatch.setattr(populate, "run_in_thread", run_here)
     nursery.start_soon(populate_pages, log)
@@ -239,14 +208,8 @@ async def huge(large, monkeypatch, nursery):
     while log.max_offset < AHEAD_BYTES:
         log.append(message(bytes(100_000)))
         await trio.testing.wait_all_tasks_blocked()
-    assert parts_with("hg", log.files[0].path)
-    return log
-
-
-@needs_kernel
-async def test_after_the_load_huge_pages_are_replaced_once_all_is_on_disk(huge, autojump_clock):
-    log, before = huge, log_bytes(huge)
-    path, last_page = log.files[0].path, log.max_offset - log.max_offset % HUGE_PAGE_BYTES
+    before, path = log_bytes(log), log.files[0].path
+    last_page = log.max_offset - log.max_offset % HUGE_PAGE_BYTES
     start, end = parts_with("hg", path)[0]
     await trio.sleep(SMALL_AFTER_S + 1)
     assert parts_with("hg", path) == [(start, end)], "not all is on disk"
@@ -257,18 +220,6 @@ async def test_after_the_load_huge_pages_are_replaced_once_all_is_on_disk(huge, 
     assert parts_with("nh", path)[-1] == (last_page, end)
     assert log_bytes(log) == before
     assert not any(log.files[0].view[log.max_offset :])
-    # They are as ready as before.
-    assert faults_of(log, log.populated_offset) < (log.populated_offset - log.max_offset) // PAGE // 2
-    descriptors = open_descriptors()
-    await trio.sleep(2 * SMALL_AFTER_S)
-    log.append(message())
-    flush(log)
-    await trio.sleep(2 * SMALL_AFTER_S)
-    assert open_descriptors() == descriptors
-    while log.max_offset < log.files[0].end_offset + AHEAD_BYTES // 2:
-        log.append(message(bytes(100_000)))
-        await trio.testing.wait_all_tasks_blocked()
-    assert parts_with("hg", log.files[1].path), "there is load again"
 
 
 @needs_kernel

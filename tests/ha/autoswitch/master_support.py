@@ -164,6 +164,18 @@ class SlavePeer:
         while await self.stream.receive_some(65536):
             pass
 
+    async def ended_for(self, reason):
+        """Wait for the master to close the connection for this reason."""
+        await self.ended()
+        await trio.testing.wait_all_tasks_blocked()
+        assert self.reasons == [reason]
+
+    async def acknowledge(self, offset):
+        """Receive a frame, and say that the log ends there."""
+        await self.next_frame()
+        await self.report(offset)
+        await trio.testing.wait_all_tasks_blocked()
+
 
 @asynccontextmanager
 async def connected(life, *, host="127.0.0.1", port=50000, identity=None):

@@ -190,9 +190,7 @@ async def test_what_is_not_a_handshake_ends_the_connection_as_a_probe(log, data)
     life = begin_life(log)
     async with connected(life, host="10.0.0.7") as peer:
         await peer.send(data)
-        await peer.ended()
-        await settled()
-        assert peer.reasons == [CloseReason.BAD_SIZE]
+        await peer.ended_for(CloseReason.BAD_SIZE)
     assert life.master.connections() == []
     assert [(one.host, one.reason) for one in life.master.statistics().probes] == [
         ("10.0.0.7", CloseReason.BAD_SIZE)
@@ -207,18 +205,14 @@ async def test_a_handshake_in_transfer_ends_the_connection(log, again):
         await peer.join(0)
         await peer.next_frame()
         await peer.send(encode_slave_handshake(again))
-        await peer.ended()
-        await settled()
-        assert peer.reasons == [CloseReason.BAD_SIZE]
+        await peer.ended_for(CloseReason.BAD_SIZE)
 
 
 async def test_a_slave_with_the_masters_own_id_is_refused(log):
     life = begin_life(log)
     async with connected(life) as peer:
         await peer.send(encode_slave_handshake(SlaveHandshake(False, False, OWN)))
-        await peer.ended()
-        await settled()
-        assert peer.reasons == [CloseReason.NOT_ALLOWED]
+        await peer.ended_for(CloseReason.NOT_ALLOWED)
     assert life.set.members == {OWN}
 
 
@@ -271,9 +265,7 @@ async def test_a_slave_below_the_logs_first_byte_is_told_so_and_disconnected(log
         await peer.join(1000)
         header, body = await peer.next_frame()
         assert (header.offset, body) == (65536, b""), "no slave's max: it closes and comes again"
-        await peer.ended()
-        await settled()
-        assert peer.reasons == [CloseReason.REQUEST_BELOW_MIN]
+        await peer.ended_for(CloseReason.REQUEST_BELOW_MIN)
 
 
 async def test_bytes_of_no_epoch_are_not_sent(log):
@@ -281,9 +273,7 @@ async def test_bytes_of_no_epoch_are_not_sent(log):
     life = begin_life(log, epochs=table((3, 4000)))
     async with connected(life) as peer:
         await peer.join(0)
-        await peer.ended()
-        await settled()
-        assert peer.reasons == [CloseReason.NO_EPOCH]
+        await peer.ended_for(CloseReason.NO_EPOCH)
 
 
 # -- frames ----------------------------------------------------------------------------------------------
@@ -424,9 +414,7 @@ async def test_a_first_report_must_not_exceed_what_that_broker_was_sent(log):
     later_end = fill(log, end + 2000)
     async with connected(life) as peer:
         await peer.join(later_end)
-        await peer.ended()
-        await settled()
-        assert peer.reasons == [CloseReason.ACK_BEYOND_SENT]
+        await peer.ended_for(CloseReason.ACK_BEYOND_SENT)
     assert life.set.confirm_offset == 0
     async with connected(life) as peer:
         await peer.join(end)
@@ -440,9 +428,8 @@ async def test_a_first_report_must_not_exceed_what_that_broker_was_sent(log):
         assert life.set.confirm_offset == later_end
     async with connected(life) as peer:
         await peer.join(later_end, broker_id=3)
-        await peer.ended()
-        await settled()
-        assert peer.reasons == [CloseReason.ACK_BEYOND_SENT], "what one was sent is no other's"
+        # What one was sent is no other's.
+        await peer.ended_for(CloseReason.ACK_BEYOND_SENT)
 
 
 async def test_a_newer_connection_of_a_broker_takes_the_place_of_the_older_one(log):
@@ -473,9 +460,7 @@ async def test_with_tls_a_broker_id_belongs_to_its_certificate(log):
         await settled()
         async with connected(life, port=50001, identity="other") as liar:
             await liar.send(encode_slave_handshake(SlaveHandshake(False, False, 2)))
-            await liar.ended()
-            await settled()
-            assert liar.reasons == [CloseReason.NOT_ALLOWED]
+            await liar.ended_for(CloseReason.NOT_ALLOWED)
         async with connected(life, port=50002, identity="two") as again:
             await again.join(end)
             await settled()
@@ -554,6 +539,4 @@ async def test_a_table_that_is_not_ready_serves_no_bytes(log):
         answer = await peer.shake_hands()
         assert (answer.last_epoch, answer.epochs) == (-1, ())
         await peer.report(0)
-        await peer.ended()
-        await settled()
-        assert peer.reasons == [CloseReason.NO_EPOCH]
+        await peer.ended_for(CloseReason.NO_EPOCH)
