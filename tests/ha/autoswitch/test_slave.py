@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from attrs import evolve
 
 from tests.ha import support
 from tests.ha.autoswitch.support import (
@@ -19,7 +18,7 @@ from tests.ha.autoswitch.support import (
     put,
     recorded_frames,
 )
-from tests.ha.support import SETTINGS, settled
+from tests.ha.support import settled
 from tests.store.support import FILE_BYTES, log_bytes
 from tests.waiting import until
 from trioha.config.model import AckMode, GapPolicy
@@ -36,7 +35,7 @@ from trioha.ha.autoswitch.frames import (
 )
 from trioha.ha.autoswitch.slave import HANDSHAKE_TIMEOUT_S, SlaveIdentity
 from trioha.ha.replication_session import ReplicationSettings
-from trioha.recording.events import CloseReason, Direction, HaState, Kind
+from trioha.recording.events import CloseReason, HaState, Kind
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "ha-autoswitch"
 UNCHECKED = ReplicationSettings(tail_check_bytes=0)
@@ -231,21 +230,6 @@ async def test_a_handshake_without_an_answer_ends_the_connection(store, autojump
         await peer.peer.ended()
         assert trio.current_time() == dialer.times[0] + HANDSHAKE_TIMEOUT_S
         assert slave.last_close_reason is CloseReason.NO_REQUEST
-
-
-async def test_heartbeats_go_out_and_silence_ends_the_connection(store, master, autojump_clock):
-    slave, dialer, events = make_slave(store, settings=evolve(SETTINGS, heartbeat_interval_s=7.0))
-    async with running(slave, dialer) as peer:
-        assert await peer.serve(master) == 0
-        start_s = trio.current_time()
-        for number in (1, 2):
-            assert await peer.next_report() == 0
-            assert trio.current_time() == start_s + 7 * number
-        await peer.peer.ended()
-        assert trio.current_time() == start_s + 20
-        assert slave.last_close_reason is CloseReason.HOUSEKEEPING
-    sent = [event for event in events.of(Kind.HEARTBEAT) if event[5] == Direction.SENT]
-    assert len(sent) == 2
 
 
 # -- new bytes ---------------------------------------------------------------------------------------------
