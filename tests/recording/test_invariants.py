@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.benchmarks.big_session import write_big_session
+from tests.recording.big_session import write_big_session
 from tests.recording.sessions import Event, MasterModel, as_array, slave_events, write_session
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, PutStatus
 from trioha.recording.invariants import INVARIANTS, SessionSettings, combine, judge, judge_session, verdicts
@@ -344,7 +344,7 @@ def test_many_violations_are_counted_and_the_first_ones_kept(lender):
     assert dropped.violations[-1].seq == 999
 
 
-def test_session_of_the_benchmarks_breaks_nothing_and_has_what_it_should(tmp_path):
+def test_a_big_session_breaks_nothing_and_has_what_it_should(tmp_path):
     session = open_session(
         write_big_session(tmp_path / "session", events=1_300_000, hours=0.05, segment_records=400_000)
     )

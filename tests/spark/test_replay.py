@@ -1,12 +1,10 @@
 """Replays on Spark: the same as in one process; DataFrames, views and progress."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from tests.analysis.replays import replay_here, write_reconnecting_slaves, write_recordings
-from tests.benchmarks.big_session import DTYPE
+from tests.recording.big_session import DTYPE
 from tests.recording.sessions import MasterModel, write_session
 from trioha.errors import StoreError
 from trioha.recording.counters import NodeCounters
