@@ -266,7 +266,7 @@ def _counted_learner() -> Iterator[None]:
         yield
 
 
-@_plants("the confirm offset is what any of the set holds")
+@_plants("the confirm offset is what any of the set holds", seed=4)
 def _any_confirms() -> Iterator[None]:
     def update_confirm(one: SyncStateSet) -> None:
         most = max((link.ack_offset for link in one._links.values()), default=-1)
@@ -277,13 +277,13 @@ def _any_confirms() -> Iterator[None]:
         yield
 
 
-@_plants("queues are built beyond the confirm offset")
+@_plants("queues are built beyond the confirm offset", seed=1)
 def _early_queues() -> Iterator[None]:
     with patch.object(MessageStore, "limit_dispatch", lambda store, limit: None):
         yield
 
 
-@_plants("a slave acknowledges what it will cut")
+@_plants("a slave acknowledges what it will cut", seed=1)
 def _acked_before_cut() -> Iterator[None]:
     with patch.object(EpochSession, "ack_offset", property(lambda session: session._log.max_offset)):
         yield
