@@ -1,4 +1,4 @@
-"""Fixtures of the interop tests: one JVM per RocketMQ version for the whole run, nodes for a test each."""
+"""Fixtures of the interop tests: one JVM per RocketMQ version for all tests of a process."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.clients import RocketClients, rocket_clients
-from tests.interop.java import JavaDriver, java_driver
-from tests.interop.rocketmq import VERSIONS, missing_tools
+from tests.interop.java import JavaDriver, JavaDrivers, java_driver
+from tests.interop.rocketmq import LINES, NEWEST, VERSIONS, missing_tools, version_params
+from tests.interop.world import World, world
 
 TIMEOUT_S = 400
 """For a test with its fixtures, in seconds: longer than any of its waits, which say what is missing.
@@ -26,58 +26,63 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def rocketmq_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, JavaDriver]]:
-    """A JVM for each version, running until the end of the run."""
-    lacking = missing_tools()
-    if lacking:
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaDrivers]:
+    """A JVM for each version that a test of this process asks for, running until the end of the run."""
+    if lacking := missing_tools():
         pytest.skip(lacking)
-    with ExitStack() as jvms:
-        yield {
-            version: jvms.enter_context(java_driver(version, folder=tmp_path_factory.mktemp("rocketmq")))
-            for version in VERSIONS
-        }
+    with JavaDrivers(lambda: tmp_path_factory.mktemp("rocketmq")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def jvms_of_module(request: pytest.FixtureRequest) -> None:
+    """Starts the JVMs of a module's tests: their pipes are open before a test counts its descriptors."""
+    versions: set[str] = set()
+    for item in request.session.items:
+        if item.path != request.path or "drivers" not in getattr(item, "fixturenames", ()):
+            continue
+        given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        versions |= {value for value in given if value in VERSIONS}
+        versions |= {NEWEST} if "newest" in item.fixturenames else set()
+        versions |= set(LINES) if "of_both_lines" in item.fixturenames else set()
+    for version in versions:
+        with request.getfixturevalue("drivers").lent(version):
+            pass
+
+
+@pytest.fixture(params=version_params())
+def java(request: pytest.FixtureRequest, drivers: JavaDrivers) -> Iterator[JavaDriver]:
+    """A JVM with real RocketMQ; what a test leaves open is shut down after it.
+
+    In CI it has the newest version, unless the test is of `both_lines`.
+    """
+    with drivers.lent(request.param) as driver:
+        yield driver
 
 
 @pytest.fixture
-def rocketmq(rocketmq_of_this_run: dict[str, JavaDriver]) -> Iterator[dict[str, JavaDriver]]:
-    """Real RocketMQ by version; what a test leaves open is shut down after it."""
-    yield rocketmq_of_this_run
-    for driver in rocketmq_of_this_run.values():
-        driver.retire_stores()
-
-
-@pytest.fixture(params=VERSIONS, ids=[f"rocketmq-{version}" for version in VERSIONS])
-def java(request: pytest.FixtureRequest, rocketmq: dict[str, JavaDriver]) -> JavaDriver:
-    """A JVM with real RocketMQ, once for each version."""
-    return rocketmq[request.param]
+def newest(drivers: JavaDrivers) -> Iterator[JavaDriver]:
+    """As `java`, always with the newest RocketMQ of this run, for what 4.9 does not have."""
+    with drivers.lent(NEWEST) as driver:
+        yield driver
 
 
 @pytest.fixture
-def newest(rocketmq: dict[str, JavaDriver]) -> JavaDriver:
-    """A JVM with the newest RocketMQ of this run, for what 4.9 does not have."""
-    return rocketmq[VERSIONS[-1]]
+def of_both_lines(drivers: JavaDrivers) -> Iterator[list[JavaDriver]]:
+    """A JVM with the oldest and one with the newest version, for slaves of both at one master."""
+    with ExitStack() as lent:
+        yield [lent.enter_context(drivers.lent(version)) for version in LINES]
 
 
-@pytest.fixture(scope="session")
-def clients_of_this_run(
-    rocketmq_of_this_run: dict[str, JavaDriver], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, RocketClients]]:
-    """RocketMQ's own clients by version, a JVM for each, running until the end of the run."""
-    with ExitStack() as jvms:
-        yield {
-            version: jvms.enter_context(rocket_clients(version, folder=tmp_path_factory.mktemp("clients")))
-            for version in rocketmq_of_this_run
-        }
+@pytest.fixture(scope="module", params=version_params())
+def java_of_module(request: pytest.FixtureRequest, drivers: JavaDrivers) -> Iterator[JavaDriver]:
+    """As `java`, for brokers that all tests of a module share."""
+    with drivers.lent(request.param) as driver:
+        yield driver
 
 
 @pytest.fixture
-def clients(java: JavaDriver, clients_of_this_run: dict[str, RocketClients]) -> RocketClients:
-    """Clients and mqadmin of the version that the test is about."""
-    return clients_of_this_run[java.version]
-
-
-@pytest.fixture
-def own_jvm(tmp_path: Path, rocketmq: dict[str, JavaDriver]) -> Iterator[Callable[..., JavaDriver]]:
+def own_jvm(tmp_path: Path, drivers: JavaDrivers) -> Iterator[Callable[..., JavaDriver]]:
     """A further JVM of a version for a test that kills or stops it, or with system properties of its own."""
     with ExitStack() as jvms:
         started = 0
@@ -90,3 +95,10 @@ def own_jvm(tmp_path: Path, rocketmq: dict[str, JavaDriver]) -> Iterator[Callabl
             )
 
         yield start
+
+
+@pytest.fixture(scope="module")
+def shared(java_of_module: JavaDriver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A cluster for all tests of a module that only look at it, or have topics and groups of their own."""
+    with world(java_of_module, tmp_path_factory.mktemp("world")) as started:
+        yield started

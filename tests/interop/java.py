@@ -1,4 +1,4 @@
-"""Drives real RocketMQ message stores and brokers in a JVM of our own (`java/StoreDriver.java`)."""
+"""Drives real RocketMQ in a JVM: stores, brokers, name servers, clients, mqadmin (`java/*.java`)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import json
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from ipaddress import ip_address
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from attrs import frozen
 
@@ -155,10 +156,12 @@ class JavaDriver:
         self._ids = count(1)
         self._stores: list[JavaStore] = []
         self._retired: list[Future[dict[str, Any]]] = []
-        home = folder / "home"
-        home.mkdir(parents=True)
+        self._home = home = folder / "home"
+        (home / "conf").mkdir(parents=True)
         logback = folder / "logback.xml"
-        logback.write_text(LOGBACK)
+        # mqadmin of 4.9.7 reads its own.
+        for path in (logback, home / "conf" / "logback_tools.xml"):
+            path.write_text(LOGBACK)
         self._log_path = folder / "driver.log"
         with self._log_path.open("wb") as log:
             self._process = subprocess.Popen(
@@ -167,6 +170,8 @@ class JavaDriver:
                     *home_flags(home),
                     f"-Drmq.logback.configurationFile={logback}", f"-Dlogback.configurationFile={logback}",
                     "-Drocketmq.client.logUseSlf4j=true",
+                    # Consumers share out the queues of a new topic after up to 20 s by default.
+                    "-Drocketmq.client.rebalance.waitInterval=300",
                     *(f"-D{key}={value}" for key, value in (system_properties or {}).items()),
                     "-cp", class_path(version), "interop.StoreDriver",
                 ],
@@ -273,7 +278,37 @@ class JavaDriver:
         results: list[dict[str, Any]] = said["results"]
         return results
 
-    def produce(
+    @contextmanager
+    def name_server(self, folder: Path) -> Iterator[str]:
+        """A name server of this version, its files in `folder`: its address, until the block ends."""
+        folder.mkdir(parents=True, exist_ok=True)
+        port = free_port()
+        self.call("nameServer", store=str(folder), listenPort=port)
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            self.call("endNameServer", store=str(folder))
+
+    def mqadmin(self, command: str, name_servers: str, *arguments: str) -> str:
+        """What `mqadmin COMMAND -n NAME_SERVERS ARGUMENTS` prints."""
+        return str(self.call("mqadmin", arguments=[command, "-n", name_servers, *arguments])["printed"])
+
+    @contextmanager
+    def secured(
+        self, access_key: str = "", secret_key: str = "", *, tls: bool = False, vip: bool = False
+    ) -> Iterator[None]:
+        """Sign with an account, use TLS, send to the second port inside the `with`. mqadmin only signs."""
+        tools = self._home / "conf" / "tools.yml"
+        if access_key:
+            tools.write_text(f"accessKey: {access_key}\nsecretKey: {secret_key}\n")
+        self.call("security", accessKey=access_key, secretKey=secret_key, tls=tls, vip=vip)
+        try:
+            yield
+        finally:
+            tools.unlink(missing_ok=True)
+            self.call("security", accessKey="")
+
+    def sends(
         self,
         name_server: str,
         number: int,
@@ -284,8 +319,8 @@ class JavaDriver:
         delay_level: int = 0,
         batch: int = 0,
         compression: str | None = None,
-    ) -> dict[str, int]:
-        """Send messages with a DefaultMQProducer, bodies `prefix` and a number; counts of their statuses.
+    ) -> list[Sent]:
+        """Send messages with a DefaultMQProducer, bodies `prefix` and a number, keys `key` and the number.
 
         With `batch`, so many messages are sent together. `compression` of bodies of 4 KiB and more: LZ4, ZSTD
         or ZLIB, which only clients of 5.x can choose.
@@ -293,6 +328,7 @@ class JavaDriver:
         said = self.call(
             "produce",
             namesrv=name_server,
+            group="interop-producer",
             count=number,
             topic=topic,
             tags=tags,
@@ -301,8 +337,24 @@ class JavaDriver:
             batch=batch,
             **({} if compression is None else {"compression": compression}),
         )
-        statuses: dict[str, int] = said["statuses"]
-        return statuses
+        return [Sent(*one) for one in said["results"]]
+
+    def produce(self, name_server: str, number: int, *, topic: str, **options: Any) -> dict[str, int]:
+        """As `sends`: how many messages have which status."""
+        statuses: Counter[str] = Counter()
+        for sent in self.sends(name_server, number, topic=topic, **options):
+            statuses[sent.status] += sent.number
+        return dict(statuses)
+
+    @contextmanager
+    def connected_producer(self, name_server: str, *, group: str, topic: str) -> Iterator[str]:
+        """A producer that sends one message, and heartbeats until the block ends: the message's offset id."""
+        name = f"producer-{next(self._ids)}"
+        said = self.call("connect", name=name, namesrv=name_server, group=group, topic=topic)
+        try:
+            yield said["offsetId"]
+        finally:
+            self.call("disconnect", name=name)
 
     def consume(
         self,
@@ -319,8 +371,7 @@ class JavaDriver:
         """Start a DefaultMQPushConsumer (concurrent, orderly, broadcast), or with lite a pull consumer.
 
         A push consumer's listener fails `failures` times with each message, and asks for the delay level
-        `retry_level`. Its settings are maxReconsumeTimes, pollNameServerInterval and
-        heartbeatBrokerInterval (ms).
+        `retry_level`. Its setting is maxReconsumeTimes.
         """
         name = f"consumer-{next(self._ids)}"
         self.call(
@@ -337,6 +388,20 @@ class JavaDriver:
         )
         return JavaConsumer(self, name)
 
+    @contextmanager
+    def consuming(self, name_server: str, **options: Any) -> Iterator[JavaConsumer]:
+        """As `consume`, until the block ends."""
+        consumer = self.consume(name_server, **options)
+        try:
+            yield consumer
+        finally:
+            consumer.end()
+
+    def consumed(self, name_server: str, number: int, *, group: str, topic: str) -> list[str]:
+        """Bodies of `number` messages or more, which a new consumer receives from the start on."""
+        with self.consuming(name_server, group=group, topic=topic) as consumer:
+            return [message["body"] for message in consumer.received(number)]
+
     def ask(self, address: str) -> dict[str, Any]:
         """A broker by RocketMQ's own client: runtimeInfo, haStatus (absent in 4.9.7, which does not know it).
 
@@ -344,10 +409,13 @@ class JavaDriver:
         """
         return self.call("ask", address=address)
 
-    def retire_stores(self) -> None:
-        """Begin to shut down what a test left open, so that it stops to dial and to listen."""
-        self._retired += [store.start_shutdown() for store in self._stores if store.is_open]
-        self._stores.clear()
+    @contextmanager
+    def stores_end_with_block(self) -> Iterator[None]:
+        """Begin at its end to shut down what the block left open, so that it stops to dial and to listen."""
+        before = len(self._stores)
+        yield
+        self._retired += [store.start_shutdown() for store in self._stores[before:] if store.is_open]
+        del self._stores[before:]
 
     def hang(self) -> None:
         """Stop the JVM where it stands (SIGSTOP): its stores keep their connections and say nothing."""
@@ -410,6 +478,18 @@ class JavaDriver:
 
 
 @frozen
+class Sent:
+    """What became of one message, or of a batch of them, that a DefaultMQProducer sent."""
+
+    status: str
+    number: int
+    """Of messages."""
+    broker_name: str
+    queue_id: int
+    offset_id: str
+
+
+@frozen
 class JavaConsumer:
     """A running consumer."""
 
@@ -419,7 +499,6 @@ class JavaConsumer:
     def received(self, number: int, *, within_s: float = 120.0) -> list[dict[str, Any]]:
         """What it was given so far, in order; waits for `number` messages, but not longer than `within_s`.
 
-        RocketMQ's clients look for a new topic each 30 s and for their queues each 20 s.
         Each message with broker, queueId, queueOffset, body, tags, keys, reconsumeTimes, bornTimestamp and
         receivedTimestamp (ms since 1970).
         """
@@ -463,33 +542,9 @@ class JavaStore:
         assert self.listen_port is not None, "a bare store speaks no remoting"
         return f"127.0.0.1:{self.listen_port}"
 
-    def put(
-        self,
-        number: int,
-        *,
-        size: tuple[int, int] = (10, 4000),
-        topic: str = "TopicTest",
-        queues: int = 4,
-        seed: int = 1,
-        prepared_every: int = 0,
-        wait_store_msg_ok: bool = True,
-        ipv6_born_hosts: bool = True,
-        timeout_s: float = 60.0,
-    ) -> JavaPuts:
-        """Put `number` messages with bodies of `size` bytes (both ends included), queue by queue in turn.
-
-        Each `prepared_every`-th is a prepared one, which is in the log but in no consume queue (0: none is).
-        """
-        return self.start_put(
-            number,
-            size=size,
-            topic=topic,
-            queues=queues,
-            seed=seed,
-            prepared_every=prepared_every,
-            wait_store_msg_ok=wait_store_msg_ok,
-            ipv6_born_hosts=ipv6_born_hosts,
-        ).result(timeout_s)
+    def put(self, number: int, *, timeout_s: float = 60.0, **options: Any) -> JavaPuts:
+        """As `start_put`, to its end."""
+        return self.start_put(number, **options).result(timeout_s)
 
     def start_put(
         self,
@@ -504,8 +559,9 @@ class JavaStore:
         ipv6_born_hosts: bool = True,
         until_not_ok: bool = False,
     ) -> Future[JavaPuts]:
-        """`put` that goes on while the caller does something else.
+        """Put `number` messages with bodies of `size` bytes (both ends included), queue by queue in turn.
 
+        Each `prepared_every`-th is a prepared one, which is in the log but in no consume queue (0: none is).
         Every fourth message has an IPv6 born host, unless `ipv6_born_hosts` says none. `until_not_ok` ends
         it with the first put that is not PUT_OK, and those that wait then.
         """
@@ -526,18 +582,11 @@ class JavaStore:
         puts: Future[JavaPuts] = Future()
 
         def finish(done: Future[dict[str, Any]]) -> None:
-            problem = done.exception()
-            if problem is not None:
+            if (problem := done.exception()) is not None:
                 puts.set_exception(problem)
                 return
             said = done.result()
-            puts.set_result(
-                JavaPuts(
-                    statuses=said["statuses"],
-                    end_offset=said["endOffset"],
-                    slowest_ms=said["slowestMillis"],
-                )
-            )
+            puts.set_result(JavaPuts(said["statuses"], said["endOffset"], said["slowestMillis"]))
 
         answer.add_done_callback(finish)
         return puts
@@ -612,3 +661,28 @@ def java_driver(
         yield driver
     finally:
         driver.close()
+
+
+class JavaDrivers:
+    """A JVM for each version that is asked for, until the block ends."""
+
+    def __init__(self, make_folder: Callable[[], Path]) -> None:
+        self._make_folder = make_folder
+        self._running: dict[str, JavaDriver] = {}
+        self._jvms = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._jvms.close()
+
+    @contextmanager
+    def lent(self, version: str) -> Iterator[JavaDriver]:
+        """The JVM of a version. What the block leaves open is shut down after it."""
+        if version not in self._running:
+            jvm = java_driver(version, folder=self._make_folder())
+            self._running[version] = self._jvms.enter_context(jvm)
+        driver = self._running[version]
+        with driver.stores_end_with_block():
+            yield driver

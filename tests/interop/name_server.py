@@ -1,13 +1,15 @@
-"""A real RocketMQ name server in a JVM of its own."""
+"""Name servers: a real one in a JVM of its own, and trioha's."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.benchmarks.rivals.machine import cpu_s
 from tests.interop.rocketmq import home_flags, java_tool, name_server_class_path
@@ -67,3 +69,38 @@ def _wait_until_it_listens(port: int, process: subprocess.Popen[bytes], log_path
             time.sleep(0.05)
         else:
             return
+
+
+@contextmanager
+def trioha_name_server(folder: Path, **settings: Any) -> Iterator[str]:
+    """`trioha namesrv` on a free port: its address, until the block ends, which it must do cleanly."""
+    folder.mkdir(parents=True, exist_ok=True)
+    given = {
+        "listenPort": 0,
+        "kvConfigPath": folder / "kvConfig.json",
+        "bindAddress": "127.0.0.1",
+        **settings,
+    }
+    log_path = folder / "namesrv.log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [
+                *DIE_WITH_PARENT, sys.executable, "-m", "trioha", "namesrv",
+                *(argument for key, value in given.items() for argument in ("-p", f"{key}={value}")),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )  # fmt: skip
+    with process:
+        try:
+            assert process.stdout is not None
+            ready = dict(pair.split("=", 1) for pair in process.stdout.readline().split()[1:])
+            yield ready["listen"]
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            if process.poll() is None:
+                process.kill()
+    assert "Traceback" not in log_path.read_text()

@@ -19,6 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+from _pytest.mark import ParameterSet
+
 from trioha.cli.rocketmq_jars import (
     COPY_DEPENDENCIES,
     JDK_MAJOR_MIN,
@@ -66,8 +69,36 @@ def writes_logics_offset(version: str) -> bool:
 
 VERSIONS = chosen_versions(os.environ.get("ROCKETMQ_VERSIONS", ""))
 """What this run tests."""
+NEWEST = VERSIONS[-1]
+LINES = tuple(dict.fromkeys((VERSIONS[0], NEWEST)))
+"""The oldest, of 4.9 in CI, and the newest."""
 VERSIONS_5 = tuple(filter(is_5, VERSIONS))
 """Those of 5.x, which has controllers."""
+
+
+def version_params(*in_ci: str, versions: tuple[str, ...] = VERSIONS) -> list[ParameterSet]:
+    """A parameter for each version: the newest at the test's level, those of `in_ci` full, others nightly.
+
+    Versions that ROCKETMQ_VERSIONS names are wanted at every level.
+    """
+    named = os.environ.get("ROCKETMQ_VERSIONS", "") not in {"", "all"}
+
+    def marks(version: str) -> tuple[pytest.MarkDecorator, ...]:
+        if named or version == NEWEST:
+            return ()
+        return (pytest.mark.full if version in in_ci else pytest.mark.nightly,)
+
+    return [pytest.param(version, id=f"rocketmq-{version}", marks=marks(version)) for version in versions]
+
+
+both_lines = pytest.mark.parametrize("java", version_params("4.9.7"), indirect=True)
+"""For a test of what 4.9.7 does otherwise than 5.5.0: CI runs it with both."""
+only_4 = pytest.mark.parametrize(
+    "java",
+    version_params("4.9.7", versions=tuple(version for version in VERSIONS if not is_5(version))),
+    indirect=True,
+)
+"""For a test of what only 4.9 does."""
 JAVA_SOURCES = Path(__file__).parent / "java"
 
 _MAVEN_TIMEOUT_S = 600.0
@@ -102,16 +133,17 @@ def class_path(version: str, *, cache: Path | None = None) -> str:
 
     Raises `ToolchainError` with the tool's own words if Maven or javac fails.
     """
+    # Brokers do not come with mqadmin, name servers not with brokers.
+    tools = name_server_class_path(version, cache=cache)
     folder = (cache or cache_folder()) / version
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / "lock"):
-        jars = _jars(version, folder, artifact="rocketmq-broker")
-        classes = _classes(version, folder, jars)
-    return f"{classes}{os.pathsep}{jars}/*"
+        jars = f"{_jars(version, folder, artifact='rocketmq-broker')}/*{os.pathsep}{tools}"
+        return f"{_classes(version, folder, jars)}{os.pathsep}{jars}"
 
 
 def name_server_class_path(version: str, *, cache: Path | None = None) -> str:
-    """The class path of RocketMQ's name server, in a folder of its own; fetches what is not there yet.
+    """The jars of RocketMQ's name server, its controller and mqadmin; fetches what is not there yet.
 
     Raises `ToolchainError` as `class_path` does.
     """
@@ -119,16 +151,6 @@ def name_server_class_path(version: str, *, cache: Path | None = None) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / "lock"):
         return f"{_jars(version, folder, artifact='rocketmq-namesrv')}/*"
-
-
-def client_class_path(version: str, *, cache: Path | None = None) -> str:
-    """The class path of RocketMQ's clients and mqadmin, and of the driver for them; as `class_path`."""
-    folder = (cache or cache_folder()) / f"{version}-namesrv"
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / "lock"):
-        jars = _jars(version, folder, artifact="rocketmq-namesrv")
-        classes = _compiled(sorted((JAVA_SOURCES / "client").glob("*.java")), folder, jars)
-    return f"{classes}{os.pathsep}{jars}/*"
 
 
 @contextmanager
@@ -152,12 +174,8 @@ def _jars(version: str, folder: Path, *, artifact: str) -> Path:
     return jars
 
 
-def _classes(version: str, folder: Path, jars: Path) -> Path:
+def _classes(version: str, folder: Path, jars: str) -> Path:
     sources = sorted([*JAVA_SOURCES.glob("*.java"), *(JAVA_SOURCES / version[0]).glob("*.java")])
-    return _compiled(sources, folder, jars)
-
-
-def _compiled(sources: list[Path], folder: Path, jars: Path) -> Path:
     # JVMs load classes until they end: those of other sources, of other checkouts, stay where they are.
     classes = folder / f"classes-{_fingerprint(*(source.read_text() for source in sources))[:16]}"
     if classes.is_dir():
@@ -167,7 +185,7 @@ def _compiled(sources: list[Path], folder: Path, jars: Path) -> Path:
         _run(
             [
                 java_tool("javac"), "--release", str(JDK_MAJOR_MIN), "-proc:none", "-encoding", "UTF-8",
-                "-cp", f"{jars}/*", "-d", str(made), *map(str, sources),
+                "-cp", jars, "-d", str(made), *map(str, sources),
             ],
             cwd=made.parent,
             timeout_s=_JAVAC_TIMEOUT_S,

@@ -9,23 +9,21 @@ from pathlib import Path
 import pytest
 
 from tests.archiver import ArchiverProcess, wait_archived
+from tests.doctor.changes import GROUP, make_group
+from tests.interop.asking import commit, tables
 from tests.interop.java import JavaDriver, JavaMessage, JavaStore
 from tests.interop.logs import assert_same_log
 from tests.interop.rocketmq import is_5
 from tests.interop.test_crashes import ACKED_MIN, TOPIC, Producers
-from tests.node.test_metadata_copies import ask, tables
-from tests.node.test_name_servers import wait_until
 from tests.node_process import FILE_BYTES, WITHIN_S, run_trioha
 from tests.s3 import S3Bucket, S3Server, bucket_in_environment, obstore_settled
 from tests.s3_proxy import s3_proxy
+from tests.waiting import wait_until
 from trioha.metadata.pretty_json import parse_pretty
-from trioha.remoting.codes import RequestCode
-from trioha.remoting.command import request
 
-pytestmark = [pytest.mark.interop, pytest.mark.process]
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 
-GROUP = "archived"
-OFFSETS = {"0": 31, "1": 17, "2": 5, "3": 0}
+OFFSETS = {0: 31, 1: 17, 2: 5, 3: 0}
 SETTINGS = {"flushConsumerOffsetInterval": 500}
 
 
@@ -45,28 +43,6 @@ def url(
             assert any(one.fault for one in proxy.passages)
 
 
-def commit_offsets(address: str) -> None:
-    """Make the group, and commit its offsets."""
-    group = json.dumps({"groupName": GROUP}).encode()
-    answers = ask(
-        address,
-        request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group),
-        *(
-            request(
-                RequestCode.UPDATE_CONSUMER_OFFSET,
-                ext_fields={
-                    "topic": TOPIC,
-                    "consumerGroup": GROUP,
-                    "queueId": queue_id,
-                    "commitOffset": str(offset),
-                },
-            )
-            for queue_id, offset in OFFSETS.items()
-        ),
-    )
-    assert [answer.code for answer in answers] == [0] * (1 + len(OFFSETS))
-
-
 def offsets_on_disk(root: Path) -> object:
     """The group's offsets in the config file."""
     try:
@@ -75,7 +51,8 @@ def offsets_on_disk(root: Path) -> object:
         # Not there yet, or between two names while RocketMQ replaces it.
         return None
     table = parse_pretty(text) if text else {}
-    return table.get("offsetTable", {}).get(f"{TOPIC}@{GROUP}") if isinstance(table, dict) else None
+    found = table.get("offsetTable", {}).get(f"{TOPIC}@{GROUP}", {}) if isinstance(table, dict) else {}
+    return {int(queue_id): offset for queue_id, offset in found.items()}
 
 
 def restore(url: str, into: Path, *options: str) -> int:
@@ -102,7 +79,8 @@ def test_a_broker_that_was_killed_is_restored_to_the_end_to_an_offset_and_to_a_t
     archiver = ArchiverProcess(root, url, log_file=log_file)
     try:
         before = java.send(broker.listen_address, 200, size=900, topic=TOPIC)
-        commit_offsets(broker.listen_address)
+        make_group(broker.listen_address)
+        commit(broker.listen_address, GROUP, TOPIC, OFFSETS)
         # RocketMQ writes offsets for the first time 10 s after its start.
         wait_until(lambda: offsets_on_disk(root) == OFFSETS, within_s=WITHIN_S)
         producers = Producers(java, broker.listen_address)
@@ -135,7 +113,7 @@ def test_a_broker_that_was_killed_is_restored_to_the_end_to_an_offset_and_to_a_t
     assert read.gaps() == []
     assert places(read.messages) == places(all_messages)
     offsets = tables(restored.listen_address)[2]["offsetTable"]
-    assert offsets[f"{TOPIC}@{GROUP}"] == OFFSETS
+    assert offsets[f"{TOPIC}@{GROUP}"] == {str(queue): offset for queue, offset in OFFSETS.items()}
     assert {one["sendStatus"] for one in java.send(restored.listen_address, 20, topic=TOPIC)} == {"SEND_OK"}
     assert len(restored.read(TOPIC).messages) == len(all_messages) + 20
 

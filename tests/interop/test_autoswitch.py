@@ -17,15 +17,15 @@ from tests.interop.replica_group import (
     ids_in_set,
     replica_group,
 )
-from tests.interop.rocketmq import VERSIONS_5, missing_tools
+from tests.interop.rocketmq import VERSIONS_5, missing_tools, version_params
 from tests.interop.test_java_master import TIMES_OUT_MS
 
-pytestmark = [pytest.mark.interop, pytest.mark.process]
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 NEVER = {"haMaxTimeSlaveNotCatchup": 600_000}
 """No member leaves the set because it is slow."""
 
 
-@pytest.fixture(scope="module", params=VERSIONS_5, ids=[f"rocketmq-{version}" for version in VERSIONS_5])
+@pytest.fixture(scope="module", params=version_params(versions=VERSIONS_5))
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if lacking := missing_tools():
         pytest.skip(lacking)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,6 +20,7 @@ FILE_BYTES = 1 << 20
 pytestmark = [
     pytest.mark.interop,
     pytest.mark.process,
+    pytest.mark.full,
     pytest.mark.timeout(900),
     pytest.mark.skipif(azurite.missing_tools() is not None, reason=str(azurite.missing_tools())),
 ]
@@ -33,23 +33,25 @@ def obstore_runs() -> None:
 
 
 @pytest.fixture(scope="module")
-def program() -> Path:
-    """Azurite; on a machine that cannot have it these tests are skipped."""
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What leads to Azurite; on a machine that cannot have it these tests are skipped."""
     try:
-        return azurite.installed()
+        program = azurite.installed()
     except azurite.NotInstalledError as error:
         pytest.skip(f"no Azurite: {error}")
+    with azurite.azurite(program, tmp_path_factory.mktemp("azurite")) as found:
+        yield found
 
 
 @pytest.fixture
-def url(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def url(
+    environment: dict[str, str], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     """Of an archive that is not there yet."""
-    folder = tmp_path / "azurite"
-    folder.mkdir()
-    with obstore_settled(), azurite.azurite(program, folder) as environment:
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        yield f"az://{azurite.CONTAINER}/archives/a"
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with obstore_settled():
+        yield f"az://{azurite.CONTAINER}/archives/{request.node.name}"
 
 
 def test_an_archiver_that_is_killed_goes_on_and_its_archive_restores_to_the_same_log(url, tmp_path):
@@ -118,6 +120,7 @@ def test_a_container_that_is_not_there_is_one_line(url, tmp_path):
     assert said.stderr.strip().splitlines()[-1] == "trioha: az://nowhere/a/heads: there is no such bucket"
 
 
+@pytest.mark.nightly
 def test_it_goes_on_beyond_the_requests_that_fill_a_pipe_with_its_lines(url):
     folder = ObjectFolder.open(url)
     folder.put("one", b"body")

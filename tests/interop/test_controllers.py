@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,24 +9,22 @@ import pytest
 import trustme
 
 from tests.interop.controller import Consensus, eventually
-from tests.interop.java import JavaDriver
+from tests.interop.java import JavaDriver, JavaDrivers
 from tests.interop.members import Member
+from tests.interop.messages import bodies
 from tests.interop.replica_group import Cluster, ReplicaGroup, cluster, ids_in_set, replica_group
-from tests.interop.rocketmq import VERSIONS_5, missing_tools
-from tests.interop.steady import SteadyProducer
-from tests.interop.test_consumers import bodies
-from tests.interop.test_name_servers import wait_until
+from tests.interop.rocketmq import VERSIONS_5, missing_tools, version_params
+from tests.interop.timed import Sent, TimedProducer
+from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.interop, pytest.mark.process]
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 KINDS = ("trioha", "rocketmq", "trioha")
-CASES = [KINDS, ("rocketmq", "trioha", "rocketmq")]
-if not os.environ.get("ROCKETMQ_VERSIONS"):
-    CASES = [KINDS]
+OTHERS = ("rocketmq", "trioha", "rocketmq")
 PAUSE_MS = 10
 """Between two messages of a producer."""
 
 
-@pytest.fixture(scope="module", params=VERSIONS_5, ids=[f"rocketmq-{version}" for version in VERSIONS_5])
+@pytest.fixture(scope="module", params=version_params(versions=VERSIONS_5))
 def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if lacking := missing_tools():
         pytest.skip(lacking)
@@ -46,21 +43,20 @@ def group(three: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Ite
 
 
 @pytest.fixture
-def driver(three: Cluster, rocketmq: dict[str, JavaDriver]) -> JavaDriver:
-    return rocketmq[three.version]
+def driver(three: Cluster, drivers: JavaDrivers) -> Iterator[JavaDriver]:
+    with drivers.lent(three.version) as driver:
+        yield driver
 
 
-def goes_on(producer: SteadyProducer, number: int = 50) -> None:
+def goes_on(producer: TimedProducer, number: int = 50) -> None:
     """Wait until so many more messages are SEND_OK."""
-    wanted = producer.acknowledged() + number
-    assert producer.acknowledged(wanted) >= wanted
+    wanted = producer.accepted() + number
+    assert producer.accepted(number=wanted) >= wanted
 
 
-def all_sent_are_consumed(
-    outcomes: dict[str, str], group: ReplicaGroup, driver: JavaDriver, topic: str
-) -> None:
+def all_sent_are_consumed(sent: list[Sent], group: ReplicaGroup, driver: JavaDriver, topic: str) -> None:
     """Each message that was SEND_OK is there. Others may be, too, whose producer had no answer."""
-    missing = {body for body, outcome in outcomes.items() if outcome == "SEND_OK"}
+    missing = {one.body for one in sent if one.is_ok}
     assert missing
     consumer = driver.consume(group.cluster.names, group=f"all-of-{topic}", topic=topic)
 
@@ -84,7 +80,7 @@ def test_brokers_go_on_with_the_next_leader_and_fail_over_under_it(
     second = group.join("trioha", "second")
     group.wait_set(first, second)
     first.stored(10)
-    producer = SteadyProducer.start(driver, group.cluster.names, topic="Leaders", pause_ms=PAUSE_MS)
+    producer = TimedProducer.start(driver, group.cluster.names, topic="Leaders", pause_ms=PAUSE_MS)
     goes_on(producer)
 
     killed = controllers.leader()
@@ -107,10 +103,10 @@ def test_brokers_go_on_with_the_next_leader_and_fail_over_under_it(
     group.wait_set(first, second)
     goes_on(producer)
 
-    outcomes = producer.end()
+    sent = producer.end()
     group.wait_equal(second, first)
     assert [epoch.epoch for epoch in second.epochs().epochs] == [1, 2]
-    all_sent_are_consumed(outcomes, group, driver, "Leaders")
+    all_sent_are_consumed(sent, group, driver, "Leaders")
 
 
 def alive_at_next_leader(group: ReplicaGroup, *members: Member) -> None:
@@ -126,7 +122,7 @@ def alive_at_next_leader(group: ReplicaGroup, *members: Member) -> None:
     eventually(f"{sorted(wanted)} are alive at the next leader", find, logs=group.log)
 
 
-@pytest.mark.parametrize("kinds", CASES, ids=["-".join(kinds) for kinds in CASES])
+@pytest.mark.parametrize("kinds", [KINDS, pytest.param(OTHERS, marks=pytest.mark.nightly)], ids="-".join)
 def test_three_brokers_of_both_kinds_survive_two_masters(
     group: ReplicaGroup, driver: JavaDriver, kinds: tuple[str, ...]
 ) -> None:
@@ -136,7 +132,7 @@ def test_three_brokers_of_both_kinds_survive_two_masters(
     group.wait_set(*members)
     members[0].stored(10)
     group.wait_equal(*members)
-    producer = SteadyProducer.start(driver, group.cluster.names, topic=topic, pause_ms=PAUSE_MS)
+    producer = TimedProducer.start(driver, group.cluster.names, topic=topic, pause_ms=PAUSE_MS)
     goes_on(producer)
 
     # The master dies, comes back as a slave, and the next one dies, too.
@@ -159,13 +155,14 @@ def test_three_brokers_of_both_kinds_survive_two_masters(
     group.wait_set(*members)
     goes_on(producer)
 
-    outcomes = producer.end()
+    sent = producer.end()
     last = masters[2]
     group.wait_equal(last, *(member for member in members if member is not last))
     assert [epoch.epoch for epoch in last.epochs().epochs] == [1, 2, 3]
-    all_sent_are_consumed(outcomes, group, driver, topic)
+    all_sent_are_consumed(sent, group, driver, topic)
 
 
+@pytest.mark.nightly
 def test_nodes_with_tls_replicate_and_fail_over(group: ReplicaGroup, tmp_path: Path) -> None:
     """Mutual TLS at the HA port, and TLS to the other broker, to name server and controllers."""
     authority = trustme.CA()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,14 @@ from tests.faults.rebuilt import check_rebuilt
 from tests.interop.java import JavaDriver, JavaError
 from tests.interop.rocketmq import indexes_tags
 from tests.interop.test_features import SHAPE
-from tests.node_process import FILE_BYTES, WITHIN_S, TriohaNode
+from tests.interop.world import StartNode
+from tests.node_process import FILE_BYTES
+from tests.waiting import wait_until
 from trioha.store.message_store import MessageStore, StoreSettings
 from trioha.store.record import Host, Record, decode_record
 
-pytestmark = [pytest.mark.interop, pytest.mark.process]
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 
-StartNode = Callable[..., TriohaNode]
 TOPIC = "TopicTest"
 ACKED_MIN = 400
 _AT_ONCE = 40
@@ -47,10 +47,7 @@ class Producers:
 
     def wait(self, number: int) -> None:
         """Wait until so many are acked."""
-        deadline_s = time.monotonic() + WITHIN_S
-        while len(self.acked) < number:
-            assert time.monotonic() < deadline_s, f"{len(self.acked)} messages were acked"
-            time.sleep(0.01)
+        wait_until(lambda: len(self.acked) >= number, f"{number} messages are acked")
 
     def end(self) -> dict[tuple[int, int], dict[str, Any]]:
         """What was acked, by queue id and queue offset; the broker is gone."""

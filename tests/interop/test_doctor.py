@@ -1,4 +1,4 @@
-"""`trioha doctor` on real brokers: healthy pairs of each kind, and faults that are theirs.
+"""`trioha doctor` on real brokers: faults that are theirs. Healthy pairs are in test_world.py.
 
 All brokers of a version run in the JVM of that version. A pair without a name server is connected by the
 driver, but copies no metadata, as a pair of a user who forgot `namesrvAddr`.
@@ -6,59 +6,39 @@ driver, but copies no metadata, as a pair of a user who forgot `namesrvAddr`.
 
 from __future__ import annotations
 
-import json
 import shutil
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from tests.doctor.changes import commit, has_delivered, make_group, make_topic, send_delayed
-from tests.interop.java import JavaDriver, JavaError, JavaStore
-from tests.interop.name_server import name_server
-from tests.interop.rocketmq import ALL_VERSIONS, VERSIONS, is_5
-from tests.interop.test_clusters import ATTEMPTS, opened_broker
-from tests.interop.test_java_master import sync_settings
-from tests.interop.test_name_servers import groups, wait_until
-from tests.node_process import FILE_BYTES, TriohaNode, broker_status, load, run_trioha
-from tests.ports import free_port
+from tests.doctor.changes import commit, make_group, make_topic, send_delayed
+from tests.interop.commands import Findings, examine
+from tests.interop.java import JavaDriver
+from tests.interop.rocketmq import both_lines, is_5, only_4
+from tests.interop.world import Broker, StartNode, sync_settings
+from tests.node_process import FILE_BYTES, broker_status, load
+from tests.waiting import wait_until
 from trioha.errors import PeerError
 
-pytestmark = [pytest.mark.interop, pytest.mark.process]
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 
-StartNode = Callable[..., TriohaNode]
-Findings = dict[str, dict[str, str]]
 PATIENT = ("--metadata-late", "3600")
 """For pairs without a name server, whose slaves never copy metadata: the test is about something else."""
 CONNECTED_WITHIN_S = 150.0
 """A slave of 5.x learns its master's address 10 s after its start and dials up to 15 s after its start."""
-COPIED_WITHIN_S = 250.0
-"""A slave of 5.x copies metadata for the first time 63 s after its start."""
-TIMEOUT_S = 20
-"""For each request and connection of the doctor, on a busy machine."""
+ATTEMPTS = 5
 
 
-def examine(*arguments: str | Path) -> Findings:
-    """The findings by id, the first of each."""
-    answer = run_trioha("doctor", "--json", "--timeout", str(TIMEOUT_S), *arguments)
-    assert answer.stderr == "", answer.stderr
-    findings = json.loads(answer.stdout)["findings"]
-    found: Findings = {}
-    for finding in findings:
-        found.setdefault(finding["id"], finding)
-    return found
-
-
-def examined(master: JavaStore | TriohaNode, slave: JavaStore | TriohaNode, *more: str | Path) -> Findings:
+def examined(master: Broker, slave: Broker, *more: str | Path) -> Findings:
     return examine(master.listen_address, slave.listen_address, *more)
 
 
-def wait_equal(master: JavaStore | TriohaNode, slave: JavaStore | TriohaNode) -> None:
+def wait_equal(master: Broker, slave: Broker) -> None:
     """Wait until the slave has its master's log, which is not empty."""
 
     def is_equal() -> bool:
@@ -72,30 +52,6 @@ def wait_equal(master: JavaStore | TriohaNode, slave: JavaStore | TriohaNode) ->
     wait_until(is_equal, "the slave has its master's log", within_s=CONNECTED_WITHIN_S)
 
 
-def wait_listed(names: str, *broker_names: str) -> None:
-    def are_listed() -> bool:
-        listed = groups(names)
-        return all(set(listed.get(name, ())) == {0, 1} for name in broker_names)
-
-    wait_until(are_listed, f"{broker_names} are registered", within_s=CONNECTED_WITHIN_S)
-
-
-def wait_confirmed(master: JavaStore | TriohaNode) -> None:
-    """Wait until a put of a SYNC_MASTER is confirmed by its slave."""
-    wait_until(
-        lambda: set(load(master.listen_address, 1).statuses) == {"PUT_OK"},
-        "a put is confirmed",
-        within_s=CONNECTED_WITHIN_S,
-    )
-
-
-@pytest.fixture
-def names(java: JavaDriver, tmp_path: Path) -> Iterator[str]:
-    """A real name server of the version."""
-    with name_server(java.version, folder=tmp_path / "names") as address:
-        yield address
-
-
 @contextmanager
 def forged_reports(ha_address: str, offset: int) -> Iterator[None]:
     """A peer of the HA port that requests nothing and acknowledges everything, while the block runs."""
@@ -106,81 +62,14 @@ def forged_reports(ha_address: str, offset: int) -> Iterator[None]:
         yield
 
 
-# -- healthy pairs ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def healthy_pairs(
-    java: JavaDriver, start_node: StartNode, tmp_path: Path, names: str
-) -> dict[str, tuple[JavaStore | TriohaNode, JavaStore | TriohaNode]]:
-    """Master and slave in sync, of each kind, by broker name."""
-
-    def real(name: str, role: str) -> JavaStore:
-        sync = sync_settings(java) if role == "SYNC_MASTER" else {}
-        return opened_broker(
-            java, tmp_path / f"{name}-{role}", role=role, brokerName=name, namesrvAddr=names, **sync
-        )
-
-    def trioha(name: str, role: str, **more: object) -> TriohaNode:
-        return start_node(f"{name}-{role}", role=role, brokerName=name, namesrvAddr=names, **more)
-
-    pairs: dict[str, tuple[JavaStore | TriohaNode, JavaStore | TriohaNode]] = {
-        "real": (real("real", "SYNC_MASTER"), real("real", "SLAVE")),
-        "real-master": (real("real-master", "SYNC_MASTER"), trioha("real-master", "SLAVE")),
-        "real-slave": (
-            trioha("real-slave", "SYNC_MASTER", listenPort=free_port()),
-            real("real-slave", "SLAVE"),
-        ),
-    }
-    wait_listed(names, *pairs)
-    for master, slave in pairs.values():
-        wait_confirmed(master)
-        wait_equal(master, slave)
-    return pairs
-
-
-def test_healthy_pairs_of_each_kind_have_no_findings(
-    healthy_pairs: dict[str, tuple[JavaStore | TriohaNode, JavaStore | TriohaNode]], names: str
-) -> None:
-    assert examine("--namesrv", names) == {}
-    for master, slave in healthy_pairs.values():
-        assert examined(master, slave) == {}
-
-
-@pytest.mark.skipif(VERSIONS != ALL_VERSIONS, reason="a slave of 5.x copies metadata after 63 s")
-def test_healthy_pairs_of_each_kind_have_the_same_metadata(
-    healthy_pairs: dict[str, tuple[JavaStore | TriohaNode, JavaStore | TriohaNode]], names: str
-) -> None:
-    for master, slave in healthy_pairs.values():
-        send_delayed(master.listen_address)
-        make_group(master.listen_address)
-        commit(master.listen_address, 1)
-        wait_until(
-            partial(has_delivered, master.listen_address),
-            "a delayed message is delivered",
-            within_s=CONNECTED_WITHIN_S,
-        )
-        wait_equal(master, slave)
-    findings: Findings = {}
-
-    def are_copied() -> bool:
-        findings.clear()
-        findings.update(examine("--namesrv", names, "--metadata-late", "0"))
-        return not findings
-
-    try:
-        wait_until(are_copied, "all metadata is copied", within_s=COPIED_WITHIN_S)
-    except AssertionError:
-        pytest.fail(f"still found: {findings}")
-
-
 # -- copies of a put -------------------------------------------------------------------------------------
 
 
+@both_lines
 def test_a_sync_master_of_5_that_waits_for_nobody_is_found(java: JavaDriver, tmp_path: Path) -> None:
     settings = {"haFlowControlEnable": True} if is_5(java.version) else {}
-    master = opened_broker(
-        java, tmp_path, role="SYNC_MASTER", haTransferBatchSize=4 * 1024 * 1024, **settings
+    master = java.open_broker(
+        tmp_path / "m", role="SYNC_MASTER", haTransferBatchSize=4 * 1024 * 1024, **settings
     )
     sent = load(master.listen_address, 3)
     found = examine(master.listen_address)
@@ -195,25 +84,30 @@ def test_a_sync_master_of_5_that_waits_for_nobody_is_found(java: JavaDriver, tmp
         assert set(found) == {"setting-out-of-range"}
 
 
-def test_a_sync_master_of_5_without_slaves_is_found(newest: JavaDriver, tmp_path: Path) -> None:
-    master = opened_broker(newest, tmp_path, role="SYNC_MASTER", inSyncReplicas=2, slaveTimeout=200)
-    assert set(load(master.listen_address, 1).statuses) == {"FLUSH_SLAVE_TIMEOUT"}
-    assert set(examine(master.listen_address)) == {"too-few-slaves-in-sync"}
+@pytest.mark.parametrize(
+    ("settings", "finding"),
+    [
+        ({"slaveTimeout": 200}, "too-few-slaves-in-sync"),
+        ({"enableAutoInSyncReplicas": True}, "sync-degrades-silently"),
+    ],
+    ids=["without slaves", "that lowers its copies"],
+)
+def test_a_sync_master_of_5_that_needs_two_copies_is_found(
+    newest: JavaDriver, tmp_path: Path, settings: dict[str, object], finding: str
+) -> None:
+    master = newest.open_broker(tmp_path / "m", role="SYNC_MASTER", inSyncReplicas=2, **settings)
+    if finding == "too-few-slaves-in-sync":
+        assert set(load(master.listen_address, 1).statuses) == {"FLUSH_SLAVE_TIMEOUT"}
+    assert set(examine(master.listen_address)) == {finding}
 
 
-def test_a_sync_master_of_5_that_lowers_its_copies_is_found(newest: JavaDriver, tmp_path: Path) -> None:
-    master = opened_broker(
-        newest, tmp_path, role="SYNC_MASTER", inSyncReplicas=2, enableAutoInSyncReplicas=True
-    )
-    assert set(examine(master.listen_address)) == {"sync-degrades-silently"}
-
-
+@both_lines
 def test_a_forged_acknowledgement_is_found_where_a_master_reports_it(
     java: JavaDriver, tmp_path: Path
 ) -> None:
     # The peer reports once: its connection must last until the doctor has looked.
-    master = opened_broker(
-        java, tmp_path, role="SYNC_MASTER", haHousekeepingInterval=600_000, **sync_settings(java)
+    master = java.open_broker(
+        tmp_path / "m", role="SYNC_MASTER", haHousekeepingInterval=600_000, **sync_settings(java)
     )
     with forged_reports(master.ha_address, 10**9):
         forged = load(master.listen_address, 1)
@@ -232,21 +126,17 @@ def test_a_forged_acknowledgement_is_found_where_a_master_reports_it(
 def test_a_slave_of_5_with_the_address_of_its_master_never_connects(
     newest: JavaDriver, tmp_path: Path
 ) -> None:
-    master = opened_broker(newest, tmp_path / "m", role="ASYNC_MASTER")
-    slave = opened_broker(newest, tmp_path / "s", role="SLAVE", haMasterAddress=master.ha_address)
+    master = newest.open_broker(tmp_path / "m", role="ASYNC_MASTER")
+    slave = newest.open_broker(tmp_path / "s", role="SLAVE", haMasterAddress=master.ha_address)
     found = examined(master, slave)
     assert {"ha-master-address-ignored", "slave-without-name-server", "slave-not-connected"} <= set(found)
     assert found["ha-master-address-ignored"]["subject"] == slave.listen_address
 
 
-def test_a_slave_of_4_9_that_is_far_from_its_master_is_found(
-    rocketmq: dict[str, JavaDriver], tmp_path: Path
-) -> None:
-    if "4.9.7" not in rocketmq:
-        pytest.skip("this run has no 4.9.7")
-    java = rocketmq["4.9.7"]
-    master = opened_broker(java, tmp_path / "m", role="ASYNC_MASTER", haSlaveFallbehindMax=1000)
-    slave = opened_broker(java, tmp_path / "s", role="SLAVE")
+@only_4
+def test_a_slave_of_4_9_that_is_far_from_its_master_is_found(java: JavaDriver, tmp_path: Path) -> None:
+    master = java.open_broker(tmp_path / "m", role="ASYNC_MASTER", haSlaveFallbehindMax=1000)
+    slave = java.open_broker(tmp_path / "s", role="SLAVE")
     load(master.listen_address, 10, size=(1000, 1000))
     found = examined(master, slave, *PATIENT)
     assert set(found) == {"slave-not-in-sync", "slave-without-name-server"}
@@ -261,16 +151,16 @@ def test_a_slave_that_needs_deleted_bytes_is_found_before_and_after(
     long.load(220, size=(1000, 1000))
     for node in (short, long):
         node.stop()
-    slave = opened_broker_on(java, short.root, role="SLAVE")
-    master = opened_broker_on(java, long.root, role="ASYNC_MASTER")
+    deleted = shutil.copytree(long.root, tmp_path / "deleted")
+    slave = java.open_broker(short.root, role="SLAVE")
+    master = java.open_broker(long.root, role="ASYNC_MASTER")
     before = examined(master, slave)
     assert "retention-overtakes-slave" in before
     assert f"oldest file (0 to {FILE_BYTES})" in before["retention-overtakes-slave"]["evidence"]
     assert "fileReservedTime is 720 h" in before["retention-overtakes-slave"]["evidence"]
 
-    deleted = shutil.copytree(long.root, tmp_path / "deleted")
     (deleted / "commitlog" / f"{0:020d}").unlink()
-    master = opened_broker_on(java, deleted, role="ASYNC_MASTER")
+    master = java.open_broker(deleted, role="ASYNC_MASTER")
     after = examined(master, slave)
     assert "slave-below-minimum" in after
     assert "retention-overtakes-slave" not in after
@@ -283,31 +173,18 @@ def test_a_slave_with_more_than_its_master_is_found(
     long = start_node("long", role="ASYNC_MASTER")
     long.load(20)
     long.stop()
-    slave = opened_broker_on(java, long.root, role="SLAVE")
-    master = opened_broker(java, tmp_path / "m", role="ASYNC_MASTER")
+    slave = java.open_broker(long.root, role="SLAVE")
+    master = java.open_broker(tmp_path / "m", role="ASYNC_MASTER")
     load(master.listen_address, 1, size=(10, 10))
     assert "slave-beyond-end" in examined(master, slave)
-
-
-def opened_broker_on(java: JavaDriver, root: Path, **settings: object) -> JavaStore:
-    """A real broker on a copy of a store; a further copy if another process has taken one of its ports."""
-    for attempt in range(ATTEMPTS):
-        copy = shutil.copytree(root, root.with_name(f"{root.name}-{attempt}"))
-        (copy / "abort").unlink(missing_ok=True)
-        try:
-            return java.open_broker(copy, **settings)
-        except JavaError as error:
-            if "BindException" not in str(error) or attempt == ATTEMPTS - 1:
-                raise
-    raise AssertionError("not reached")
 
 
 # -- metadata --------------------------------------------------------------------------------------------
 
 
 def test_metadata_that_is_not_copied_is_found(java: JavaDriver, tmp_path: Path) -> None:
-    master = opened_broker(java, tmp_path / "m", role="ASYNC_MASTER")
-    slave = opened_broker(java, tmp_path / "s", role="SLAVE", ha_master_address=master.ha_address)
+    master = java.open_broker(tmp_path / "m", role="ASYNC_MASTER")
+    slave = java.open_broker(tmp_path / "s", role="SLAVE", ha_master_address=master.ha_address)
     load(master.listen_address, 5)
     send_delayed(master.listen_address)
     make_group(master.listen_address)
@@ -353,7 +230,7 @@ def test_a_master_without_its_second_port_is_found(
                 assert attempt < ATTEMPTS
             else:
                 break
-        slave = opened_broker(java, tmp_path / "s", role="SLAVE")
+        slave = java.open_broker(tmp_path / "s", role="SLAVE")
         found = examined(master, slave)
     assert f"{host}:{int(port) - 2}: Connection refused" in found["vip-port-unreachable"]["evidence"]
 
@@ -362,7 +239,7 @@ def test_a_master_without_its_second_port_is_found(
 
 
 def test_lines_of_a_file_that_a_real_broker_does_not_use_are_found(java: JavaDriver, tmp_path: Path) -> None:
-    master = opened_broker(java, tmp_path / "m", role="ASYNC_MASTER", brokerName="filed")
+    master = java.open_broker(tmp_path / "m", role="ASYNC_MASTER", brokerName="filed")
     path = tmp_path / "broker.conf"
     path.write_text(
         "brokerClusterName=interop\nbrokerName=filed\nbrokerId=0\nbrokerRole=ASYNC_MASTER\n"

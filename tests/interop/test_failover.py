@@ -31,15 +31,13 @@ import pytest
 from attrs import define, frozen
 
 from tests.interop.controller import FILE_BYTES, Consensus, Controllers, controllers, eventually
-from tests.interop.java import PATIENT, JavaConsumer, JavaDriver
+from tests.interop.java import PATIENT, JavaConsumer, JavaDriver, JavaDrivers
 from tests.interop.logs import assert_same_log, read_log
 from tests.interop.members import Member, RealMember, TriohaMember, wait_until_registered
-from tests.interop.name_server import name_server
+from tests.interop.messages import bodies
 from tests.interop.partitions import Endpoint, Partitions, Side, partitions
 from tests.interop.replica_group import ids_in_set
-from tests.interop.rocketmq import VERSIONS_5
-from tests.interop.steady import POLL_MS
-from tests.interop.test_consumers import bodies
+from tests.interop.rocketmq import VERSIONS_5, version_params
 from tests.interop.test_refused_sends import send
 from tests.interop.timed import Sent, TimedProducer
 from tests.node.wire import Wire
@@ -47,7 +45,7 @@ from tests.ports import free_port
 from trioha.controller.protocol import ReplicaSetInfo
 from trioha.remoting.codes import ResponseCode
 
-pytestmark = [pytest.mark.interop, pytest.mark.process]
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 
 DLEDGER = ("5.3.3",)
 """Versions whose controller keeps its state by DLedger here; the others by JRaft."""
@@ -82,24 +80,23 @@ class Cluster:
     name_server: str
 
 
-@pytest.fixture(scope="module", params=VERSIONS_5, ids=[f"rocketmq-{version}" for version in VERSIONS_5])
+@pytest.fixture(scope="module", params=version_params(versions=VERSIONS_5))
 def cluster(
-    request: pytest.FixtureRequest,
-    rocketmq_of_this_run: dict[str, JavaDriver],
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, drivers: JavaDrivers, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     version = request.param
     consensus = Consensus.DLEDGER if version in DLEDGER else Consensus.JRAFT
     with (
+        drivers.lent(version) as java,
         controllers(
             version,
             folder=tmp_path_factory.mktemp("controllers"),
             consensus=consensus,
             scanNotActiveBrokerInterval=500,
         ) as group,
-        name_server(version, folder=tmp_path_factory.mktemp("names")) as names,
+        java.name_server(tmp_path_factory.mktemp("names")) as names,
     ):
-        yield Cluster(rocketmq_of_this_run[version], group, names)
+        yield Cluster(java, group, names)
 
 
 @define
@@ -230,7 +227,16 @@ def leaves_after_ms() -> int:
     return LEAVES_AFTER_MS
 
 
-@pytest.fixture(params=PAIRS, ids=["-".join(kinds) for kinds in PAIRS])
+def pairs(*in_ci: tuple[str, str], of: Sequence[tuple[str, str]] = PAIRS) -> pytest.MarkDecorator:
+    """The pairs of a test; those that are not of `in_ci` are nightly."""
+    params = [
+        pytest.param(kinds, id="-".join(kinds), marks=() if kinds in in_ci else pytest.mark.nightly)
+        for kinds in of
+    ]
+    return pytest.mark.parametrize("pair", params, indirect=True)
+
+
+@pytest.fixture
 def pair(
     request: pytest.FixtureRequest, cluster: Cluster, tmp_path: Path, leaves_after_ms: int
 ) -> Iterator[Pair]:
@@ -266,16 +272,10 @@ def pair(
             lambda group: ids_in_set(group) == BOTH,
             logs=lambda: f"{first.log()}\n{second.log()}",
         )
-        producer = TimedProducer.start(cluster.java, names, topic=topic, poll_ms=POLL_MS)
+        producer = TimedProducer.start(cluster.java, names, topic=topic)
         running.callback(producer.end)
         assert producer.accepted(first.address, 1) >= 1
-        consumer = cluster.java.consume(
-            names,
-            group=f"group-{number}",
-            topic=topic,
-            pollNameServerInterval=POLL_MS,
-            heartbeatBrokerInterval=POLL_MS,
-        )
+        consumer = cluster.java.consume(names, group=f"group-{number}", topic=topic)
         running.callback(consumer.end)
         found = Pair(cluster, links, broker_name, topic, first, second, producer, consumer)
         found.accepts(first)
@@ -301,6 +301,7 @@ slave_stays = pytest.mark.parametrize("leaves_after_ms", [STAYS_MS], ids=["stays
 
 
 @slave_stays
+@pairs((TRIOHA, ROCKETMQ), (ROCKETMQ, TRIOHA))
 def test_a_killed_master_is_replaced_and_comes_back_as_a_slave(pair: Pair) -> None:
     end = pair.keep_last_messages()
     pair.first.kill()
@@ -313,6 +314,7 @@ def test_a_killed_master_is_replaced_and_comes_back_as_a_slave(pair: Pair) -> No
 
 
 @slave_stays
+@pairs((ROCKETMQ, TRIOHA))
 def test_a_hung_master_is_replaced_and_follows_when_it_wakes_up(pair: Pair) -> None:
     end = pair.keep_last_messages()
     pair.first.hang()
@@ -330,6 +332,7 @@ def test_a_hung_master_is_replaced_and_follows_when_it_wakes_up(pair: Pair) -> N
     pair.check(epochs=2, cut_below=end, lived=True)
 
 
+@pairs()
 def test_a_master_without_the_controller_is_replaced_and_follows_when_it_is_back(pair: Pair) -> None:
     pair.links.separate(0, Side.CONTROLLER)
     pair.accepts(pair.second)
@@ -339,6 +342,7 @@ def test_a_master_without_the_controller_is_replaced_and_follows_when_it_is_back
     pair.check(epochs=2, lived=True)
 
 
+@pairs()
 def test_a_master_without_its_slave_goes_on_alone_until_it_is_back(pair: Pair) -> None:
     pair.links.separate(0, Side.PEERS)
     pair.wait_for_set(master=1, members=frozenset((1,)))
@@ -349,6 +353,7 @@ def test_a_master_without_its_slave_goes_on_alone_until_it_is_back(pair: Pair) -
     pair.check(epochs=1)
 
 
+@pairs((TRIOHA, ROCKETMQ))
 def test_a_master_without_controller_and_slave_is_replaced_and_cut_when_it_is_back(pair: Pair) -> None:
     pair.links.separate(0, Side.CONTROLLER, Side.PEERS)
     end = pair.wait_for_longer_log()
@@ -378,9 +383,7 @@ def copy_store(member: Member, to: Path) -> Path:
     return to
 
 
-@pytest.mark.parametrize(
-    "pair", [PAIRS[0], PAIRS[1]], ids=["trioha-trioha", "trioha-RocketMQ"], indirect=True
-)
+@pairs((TRIOHA, ROCKETMQ), of=PAIRS[:2])
 def test_a_master_that_lost_power_and_is_back_at_once_has_its_slave_elected(
     pair: Pair, tmp_path: Path
 ) -> None:
@@ -395,7 +398,7 @@ def test_a_master_that_lost_power_and_is_back_at_once_has_its_slave_elected(
     pair.check(epochs=2)
 
 
-@pytest.mark.parametrize("pair", [PAIRS[0]], ids=["trioha-trioha"], indirect=True)
+@pairs(of=PAIRS[:1])
 def test_a_master_that_lost_power_alone_is_elected_for_another_epoch(pair: Pair, tmp_path: Path) -> None:
     """Its slave, which left the set before, has bytes of the old epoch that are lost to all others."""
     on_disk = copy_store(pair.first, tmp_path / "on disk")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,17 @@ from attrs import evolve
 from tests.faults.rebuilt import Shape, check_rebuilt
 from tests.interop.java import JavaDriver, JavaStore
 from tests.interop.logs import assert_same_log, log_files, read_log
-from tests.interop.rocketmq import indexes_tags, is_5
-from tests.interop.test_java_master import TIMES_OUT_MS, assert_verified, client_of, start_pair, sync_settings
-from tests.node_process import FILE_BYTES, SLAVE_TIMEOUT_MS, WITHIN_S, TriohaNode, start_load
+from tests.interop.rocketmq import both_lines, indexes_tags, is_5
+from tests.interop.test_java_master import TIMES_OUT_MS, assert_verified, client_of, start_pair
+from tests.interop.world import StartNode, sync_settings
+from tests.node_process import FILE_BYTES, SLAVE_TIMEOUT_MS, TriohaNode, start_load
+from tests.waiting import wait_until
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexFile, IndexShape
 
-pytestmark = [pytest.mark.interop, pytest.mark.process]
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 
-StartNode = Callable[..., TriohaNode]
 SHAPE = Shape(
     log_file_bytes=FILE_BYTES,
     queues=ConsumeQueueSettings(file_bytes=2000),
@@ -30,13 +30,10 @@ SHAPE = Shape(
 """How the stores of these tests are configured, RocketMQ's and trioha's."""
 
 
-def wait_for_verdict(slave: TriohaNode, word: str, *, within_s: float = WITHIN_S) -> str:
+def wait_for_verdict(slave: TriohaNode, word: str) -> str:
     """What a slave says of a master that it cannot follow."""
-    deadline_s = time.monotonic() + within_s
-    while word not in (verdict := client_of(slave).verdict or ""):
-        assert time.monotonic() < deadline_s, f"verdict is {verdict!r}\n{slave.log()}"
-        time.sleep(0.05)
-    return verdict
+    wait_until(lambda: word in (client_of(slave).verdict or ""), f"verdict {word}")
+    return client_of(slave).verdict or ""
 
 
 def without_first_files(java: JavaDriver, store: JavaStore, number: int) -> JavaStore:
@@ -50,7 +47,7 @@ def without_first_files(java: JavaDriver, store: JavaStore, number: int) -> Java
 # -- where a slave starts ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verify", ["record", "frame"])
+@pytest.mark.parametrize("verify", ["record", pytest.param("frame", marks=pytest.mark.nightly)])
 def test_an_empty_slave_takes_all_history_from_a_real_master_when_told_to(
     java: JavaDriver, start_node: StartNode, tmp_path: Path, verify: str
 ) -> None:
@@ -74,6 +71,7 @@ def test_an_empty_slave_takes_all_history_from_a_real_master_when_told_to(
     assert_verified(slave.root)
 
 
+@pytest.mark.nightly
 def test_where_a_real_masters_first_files_are_gone_history_starts_at_the_first_that_is_there(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
@@ -137,6 +135,7 @@ def test_flushed_acks_satisfy_a_real_sync_master(
     assert slave.status().flushed_offset == master.status()["push2SlaveMaxOffset"] == puts.end_offset
 
 
+@pytest.mark.nightly
 def test_a_trioha_master_that_lacks_real_slaves_refuses_before_it_stores(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
@@ -150,10 +149,7 @@ def test_a_trioha_master_that_lacks_real_slaves_refuses_before_it_stores(
     )
     slave = java.open_store(tmp_path / "slave", role="SLAVE", ha_master_address=master.ha_address)
     # Connected is not enough: it has to say first what it has.
-    deadline_s = time.monotonic() + WITHIN_S
-    while master.status().in_sync_slaves < 1:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
+    wait_until(lambda: master.status().in_sync_slaves >= 1, "a slave is in sync")
     enough = master.load(50)
     end = master.max_offset
     slave.shutdown()
@@ -192,7 +188,8 @@ def test_a_real_master_with_another_history_is_named_and_nothing_is_overwritten(
     assert read_log(slave.root, start=0, end=end, file_bytes=FILE_BYTES) == kept
 
 
-@pytest.mark.parametrize("ahead_by", [3, 60])
+@both_lines
+@pytest.mark.parametrize("ahead_by", [pytest.param(3, marks=pytest.mark.nightly), 60])
 def test_a_real_master_that_ends_before_its_slave_is_named(
     ahead_by: int, java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
@@ -230,6 +227,7 @@ def test_a_real_master_that_deleted_what_its_slave_needs_next_is_named(
 # -- queues and index --------------------------------------------------------------------------------------
 
 
+@both_lines
 def test_queues_and_index_of_a_trioha_slave_are_those_of_its_real_master(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
@@ -263,10 +261,7 @@ def test_a_real_store_takes_over_the_queues_of_a_killed_trioha_master(
     node.wait(max_offset=2 * FILE_BYTES)
     now_ms = time.time() * 1000
     # Its checkpoint vouches for some files of the log, as after a longer life, and more follow.
-    deadline_s = time.monotonic() + WITHIN_S
-    while vouched_until_ms(node.root) < now_ms:
-        assert time.monotonic() < deadline_s, "no checkpoint was written"
-        time.sleep(0.05)
+    wait_until(lambda: vouched_until_ms(node.root) >= now_ms, "a checkpoint is written")
     node.wait(max_offset=node.max_offset + 300_000)
     node.kill()
     sending.kill()

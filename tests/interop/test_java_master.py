@@ -13,22 +13,17 @@ import pytest
 
 from tests.interop.java import JavaDriver, JavaStore
 from tests.interop.logs import assert_same_log, blank_tails, log_files, remove_files_just_made, whole_records
-from tests.interop.rocketmq import VERSIONS, is_5
+from tests.interop.rocketmq import both_lines, is_5
+from tests.interop.world import StartNode, sync_settings
 from tests.node_process import FILE_BYTES, WITHIN_S, TriohaNode, run_trioha
 from trioha.broker_status import SlaveStatus
 
-pytestmark = [pytest.mark.interop, pytest.mark.process]
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 
-StartNode = Callable[..., TriohaNode]
 TIMES_OUT_MS = 3000
 """slaveTimeout where puts have to time out, and others of the same test must not, on a busy machine."""
 LARGE = (20000, 65000)
 """Bodies of more than one transfer batch, up to what a file of the tests can just hold."""
-
-
-def sync_settings(java: JavaDriver) -> dict[str, Any]:
-    """What makes a SYNC_MASTER of this version wait for one slave (spec/ha.md 4.1)."""
-    return {"inSyncReplicas": 2, "totalReplicas": 2} if is_5(java.version) else {}
 
 
 def start_pair(
@@ -58,7 +53,8 @@ def assert_verified(store: Path) -> None:
     assert answer.exit_code == 0, answer
 
 
-@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+@both_lines
+@pytest.mark.parametrize("flush", [pytest.param("ASYNC_FLUSH", marks=pytest.mark.nightly), "SYNC_FLUSH"])
 def test_sync_puts_are_ok_and_the_trioha_slaves_log_is_equal_at_once(
     java: JavaDriver, start_node: StartNode, tmp_path: Path, flush: str
 ) -> None:
@@ -116,6 +112,7 @@ def test_an_empty_trioha_slave_of_a_master_with_history_starts_at_the_last_file(
     assert_same_log(master.root, slave.root, start=start, end=end, file_bytes=FILE_BYTES)
 
 
+@pytest.mark.nightly
 def test_a_stopped_trioha_slave_resumes_at_its_exact_byte(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
@@ -175,6 +172,7 @@ def test_a_trioha_slave_killed_in_the_middle_of_a_transfer_ends_with_the_same_lo
     assert_verified(slave.root)
 
 
+@pytest.mark.nightly
 def test_a_trioha_slave_follows_a_real_master_that_restarts(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
@@ -190,11 +188,10 @@ def test_a_trioha_slave_follows_a_real_master_that_restarts(
     assert_same_log(master.root, slave.root, end=end, file_bytes=FILE_BYTES)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
 def test_a_trioha_slave_follows_a_real_master_that_was_killed(
-    own_jvm: Callable[..., JavaDriver], start_node: StartNode, tmp_path: Path, version: str
+    java: JavaDriver, own_jvm: Callable[..., JavaDriver], start_node: StartNode, tmp_path: Path
 ) -> None:
-    jvm = own_jvm(version)
+    jvm = own_jvm(java.version)
     master, slave = start_pair(jvm, start_node, tmp_path / "master", role="ASYNC_MASTER")
     master.start_put(20000, size=(10, 1000))
     slave.wait(max_offset=master.max_offset + 200_000)
@@ -202,7 +199,7 @@ def test_a_trioha_slave_follows_a_real_master_that_was_killed(
     held = slave.max_offset
     remove_files_just_made(master.root)
 
-    again = own_jvm(version).open_store(master.root, role="ASYNC_MASTER", haListenPort=master.ha_port)
+    again = own_jvm(java.version).open_store(master.root, role="ASYNC_MASTER", haListenPort=master.ha_port)
     assert again.max_offset >= held
     end = again.put(150, seed=2).end_offset
     slave.wait(max_offset=end)
@@ -278,6 +275,7 @@ def test_a_real_master_that_needs_three_copies_counts_two_trioha_slaves(
     assert two.statuses == {"FLUSH_SLAVE_TIMEOUT": 2}
 
 
+@both_lines
 def test_a_trioha_slave_that_is_gone_is_seen_at_once_by_a_real_master(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
@@ -293,29 +291,24 @@ HOUSEKEEPING_MS = 4000
 """A slave that has no processor for so long may be cut off; one that has reports each 0.2 s."""
 
 
+@pytest.mark.nightly
 def test_an_idle_trioha_slave_keeps_its_connection_beyond_the_housekeeping_interval(
-    rocketmq: dict[str, JavaDriver], start_node: StartNode, tmp_path: Path
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
-    pairs = [
-        start_pair(
-            java,
-            start_node,
-            tmp_path / f"master-{java.version}",
-            name=f"slave-{java.version}",
-            role="ASYNC_MASTER",
-            haHousekeepingInterval=HOUSEKEEPING_MS,
-        )
-        for java in rocketmq.values()
-    ]
-    before = [client_of(slave) for _, slave in pairs]
+    master, slave = start_pair(
+        java,
+        start_node,
+        tmp_path / "master",
+        role="ASYNC_MASTER",
+        haHousekeepingInterval=HOUSEKEEPING_MS,
+    )
+    before = client_of(slave)
     time.sleep(2.3 * HOUSEKEEPING_MS / 1000)
-    after = [client_of(slave) for _, slave in pairs]
+    after = client_of(slave)
 
-    for master, _ in pairs:
-        assert master.status()["haConnections"] == 1
-    for earlier, later in zip(before, after, strict=True):
-        assert later.reconnects == earlier.reconnects
-        assert later.last_read_ms > earlier.last_read_ms
+    assert master.status()["haConnections"] == 1
+    assert after.reconnects == before.reconnects
+    assert after.last_read_ms > before.last_read_ms
 
 
 def client_of(slave: TriohaNode) -> SlaveStatus:

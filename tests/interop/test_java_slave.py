@@ -10,14 +10,14 @@ import pytest
 
 from tests.interop.java import JavaDriver, JavaStore
 from tests.interop.logs import assert_same_log, blank_tails, log_files, remove_files_just_made, whole_records
-from tests.interop.rocketmq import VERSIONS
+from tests.interop.rocketmq import LINES
 from tests.interop.test_java_master import TIMES_OUT_MS
+from tests.interop.world import StartNode
 from tests.node_process import FILE_BYTES, SLAVE_TIMEOUT_MS, WITHIN_S, TriohaNode, finish_load, start_load
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.interop, pytest.mark.process]
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 
-StartNode = Callable[..., TriohaNode]
 LARGE = (20000, 64000)
 """Bodies of more than one transfer batch, up to what a file of the tests can just hold."""
 MIB = 1024 * 1024
@@ -73,6 +73,7 @@ def test_sync_puts_are_ok_and_the_real_slaves_log_is_equal_at_once(
     assert master.wait(ack_offset=end).in_sync_slaves == 1
 
 
+@pytest.mark.nightly
 def test_a_real_slave_copies_an_async_trioha_master_and_reads_every_message(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
@@ -90,11 +91,11 @@ def test_a_real_slave_copies_an_async_trioha_master_and_reads_every_message(
 
 
 def test_messages_of_megabytes_in_the_largest_frames_reach_real_slaves(
-    rocketmq: dict[str, JavaDriver], start_node: StartNode, tmp_path: Path
+    of_both_lines: list[JavaDriver], start_node: StartNode, tmp_path: Path
 ) -> None:
     file_bytes = 8 * MIB
     master, slaves = start_with_slaves(
-        list(rocketmq.values()),
+        of_both_lines,
         start_node,
         tmp_path,
         role="SYNC_MASTER",
@@ -115,11 +116,11 @@ def test_messages_of_megabytes_in_the_largest_frames_reach_real_slaves(
 
 
 def test_puts_are_on_the_real_slave_of_each_version_and_one_slave_less_is_not_enough(
-    rocketmq: dict[str, JavaDriver], start_node: StartNode, tmp_path: Path
+    of_both_lines: list[JavaDriver], start_node: StartNode, tmp_path: Path
 ) -> None:
-    copies = len(rocketmq) + 1
+    copies = len(of_both_lines) + 1
     master, slaves = start_with_slaves(
-        list(rocketmq.values()),
+        of_both_lines,
         start_node,
         tmp_path,
         role="SYNC_MASTER",
@@ -161,11 +162,11 @@ def test_an_empty_real_slave_of_a_trioha_master_with_history_starts_at_the_last_
     assert_same_log(master.root, slave.root, start=start, end=end, file_bytes=FILE_BYTES)
 
 
+@pytest.mark.nightly
 def test_a_sync_master_says_at_once_that_no_slave_is_there_and_is_ok_again_when_they_are_back(
-    rocketmq: dict[str, JavaDriver], start_node: StartNode, tmp_path: Path
+    of_both_lines: list[JavaDriver], start_node: StartNode, tmp_path: Path
 ) -> None:
-    javas = list(rocketmq.values())
-    master, slaves = start_with_slaves(javas, start_node, tmp_path, role="SYNC_MASTER")
+    master, slaves = start_with_slaves(of_both_lines, start_node, tmp_path, role="SYNC_MASTER")
     before = master.load(10)
     for shutdown in [slave.start_shutdown() for slave in slaves]:
         shutdown.result(WITHIN_S)
@@ -174,7 +175,7 @@ def test_a_sync_master_says_at_once_that_no_slave_is_there_and_is_ok_again_when_
     missed = master.max_offset
     again = [
         java.open_store(slave.root, role="SLAVE", ha_master_address=master.ha_address)
-        for java, slave in zip(javas, slaves, strict=True)
+        for java, slave in zip(of_both_lines, slaves, strict=True)
     ]
     for slave in again:
         slave.wait(maxOffset=missed)
@@ -191,10 +192,11 @@ def test_a_sync_master_says_at_once_that_no_slave_is_there_and_is_ok_again_when_
         assert_same_log(master.root, slave.root, end=end, file_bytes=FILE_BYTES)
 
 
+@pytest.mark.nightly
 def test_hung_real_slaves_let_sync_puts_time_out_and_then_catch_up(
     own_jvm: Callable[..., JavaDriver], start_node: StartNode, tmp_path: Path
 ) -> None:
-    jvms = [own_jvm(version) for version in VERSIONS]
+    jvms = [own_jvm(version) for version in LINES]
     master, slaves = start_with_slaves(
         jvms, start_node, tmp_path, role="SYNC_MASTER", slaveTimeout=TIMES_OUT_MS
     )
@@ -214,12 +216,12 @@ def test_hung_real_slaves_let_sync_puts_time_out_and_then_catch_up(
 
 
 def test_real_slaves_follow_a_trioha_master_that_restarts_cleanly_or_killed(
-    rocketmq: dict[str, JavaDriver], start_node: StartNode, tmp_path: Path
+    of_both_lines: list[JavaDriver], start_node: StartNode, tmp_path: Path
 ) -> None:
     # Both ways at the same time: a real slave waits 5 s before it dials again (spec/ha.md 2.4).
     pairs = {
         stop: start_with_slaves(
-            list(rocketmq.values()), start_node, tmp_path, name=stop, role="ASYNC_MASTER", ha_port=free_port()
+            of_both_lines, start_node, tmp_path, name=stop, role="ASYNC_MASTER", ha_port=free_port()
         )
         for stop in ("clean", "killed")
     }
@@ -250,11 +252,10 @@ def test_real_slaves_follow_a_trioha_master_that_restarts_cleanly_or_killed(
             assert slave.read().gaps() == []
 
 
-@pytest.mark.parametrize("version", VERSIONS)
 def test_no_put_is_ok_that_a_killed_real_slave_does_not_hold_and_it_resumes_at_its_exact_byte(
-    own_jvm: Callable[..., JavaDriver], start_node: StartNode, tmp_path: Path, version: str
+    java: JavaDriver, own_jvm: Callable[..., JavaDriver], start_node: StartNode, tmp_path: Path
 ) -> None:
-    jvm = own_jvm(version)
+    jvm = own_jvm(java.version)
     master, (slave,) = start_with_slaves(
         [jvm], start_node, tmp_path, role="SYNC_MASTER", slaveTimeout=TIMES_OUT_MS
     )
@@ -265,7 +266,7 @@ def test_no_put_is_ok_that_a_killed_real_slave_does_not_hold_and_it_resumes_at_i
     loaded = finish_load(sending)
     end = master.max_offset
     remove_files_just_made(slave.root)
-    again = own_jvm(version).open_store(slave.root, role="SLAVE", ha_master_address=master.ha_address)
+    again = own_jvm(java.version).open_store(slave.root, role="SLAVE", ha_master_address=master.ha_address)
     again.wait(maxOffset=end)
     read = again.read()
 

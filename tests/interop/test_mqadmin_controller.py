@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 from attrs import define, frozen
 
-from tests.interop.clients import RocketClients
 from tests.interop.controller import CLUSTER, eventually
+from tests.interop.java import JavaDriver, JavaDrivers
 from tests.interop.members import Member
 from tests.interop.replica_group import Cluster, ReplicaGroup, cluster
-from tests.interop.rocketmq import VERSIONS, VERSIONS_5, is_5
+from tests.interop.rocketmq import VERSIONS_5, only_4, version_params
 
-pytestmark = [pytest.mark.interop, pytest.mark.process]
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 COMMANDS = ("getSyncStateSet", "getBrokerEpoch", "electMaster", "getControllerMetaData")
 KINDS = ("rocketmq", "trioha")
 
@@ -45,12 +45,12 @@ class Pair:
 class Admin:
     """mqadmin and the two pairs."""
 
-    clients: RocketClients
+    java: JavaDriver
     cluster: Cluster
     pairs: dict[str, Pair]
 
     def __call__(self, command: str, *arguments: str) -> str:
-        return self.clients.mqadmin(command, self.cluster.names, *arguments)
+        return self.java.mqadmin(command, self.cluster.names, *arguments)
 
     def sync_state_set(self, pair: Pair) -> str:
         return self("getSyncStateSet", "-a", self.leader, "-b", pair.group.broker_name)
@@ -74,15 +74,16 @@ class Admin:
         return self.cluster.controllers.leader()
 
 
-@pytest.fixture(scope="module", params=VERSIONS_5, ids=[f"rocketmq-{version}" for version in VERSIONS_5])
-def admin(
-    request: pytest.FixtureRequest,
-    clients_of_this_run: dict[str, RocketClients],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Admin]:
+@pytest.fixture(scope="module", params=version_params(versions=VERSIONS_5))
+def java_of_module(request: pytest.FixtureRequest, drivers: JavaDrivers) -> Iterator[JavaDriver]:
+    with drivers.lent(request.param) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def admin(java_of_module: JavaDriver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
     folder = tmp_path_factory.mktemp("mqadmin-controller")
-    clients = clients_of_this_run[request.param]
-    with cluster(request.param, folder=folder / "cluster") as running:
+    with cluster(java_of_module.version, folder=folder / "cluster") as running:
         groups = {kind: ReplicaGroup(running, folder / kind, f"pair-of-{kind}", {}) for kind in KINDS}
         try:
             pairs = {
@@ -93,7 +94,7 @@ def admin(
                 pair.group.wait_set(pair.first, pair.second)
                 pair.first.stored(10)
                 pair.group.wait_equal(pair.first, pair.second)
-            yield Admin(clients, running, pairs)
+            yield Admin(java_of_module, running, pairs)
         finally:
             for group in groups.values():
                 group.end()
@@ -126,12 +127,8 @@ def test_the_controllers_are_printed(admin: Admin) -> None:
     assert re.search(rf"^#ControllerLeaderAddress\s+{admin.leader}$", said, re.MULTILINE), said
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_versions_before_5_do_not_have_these_commands(
-    command: str, clients_of_this_run: dict[str, RocketClients]
-) -> None:
-    older = [clients for version, clients in clients_of_this_run.items() if not is_5(version)]
-    if not older:
-        pytest.skip(f"only {', '.join(VERSIONS)} here")
-    for clients in older:
-        assert f"The sub command {command} not exist" in clients.mqadmin(command, "127.0.0.1:9")
+@pytest.mark.nightly
+@only_4
+def test_versions_before_5_do_not_have_these_commands(java: JavaDriver) -> None:
+    for command in COMMANDS:
+        assert f"The sub command {command} not exist" in java.mqadmin(command, "127.0.0.1:9")

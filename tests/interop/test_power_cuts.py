@@ -15,14 +15,15 @@ from tests.descriptors import close_after_test, release_after_test, resources_cl
 from tests.interop.java import JavaDriver
 from tests.interop.rocketmq import writes_logics_offset
 from tests.interop.test_features import SHAPE
-from tests.node_process import FILE_BYTES, WITHIN_S
+from tests.node_process import FILE_BYTES
 from tests.store.crashes import CrashingDisk, PowerCutDisk
+from tests.waiting import wait_until
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.message_store import MessageStore, StoreSettings
 from trioha.store.messages import Message
 from trioha.store.record import Host
 
-pytestmark = [pytest.mark.interop, pytest.mark.process]
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 
 TOPIC = "TopicTest"
 MESSAGES = 500
@@ -150,7 +151,9 @@ def test_rocketmq_builds_all_queue_entries_that_a_power_cut_took(
 
 
 @pytest.mark.usefixtures("_one_millisecond")
-@pytest.mark.parametrize("scenario", [between_two_syncs, after_a_cut])
+@pytest.mark.parametrize(
+    "scenario", [between_two_syncs, pytest.param(after_a_cut, marks=pytest.mark.nightly)]
+)
 def test_rocketmq_reads_the_log_from_the_checkpoints_offset_on(
     newest: JavaDriver, tmp_path: Path, scenario: Callable[[Path, Path], list[int]]
 ) -> None:
@@ -161,7 +164,7 @@ def test_rocketmq_reads_the_log_from_the_checkpoints_offset_on(
     check_queues(newest, tmp_path / "image", there, enableAcceleratedRecovery=True)
 
 
-@pytest.mark.parametrize("stop", ["clean", "killed"])
+@pytest.mark.parametrize("stop", ["clean", pytest.param("killed", marks=pytest.mark.nightly)])
 def test_in_a_store_that_both_use_the_offset_is_that_of_a_sync_of_the_queues(
     java: JavaDriver, own_jvm: Callable[..., JavaDriver], tmp_path: Path, stop: str
 ) -> None:
@@ -178,12 +181,13 @@ def test_in_a_store_that_both_use_the_offset_is_that_of_a_sync_of_the_queues(
     messages = real.read(TOPIC).messages
     # RocketMQ writes where the last message starts whose entry was there before a sync.
     last_offset = messages[-1].physical_offset if writes_logics_offset(java.version) else end_offset
-    deadline_s = time.monotonic() + WITHIN_S
-    while (now := Checkpoint.load(root / "checkpoint")).logics_msg_timestamp_ms != messages[-1].record[
-        "storeTimestamp"
-    ]:
-        assert time.monotonic() < deadline_s, now
-        time.sleep(0.05)
+    last_ms = messages[-1].record["storeTimestamp"]
+
+    def on_disk() -> Checkpoint:
+        return Checkpoint.load(root / "checkpoint")
+
+    wait_until(lambda: on_disk().logics_msg_timestamp_ms == last_ms, "the queues are synced")
+    now = on_disk()
     if stop == "killed":
         jvm.kill()
     else:

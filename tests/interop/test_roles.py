@@ -7,9 +7,8 @@ the next, so that what is pending at an exchange does not depend on how fast the
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,26 +16,20 @@ from typing import Any
 import pytest
 from attrs import define, field
 
+from tests.interop.asking import QUEUES, committed, groups, max_offset, max_offsets, tables, wait_for_route
 from tests.interop.java import JavaDriver, JavaStore
-from tests.interop.rocketmq import VERSIONS, is_5
-from tests.interop.test_clusters import QUEUES, TOPIC, max_offsets
-from tests.interop.test_consumers import bodies, expected
-from tests.interop.test_name_servers import ask, groups, trioha_name_server, wait_until
-from tests.interop.test_slave_reads import committed
-from tests.interop.test_transactions import COMMIT, OPS, ROLLBACK, UNKNOWN
-from tests.interop.transactions import TransactionProducer
-from tests.node.test_metadata_copies import QUICK, tables
-from tests.node_process import TriohaNode
+from tests.interop.messages import bodies, expected
+from tests.interop.name_server import trioha_name_server
+from tests.interop.rocketmq import is_5
+from tests.interop.transactions import COMMIT, OPS, ROLLBACK, UNKNOWN, TransactionProducer
+from tests.interop.world import QUICK, Broker, StartNode
 from tests.ports import free_port
+from tests.waiting import wait_until
 from trioha.metadata.pretty_json import parse_pretty
-from trioha.remoting.codes import RequestCode
 
-pytestmark = [pytest.mark.interop, pytest.mark.process]
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 
-CASES = [(version, first) for version in VERSIONS for first in ("real", "trioha")]
-"""Each takes half a minute, most of which a real broker prescribes."""
-if not os.environ.get("ROCKETMQ_VERSIONS"):
-    CASES = [(VERSIONS[-1], "real")]
+TOPIC = "TopicOfRoles"
 GROUP = "group"
 DELAY_LEVELS = ("1s 1h 1h", "1s 1s 1h", "1s 1s 1s")
 """At the first master, at the second, and at the first again."""
@@ -48,13 +41,14 @@ RECEIVED_WITHIN_S = 120.0
 CHECKED_EACH_MS = {"real": 4000, "trioha": 500}
 CHECKED = ("open0", "open-third0")
 """What is committed by a master's checks."""
-Broker = JavaStore | TriohaNode
 
 
 def consumer_offsets(broker: Broker) -> dict[int, int]:
     """The group's offsets by queue."""
     return {
-        queue_id: offset for queue_id, offset in committed(broker.listen_address, GROUP).items() if offset
+        queue_id: offset
+        for queue_id, offset in committed(broker.listen_address, GROUP, TOPIC).items()
+        if offset
     }
 
 
@@ -73,18 +67,12 @@ def delivered(table: Any) -> dict[str, int]:
     return {level: offset for level, offset in table["offsetTable"].items() if offset}
 
 
-def end_of(broker: Broker, topic: str) -> int:
-    """How many messages the topic's first queue has."""
-    answer = ask(broker.listen_address, RequestCode.GET_MAX_OFFSET, topic=topic, queueId="0")
-    return int(answer.ext_fields.get("offset") or 0)
-
-
 @define
 class MixedPair:
     """The stores of a real broker and of a trioha node, with the one master that clients find at a time."""
 
     java: JavaDriver
-    start_node: Callable[..., TriohaNode]
+    start_node: StartNode
     folder: Path
     names: str
     term: int = -1
@@ -106,11 +94,7 @@ class MixedPair:
             return groups(self.names) == {"interop": {0: master.listen_address}}
 
         wait_until(is_registered, "the master is registered, and no other broker")
-        topic = TOPIC if self.term else "TBW102"
-        wait_until(
-            lambda: ask(self.names, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic=topic).code == 0,
-            f"{topic} is registered",
-        )
+        wait_for_route(self.names, TOPIC if self.term else "TBW102")
         return master
 
     def hand_over(self, master: Broker, kind: str) -> None:
@@ -173,7 +157,7 @@ class MixedPair:
     def wait_for_decisions(self, master: Broker, number: int) -> None:
         """Wait until so many more decisions are in the log. They are one-way requests."""
         self.ops += number
-        wait_until(lambda: end_of(master, OPS) >= self.ops, f"{self.ops} decisions")
+        wait_until(lambda: max_offset(master.listen_address, OPS) >= self.ops, f"{self.ops} decisions")
 
     def consume(self, master: Broker, wanted: Counter[str], *, delays: dict[str, int]) -> None:
         """The group receives exactly these messages, and commits its offsets; `delays` more are delivered."""
@@ -200,19 +184,13 @@ class MixedPair:
         assert received == wanted
 
 
-@pytest.mark.parametrize(
-    ("version", "first"), CASES, ids=[f"rocketmq-{version}-{first}-first" for version, first in CASES]
-)
+@pytest.mark.parametrize("first", ["real", pytest.param("trioha", marks=pytest.mark.nightly)])
 def test_a_mixed_pair_that_exchanges_its_roles_twice_goes_on_where_it_was(
-    rocketmq: dict[str, JavaDriver],
-    start_node: Callable[..., TriohaNode],
-    tmp_path: Path,
-    version: str,
-    first: str,
+    java: JavaDriver, start_node: StartNode, tmp_path: Path, first: str
 ) -> None:
     second = {"real": "trioha", "trioha": "real"}[first]
     with trioha_name_server(tmp_path / "names") as names:
-        pair = MixedPair(rocketmq[version], start_node, tmp_path, names)
+        pair = MixedPair(java, start_node, tmp_path, names)
         master = pair.start_master(first, checks=False)
         wanted = pair.send("plain") + pair.send("delayed", delay_level=1, number=2)
         pending = pair.send("pending", delay_level=2, number=2)

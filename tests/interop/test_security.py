@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import trustme
 
-from tests.interop.clients import RocketClients
-from tests.interop.java import JavaError
-from tests.interop.test_name_servers import wait_until
-from tests.node_process import TriohaNode
+from tests.interop.java import JavaDriver, JavaError
+from tests.interop.world import StartNode
 from tests.ports import free_port
+from tests.waiting import wait_until
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 
-StartNode = Callable[..., TriohaNode]
 RULES = """\
 accounts:
 - {accessKey: the-admin, secretKey: secret-a, admin: true}
@@ -31,7 +28,7 @@ accounts:
 
 
 def test_signed_clients_do_what_their_account_may(
-    clients: RocketClients, start_node: StartNode, tmp_path: Path
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
     (tmp_path / "plain_acl.yml").write_text(RULES)
     names = f"127.0.0.1:{free_port()}"
@@ -43,27 +40,27 @@ def test_signed_clients_do_what_their_account_may(
         **{"trioha.withNamesrv": "true", "trioha.aclFile": tmp_path / "plain_acl.yml"},
     )
     with pytest.raises(JavaError, match="No accessKey is configured"):
-        clients.send(names, "Orders", 1)
+        java.produce(names, 1, topic="Orders")
     with (
-        clients.secured("worker-account", "wrong-secret"),
+        java.secured("worker-account", "wrong-secret"),
         pytest.raises(JavaError, match="Check signature failed for accessKey=worker-account"),
     ):
-        clients.send(names, "Orders", 1)
-    with clients.secured("producer-only", "secret-p"):
-        assert [status for status, _, _ in clients.send(names, "Orders", 5)] == ["SEND_OK"] * 5
+        java.produce(names, 1, topic="Orders")
+    with java.secured("producer-only", "secret-p"):
+        assert java.produce(names, 5, topic="Orders") == {"SEND_OK": 5}
         with pytest.raises(JavaError, match="No default permission for topic:Other"):
-            clients.send(names, "Other", 1)
-    with clients.secured("worker-account", "secret-w"):
-        clients.send(names, "Orders", 3)
-        assert len(clients.consume(names, "Orders", 8)) == 8, node.log()
-    with clients.secured("the-admin", "secret-a"):
+            java.produce(names, 1, topic="Other")
+    with java.secured("worker-account", "secret-w"):
+        java.produce(names, 3, topic="Orders")
+        assert len(java.consumed(names, 8, group="workers", topic="Orders")) == 8, node.log()
+    with java.secured("the-admin", "secret-a"):
         # A query by key, which a real broker with ACL refuses. Both messages are consumed, and the index has
         # a message after its queue.
         found = ""
 
         def are_found() -> bool:
             nonlocal found
-            found = clients.mqadmin("queryMsgByKey", names, "-t", "Orders", "-k", "key-2")
+            found = java.mqadmin("queryMsgByKey", names, "-t", "Orders", "-k", "key2")
             assert "AclException" not in found
             return len([line for line in found.splitlines() if line.strip()]) >= 3
 
@@ -75,7 +72,7 @@ def test_signed_clients_do_what_their_account_may(
 
 @pytest.mark.parametrize("mode", ["permissive", "enforcing"])
 def test_clients_with_tls_send_and_consume(
-    clients: RocketClients, start_node: StartNode, tmp_path: Path, mode: str
+    java: JavaDriver, start_node: StartNode, tmp_path: Path, mode: str
 ) -> None:
     certificate = trustme.CA().issue_cert("127.0.0.1")
     certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
@@ -92,21 +89,21 @@ def test_clients_with_tls_send_and_consume(
             "tls.enable": "true",
         },
     )
-    with clients.secured(tls=True):
-        assert [status for status, _, _ in clients.send(names, "Secret", 8)] == ["SEND_OK"] * 8, node.log()
-        assert len(clients.consume(names, "Secret", 8)) == 8, node.log()
+    with java.secured(tls=True):
+        assert java.produce(names, 8, topic="Secret") == {"SEND_OK": 8}, node.log()
+        assert len(java.consumed(names, 8, group="encrypted", topic="Secret")) == 8, node.log()
     if mode == "permissive":
-        assert len(clients.consume(names, "Secret", 8)) == 8, node.log()
+        assert len(java.consumed(names, 8, group="plain", topic="Secret")) == 8, node.log()
     else:
         with pytest.raises(JavaError):
-            clients.send(names, "Secret", 1)
+            java.produce(names, 1, topic="Secret")
 
 
 def test_a_producer_with_the_vip_channel_sends_to_the_second_port(
-    clients: RocketClients, start_node: StartNode
+    java: JavaDriver, start_node: StartNode
 ) -> None:
     names, port = f"127.0.0.1:{free_port()}", free_port()
     settings = {"namesrvAddr": names, "trioha.withNamesrv": "true", "listenPort": port}
     node = start_node("broker", role="ASYNC_MASTER", **settings)
-    with clients.secured(vip=True):
-        assert [status for status, _, _ in clients.send(names, "Orders", 4)] == ["SEND_OK"] * 4, node.log()
+    with java.secured(vip=True):
+        assert java.produce(names, 4, topic="Orders") == {"SEND_OK": 4}, node.log()

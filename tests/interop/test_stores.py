@@ -14,14 +14,13 @@ import pytest
 
 from tests.interop.java import JavaDriver
 from tests.interop.logs import read_log, remove_files_just_made
-from tests.node_process import FILE_BYTES, TriohaNode, run_trioha, start_load
+from tests.interop.world import StartNode
+from tests.node_process import FILE_BYTES, run_trioha, start_load
 
-pytestmark = [pytest.mark.interop, pytest.mark.process]
-
-StartNode = Callable[..., TriohaNode]
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 
 
-@pytest.mark.parametrize("stop", ["clean", "killed"])
+@pytest.mark.parametrize("stop", [pytest.param("clean", marks=pytest.mark.nightly), "killed"])
 def test_a_real_store_opens_triohas_directory_and_reads_every_message(
     java: JavaDriver, start_node: StartNode, tmp_path: Path, stop: str
 ) -> None:
@@ -52,7 +51,7 @@ def test_a_real_store_opens_triohas_directory_and_reads_every_message(
     assert both.messages[:406] == read.messages
 
 
-@pytest.mark.parametrize("stop", ["clean", "killed"])
+@pytest.mark.parametrize("stop", ["clean", pytest.param("killed", marks=pytest.mark.nightly)])
 def test_trioha_agrees_with_rocketmq_on_every_record_of_a_real_store_and_goes_on_where_it_stopped(
     java: JavaDriver,
     own_jvm: Callable[..., JavaDriver],

@@ -5,32 +5,30 @@ from __future__ import annotations
 import base64
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.interop.asking import wait_for_route
 from tests.interop.java import JavaConsumer, JavaDriver
+from tests.interop.messages import bodies, expected
+from tests.interop.name_server import trioha_name_server
 from tests.interop.rocketmq import is_5
-from tests.interop.test_consumers import bodies, expected
-from tests.interop.test_name_servers import ask, trioha_name_server, wait_until
-from tests.interop.transactions import TransactionProducer
+from tests.interop.transactions import COMMIT, OPS, ROLLBACK, UNKNOWN, TransactionProducer
+from tests.interop.world import StartNode
 from tests.node_process import TriohaNode, run_trioha
 from tests.ports import free_port
-from trioha.remoting.codes import RequestCode
+from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.interop, pytest.mark.process]
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 
-StartNode = Callable[..., TriohaNode]
 TOPIC = "TopicTransactions"
-OPS = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 FAST_CHECKS = {"transactionTimeOut": 3000, "transactionCheckInterval": 500, "transactionCheckMax": 60}
 """A decision that follows its message at once comes before the time-out, however busy the machine."""
 CHECK_INTERVAL_MS = 4000
 ONE_CHECK = {"transactionTimeOut": 200, "transactionCheckInterval": CHECK_INTERVAL_MS}
 """An answer comes before the next check."""
 SLOW_CHECKS = {"transactionTimeOut": 200, "transactionCheckInterval": 3_600_000}
-COMMIT, ROLLBACK, UNKNOWN = "COMMIT_MESSAGE", "ROLLBACK_MESSAGE", "UNKNOW"
 
 
 def settings_of(ports: dict[str, object], **more: object) -> dict[str, object]:
@@ -41,12 +39,6 @@ def settings_of(ports: dict[str, object], **more: object) -> dict[str, object]:
 def ports() -> dict[str, object]:
     """Of a node that is started more than once."""
     return {"namesrvAddr": f"127.0.0.1:{free_port()}", "listenPort": free_port()}
-
-
-def wait_for_route(name_server: str, topic: str) -> None:
-    """Wait until the name server knows the topic."""
-    code = RequestCode.GET_ROUTEINFO_BY_TOPIC
-    wait_until(lambda: ask(name_server, code, topic=topic).code == 0, f"{topic} is registered")
 
 
 def wait_for_decisions(root: Path, number: int) -> None:

@@ -1,4 +1,4 @@
-"""A DefaultMQProducer that notes when each message was answered, and by whom (`java/TimedProducers.java`)."""
+"""A DefaultMQProducer that goes on sending while a test stops its broker (`java/TimedProducers.java`)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TimedProducer:
 
     @classmethod
     def start(
-        cls, driver: JavaDriver, name_server: str, *, topic: str, poll_ms: int, pause_ms: int = 2
+        cls, driver: JavaDriver, name_server: str, *, topic: str, poll_ms: int = 300, pause_ms: int = 2
     ) -> TimedProducer:
         """Start it; it asks for routes each `poll_ms`, and bodies are its name and a number."""
         name = f"timed-{next(_numbers)}"
@@ -60,8 +60,8 @@ class TimedProducer:
         assert before_ns <= said["nanos"] <= time.monotonic_ns(), "Java's clock is another one"
         return cls(driver, name)
 
-    def accepted(self, broker: str, number: int = 0, *, within_s: float = 100.0) -> int:
-        """How many messages that broker accepted; waits for `number`, but not longer than `within_s`."""
+    def accepted(self, broker: str = "", number: int = 0, *, within_s: float = 100.0) -> int:
+        """How many messages that broker, or any, accepted; waits for `number` at most `within_s`."""
         said = self.driver.call(
             "timedAccepted",
             name=self.name,

@@ -9,6 +9,9 @@ from attrs import frozen
 
 from tests.interop.java import JavaDriver
 
+COMMIT, ROLLBACK, UNKNOWN = "COMMIT_MESSAGE", "ROLLBACK_MESSAGE", "UNKNOW"
+OPS = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+"""The topic of decisions."""
 _numbers = count(1)
 
 

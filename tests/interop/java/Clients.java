@@ -14,6 +14,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
@@ -24,6 +25,10 @@ import org.apache.rocketmq.common.message.MessageExt;
 final class Clients {
     /** Ten times RocketMQ's default, which a JVM's first send can take on a busy machine. */
     static final int SEND_TIMEOUT_MS = 30_000;
+    /** How often clients ask for routes and send heartbeats; 30 s by default. */
+    static final int POLL_MS = 300;
+    /** How often consumers commit; 5 s by default. */
+    private static final int COMMIT_MS = 1000;
 
     /** What one consumer was given, in the order in which it came. */
     private static final class Consumer {
@@ -71,6 +76,7 @@ final class Clients {
     }
 
     private final Map<String, Consumer> consumers = new ConcurrentHashMap<>();
+    private final Map<String, DefaultMQProducer> connected = new ConcurrentHashMap<>();
 
     Map<String, Object> perform(String command, JSONObject request) throws Exception {
         String name = request.getString("name");
@@ -83,6 +89,15 @@ final class Clients {
             case "received":
                 return new LinkedHashMap<>(Map.of("messages", consumers.get(name)
                     .waitFor(request.getIntValue("count"), request.getLongValue("millis"))));
+            case "connect":
+                // Heartbeats go to the brokers of topics that it has sent to.
+                DefaultMQProducer producer = producer(request);
+                connected.put(name, producer);
+                return new LinkedHashMap<>(Map.of("offsetId", producer.send(new Message(
+                    request.getString("topic"), "live".getBytes(StandardCharsets.UTF_8))).getOffsetMsgId()));
+            case "disconnect":
+                connected.remove(name).shutdown();
+                return new LinkedHashMap<>();
             default:
                 Consumer consumer = consumers.remove(name);
                 consumer.stopped = true;
@@ -91,17 +106,24 @@ final class Clients {
         }
     }
 
-    private static Map<String, Object> produce(JSONObject request) throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer("interop-producer");
+    private static DefaultMQProducer producer(JSONObject request) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer(request.getString("group"), Security.hook());
         producer.setNamesrvAddr(request.getString("namesrv"));
         producer.setInstanceName("producer-" + System.nanoTime());
         producer.setSendMsgTimeout(SEND_TIMEOUT_MS);
+        poll(producer);
         if (request.containsKey("compression")) {
             Rocket.compress(producer, request.getString("compression"));
         }
         producer.start();
+        return producer;
+    }
+
+    /** One result for each send: status, number of messages, broker, queue, offset id. */
+    private static Map<String, Object> produce(JSONObject request) throws Exception {
+        DefaultMQProducer producer = producer(request);
         try {
-            Map<String, Integer> statuses = new LinkedHashMap<>();
+            List<Object> results = new ArrayList<>();
             int batchSize = request.getIntValue("batch");
             List<Message> batch = new ArrayList<>();
             for (int i = 0; i < request.getIntValue("count"); i++) {
@@ -111,11 +133,13 @@ final class Clients {
                 batch.add(message);
                 if (batch.size() >= batchSize) {
                     SendResult result = batchSize > 0 ? producer.send(batch) : producer.send(message);
-                    statuses.merge(result.getSendStatus().name(), batch.size(), Integer::sum);
+                    results.add(List.of(result.getSendStatus().name(), batch.size(),
+                        result.getMessageQueue().getBrokerName(), result.getMessageQueue().getQueueId(),
+                        String.valueOf(result.getOffsetMsgId())));
                     batch = new ArrayList<>();
                 }
             }
-            return new LinkedHashMap<>(Map.of("statuses", statuses));
+            return new LinkedHashMap<>(Map.of("results", results));
         } finally {
             producer.shutdown();
         }
@@ -125,20 +149,19 @@ final class Clients {
         return request.getString("mode").equals("lite") ? startLite(request) : startPush(request);
     }
 
-    /** How often a client asks for routes and sends heartbeats, where a test says so. */
-    private static void poll(ClientConfig client, JSONObject request) {
-        if (request.containsKey("pollNameServerInterval")) {
-            client.setPollNameServerInterval(request.getIntValue("pollNameServerInterval"));
-        }
-        if (request.containsKey("heartbeatBrokerInterval")) {
-            client.setHeartbeatBrokerInterval(request.getIntValue("heartbeatBrokerInterval"));
-        }
+    /** Clients find new topics, each other and brokers that come back at once, not after up to 30 s. */
+    static void poll(ClientConfig client) {
+        client.setPollNameServerInterval(POLL_MS);
+        client.setHeartbeatBrokerInterval(POLL_MS);
+        client.setPersistConsumerOffsetInterval(COMMIT_MS);
+        Security.apply(client);
     }
 
     private static Consumer startPush(JSONObject request) throws Exception {
         Consumer consumer = new Consumer();
         String mode = request.getString("mode");
-        DefaultMQPushConsumer push = new DefaultMQPushConsumer(request.getString("group"));
+        DefaultMQPushConsumer push = new DefaultMQPushConsumer(
+            request.getString("group"), Security.hook(), new AllocateMessageQueueAveragely());
         push.setNamesrvAddr(request.getString("namesrv"));
         push.setInstanceName(request.getString("name"));
         push.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
@@ -147,7 +170,7 @@ final class Clients {
         push.subscribe(request.getString("topic"), request.getString("expression"));
         consumer.failures = request.getIntValue("failures");
         consumer.retryLevel = request.getIntValue("retryLevel");
-        poll(push, request);
+        poll(push);
         if (request.containsKey("maxReconsumeTimes")) {
             push.setMaxReconsumeTimes(request.getIntValue("maxReconsumeTimes"));
         }
@@ -179,7 +202,7 @@ final class Clients {
         DefaultLitePullConsumer lite = new DefaultLitePullConsumer(request.getString("group"));
         lite.setNamesrvAddr(request.getString("namesrv"));
         lite.setInstanceName(request.getString("name"));
-        poll(lite, request);
+        poll(lite);
         lite.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         lite.subscribe(request.getString("topic"), request.getString("expression"));
         lite.start();

@@ -15,6 +15,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Random;
+import java.util.Set;
 import java.util.TreeMap;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
@@ -36,6 +37,8 @@ import org.apache.rocketmq.common.message.MessageClientIDSetter;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.sysflag.MessageSysFlag;
+import org.apache.rocketmq.common.namesrv.NamesrvConfig;
+import org.apache.rocketmq.namesrv.NamesrvController;
 import org.apache.rocketmq.remoting.netty.NettyClientConfig;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
 import org.apache.rocketmq.remoting.protocol.RemotingCommand;
@@ -47,7 +50,7 @@ import org.apache.rocketmq.store.SelectMappedBufferResult;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
 /**
- * Runs real RocketMQ message stores, brokers and a client for the interop tests, several in one JVM.
+ * Runs real RocketMQ message stores, brokers, name servers, clients and mqadmin for the interop tests, in one JVM.
  *
  * <p>Each line on stdin is a JSON object {@code {"id": n, "do": COMMAND, "store": NAME, ...}}; each gets one line
  * {@code {"id": n, "result": {...}}} or {@code {"id": n, "error": "..."}} on stdout, in the order in which they end
@@ -76,11 +79,15 @@ public final class StoreDriver {
         }
     }
 
+    private static final Set<String> CLIENT_COMMANDS =
+        Set.of("produce", "consume", "received", "endConsumer", "connect", "disconnect");
+
     private final Map<String, Opened> opened = new ConcurrentHashMap<>();
+    private final Map<String, NamesrvController> nameServers = new ConcurrentHashMap<>();
     private final PrintStream answers;
     private final Clients clients = new Clients();
     private final Transactions transactions = new Transactions();
-    private final SteadyProducers steadyProducers = new SteadyProducers();
+    private final Admin admin = new Admin();
     private final TimedProducers timedProducers = new TimedProducers();
     private MQClientAPIImpl client;
 
@@ -142,15 +149,26 @@ public final class StoreDriver {
         if (command.equals("send")) {
             return send(request);
         }
-        if (command.equals("produce") || command.equals("consume") || command.equals("received")
-            || command.equals("endConsumer")) {
+        if (command.equals("mqadmin")) {
+            String[] arguments = request.getJSONArray("arguments").toArray(new String[0]);
+            return new LinkedHashMap<>(Map.of("printed", admin.run(arguments)));
+        }
+        if (command.equals("security")) {
+            Security.use(request);
+            return new LinkedHashMap<>();
+        }
+        if (command.equals("nameServer")) {
+            return startNameServer(name, request.getIntValue("listenPort"));
+        }
+        if (command.equals("endNameServer")) {
+            nameServers.remove(name).shutdown();
+            return new LinkedHashMap<>();
+        }
+        if (CLIENT_COMMANDS.contains(command)) {
             return clients.perform(command, request);
         }
         if (command.startsWith("transaction")) {
             return transactions.perform(command, request);
-        }
-        if (command.startsWith("steady")) {
-            return steadyProducers.perform(command, request);
         }
         if (command.startsWith("timed")) {
             return timedProducers.perform(command, request);
@@ -222,6 +240,21 @@ public final class StoreDriver {
         result.put("listenPort", port);
         result.put("haPort", Rocket.haPort(store, storeConfig));
         return result;
+    }
+
+    private Map<String, Object> startNameServer(String folder, int port) throws Exception {
+        NamesrvConfig config = new NamesrvConfig();
+        config.setKvConfigPath(folder + "/kvConfig.json");
+        config.setConfigStorePath(folder + "/namesrv.properties");
+        NettyServerConfig serverConfig = new NettyServerConfig();
+        serverConfig.setListenPort(port);
+        NamesrvController nameServer = new NamesrvController(config, serverConfig);
+        if (!nameServer.initialize()) {
+            throw new IllegalStateException("the name server refused to initialize");
+        }
+        nameServer.start();
+        nameServers.put(folder, nameServer);
+        return new LinkedHashMap<>();
     }
 
     /** The slave's own copy of its master's tables, now: 5.x begins it 63 s after its start. */

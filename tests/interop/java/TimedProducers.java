@@ -67,14 +67,20 @@ final class TimedProducers {
 
         synchronized int waitFor(String broker, int count, long millis) throws InterruptedException {
             long deadline = System.nanoTime() + millis * 1_000_000;
-            while (acceptedBy.getOrDefault(broker, 0) < count) {
+            while (accepted(broker) < count) {
                 long left = (deadline - System.nanoTime()) / 1_000_000;
                 if (left <= 0) {
                     break;
                 }
                 wait(left);
             }
-            return acceptedBy.getOrDefault(broker, 0);
+            return accepted(broker);
+        }
+
+        /** By one broker, or by all of them for an empty address. */
+        private int accepted(String broker) {
+            return broker.isEmpty() ? acceptedBy.values().stream().mapToInt(Integer::intValue).sum()
+                : acceptedBy.getOrDefault(broker, 0);
         }
 
         List<Object> end() throws InterruptedException {
@@ -111,6 +117,7 @@ final class TimedProducers {
         DefaultMQProducer producer = new DefaultMQProducer("interop-timed");
         producer.setNamesrvAddr(request.getString("namesrv"));
         producer.setInstanceName(request.getString("name") + "-" + System.nanoTime());
+        Clients.poll(producer);
         producer.setPollNameServerInterval(request.getIntValue("pollMillis"));
         producer.setHeartbeatBrokerInterval(request.getIntValue("pollMillis"));
         producer.start();
