@@ -186,25 +186,6 @@ def test_a_cut_does_not_claim_what_was_dispatched_and_not_synced_before_it(tmp_p
     assert on_disk(store).logics_physical_offset <= synced_offset < starts[10]
 
 
-def test_a_sync_that_began_before_a_cut_does_not_raise_the_offset_after_it(tmp_path):
-    store, starts = synced_store(tmp_path)
-    put(store, 20)
-    dispatch(store)
-    flush(store)
-    work = store.queue_sync_work()
-    assert work is not None
-    store.cut(starts[30])
-    lowered = on_disk(store).logics_physical_offset
-    work()
-    assert on_disk(store).logics_physical_offset == lowered <= starts[30]
-
-
-def test_a_log_that_begins_anew_has_no_offset(tmp_path):
-    store, _ = synced_store(tmp_path / "store")
-    store.commit_log.archive(tmp_path / "aside")
-    assert on_disk(store) == Checkpoint()
-
-
 # -- starts --------------------------------------------------------------------------------------------------
 
 
