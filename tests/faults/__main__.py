@@ -17,7 +17,6 @@ from pathlib import Path
 
 from attrs import define
 
-from tests.faults.cluster import exit_on_sigterm
 from tests.faults.controlled.controllers import (
     SCRIPTED,
     VERSION,
@@ -27,6 +26,7 @@ from tests.faults.controlled.controllers import (
 )
 from tests.faults.controlled.plan import is_controlled
 from tests.faults.disks import private_mounts
+from tests.faults.nodes import exit_on_sigterm
 from tests.faults.report import Report
 from tests.faults.runner import describe_plan
 

@@ -1,34 +1,22 @@
-"""A master, its slaves behind faulty links, and a producer, for one run.
-
-Theory of operation. The runner's main thread does one thing after the other and may block. Each node has a
-thread of its own (`Keeper`) in which its process is made and awaited: a slow start delays no other node;
-the thread lives as long as the cluster, because the kernel ends a node with the thread that made it. Links,
-producer and peers are trio tasks in one more thread (`_World`), so that they go on while the others block.
-"""
+"""A master, its slaves behind faulty links, and a producer, for one run."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
-import sys
 import threading
-import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import trio
 
 from tests.faults import disks
-from tests.faults.archives import NodeArchive
 from tests.faults.disks import SmallDisk
 from tests.faults.faults import MASTER, DiskFull, FailingSync, slave_name
-from tests.faults.invariants import check_failed_sync, check_promises
-from tests.faults.keeper import Keeper, Node
+from tests.faults.invariants import check_failed_sync, check_promises, check_recordings
+from tests.faults.keeper import Node
 from tests.faults.metadata import (
     COPY_PERIOD_S,
     Copy,
@@ -43,6 +31,7 @@ from tests.faults.metadata import (
     metadata_differences,
     read_offsets,
 )
+from tests.faults.nodes import Nodes, exit_on_sigterm
 from tests.faults.peers import Guest, Impostor, harass, occupy, pose, visit
 from tests.faults.plan import Plan
 from tests.faults.producer import Producer, Promise
@@ -50,9 +39,8 @@ from tests.faults.proxy import Link
 from tests.faults.trio_thread import TrioThread
 from tests.hostile.counters import ConnectionCounters
 from trioha.errors import StoreError
-from trioha.store.consume_queues import ConsumeQueueSettings
-from trioha.store.index_file import IndexShape
 
+__all__ = ["Cluster", "exit_on_sigterm"]
 LOST_WITHIN_S = 5.0
 CAUGHT_UP_WITHIN_S = 30.0
 """A slave that was refused again and again waits up to 5 s before it dials once more."""
@@ -60,11 +48,6 @@ METADATA_WITHIN_S = 60.0
 """Copies and writes begin every 0.3 s."""
 WRITES_SEEN_EVERY_S = 0.05
 WORLD_WITHIN_S = 10.0
-QUEUES = ConsumeQueueSettings(file_bytes=1000)
-"""Files of 50 entries, of which a run fills several."""
-INDEX = IndexShape(hash_slots=100, index_num=400)
-DELAY_LEVELS = "1h 2h"
-"""No message that strangers had stored for later comes during a run, or while it stops."""
 
 
 class _World(TrioThread):
@@ -160,11 +143,11 @@ class _World(TrioThread):
         self.links[index].cut(reset=False)
 
 
-class Cluster:
-    """Everything that a run is about. A context manager that leaves no process and no thread behind.
+class Cluster(Nodes):
+    """A master, its slaves, and everything else that a run is about."""
 
-    Methods belong to the main thread. They raise AssertionError where a node does not do what it must.
-    """
+    MENDS_AS_PLANNED: ClassVar = True  # plans leave room between faults of one thing
+    plan: Plan
 
     def __init__(
         self,
@@ -172,18 +155,10 @@ class Cluster:
         folder: Path,
         *,
         small_disks: bool = False,
-        programs: Mapping[str, list[str]] | None = None,
+        programs: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """With `small_disks`, disks that fill up are real ones: see `disks.private_mounts`.
-
-        `programs` are what nodes, and the archiver (`archiver`), run instead of `trioha`: those of
-        `tests.faults.planted`.
-        """
-        self._programs = programs or {}
-        self.plan = plan
-        self.folder = folder
-        self.violations: list[str] = []
-        """What was found out while the run went on."""
+        """With `small_disks`, disks that fill up are real ones: see `disks.private_mounts`."""
+        super().__init__(plan, folder, programs=programs)
         self.offset_checks = 0
         """How often the offsets of a slave were checked when the node that it copies from had ended."""
         self.checked_copies: dict[str, Copy] = {}
@@ -200,87 +175,38 @@ class Cluster:
         """Over where links lead: a keeper's thread knows first that its node is up again."""
         filling = plan.nodes_with(DiskFull)
         self._small_disks = {name: SmallDisk(self.store(name)) for name in filling if small_disks}
+        for disk in self._small_disks.values():
+            self._stack.callback(disk.close)
         self._shimmed = plan.nodes_with(FailingSync) | (filling - self._small_disks.keys())
-        self._archive: NodeArchive | None = None
         self._world = _World(plan, master_store=self.store(MASTER), violations=self.violations)
-        self.keepers = {
-            name: Keeper(name, make=partial(self._make, name), on_ready=partial(self._take_ready, name))
-            for name in plan.setup.nodes
-        }
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            for keeper in self.keepers.values():
-                keeper.close()
-            if self._archive is not None:
-                self._archive.close()
-        finally:
-            self._world.close()
-            for disk in self._small_disks.values():
-                disk.close()
+        self._stack.callback(self._world.close)
 
     # -- nodes ---------------------------------------------------------------------------------------------
 
-    def store(self, name: str) -> Path:
-        """Store of a node."""
-        return self.folder / name
-
-    def recordings(self, name: str) -> Path:
-        """Recorded sessions of a node."""
-        return self.folder / "recordings" / name
-
-    def log_file(self, name: str) -> Path:
-        """What a node wrote to stderr, over all its starts."""
-        return self.folder / f"{name}.log"
-
     def _make(self, name: str, *, on_spawned: Callable[[subprocess.Popen[str]], None]) -> Node:
         setup = self.plan.setup
-        options: dict[str, Any] = {
-            "mappedFileSizeCommitLog": setup.file_bytes,
-            "mappedFileSizeConsumeQueue": QUEUES.file_bytes,
-            "maxHashSlotNum": INDEX.hash_slots,
-            "maxIndexNum": INDEX.index_num,
-            "maxMessageSize": 60_000,
-            "messageDelayLevel": DELAY_LEVELS,
+        options = self._options(name)
+        program = disks.program(self._disk_file(name)) if name in self._shimmed else options["program"]
+        options |= {
+            "program": [*_with_descriptors(setup.descriptors_max), *program],
+            "haSendHeartbeatInterval": setup.heartbeat_ms,
             "flushConsumerOffsetInterval": 300,
             "flushDelayOffsetInterval": 300,
-            "haSendHeartbeatInterval": setup.heartbeat_ms,
-            "haHousekeepingInterval": setup.housekeeping_ms,
-            "haTransferBatchSize": setup.transfer_batch_bytes,
-            "trioha.recordDir": self.recordings(name),
         }
-        program = self._programs.get(name, [sys.executable, "-m", "trioha"])
-        if name in self._shimmed:
-            program = disks.program(self._disk_fault(name))
-        options["program"] = [*_with_descriptors(setup.descriptors_max), *program]
         if name == MASTER:
-            return Node(
-                self.store(name),
-                on_spawned=on_spawned,
-                role=setup.role,
-                slaveTimeout=setup.slave_timeout_ms,
-                inSyncReplicas=setup.in_sync_replicas,
-                totalReplicas=setup.slaves + 1,
-                flushDiskType=setup.flush_disk_type,
-                **options,
-            )
-        index = setup.nodes.index(name) - 1
-        return Node(
-            self.store(name),
-            on_spawned=on_spawned,
-            role="SLAVE",
-            brokerId=index + 1,
-            ha_master_address=self._world.links[index].address,
-            flushDiskType=setup.slave_flush_disk_type,
-            **{
+            options |= {
+                "role": setup.role,
+                "inSyncReplicas": setup.in_sync_replicas,
+                "totalReplicas": setup.slaves + 1,
+                "flushDiskType": setup.flush_disk_type,
+            }
+        else:
+            index = setup.nodes.index(name) - 1
+            options |= {
+                "role": "SLAVE",
+                "brokerId": index + 1,
+                "ha_master_address": self._world.links[index].address,
+                "flushDiskType": setup.slave_flush_disk_type,
                 "flushIntervalCommitLog": 50,
                 "trioha.haAckMode": setup.ack_mode,
                 "trioha.haStartFrom": setup.start_from,
@@ -289,12 +215,10 @@ class Cluster:
                 "trioha.masterAddress": self._world.metadata_links[index].address,
                 "trioha.metadataSyncFirst": 100,
                 "trioha.metadataSyncPeriod": round(COPY_PERIOD_S * 1000),
-            },
-            **options,
-        )
+            }
+        return Node(self.store(name), on_spawned=on_spawned, **options)
 
-    def _take_ready(self, name: str, node: Node) -> None:
-        """In a keeper's thread: lead links to the node that is up, and the producer if it is the master."""
+    def _on_ready(self, name: str, node: Node) -> None:
         self._lead(name, ("127.0.0.1", node.ha_port), node.listen_address)
 
     def _lead(self, name: str, target: tuple[str, int] | None, listen_address: str | None) -> None:
@@ -313,10 +237,6 @@ class Cluster:
             if name == MASTER:
                 self._world.call(self._world.producer.use, listen_address)
 
-    def start(self, name: str) -> None:
-        """Begin to start a node."""
-        self.keepers[name].start()
-
     def kill(self, names: Iterable[str]) -> None:
         """`kill -9` of these nodes, one right after the other. After the master's: are its promises kept?"""
         names = tuple(names)
@@ -327,23 +247,14 @@ class Cluster:
         if MASTER in names:
             self._check_promises_on_slaves()
         for name in names:
-            self._check_offsets_after(name, is_clean=False)
-
-    def stop(self, name: str) -> None:
-        """SIGTERM, and a clean end."""
-        self.keepers[name].stop()
-        self._lead(name, None, None)
-        self._check_offsets_after(name, is_clean=True)
-        assert not (self.store(name) / "abort").exists(), f"{name}: abort is there after a clean stop"
+            self._ended(name, is_clean=False)
 
     def hang(self, name: str) -> None:
-        """SIGSTOP."""
-        self.keepers[name].node().hang()
+        super().hang(name)
         self._hung.add(name)
 
     def resume(self, name: str) -> None:
-        """SIGCONT."""
-        self.keepers[name].node().resume()
+        super().resume(name)
         self._hung.discard(name)
 
     def lose_log(self, name: str) -> None:
@@ -360,38 +271,35 @@ class Cluster:
 
     # -- disks ---------------------------------------------------------------------------------------------
 
-    def _disk_fault(self, name: str) -> Path:
-        return self.folder / f"{name}.disk"
-
     def fill_disk(self, name: str) -> None:
         """Leave a node's disk no space."""
         self.keepers[name].node()
         if name in self._small_disks:
             self._small_disks[name].fill()
         else:
-            disks.set_fault(self._disk_fault(name), disks.FULL)
+            disks.set_fault(self._disk_file(name), disks.FULL)
 
     def free_disk(self, name: str) -> None:
         """Give it space. The node must still be there."""
         if name in self._small_disks:
             self._small_disks[name].free()
         else:
-            disks.set_fault(self._disk_fault(name), disks.HEALTHY)
+            disks.set_fault(self._disk_file(name), disks.HEALTHY)
         self.keepers[name].node()
 
     def fail_syncs(self, name: str, *, ends_within_s: float) -> None:
         """Let a node's syncs fail until it has ended, and check that it promised nothing more."""
         keeper = self.keepers[name]
         keeper.node()
-        disks.set_fault(self._disk_fault(name), disks.FSYNC)
+        disks.set_fault(self._disk_file(name), disks.FSYNC)
         try:
             ended = keeper.wait_failed(within_s=ends_within_s)
         finally:
-            disks.set_fault(self._disk_fault(name), disks.HEALTHY)
+            disks.set_fault(self._disk_file(name), disks.HEALTHY)
         self._lead(name, None, None)
         if name == MASTER:
             self._check_promises_on_slaves()
-        self._check_offsets_after(name, is_clean=False)
+        self._ended(name, is_clean=False)
         if ended:
             setup = self.plan.setup
             promises_disk = name == MASTER and setup.flush_disk_type == "SYNC_FLUSH"
@@ -401,10 +309,6 @@ class Cluster:
                 promises=self.promises if promises_disk else [],
                 recordings=self.recordings(name) if name != MASTER and setup.ack_mode == "flushed" else None,
             )
-
-    def pause(self, seconds: float) -> None:
-        """Let the others go on for a while."""
-        time.sleep(seconds)
 
     # -- links and peers -----------------------------------------------------------------------------------
 
@@ -429,52 +333,46 @@ class Cluster:
             target = self._targets.get(self.plan.setup.upstream(index))
             self._world.call(self._world.lead_back, index, target)
 
-    def visit(self, name: str, kind: Guest, *, seed: int, stay_s: float) -> None:
-        """Send a guest to a node's HA port."""
+    def _invite(self, name: str, stay: Callable[[Node], Callable[[], Awaitable[None]]]) -> None:
+        """Send a peer to a node that is up."""
         keeper = self.keepers[name]
         if keeper.is_up:
-            port = keeper.node().ha_port
-            self._world.invite(partial(visit, kind, port=port, seed=seed, stay_s=stay_s))
+            self._world.invite(stay(keeper.node()))
+
+    def visit(self, name: str, kind: Guest, *, seed: int, stay_s: float) -> None:
+        """Send a guest to a node's HA port."""
+        self._invite(name, lambda node: partial(visit, kind, port=node.ha_port, seed=seed, stay_s=stay_s))
 
     def harass(self, name: str, *, seed: int, stay_s: float) -> None:
         """Send hostile frames to both ports of a node."""
-        keeper = self.keepers[name]
-        if keeper.is_up:
-            node = keeper.node()
-            listen_port = int(node.listen_address.rpartition(":")[2])
-            self._world.invite(
-                partial(
-                    harass,
-                    listen_port=listen_port,
-                    ha_port=node.ha_port,
-                    seed=seed,
-                    stay_s=stay_s,
-                    counters=self._hostile,
-                )
-            )
+        self._invite(
+            name,
+            lambda node: partial(
+                harass,
+                listen_port=_port(node.listen_address),
+                ha_port=node.ha_port,
+                seed=seed,
+                stay_s=stay_s,
+                counters=self._hostile,
+            ),
+        )
 
     def occupy(self, name: str, *, is_at_ha_port: bool, connections: int, stay_s: float) -> None:
         """Let strangers take all connections of a port."""
-        keeper = self.keepers[name]
-        if keeper.is_up:
-            node = keeper.node()
-            port = node.ha_port if is_at_ha_port else int(node.listen_address.rpartition(":")[2])
-            self._world.invite(partial(occupy, port=port, connections=connections, stay_s=stay_s))
-
-    @property
-    def hostile_frames(self) -> int:
-        """Hostile frames that were judged."""
-        return self._hostile.done
-
-    @property
-    def hostile_findings(self) -> list[str]:
-        """What answers to hostile frames said that no answer may say."""
-        return [str(finding) for finding in self._hostile.findings if finding.is_of_an_answer]
+        self._invite(
+            name,
+            lambda node: partial(
+                occupy,
+                port=node.ha_port if is_at_ha_port else _port(node.listen_address),
+                connections=connections,
+                stay_s=stay_s,
+            ),
+        )
 
     # -- the course of a run -------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start all nodes, wait until every slave has taken something, and begin the load."""
+        """Start all nodes and the load, and wait until every slave has taken something."""
         for keeper in self.keepers.values():
             keeper.start()
         nodes = [keeper.node() for keeper in self.keepers.values()]
@@ -486,30 +384,6 @@ class Cluster:
         self.produce()
         for node in nodes[1:]:
             node.wait(max_offset=1, within_s=CAUGHT_UP_WITHIN_S)
-
-    def _begin_archive(self) -> None:
-        plan = self.plan.archive
-        if plan is not None:
-            program = tuple(self._programs.get("archiver", ()))
-            store = self.store(plan.node)
-            self._archive = NodeArchive(plan, store=store, folder=self.folder, program=program)
-            self._archive.start()
-
-    def restart_archiver(self) -> None:
-        """Kill the archiver, and start it again."""
-        assert self._archive is not None
-        self._archive.restart()
-
-    def finish_archive(self, end_offset: int) -> list[str]:
-        """Archive the rest of a store whose node has stopped, and restore it; what differs."""
-        if self._archive is None:
-            return []
-        return self._archive.finish(end_offset=end_offset, file_bytes=self.plan.setup.file_bytes)
-
-    @property
-    def archiver_logs(self) -> list[Path]:
-        """What the archiver wrote, if there was one."""
-        return [] if self._archive is None else [self._archive.log_file]
 
     def produce(self) -> None:
         """Begin the load, which goes on until `settle`."""
@@ -527,10 +401,11 @@ class Cluster:
         self._world.run(self._world.wait_guests_gone, within_s=CAUGHT_UP_WITHIN_S)
         # The last puts go to a whole cluster, which must store some of them after all its faults.
         kept = len(self.promises)
-        deadline_s = time.monotonic() + CAUGHT_UP_WITHIN_S
-        while len(self.promises) == kept:
-            assert time.monotonic() < deadline_s, f"no put is answered PUT_OK: {self.statuses}"
-            self.pause(0.02)
+        self.wait(
+            lambda: len(self.promises) > kept,
+            lambda: f"a put is answered PUT_OK: {self.statuses}",
+            CAUGHT_UP_WITHIN_S,
+        )
         self.pause(0.2)
         self._world.run(self._world.wait_produced, within_s=CAUGHT_UP_WITHIN_S)
         end_offset = nodes[MASTER].max_offset
@@ -538,15 +413,13 @@ class Cluster:
             self._wait_end(name, node, end_offset)
         for name, node in nodes.items():
             self._wait_all_acked(node, end_offset, followers=len(self.plan.setup.followers(name)))
-        self._wait_metadata(nodes)
+        # The tables of all nodes are equal, and on their disks.
+        self.wait(
+            lambda: not self._metadata_differences(nodes),
+            lambda: "; ".join(self._metadata_differences(nodes)),
+            self.metadata_within_s,
+        )
         return end_offset
-
-    def _wait_metadata(self, nodes: dict[str, Node]) -> None:
-        """Wait until the tables of all nodes are equal, and on their disks."""
-        deadline_s = time.monotonic() + self.metadata_within_s
-        while differences := self._metadata_differences(nodes):
-            assert time.monotonic() < deadline_s, "; ".join(differences)
-            self.pause(0.1)
 
     def _metadata_differences(self, nodes: dict[str, Node]) -> list[str]:
         consumed = self.consumed
@@ -562,27 +435,20 @@ class Cluster:
         ]
 
     def _wait_end(self, name: str, node: Node, end_offset: int) -> None:
-        status = node.wait(max_offset=end_offset, within_s=CAUGHT_UP_WITHIN_S)
-        deadline_s = time.monotonic() + CAUGHT_UP_WITHIN_S
+        node.wait(max_offset=end_offset, within_s=CAUGHT_UP_WITHIN_S)
         # A slave whose master lost its log may still have the old one, and then nothing for a moment.
-        while self.plan.loses_log and status.max_offset != end_offset and time.monotonic() < deadline_s:
-            self.pause(0.05)
-            status = node.status()
-        assert status.max_offset == end_offset, (
-            f"{name} ends at {status.max_offset}, not {end_offset}\n{node.log()}"
+        self.wait(
+            lambda: node.max_offset == end_offset,
+            lambda: f"{name} ends at {node.max_offset}, not {end_offset}\n{node.log()}",
+            CAUGHT_UP_WITHIN_S if self.plan.loses_log else 0.0,
         )
 
     def _wait_all_acked(self, node: Node, end_offset: int, *, followers: int) -> None:
-        deadline_s = time.monotonic() + CAUGHT_UP_WITHIN_S
-        while True:
-            connections = node.status().connections
-            acks = [connection.ack_offset for connection in connections]
-            if acks == [end_offset] * followers:
-                return
-            assert time.monotonic() < deadline_s, (
-                f"acks are {acks}, not {end_offset} of {followers} slaves: {connections}\n{node.log()}"
-            )
-            self.pause(0.02)
+        self.wait(
+            lambda: [one.ack_offset for one in node.status().connections] == [end_offset] * followers,
+            lambda: f"acks of {followers} slaves at {end_offset}: {node.status().connections}\n{node.log()}",
+            CAUGHT_UP_WITHIN_S,
+        )
 
     def end(self) -> None:
         """Stop all nodes, each cleanly."""
@@ -610,6 +476,29 @@ class Cluster:
         """Puts by their answers."""
         return dict(self._world.producer.statuses)
 
+    def figures(self) -> dict[str, Any]:
+        return {
+            "metadata_copies": self.metadata_copies,
+            "offset_checks": self.offset_checks,
+            "failed_syncs": sum(keeper.failed_syncs for keeper in self.keepers.values()),
+            "hostile_frames": self._hostile.done,
+        }
+
+    def _check_end(self, stores: list[Path], end_offset: int) -> list[str]:
+        # What answers to hostile frames said that no answer may say.
+        violations = [str(finding) for finding in self._hostile.findings if finding.is_of_an_answer]
+        violations += file_differences(stores, self.consumed)
+        for name, keeper in self.keepers.items():
+            violations += check_recordings(
+                self.recordings(name),
+                copies_needed=self.plan.setup.copies_needed if name == MASTER else 0,
+                end_offset=end_offset,
+                unclean_ends=keeper.kills + keeper.failed_syncs,
+                has_impostors=self.plan.has_impostors,
+                loses_log=self.plan.loses_log,
+            )
+        return violations
+
     def _check_promises_on_slaves(self) -> None:
         self._world.run(self._world.producer.wait_lost, within_s=LOST_WITHIN_S)
         setup = self.plan.setup
@@ -620,8 +509,10 @@ class Cluster:
             when="right after the master was killed",
         )
 
-    def _check_offsets_after(self, name: str, *, is_clean: bool) -> None:
+    def _ended(self, name: str, *, is_clean: bool) -> None:
         """A node has ended: are the offsets on its disk, and at the slaves that copy from it?"""
+        if is_clean:
+            self._lead(name, None, None)
         if name == MASTER:
             self._world.run(self._world.producer.wait_lost, within_s=LOST_WITHIN_S)
             self._check_offsets_on_disk(is_clean=is_clean)
@@ -658,31 +549,13 @@ class Cluster:
         self._world.call(ledger.restart, held)
 
 
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
 def _with_descriptors(limit: int | None) -> list[str]:
     """What to put before a command that may have so many open files; None for as many as this process."""
     if limit is None:
         return []
     # Soft and hard: a node raises its own soft limit.
     return ["sh", "-c", f'ulimit -n {limit} && exec "$@"', "sh"]
-
-
-def processes_naming(folder: Path) -> list[int]:
-    """Ids of processes whose command line names a file in `folder`: none may be left after a run."""
-    needle = os.fsencode(f"{folder}{os.sep}")
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if needle in path.read_bytes() and int(path.parent.name) != os.getpid():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue  # it has just ended
-    return found
-
-
-def exit_on_sigterm() -> None:
-    """Let SIGTERM unwind the stack, so that everything is cleaned up."""
-
-    def leave(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, leave)

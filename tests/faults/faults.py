@@ -1,13 +1,15 @@
 """The faults that a run can meet.
 
-Each kind is one class: `begin` breaks something, `end` mends it `duration_s` later. `occupies` names what it
-breaks; while it lasts no other fault that occupies the same thing begins. A new kind is one more class here
-and one line in `tests.faults.plan.KINDS`.
+Each kind is one class: `begin` breaks something and returns what mends it `duration_s` later.
+`occupies` names what it breaks; while it lasts no other fault that occupies the same thing begins. A new kind
+is one more class here and one line in `tests.faults.plan.KINDS`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -19,16 +21,12 @@ if TYPE_CHECKING:
     from tests.faults.cluster import Cluster
 
 MASTER = "master"
+Mend = Callable[[], object]
 
 
 def slave_name(index: int) -> str:
     """Name of slave `index`, which counts from 0."""
     return f"slave-{index + 1}"
-
-
-def link_name(index: int) -> str:
-    """Name of that slave's link to the master."""
-    return f"link-{index + 1}"
 
 
 @frozen(kw_only=True)
@@ -43,15 +41,11 @@ class Fault(ABC):
         """What is broken meanwhile."""
 
     @abstractmethod
-    def begin(self, cluster: Cluster) -> None:
-        """Break it."""
-
-    @abstractmethod
-    def end(self, cluster: Cluster) -> None:
-        """Mend it."""
+    def begin(self, cluster: Cluster) -> Mend | None:
+        """Break it; returns what mends it, None if that comes by itself."""
 
 
-# -- processes ---------------------------------------------------------------------------------------------
+# -- processes and disks -----------------------------------------------------------------------------------
 
 
 @frozen(kw_only=True)
@@ -64,68 +58,53 @@ class Kill(Fault):
     def occupies(self) -> tuple[str, ...]:
         return self.nodes
 
-    def begin(self, cluster: Cluster) -> None:
+    def begin(self, cluster: Cluster) -> Mend:
         cluster.kill(self.nodes)
-
-    def end(self, cluster: Cluster) -> None:
-        for node in self.nodes:
-            cluster.start(node)
+        return lambda: [cluster.start(node) for node in self.nodes]
 
 
 @frozen(kw_only=True)
-class KillWhileStarting(Fault):
-    """`kill -9`, and once more on the way up: recovery itself is interrupted."""
+class NodeFault(Fault):
+    """A fault of one node."""
 
     node: str
-    into_start_s: float
-    """How long the first start may take before it is killed."""
 
     @property
     def occupies(self) -> tuple[str, ...]:
         return (self.node,)
 
-    def begin(self, cluster: Cluster) -> None:
+
+@frozen(kw_only=True)
+class KillWhileStarting(NodeFault):
+    """`kill -9`, and once more on the way up: recovery itself is interrupted."""
+
+    into_start_s: float
+    """How long the first start may take before it is killed."""
+
+    def begin(self, cluster: Cluster) -> Mend:
         cluster.kill((self.node,))
         cluster.start(self.node)
         cluster.pause(self.into_start_s)
         cluster.kill((self.node,))
-
-    def end(self, cluster: Cluster) -> None:
-        cluster.start(self.node)
+        return partial(cluster.start, self.node)
 
 
 @frozen(kw_only=True)
-class Stop(Fault):
+class Stop(NodeFault):
     """SIGTERM, which must end the process cleanly also during other faults."""
 
-    node: str
-
-    @property
-    def occupies(self) -> tuple[str, ...]:
-        return (self.node,)
-
-    def begin(self, cluster: Cluster) -> None:
+    def begin(self, cluster: Cluster) -> Mend:
         cluster.stop(self.node)
-
-    def end(self, cluster: Cluster) -> None:
-        cluster.start(self.node)
+        return partial(cluster.start, self.node)
 
 
 @frozen(kw_only=True)
-class Hang(Fault):
+class Hang(NodeFault):
     """SIGSTOP, SIGCONT: the process keeps its connections and does nothing."""
 
-    node: str
-
-    @property
-    def occupies(self) -> tuple[str, ...]:
-        return (self.node,)
-
-    def begin(self, cluster: Cluster) -> None:
+    def begin(self, cluster: Cluster) -> Mend:
         cluster.hang(self.node)
-
-    def end(self, cluster: Cluster) -> None:
-        cluster.resume(self.node)
+        return partial(cluster.resume, self.node)
 
 
 @frozen(kw_only=True)
@@ -139,39 +118,25 @@ class LostLog(Fault):
     def occupies(self) -> tuple[str, ...]:
         return (MASTER, "the log")
 
-    def begin(self, cluster: Cluster) -> None:
+    def begin(self, cluster: Cluster) -> Mend:
         cluster.kill((MASTER,))
         cluster.lose_log(MASTER)
-
-    def end(self, cluster: Cluster) -> None:
-        cluster.start(MASTER)
-
-
-# -- disks -------------------------------------------------------------------------------------------------
+        return partial(cluster.start, MASTER)
 
 
 @frozen(kw_only=True)
-class DiskFull(Fault):
+class DiskFull(NodeFault):
     """A node's disk has no more space. It must neither end nor hang, and go on by itself later."""
 
-    node: str
-
-    @property
-    def occupies(self) -> tuple[str, ...]:
-        return (self.node,)
-
-    def begin(self, cluster: Cluster) -> None:
+    def begin(self, cluster: Cluster) -> Mend:
         cluster.fill_disk(self.node)
-
-    def end(self, cluster: Cluster) -> None:
-        cluster.free_disk(self.node)
+        return partial(cluster.free_disk, self.node)
 
 
 @frozen(kw_only=True)
-class FailingSync(Fault):
+class FailingSync(NodeFault):
     """A node's disk fails every sync, which must end the node; started again on a healthy disk."""
 
-    node: str
     ends_within_s: float
     """A node that has nothing to put on disk goes on; it is killed after this time."""
 
@@ -180,11 +145,9 @@ class FailingSync(Fault):
         # A visitor could not connect.
         return (self.node, f"guests of {self.node}")
 
-    def begin(self, cluster: Cluster) -> None:
+    def begin(self, cluster: Cluster) -> Mend:
         cluster.fail_syncs(self.node, ends_within_s=self.ends_within_s)
-
-    def end(self, cluster: Cluster) -> None:
-        cluster.start(self.node)
+        return partial(cluster.start, self.node)
 
 
 # -- links -------------------------------------------------------------------------------------------------
@@ -198,10 +161,15 @@ class LinkFault(Fault):
 
     @property
     def occupies(self) -> tuple[str, ...]:
-        return (link_name(self.link),)
+        return (f"link-{self.link + 1}",)
 
-    def end(self, cluster: Cluster) -> None:
-        cluster.link(self.link, "heal")
+    def begin(self, cluster: Cluster) -> Mend:
+        self._break(partial(cluster.link, self.link))
+        return partial(cluster.link, self.link, "heal")
+
+    @abstractmethod
+    def _break(self, call: Callable[..., None]) -> None:
+        """Call what breaks the link."""
 
 
 @frozen(kw_only=True)
@@ -210,8 +178,8 @@ class Cut(LinkFault):
 
     reset: bool
 
-    def begin(self, cluster: Cluster) -> None:
-        cluster.link(self.link, "cut", reset=self.reset)
+    def _break(self, call: Callable[..., None]) -> None:
+        call("cut", reset=self.reset)
 
 
 @frozen(kw_only=True)
@@ -221,8 +189,8 @@ class CutAfter(LinkFault):
     way: Direction
     number_bytes: int
 
-    def begin(self, cluster: Cluster) -> None:
-        cluster.link(self.link, "cut_after", self.way, self.number_bytes)
+    def _break(self, call: Callable[..., None]) -> None:
+        call("cut_after", self.way, self.number_bytes)
 
 
 @frozen(kw_only=True)
@@ -231,16 +199,16 @@ class Freeze(LinkFault):
 
     ways: tuple[Direction, ...] = BOTH
 
-    def begin(self, cluster: Cluster) -> None:
-        cluster.link(self.link, "freeze", *self.ways)
+    def _break(self, call: Callable[..., None]) -> None:
+        call("freeze", *self.ways)
 
 
 @frozen(kw_only=True)
 class HalfOpen(LinkFault):
     """Either end is gone for the other, without a word."""
 
-    def begin(self, cluster: Cluster) -> None:
-        cluster.link(self.link, "vanish")
+    def _break(self, call: Callable[..., None]) -> None:
+        call("vanish")
 
 
 @frozen(kw_only=True)
@@ -250,8 +218,8 @@ class Slow(LinkFault):
     latency_s: float
     bytes_per_s: float
 
-    def begin(self, cluster: Cluster) -> None:
-        cluster.link(self.link, "slow", latency_s=self.latency_s, bytes_per_s=self.bytes_per_s)
+    def _break(self, call: Callable[..., None]) -> None:
+        call("slow", latency_s=self.latency_s, bytes_per_s=self.bytes_per_s)
 
 
 @frozen(kw_only=True)
@@ -260,76 +228,69 @@ class Shred(LinkFault):
 
     piece_bytes_max: int
 
-    def begin(self, cluster: Cluster) -> None:
+    def _break(self, call: Callable[..., None]) -> None:
         assert self.piece_bytes_max < PIECE_BYTES_MAX
-        cluster.link(self.link, "shred", self.piece_bytes_max)
+        call("shred", self.piece_bytes_max)
 
 
 @frozen(kw_only=True)
-class Misled(LinkFault):
+class Misled(Fault):
     """The slave is led to a master that is none."""
 
+    link: int
     impostor: Impostor
-    seed: int
-
-    def begin(self, cluster: Cluster) -> None:
-        cluster.mislead(self.link, self.impostor, seed=self.seed)
-
-    def end(self, cluster: Cluster) -> None:
-        cluster.lead_back(self.link)
-
-
-# -- peers -------------------------------------------------------------------------------------------------
-
-
-@frozen(kw_only=True)
-class Visit(Fault):
-    """A peer at a node's HA port that is not a slave."""
-
-    node: str
-    guest: Guest
     seed: int
 
     @property
     def occupies(self) -> tuple[str, ...]:
+        return (f"link-{self.link + 1}",)
+
+    def begin(self, cluster: Cluster) -> Mend:
+        cluster.mislead(self.link, self.impostor, seed=self.seed)
+        return partial(cluster.lead_back, self.link)
+
+
+# -- peers: they leave by themselves -----------------------------------------------------------------------
+
+
+@frozen(kw_only=True)
+class PeerFault(Fault):
+    """A peer at a node that should not be there."""
+
+    node: str
+
+    @property
+    def occupies(self) -> tuple[str, ...]:
         return (f"guests of {self.node}",)
+
+
+@frozen(kw_only=True)
+class Visit(PeerFault):
+    """A peer at a node's HA port that is not a slave."""
+
+    guest: Guest
+    seed: int
 
     def begin(self, cluster: Cluster) -> None:
         cluster.visit(self.node, self.guest, seed=self.seed, stay_s=self.duration_s)
 
-    def end(self, cluster: Cluster) -> None:
-        """The guest leaves by itself."""
-
 
 @frozen(kw_only=True)
-class HostileFrames(Fault):
+class HostileFrames(PeerFault):
     """Hostile frames at both ports of a node, as many as it answers in that time: see `tests.hostile`."""
 
-    node: str
     seed: int
-
-    @property
-    def occupies(self) -> tuple[str, ...]:
-        return (f"guests of {self.node}",)
 
     def begin(self, cluster: Cluster) -> None:
         cluster.harass(self.node, seed=self.seed, stay_s=self.duration_s)
 
-    def end(self, cluster: Cluster) -> None:
-        """The peers leave by themselves."""
-
 
 @frozen(kw_only=True)
-class Shortage(Fault):
+class Shortage(PeerFault):
     """Strangers take every connection, and so every descriptor, that a node gives them."""
 
-    node: str
     is_at_ha_port: bool
     connections: int
-
-    @property
-    def occupies(self) -> tuple[str, ...]:
-        return (f"guests of {self.node}",)
 
     def begin(self, cluster: Cluster) -> None:
         cluster.occupy(
@@ -338,6 +299,3 @@ class Shortage(Fault):
             connections=self.connections,
             stay_s=self.duration_s,
         )
-
-    def end(self, cluster: Cluster) -> None:
-        """They leave by themselves."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from attrs import asdict, evolve, frozen
+from attrs import evolve, frozen
 
 from tests.faults.archives import ArchivePlan, draw_archive
 from tests.faults.faults import (
@@ -96,7 +96,8 @@ class Planned:
     """A fault and when it begins, in seconds since the load began."""
 
     at_s: float
-    fault: Fault
+    fault: Any
+    """A `Fault`, or a `GroupFault`."""
 
     @property
     def until_s(self) -> float:
@@ -131,32 +132,16 @@ class Plan:
         """Whether the master comes back with another log."""
         return any(isinstance(planned.fault, LostLog) for planned in self.faults)
 
-    def describe(self) -> dict[str, Any]:
-        """The plan for machines."""
-        return {
-            "seed": self.seed,
-            "setup": asdict(self.setup),
-            "faults": [
-                {
-                    "at_s": round(planned.at_s, 3),
-                    "fault": type(planned.fault).__name__,
-                    **asdict(planned.fault),
-                }
-                for planned in self.faults
-            ],
-            "master_stops_first": self.master_stops_first,
-            "archive": None if self.archive is None else asdict(self.archive),
-        }
-
 
 def make_plan(seed: int) -> Plan:
     """The plan of this seed."""
     chance = random.Random(f"plan {seed}")
     setup = _draw_setup(chance)
     planned: list[Planned] = []
+    weights, draws = zip(*KINDS, strict=True)
     for _ in range(chance.randint(4, 12)):
         for _ in range(TRIES_PER_FAULT):
-            draw = chance.choices([kind for kind, _ in KINDS], [weight for _, weight in KINDS])[0]
+            draw = chance.choices(draws, weights)[0]
             candidate = Planned(chance.uniform(FIRST_FAULT_S, LAST_FAULT_S), draw(chance, setup))
             if not any(_collide(candidate, other) for other in planned):
                 planned.append(candidate)
@@ -239,54 +224,15 @@ def _slave(chance: random.Random, setup: Setup) -> str:
     return slave_name(chance.randrange(setup.slaves))
 
 
-def _kill_slave(chance: random.Random, setup: Setup) -> Fault:
-    return Kill(nodes=(_slave(chance, setup),), duration_s=chance.uniform(0.05, 1.0))
+def _visited(chance: random.Random, setup: Setup) -> str:
+    """A node that strangers come to: mostly the master."""
+    return chance.choices(setup.nodes, [3, *[1] * setup.slaves])[0]
 
 
-def _kill_master(chance: random.Random, setup: Setup) -> Fault:
-    return Kill(nodes=(MASTER,), duration_s=chance.uniform(0.05, 1.0))
-
-
-def _kill_all(chance: random.Random, setup: Setup) -> Fault:
-    nodes = list(setup.nodes)
-    chance.shuffle(nodes)
-    return Kill(nodes=tuple(nodes), duration_s=chance.uniform(0.05, 0.5))
-
-
-def _kill_while_starting(chance: random.Random, setup: Setup) -> Fault:
-    return KillWhileStarting(
-        node=chance.choice(setup.nodes),
-        into_start_s=chance.uniform(0.1, 0.6),
-        duration_s=chance.uniform(0.7, 1.2),
-    )
-
-
-def _stop(chance: random.Random, setup: Setup) -> Fault:
-    return Stop(node=chance.choice(setup.nodes), duration_s=chance.uniform(0.1, 0.8))
-
-
-def _hang(chance: random.Random, setup: Setup) -> Fault:
-    return Hang(node=chance.choice(setup.nodes), duration_s=chance.choice((0.1, 0.5, 1.2, 2.5)))
-
-
-def _lost_log(chance: random.Random, setup: Setup) -> Fault:
-    if not _may_lose_log(setup):
-        return _kill_master(chance, setup)
-    return LostLog(duration_s=chance.uniform(0.05, 1.0))
-
-
-def _disk_full(chance: random.Random, setup: Setup) -> Fault:
-    return DiskFull(node=chance.choice(setup.nodes), duration_s=chance.uniform(0.5, 3.0))
-
-
-def _failing_sync(chance: random.Random, setup: Setup) -> Fault:
-    return FailingSync(
-        node=chance.choice(setup.nodes), ends_within_s=1.5, duration_s=chance.uniform(1.6, 2.0)
-    )
-
-
-def _cut(chance: random.Random, setup: Setup) -> Fault:
-    return Cut(link=chance.randrange(setup.slaves), reset=chance.random() < 0.5, duration_s=0.0)
+def _shuffled(chance: random.Random, names: Sequence[str]) -> tuple[str, ...]:
+    shuffled = list(names)
+    chance.shuffle(shuffled)
+    return tuple(shuffled)
 
 
 def _cut_after(chance: random.Random, setup: Setup) -> Fault:
@@ -311,24 +257,22 @@ def _freeze(chance: random.Random, setup: Setup) -> Fault:
     )
 
 
-def _half_open(chance: random.Random, setup: Setup) -> Fault:
-    return HalfOpen(link=chance.randrange(setup.slaves), duration_s=chance.uniform(0.1, 3.0))
+def _kill_master(chance: random.Random, _: Setup) -> Fault:
+    return Kill(nodes=(MASTER,), duration_s=chance.uniform(0.05, 1.0))
 
 
-def _slow(chance: random.Random, setup: Setup) -> Fault:
-    return Slow(
-        link=chance.randrange(setup.slaves),
-        latency_s=chance.choice((0.0, 0.02, 0.2)),
-        bytes_per_s=chance.choice((20e3, 100e3, 1e6)),
+def _lost_log(chance: random.Random, setup: Setup) -> Fault:
+    if not _may_lose_log(setup):
+        return _kill_master(chance, setup)
+    return LostLog(duration_s=chance.uniform(0.05, 1.0))
+
+
+def _visit(chance: random.Random, setup: Setup) -> Fault:
+    return Visit(
+        node=_visited(chance, setup),
+        guest=chance.choice(list(Guest)),
+        seed=chance.randrange(1 << 32),
         duration_s=chance.uniform(0.3, 2.0),
-    )
-
-
-def _shred(chance: random.Random, setup: Setup) -> Fault:
-    return Shred(
-        link=chance.randrange(setup.slaves),
-        piece_bytes_max=chance.choice((7, 100, 1000)),
-        duration_s=chance.uniform(0.3, 1.0),
     )
 
 
@@ -344,51 +288,41 @@ def _misled(chance: random.Random, setup: Setup) -> Fault:
     )
 
 
-def _visit(chance: random.Random, setup: Setup) -> Fault:
-    return Visit(
-        node=chance.choices(setup.nodes, [3, *[1] * setup.slaves])[0],
-        guest=chance.choice(list(Guest)),
-        seed=chance.randrange(1 << 32),
-        duration_s=chance.uniform(0.3, 2.0),
-    )
-
-
-def _hostile_frames(chance: random.Random, setup: Setup) -> Fault:
-    return HostileFrames(
-        node=chance.choices(setup.nodes, [3, *[1] * setup.slaves])[0],
-        seed=chance.randrange(1 << 23),
-        duration_s=chance.uniform(0.3, 2.0),
-    )
-
-
-def _shortage(chance: random.Random, setup: Setup) -> Fault:
-    return Shortage(
-        node=chance.choices(setup.nodes, [3, *[1] * setup.slaves])[0],
-        is_at_ha_port=chance.random() < 0.3,
-        connections=STRANGERS_MAX,
-        duration_s=chance.uniform(0.5, 2.0),
-    )
-
-
-KINDS: tuple[tuple[Draw, int], ...] = (
-    (_kill_slave, 4),
-    (_kill_master, 4),
-    (_kill_all, 1),
-    (_kill_while_starting, 1),
-    (_stop, 2),
-    (_hang, 3),
-    (_disk_full, 3),
-    (_failing_sync, 2),
-    (_cut, 4),
-    (_cut_after, 4),
-    (_freeze, 4),
-    (_half_open, 3),
-    (_slow, 3),
-    (_shred, 2),
-    (_misled, 2),
-    (_visit, 4),
-    (_hostile_frames, 3),
-    (_shortage, 3),
-    (_lost_log, 2),
-)
-"""Every kind of fault, and how often it is drawn."""
+KINDS: tuple[tuple[int, Draw], ...] = (
+    (4, lambda chance, setup: Kill(nodes=(_slave(chance, setup),), duration_s=chance.uniform(0.05, 1.0))),
+    (4, _kill_master),
+    (1, lambda chance, setup: Kill(
+        nodes=_shuffled(chance, setup.nodes), duration_s=chance.uniform(0.05, 0.5))),
+    (1, lambda chance, setup: KillWhileStarting(
+        node=chance.choice(setup.nodes),
+        into_start_s=chance.uniform(0.1, 0.6), duration_s=chance.uniform(0.7, 1.2))),
+    (2, lambda chance, setup: Stop(node=chance.choice(setup.nodes), duration_s=chance.uniform(0.1, 0.8))),
+    (3, lambda chance, setup: Hang(
+        node=chance.choice(setup.nodes), duration_s=chance.choice((0.1, 0.5, 1.2, 2.5)))),
+    (3, lambda chance, setup: DiskFull(
+        node=chance.choice(setup.nodes), duration_s=chance.uniform(0.5, 3.0))),
+    (2, lambda chance, setup: FailingSync(
+        node=chance.choice(setup.nodes), ends_within_s=1.5, duration_s=chance.uniform(1.6, 2.0))),
+    (4, lambda chance, setup: Cut(
+        link=chance.randrange(setup.slaves), reset=chance.random() < 0.5, duration_s=0.0)),
+    (4, _cut_after),
+    (4, _freeze),
+    (3, lambda chance, setup: HalfOpen(
+        link=chance.randrange(setup.slaves), duration_s=chance.uniform(0.1, 3.0))),
+    (3, lambda chance, setup: Slow(
+        link=chance.randrange(setup.slaves),
+        latency_s=chance.choice((0.0, 0.02, 0.2)), bytes_per_s=chance.choice((20e3, 100e3, 1e6)),
+        duration_s=chance.uniform(0.3, 2.0))),
+    (2, lambda chance, setup: Shred(
+        link=chance.randrange(setup.slaves),
+        piece_bytes_max=chance.choice((7, 100, 1000)), duration_s=chance.uniform(0.3, 1.0))),
+    (2, _misled),
+    (4, _visit),
+    (3, lambda chance, setup: HostileFrames(
+        node=_visited(chance, setup), seed=chance.randrange(1 << 23), duration_s=chance.uniform(0.3, 2.0))),
+    (3, lambda chance, setup: Shortage(
+        node=_visited(chance, setup), is_at_ha_port=chance.random() < 0.3,
+        connections=STRANGERS_MAX, duration_s=chance.uniform(0.5, 2.0))),
+    (2, _lost_log),
+)  # fmt: skip
+"""How often each kind of fault is drawn, and how."""

@@ -8,31 +8,27 @@ With `--small-disks` it mounts disks, and so has to run in a mount namespace of 
 from __future__ import annotations
 
 import argparse
+import heapq
 import json
 import sys
 import time
 import traceback
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tests.faults.cluster import DELAY_LEVELS, INDEX, QUEUES, Cluster, exit_on_sigterm, processes_naming
+from attrs import asdict
+
+from tests.faults.cluster import Cluster
+from tests.faults.controlled.group import Group
 from tests.faults.controlled.plan import is_controlled, make_group_plan
-from tests.faults.controlled.runner import run_group
-from tests.faults.faults import MASTER
-from tests.faults.invariants import (
-    check_clean_store,
-    check_logs_equal,
-    check_process_logs,
-    check_promises,
-    check_recordings,
-)
-from tests.faults.metadata import file_differences
-from tests.faults.plan import Plan, make_plan
-from tests.faults.rebuilt import Shape, check_rebuilt
+from tests.faults.faults import Mend
+from tests.faults.invariants import check_process_logs
+from tests.faults.nodes import Nodes, exit_on_sigterm, processes_naming
+from tests.faults.plan import Planned, make_plan
 from tests.faults.report import Report
 from trioha.errors import TriohaError
-from trioha.store.dispatch_settings import DispatchSettings
-from trioha.store.tags import DelayLevels
 
 PLAN_FILE = "plan.json"
 REPORT_FILE = "report.json"
@@ -47,104 +43,81 @@ def run_seed(seed: int, folder: Path, *, small_disks: bool = False, controller: 
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / PLAN_FILE).write_text(json.dumps(describe_plan(seed), indent=2, default=str) + "\n")
-    if is_controlled(seed):
-        report = run_group(seed, folder, controller=controller)
-    else:
-        report = run_cluster(make_plan(seed), folder, small_disks=small_disks)
+    began_s = time.monotonic()
+    nodes: Nodes = (
+        Group(make_group_plan(seed), folder, controller=controller)
+        if is_controlled(seed)
+        else Cluster(make_plan(seed), folder, small_disks=small_disks)
+    )
+    violations, end_offset = nodes.violations, -1
+    with nodes:
+        try:
+            nodes.begin()
+            carry_out(nodes)
+            end_offset = nodes.settle()
+            nodes.end()
+            violations += nodes.finish_archive(end_offset)
+        except (AssertionError, TriohaError) as problem:
+            violations.append(f"{problem}\n{''.join(traceback.format_tb(problem.__traceback__)[-3:])}")
+    violations += check_process_logs(nodes.log_files)
+    if end_offset >= 0 and not violations:
+        violations += nodes.check_end(end_offset)
+    if left := processes_naming(folder):
+        violations.append(f"processes are left: {left}")
+    keepers, plan = nodes.keepers.values(), nodes.plan
+    report = Report(
+        seed=seed,
+        folder=str(folder),
+        violations=violations,
+        seconds=round(time.monotonic() - began_s, 2),
+        end_offset=end_offset,
+        promises=len(nodes.promises),
+        kills=sum(keeper.kills for keeper in keepers),
+        starts=sum(keeper.starts for keeper in keepers),
+        statuses=nodes.statuses,
+        faults=[type(planned.fault).__name__ for planned in plan.faults],
+        archive=None if plan.archive is None else plan.archive.target,
+        **nodes.figures(),
+    )
     (folder / REPORT_FILE).write_text(json.dumps(report.to_json(), indent=2) + "\n")
     return report
 
 
 def describe_plan(seed: int) -> dict[str, Any]:
     """The plan of a seed, for machines."""
-    return make_group_plan(seed).describe() if is_controlled(seed) else make_plan(seed).describe()
+    plan = make_group_plan(seed) if is_controlled(seed) else make_plan(seed)
+    faults = [
+        {"at_s": round(one.at_s, 3), "fault": type(one.fault).__name__, **asdict(one.fault)}
+        for one in plan.faults
+    ]
+    return {**asdict(plan), "faults": faults}
 
 
-def run_cluster(plan: Plan, folder: Path, *, small_disks: bool = False) -> Report:
-    """A run of a master and its slaves, without a controller."""
+def carry_out(nodes: Nodes) -> None:
+    """Begin and mend the plan's faults in their order; one that is late begins at once."""
+    numbers = count()
+    steps: list[tuple[float, int, Mend]] = []
+
+    def plan_step(at_s: float, step: Mend) -> None:
+        heapq.heappush(steps, (at_s, next(numbers), step))
+
     began_s = time.monotonic()
-    violations: list[str] = []
-    end_offset = -1
-    with Cluster(plan, folder, small_disks=small_disks) as cluster:
-        try:
-            cluster.begin()
-            carry_out(plan, cluster)
-            end_offset = cluster.settle()
-            cluster.end()
-            violations += cluster.finish_archive(end_offset)
-        except (AssertionError, TriohaError) as problem:
-            violations.append(f"{problem}\n{''.join(traceback.format_tb(problem.__traceback__)[-3:])}")
-    violations += cluster.violations
-    violations += cluster.hostile_findings
-    violations += check_process_logs([*map(cluster.log_file, plan.setup.nodes), *cluster.archiver_logs])
-    if end_offset >= 0 and not violations:
-        violations += check_end(plan, cluster, end_offset)
-    left = processes_naming(folder)
-    if left:
-        violations.append(f"processes are left: {left}")
-    return Report(
-        seed=plan.seed,
-        folder=str(folder),
-        violations=violations,
-        seconds=round(time.monotonic() - began_s, 2),
-        end_offset=end_offset,
-        promises=len(cluster.promises),
-        kills=sum(keeper.kills for keeper in cluster.keepers.values()),
-        starts=sum(keeper.starts for keeper in cluster.keepers.values()),
-        metadata_copies=cluster.metadata_copies,
-        offset_checks=cluster.offset_checks,
-        failed_syncs=sum(keeper.failed_syncs for keeper in cluster.keepers.values()),
-        hostile_frames=cluster.hostile_frames,
-        statuses=cluster.statuses,
-        faults=[type(planned.fault).__name__ for planned in plan.faults],
-        archive=None if plan.archive is None else plan.archive.target,
-    )
 
+    def begin(planned: Planned) -> None:
+        mend = planned.fault.begin(nodes)
+        if mend is not None:
+            at_s = planned.at_s if nodes.MENDS_AS_PLANNED else time.monotonic() - began_s
+            plan_step(at_s + planned.fault.duration_s, mend)
 
-def carry_out(plan: Plan, cluster: Cluster) -> None:
-    """Begin and end the plan's faults in their order; one that is late begins at once."""
-    steps = sorted(
-        (moment_s, order, step)
-        for order, planned in enumerate(plan.faults)
-        for moment_s, step in ((planned.at_s, "begin"), (planned.until_s, "end"))
-    )
-    if plan.archive is not None:
-        steps = sorted([*steps, *((at_s, -1, "restart archiver") for at_s in plan.archive.kills_at_s)])
-    began_s = time.monotonic()
-    for moment_s, order, step in steps:
-        cluster.pause(max(0.0, began_s + moment_s - time.monotonic()))
-        if step == "restart archiver":
-            cluster.restart_archiver()
-            continue
-        fault = plan.faults[order].fault
-        (fault.begin if step == "begin" else fault.end)(cluster)
-
-
-def check_end(plan: Plan, cluster: Cluster, end_offset: int) -> list[str]:
-    """All that must hold once every node was stopped cleanly with equal logs."""
-    setup = plan.setup
-    stores = [cluster.store(name) for name in setup.nodes]
-    violations = check_logs_equal(stores, end_offset=end_offset)
-    shape = Shape(
-        log_file_bytes=setup.file_bytes,
-        queues=QUEUES,
-        index=INDEX,
-        dispatch=DispatchSettings(delay_levels=DelayLevels(DELAY_LEVELS)),
-    )
-    violations += check_promises(cluster.promises, stores, copies=len(stores), when="at the end")
-    violations += file_differences(stores, cluster.consumed)
-    for name, store in zip(setup.nodes, stores, strict=True):
-        violations += check_rebuilt(store, shape)
-        violations += check_clean_store(store, file_bytes=setup.file_bytes, end_offset=end_offset)
-        violations += check_recordings(
-            cluster.recordings(name),
-            copies_needed=setup.copies_needed if name == MASTER else 0,
-            end_offset=end_offset,
-            unclean_ends=cluster.keepers[name].kills + cluster.keepers[name].failed_syncs,
-            has_impostors=plan.has_impostors,
-            loses_log=plan.loses_log,
-        )
-    return violations
+    for planned in nodes.plan.faults:
+        plan_step(planned.at_s, partial(begin, planned))
+    if nodes.plan.archive is not None:
+        for at_s in nodes.plan.archive.kills_at_s:
+            plan_step(at_s, nodes.restart_archiver)
+    while steps:
+        at_s, _, step = heapq.heappop(steps)
+        nodes.pause(max(0.0, began_s + at_s - time.monotonic()))
+        step()
 
 
 def main() -> int:

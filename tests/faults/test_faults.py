@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 
 from tests.faults.__main__ import run_seeds, wants_real
-from tests.faults.cluster import processes_naming
 from tests.faults.controlled.controllers import SCRIPTED, VERSION
 from tests.faults.controlled.plan import is_controlled
+from tests.faults.nodes import processes_naming
 from tests.levels import by_level
 from tests.waiting import wait_until
 

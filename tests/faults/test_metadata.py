@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from tests.faults import metadata
-from tests.faults.cluster import INDEX, QUEUES, Cluster
+from tests.faults.cluster import Cluster
 from tests.faults.faults import MASTER
 from tests.faults.metadata import (
     COPIED_WHOLE,
@@ -21,6 +21,7 @@ from tests.faults.metadata import (
     metadata_differences,
     offsets_in,
 )
+from tests.faults.nodes import INDEX, QUEUES
 from tests.faults.planted import (
     commits_forgotten,
     groups_not_written,

@@ -86,11 +86,11 @@ def test_a_master_whose_disk_is_full_refuses_puts_replicates_and_goes_on_by_itse
     with Cluster(plan, tmp_path) as cluster:
         cluster.begin()
         master, slave = cluster.keepers[MASTER].node(), cluster.keepers["slave-1"].node()
-        fault.begin(cluster)
+        mend = fault.begin(cluster)
         wait_until(lambda: cluster.statuses.get("SERVICE_NOT_AVAILABLE", 0) >= 10)
         # What fits goes on being taken and replicated: the slave ends where the master does.
         slave.wait(max_offset=master.max_offset)
-        fault.end(cluster)
+        mend()
         kept = len(cluster.promises)
         wait_until(lambda: len(cluster.promises) >= kept + 50)
         refused = cluster.statuses["SERVICE_NOT_AVAILABLE"]
@@ -105,7 +105,7 @@ def test_a_slave_whose_disk_is_full_holds_back_acks_and_goes_on_by_itself(tmp_pa
     plan = plan_of(file_bytes=65536, faults=[fault], slave_timeout_ms=300)
     with Cluster(plan, tmp_path) as cluster:
         cluster.begin()
-        fault.begin(cluster)
+        mend = fault.begin(cluster)
         wait_until(lambda: cluster.statuses.get("FLUSH_SLAVE_TIMEOUT", 0) >= 10)
         if is_killed:
             # It starts on the full disk.
@@ -113,7 +113,7 @@ def test_a_slave_whose_disk_is_full_holds_back_acks_and_goes_on_by_itself(tmp_pa
             cluster.start("slave-1")
         slave = cluster.keepers["slave-1"].node()
         assert 0 < slave.max_offset < cluster.keepers[MASTER].node().max_offset
-        fault.end(cluster)
+        mend()
         settle_and_compare(cluster)
         assert cluster.keepers["slave-1"].starts == 1 + is_killed
 
@@ -125,10 +125,10 @@ def test_a_node_whose_syncs_fail_ends_and_promises_nothing_more(tmp_path, name):
     with Cluster(plan_of(faults=[fault], slave_timeout_ms=1000, **sync), tmp_path) as cluster:
         cluster.begin()
         wait_until(lambda: len(cluster.promises) >= 20)
-        fault.begin(cluster)
+        mend = fault.begin(cluster)
         assert cluster.keepers[name].failed_syncs == 1
         assert cluster.violations == []
-        fault.end(cluster)
+        mend()
         settle_and_compare(cluster)
 
 
@@ -146,9 +146,9 @@ def test_slaves_in_a_chain_begin_anew_when_the_first_log_of_it_is_another(tmp_pa
         wait_until(lambda: len(cluster.promises) >= 50)
         last, master = cluster.keepers["slave-2"].node(), cluster.keepers[MASTER].node()
         last.wait(max_offset=master.max_offset)
-        fault.begin(cluster)
+        mend = fault.begin(cluster)
         old_end_offset = last.max_offset
-        fault.end(cluster)
+        mend()
         master = cluster.keepers[MASTER].node()
         wait_until(lambda: master.max_offset > old_end_offset)
         settle_and_compare(cluster)
@@ -199,8 +199,8 @@ def test_offsets_of_a_log_that_was_lost_give_way_to_those_of_the_new_one(tmp_pat
         wait_until(lambda: committed(slave) == 8)
         slave.wait(max_offset=cluster.keepers[MASTER].node().max_offset)
         cluster.metadata_link(0, "freeze", *BOTH)
-        fault.begin(cluster)
-        fault.end(cluster)
+        mend = fault.begin(cluster)
+        mend()
         master = cluster.keepers[MASTER].node()
         # Forgotten at the loss: all of these are in the new log.
         wait_until(lambda: len(cluster.promises) >= 60)

@@ -1,12 +1,10 @@
 """A group of nodes in controller mode, its controller, its links and its producers, for one run.
 
-Theory of operation. As in `tests.faults.cluster`: the main thread breaks one thing after the other and may
-block, nodes have threads of their own, links and producers are trio tasks in one more.
-
-Each node has ports that stay, and links to all that it dials: its controller, and the client's and HA port of
-each other node. Controllers and masters answer with addresses; on their way through a link they become those
-of the links of that node (`Link.words`). So each pair can be cut off from each other, in each direction.
-Producers dial nodes directly: a master that is cut off from all others is still reached by its clients.
+Theory of operation, besides that of `tests.faults.nodes`. Each node has ports that stay, and links to all
+that it dials: its controller, and the client's and HA port of each other node. Controllers and masters answer
+with addresses; on their way through a link they become those of the links of that node (`Link.words`). So
+each pair can be cut off from each other, in each direction. Producers dial nodes directly: a master that is
+cut off from all others is still reached by its clients.
 
 One producer follows the master, as the controller or a name server says who that is. Each node has another
 one, which sends to it whatever its role: a node that is no master has to refuse it.
@@ -18,24 +16,27 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import trio
 from attrs import evolve, frozen
 
 from tests.faults import disks
-from tests.faults.archives import NodeArchive
-from tests.faults.cluster import DELAY_LEVELS, INDEX, QUEUES
 from tests.faults.controlled.controllers import Controller, open_controller
 from tests.faults.controlled.faults import Mend, Side, Who
-from tests.faults.controlled.invariants import History, read_epochs
+from tests.faults.controlled.invariants import (
+    History,
+    check_epoch_files,
+    check_group_recordings,
+    check_group_roles,
+    read_epochs,
+)
 from tests.faults.controlled.plan import GroupPlan
-from tests.faults.keeper import Keeper, Node
+from tests.faults.keeper import Node
+from tests.faults.nodes import POLL_S, Nodes
 from tests.faults.producer import Producer, Promise
 from tests.faults.proxy import BOTH, Link
 from tests.faults.trio_thread import TrioThread
@@ -54,8 +55,6 @@ SETTLED_WITHIN_S = 90.0
 """A controller may have to start, and the last of several elections may have to be waited for."""
 KEPT_FOR_S = 3.0
 """How long nodes without a controller are looked at until all are equal, before it is let back."""
-WORLD_WITHIN_S = 10.0
-POLL_S = 0.05
 FIND_EVERY_S = 0.2
 ASK_TIMEOUT_S = 1.0
 STUBBORN_RATE = 20.0
@@ -214,11 +213,11 @@ class _World(TrioThread):
         return next((one.addresses.get(0) for one in groups if one.broker_name == self._broker_name), None)
 
 
-class Group:
-    """Everything that a run is about. A context manager that leaves no process and no thread behind.
+class Group(Nodes):
+    """Nodes in controller mode, and everything else that a run is about."""
 
-    Methods belong to the main thread. They raise AssertionError where a node does not do what it must.
-    """
+    MENDS_AS_PLANNED: ClassVar = False  # some faults wait for an election
+    plan: GroupPlan
 
     def __init__(
         self,
@@ -226,15 +225,10 @@ class Group:
         folder: Path,
         *,
         controller: str | None = None,
-        programs: Mapping[str, list[str]] | None = None,
+        programs: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """`controller` names a real one (`controllers.ControllerService.arguments`); None: a scripted one.
-
-        `programs` are what nodes, and the archiver (`archiver`), run instead of `trioha`: those of
-        `tests.faults.planted`.
-        """
-        self.plan = plan
-        self.folder = folder
+        """`controller` names a real one (`controllers.ControllerService.arguments`); None: a scripted one."""
+        super().__init__(plan, folder, programs=programs)
         self.settled_within_s = SETTLED_WITHIN_S
         """How long it may take at the end until all nodes are in the set."""
         self.passed_over = 0
@@ -242,15 +236,12 @@ class Group:
         self.deaths = 0
         """Nodes that died at a call that they were armed for."""
         self.history = History()
-        self._programs = programs or {}
         self._broken: set[str] = set()
-        self._archive: NodeArchive | None = None
-        self._name_server: subprocess.Popen[bytes] | None = None
         self._is_controller_up = True
         self._broker_name = f"faults-{plan.seed}"
-        self._reserved = ExitStack()
         self.ports = {name: self._reserve_ports() for name in plan.setup.nodes}
         self.controller: Controller = open_controller(controller, folder=folder, run=str(plan.seed))
+        self._stack.callback(self.controller.close)
         name_server = self._start_name_server() if plan.setup.finds_master_by == "name server" else None
         self._name_server_address = name_server or f"{DIRECT}:9"
         self.world = _World(
@@ -260,47 +251,9 @@ class Group:
             controller=self.controller.address,
             name_server=name_server,
         )
-        self.keepers = {
-            name: Keeper(name, make=partial(self._make, name), on_ready=_ignore) for name in plan.setup.nodes
-        }
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            for keeper in self.keepers.values():
-                keeper.close()
-            if self._archive is not None:
-                self._archive.close()
-        finally:
-            try:
-                self.controller.close()
-                if self._name_server is not None:
-                    self._name_server.kill()
-                    self._name_server.wait()
-            finally:
-                self._reserved.close()
-                self.world.close()
+        self._stack.callback(self.world.close)
 
     # -- what there is -------------------------------------------------------------------------------------
-
-    def store(self, name: str) -> Path:
-        """Store of a node."""
-        return self.folder / name
-
-    def recordings(self, name: str) -> Path:
-        """Recorded sessions of a node."""
-        return self.folder / "recordings" / name
-
-    def log_file(self, name: str) -> Path:
-        """What a node wrote to stderr, over all its starts."""
-        return self.folder / f"{name}.log"
 
     @property
     def promises(self) -> list[Promise]:
@@ -312,15 +265,14 @@ class Group:
         """Puts of the producer that follows the master, by their answers."""
         return dict(self.world.follower.statuses)
 
-    @property
-    def kills(self) -> int:
-        """How often a node was killed."""
-        return sum(keeper.kills for keeper in self.keepers.values())
-
-    @property
-    def elections(self) -> int:
-        """Epochs that had a master, as the controller said."""
-        return len(self.world.masters)
+    def figures(self) -> dict[str, Any]:
+        return {
+            "controller": self.controller.name,
+            # Epochs that had a master, as the controller said.
+            "elections": len(self.world.masters),
+            "deaths": self.deaths,
+            "passed_over": self.passed_over,
+        }
 
     def broker_id(self, name: str) -> int | None:
         """The id that the controller gave a node; None if it has none yet."""
@@ -338,7 +290,7 @@ class Group:
         """Ports that stay this run's, also while the node is down: bound, but not listened on."""
         listen = free_port()
         for port in (listen, listen + 1):
-            place = self._reserved.enter_context(socket.socket())
+            place = self._stack.enter_context(socket.socket())
             place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             place.bind((DIRECT, port))
         return NodePorts(listen, listen + 1)
@@ -348,46 +300,36 @@ class Group:
     def _make(self, name: str, *, on_spawned: Callable[[subprocess.Popen[str]], None]) -> Node:
         setup, number = self.plan.setup, self.plan.setup.nodes.index(name)
         shim = [sys.executable, "-m", "tests.faults.controlled.dying"]
-        program = self._programs.get(name, [*shim, str(self._disk_file(name)), str(self._death_file(name))])
+        options = self._options(name) | {
+            "program": self._programs.get(
+                name, [*shim, str(self._disk_file(name)), str(self._death_file(name))]
+            ),
+            "brokerId": -1,
+            "brokerClusterName": CLUSTER,
+            "brokerName": self._broker_name,
+            "listenPort": self.ports[name].listen,
+            "namesrvAddr": self._name_server_address,
+            "enableControllerMode": "true",
+            "controllerAddr": self.world.links[CONTROLLER, name, ""].address,
+            "allAckInSyncStateSet": "true",
+            "inSyncReplicas": 1,
+            "minInSyncReplicas": setup.min_in_sync_replicas,
+            "flushDiskType": setup.flush_disk_types[number],
+            "flushIntervalCommitLog": 50,
+            "haMaxTimeSlaveNotCatchup": setup.not_caught_up_ms,
+            "syncBrokerMetadataPeriod": 500,
+            "syncControllerMetadataPeriod": 1000,
+            "brokerHeartbeatInterval": 200,
+            "controllerHeartBeatTimeoutMills": setup.silent_ms,
+            "trioha.haAckMode": setup.ack_mode,
+            "trioha.haTailCheck": setup.tail_check_bytes,
+        }
         return Node(
-            self.store(name),
-            on_spawned=on_spawned,
-            role="SLAVE",
-            ha_port=self.ports[name].ha,
-            program=program,
-            brokerId=-1,
-            brokerClusterName=CLUSTER,
-            brokerName=self._broker_name,
-            listenPort=self.ports[name].listen,
-            namesrvAddr=self._name_server_address,
-            enableControllerMode="true",
-            controllerAddr=self.world.links[CONTROLLER, name, ""].address,
-            allAckInSyncStateSet="true",
-            inSyncReplicas=1,
-            minInSyncReplicas=setup.min_in_sync_replicas,
-            slaveTimeout=setup.slave_timeout_ms,
-            flushDiskType=setup.flush_disk_types[number],
-            flushIntervalCommitLog=50,
-            mappedFileSizeCommitLog=setup.file_bytes,
-            mappedFileSizeConsumeQueue=QUEUES.file_bytes,
-            maxHashSlotNum=INDEX.hash_slots,
-            maxIndexNum=INDEX.index_num,
-            maxMessageSize=60_000,
-            messageDelayLevel=DELAY_LEVELS,
-            haSendHeartbeatInterval=200,
-            haHousekeepingInterval=setup.housekeeping_ms,
-            haTransferBatchSize=setup.transfer_batch_bytes,
-            haMaxTimeSlaveNotCatchup=setup.not_caught_up_ms,
-            syncBrokerMetadataPeriod=500,
-            syncControllerMetadataPeriod=1000,
-            brokerHeartbeatInterval=200,
-            controllerHeartBeatTimeoutMills=setup.silent_ms,
-            **{
-                "trioha.haAckMode": setup.ack_mode,
-                "trioha.haTailCheck": setup.tail_check_bytes,
-                "trioha.recordDir": self.recordings(name),
-            },
+            self.store(name), on_spawned=on_spawned, role="SLAVE", ha_port=self.ports[name].ha, **options
         )
+
+    def _on_ready(self, name: str, node: Node) -> None:
+        """The links lead to a node already, whether it is ready or not."""
 
     def take(self, who: Who, which: int) -> str | None:
         """A node in that role that nothing is the matter with: it is for one fault from now on."""
@@ -416,32 +358,14 @@ class Group:
         """Its fault is over."""
         self._broken.discard(name)
 
-    def start(self, name: str) -> None:
-        """Begin to start a node."""
-        self.keepers[name].start()
-
     def kill(self, name: str) -> None:
         """`kill -9`."""
         self.keepers[name].kill()
-        self._note_epochs(name)
+        self._ended(name, is_clean=False)
 
-    def _note_epochs(self, name: str) -> None:
+    def _ended(self, name: str, *, is_clean: bool) -> None:
         """A node has ended: what epochs did its log have?"""
         self.history.note_epochs(name, read_epochs(self.store(name)))
-
-    def stop(self, name: str) -> None:
-        """SIGTERM, and a clean end."""
-        self.keepers[name].stop()
-        self._note_epochs(name)
-        assert not (self.store(name) / "abort").exists(), f"{name}: abort is there after a clean stop"
-
-    def hang(self, name: str) -> None:
-        """SIGSTOP."""
-        self.keepers[name].node().hang()
-
-    def resume(self, name: str) -> None:
-        """SIGCONT."""
-        self.keepers[name].node().resume()
 
     def _death_file(self, name: str) -> Path:
         return self.folder / f"{name}.death"
@@ -460,7 +384,7 @@ class Group:
             file.unlink()
         except FileNotFoundError:
             self.keepers[name].reap()
-            self._note_epochs(name)
+            self._ended(name, is_clean=False)
             self.deaths += 1
             return True
         return False
@@ -475,17 +399,10 @@ class Group:
             return False
         return client is not None and client.state == "TRANSFER"
 
-    def _disk_file(self, name: str) -> Path:
-        return self.folder / f"{name}.disk"
-
     def set_disk(self, name: str, *, is_full: bool) -> None:
         """Leave a node's disk no space, or give it some. The node must be there."""
         disks.set_fault(self._disk_file(name), disks.FULL if is_full else disks.HEALTHY)
         self.keepers[name].node()
-
-    def pause(self, seconds: float) -> None:
-        """Let the others go on for a while."""
-        time.sleep(seconds)
 
     # -- links ---------------------------------------------------------------------------------------------
 
@@ -554,7 +471,7 @@ class Group:
     def _start_name_server(self) -> str:
         port = free_port()
         with (self.folder / "name-server.log").open("wb") as log:
-            self._name_server = subprocess.Popen(
+            process = subprocess.Popen(
                 [
                     *DIE_WITH_PARENT,
                     *(sys.executable, "-m", "trioha", "namesrv", "--port", str(port)),
@@ -564,51 +481,29 @@ class Group:
                 stdout=log,
                 stderr=log,
             )
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
         return f"{DIRECT}:{port}"
 
     # -- the course of a run -------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start all nodes, begin the load, and wait until all are in the sync-state set and puts are kept."""
+        """Start all nodes and the load, and wait until all are in the sync-state set and puts are kept."""
         for keeper in self.keepers.values():
             keeper.start()
         for keeper in self.keepers.values():
             keeper.node()
-        plan = self.plan.archive
-        if plan is not None:
-            program = tuple(self._programs.get("archiver", ()))
-            self._archive = NodeArchive(
-                plan, store=self.store(plan.node), folder=self.folder, program=program
-            )
-            self._archive.start()
+        self._begin_archive()
         self.world.spawn(self.world.produce)
-        self.wait(lambda: self.promises and self._all_in_sync(), "a set of all, and a put", BEGUN_WITHIN_S)
+        self.expect(lambda: self.promises and self._all_in_sync(), "a set of all, and a put", BEGUN_WITHIN_S)
 
-    def wait(self, holds: Callable[[], object], what: str, within_s: float) -> None:
-        """Wait for something. Raises AssertionError after `within_s`."""
-        deadline_s = time.monotonic() + within_s
-        while not holds():
-            assert time.monotonic() < deadline_s, (
-                f"not within {within_s:.0f} s: {what}; the controller said {self.world.seen}, puts were "
-                f"answered {self.statuses}"
-            )
-            self.pause(POLL_S)
-
-    def restart_archiver(self) -> None:
-        """Kill the archiver, and start it again."""
-        assert self._archive is not None
-        self._archive.restart()
-
-    @property
-    def archiver_logs(self) -> list[Path]:
-        """What the archiver wrote, if there was one."""
-        return [] if self._archive is None else [self._archive.log_file]
-
-    def finish_archive(self, end_offset: int) -> list[str]:
-        """Archive the rest of a store whose node has stopped, and restore it; what differs."""
-        if self._archive is None:
-            return []
-        return self._archive.finish(end_offset=end_offset, file_bytes=self.plan.setup.file_bytes)
+    def expect(self, holds: Callable[[], object], what: str, within_s: float) -> None:
+        """Wait for something. Raises AssertionError with what the controller and producers say."""
+        self.wait(
+            holds,
+            lambda: f"{what}; the controller said {self.world.seen}, puts were answered {self.statuses}",
+            within_s,
+        )
 
     def settle(self) -> int:
         """Mend everything, end the load, and wait until all are equal; returns the end of the log.
@@ -625,18 +520,18 @@ class Group:
             keeper.node()
         # The last puts go to a whole group, which must store some of them after all its faults.
         kept = len(self.world.follower.promises)
-        self.wait(
+        self.expect(
             lambda: len(self.world.follower.promises) > kept, "a put after all faults", SETTLED_WITHIN_S
         )
         self.pause(0.2)
         self.world.run(self.world.wait_produced, within_s=SETTLED_WITHIN_S)
         deadline_s = time.monotonic() + SETTLED_WITHIN_S
         while True:
-            self.wait(self._all_in_sync, "all are in the sync-state set", self.settled_within_s)
+            self.expect(self._all_in_sync, "all are in the sync-state set", self.settled_within_s)
             for name in self.keepers:
                 self.cut_off(name, Side.CONTROLLER, is_silent=False)
             try:
-                self.wait(self._is_equal, "all logs are equal", KEPT_FOR_S)
+                self.expect(self._is_equal, "all logs are equal", KEPT_FOR_S)
             except AssertionError:
                 assert time.monotonic() < deadline_s, self.differences()
                 for name in self.keepers:
@@ -676,6 +571,23 @@ class Group:
         for name in sorted(self.keepers, key=lambda name: name == master):
             self.stop(name)
 
+    def _check_end(self, stores: list[Path], end_offset: int) -> list[str]:
+        violations = check_epoch_files(stores, end_offset=end_offset)
+        if not violations:
+            violations += self._check_history(stores[0])
+        for name, keeper in self.keepers.items():
+            violations += check_group_recordings(self.recordings(name), unclean_ends=keeper.kills)
+        return violations + check_group_roles(map(self.recordings, self.keepers))
 
-def _ignore(_: Node) -> None:
-    """The links lead to a node already, whether it is ready or not."""
+    def _check_history(self, store: Path) -> list[str]:
+        """Each epoch had one master and one begin, whoever says so; `store` is one of the equal ones."""
+        history = self.history
+        for epoch, names in self.world.masters.items():
+            for name in names:
+                history.note_master(epoch, name, "the controller")
+        for name in self.keepers:
+            history.note_log(name, self.log_file(name).read_text(errors="replace"))
+            history.note_epochs(name, read_epochs(self.store(name)))
+        names_by_address = {ports.address: name for name, ports in self.ports.items()}
+        history.note_promises(self.promises, read_epochs(store), names_by_address)
+        return history.violations()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
 
-from attrs import asdict, frozen
+from attrs import frozen
 
 from tests.faults.archives import ArchivePlan, draw_archive
 from tests.faults.controlled.faults import (
@@ -27,6 +26,7 @@ from tests.faults.controlled.faults import (
     StopNode,
     Who,
 )
+from tests.faults.plan import Planned
 from tests.faults.producer import TOPICS, LoadSettings
 from tests.faults.proxy import BOTH
 
@@ -73,44 +73,24 @@ class GroupSetup:
 
 
 @frozen
-class PlannedFault:
-    """A fault and when it begins, in seconds since the load began."""
-
-    at_s: float
-    fault: GroupFault
-
-
-@frozen
 class GroupPlan:
     """A whole run."""
 
     seed: int
     setup: GroupSetup
-    faults: tuple[PlannedFault, ...]
+    faults: tuple[Planned, ...]
     """In the order of their begin."""
     archive: ArchivePlan | None
     """Of which node there is an archive, in half of all plans."""
-
-    def describe(self) -> dict[str, Any]:
-        """The plan for machines."""
-        return {
-            "seed": self.seed,
-            "setup": asdict(self.setup),
-            "faults": [
-                {"at_s": round(one.at_s, 3), "fault": type(one.fault).__name__, **asdict(one.fault)}
-                for one in self.faults
-            ],
-            "archive": None if self.archive is None else asdict(self.archive),
-        }
 
 
 def make_group_plan(seed: int) -> GroupPlan:
     """The plan of this seed."""
     chance = random.Random(f"group {seed}")
     setup = _draw_setup(chance)
-    kinds, weights = zip(*KINDS, strict=True)
+    weights, kinds = zip(*KINDS, strict=True)
     faults = [
-        PlannedFault(chance.uniform(FIRST_FAULT_S, LAST_FAULT_S), draw(chance))
+        Planned(chance.uniform(FIRST_FAULT_S, LAST_FAULT_S), draw(chance))
         for draw in chance.choices(kinds, weights, k=chance.randint(4, 9))
     ]
     return GroupPlan(
@@ -156,98 +136,34 @@ def _who(chance: random.Random) -> Who:
     return chance.choice((Who.MASTER, Who.MASTER, Who.SLAVE))
 
 
-def _kill(chance: random.Random) -> GroupFault:
-    return KillNode(who=_who(chance), which=chance.randrange(2), duration_s=chance.uniform(0.05, 2.0))
-
-
-def _kill_group(chance: random.Random) -> GroupFault:
-    return KillGroup(duration_s=chance.uniform(0.05, 1.0))
-
-
-def _stop(chance: random.Random) -> GroupFault:
-    return StopNode(who=_who(chance), which=chance.randrange(2), duration_s=chance.uniform(0.1, 1.5))
-
-
-def _hang(chance: random.Random) -> GroupFault:
-    return HangNode(
-        who=_who(chance), which=chance.randrange(2), duration_s=chance.choice((0.2, 1.0, 2.5, 4.0))
-    )
-
-
-def _kill_elected(chance: random.Random) -> GroupFault:
-    return KillElected(
-        who=Who.MASTER, which=0, after_s=chance.uniform(0.0, 0.4), duration_s=chance.uniform(0.1, 1.0)
-    )
-
-
-def _die_in_role_change(chance: random.Random) -> GroupFault:
-    return DieInRoleChange(
-        who=Who.SLAVE,
-        which=chance.randrange(2),
-        at_call=chance.randint(1, 6),
-        duration_s=chance.uniform(1.0, 2.5),
-    )
-
-
-def _die_in_cut(chance: random.Random) -> GroupFault:
-    return DieInCut(
-        who=Who.MASTER, which=0, at_call=chance.randint(1, 16), duration_s=chance.uniform(2.5, 4.0)
-    )
-
-
-def _full_disk(chance: random.Random) -> GroupFault:
-    return FullDisk(who=_who(chance), which=chance.randrange(2), duration_s=chance.uniform(0.5, 3.0))
-
-
-def _partition(chance: random.Random) -> GroupFault:
-    return Partition(
-        who=_who(chance),
-        which=chance.randrange(2),
+KINDS: tuple[tuple[int, Draw], ...] = (
+    (5, lambda chance: KillNode(
+        who=_who(chance), which=chance.randrange(2), duration_s=chance.uniform(0.05, 2.0))),
+    (1, lambda chance: KillGroup(duration_s=chance.uniform(0.05, 1.0))),
+    (3, lambda chance: StopNode(
+        who=_who(chance), which=chance.randrange(2), duration_s=chance.uniform(0.1, 1.5))),
+    (4, lambda chance: HangNode(
+        who=_who(chance), which=chance.randrange(2), duration_s=chance.choice((0.2, 1.0, 2.5, 4.0)))),
+    (2, lambda chance: KillElected(
+        who=Who.MASTER, which=0, after_s=chance.uniform(0.0, 0.4), duration_s=chance.uniform(0.1, 1.0))),
+    (2, lambda chance: DieInRoleChange(
+        who=Who.SLAVE, which=chance.randrange(2),
+        at_call=chance.randint(1, 6), duration_s=chance.uniform(1.0, 2.5))),
+    (3, lambda chance: DieInCut(
+        who=Who.MASTER, which=0, at_call=chance.randint(1, 16), duration_s=chance.uniform(2.5, 4.0))),
+    (2, lambda chance: FullDisk(
+        who=_who(chance), which=chance.randrange(2), duration_s=chance.uniform(0.5, 3.0))),
+    (7, lambda chance: Partition(
+        who=_who(chance), which=chance.randrange(2),
         side=chance.choice((Side.CONTROLLER, Side.MEMBERS, Side.BOTH, Side.BOTH)),
-        is_silent=chance.random() < 0.6,
-        duration_s=chance.choice((0.3, 1.0, 2.5, 4.0)),
-    )
-
-
-def _slow(chance: random.Random) -> GroupFault:
-    return SlowReplication(
-        which=chance.randrange(2),
-        latency_s=chance.choice((0.0, 0.02, 0.2)),
-        bytes_per_s=chance.choice((20e3, 100e3, 1e6)),
-        duration_s=chance.uniform(0.5, 3.0),
-    )
-
-
-def _cut(chance: random.Random) -> GroupFault:
-    return CutReplication(
-        which=chance.randrange(2),
-        way=chance.choice(BOTH),
-        number_bytes=chance.choice((chance.randint(1, 60), chance.randint(1, 50_000))),
-        duration_s=0.0,
-    )
-
-
-def _controller_down(chance: random.Random) -> GroupFault:
-    return ControllerDown(duration_s=chance.uniform(0.1, 2.5))
-
-
-def _designated(chance: random.Random) -> GroupFault:
-    return Designated(which=chance.randrange(2), duration_s=0.0)
-
-
-KINDS: tuple[tuple[Draw, int], ...] = (
-    (_kill, 5),
-    (_kill_group, 1),
-    (_stop, 3),
-    (_hang, 4),
-    (_kill_elected, 2),
-    (_die_in_role_change, 2),
-    (_die_in_cut, 3),
-    (_full_disk, 2),
-    (_partition, 7),
-    (_slow, 2),
-    (_cut, 2),
-    (_controller_down, 2),
-    (_designated, 3),
-)
-"""Every kind of fault, and how often it is drawn."""
+        is_silent=chance.random() < 0.6, duration_s=chance.choice((0.3, 1.0, 2.5, 4.0)))),
+    (2, lambda chance: SlowReplication(
+        which=chance.randrange(2), latency_s=chance.choice((0.0, 0.02, 0.2)),
+        bytes_per_s=chance.choice((20e3, 100e3, 1e6)), duration_s=chance.uniform(0.5, 3.0))),
+    (2, lambda chance: CutReplication(
+        which=chance.randrange(2), way=chance.choice(BOTH),
+        number_bytes=chance.choice((chance.randint(1, 60), chance.randint(1, 50_000))), duration_s=0.0)),
+    (2, lambda chance: ControllerDown(duration_s=chance.uniform(0.1, 2.5))),
+    (3, lambda chance: Designated(which=chance.randrange(2), duration_s=0.0)),
+)  # fmt: skip
+"""How often each kind of fault is drawn, and how."""

@@ -10,7 +10,6 @@ import pytest
 from tests.faults.controlled.faults import Side, Who
 from tests.faults.controlled.group import HA, Group
 from tests.faults.controlled.plan import GroupPlan, GroupSetup
-from tests.faults.controlled.runner import check_group_end
 from tests.faults.invariants import check_promises
 from tests.faults.planted import cut_comes_back
 from tests.faults.producer import TOPICS, LoadSettings
@@ -66,12 +65,12 @@ def begin(group: Group) -> tuple[str, str]:
 def wait_promises(group: Group, more: int) -> None:
     """Wait until so many more messages were answered PUT_OK."""
     kept = len(group.promises)
-    group.wait(lambda: len(group.promises) >= kept + more, f"{more} more puts", WITHIN_S)
+    group.expect(lambda: len(group.promises) >= kept + more, f"{more} more puts", WITHIN_S)
 
 
 def wait_master(group: Group, name: str) -> None:
     """Wait until the controller names this master."""
-    group.wait(lambda: group.world.seen.master == name, f"{name} is master", WITHIN_S)
+    group.expect(lambda: group.world.seen.master == name, f"{name} is master", WITHIN_S)
 
 
 def found(group: Group) -> str:
@@ -83,7 +82,7 @@ def found(group: Group) -> str:
         stores = [group.store(name) for name in group.keepers]
         return "\n".join([str(problem), *check_promises(group.promises, stores, copies=2, when="then")])
     group.end()
-    return "\n".join(check_group_end(group.plan, group, end_offset))
+    return "\n".join(group.check_end(end_offset))
 
 
 def lose_the_slave_then_the_master(group: Group) -> None:
@@ -130,7 +129,7 @@ def kill_a_slave_after_its_cut(group: Group) -> None:
     group.pause(1.0)
     group.heal(master)
     group.link((HA, master, slave), "slow", latency_s=0.0, bytes_per_s=3000.0)
-    group.wait(lambda: "commit log cut" in group.log_file(master).read_text(), f"{master} is cut", WITHIN_S)
+    group.expect(lambda: "commit log cut" in group.log_file(master).read_text(), f"{master} is cut", WITHIN_S)
     group.pause(0.5)
     group.kill(master)
     group.start(master)
