@@ -1,15 +1,8 @@
 """Retries on a real node: delays, the number of retries, and dead letters."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 import trio
 
-from tests.node_process import TriohaNode
 from tests.ports import free_port
 from trioha.client.cluster import open_cluster
 from trioha.client.consumer import ConsumerSettings, Start, StartAt, open_consumer
@@ -22,20 +15,17 @@ FIRST = StartAt(Start.FIRST)
 
 
 @pytest.fixture
-def name_server(tmp_path: Path) -> Iterator[str]:
+def name_server(start_node):
     """The name server of a node with short delays."""
     address = f"127.0.0.1:{free_port()}"
-    settings: dict[str, Any] = {
-        "namesrvAddr": address, "trioha.withNamesrv": "true", "messageDelayLevel": "1s 1s 1s 1s 1s 1s",
-    }  # fmt: skip
-    node = TriohaNode(tmp_path / "store", role="ASYNC_MASTER", **settings)
-    yield address
-    node.kill()
+    delays = {"messageDelayLevel": "1s 1s 1s 1s 1s 1s"}
+    start_node(role="ASYNC_MASTER", namesrvAddr=address, **{"trioha.withNamesrv": "true"}, **delays)
+    return address
 
 
-async def test_a_message_is_retried_so_often_and_is_a_dead_letter_then(name_server: str) -> None:
+async def test_a_message_is_retried_so_often_and_is_a_dead_letter_then(name_server):
     consumer_settings = ConsumerSettings("Orders", group="g", start_at=FIRST, reconsume_times_max=2)
-    received: list[tuple[bytes, int, str]] = []
+    received = []
     with trio.fail_after(60):
         async with open_cluster(name_servers=(name_server,)) as cluster:
             async with open_producer(cluster) as producer:

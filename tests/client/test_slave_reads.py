@@ -1,7 +1,5 @@
 """A consumer whose master is gone reads from the slave and returns; in virtual time."""
 
-from contextlib import asynccontextmanager
-
 import pytest
 import trio
 
@@ -43,8 +41,8 @@ class Pair:
         return self.master.count(RequestCode.PULL_MESSAGE), self.slave.count(RequestCode.PULL_MESSAGE)
 
 
-@asynccontextmanager
-async def pair_of(tmp_path):
+@pytest.fixture
+async def pair(tmp_path):
     name_server = FakeNameServer()
     async with fake_cluster(ns=name_server) as fake, trio.open_nursery() as nursery:
         pair = Pair(
@@ -58,13 +56,9 @@ async def pair_of(tmp_path):
 
 
 @pytest.mark.parametrize("is_noticed", [True, False])
-async def test_a_consumer_reads_from_the_slave_while_its_master_is_gone(tmp_path, autojump_clock, is_noticed):
+async def test_a_consumer_reads_from_the_slave_while_its_master_is_gone(pair, autojump_clock, is_noticed):
     """Also before the name server has noticed that the master is gone."""
-    async with (
-        pair_of(tmp_path) as pair,
-        opened(pair.fake) as cluster,
-        open_consumer(cluster, GROUP) as consumer,
-    ):
+    async with opened(pair.fake) as cluster, open_consumer(cluster, GROUP) as consumer:
         pair.put(b"0", b"1")
         assert bodies(await receive(consumer, 2)) == [b"0", b"1"]
         assert pair.pulls()[1] == 0
@@ -94,14 +88,8 @@ async def test_a_consumer_reads_from_the_slave_while_its_master_is_gone(tmp_path
         assert pair.pulls()[0] > at_master
 
 
-async def test_offsets_are_committed_at_the_slave_and_again_at_the_master_that_is_back(
-    tmp_path, autojump_clock
-):
-    async with (
-        pair_of(tmp_path) as pair,
-        opened(pair.fake) as cluster,
-        open_consumer(cluster, GROUP) as consumer,
-    ):
+async def test_offsets_are_committed_at_the_slave_and_again_at_the_master_that_is_back(pair, autojump_clock):
+    async with opened(pair.fake) as cluster, open_consumer(cluster, GROUP) as consumer:
         pair.put(b"0", b"1")
         await receive(consumer, 2)
         await trio.sleep(COMMIT_INTERVAL_S + 1)
@@ -120,12 +108,8 @@ async def test_offsets_are_committed_at_the_slave_and_again_at_the_master_that_i
         assert pair.master.committed("g", 0) == 3
 
 
-async def test_a_master_that_starts_again_gets_the_offset_again(tmp_path, autojump_clock):
-    async with (
-        pair_of(tmp_path) as pair,
-        opened(pair.fake) as cluster,
-        open_consumer(cluster, GROUP) as consumer,
-    ):
+async def test_a_master_that_starts_again_gets_the_offset_again(pair, autojump_clock):
+    async with opened(pair.fake) as cluster, open_consumer(cluster, GROUP) as consumer:
         pair.put(b"0")
         await receive(consumer, 1)
         await trio.sleep(COMMIT_INTERVAL_S + 1)
@@ -138,25 +122,18 @@ async def test_a_master_that_starts_again_gets_the_offset_again(tmp_path, autoju
         assert pair.master.committed("g", 0) == 1
 
 
-async def test_a_consumer_that_starts_without_the_master_continues_at_the_slaves_offset(
-    tmp_path, autojump_clock
-):
-    async with pair_of(tmp_path) as pair:
-        pair.put(b"0", b"1", b"2")
-        pair.slave.broker.metadata.consumer_offsets.commit("g", TOPIC, 0, 1)
-        pair.lose_master()
-        pair.route(1)
-        async with opened(pair.fake) as cluster, open_consumer(cluster, GROUP) as consumer:
-            assert bodies(await receive(consumer, 2)) == [b"1", b"2"]
-        assert pair.slave.committed("g", 0) == 3
+async def test_a_consumer_that_starts_without_the_master_continues_at_the_slaves_offset(pair, autojump_clock):
+    pair.put(b"0", b"1", b"2")
+    pair.slave.broker.metadata.consumer_offsets.commit("g", TOPIC, 0, 1)
+    pair.lose_master()
+    pair.route(1)
+    async with opened(pair.fake) as cluster, open_consumer(cluster, GROUP) as consumer:
+        assert bodies(await receive(consumer, 2)) == [b"1", b"2"]
+    assert pair.slave.committed("g", 0) == 3
 
 
-async def test_a_message_is_sent_back_to_a_master_only(tmp_path, autojump_clock):
-    async with (
-        pair_of(tmp_path) as pair,
-        opened(pair.fake) as cluster,
-        open_consumer(cluster, GROUP) as consumer,
-    ):
+async def test_a_message_is_sent_back_to_a_master_only(pair, autojump_clock):
+    async with opened(pair.fake) as cluster, open_consumer(cluster, GROUP) as consumer:
         pair.put(b"0")
         (message,) = await receive(consumer, 1, acknowledge=False)
         pair.lose_master()
@@ -167,8 +144,8 @@ async def test_a_message_is_sent_back_to_a_master_only(tmp_path, autojump_clock)
         assert pair.slave.count(RequestCode.CONSUMER_SEND_MSG_BACK) == 0
 
 
-async def test_a_consumer_that_is_ahead_of_the_slave_waits_and_misses_nothing(tmp_path, autojump_clock):
-    async with pair_of(tmp_path) as pair, opened(pair.fake) as cluster:
+async def test_a_consumer_that_is_ahead_of_the_slave_waits_and_misses_nothing(pair, autojump_clock):
+    async with opened(pair.fake) as cluster:
         pair.slave.broker.room.follow(lambda: False)
         async with open_consumer(cluster, GROUP) as consumer:
             pair.put(b"0")
