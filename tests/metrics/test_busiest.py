@@ -5,6 +5,7 @@ import random
 import pytest
 import trio
 
+from tests.levels import by_level
 from trioha.broker.traffic import BrokerTraffic
 from trioha.metrics.busiest import CHOOSE_INTERVAL_S, BusiestKeys, Count
 
@@ -62,7 +63,8 @@ async def test_names_follow_the_traffic_of_the_last_hour(traffic, nursery, autoj
     assert set(busiest.counts().named) == {"new"}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.sized
+@pytest.mark.parametrize("seed", range(by_level(4, 20, 400)))
 async def test_no_count_falls_whatever_comes_and_goes(traffic, seed):
     """Topics get and lose names, are deleted and come back; the broker's own total begins anew."""
     draw = random.Random(seed)

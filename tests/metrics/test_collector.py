@@ -30,7 +30,6 @@ def collected(sources):
 
 async def test_every_value_is_where_its_name_says():
     metrics = collected(make_sources())
-    slave = {"slave": "10.0.0.7", "connection": "3"}
     expected = {
         ("trioha_log_end_offset_bytes",): 1000,
         ("trioha_flush_lag_bytes",): 50,
@@ -82,15 +81,14 @@ async def test_every_value_is_where_its_name_says():
         ("trioha_flush_duration_seconds_count",): 3,
         ("trioha_flush_duration_seconds_bucket", "le", "0.1"): 2,
         ("trioha_descriptors_reserved",): 64,
+        ("trioha_slave_lag_seconds", "slave", "10.0.0.7", "connection", "3", "stage", "acknowledged"): 1.5,
+        ("trioha_slave_lag_seconds", "slave", "10.0.0.7", "connection", "3", "stage", "sent"): 0.75,
+        ("trioha_slave_lag_bytes", "slave", "10.0.0.7", "connection", "3", "stage", "sent"): 100,
+        ("trioha_slave_ack_p99_seconds", "slave", "10.0.0.7", "connection", "3"): 0.004,
+        ("trioha_group_pull_messages_total", "topic", "orders", "group", "shop"): 3,
     }
-    assert {
-        key: value(metrics, key[0], **dict([key[1:]] if len(key) == 3 else ())) for key in expected
-    } == expected
-    assert value(metrics, "trioha_slave_lag_seconds", **slave, stage="acknowledged") == 1.5
-    assert value(metrics, "trioha_slave_lag_seconds", **slave, stage="sent") == 0.75
-    assert value(metrics, "trioha_slave_lag_bytes", **slave, stage="sent") == 100
-    assert value(metrics, "trioha_slave_ack_p99_seconds", **slave) == 0.004
-    assert value(metrics, "trioha_group_pull_messages_total", topic="orders", group="shop") == 3
+    found = {key: value(metrics, key[0], **dict(zip(key[1::2], key[2::2], strict=True))) for key in expected}
+    assert found == expected
 
 
 async def test_a_table_that_was_never_copied_is_as_old_as_the_node(monkeypatch):
