@@ -315,6 +315,8 @@ class BrokerStatus:
     """Everything before it is in consume queues and index."""
     dispatch_fault: str = ""
     """The last record that could not be dispatched, empty if there is none; only trioha reports it."""
+    put_refusal: str = ""
+    """Why the disk keeps messages from being stored, empty if it does not; only trioha reports it."""
     settings: BrokerSettings = BrokerSettings()
     table: BrokerRuntimeInfo = BrokerRuntimeInfo()
     files: int | None = None

@@ -335,6 +335,23 @@ FAULTS: Final[Mapping[str, list[tuple[Facts | PairFacts, str]]]] = {
     "slave-refuses-log": [
         (pair().with_client(verdict="DIVERGED: at offset 4096"), "DIVERGED: at offset 4096")
     ],
+    "slave-not-admitted": [
+        (pair().with_client(verdict="REFUSED: 3 connections ended without an answer"), "without an answer"),
+        (pair().with_client(verdict="OTHER_MASTER: its brokerName is b"), "its brokerName is b"),
+    ],
+    "disk-full": [
+        (
+            pair().with_master_status(
+                put_refusal="/store: no 1 bytes could be reserved: No space left on device",
+                put_statuses={"SERVICE_NOT_AVAILABLE": 18_065},
+            ),
+            "No space left on device; 18065 puts",
+        ),
+        (
+            pair("5.5.0").with_master_status(table=BrokerRuntimeInfo(disk_ratio=0.91)),
+            "the disk is 91% full, messages are refused from 90 % on",
+        ),
+    ],
     "slave-not-in-sync": [
         (
             pair("4.9.7")
@@ -396,6 +413,9 @@ FAULTS: Final[Mapping[str, list[tuple[Facts | PairFacts, str]]]] = {
         (on_file("haSendHeartbeatInterval=5000 ; brokerName=a"), "with a blank after it"),
         (on_file("slaveTimeout=0"), "slaveTimeout=0"),
         (on_file("trioha.haRole=spy"), "trioha.haRole"),
+        (on_file("namesrvAddr=a:9876,b:9876"), "namesrvAddr=a:9876,b:9876"),
+        (on_file("namesrvAddr=10.0.0.1"), "it has no port"),
+        (on_file("namesrvAddr=10.0.0.1:port", version="5.5.0"), "'port' is not a port"),
     ],
     "setting-out-of-range": [
         (
@@ -851,6 +871,11 @@ SOUND: Final[Mapping[str, list[Facts | PairFacts]]] = {
         on_file("slaveTimeout=3000 ", version="5.5.0"),
     ],
     "setting-out-of-range": [pair("5.5.0").with_master_config(haTransferBatchSize="4194292")],
+    "slave-not-admitted": [pair().with_client(verdict="GAP: the master begins at 9")],
+    "disk-full": [
+        pair("5.5.0").with_master_status(table=BrokerRuntimeInfo(disk_ratio=0.89)),
+        pair().with_master_status(put_statuses={"SERVICE_NOT_AVAILABLE": 18_065}),
+    ],
     "setting-unknown": [on_file("dLegerGroup=a; tls.server.mode=disabled; trioha.haRole=replica")],
     "setting-ignored": [
         with_file("5.5.0", "inSyncReplicas=2"),
@@ -971,3 +996,20 @@ def test_a_broker_that_answers_at_two_addresses_is_one_broker() -> None:
     both = pair()
     again = evolve(both.master, address="10.1.0.1:10911", is_named=False)
     assert diagnose(Facts(brokers=(both.master, both.slave, again))) == []
+
+
+def test_a_slave_without_tls_is_told_apart_from_one_with_another_log() -> None:
+    case = pair().with_client(verdict="REFUSED: 3 connections ended without an answer")
+    encrypted = case.with_master_config(**{"trioha.haTlsCert": "/tls/master.pem"})
+    (finding,) = [one for one in findings(encrypted) if one.severity is Severity.CRITICAL]
+    assert (finding.id, finding.remedy) == (
+        "slave-not-admitted",
+        "trioha.haTlsCert, haTlsKey and haTlsCa at the slave as at the master, or at neither",
+    )
+
+
+def test_other_file_sizes_are_the_finding_and_not_the_missing_connection() -> None:
+    case = pair("5.5.0").with_slave_config(mappedFileSizeCommitLog="20000").with_master_status(connections=())
+    found = {one.id for one in findings(case)}
+    assert "file-sizes-differ" in found
+    assert "slave-not-connected" not in found

@@ -97,6 +97,7 @@ class BrokerInfo:
             flushed_offset=commit_log.flushed.offset,
             dispatched_offset=dispatcher.position,
             dispatch_fault="" if fault is None else f"{fault.reason} at offset {fault.physical_offset}",
+            put_refusal=commit_log.put_refusal,
             in_sync_slaves=self._replicas.eligible_count(max_offset),
             connections=tuple(self._master.connections()),
             client=None if self._slave is None else self._slave.status(),

@@ -105,7 +105,7 @@ def archive(
         settings=settings,
         take_over=take_over,
         recordings=recordings,
-        notify=lambda text: err().print(text, soft_wrap=True, markup=False),
+        notify=lambda text: err().print(text, soft_wrap=True),
     )
     with _Screen.open(json=json) as screen:
         return _Run(archiver, screen, follow, settings.interval_s).in_thread()
@@ -215,7 +215,7 @@ class _Screen:
             print_json(step_json(step))
             return
         if step.began is not None:
-            err().print(f"generation {step.generation}: {step.began}", soft_wrap=True, markup=False)
+            err().print(f"generation {step.generation}: {step.began}", soft_wrap=True)
         if step.archived_offset is not None and step.source_end_offset is not None:
             waiting = max(0, step.source_end_offset - step.archived_offset)
             self._progress.update(
@@ -227,7 +227,7 @@ class _Screen:
 
     def problem(self, text: str) -> None:
         """Show an error that does not end the command, or the one that does."""
-        err().print(text, style="red", soft_wrap=True, markup=False)
+        err().print(text, style="red", soft_wrap=True)
 
     def summary(self) -> None:
         """What was done, in one line."""

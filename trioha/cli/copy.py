@@ -263,7 +263,7 @@ def copy(
         print_json({"statuses": dict(statuses)})
     else:
         for status, number in statuses.most_common():
-            out().print(f"{status}: {number:,}", markup=False)
+            out().print(f"{status}: {number:,}")
     for status, remark in remarks.items():
-        err().print(f"{status}: {remark}", markup=False)
+        err().print(f"{status}: {remark}")
     return 0 if set(statuses) <= {PUT_OK} else 1

@@ -87,12 +87,12 @@ def demo(
         if keep is None and not any(folder.iterdir()):
             folder.rmdir()
             raise
-        err().print(f"settings, stores, sessions and logs are in {folder}", markup=False, soft_wrap=True)
+        err().print(f"settings, stores, sessions and logs are in {folder}", soft_wrap=True)
         raise
     if keep is None and (signal_number is not None or demo_run.all_held):
         shutil.rmtree(folder, ignore_errors=True)
     if signal_number is not None:
-        err().print(f"stopped by {signal.Signals(signal_number).name}; no process is left", markup=False)
+        err().print(f"stopped by {signal.Signals(signal_number).name}; no process is left")
         return EXIT_SIGNAL_BASE + signal_number
     kept = folder if folder.exists() else None
     if json:
@@ -139,14 +139,14 @@ class _ProgressLog:
     def write(self, text: str) -> None:
         line = f"{time.monotonic() - self._start_s:6.1f} s  {text}"
         if self._buffered is None:
-            err().print(line, markup=False, soft_wrap=True)
+            err().print(line, soft_wrap=True)
         else:
             self._buffered.append(line)
 
     def flush(self) -> None:
         buffered, self._buffered = self._buffered or [], None
         for line in buffered:
-            err().print(line, markup=False, soft_wrap=True)
+            err().print(line, soft_wrap=True)
 
     @contextmanager
     def bars(self, *, count: int) -> Iterator[None]:
@@ -224,10 +224,10 @@ def _print_summary(plan: Plan, demo_run: DemoRun, kept: Path | None) -> None:
         checks.add_row(check.name, verdict, check.seen)
     out().print(checks)
     out().print()
-    out().print(f"producer and consumer: {demo_run.clients_name}", markup=False)
-    out().print(f"report: {plan.report}", markup=False, soft_wrap=True)
+    out().print(f"producer and consumer: {demo_run.clients_name}")
+    out().print(f"report: {plan.report}", soft_wrap=True)
     if kept is not None:
-        out().print(f"stores, sessions and logs: {kept}", markup=False, soft_wrap=True)
+        out().print(f"stores, sessions and logs: {kept}", soft_wrap=True)
     held = sum(check.held for check in demo_run.checks)
     out().print(
         f"[bold {'green' if demo_run.all_held else 'red'}]{held} of {len(demo_run.checks)} checks held[/]"

@@ -30,6 +30,7 @@ from trioha.doctor.findings import CHECKS, Finding, Severity
 from trioha.doctor.history import Course, History
 from trioha.doctor.versions import BrokerVersion
 from trioha.errors import ConfigError
+from trioha.outside_text import escaped
 from trioha.remoting.address import parse_address
 
 COLORS: Final = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.NOTICE: "cyan"}
@@ -205,7 +206,7 @@ def report(
         parts.append(Text(""))
     for course in ended:
         assert course.ended_ms is not None, "they have ended"
-        text = f"ended {_clock(course.ended_ms)}  {course.finding.id}  {course.finding.subject}"
+        text = f"ended {_clock(course.ended_ms)}  {course.finding.id}  {escaped(course.finding.subject)}"
         parts.append(Text(text, style="green"))
     return Group(*parts)
 
@@ -272,25 +273,20 @@ def _paragraph(finding: Finding, *, since_ms: int | None) -> list[RenderableType
         (finding.severity.value.upper(), COLORS[finding.severity]),
         "  ",
         (finding.id, "bold"),
-        f"  {finding.subject}",
+        f"  {escaped(finding.subject)}",
     )
     if since_ms is not None:
         title.append(f"  since {_clock(since_ms)}", style="dim")
     return [
         title,
-        Text(f"  {finding.title}."),
-        Text(f"  found: {_one_line(finding.evidence)}"),
-        Text(f"  do:    {_one_line(finding.remedy)}"),
+        Text(f"  {escaped(finding.title)}."),
+        Text(f"  found: {escaped(finding.evidence)}"),
+        Text(f"  do:    {escaped(finding.remedy)}"),
     ]
 
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
-def _one_line(text: str) -> str:
-    """Text of a peer or a file on one line, without control characters."""
-    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _clock(at_ms: int) -> str:

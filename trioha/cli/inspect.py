@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
-from rich.markup import escape
+from rich.text import Text
 
 from trioha.cli.console import err, out, print_json
+from trioha.outside_text import escaped
 from trioha.store.message_properties import parse_properties
 from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record import Blank, Record
@@ -82,19 +83,17 @@ def _as_json(record: Record | Blank) -> dict[str, Any]:
     }
 
 
-def _as_line(record: Record | Blank) -> str:
+def _as_line(record: Record | Blank) -> Text:
+    line = Text.assemble((f"{record.physical_offset:>12}", "bold"), f" {record.total_size:>8} B  ")
     if isinstance(record, Blank):
-        return f"[bold]{record.physical_offset:>12}[/] {record.total_size:>8} B  [dim]end of the file[/]"
+        return line.append("end of the file", "dim")
     body = record.body[:BODY_SHOWN_BYTES].decode("utf-8", "backslashreplace")
-    shown = "".join(character if character.isprintable() else "·" for character in body)
-    more = f" [dim]+{len(record.body) - BODY_SHOWN_BYTES} B[/]" if len(record.body) > BODY_SHOWN_BYTES else ""
+    more = f" +{len(record.body) - BODY_SHOWN_BYTES} B" if len(record.body) > BODY_SHOWN_BYTES else ""
     properties = " ".join(f"{key}={value}" for key, value in parse_properties(record.properties_raw).items())
-    return (
-        f"[bold]{record.physical_offset:>12}[/] {record.total_size:>8} B  "
-        f"[cyan]{escape(record.topic)}[/]@{record.queue_id}:{record.queue_offset}  "
-        f"{_moment(record.store_timestamp_ms)}  "
-        f"{escape(shown)}{more}  [dim]{escape(properties)}[/]"
-    )
+    line.append(escaped(record.topic), "cyan")
+    line.append(f"@{record.queue_id}:{record.queue_offset}  {_moment(record.store_timestamp_ms)}  ")
+    line.append(escaped(body)).append(more, "dim")
+    return line.append(f"  {escaped(properties)}", "dim")
 
 
 def _moment(time_ms: int) -> str:

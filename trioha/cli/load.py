@@ -506,9 +506,9 @@ def load(
     else:
         _print_tables(result)
     for status, remark in result.remarks.items():
-        err().print(f"{status}: {remark}", markup=False)
+        err().print(f"{status}: {remark}")
     if not result.complete:
-        err().print(f"ended early: {result.count} of {plan.count} messages were sent", markup=False)
+        err().print(f"ended early: {result.count} of {plan.count} messages were sent")
     return 0 if result.all_ok else 1
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from attrs import frozen
-from rich.markup import escape
 from rich.table import Table
 
 from trioha.cli.console import out, print_json
@@ -70,7 +69,7 @@ def offsets(store: Path, *, at: str | None = None, group: str | None = None, jso
     table.add_column("queue", justify="right")
     table.add_column("offset", justify="right")
     for row in rows:
-        table.add_row(escape(row.group), escape(row.topic), str(row.queue_id), f"{row.offset:,}")
+        table.add_row(row.group, row.topic, str(row.queue_id), f"{row.offset:,}")
     out().print(table)
     return 0
 

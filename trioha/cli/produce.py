@@ -226,7 +226,7 @@ async def remind(producer: Producer) -> None:
         await trio.sleep(REMIND_INTERVAL_S)
         if failing := [str(error) for error in producer.failing]:
             reason = failing[0]
-            err().print(f"trying again to send {len(failing):,} messages: {reason}", markup=False)
+            err().print(f"trying again to send {len(failing):,} messages: {reason}")
 
 
 @contextmanager
@@ -343,9 +343,9 @@ def produce(
         trio.run(main)
     if not json:
         for status, number in production.statuses.most_common():
-            out().print(f"{status}: {number:,}", markup=False)
+            out().print(f"{status}: {number:,}")
     for status, remark in production.remarks.items():
-        err().print(f"{status}: {remark}", markup=False)
+        err().print(f"{status}: {remark}")
     return 0 if set(production.statuses) <= {PUT_OK} else 1
 
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
 from trioha.archive.session_paths import find_recordings
@@ -95,9 +94,9 @@ def replay(
         ]
         out().print(f"times are {_zone(ends_ms)}", style="dim")
         if report is not None:
-            out().print(f"report: {escape(str(report))}", soft_wrap=True)
+            out().print(f"report: {report}", soft_wrap=True)
         if tables is not None:
-            out().print(f"tables: {escape(str(tables))}", soft_wrap=True)
+            out().print(f"tables: {tables}", soft_wrap=True)
     is_broken = any(row["violations"] and row["severity"] == "error" for row in document["invariants"])
     return 1 if is_broken else 0
 
@@ -135,10 +134,10 @@ def _print_explanation(put: dict[str, Any]) -> None:
         f"{_zone([put['atMs']])}",
         style="bold",
     )
-    out().print(put["summary"], markup=False)
+    out().print(put["summary"])
     table = _table("", "ms", "what")
     for step in put["steps"]:
-        table.add_row(f"{step['afterMs']:,.3f}", escape(step["sentence"]))
+        table.add_row(f"{step['afterMs']:,.3f}", step["sentence"])
     out().print(table)
     for clock in put["clocks"]:
         if clock["aheadMs"] is not None:
@@ -163,7 +162,7 @@ def _print_moment(moment: dict[str, Any]) -> None:
             received_ms = row["heardMsAgo"]
             table.add_row(
                 _node(row),
-                escape(f"{row['conn']} {row['address'] or ''}".rstrip()),
+                f"{row['conn']} {row['address'] or ''}".rstrip(),
                 row["state"] or "-",
                 _number(row["lagBytes"]),
                 "-" if received_ms is None else f"{received_ms / 1000:,.3f}",
@@ -202,7 +201,7 @@ def _print(document: dict[str, list[dict[str, Any]]]) -> None:
     _print_violations(document)
     for row in document["sessions"]:
         for line in row["damage"]:
-            out().print(f"damage: {line}", markup=False, soft_wrap=True)
+            out().print(f"damage: {line}", soft_wrap=True)
 
 
 def _print_sessions(rows: list[dict[str, Any]], probes: list[dict[str, Any]]) -> None:
@@ -213,7 +212,7 @@ def _print_sessions(rows: list[dict[str, Any]], probes: list[dict[str, Any]]) ->
     for row in rows:
         table.add_row(
             _node(row),
-            escape(_role(row)),
+            _role(row),
             _time(row["beganAtMs"]),
             f"{row['durationMs'] / 1000:,.1f}",
             *map(_number, (row["events"], row["puts"], row["putBytes"], row["maxOffset"], row["reconnects"])),
@@ -224,7 +223,7 @@ def _print_sessions(rows: list[dict[str, Any]], probes: list[dict[str, Any]]) ->
             own = [probe for probe in probes if probe["session"] == row["session"]]
             line = probes_line([ProbeCount(one["host"], one["reason"], one["count"]) for one in own])
             out().print(
-                f"{row['brokerName']} {row['brokerId']}: {line}", style="dim", markup=False, soft_wrap=True
+                f"{row['brokerName']} {row['brokerId']}: {line}", style="dim", soft_wrap=True
             )
 
 
@@ -235,8 +234,8 @@ def _print_connections(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         table.add_row(
             _node(row),
-            escape(f"{row['conn']} {row['address'] or ''}".rstrip()),
-            escape(" ".join(filter(None, (row["state"], row["closeReason"])))),
+            f"{row['conn']} {row['address'] or ''}".rstrip(),
+            " ".join(filter(None, (row["state"], row["closeReason"]))),
             _number(row["bytes"]),
             _number(row["frames"]),
             _percentiles(row["lagBytes"]),
@@ -249,7 +248,7 @@ def _print_connections(rows: list[dict[str, Any]]) -> None:
 def _print_waits(rows: list[dict[str, Any]]) -> None:
     table = _table("Group commit", "node", "status", "puts", "waited ms p50/p99/max")
     for row in rows:
-        table.add_row(_node(row), escape(row["status"]), _number(row["count"]), _percentiles(row["waitedMs"]))
+        table.add_row(_node(row), row["status"], _number(row["count"]), _percentiles(row["waitedMs"]))
     out().print(table)
 
 
@@ -259,9 +258,9 @@ def _print_causes(rows: list[dict[str, Any]]) -> None:
         conn = "" if row["conn"] is None else f"{row['conn']} {row['address'] or ''}".rstrip()
         table.add_row(
             _node(row),
-            escape(row["status"]),
+            row["status"],
             row["cause"] + (f" ({row['ackMostly']})" if row["ackMostly"] else ""),
-            escape(conn),
+            conn,
             _number(row["count"]),
             _percentiles(row["waitedMs"]),
         )
@@ -280,7 +279,7 @@ def _print_gaps(rows: list[dict[str, Any]]) -> None:
     for row in rows[:GAPS_SHOWN]:
         conn = f"{row['conn']} {row['address'] or ''}".rstrip()
         table.add_row(
-            _node(row), _time(row["atMs"]), escape(conn), escape(row["reason"]), escape(row["sentence"])
+            _node(row), _time(row["atMs"]), conn, row["reason"], row["sentence"]
         )
     out().print(table)
     if len(rows) > GAPS_SHOWN:
@@ -294,8 +293,8 @@ def _print_roles(rows: list[dict[str, Any]]) -> None:
         return
     table = _table("Roles", "node", "time", "role", "what")
     for row in sorted(shown, key=_at)[:ROLES_SHOWN]:
-        node = escape(f"{row['brokerName']} {row['brokerControllerId']}")
-        table.add_row(node, _time(row["atMs"]), row["role"], escape(row["sentence"]))
+        node = f"{row['brokerName']} {row['brokerControllerId']}"
+        table.add_row(node, _time(row["atMs"]), row["role"], row["sentence"])
     out().print(table)
     if len(shown) > ROLES_SHOWN:
         out().print(f"and {len(shown) - ROLES_SHOWN:,} more: see --json", style="dim")
@@ -343,7 +342,7 @@ def _print_violations(document: dict[str, list[dict[str, Any]]]) -> None:
                 _time(row["atMs"]),
                 _number(row["seq"]),
                 _number(row["conn"]),
-                escape(f"{row['invariant']}: {row['sentence']}"),
+                f"{row['invariant']}: {row['sentence']}",
             )
         out().print(table)
     judged = [row for row in document["invariants"] if row["checked"] is not None]
@@ -365,7 +364,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _node(row: dict[str, Any]) -> str:
-    return escape(f"{row['brokerName']} {row['brokerId']}")
+    return f"{row['brokerName']} {row['brokerId']}"
 
 
 def _role(row: dict[str, Any]) -> str:

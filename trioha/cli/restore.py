@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -155,7 +154,7 @@ def _print(restored: Restored, into: Path) -> None:
     plan, metadata = restored.plan, restored.metadata
 
     def say(text: str) -> None:
-        out().print(text, soft_wrap=True, markup=False)
+        out().print(text, soft_wrap=True)
 
     say(
         f"{into}: restored offsets {plan.first_offset} to {plan.end_offset} of {plan.broker_name},"
@@ -191,8 +190,8 @@ def _list(contents: Contents, *, as_json: bool) -> int:
         return 0
     head = contents.head
     out().print(
-        f"archive of {escape(head.cluster_name)}/{escape(head.broker_name)}, written by"
-        f" {escape(head.writer.id)} (epoch {head.writer.epoch}), last at {time_text(head.writer.renewed_ms)}",
+        f"archive of {head.cluster_name}/{head.broker_name}, written by"
+        f" {head.writer.id} (epoch {head.writer.epoch}), last at {time_text(head.writer.renewed_ms)}",
         soft_wrap=True,
     )
     table = Table(title="Generations", title_justify="left")
@@ -210,7 +209,7 @@ def _list(contents: Contents, *, as_json: bool) -> int:
         table.add_row(
             one.generation.id,
             time_text(one.generation.began_ms),
-            escape(one.generation.reason),
+            one.generation.reason,
             str(one.generation.first_offset),
             str(one.generation.end_offset),
             f"{one.records:,}",
@@ -229,7 +228,7 @@ def _list(contents: Contents, *, as_json: bool) -> int:
         recorded.add_column("state")
         for session in head.recordings:
             recorded.add_row(
-                escape(session.session),
+                session.session,
                 str(len(session.segments)),
                 f"{sum(segment.records for segment in session.segments):,}",
                 f"{sum(segment.bytes for segment in session.segments) / (1 << 20):,.1f}",

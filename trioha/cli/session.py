@@ -100,5 +100,5 @@ def session(
             text += f", {before / after:.1f} times smaller"
         out().print(text if done else f"nothing to {action}", soft_wrap=True)
         for problem in problems:
-            err().print(problem, style="red", soft_wrap=True, markup=False)
+            err().print(problem, style="red", soft_wrap=True)
     return 1 if problems else 0

@@ -93,7 +93,7 @@ def status(
         if brokers:
             print_statuses(brokers)
     for error in errors:
-        err().print(f"trioha: {error}", markup=False)
+        err().print(f"trioha: {error}")
     return 1 if errors else 0
 
 
@@ -156,17 +156,16 @@ def print_overview(overview: Overview) -> None:
     out().print(
         f"Controllers{name}: {leads}{following}",
         style=None if overview.leader else "red",
-        markup=False,
         soft_wrap=True,
     )
     for view in overview.controllers:
         if view.error is not None:
             text = f"Controller {view.address}: {view.error}"
-            out().print(text, style="red", markup=False, soft_wrap=True)
+            out().print(text, style="red", soft_wrap=True)
     for group in overview.groups:
         _print_group(group)
     for unknown in overview.unknown_groups:
-        out().print(f"{unknown}: not known to the controllers", style="red", markup=False, soft_wrap=True)
+        out().print(f"{unknown}: not known to the controllers", style="red", soft_wrap=True)
 
 
 def _print_group(group: GroupView) -> None:
@@ -194,11 +193,11 @@ def _print_group(group: GroupView) -> None:
     out().print(table)
     if group.master_id is None:
         text = f"{group.broker_name}: no master: no living broker of the sync-state set {{{members}}}"
-        out().print(text, style="red", markup=False, soft_wrap=True)
+        out().print(text, style="red", soft_wrap=True)
     for member in group.members:
         if member.error is not None:
             text = f"{member.address}: no epochs: {member.error}"
-            out().print(text, style="red", markup=False, soft_wrap=True)
+            out().print(text, style="red", soft_wrap=True)
 
 
 def _epochs(member: MemberView) -> str:
@@ -237,15 +236,15 @@ def print_statuses(brokers: Sequence[BrokerStatus]) -> None:
     for broker in brokers:
         if broker.dispatch_fault:
             text = f"{broker.address}: a record cannot be dispatched: {broker.dispatch_fault}"
-            out().print(text, style="red", markup=False, soft_wrap=True)
+            out().print(text, style="red", soft_wrap=True)
         if broker.put_statuses:
             counts = ", ".join(f"{name} {number:,}" for name, number in broker.put_statuses.items())
-            out().print(f"{broker.address} puts: {counts}", markup=False)
+            out().print(f"{broker.address} puts: {counts}")
         if broker.kernel:
-            out().print(f"{broker.address} kernel: {broker.kernel}", markup=False)
+            out().print(f"{broker.address} kernel: {broker.kernel}")
         if broker.acl_refusals:
             number = f"{broker.acl_refusals:,}"
-            out().print(f"{broker.address} requests refused by access control: {number}", markup=False)
+            out().print(f"{broker.address} requests refused by access control: {number}")
         _print_probes(broker)
 
 
@@ -254,12 +253,12 @@ def _print_probes(broker: BrokerStatus) -> None:
     by_host = sorted(broker.probes.items(), key=lambda item: -sum(item[1].values()))
     for host, reasons in by_host[:PROBE_HOSTS_MAX]:
         counts = ", ".join(f"{name} {number:,}" for name, number in reasons.items())
-        out().print(f"{broker.address} probes of {host} at the HA port: {counts}", markup=False)
+        out().print(f"{broker.address} probes of {host} at the HA port: {counts}")
     if len(by_host) > PROBE_HOSTS_MAX:
         number = sum(sum(reasons.values()) for _, reasons in by_host[PROBE_HOSTS_MAX:])
         hosts = len(by_host) - PROBE_HOSTS_MAX
         out().print(
-            f"{broker.address} probes of {hosts} other hosts at the HA port: {number:,}", markup=False
+            f"{broker.address} probes of {hosts} other hosts at the HA port: {number:,}"
         )
 
 
@@ -307,7 +306,7 @@ def _print_clients(brokers: Sequence[BrokerStatus]) -> None:
     out().print(table)
     for broker, client in rows:
         if client.verdict:
-            out().print(f"{broker.address}: {client.verdict}", style="red", markup=False, soft_wrap=True)
+            out().print(f"{broker.address}: {client.verdict}", style="red", soft_wrap=True)
 
 
 def _print_control(brokers: Sequence[BrokerStatus]) -> None:
@@ -347,7 +346,7 @@ def _print_control(brokers: Sequence[BrokerStatus]) -> None:
     _print_members(rows)
     for broker, control in rows:
         for text in _control_problems(control):
-            out().print(f"{broker.address}: {text}", style="red", markup=False, soft_wrap=True)
+            out().print(f"{broker.address}: {text}", style="red", soft_wrap=True)
 
 
 def _print_members(rows: Sequence[tuple[BrokerStatus, ControlStatus]]) -> None:
@@ -427,14 +426,14 @@ def _print_metadata(brokers: Sequence[BrokerStatus]) -> None:
         for name, copied in metadata.tables.items():
             if copied.error:
                 text = f"{broker.address}: {name} cannot be copied: {copied.error}"
-                out().print(text, style="red", markup=False, soft_wrap=True)
+                out().print(text, style="red", soft_wrap=True)
         if metadata.regressions:
             text = (
                 f"{broker.address}: {metadata.regressions:,} offsets of the master were before the slave's, "
                 f"{metadata.regressions_accepted:,} were taken, {metadata.regressions_kept:,} are kept out "
                 f"(trioha.offsetRegression={metadata.policy})"
             )
-            out().print(text, style="red", markup=False, soft_wrap=True)
+            out().print(text, style="red", soft_wrap=True)
 
 
 def _print_archives(brokers: Sequence[BrokerStatus]) -> None:
@@ -462,13 +461,13 @@ def _print_archives(brokers: Sequence[BrokerStatus]) -> None:
     for broker, archive in rows:
         if archive.error:
             text = f"{broker.address}: archive {archive.state}: {archive.error}"
-            out().print(text, style="red", markup=False, soft_wrap=True)
+            out().print(text, style="red", soft_wrap=True)
         if archive.files_deleted_unarchived:
             text = (
                 f"{broker.address}: {archive.files_deleted_unarchived:,} log files were deleted before they "
                 "were archived"
             )
-            out().print(text, style="red", markup=False, soft_wrap=True)
+            out().print(text, style="red", soft_wrap=True)
 
 
 def _add_columns(table: Table, *names: str, justify_right: bool = False) -> None:

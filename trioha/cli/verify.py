@@ -96,9 +96,9 @@ def _shown_by(progress: Progress) -> Callable[[str, int, int], None]:
 
 def _print_problems(problems: list[str], count: int) -> None:
     for problem in problems[:SHOWN]:
-        err().print(problem, style="red", soft_wrap=True, markup=False)
+        err().print(problem, style="red", soft_wrap=True)
     if count > min(len(problems), SHOWN):
-        err().print(f"{count - min(len(problems), SHOWN)} more", style="red", soft_wrap=True, markup=False)
+        err().print(f"{count - min(len(problems), SHOWN)} more", style="red", soft_wrap=True)
 
 
 # -- archives -----------------------------------------------------------------------------------------------
@@ -132,7 +132,6 @@ def _report_archive(url: str, found: Verification, *, quick: bool, as_json: bool
             f" {found.records:,} records and {found.log_bytes:,} bytes of the log, {found.metadata} metadata"
             f" objects, {found.segments} segments of recordings {how}",
             soft_wrap=True,
-            markup=False,
         )
         if found.unreferenced:
             out().print(
@@ -276,7 +275,7 @@ def _verify_stores(
         if compared is not None and difference is None:
             out().print(f"equal from offset {compared[0]} to {compared[1]}")
         for problem in problems:
-            err().print(problem, style="red", soft_wrap=True, markup=False)
+            err().print(problem, style="red", soft_wrap=True)
     return 1 if problems else 0
 
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
 from trioha.cli.console import out, print_json
@@ -120,7 +119,7 @@ def what_if(
         return 0
     print_answer(document)
     if report is not None:
-        out().print(f"report: {escape(str(report))}", soft_wrap=True)
+        out().print(f"report: {report}", soft_wrap=True)
     return 0
 
 
@@ -144,7 +143,7 @@ def print_answer(document: dict[str, Any]) -> None:
     if model["producers"] == "closed":
         producers = f"closed loop of {model['writers']} writers"
     table = Table(
-        title=f"What if: {escape(document['session'])}, {producers}",
+        title=f"What if: {document['session']}, {producers}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )
@@ -155,10 +154,10 @@ def print_answer(document: dict[str, Any]) -> None:
     table.add_row("model, as recorded", *_cells(model), end_section=True)
     for point in document["points"]:
         label = " ".join(f"{key}={value}" for key, value in point["changes"].items())
-        table.add_row(escape(label), *_cells(point), style="bold")
+        table.add_row(label, *_cells(point), style="bold")
     out().print(table)
     for remark in model["remarks"]:
-        out().print(remark, markup=False, soft_wrap=True)
+        out().print(remark, soft_wrap=True)
     error = model["error"]
     if error["p50"] is None:
         out().print("no put waited in the recording: the model's latencies cannot be compared", style="dim")
@@ -184,5 +183,5 @@ def _cells(row: dict[str, Any]) -> list[str]:
         *("-" if latency is None else f"{latency[name]:,.2f}" for name in ("p50", "p90", "p99", "max")),
         "-" if lag_bytes is None else f"{lag_bytes['p99']:,.0f} / {lag_bytes['max']:,.0f}",
         "-" if lag_s is None else f"{lag_s['p99']:,.3f} / {lag_s['max']:,.3f}",
-        "\n".join(failed) or "0",
+        Text("\n".join(map(escaped, failed)) or "0"),
     ]

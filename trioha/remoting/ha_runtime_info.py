@@ -150,6 +150,7 @@ _BROKER_KEYS: Final = {
     "flushed_offset": "flushedOffset",
     "dispatched_offset": "dispatchedOffset",
     "dispatch_fault": "dispatchFault",
+    "put_refusal": "putRefusal",
     "ha_address": "haAddress",
     "client": "client",
     "put_statuses": "putStatuses",
@@ -166,7 +167,8 @@ _BROKER_KEYS: Final = {
 }
 _BROKER_KEYS_OF_ROCKETMQ: Final = frozenset(list(_BROKER_KEYS.values())[:3])
 _OMITTED_IF_EMPTY: Final = frozenset(
-    {"dispatch_fault", "error", "members", "probes", "reason", "refusal", "settings", "warnings"}
+    {"dispatch_fault", "error", "members", "probes", "put_refusal"}
+    | {"reason", "refusal", "settings", "warnings"}
 )
 """Fields that are not written with their defaults, beside those whose default is None."""
 

@@ -24,6 +24,7 @@ from trioha.store import compiled
 from trioha.store.batch_records import batch_record_sizes, common_sizes, encode_batch
 from trioha.store.callbacks import Callbacks
 from trioha.store.consume_queues import QUEUES_MAX
+from trioha.store.disk_refusals import DiskRefusals
 from trioha.store.landmarks import Landmarks
 from trioha.store.log_files import LogFiles
 from trioha.store.mapped_file import MappedFile
@@ -115,6 +116,7 @@ class CommitLog:
         """Called before the log begins anew, to delete its queues and index. They are deleted first: after a
         kill in between they can be built again, but old ones could not be distinguished from those of the
         new log."""
+        self._disk_refusals = DiskRefusals()
         self.disk_is_full = False
         """Whether puts are refused for want of space; replication is not."""
         self.puts_blocked = False
@@ -216,6 +218,13 @@ class CommitLog:
 
     # -- appending messages ----------------------------------------------------------------------------
 
+    @property
+    def put_refusal(self) -> str:
+        """Why the disk keeps puts from being stored; empty if it does not."""
+        if self.disk_is_full:
+            return f"{self.directory}: the disk is full"
+        return self._disk_refusals.current
+
     def append(self, message: Message) -> AppendResult:
         """Store one message at the end of the log and assign its offsets (spec store 2).
 
@@ -273,8 +282,7 @@ class CommitLog:
         try:
             file, at = self._room_for(size)
         except StoreError as error:
-            log.error("no room for the next message", path=error.path, reason=error.reason)
-            return AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=error.reason)
+            return self._disk_refusals.refuse(error)
         physical_offset = file.start_offset + at
         queue_offset = max(queue_offset, 0)
         # The newest record's time never goes back, so that a search by time stays a binary search.
@@ -327,7 +335,7 @@ class CommitLog:
             try:
                 self._write(file, at + _COMMIT_BYTES, memoryview(data))
             except StoreError as error:
-                return _refused_by_disk(error)
+                return self._disk_refusals.refuse(error)
         _COMMIT.pack_into(view, at, size, MAGIC_V2 if version_2 else MAGIC_V1)
         self._landmarks.add(physical_offset)
         if queued:
@@ -404,8 +412,7 @@ class CommitLog:
         try:
             file, at = self._room_for(size)
         except StoreError as error:
-            log.error("no room for the next batch", path=error.path, reason=error.reason)
-            return AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=error.reason)
+            return self._disk_refusals.refuse(error)
         key = (batch.topic, batch.queue_id)
         physical_offset = file.start_offset + at
         queue_offset = self.queue_offsets.get(key, 0)
@@ -424,7 +431,7 @@ class CommitLog:
         try:
             self._write_behind_commit(file, at, written)
         except StoreError as error:
-            return _refused_by_disk(error)
+            return self._disk_refusals.refuse(error)
         file.view[at : at + _COMMIT_BYTES] = written[:_COMMIT_BYTES]
         offsets = list(accumulate(sizes[:-1], initial=physical_offset))
         self._landmarks.add_all(offsets)
@@ -888,8 +895,3 @@ class CommitLog:
     def close(self) -> None:
         """Close all files, and delete the preallocated one. Flush first; no sync may be running."""
         self._files.close()
-
-
-def _refused_by_disk(error: StoreError) -> AppendResult:
-    log.error("the disk refuses a put", path=error.path, reason=error.reason)
-    return AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=error.reason)

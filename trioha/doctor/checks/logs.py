@@ -14,9 +14,44 @@ GAP_BYTES_MAX: Final = 256 * 1024 * 1024
 FILE_BYTES: Final = 1024 * 1024 * 1024
 """RocketMQ's default of mappedFileSizeCommitLog."""
 DISK_PERCENT_MAX: Final = 75
+FULL_PERCENT: Final = 90
+"""RocketMQ's default of diskSpaceWarningLevelRatio."""
 SILENT_HOUSEKEEPINGS: Final = 1.5
 """A slave is silent when it read nothing for so many housekeeping intervals."""
 HOUSEKEEPING_MS: Final = 20_000
+OF_CONNECTION: Final = frozenset(("REFUSED", "OTHER_MASTER"))
+"""Verdicts about the connection, not about the logs."""
+
+
+@check(
+    "disk-full",
+    Severity.CRITICAL,
+    mend="Free space on the disk of the store, or lower `fileReservedTime`; puts are stored again at once.",
+)
+def disk_full(case: Case) -> Iterator[Observation]:
+    """The disk keeps messages from being stored.
+
+    A trioha node says so itself. A broker of RocketMQ refuses messages from diskSpaceWarningLevelRatio on
+    (90 %), and reports how full its disk is.
+    """
+    for node in case.running:
+        status = node.status
+        if status is None:
+            continue
+        refused = status.put_statuses.get("SERVICE_NOT_AVAILABLE", 0)
+        ratio = status.table.disk_ratio
+        limit = node.number("diskSpaceWarningLevelRatio") or FULL_PERCENT
+        if status.put_refusal:
+            evidence = f"{status.put_refusal}; {refused} puts were SERVICE_NOT_AVAILABLE since its start"
+        elif not node.is_trioha and ratio is not None and ratio * 100 >= limit:
+            evidence = f"the disk is {ratio:.0%} full, messages are refused from {limit} % on"
+        else:
+            continue
+        yield Observation(
+            subject=node.label,
+            evidence=evidence,
+            remedy="free space on its disk, or delete old log files earlier: fileReservedTime",
+        )
 
 
 @check(
@@ -33,7 +68,7 @@ def slave_not_connected(case: Case) -> Iterator[Observation]:
     """
     for pair in case.pairs:
         reason = _why_not_connected(pair)
-        if reason is None:
+        if reason is None or _has_named_cause(pair):
             continue
         dialled = dialled_address(pair.slave) or "no address"
         expected = pair.master.ha_address
@@ -103,10 +138,28 @@ def slave_refuses_log(case: Case) -> Iterator[Observation]:
     It compares the end of its log with its master's on each connection, and neither overwrites nor
     acknowledges anything where they differ.
     """
-    for node in case.running:
-        client = None if node.status is None else node.status.client
-        if client is not None and client.verdict:
-            yield Observation(subject=node.label, evidence=client.verdict, remedy=_replace_log(node))
+    for node, verdict in _verdicts(case):
+        if verdict.partition(":")[0] not in OF_CONNECTION:
+            yield Observation(subject=node.label, evidence=verdict, remedy=_replace_log(node))
+
+
+@check(
+    "slave-not-admitted",
+    Severity.CRITICAL,
+    mend="Encrypt both sides of the replication or none, let the slave's host in "
+    "(`trioha.haAllowedPeers`), and give the slave its own master's address.",
+)
+def slave_not_admitted(case: Case) -> Iterator[Observation]:
+    """A trioha slave and its master end each other's connections before anything is replicated.
+
+    One side encrypts and the other does not, the master does not let the slave's address in, or the slave
+    was given the address of another broker. The logs are not the cause: they stay as they are.
+    """
+    masters = {id(pair.slave): pair.master for pair in case.pairs}
+    for node, verdict in _verdicts(case):
+        if verdict.partition(":")[0] in OF_CONNECTION:
+            remedy = _admission_remedy(masters.get(id(node)), node)
+            yield Observation(subject=node.label, evidence=verdict, remedy=remedy)
 
 
 @check(
@@ -194,12 +247,7 @@ def file_sizes_differ(case: Case) -> Iterator[Observation]:
     refuses such a frame silently and never goes on. Records would start at other places of files.
     """
     for pair in case.pairs:
-        sizes = [
-            node.number("mappedFileSizeCommitLog")
-            or _setting(node, "file_bytes")
-            or _default_file_bytes(node)
-            for node in (pair.master, pair.slave)
-        ]
+        sizes = _file_sizes(pair)
         if None not in sizes and sizes[0] != sizes[1]:
             yield Observation(
                 subject=pair.label,
@@ -226,6 +274,37 @@ def record_not_dispatched(case: Case) -> Iterator[Observation]:
                 evidence=node.status.dispatch_fault,
                 remedy=f"trioha verify {node.setting('storePathRootDir') or 'STORE'}",
             )
+
+
+def _verdicts(case: Case) -> Iterator[tuple[Node, str]]:
+    """Trioha slaves that say why they do not follow their master."""
+    for node in case.running:
+        client = None if node.status is None else node.status.client
+        if client is not None and client.verdict:
+            yield node, client.verdict
+
+
+def _has_named_cause(pair: Pair) -> bool:
+    """Whether another check reports why the slave does not replicate."""
+    client = None if pair.slave.status is None else pair.slave.status.client
+    sizes = _file_sizes(pair)
+    return bool(client is not None and client.verdict) or (None not in sizes and sizes[0] != sizes[1])
+
+
+def _file_sizes(pair: Pair) -> list[int | None]:
+    return [
+        node.number("mappedFileSizeCommitLog") or _setting(node, "file_bytes") or _default_file_bytes(node)
+        for node in (pair.master, pair.slave)
+    ]
+
+
+def _admission_remedy(master: Node | None, slave: Node) -> str:
+    if master is not None:
+        encrypted = [bool(node.setting("trioha.haTlsCert")) for node in (master, slave)]
+        if encrypted[0] != encrypted[1]:
+            here, there = ("the master", "the slave") if encrypted[0] else ("the slave", "the master")
+            return f"trioha.haTlsCert, haTlsKey and haTlsCa at {there} as at {here}, or at neither"
+    return "compare trioha.haTlsCert of both, and the master's trioha.haAllowedPeers with the slave's address"
 
 
 def _why_not_connected(pair: Pair) -> str | None:

@@ -20,6 +20,8 @@ from trioha.numbers import I64, parse_int
 
 HEARTBEAT_MS: Final = 5_000
 HOUSEKEEPING_MS: Final = 20_000
+ADDRESSES: Final = frozenset(("namesrv_addr", "ha_master_address", "controller_addr"))
+"""Settings that no broker can work with if they cannot be read."""
 
 
 @check(
@@ -52,6 +54,7 @@ def setting_invalid(case: Case) -> Iterator[Observation]:
                     subject=conf.path,
                     evidence=f"line {value.line}: {value.key}={value.value}: {reason}; RocketMQ says nothing",
                     remedy=f"{value.key}: {hint or 'give another value'}",
+                    severity=Severity.CRITICAL if _is_address(value) else None,
                 )
             elif value.has_blanks and not node.version.is_5 and _is_number(value.value):
                 yield Observation(
@@ -315,16 +318,21 @@ def _problems(conf: ConfFacts) -> tuple[ConfigError, ...]:
             return ()
 
 
+def _is_address(value: ConfValue) -> bool:
+    found = find_setting(value.key)
+    return found is not None and found[0] in ADDRESSES
+
+
 def _problem_of(value: ConfValue) -> tuple[str, str | None] | None:
     """What is wrong with a value of one of RocketMQ's keys, and a hint; None if it can be used.
 
-    Only numbers, switches and names from a list: RocketMQ accepts more texts elsewhere than trioha.
+    Only numbers, switches, names from a list and addresses: elsewhere RocketMQ accepts more than trioha.
     """
     found = find_setting(value.key)
     if found is None or found[1].key.startswith("trioha."):
         return None
     attribute, setting = found
-    if _types()[attribute] not in {int, bool, BrokerRole, FlushDiskType}:
+    if attribute not in ADDRESSES and _types()[attribute] not in {int, bool, BrokerRole, FlushDiskType}:
         return None
     try:
         setting.parse(value.value)
