@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Final
 
 from trioha import __version__
@@ -81,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Each problem of the input is one line on stderr, with exit code 2; only a bug of ours shows a traceback.
     """
+    _replace_what_is_not_encodable()
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     if tokens and tokens[0] not in COMMANDS and tokens[0] not in FLAGS:
         # The parser would import every command to suggest one.
@@ -112,6 +114,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+def _replace_what_is_not_encodable() -> None:
+    """Print `?` for a character that the encoding of stdout or stderr does not have, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def _call(tokens: list[str]) -> object:
     """Run the command of `tokens`."""
     if tokens[:1] == ["node"]:
@@ -133,8 +142,10 @@ def _end(errors: list[BaseException]) -> int:
 
 
 def _refuse(text: str, *, hint: str | None = None) -> int:
-    for line in text.splitlines() or [""]:
-        print(f"trioha: {line}" + (f"; {hint}" if hint else ""), file=sys.stderr)
+    from trioha.outside_text import escaped  # noqa: PLC0415 - a command that is right does not need it
+
+    for line in text.split("\n"):
+        print(escaped(f"trioha: {line}" + (f"; {hint}" if hint else "")), file=sys.stderr)
     return EXIT_REFUSED
 
 

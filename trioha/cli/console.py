@@ -1,8 +1,8 @@
 """Output of commands: results on stdout, progress and remarks on stderr.
 
-Most of what commands print is from outside: names of peers, their errors, paths, messages. So a string that is
-printed, also in a cell or a title of a table, is plain text in one line: no markup, no emoji codes, control
-characters escaped (`trioha.outside_text`). What has styles or several lines is a `rich.text.Text`.
+Most of what commands print is from outside: names of peers, their errors, paths, messages. So a string that
+is printed, also in a cell or a title of a table, is plain text in one line: no markup, no emoji codes,
+control characters escaped (`trioha.outside_text`). A text with several styles or lines is a `rich.text.Text`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from functools import cache
 from typing import IO, Any, Final
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import TextColumn
 from rich.segment import Segment
 from rich.text import Text
 
@@ -33,17 +32,13 @@ class PlainConsole(Console):
     def __init__(self, *, file: IO[str] | None = None, stderr: bool = False) -> None:
         stream = file or (sys.stderr if stderr else sys.stdout)
         width = None if stream.isatty() else PIPE_COLUMNS
-        super().__init__(
-            file=file, stderr=stderr, width=width, markup=False, emoji=False, highlight=False
-        )
+        super().__init__(file=file, stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Rich calls it for each string, to measure and to draw it."""
         return super().render_str(escaped(text), **options)
 
-    def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
-    ) -> Iterable[Segment]:
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Rich calls it for all that is drawn, the console's own control codes included."""
         for segment in super().render(renderable, options):
             if segment.control or is_safe(segment.text):
@@ -62,11 +57,6 @@ def out() -> Console:
 def err() -> Console:
     """The console for progress and remarks, on stderr."""
     return PlainConsole(stderr=True)
-
-
-def text_column(text_format: str) -> TextColumn:
-    """A column of a progress bar whose text is no markup."""
-    return TextColumn(text_format, markup=False)
 
 
 def json_line(value: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import io
-import json
 import math
 import os
 import select
@@ -21,6 +20,7 @@ import trio
 from cyclopts import Parameter
 
 from trioha.cli.clients import ClusterAddress, message_to_json, run_with_signals
+from trioha.cli.console import json_line
 from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
 from trioha.cli.times import time_option_ms
 from trioha.client.consumer import Consumer, ConsumerSettings, Start, StartAt
@@ -46,8 +46,9 @@ def parse_start(text: str) -> StartAt:
 class Output:
     """Where messages are written: a stream, of a pipe with what its reader has not taken yet."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, *, raw_bodies: bool = False) -> None:
         self._stream = stream
+        self._line = _raw_body if raw_bodies else _as_json
         self._pipe_fd: int | None = None
         """Of a pipe."""
         self._ends = select.poll()
@@ -58,9 +59,8 @@ class Output:
                 self._ends.register(self._pipe_fd, 0)
 
     def write(self, batch: Sequence[ReceivedMessage]) -> int:
-        """Write messages, a JSON object a line; how many bytes. Blocks. Raises BrokenPipeError."""
-        lines = [json.dumps(message_to_json(message), ensure_ascii=False) + "\n" for message in batch]
-        data = "".join(lines).encode("utf-8", "replace")
+        """Write messages, one a line; how many bytes. Blocks. Raises BrokenPipeError."""
+        data = b"".join(self._line(message) + b"\n" for message in batch)
         self._stream.write(data)
         self._stream.flush()
         return len(data)
@@ -83,6 +83,14 @@ class Output:
         if untaken and any(events & select.POLLERR for _, events in self._ends.poll(0)):
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
         return untaken
+
+
+def _as_json(message: ReceivedMessage) -> bytes:
+    return json_line(message_to_json(message)).encode()
+
+
+def _raw_body(message: ReceivedMessage) -> bytes:
+    return message.body
 
 
 class Printing:
@@ -168,9 +176,10 @@ def consume(
     from_: Annotated[str, Parameter(name="--from")] = Start.LAST.value,
     follow: bool = False,
     limit: int | None = None,
+    raw_bodies: bool = False,
     security: SecurityOptions = NO_SECURITY_OPTIONS,
 ) -> int:
-    """Print the messages of a topic, a JSON object a line.
+    """Print the messages of a topic, a JSON object a line, control characters escaped.
 
     Ends at the ends that the queues had when they were first read; with --follow it waits for new messages
     until Ctrl-C. Messages of one queue are in order. A body that is not UTF-8 is given as bodyBase64.
@@ -196,6 +205,8 @@ def consume(
         Wait for new messages.
     limit
         End after so many messages.
+    raw_bodies
+        Print bodies instead, one a line, byte for byte. A terminal obeys control characters in them.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"{limit} is too few", key="--limit", hint="at least 1")
@@ -209,7 +220,7 @@ def consume(
     )
     configure_logs(as_json=False)
     scope = trio.CancelScope()
-    output = Output(sys.stdout.buffer)
+    output = Output(sys.stdout.buffer, raw_bodies=raw_bodies)
 
     async def run() -> None:
         # The scope is within the cluster: a signal leaves the time to commit.

@@ -8,7 +8,6 @@ goes on at the first message that was not. A message whose answer was lost is se
 
 from __future__ import annotations
 
-import json as json_module
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -20,7 +19,7 @@ import trio
 from cyclopts import Parameter
 
 from trioha.cli.clients import SHOWN_APART, ClusterAddress, message_to_json, run_with_signals
-from trioha.cli.console import err, out, print_json
+from trioha.cli.console import err, json_line, out, print_json
 from trioha.cli.consume import parse_start
 from trioha.cli.produce import ATTEMPT_TIMEOUT_S, INVALID, NOT_SENT, PUT_OK, lines_given_up, remind
 from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
@@ -145,7 +144,7 @@ class Copy:
         if self._give_up is None:
             self._end()
             return
-        self._give_up(json_module.dumps(message_to_json(received), ensure_ascii=False).encode())
+        self._give_up(json_line(message_to_json(received)).encode())
         self._consumer.acknowledge((received,))
 
 

@@ -16,6 +16,7 @@ from typing import Final
 import trio
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from trioha.cli.console import err, out, print_json
 from trioha.cli.demo_clients import ClientKind
@@ -155,7 +156,7 @@ class _ProgressLog:
             yield
             return
         columns = (
-            *(SpinnerColumn(), TextColumn("{task.description}"), BarColumn()),
+            *(SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn()),
             *(TextColumn("{task.fields[figures]}"), TimeElapsedColumn()),
         )
         with Progress(*columns, console=err(), transient=True) as self._progress:
@@ -220,7 +221,9 @@ def _print_summary(plan: Plan, demo_run: DemoRun, kept: Path | None) -> None:
     out().print()
     checks = Table("check", "", "seen", box=None)
     for check in demo_run.checks:
-        verdict = "[green]\N{CHECK MARK} held[/]" if check.held else "[bold red]\N{BALLOT X} FAILED[/]"
+        verdict = Text("\N{BALLOT X} FAILED", "bold red")
+        if check.held:
+            verdict = Text("\N{CHECK MARK} held", "green")
         checks.add_row(check.name, verdict, check.seen)
     out().print(checks)
     out().print()
@@ -230,7 +233,8 @@ def _print_summary(plan: Plan, demo_run: DemoRun, kept: Path | None) -> None:
         out().print(f"stores, sessions and logs: {kept}", soft_wrap=True)
     held = sum(check.held for check in demo_run.checks)
     out().print(
-        f"[bold {'green' if demo_run.all_held else 'red'}]{held} of {len(demo_run.checks)} checks held[/]"
+        f"{held} of {len(demo_run.checks)} checks held",
+        style=f"bold {'green' if demo_run.all_held else 'red'}",
     )
 
 

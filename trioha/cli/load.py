@@ -516,7 +516,7 @@ def _run_with_progress(plan: LoadPlan) -> LoadResult:
     if not err().is_terminal:
         return trio.run(run_load, plan)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[note]}"),

@@ -19,6 +19,7 @@ from trioha.namesrv.settings import LoadedSettings, load_settings
 from trioha.net.descriptors import DescriptorGate, descriptor_limit, open_descriptors, raise_descriptor_limit
 from trioha.net.tls import ServerTls
 from trioha.node.logs import configure_logs
+from trioha.outside_text import escaped
 from trioha.remoting.address import Address
 
 log = structlog.get_logger(__name__)
@@ -81,7 +82,8 @@ async def _run(loaded: LoadedSettings, tls: ServerTls | None) -> int:
                     gate=DescriptorGate(keep=RESERVE_DESCRIPTORS // 2, limit=limit), task_status=task_status
                 )
             )
-            print(f"ready listen={address} kv_config={shlex.quote(str(settings.kv_config_path))}", flush=True)
+            ready = f"ready listen={address} kv_config={shlex.quote(str(settings.kv_config_path))}"
+            print(escaped(ready), flush=True)
             log.info("serving", listen=str(address))
             log.info("stopping", signal=signal.Signals(await anext(signals)).name)
             nursery.start_soon(_drain, server, nursery.cancel_scope)

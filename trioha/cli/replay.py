@@ -222,9 +222,7 @@ def _print_sessions(rows: list[dict[str, Any]], probes: list[dict[str, Any]]) ->
         if row["probes"]:
             own = [probe for probe in probes if probe["session"] == row["session"]]
             line = probes_line([ProbeCount(one["host"], one["reason"], one["count"]) for one in own])
-            out().print(
-                f"{row['brokerName']} {row['brokerId']}: {line}", style="dim", soft_wrap=True
-            )
+            out().print(f"{row['brokerName']} {row['brokerId']}: {line}", style="dim", soft_wrap=True)
 
 
 def _print_connections(rows: list[dict[str, Any]]) -> None:
@@ -278,9 +276,7 @@ def _print_gaps(rows: list[dict[str, Any]]) -> None:
     table = _table("Refused offsets", "node", "time", "conn", "reason", "what")
     for row in rows[:GAPS_SHOWN]:
         conn = f"{row['conn']} {row['address'] or ''}".rstrip()
-        table.add_row(
-            _node(row), _time(row["atMs"]), conn, row["reason"], row["sentence"]
-        )
+        table.add_row(_node(row), _time(row["atMs"]), conn, row["reason"], row["sentence"])
     out().print(table)
     if len(rows) > GAPS_SHOWN:
         out().print(f"and {len(rows) - GAPS_SHOWN:,} more: see --json", style="dim")

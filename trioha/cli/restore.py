@@ -76,7 +76,7 @@ def restore(
         to_ms=None if to_time is None else time_option_ms(to_time, key="--to-time"),
     )
     with Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TimeRemainingColumn(),

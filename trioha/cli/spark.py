@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,6 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from trioha.cli.console import PlainConsole
 from trioha.errors import TriohaError
 from trioha.extras import how_to_install
 
@@ -40,12 +40,12 @@ def progress(title: str, *, shown: bool) -> Iterator[Callable[[int, int], None] 
         yield None
         return
     # Spark redirects stderr while it starts: the bar needs a descriptor of its own.
-    with os.fdopen(os.dup(sys.stderr.fileno()), "w") as terminal:
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w", errors="replace") as terminal:
         columns = (
-            *(SpinnerColumn(), TextColumn("{task.description}"), BarColumn()),
+            *(SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn()),
             *(MofNCompleteColumn(), TimeElapsedColumn()),
         )
-        with Progress(*columns, console=Console(file=terminal), transient=True) as bars:
+        with Progress(*columns, console=PlainConsole(file=terminal), transient=True) as bars:
             bar = bars.add_task("starting Spark", total=None)
 
             def watch(done: int, tasks: int) -> None:

@@ -257,9 +257,7 @@ def _print_probes(broker: BrokerStatus) -> None:
     if len(by_host) > PROBE_HOSTS_MAX:
         number = sum(sum(reasons.values()) for _, reasons in by_host[PROBE_HOSTS_MAX:])
         hosts = len(by_host) - PROBE_HOSTS_MAX
-        out().print(
-            f"{broker.address} probes of {hosts} other hosts at the HA port: {number:,}"
-        )
+        out().print(f"{broker.address} probes of {hosts} other hosts at the HA port: {number:,}")
 
 
 def _print_connections(brokers: Sequence[BrokerStatus]) -> None:

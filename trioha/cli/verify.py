@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from attrs import asdict, evolve
-from rich.progress import Progress
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from trioha.archive.comparison import Comparison, Difference, compare_with_archive
 from trioha.archive.reader import ArchiveReader
@@ -55,7 +55,15 @@ def verify(
     json
         Print one JSON object.
     """
-    with Progress(console=err(), transient=True, disable=not sys.stderr.isatty()) as progress:
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=err(),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    ) as progress:
         if _is_url(store):
             if against is not None:
                 raise ConfigError(

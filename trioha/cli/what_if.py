@@ -10,10 +10,12 @@ from typing import Annotated, Any, Final
 from cyclopts import Parameter
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from trioha.cli.console import out, print_json
 from trioha.cli.spark import progress, spark_module
 from trioha.errors import ConfigError, TriohaError
+from trioha.outside_text import escaped
 
 Values = Annotated[list[str] | None, Parameter(negative=())]
 
@@ -170,7 +172,7 @@ def print_answer(document: dict[str, Any]) -> None:
         )
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: dict[str, Any]) -> list[str | Text]:
     latency, lag_bytes, lag_s = row["latencyMs"], row["lagBytes"], row["lagSeconds"]
     ended = sum(row["statuses"].values())
     failed = [

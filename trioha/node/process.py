@@ -19,6 +19,7 @@ from trioha.net.border import is_shortage
 from trioha.net.descriptors import raise_descriptor_limit
 from trioha.node.logs import configure_logs
 from trioha.node.node import Ready, run_node
+from trioha.outside_text import escaped
 
 log = structlog.get_logger(__name__)
 
@@ -75,7 +76,7 @@ class _Stop:
 
     def on_ready(self, ready: Ready) -> None:
         self._is_ready = True
-        print(ready.line(), flush=True)
+        print(escaped(ready.line()), flush=True)
         log.info(
             "serving",
             role=ready.role,
@@ -103,7 +104,7 @@ def _report_faults(error: Exception, faults: list[BaseException]) -> int:
     else:
         log.error("the node ended by a fault of this program", exc_info=error)
         text = f"the node ended by a fault of this program: {_described(first)}"
-    print(f"trioha: {text}", file=sys.stderr)
+    print(f"trioha: {escaped(text)}", file=sys.stderr)
     return EXIT_FAULT
 
 
