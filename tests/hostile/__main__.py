@@ -61,7 +61,7 @@ def _named(name: str) -> Frame:
 def _alone(frame: Frame, folder: Path) -> bool:
     """Send one frame, and say what came of it; whether it failed."""
     print(f"{frame}, {frame.outcome}\n{len(frame.data)} bytes: {frame.data[:SHOWN_BYTES]!r}")
-    result = run_frames(frame.seed, [frame], folder, count=1, warm_up=0)
+    result = run_frames(frame.seed, [frame], folder, warm_up=0)
     _show(result)
     return bool(result.findings)
 
@@ -86,7 +86,7 @@ def _show(result: Result) -> None:
     print(f"seed {result.seed}: {counters.done:,} frames in {result.seconds:.0f} s")
     for name, counts in (
         *(("kinds", counters.frames), ("answers", counters.codes), ("closes", counters.closes)),
-        *(("reasons", result.reasons), ("honest puts", result.honest)),
+        ("honest puts", result.honest),
     ):
         for key, number in counts.items():
             print(f"  {name}: {number:,} {key}")

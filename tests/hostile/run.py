@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -74,9 +73,19 @@ WORKERS: Final = {
 DELAY_S_MAX: Final = 2
 """The longest delay of a message, in s."""
 DELAY_LEVELS: Final = " ".join(f"{delay_s}s" for delay_s in range(1, DELAY_S_MAX + 1))
-_CLOSED_REASON = re.compile(r"remoting connection closed.*reason=(?:\"([^\"]*)\"|'([^']*)'|(\S+))")
 _DELETED_TOPIC = re.compile(r"topic deleted.*topic=(\S+)")
-_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|-?\d+")
+
+
+SETTINGS: Final[dict[str, Any]] = {
+    "mappedFileSizeCommitLog": FILE_BYTES,
+    "mappedFileSizeConsumeQueue": QUEUES.file_bytes,
+    "maxHashSlotNum": INDEX.hash_slots,
+    "maxIndexNum": INDEX.index_num,
+    "maxMessageSize": MESSAGE_BYTES_MAX,
+    # What frames have stored for later comes while the run looks on; half messages are not checked.
+    "messageDelayLevel": DELAY_LEVELS,
+    "transactionCheckInterval": 3_600_000,
+}
 
 
 @define
@@ -84,15 +93,12 @@ class Result:
     """How a run went."""
 
     seed: int
-    frames: int
     seconds: float = 0.0
     counters: ConnectionCounters = field(factory=ConnectionCounters)
     honest: dict[str, int] = field(factory=dict)
     """Puts of the honest producer by status."""
     honest_slowest_ms: int = 0
     """The longest that one of them waited for its answer."""
-    reasons: Counter[str] = field(factory=Counter)
-    """Why nodes closed connections, as their logs and their status say."""
     health: dict[str, tuple[Health, Health]] = field(factory=dict)
     """Each node before and after."""
     violations: list[str] = field(factory=list)
@@ -105,48 +111,25 @@ class Result:
 
 
 class Nodes:
-    """The nodes of a run."""
+    """The nodes of a run, by name."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
-        common: dict[str, Any] = {
-            "mappedFileSizeCommitLog": FILE_BYTES,
-            "mappedFileSizeConsumeQueue": QUEUES.file_bytes,
-            "maxHashSlotNum": INDEX.hash_slots,
-            "maxIndexNum": INDEX.index_num,
-            "maxMessageSize": MESSAGE_BYTES_MAX,
-            # What frames have stored for later comes while the run looks on; half messages are not checked.
-            "messageDelayLevel": DELAY_LEVELS,
-            "transactionCheckInterval": 3_600_000,
-        }
-        self.names = ["master", "slave"]
-        self.master = self._start(
-            stack, "master", role="SYNC_MASTER", slaveTimeout=round(SLAVE_TIMEOUT_S * 1000), **common
-        )
+        self.by_name: dict[str, TriohaNode] = {}
+        self._stack = stack
+        self.master = self._start("master", role="SYNC_MASTER", slaveTimeout=round(SLAVE_TIMEOUT_S * 1000))
         # It copies the tables that the frames have changed at the master.
         copies = {"trioha.masterAddress": self.master.listen_address, "trioha.metadataSyncPeriod": 500}
-        self.slave = self._start(
-            stack, "slave", role="SLAVE", ha_master_address=self.master.ha_address, **copies, **common
-        )
-        self._common = common
+        self.slave = self._start("slave", role="SLAVE", ha_master_address=self.master.ha_address, **copies)
 
-    def start_misled(self, stack: ExitStack, port: int) -> TriohaNode:
+    def start_misled(self, port: int) -> TriohaNode:
         """A slave of the hostile master at `port`."""
-        self.names.append("misled")
-        return self._start(
-            stack, "misled", role="SLAVE", ha_master_address=f"127.0.0.1:{port}", **self._common
-        )
+        return self._start("misled", role="SLAVE", ha_master_address=f"127.0.0.1:{port}")
 
-    def _start(self, stack: ExitStack, name: str, **options: Any) -> TriohaNode:
-        node = TriohaNode(
-            self.folder / name, **{"trioha.recordDir": self.folder / "recordings" / name}, **options
-        )
-
-        def end() -> None:
-            if node.is_running:
-                node.kill()
-
-        stack.callback(end)
+    def _start(self, name: str, **options: Any) -> TriohaNode:
+        options |= {"trioha.recordDir": self.folder / "recordings" / name}
+        node = self.by_name[name] = TriohaNode(self.folder / name, **SETTINGS, **options)
+        self._stack.callback(lambda: node.kill() if node.is_running else None)
         return node
 
     def log_file(self, name: str) -> Path:
@@ -159,26 +142,24 @@ def run_frames(
     frames: Iterable[Frame],
     folder: Path,
     *,
-    count: int,
     warm_up: int,
     on_progress: Callable[[int], None] = lambda _done: None,
 ) -> Result:
-    """Send these frames to fresh nodes in `folder` and check everything. `count` is how many there are."""
-    result = Result(seed, count)
+    """Send these frames to fresh nodes in `folder` and check everything."""
+    result = Result(seed)
     began_s = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         nodes = Nodes(folder, stack)
         world = _World(nodes, result, on_progress=on_progress)
         try:
-            trio.run(world.run, frames, warm_up, stack)
+            trio.run(world.run, frames, warm_up)
             world.judge_stopped()
         except (AssertionError, TriohaError) as problem:
             result.violations.append(str(problem))
         finally:
             world.close()
-    result.violations += check_process_logs(nodes.log_file(name) for name in nodes.names)
-    result.reasons.update(_reasons(nodes.log_file(name) for name in nodes.names))
+    result.violations += check_process_logs(nodes.log_file(name) for name in nodes.by_name)
     result.seconds = time.monotonic() - began_s
     return result
 
@@ -188,14 +169,8 @@ def run_seed(
 ) -> Result:
     """The first `count` frames of a seed; see `run_frames`."""
     frames = (frame_of(seed, index) for index in range(count))
-    return run_frames(
-        seed,
-        frames,
-        folder,
-        count=count,
-        warm_up=min(count // 5, WARM_UP_FRAMES_MAX),
-        on_progress=on_progress,
-    )
+    warm_up = min(count // 5, WARM_UP_FRAMES_MAX)
+    return run_frames(seed, frames, folder, warm_up=warm_up, on_progress=on_progress)
 
 
 class _World:
@@ -208,27 +183,19 @@ class _World:
         self._on_progress = on_progress
         self._hostile_master = HostileMaster(nodes.folder / "truth", file_bytes=FILE_BYTES)
         self._producer = Producer(HONEST, seed=result.seed)
-        self._misled: TriohaNode | None = None
         self._end_offset = -1
 
     def close(self) -> None:
         """Leave no file open."""
         self._hostile_master.close()
 
-    @property
-    def _processes(self) -> dict[str, TriohaNode]:
-        nodes = {"master": self._nodes.master, "slave": self._nodes.slave}
-        if self._misled is not None:
-            nodes["misled"] = self._misled
-        return nodes
-
-    async def run(self, frames: Iterable[Frame], warm_up: int, stack: ExitStack) -> None:
+    async def run(self, frames: Iterable[Frame], warm_up: int) -> None:
         """Warm up, note the nodes' health, send the frames, and compare."""
         to_master, for_slave = trio.open_memory_channel[Frame](0)
         async with trio.open_nursery() as nursery:
             port = await nursery.start(self._hostile_master.run, for_slave, self._counters)
             # Not in a worker thread: the kernel ends a node with the thread that made it.
-            self._misled = self._nodes.start_misled(stack, port)
+            misled = self._nodes.start_misled(port)
             self._producer.use(self._nodes.master.listen_address)
             produced = trio.Event()
 
@@ -256,13 +223,13 @@ class _World:
             self._result.health = {name: (before[name], after[name]) for name in before}
             self._producer.stop()
             await produced.wait()
-            await self._judge_running()
+            await self._judge_running(misled)
             nursery.cancel_scope.cancel()
 
     async def _watch_nodes(self, run: trio.CancelScope) -> None:
         """End the run as soon as a node has ended."""
         while True:
-            for name, node in self._processes.items():
+            for name, node in self._nodes.by_name.items():
                 if not node.is_running:
                     suspects = tuple(self._counters.in_flight)
                     log = self._nodes.log_file(name).read_text(errors="replace")
@@ -346,7 +313,7 @@ class _World:
     # -- checks --------------------------------------------------------------------------------------------
 
     def _health(self) -> dict[str, Health]:
-        return {name: Health.of(node.pid) for name, node in self._processes.items()}
+        return {name: Health.of(node.pid) for name, node in self._nodes.by_name.items()}
 
     async def _health_without_strangers(self, first: dict[str, Health]) -> dict[str, Health]:
         """The nodes' health as soon as they have no more connections than at `first`."""
@@ -378,7 +345,7 @@ class _World:
         """How many files may be open beyond those before: one for each that the store has."""
         return sum(1 for path in (self._nodes.folder / name).rglob("*") if path.is_file())
 
-    async def _judge_running(self) -> None:
+    async def _judge_running(self, misled: TriohaNode) -> None:
         """All that is asked of nodes that are still there: equal ends, one and the same honest slave."""
         nodes = self._nodes
         master, slave = nodes.master, nodes.slave
@@ -391,20 +358,11 @@ class _World:
             violations.append(f"the honest slave was disconnected: {status.client}")
         violations += await self._judge_clients(master, Lane.MASTER)
         violations += await self._judge_clients(slave, Lane.SLAVE)
-        assert self._misled is not None
-        misled = self._misled
         true_end = self._hostile_master.max_offset
         await trio.to_thread.run_sync(lambda: misled.wait(max_offset=true_end, within_s=HANG_S))
-        for name, node in self._processes.items():
+        for name, node in self._nodes.by_name.items():
             status: BrokerStatus = await trio.to_thread.run_sync(node.status)
             violations += self._judge_ended(name, status)
-            self._result.reasons.update(
-                {f"{name}: HA {reason}": number for reason, number in status.ended_connections.items()}
-            )
-            for reasons in status.probes.values():
-                self._result.reasons.update(
-                    {f"{name}: HA probe {reason}": number for reason, number in reasons.items()}
-                )
             if status.dispatch_fault:
                 violations.append(f"{name}: dispatch fault: {status.dispatch_fault}")
         self._end_offset = end_offset
@@ -453,9 +411,6 @@ class _World:
                 if counted["connectionsOpen"] == 1 or trio.current_time() > deadline_s:
                     break
                 await trio.sleep(0.1)
-        self._result.reasons.update(
-            {f"{lane}: counted {key}": number for key, number in counted.items() if number}
-        )
         wrong = [f"{counted[key]} {key}" for key in ("bugs", "handlerErrors", "shortages") if counted[key]]
         if counted["connectionsOpen"] != 1:
             wrong.append(f"{counted['connectionsOpen']} connectionsOpen when all but one are closed")
@@ -479,7 +434,7 @@ class _World:
         ]
         if self._end_offset < 0:
             return
-        for node in self._processes.values():
+        for node in self._nodes.by_name.values():
             node.stop()
         folder = self._nodes.folder
         stores = [folder / "master", folder / "slave"]
@@ -504,13 +459,3 @@ class _World:
             result.violations += check_clean_store(
                 folder / name, file_bytes=FILE_BYTES, end_offset=end_offset
             )
-
-
-def _reasons(files: Iterable[Path]) -> Iterator[str]:
-    """Why remoting connections were closed, numbers left out."""
-    for file in files:
-        for line in file.read_text(errors="replace").splitlines():
-            found = _CLOSED_REASON.search(line)
-            if found is not None:
-                reason = next(group for group in found.groups() if group is not None)
-                yield f"{file.stem}: {_NUMBERS.sub('N', reason)[:60]}"
