@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from zlib import crc32
 
@@ -168,10 +168,44 @@ def check_recordings(
     has_impostors: bool = False,
     loses_log: bool = False,
 ) -> list[str]:
-    """A node's sessions can be read and say only what can be true.
+    """As `check_sessions`; besides, the last one ends at `end_offset`.
 
-    All but `unclean_ends` of them were closed in order; the last one ends at `end_offset`. No slave took its
-    log for another one than its master's, unless impostors showed it another, or its master lost its own.
+    No slave took its log for another one than its master's, unless impostors showed it another, or its master
+    lost its own.
+    """
+
+    def check(session: Session, records: np.ndarray, *, is_last: bool) -> list[str]:
+        if not session.is_slave:
+            return _check_needs(records, copies_needed=copies_needed) + _check_last_acks(
+                records, is_last=is_last, end_offset=end_offset
+            )
+        if loses_log:
+            # Only of the log that it has now.
+            connections = records["conn"][records["kind"] == Kind.REPORTED]
+            records = records[records["conn"] == connections[-1]] if len(connections) else records
+        return _check_last_report(records, is_last=is_last, end_offset=end_offset)
+
+    return check_sessions(
+        folder,
+        unclean_ends=unclean_ends,
+        impossible_ends=() if has_impostors or loses_log else _VERDICTS,
+        warnings=("nothing-dropped",),
+        check=check,
+    )
+
+
+def check_sessions(
+    folder: Path,
+    *,
+    unclean_ends: int,
+    impossible_ends: Collection[CloseReason],
+    warnings: Collection[str] = (),
+    check: Callable[..., list[str]] = lambda *_, is_last: [],
+) -> list[str]:
+    """A node's sessions can be read and say only what can be true; all but `unclean_ends` were closed.
+
+    No connection ended for one of `impossible_ends`. Invariants of a replay that are only warnings count if
+    they are among `warnings`: a node that was stopped for a while is late. `check` looks at each session.
     """
     try:
         sessions = [open_session(path) for path in find_sessions([folder])]
@@ -180,22 +214,25 @@ def check_recordings(
     violations: list[str] = []
     unclosed = 0
     for session in sessions:
-        where = f"{folder.name}/{session.path.name}"
-        is_closed, damage = read_ending(session)
+        is_closed, damage = _read_ending(session)
         unclosed += not is_closed
-        violations += [f"{where}: {one}" for one in damage]
-        violations += [
-            f"{where}: {problem}"
-            for problem in _check_session(
-                session,
-                copies_needed=copies_needed,
-                is_last=session is sessions[-1],
-                end_offset=end_offset,
-                loses_log=loses_log,
-            )
+        records = read_records(session).array
+        found = [
+            f"{violation.invariant}: {violation.sentence}"
+            for verdict in judge_session(session)
+            if verdict.invariant.severity is Severity.ERROR or verdict.invariant.name in warnings
+            for violation in verdict.violations
         ]
-        if not (has_impostors or loses_log):
-            violations += [f"{where}: {problem}" for problem in _check_verdicts(session)]
+        found += check(session, records, is_last=session is sessions[-1])
+        closed = records[records["kind"] == Kind.CLOSED]
+        ends = [
+            f"a connection ended as {CloseReason(int(record['flags'])).name}, own log {int(record['aux'])}"
+            for record in closed
+            if int(record["flags"]) in impossible_ends
+        ]
+        where = f"{folder.name}/{session.path.name}"
+        problems = [*damage, *found[:NAMED_MAX], *ends[:NAMED_MAX]]
+        violations += [f"{where}: {problem}" for problem in problems]
     if unclosed > unclean_ends:
         violations.append(
             f"{folder.name}: {unclosed} sessions were not closed, {unclean_ends} nodes were killed"
@@ -203,7 +240,7 @@ def check_recordings(
     return violations
 
 
-def read_ending(session: Session) -> tuple[bool, list[str]]:
+def _read_ending(session: Session) -> tuple[bool, list[str]]:
     """Whether a session was closed in order, and what in it cannot be read."""
     facts, damage = read_facts(session)
     is_closed = bool(facts) and facts[-1].fields.get("text") == CLOSED_NOTE
@@ -213,39 +250,6 @@ def read_ending(session: Session) -> tuple[bool, list[str]]:
         # How a recorder ends that is killed while it begins a segment, or before its first fact.
         if is_closed or not (one.reason.startswith("a header of") or one.reason == "missing")
     ]
-
-
-def _check_session(
-    session: Session, *, copies_needed: int, is_last: bool, end_offset: int, loses_log: bool
-) -> list[str]:
-    violations = [
-        f"{violation.invariant}: {violation.sentence}"
-        for verdict in judge_session(session)
-        # A node that was stopped for a while is late, which is only a warning.
-        if verdict.invariant.severity is Severity.ERROR or verdict.invariant.name == "nothing-dropped"
-        for violation in verdict.violations
-    ]
-    records = read_records(session).array
-    if session.is_slave:
-        if loses_log:
-            # Only of the log that it has now.
-            connections = records["conn"][records["kind"] == Kind.REPORTED]
-            records = records[records["conn"] == connections[-1]] if len(connections) else records
-        return _first(violations + _check_last_report(records, is_last=is_last, end_offset=end_offset))
-    violations += _check_needs(records, copies_needed=copies_needed)
-    return _first(violations + _check_last_acks(records, is_last=is_last, end_offset=end_offset))
-
-
-def _check_verdicts(session: Session) -> list[str]:
-    records = read_records(session).array
-    closed = records[records["kind"] == Kind.CLOSED]
-    return _first(
-        [
-            f"a connection ended as {CloseReason(int(record['flags'])).name}, own log {int(record['aux'])}"
-            for record in closed
-            if int(record["flags"]) in _VERDICTS
-        ]
-    )
 
 
 def _check_last_report(records: np.ndarray, *, is_last: bool, end_offset: int) -> list[str]:
@@ -268,10 +272,6 @@ def _check_last_acks(records: np.ndarray, *, is_last: bool, end_offset: int) -> 
     if not is_last or end_offset in final_acks:
         return []
     return [f"no connection's last ack was {end_offset}, but {sorted(final_acks)[-4:]}"]
-
-
-def _first(violations: list[str]) -> list[str]:
-    return violations[:NAMED_MAX]
 
 
 def _some(texts: list[str]) -> str:

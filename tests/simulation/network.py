@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import math
 import random
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 
 import trio
-from attrs import define, frozen
+from attrs import frozen
 
 from trioha.net.transport import SocketTransport
 
@@ -196,32 +197,30 @@ class Link:
         """Whether one end or both are in use."""
         return not (self.near.is_closed and self.far.is_closed)
 
+    def _hurt(self) -> tuple[Pipe, Pipe]:
+        self.was_hurt = True
+        return self.reports, self.frames
+
     def end(self) -> None:
         """A proxy in between closes in order."""
-        self.was_hurt = True
-        self.reports.end()
-        self.frames.end()
+        for pipe in self._hurt():
+            pipe.end()
 
     def reset(self) -> None:
         """A proxy in between goes away."""
-        self.was_hurt = True
-        self.reports.break_()
-        self.frames.break_()
+        for pipe in self._hurt():
+            pipe.break_()
 
     def freeze(self, duration_s: float, *, reports: bool, frames: bool) -> None:
         """Nothing arrives in the named directions for `duration_s`."""
-        self.was_hurt = True
-        until_s = trio.current_time() + duration_s
-        if reports:
-            self.reports.freeze_until(until_s)
-        if frames:
-            self.frames.freeze_until(until_s)
+        for pipe, is_frozen in zip(self._hurt(), (reports, frames), strict=True):
+            if is_frozen:
+                pipe.freeze_until(trio.current_time() + duration_s)
 
     def silence(self) -> None:
         """Half open: nothing arrives any more and no end is notified."""
-        self.was_hurt = True
-        self.reports.silence()
-        self.frames.silence()
+        for pipe in self._hurt():
+            pipe.silence()
 
     def set_quality(self, quality: LinkQuality) -> None:
         """Another latency and bandwidth from now on."""
@@ -241,119 +240,93 @@ class Link:
         incoming.close_reader()
 
 
-@define(eq=False)
-class _End:
-    _link: Link
-    _outgoing: Pipe
-    _incoming: Pipe
-    is_closed: bool = False
-    is_dead: bool = False
-    """Its process has ended: what its last tasks still send goes nowhere."""
+class End(trio.abc.Stream):
+    """One end of a link, as a stream."""
 
-    def push(self, data: bytes | bytearray | memoryview) -> int:
-        """Send what goes without waiting."""
-        if self.is_closed:
-            raise trio.ClosedResourceError("this stream is closed")
-        if self.is_dead:
-            raise trio.BrokenResourceError("the process has ended")
-        return self._outgoing.push(data)
+    def __init__(self, link: Link, *, outgoing: Pipe, incoming: Pipe) -> None:
+        self._link = link
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self.is_closed = False
+        self._is_dead = False
 
-    async def send(self, data: bytes | bytearray | memoryview) -> None:
-        with memoryview(data) as whole:
-            sent = 0
-            while sent < len(whole):
-                with whole[sent:] as rest:
-                    sent_now = self.push(rest)
-                sent += sent_now
-                if not sent_now:
-                    await self._outgoing.wait_for_room()
-
-    async def wait_for_room(self) -> None:
-        await self._outgoing.wait_for_room()
-
-    async def receive(self, max_bytes: int | None) -> bytes:
-        if self.is_closed:
-            raise trio.ClosedResourceError("this stream is closed")
-        return await self._incoming.pull(65536 if max_bytes is None else max_bytes)
+    def die(self) -> None:
+        """The process of this end is killed: what its last tasks still send goes nowhere."""
+        self._is_dead = True
 
     def close(self) -> None:
+        """As `aclose`, at once."""
         if not self.is_closed:
             self.is_closed = True
             self._link.close_end(outgoing=self._outgoing, incoming=self._incoming)
 
-
-class PlainEnd(trio.abc.Stream):
-    """An end as any stream is: every call is a checkpoint."""
-
-    def __init__(self, link: Link, *, outgoing: Pipe, incoming: Pipe) -> None:
-        self._end = _End(link, outgoing, incoming)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether this end was closed."""
-        return self._end.is_closed
-
-    def die(self) -> None:
-        """The process of this end is killed: nothing that it sends from now on arrives."""
-        self._end.is_dead = True
+    def _push(self, data: bytes | bytearray | memoryview) -> int:
+        """Send what goes without waiting."""
+        if self.is_closed:
+            raise trio.ClosedResourceError("this stream is closed")
+        if self._is_dead:
+            raise trio.BrokenResourceError("the process has ended")
+        return self._outgoing.push(data)
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._before_call()
+        with memoryview(data) as whole:
+            sent = 0
+            while sent < len(whole):
+                with whole[sent:] as rest:
+                    sent_now = self._push(rest)
+                sent += sent_now
+                if not sent_now:
+                    await self._outgoing.wait_for_room()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        await self._before_call()
+        if self.is_closed:
+            raise trio.ClosedResourceError("this stream is closed")
+        return await self._incoming.pull(65536 if max_bytes is None else max_bytes)
+
+    async def aclose(self) -> None:
+        self.close()
         await trio.lowlevel.checkpoint()
-        await self._end.send(data)
+
+    @abstractmethod
+    async def _before_call(self) -> None:
+        """Yield, if this kind of end does."""
+
+
+class PlainEnd(End):
+    """An end as any stream is: every call is a checkpoint."""
+
+    async def _before_call(self) -> None:
+        await trio.lowlevel.checkpoint()
 
     async def wait_send_all_might_not_block(self) -> None:
         await trio.lowlevel.checkpoint()
-        await self._end.wait_for_room()
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        await trio.lowlevel.checkpoint()
-        return await self._end.receive(max_bytes)
-
-    async def aclose(self) -> None:
-        self._end.close()
-        await trio.lowlevel.checkpoint()
+        await self._outgoing.wait_for_room()
 
 
-class DirectEnd(SocketTransport):
+class DirectEnd(End, SocketTransport):
     """An end as the nodes' own transport is: it offers `send_now` and yields only when it must wait."""
 
     def __init__(self, link: Link, *, outgoing: Pipe, incoming: Pipe) -> None:
         # Not the transport's own: there is no socket.
-        self._end = _End(link, outgoing, incoming)
+        End.__init__(self, link, outgoing=outgoing, incoming=incoming)
         self._calls = 0
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether this end was closed."""
-        return self._end.is_closed
-
-    def die(self) -> None:
-        """The process of this end is killed: nothing that it sends from now on arrives."""
-        self._end.is_dead = True
+    async def _before_call(self) -> None:
+        await self.checkpoint_if_due()
 
     @property
     def local_address(self) -> str | None:
         return None
 
     def send_now(self, data: bytes | memoryview) -> int:
-        return self._end.push(data)
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        await self.checkpoint_if_due()
-        await self._end.send(data)
+        return self._push(data)
 
     async def wait_send_all_might_not_block(self) -> None:
-        await self._end.wait_for_room()
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        await self.checkpoint_if_due()
-        return await self._end.receive(max_bytes)
+        await self._outgoing.wait_for_room()
 
     async def receive_into(self, buffer: memoryview) -> int:
         data = await self.receive_some(len(buffer))
         buffer[: len(data)] = data
         return len(data)
-
-    async def aclose(self) -> None:
-        self._end.close()
-        await trio.lowlevel.checkpoint()

@@ -94,6 +94,17 @@ class NodeSink(SingleEvents):
             self.addresses[conn] = str(fields["address"])
 
 
+def check_queues(settings: StoreSettings) -> list[str]:
+    """After the last end: queues and index, recovered once more, are what the log says."""
+    store = MessageStore.open(settings)
+    store.limit_dispatch(None)
+    while store.dispatcher.dispatch(store.commit_log.max_offset):
+        pass
+    store.close()
+    shape = Shape(log_file_bytes=settings.file_bytes, queues=settings.queues, index=settings.index)
+    return check_rebuilt(settings.root, shape)
+
+
 class Node(ABC):
     """A store and what serves it, from crash to crash."""
 
@@ -121,7 +132,7 @@ class Node(ABC):
         self._written = self.snapshot
         """What the log was when the node went down last."""
         self._fail = on_violation
-        self._settings = StoreSettings(
+        self.settings = StoreSettings(
             root=folder / name,
             commit_log_directory=folder / name / "commitlog",
             file_bytes=plan.file_bytes,
@@ -229,7 +240,7 @@ class Node(ABC):
     # -- crashes -----------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        self.store = MessageStore.open(self._settings)
+        self.store = MessageStore.open(self.settings)
         log = self.log
         self._starts += 1
         self.trace.note(self.name, f"start {self._starts} log=[{log.min_offset}, {log.max_offset})")
@@ -255,28 +266,8 @@ class Node(ABC):
             self._lose_sectors(log)
         elif self.rng.random() < 0.5:
             self._tear_append(log)
-        # What the kernel does for a process that is gone; the files are not flushed.
-        for file in (*log.files, *((ahead,) if (ahead := log._files.preallocated) else ())):
-            file.close()
-        for sync in log._files.unsynced:
-            sync.close()
-        for sync in store._queue_sync or ():
-            sync.close()
-        store.queues.close()
-        store.index.close()
-        store._checkpoint_file.close()
-        store._lock.release()
+        store.release()
         self.store = None
-
-    def check_queues(self) -> list[str]:
-        """After the last end: queues and index, recovered once more, are what the log says."""
-        store = MessageStore.open(self._settings)
-        while store.dispatcher.dispatch(store.commit_log.max_offset):
-            pass
-        store.close()
-        settings = self._settings
-        shape = Shape(log_file_bytes=settings.file_bytes, queues=settings.queues, index=settings.index)
-        return check_rebuilt(settings.root, shape)
 
     def _check_waiters(self, mark: Watermark, what: str) -> None:
         if mark.waiting:

@@ -14,6 +14,7 @@ from tests.simulation.determinism import stream_of
 from tests.simulation.history import History
 from tests.simulation.master_node import MasterNode
 from tests.simulation.network import Link, LinkQuality
+from tests.simulation.node import check_queues
 from tests.simulation.plan import LINK_FAULTS, Fault, Plan, plan_of
 from tests.simulation.runner import CHECK_INTERVAL_S, GOOD_LINK, Outcome, SimulatedWorld, run_world
 from tests.simulation.slave_node import ReportCheck, SlaveNode
@@ -266,5 +267,5 @@ class World(SimulatedWorld):
             if link.is_open:
                 self.violations.append(f"link {link.number} of {owner.name} is open after the end")
         for node in (self.master, *self.slaves):
-            self.violations += node.check_queues()
+            self.violations += check_queues(node.settings)
             self.trace.note(node.name, f"end {node.snapshot.start_offset} {node.snapshot.end_offset}")

@@ -28,13 +28,14 @@ from tests.faults import disks
 from tests.faults.controlled.controllers import Controller, open_controller
 from tests.faults.controlled.faults import Mend, Side, Who
 from tests.faults.controlled.invariants import (
+    IMPOSSIBLE_ENDS,
     History,
     check_epoch_files,
-    check_group_recordings,
     check_group_roles,
     read_epochs,
 )
 from tests.faults.controlled.plan import GroupPlan
+from tests.faults.invariants import check_sessions
 from tests.faults.keeper import Node
 from tests.faults.nodes import POLL_S, Nodes
 from tests.faults.producer import Producer, Promise
@@ -576,7 +577,9 @@ class Group(Nodes):
         if not violations:
             violations += self._check_history(stores[0])
         for name, keeper in self.keepers.items():
-            violations += check_group_recordings(self.recordings(name), unclean_ends=keeper.kills)
+            violations += check_sessions(
+                self.recordings(name), unclean_ends=keeper.kills, impossible_ends=IMPOSSIBLE_ENDS
+            )
         return violations + check_group_roles(map(self.recordings, self.keepers))
 
     def _check_history(self, store: Path) -> list[str]:

@@ -8,19 +8,17 @@ from pathlib import Path
 
 from attrs import define, field
 
-from tests.faults.invariants import NAMED_MAX, read_ending
+from tests.faults.invariants import NAMED_MAX
 from tests.faults.producer import Promise
 from trioha.errors import StoreError
-from trioha.recording.events import CloseReason, Kind
-from trioha.recording.invariants import Severity, judge_session
+from trioha.recording.events import CloseReason
 from trioha.recording.invariants.group import judge_sessions
 from trioha.recording.reader import find_sessions, open_session
-from trioha.recording.records import read_records
 from trioha.store.epochs import EpochTable
 
 EPOCH_FILE = "epochFileCheckpoint"
 _BECAME_MASTER = re.compile(r"role from the controllers .*\bepoch=(\d+) .*\brole=master\b")
-_VERDICTS = {CloseReason.GAP, CloseReason.DIVERGED}
+IMPOSSIBLE_ENDS = {CloseReason.GAP, CloseReason.DIVERGED}
 """What a slave says of a master whose log is another one: never so in these runs."""
 
 
@@ -99,43 +97,6 @@ def check_epoch_files(stores: Sequence[Path], *, end_offset: int) -> list[str]:
     ]
     if not first.entries or first.entries[-1].start_offset > end_offset:
         violations.append(f"epochs {first.entries} of a log that ends at {end_offset}")
-    return violations
-
-
-def check_group_recordings(folder: Path, *, unclean_ends: int) -> list[str]:
-    """A node's sessions, one for each role, can be read and say only what can be true.
-
-    All but `unclean_ends` of them were closed in order. No slave found its master's log to be another one.
-    """
-    try:
-        sessions = [open_session(path) for path in find_sessions([folder])]
-    except StoreError as error:
-        return [str(error)]
-    violations: list[str] = []
-    unclosed = 0
-    for session in sessions:
-        where = f"{folder.name}/{session.path.name}"
-        is_closed, damage = read_ending(session)
-        unclosed += not is_closed
-        violations += [f"{where}: {one}" for one in damage]
-        violations += [
-            f"{where}: {violation.invariant}: {violation.sentence}"
-            for verdict in judge_session(session)
-            if verdict.invariant.severity is Severity.ERROR
-            for violation in verdict.violations[:NAMED_MAX]
-        ]
-        records = read_records(session).array
-        closed = records[records["kind"] == Kind.CLOSED]
-        violations += [
-            f"{where}: a connection ended as {CloseReason(int(record['flags'])).name}, own log "
-            f"{int(record['aux'])}"
-            for record in closed
-            if int(record["flags"]) in _VERDICTS
-        ]
-    if unclosed > unclean_ends:
-        violations.append(
-            f"{folder.name}: {unclosed} sessions were not closed, the node was killed {unclean_ends} times"
-        )
     return violations
 
 

@@ -19,7 +19,6 @@ import trio
 from attrs import define, evolve
 
 from tests.controller.group import CLUSTER, NAME
-from tests.faults.rebuilt import Shape, check_rebuilt
 from tests.simulation.failover.controllers import PORT as CONTROLLER_PORT
 from tests.simulation.failover.disk import Disk, Image
 from tests.simulation.failover.network import Port
@@ -142,7 +141,7 @@ class Broker:
         """After a crash: what is surely in the log."""
         self._ends: tuple[set[int], int, bytes] | None = None
         """After a crash: where a cut ends the log; from where on it may end otherwise; and its bytes."""
-        self._settings: StoreSettings | None = None
+        self.settings: StoreSettings | None = None
         self._scope = trio.CancelScope()
         self._image: Image | None = None
         self._is_synced = False
@@ -202,7 +201,7 @@ class Broker:
         roles = Roles(WAITING)
         config = roles.current.of(config)
         self.store = store = await open_store(config, queue_files=16)
-        self._settings = store.settings
+        self.settings = store.settings
         self._check_recovered()
         metadata = MetadataStore.open(metadata_settings(config))
         hangs = HangWatch(config.hang_timeout / 1000)
@@ -287,18 +286,6 @@ class Broker:
 
     down_log = b""
     """The log's bytes while the broker is down; zeros may follow."""
-
-    def check_queues(self) -> list[str]:
-        """After the last end: queues and index, recovered once more, are what the log says."""
-        settings = self._settings
-        assert settings is not None, "it was up at the end"
-        store = MessageStore.open(settings)
-        store.limit_dispatch(None)
-        while store.dispatcher.dispatch(store.commit_log.max_offset):
-            pass
-        store.close()
-        shape = Shape(log_file_bytes=settings.file_bytes, queues=settings.queues, index=settings.index)
-        return check_rebuilt(settings.root, shape)
 
     def _check_recovered(self) -> None:
         """After a crash the log is what it was, or ends where it was being cut."""

@@ -37,7 +37,7 @@ class Port:
         while self._waiting:
             link = self._waiting.popleft()
             link.reset()
-            link.far._end.close()
+            link.far.close()
 
 
 @define(eq=False)

@@ -39,6 +39,7 @@ from tests.simulation.failover.network import Network
 from tests.simulation.failover.plan import FailoverPlan, Fault, plan_of
 from tests.simulation.failover.rooms import simulated_surroundings
 from tests.simulation.network import Link
+from tests.simulation.node import check_queues
 from tests.simulation.runner import GOOD_LINK, Outcome, SimulatedWorld, run_world
 from tests.simulation.trace import Trace
 from trioha.controller import protocol
@@ -554,7 +555,8 @@ class World(SimulatedWorld):
 
     def _check_end(self) -> None:
         for broker in self.brokers:
-            self.violations += [f"{broker.name}: {what}" for what in broker.check_queues()]
+            assert broker.settings is not None, "it was up at the end"
+            self.violations += [f"{broker.name}: {what}" for what in check_queues(broker.settings)]
         for link in self.network.links():
             self.violations.append(f"link {link.number} is open after the end")
 
