@@ -32,7 +32,7 @@ def record_failovers(folder: Path) -> Path:
     with scripted_controller() as controller, ExitStack() as members:
         first = Member(folder, "first", controller, **settings)
         members.callback(first.end)
-        eventually("a master", lambda: True if controller.group.master_id == 1 else None, logs=first.node.log)
+        controller.wait_for_master(1, first)
         second = Member(folder, "second", controller, **settings)
         members.callback(second.end)
         controller.wait_for_set(BOTH)

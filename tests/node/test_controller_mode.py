@@ -94,6 +94,14 @@ class Controller:
         )
         answer_of(group.addresses[broker_id], to_request(fields, body=group.set_of().to_body()))
 
+    def wait_for_master(self, broker_id: int, member: Member) -> None:
+        """Wait until they have elected a broker; `member` has the log to show."""
+        eventually(
+            f"master {broker_id}",
+            lambda: True if self.group.master_id == broker_id else None,
+            logs=member.node.log,
+        )
+
     def wait_for_set(self, members: frozenset[int]) -> None:
         eventually(f"set {sorted(members)}", lambda: True if self.group.members == members else None)
 
@@ -193,6 +201,10 @@ class Member:
             assert client.send(number) == {"PUT_OK": number}, self.node.log()
 
 
+Join = Callable[..., Member]
+StartPair = Callable[..., tuple[Member, Member]]
+
+
 @pytest.fixture
 def controller() -> Iterator[Controller]:
     with scripted_controller() as running:
@@ -200,7 +212,7 @@ def controller() -> Iterator[Controller]:
 
 
 @pytest.fixture
-def join(tmp_path: Path, controller: Controller) -> Iterator[Callable[..., Member]]:
+def join(tmp_path: Path, controller: Controller) -> Iterator[Join]:
     with ExitStack() as members:
 
         def start(name: str, **settings: object) -> Member:
@@ -211,13 +223,31 @@ def join(tmp_path: Path, controller: Controller) -> Iterator[Callable[..., Membe
         yield start
 
 
+@pytest.fixture
+def pair(controller: Controller, join: Join) -> StartPair:
+    """Starts a master and its slave, both in the set; `settings` are those of both."""
+
+    def start(**settings: object) -> tuple[Member, Member]:
+        first = join("first", **settings)
+        controller.wait_for_master(1, first)
+        second = join("second", **settings)
+        controller.wait_for_set(BOTH)
+        return first, second
+
+    return start
+
+
+def stop_equal(first: Member, second: Member) -> None:
+    """Stop both: their logs have the same bytes."""
+    for member in (first, second):
+        member.node.stop()
+    assert first.log_bytes() == second.log_bytes()
+
+
 def test_a_killed_master_is_replaced_and_comes_back_as_a_slave(
-    controller: Controller, join: Callable[..., Member]
+    controller: Controller, pair: StartPair
 ) -> None:
-    first = join("first")
-    eventually("a master", lambda: True if controller.group.master_id == 1 else None, logs=first.node.log)
-    second = join("second")
-    controller.wait_for_set(BOTH)
+    first, second = pair()
     first.stored(100)
     first.node.kill()
     controller.elect(2)
@@ -236,18 +266,16 @@ def test_a_killed_master_is_replaced_and_comes_back_as_a_slave(
     assert (first.epochs().broker_id, second.epochs().broker_id) == (0, 2)
     end = first.epochs().max_offset
     second.node.wait(max_offset=end)
-    for member in (first, second):
-        member.node.stop()
-    assert first.log_bytes() == second.log_bytes()
+    stop_equal(first, second)
 
 
 @pytest.mark.full
 def test_status_shows_roles_epochs_sets_and_the_leading_controller(
-    controller: Controller, join: Callable[..., Member]
+    controller: Controller, join: Join
 ) -> None:
     settings = {"allAckInSyncStateSet": True, "minInSyncReplicas": 2, "inSyncReplicas": 2}
     first = join("first", **settings, **{"trioha.metricsPort": 0})
-    eventually("a master", lambda: True if controller.group.master_id == 1 else None, logs=first.node.log)
+    controller.wait_for_master(1, first)
 
     def control_of(member: Member, role: str, epoch: int) -> ControlStatus:
         def found() -> ControlStatus | None:
@@ -318,13 +346,8 @@ def test_status_shows_roles_epochs_sets_and_the_leading_controller(
 
 
 @pytest.mark.full
-def test_the_doctor_finds_what_is_wrong_with_a_group(
-    controller: Controller, join: Callable[..., Member]
-) -> None:
-    first = join("first", allAckInSyncStateSet=True)
-    eventually("a master", lambda: True if controller.group.master_id == 1 else None, logs=first.node.log)
-    second = join("second", allAckInSyncStateSet=True)
-    controller.wait_for_set(BOTH)
+def test_the_doctor_finds_what_is_wrong_with_a_group(controller: Controller, pair: StartPair) -> None:
+    first, second = pair(allAckInSyncStateSet=True)
     first.stored(20)
     second.node.wait(max_offset=first.epochs().max_offset)
     assert "controllers" in AREAS
@@ -353,12 +376,9 @@ def test_the_doctor_finds_what_is_wrong_with_a_group(
 
 @pytest.mark.full
 def test_what_only_a_dead_master_had_is_cut_when_it_comes_back(
-    controller: Controller, join: Callable[..., Member]
+    controller: Controller, pair: StartPair
 ) -> None:
-    first = join("first", slaveTimeout=500)
-    eventually("a master", lambda: True if controller.group.master_id == 1 else None, logs=first.node.log)
-    second = join("second")
-    controller.wait_for_set(BOTH)
+    first, second = pair(slaveTimeout=500)
     first.stored(50)
     # Both are in the set, one is gone, and the set cannot change: stored here, and no put is PUT_OK.
     controller.scripted.refuse[RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET] = 1
@@ -376,20 +396,15 @@ def test_what_only_a_dead_master_had_is_cut_when_it_comes_back(
     epochs = second.epochs()
     assert epochs.epochs == first.epochs().epochs
     assert epochs.epochs[1].start_offset < cut
-    for member in (first, second):
-        member.node.stop()
-    assert first.log_bytes() == second.log_bytes()
+    stop_equal(first, second)
 
 
 @pytest.mark.full
 def test_a_slave_keeps_confirmed_messages_that_its_masters_disk_has_lost(
-    controller: Controller, join: Callable[..., Member], tmp_path: Path
+    controller: Controller, pair: StartPair, tmp_path: Path
 ) -> None:
     """All lost their power; the master comes back first, in its epoch, with what its disk still has."""
-    first = join("first")
-    eventually("a master", lambda: True if controller.group.master_id == 1 else None, logs=first.node.log)
-    second = join("second")
-    controller.wait_for_set(BOTH)
+    first, second = pair()
     first.stored(50)
     first.node.stop()
     shutil.copytree(first.root, tmp_path / "old")
@@ -423,9 +438,7 @@ def test_a_slave_keeps_confirmed_messages_that_its_masters_disk_has_lost(
     second.restart(**{"trioha.haAcceptCut": found[1]})
     controller.wait_for_set(BOTH)
     first.stored(10)
-    for member in (first, second):
-        member.node.stop()
-    assert first.log_bytes() == second.log_bytes()
+    stop_equal(first, second)
 
 
 @pytest.mark.full
@@ -433,7 +446,7 @@ def test_a_slave_keeps_confirmed_messages_that_its_masters_disk_has_lost(
     "flush_disk_type", ["SYNC_FLUSH", pytest.param("ASYNC_FLUSH", marks=pytest.mark.nightly)]
 )
 def test_a_master_that_lost_power_and_is_back_at_once_follows_who_has_more(
-    controller: Controller, join: Callable[..., Member], tmp_path: Path, flush_disk_type: str
+    controller: Controller, join: Join, tmp_path: Path, flush_disk_type: str
 ) -> None:
     """The controllers have not noticed anything, and its slave has confirmed bytes that its disk has lost."""
     first = join("first", flushDiskType=flush_disk_type)
@@ -452,7 +465,7 @@ def test_a_master_that_lost_power_and_is_back_at_once_follows_who_has_more(
     process_id, _, _ = (first.root / "abort").read_text().partition("\n")
     (first.root / "abort").write_text(f"{process_id}\nthe boot before")
     first.restart()
-    eventually("an election", lambda: True if controller.group.master_id == 2 else None, logs=first.node.log)
+    controller.wait_for_master(2, first)
     controller.notify(2)
     second.stored(50)
     controller.wait_for_set(BOTH)
@@ -461,16 +474,12 @@ def test_a_master_that_lost_power_and_is_back_at_once_follows_who_has_more(
     assert starts[0] == (1, 0)
     assert [epoch for epoch, _ in starts] == [1, 2]
     assert starts[1][1] >= end > lost
-    for member in (first, second):
-        member.node.stop()
-    assert first.log_bytes() == second.log_bytes()
+    stop_equal(first, second)
     assert json.loads((first.root / "trioha-doubtful-epoch.json").read_text()) == {"epoch": 1}
 
 
 @pytest.mark.full
-def test_a_cut_that_a_start_completes_is_in_its_session(
-    controller: Controller, join: Callable[..., Member], tmp_path: Path
-) -> None:
+def test_a_cut_that_a_start_completes_is_in_its_session(join: Join, tmp_path: Path) -> None:
     member = join("first")
     member.stored(20)
     offset = member.epochs().max_offset
@@ -492,7 +501,7 @@ def test_a_cut_that_a_start_completes_is_in_its_session(
 
 @pytest.mark.full
 def test_brokers_of_controllers_that_lost_their_state_go_on_with_their_logs(
-    controller: Controller, join: Callable[..., Member]
+    controller: Controller, join: Join
 ) -> None:
     """As docs/controller-mode.md says."""
     members = first, second = join("first"), join("second")
@@ -509,17 +518,15 @@ def test_brokers_of_controllers_that_lost_their_state_go_on_with_their_logs(
     controller.scripted.group = Group()
     first.restart()
     hint = "restore the state of the controllers"
-    eventually("a hint", lambda: True if hint in first.node.log() else None, logs=first.node.log)
+    first.node.wait_logged(hint)
     assert "CONTROLLER_BROKER_NEED_TO_BE_REGISTERED" in first.node.log()
     assert first.node.load(1).statuses == {"SERVICE_NOT_AVAILABLE": 1}
     first.node.stop()
     # With a new id the epochs tell.
     (first.root / "brokerIdentity").unlink()
     first.restart()
-    eventually("an id", lambda: True if controller.group.master_id == 1 else None, logs=first.node.log)
-    eventually(
-        "words", lambda: True if "older than its log" in first.node.log() else None, logs=first.node.log
-    )
+    controller.wait_for_master(1, first)
+    first.node.wait_logged("older than its log")
     assert first.node.load(1).statuses == {"SERVICE_NOT_AVAILABLE": 1}
     first.node.stop()
     controller.scripted.group = Group()
@@ -534,17 +541,15 @@ def test_brokers_of_controllers_that_lost_their_state_go_on_with_their_logs(
     first.stored(10)
     epochs = [(epoch.epoch, epoch.start_offset) for epoch in first.epochs().epochs]
     assert epochs == [(0, 0), (1, end)]
-    for member in members:
-        member.node.stop()
-    assert first.log_bytes() == second.log_bytes()
+    stop_equal(first, second)
 
 
 @pytest.mark.full
 def test_transactions_that_are_open_are_decided_at_the_next_master(
-    controller: Controller, join: Callable[..., Member]
+    controller: Controller, join: Join
 ) -> None:
     first = join("first", **NO_CHECKS)
-    eventually("a master", lambda: True if controller.group.master_id == 1 else None, logs=first.node.log)
+    controller.wait_for_master(1, first)
     second = join("second", **FAST_CHECKS)
     controller.wait_for_set(BOTH)
     first.stored(1)
@@ -575,9 +580,7 @@ def test_transactions_that_are_open_are_decided_at_the_next_master(
 
 
 @pytest.mark.full
-def test_a_node_without_a_controller_waits_and_serves_what_it_has(
-    controller: Controller, join: Callable[..., Member]
-) -> None:
+def test_a_node_without_a_controller_waits_and_serves_what_it_has(controller: Controller, join: Join) -> None:
     controller.scripted.leader, leader = "127.0.0.1:1", controller.scripted.leader
     first = join("first")
     assert first.node.load(1).statuses == {"SERVICE_NOT_AVAILABLE": 1}

@@ -65,7 +65,7 @@ def test_a_pair_encrypts_what_it_says_to_controllers_and_to_each_other(
     controller: Controller, join: Callable[..., Member], authority: trustme.CA
 ) -> None:
     first = join("first", authority)
-    eventually("a master", lambda: True if controller.group.master_id == 1 else None, logs=first.node.log)
+    controller.wait_for_master(1, first)
     second = join("second", authority)
     controller.wait_for_set(BOTH)
     first.stored(20)

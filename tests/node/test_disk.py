@@ -1,5 +1,6 @@
 """Real nodes on disks that fail or fill up."""
 
+import json
 from functools import partial
 
 import pytest
@@ -49,8 +50,12 @@ def test_a_full_disk_refuses_puts_until_there_is_space(shimmed, fault):
     statuses = node.load(100, size=(3000, 3000), concurrency=1).statuses
     assert statuses["SERVICE_NOT_AVAILABLE"] > 0
     stored = statuses.get("PUT_OK", 0)
-    # It still answers, and keeps what it has.
+    # It still answers, keeps what it has, and says why it stores nothing, in one line for all puts.
     assert node.status().put_statuses["PUT_OK"] == 10 + stored
+    assert "could be reserved" in node.status().put_refusal
+    assert node.log_path.read_text().count("the disk refuses puts") == 1
+    said = run_trioha("doctor", "--json", node.listen_address).stdout
+    assert "disk-full" in {finding["id"] for finding in json.loads(said)["findings"]}
     fault.unlink()
     assert node.load(100, size=(3000, 3000)).statuses == {"PUT_OK": 100}
     node.stop()

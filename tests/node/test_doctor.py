@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ TIMEOUT_S = 20
 
 @pytest.fixture
 def start(start_node: StartNode) -> StartNode:
-    def start(name: str, **settings: Any) -> TriohaNode:
+    def start(name: str = "store", **settings: Any) -> TriohaNode:
         is_slave = "slave_of" in settings or settings.get("role") == "SLAVE"
         if is_slave and "trioha.masterAddress" not in settings:
             # Metadata is not copied in tests of other things.
@@ -128,11 +128,6 @@ def copying_slave(start: StartNode, master: TriohaNode, address: str) -> TriohaN
     )
 
 
-def lonely_slave(start: StartNode, name: str = "slave", **settings: Any) -> TriohaNode:
-    """A slave that dials a port where no master is."""
-    return start(name, role="SLAVE", ha_master_address=f"127.0.0.1:{free_port()}", **settings)
-
-
 @contextmanager
 def forging_peer(ha_address: str, offset: int) -> Iterator[None]:
     """A peer of the HA port that requests the log and acknowledges what it was never sent."""
@@ -172,14 +167,6 @@ def test_a_healthy_pair_of_a_name_server_has_no_findings(start: StartNode) -> No
     assert examined_pair(master, slave, "--namesrv", names) == {}
 
 
-def test_the_files_of_a_healthy_pair_have_no_findings(tmp_path: Path) -> None:
-    master, slave = tmp_path / "m.conf", tmp_path / "s.conf"
-    common = "brokerClusterName=c\nbrokerName=a\nnamesrvAddr=10.0.0.5:9876\n"
-    master.write_text(f"{common}brokerRole=SYNC_MASTER\ninSyncReplicas=2\nbrokerIP1=10.0.0.1\n")
-    slave.write_text(f"{common}brokerRole=SLAVE\nbrokerId=1\nbrokerIP1=10.0.0.2\n")
-    assert examine(master, slave) == {}
-
-
 # -- who is who ------------------------------------------------------------------------------------------
 
 
@@ -205,15 +192,6 @@ def test_a_broker_with_access_control_refuses_without_an_account(start: StartNod
     assert set(found) == {"broker-refuses"}
     assert "No accessKey is configured" in found["broker-refuses"]["evidence"]
     assert examine(node.listen_address, "--credentials", tools) == {}
-
-
-@pytest.mark.nightly
-def test_a_name_server_that_is_not_there_is_found(start: StartNode) -> None:
-    master, slave = connected_pair(start)
-    names = f"127.0.0.1:{free_port()}"
-    found = examined_pair(master, slave, "--namesrv", names)
-    assert set(found) == {"name-server-unreachable"}
-    assert found["name-server-unreachable"]["subject"] == names
 
 
 @pytest.mark.full
@@ -247,51 +225,6 @@ def test_a_broker_that_is_listed_with_an_unreachable_address_is_found(start: Sta
     assert "broker-unreachable" not in found
 
 
-@pytest.mark.nightly
-def test_slaves_without_a_master_are_found(start: StartNode) -> None:
-    one, two = lonely_slave(start, "one"), lonely_slave(start, "two", brokerId=2)
-    found = examined_pair(one, two)
-    assert set(found) == {"no-master"}
-    assert examine(one.listen_address) == {}
-
-
-@pytest.mark.nightly
-def test_two_masters_of_one_name_are_found(start: StartNode) -> None:
-    one, two = start("one", role="ASYNC_MASTER"), start("two", role="ASYNC_MASTER")
-    found = examined_pair(one, two)
-    assert set(found) == {"two-masters"}
-    assert one.listen_address in found["two-masters"]["evidence"]
-
-
-@pytest.mark.nightly
-def test_two_slaves_of_one_id_are_found(start: StartNode) -> None:
-    master = start("master", role="SYNC_MASTER", **{"trioha.haDistinctBy": "connection"})
-    one, two = (start(name, slave_of=master, brokerId=1) for name in ("one", "two"))
-    wait_in_sync(master, one, two)
-    found = examine(master.listen_address, one.listen_address, two.listen_address)
-    assert set(found) == {"duplicate-broker-id"}
-    assert found["duplicate-broker-id"]["remedy"].startswith("brokerId=2 ")
-
-
-@pytest.mark.nightly
-def test_a_slave_of_another_name_is_found(start: StartNode) -> None:
-    master = start("master", role="ASYNC_MASTER")
-    slave = start("slave", slave_of=master, brokerName="another")
-    wait_in_sync(master, slave)
-    found = examined_pair(master, slave)
-    assert set(found) == {"name-mismatch"}
-    assert found["name-mismatch"]["remedy"].startswith("brokerName=interop ")
-
-
-def test_a_file_whose_role_and_id_differ_is_found_and_refused_by_a_node(tmp_path: Path) -> None:
-    path = tmp_path / "broker.conf"
-    path.write_text("brokerRole=SLAVE\nbrokerName=a\nnamesrvAddr=127.0.0.1:1\nbrokerIP1=10.0.0.1\n")
-    assert "role-and-id" in examine(path)
-    refused = run_trioha("node", "-c", path)
-    assert refused.exit_code == 2
-    assert "brokerId" in refused.stderr
-
-
 # -- addresses and ports ---------------------------------------------------------------------------------
 
 
@@ -312,39 +245,6 @@ def test_announced_addresses_that_are_out_of_reach_are_found(start: StartNode) -
     assert UNREACHABLE in found["ha-address-unreachable"]["evidence"]
 
 
-@pytest.mark.nightly
-def test_an_announced_address_of_docker0_is_found(start: StartNode) -> None:
-    node = start(
-        "master",
-        role="ASYNC_MASTER",
-        brokerIP1="172.17.0.1",
-        brokerIP2="127.0.0.1",
-        **{"trioha.bindAddress": "0.0.0.0"},
-    )
-    port = node.listen_address.rpartition(":")[2]
-    found = examine(f"127.0.0.1:{port}")
-    # On a machine with Docker it is reached there, too.
-    assert set(found) - {"advertised-address-unreachable"} == {"advertised-address-local"}
-    assert "an address of docker0" in found["advertised-address-local"]["evidence"]
-
-
-@pytest.mark.nightly
-def test_a_broker_that_announces_the_address_of_another_one_is_found(start: StartNode) -> None:
-    port = free_port()
-    try:
-        with socket.create_server(("::1", port), family=socket.AF_INET6):
-            pass
-    except OSError as error:
-        pytest.skip(f"no IPv6 on this machine: {error}")
-    start("one", role="ASYNC_MASTER", brokerName="one", listenPort=port)
-    start("two", role="ASYNC_MASTER", brokerName="two", listenPort=port, **{"trioha.bindAddress": "::"})
-    found = examine(f"[::1]:{port}")
-    assert "advertised-address-of-another-broker" in found
-    evidence = found["advertised-address-of-another-broker"]["evidence"]
-    assert f"127.0.0.1:{port}" in evidence
-    assert "one (0) answers" in evidence
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8 on the loopback interface")
 @pytest.mark.full
 def test_an_ha_port_that_is_open_to_a_host_that_is_no_replica_is_found(start: StartNode) -> None:
@@ -355,32 +255,7 @@ def test_an_ha_port_that_is_open_to_a_host_that_is_no_replica_is_found(start: St
     assert found["ha-port-exposed"]["remedy"] == "trioha.haAllowedPeers=127.0.0.1"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8 on the loopback interface")
-@pytest.mark.nightly
-def test_an_ha_port_that_admits_only_slaves_is_not_exposed(start: StartNode) -> None:
-    allowed = {"trioha.haAllowedPeers": "127.0.0.1"}
-    master = start("master", role="SYNC_MASTER", **allowed)
-    slave = start("slave", slave_of=master, **allowed)
-    wait_in_sync(master, slave)
-    assert examined_pair(master, slave, "--source", "127.0.0.2") == {}
-
-
 # -- copies of a put -------------------------------------------------------------------------------------
-
-
-@pytest.mark.nightly
-def test_a_sync_master_without_slaves_is_found(start: StartNode) -> None:
-    node = start("master", role="SYNC_MASTER")
-    assert node.load(1).statuses == {"SLAVE_NOT_AVAILABLE": 1}
-    assert set(examine(node.listen_address)) == {"too-few-slaves-in-sync"}
-
-
-@pytest.mark.nightly
-def test_a_sync_master_that_waits_for_nobody_when_it_is_alone_is_found(start: StartNode) -> None:
-    node = start("master", role="SYNC_MASTER", enableAutoInSyncReplicas="true")
-    found = examine(node.listen_address)
-    assert set(found) == {"sync-degrades-silently"}
-    assert set(examine(conf_of(node))) >= {"sync-degrades-silently"}
 
 
 @pytest.mark.full
@@ -393,29 +268,7 @@ def test_a_forged_acknowledgement_is_found(start: StartNode) -> None:
     assert "ACK_BEYOND_SENT since the start: 1;" in found["forged-ack"]["evidence"]
 
 
-@pytest.mark.nightly
-def test_a_replica_that_no_name_server_lists_is_found(start: StartNode) -> None:
-    names = f"127.0.0.1:{free_port()}"
-    master = start("master", role="ASYNC_MASTER", namesrvAddr=names, **{"trioha.withNamesrv": "true"})
-    slave = start("slave", role="SLAVE", namesrvAddr=names)
-    tap = start("tap", slave_of=master, brokerId=7)
-    wait_in_sync(master, slave, tap)
-    wait_until(lambda: set(groups(names).get("interop", ())) == {0, 1})
-    found = examine("--namesrv", names)
-    assert set(found) == {"unlisted-replica"}
-
-
 # -- logs ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.nightly
-def test_a_slave_that_dials_elsewhere_is_found_with_its_lag(start: StartNode) -> None:
-    master = start("master", role="ASYNC_MASTER", haMaxGapNotInSync=1000)
-    master.load(20)
-    slave = lonely_slave(start)
-    found = examined_pair(master, slave)
-    assert set(found) == {"slave-not-connected", "slave-not-in-sync"}
-    assert found["slave-not-connected"]["remedy"].startswith(f"haMasterAddress={master.ha_address} ")
 
 
 @pytest.mark.full
@@ -432,77 +285,6 @@ def test_a_slave_below_its_masters_minimum_is_found(start: StartNode, tmp_path: 
     assert {"slave-below-minimum", "slave-refuses-log"} <= set(found)
     assert f"the master's begins at {FILE_BYTES}" in found["slave-below-minimum"]["evidence"]
     assert "retention-overtakes-slave" not in found
-
-
-@pytest.mark.nightly
-def test_a_slave_beyond_its_masters_end_is_found(start: StartNode, tmp_path: Path) -> None:
-    master, slave = connected_pair(start)
-    master.stop()
-    slave.stop()
-    shutil.rmtree(tmp_path / "master")
-    master = start("master", role="ASYNC_MASTER")
-    master.load(1, size=(10, 10))
-    slave = start("slave", slave_of=master)
-    wait_until(lambda: bool((client := slave.status().client) and client.verdict))
-    found = examined_pair(master, slave)
-    assert {"slave-beyond-end", "slave-refuses-log"} <= set(found)
-
-
-@pytest.mark.nightly
-def test_log_files_of_different_sizes_are_found(start: StartNode) -> None:
-    master = start("master", role="ASYNC_MASTER")
-    slave = start(
-        "slave",
-        slave_of=master,
-        mappedFileSizeCommitLog=2 * FILE_BYTES,
-    )
-    master.wait(connections=1)
-    found = examined_pair(master, slave)
-    assert "file-sizes-differ" in found
-    assert f"is {FILE_BYTES} at the master" in found["file-sizes-differ"]["evidence"]
-
-
-@pytest.mark.nightly
-def test_a_master_that_deletes_for_space_what_its_slave_lacks_is_found(
-    start: StartNode, tmp_path: Path
-) -> None:
-    used = shutil.disk_usage(tmp_path)
-    if used.used / used.total < 0.11:
-        pytest.skip("less than 11 % of the disk is used: the least limit is 10 %")
-    # Files are deleted only at the hours of deleteWhen and by this limit; the newest never.
-    master = start("master", role="ASYNC_MASTER", diskMaxUsedSpaceRatio=10, cleanResourceInterval=3_600_000)
-    master.load(200, size=(1000, 1000))
-    slave = start("slave", slave_of=master)
-    slave.wait(max_offset=master.max_offset)
-    slave.stop()
-    master.load(200, size=(1000, 1000))
-    slave = lonely_slave(start)
-    found = examined_pair(master, slave)
-    assert "retention-overtakes-slave" in found
-    assert "files go above 10 %" in found["retention-overtakes-slave"]["evidence"]
-
-
-@pytest.mark.nightly
-def test_a_record_that_cannot_be_dispatched_is_found(start: StartNode, tmp_path: Path) -> None:
-    master = start("master", role="ASYNC_MASTER")
-    assert master.load(300, size=(1000, 1000)).statuses == {"PUT_OK": 300}
-    master.stop()
-    first_file = min((tmp_path / "master" / "commitlog").iterdir())
-    data = bytearray(first_file.read_bytes())
-    data[int.from_bytes(data[:4]) + 500] ^= 1
-    first_file.write_bytes(data)
-    # A clean stop: the start looks at the last file only.
-    master = start("master", role="ASYNC_MASTER")
-    slave = start(
-        "slave",
-        slave_of=master,
-        **{"trioha.haStartFrom": "earliest", "trioha.haVerify": "frame"},
-    )
-    slave.wait(max_offset=master.max_offset)
-    wait_until(lambda: bool(slave.status().dispatch_fault))
-    found = examined_pair(master, slave)
-    assert set(found) == {"record-not-dispatched"}
-    assert found["record-not-dispatched"]["remedy"] == f"trioha verify {slave.root}"
 
 
 # -- metadata --------------------------------------------------------------------------------------------
@@ -540,29 +322,6 @@ def test_metadata_that_a_slave_cannot_copy_is_found(start: StartNode) -> None:
     assert set(examined_pair(master, slave)) == {"metadata-copy-fails"}
 
 
-@pytest.mark.nightly
-def test_offsets_that_are_ahead_of_the_masters_are_found(start: StartNode) -> None:
-    master, slave = connected_pair(start)
-    master.load(100)
-    make_group(master.listen_address)
-    commit(master.listen_address, 1)
-    # The slave knows no group that it has not copied.
-    wait_healthy(master.listen_address, slave.listen_address, "--metadata-late", "0")
-    found: Findings = {}
-
-    def is_found() -> bool:
-        # It keeps its own offset as soon as its queue reaches that far.
-        commit(slave.listen_address, 3)
-        found.clear()
-        found.update(examined_pair(master, slave))
-        return bool(found)
-
-    wait_until(is_found)
-    assert set(found) == {"offsets-ahead"}
-    evidence = found["offsets-ahead"]["evidence"]
-    assert "TopicTest@billing queue 0: 3 at the slave, 1 at the master" in evidence
-
-
 # -- settings --------------------------------------------------------------------------------------------
 
 
@@ -576,39 +335,72 @@ def test_a_file_that_was_edited_after_the_start_is_found(start: StartNode) -> No
     assert "slaveTimeout is 4000, in effect is 3000" in found["setting-not-in-effect"]["evidence"]
 
 
-def test_what_a_node_refuses_in_a_file_is_found(start: StartNode, tmp_path: Path) -> None:
+def test_what_a_node_refuses_in_a_file_is_found(tmp_path: Path) -> None:
     path = tmp_path / "broker.conf"
-    path.write_text("trioha.haRole=spy\nbrokerName=a\nslaveTimeout=3s\n")
-    found = examine(path)
-    assert set(found) == {"setting-invalid"}
-    assert found["setting-invalid"]["severity"] == "critical"
-    assert run_trioha("node", "-c", path).exit_code == 2
+    for text, name in (
+        ("brokerRole=SLAVE\nbrokerName=a\nnamesrvAddr=127.0.0.1:1\nbrokerIP1=10.0.0.1\n", "role-and-id"),
+        ("trioha.haRole=spy\nbrokerName=a\nslaveTimeout=3s\n", "setting-invalid"),
+    ):
+        path.write_text(text)
+        assert examine(path)[name]["severity"] == "critical"
+        assert run_trioha("node", "-c", path).exit_code == 2
 
 
-def test_a_key_that_no_version_has_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "broker.conf"
-    path.write_text("brokerName=a\nhaSendHeartbeatIntervall=100\n")
-    found = examine(path)
-    assert set(found) == {"setting-unknown"}
-    assert found["setting-unknown"]["remedy"] == "did you mean haSendHeartbeatInterval?"
+# -- settings and roles that a status has ------------------------------------------------------------------
+
+
+def two_slaves(start: StartNode) -> Sequence[TriohaNode]:
+    """Of one id."""
+    master = start("master", role="SYNC_MASTER", **{"trioha.haDistinctBy": "connection"})
+    slaves = [start(name, slave_of=master) for name in ("one", "two")]
+    wait_in_sync(master, *slaves)
+    return [master, *slaves]
+
+
+def odd_slave(start: StartNode, **settings: Any) -> Sequence[TriohaNode]:
+    """A pair whose slave has these settings."""
+    master = start("master", role="ASYNC_MASTER")
+    slave = start("slave", slave_of=master, **settings)
+    wait_in_sync(master, slave)
+    return [master, slave]
+
+
+def lonely_slaves(start: StartNode) -> Sequence[TriohaNode]:
+    nowhere = f"127.0.0.1:{free_port()}"
+    return [
+        start(name, role="SLAVE", ha_master_address=nowhere, brokerId=id_)
+        for id_, name in ((1, "one"), (2, "two"))
+    ]
+
+
+SLOW = {"haSendHeartbeatInterval": 30_000, "haHousekeepingInterval": 60_000}
+LIVE: Mapping[str, tuple[Callable[[StartNode], Sequence[TriohaNode]], str]] = {
+    "no-master": (lonely_slaves, ""),
+    "two-masters": (lambda start: [start(name, role="ASYNC_MASTER") for name in ("one", "two")], "127.0.0.1"),
+    "duplicate-broker-id": (two_slaves, "brokerId 1"),
+    "name-mismatch": (partial(odd_slave, brokerName="another"), "brokerName is another"),
+    "file-sizes-differ": (
+        partial(odd_slave, mappedFileSizeCommitLog=2 * FILE_BYTES),
+        f"is {FILE_BYTES} at the master",
+    ),
+    "too-few-slaves-in-sync": (lambda start: [start(role="SYNC_MASTER")], "puts wait for 1"),
+    "sync-degrades-silently": (
+        lambda start: [start(role="SYNC_MASTER", enableAutoInSyncReplicas="true")],
+        "minInSyncReplicas is 1",
+    ),
+    "heartbeat-above-housekeeping": (partial(connected_pair, **SLOW), "closes after 20000 ms"),
+    "node-warns": (partial(connected_pair, inSyncReplicas=1), "a SYNC_MASTER still waits for one slave"),
+}
+"""Nodes by the check that finds their fault, and what it says of them."""
 
 
 @pytest.mark.nightly
-def test_heartbeats_that_come_too_seldom_are_found(start: StartNode) -> None:
-    master, slave = connected_pair(start, haSendHeartbeatInterval=30_000, haHousekeepingInterval=60_000)
-    found = examined_pair(master, slave)
-    assert set(found) == {"heartbeat-above-housekeeping"}
-    assert "closes after 20000 ms" in found["heartbeat-above-housekeeping"]["evidence"]
-
-
-@pytest.mark.nightly
-def test_what_a_node_warns_of_is_found(start: StartNode) -> None:
-    master, slave = connected_pair(start, inSyncReplicas=1)
-    found = examined_pair(master, slave)
-    assert set(found) == {"node-warns"}
-    assert found["node-warns"]["severity"] == "notice"
-    assert "a SYNC_MASTER still waits for one slave" in found["node-warns"]["evidence"]
-    assert examined_pair(master, slave, "--severity", "warning") == {}
+@pytest.mark.parametrize("name", LIVE)
+def test_a_fault_of_live_nodes_is_found(name: str, start: StartNode) -> None:
+    begin, evidence = LIVE[name]
+    found = examine(*(node.listen_address for node in begin(start)))
+    assert set(found) == {name}
+    assert evidence in found[name]["evidence"]
 
 
 # -- clocks ----------------------------------------------------------------------------------------------
