@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.interop.java import JavaDriver, JavaDrivers, java_driver
+from tests.interop.java import JavaDriver, JavaDrivers, JavaStore, java_driver
 from tests.interop.rocketmq import LINES, NEWEST, VERSIONS, missing_tools, version_params
-from tests.interop.world import World, world
+from tests.interop.world import StartNode, StartPair, World, sync_settings, world
+from tests.node_process import TriohaNode
 
 TIMEOUT_S = 400
 """For a test with its fixtures, in seconds: longer than any of its waits, which say what is missing.
@@ -102,3 +104,21 @@ def shared(java_of_module: JavaDriver, tmp_path_factory: pytest.TempPathFactory)
     """A cluster for all tests of a module that only look at it, or have topics and groups of their own."""
     with world(java_of_module, tmp_path_factory.mktemp("world")) as started:
         yield started
+
+
+@pytest.fixture
+def start_pair(java: JavaDriver, start_node: StartNode, tmp_path: Path) -> StartPair:
+    """Starts a real master and a trioha slave that has its first bytes, so that it gets every file.
+
+    The first report decides where a transfer starts, and an empty slave is given the last file only
+    (spec/ha.md 2.2): a master that already had several files would keep the others to itself.
+    """
+
+    def start(role: str, *, jvm: JavaDriver = java, **settings: Any) -> tuple[JavaStore, TriohaNode]:
+        master = jvm.open_store(tmp_path / "master", role=role, **sync_settings(jvm), **settings)
+        slave = start_node("slave", role="SLAVE", ha_master_address=master.ha_address)
+        first = master.put(1, size=(100, 100), wait_store_msg_ok=False)
+        slave.wait(max_offset=first.end_offset)
+        return master, slave
+
+    return start

@@ -6,22 +6,19 @@ its state by DLedger or, from 5.2 on, by JRaft.
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
 import trio
-from attrs import define, field, frozen
+from attrs import frozen
 
-from tests.interop.java import OPENED
-from tests.interop.rocketmq import home_flags, java_tool, name_server_class_path
+from tests.interop.java_process import JavaProcess
+from tests.interop.rocketmq import name_server_class_path
 from tests.ports import free_port
-from tests.processes import DIE_WITH_PARENT, environment_of_ours
 from trioha.controller import protocol
 from trioha.controller.protocol import ControllerMetadata, ReplicaSetInfo, to_request
 from trioha.errors import TriohaError
@@ -35,25 +32,6 @@ ASKED_AGAIN_S = 10.0
 POLL_S = 0.05
 CLUSTER = "interop"
 FILE_BYTES = 1024 * 1024
-_LOGBACK = """\
-<configuration>
-  <appender name="STDERR" class="ch.qos.logback.core.ConsoleAppender">
-    <target>System.err</target>
-    <encoder><pattern>%d{HH:mm:ss.SSS} %-5level %logger{0} %msg%n%ex{3}</pattern></encoder>
-  </appender>
-  <root level="LEVEL"><appender-ref ref="STDERR"/></root>
-</configuration>
-"""
-JVM_FLAGS = (
-    "-Xms48m",
-    "-Xmx256m",
-    "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",
-    "-Xss512k",
-    "-Xshare:auto",
-    *OPENED,
-)
-
 T = TypeVar("T")
 
 
@@ -88,93 +66,6 @@ def ask(address: str, command: RemotingCommand) -> RemotingCommand:
             return await client.request(command, timeout_s=ASKED_AGAIN_S)
 
     return trio.run(fetch)
-
-
-@define
-class JavaProcess:
-    """One JVM with a main class of RocketMQ."""
-
-    name: str
-    folder: Path
-    class_path: str
-    main_class: str
-    settings: dict[str, object]
-    log_level: str = "WARN"
-    flags: Sequence[str] = JVM_FLAGS
-    """Of the JVM."""
-    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
-
-    def start(self) -> None:
-        """Start it, or start it again on its files."""
-        assert self.process is None
-        home = self.folder / "home"
-        home.mkdir(parents=True, exist_ok=True)
-        config, logback = self.folder / f"{self.name}.conf", self.folder / "logback.xml"
-        config.write_text("".join(f"{key}={value}\n" for key, value in self.settings.items()))
-        logback.write_text(_LOGBACK.replace("LEVEL", self.log_level))
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [
-                    *DIE_WITH_PARENT, java_tool("java"), *self.flags,
-                    *home_flags(home),
-                    f"-Drmq.logback.configurationFile={logback}", "-Drocketmq.client.logUseSlf4j=true",
-                    "-cp", self.class_path, self.main_class, "-c", str(config),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                env=environment_of_ours(),
-            )  # fmt: skip
-
-    @property
-    def log_path(self) -> Path:
-        """Of what it writes to both its streams."""
-        return self.folder / f"{self.name}.log"
-
-    def log(self) -> str:
-        """The end of its log."""
-        return f"--- {self.name}\n" + self.log_path.read_text(errors="replace")[-4000:]
-
-    @property
-    def pid(self) -> int:
-        """Of the process that runs."""
-        assert self.process is not None, f"{self.name} does not run"
-        return self.process.pid
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the process is there."""
-        return self.process is not None and self.process.poll() is None
-
-    def kill(self) -> None:
-        """`kill -9`."""
-        self._end(signal.SIGKILL)
-
-    def stop(self) -> None:
-        """A clean stop."""
-        self._end(signal.SIGTERM)
-
-    def hang(self) -> None:
-        """Stop it where it stands: it keeps its connections and says nothing."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let it go on."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGCONT)
-
-    def _end(self, by: signal.Signals) -> None:
-        if self.process is None:
-            return
-        self.process.send_signal(by)
-        try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait(60)
-        self.process = None
 
 
 @frozen

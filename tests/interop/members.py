@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from tests.interop.controller import JVM_FLAGS, JavaProcess, ask, broker_settings, eventually
+from tests.interop.controller import ask, broker_settings, eventually
+from tests.interop.java_process import JVM_FLAGS, JavaProcess
 from tests.interop.rocketmq import class_path
 from tests.node_process import ANSWER_WITHIN_S, Loaded, TriohaNode, load
 from trioha.controller import protocol
@@ -30,50 +30,22 @@ _JAVA_ONLY = frozenset(
 """Settings that trioha does not have."""
 
 
-class Member(ABC):
-    """A broker of a group, which may end, hang, and start again on its store and its ports."""
+class Member:
+    """A broker of a group: its addresses, and what it says of itself.
 
-    def __init__(self, folder: Path, name: str, *, port: int) -> None:
-        self.name = name
+    Its process is a `JavaProcess` or `TriohaProcess`, which may end, hang, and start again on its store.
+    """
+
+    name: str
+
+    def _place(self, folder: Path, name: str, port: int) -> Path:
+        """Set where it is; the root of its store."""
         self.root = folder / name / "store"
         self.root.parent.mkdir(parents=True, exist_ok=True)
         self.address = f"127.0.0.1:{port}"
         """For clients."""
         self.ha_address = f"127.0.0.1:{port + 1}"
-
-    @property
-    @abstractmethod
-    def is_running(self) -> bool:
-        """Whether the process is there."""
-
-    @property
-    @abstractmethod
-    def pid(self) -> int:
-        """Of the process that runs."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Start it, or start it again on its files."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """`kill -9`; nothing happens if it does not run."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """A clean stop."""
-
-    @abstractmethod
-    def hang(self) -> None:
-        """SIGSTOP: it keeps its connections and says nothing."""
-
-    @abstractmethod
-    def resume(self) -> None:
-        """SIGCONT."""
-
-    @abstractmethod
-    def log(self) -> str:
-        """The end of its log."""
+        return self.root
 
     @property
     def broker_id(self) -> int:
@@ -125,7 +97,7 @@ class Member(ABC):
         assert self.load(number, seed=2).statuses == {"PUT_OK": number}, self.log()
 
 
-class RealMember(Member):
+class RealMember(JavaProcess, Member):
     """A broker of RocketMQ."""
 
     def __init__(
@@ -138,70 +110,26 @@ class RealMember(Member):
         broker_name: str,
         controller_address: str,
         name_server: str,
-        log_level: str = "WARN",
         flags: Sequence[str] = JVM_FLAGS,
         **settings: object,
     ) -> None:
-        super().__init__(folder, name, port=port)
-        common = broker_settings(broker_name, controller_address, name_server, self.root, port)
-        self._process = JavaProcess(
+        root = self._place(folder, name, port)
+        common = broker_settings(broker_name, controller_address, name_server, root, port)
+        super().__init__(
             name=name,
-            folder=self.root.parent,
+            folder=root.parent,
             class_path=class_path(version),
             main_class="org.apache.rocketmq.broker.BrokerStartup",
             settings={**common, **settings},
-            log_level=log_level,
             flags=flags,
         )
 
-    @property
-    def is_running(self) -> bool:
-        return self._process.is_running
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+class TriohaProcess:
+    """A trioha node that starts more than once."""
 
-    def start(self) -> None:
-        self._process.start()
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def stop(self) -> None:
-        self._process.stop()
-
-    def hang(self) -> None:
-        self._process.hang()
-
-    def resume(self) -> None:
-        self._process.resume()
-
-    def log(self) -> str:
-        return self._process.log()
-
-
-class TriohaMember(Member):
-    """A trioha node."""
-
-    def __init__(
-        self,
-        folder: Path,
-        name: str,
-        *,
-        port: int,
-        broker_name: str,
-        controller_address: str,
-        name_server: str,
-        **settings: object,
-    ) -> None:
-        super().__init__(folder, name, port=port)
-        common = broker_settings(broker_name, controller_address, name_server, self.root, port)
-        self._settings: dict[str, Any] = {
-            key: str(value).lower() if isinstance(value, bool) else value
-            for key, value in {**common, **settings}.items()
-            if key not in _JAVA_ONLY
-        }
+    def __init__(self, name: str, root: Path, settings: dict[str, Any]) -> None:
+        self.name, self._root, self._settings = name, root, settings
         self._node: TriohaNode | None = None
 
     @property
@@ -220,7 +148,7 @@ class TriohaMember(Member):
 
     def start(self) -> None:
         assert not self.is_running
-        self._node = TriohaNode(self.root, role="SLAVE", **self._settings)
+        self._node = TriohaNode(self._root, role="SLAVE", **self._settings)
 
     def kill(self) -> None:
         if self.is_running:
@@ -237,6 +165,30 @@ class TriohaMember(Member):
 
     def log(self) -> str:
         return f"--- {self.name}\n" + ("never started" if self._node is None else self._node.log())
+
+
+class TriohaMember(TriohaProcess, Member):
+    """A trioha node as a broker of a group."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        *,
+        port: int,
+        broker_name: str,
+        controller_address: str,
+        name_server: str,
+        **settings: object,
+    ) -> None:
+        root = self._place(folder, name, port)
+        common = broker_settings(broker_name, controller_address, name_server, root, port)
+        given = {
+            key: str(value).lower() if isinstance(value, bool) else value
+            for key, value in {**common, **settings}.items()
+            if key not in _JAVA_ONLY
+        }
+        super().__init__(name, root, given)
 
 
 def wait_until_registered(name_server: str, broker_name: str, master: Member) -> None:

@@ -99,6 +99,8 @@ only_4 = pytest.mark.parametrize(
     indirect=True,
 )
 """For a test of what only 4.9 does."""
+only_5 = pytest.mark.parametrize("java", version_params(versions=VERSIONS_5), indirect=True)
+"""For a test of what 4.9 does not have."""
 JAVA_SOURCES = Path(__file__).parent / "java"
 
 _MAVEN_TIMEOUT_S = 600.0

@@ -69,7 +69,13 @@ def cluster(java_of_module: JavaDriver, tmp_path_factory: pytest.TempPathFactory
         yield Cluster(java_of_module, settings["namesrvAddr"], node)
 
 
-@pytest.mark.parametrize("mode", ["concurrent", "orderly", "broadcast", "lite"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "concurrent",
+        *(pytest.param(mode, marks=pytest.mark.nightly) for mode in ("orderly", "broadcast", "lite")),
+    ],
+)
 def test_a_consumer_gets_every_message_once_those_that_were_there_and_those_that_come(
     cluster: Cluster, mode: str
 ) -> None:

@@ -122,7 +122,8 @@ def alive_at_next_leader(group: ReplicaGroup, *members: Member) -> None:
     eventually(f"{sorted(wanted)} are alive at the next leader", find, logs=group.log)
 
 
-@pytest.mark.parametrize("kinds", [KINDS, pytest.param(OTHERS, marks=pytest.mark.nightly)], ids="-".join)
+@pytest.mark.nightly
+@pytest.mark.parametrize("kinds", [KINDS, OTHERS], ids="-".join)
 def test_three_brokers_of_both_kinds_survive_two_masters(
     group: ReplicaGroup, driver: JavaDriver, kinds: tuple[str, ...]
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_sync_master_of_5_that_waits_for_nobody_is_found(java: JavaDriver, tmp
         assert set(found) == {"setting-out-of-range"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("settings", "finding"),
     [
@@ -123,6 +124,7 @@ def test_a_forged_acknowledgement_is_found_where_a_master_reports_it(
 # -- slaves that do not replicate ------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_slave_of_5_with_the_address_of_its_master_never_connects(
     newest: JavaDriver, tmp_path: Path
 ) -> None:
@@ -133,6 +135,7 @@ def test_a_slave_of_5_with_the_address_of_its_master_never_connects(
     assert found["ha-master-address-ignored"]["subject"] == slave.listen_address
 
 
+@pytest.mark.nightly
 @only_4
 def test_a_slave_of_4_9_that_is_far_from_its_master_is_found(java: JavaDriver, tmp_path: Path) -> None:
     master = java.open_broker(tmp_path / "m", role="ASYNC_MASTER", haSlaveFallbehindMax=1000)
@@ -167,6 +170,7 @@ def test_a_slave_that_needs_deleted_bytes_is_found_before_and_after(
     assert f"the master's begins at {FILE_BYTES}" in after["slave-below-minimum"]["evidence"]
 
 
+@pytest.mark.nightly
 def test_a_slave_with_more_than_its_master_is_found(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
@@ -216,6 +220,7 @@ def test_metadata_that_is_not_copied_is_found(java: JavaDriver, tmp_path: Path) 
     assert "TopicTest@billing queue 0: 3 at the slave, 1 at the master" in ahead["offsets-ahead"]["evidence"]
 
 
+@pytest.mark.nightly
 def test_a_master_without_its_second_port_is_found(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:

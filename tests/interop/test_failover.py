@@ -383,7 +383,7 @@ def copy_store(member: Member, to: Path) -> Path:
     return to
 
 
-@pairs((TRIOHA, ROCKETMQ), of=PAIRS[:2])
+@pairs(of=PAIRS[:2])
 def test_a_master_that_lost_power_and_is_back_at_once_has_its_slave_elected(
     pair: Pair, tmp_path: Path
 ) -> None:

@@ -12,8 +12,8 @@ from tests.faults.rebuilt import Shape, check_rebuilt
 from tests.interop.java import JavaDriver, JavaStore
 from tests.interop.logs import assert_same_log, log_files, read_log
 from tests.interop.rocketmq import both_lines, indexes_tags, is_5
-from tests.interop.test_java_master import TIMES_OUT_MS, assert_verified, client_of, start_pair
-from tests.interop.world import StartNode, sync_settings
+from tests.interop.test_java_master import TIMES_OUT_MS, assert_verified, client_of
+from tests.interop.world import StartNode, StartPair, sync_settings
 from tests.node_process import FILE_BYTES, SLAVE_TIMEOUT_MS, TriohaNode, start_load
 from tests.waiting import wait_until
 from trioha.store.checkpoint import Checkpoint
@@ -165,9 +165,9 @@ def test_a_trioha_master_that_lacks_real_slaves_refuses_before_it_stores(
 
 
 def test_a_real_master_with_another_history_is_named_and_nothing_is_overwritten(
-    java: JavaDriver, start_node: StartNode, tmp_path: Path
+    start_node: StartNode, start_pair: StartPair
 ) -> None:
-    master, slave = start_pair(java, start_node, tmp_path / "master", role="ASYNC_MASTER")
+    master, slave = start_pair("ASYNC_MASTER")
     common = master.put(60).end_offset
     slave.wait(max_offset=common)
     slave.stop()
@@ -191,9 +191,9 @@ def test_a_real_master_with_another_history_is_named_and_nothing_is_overwritten(
 @both_lines
 @pytest.mark.parametrize("ahead_by", [pytest.param(3, marks=pytest.mark.nightly), 60])
 def test_a_real_master_that_ends_before_its_slave_is_named(
-    ahead_by: int, java: JavaDriver, start_node: StartNode, tmp_path: Path
+    ahead_by: int, java: JavaDriver, start_node: StartNode, start_pair: StartPair
 ) -> None:
-    master, slave = start_pair(java, start_node, tmp_path / "master", role="ASYNC_MASTER")
+    master, slave = start_pair("ASYNC_MASTER")
     slave.wait(max_offset=master.put(20).end_offset)
     slave.stop()
     ahead = start_node("slave", role="ASYNC_MASTER")
@@ -209,9 +209,9 @@ def test_a_real_master_that_ends_before_its_slave_is_named(
 
 
 def test_a_real_master_that_deleted_what_its_slave_needs_next_is_named(
-    java: JavaDriver, start_node: StartNode, tmp_path: Path
+    java: JavaDriver, start_node: StartNode, start_pair: StartPair
 ) -> None:
-    master, slave = start_pair(java, start_node, tmp_path / "master", role="ASYNC_MASTER")
+    master, slave = start_pair("ASYNC_MASTER")
     held = slave.max_offset
     slave.stop()
     master.put(300, seed=2)
@@ -229,9 +229,9 @@ def test_a_real_master_that_deleted_what_its_slave_needs_next_is_named(
 
 @both_lines
 def test_queues_and_index_of_a_trioha_slave_are_those_of_its_real_master(
-    java: JavaDriver, start_node: StartNode, tmp_path: Path
+    java: JavaDriver, start_pair: StartPair
 ) -> None:
-    master, slave = start_pair(java, start_node, tmp_path / "master", role="ASYNC_MASTER")
+    master, slave = start_pair("ASYNC_MASTER")
     master.put(300)
     end = master.put(40, topic="WithPrepared", prepared_every=5, seed=2).end_offset
     slave.wait(max_offset=end)

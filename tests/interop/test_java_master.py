@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.interop.java import JavaDriver, JavaStore
+from tests.interop.java import JavaDriver
 from tests.interop.logs import assert_same_log, blank_tails, log_files, remove_files_just_made, whole_records
-from tests.interop.rocketmq import both_lines, is_5
-from tests.interop.world import StartNode, sync_settings
+from tests.interop.rocketmq import both_lines, is_5, only_5
+from tests.interop.world import StartNode, StartPair, sync_settings
 from tests.node_process import FILE_BYTES, WITHIN_S, TriohaNode, run_trioha
 from trioha.broker_status import SlaveStatus
 
@@ -26,27 +25,6 @@ LARGE = (20000, 65000)
 """Bodies of more than one transfer batch, up to what a file of the tests can just hold."""
 
 
-def start_pair(
-    java: JavaDriver,
-    start_node: StartNode,
-    root: Path,
-    *,
-    role: str,
-    name: str = "slave",
-    **settings: Any,
-) -> tuple[JavaStore, TriohaNode]:
-    """A real master and a trioha slave that has its first bytes, so that it gets every file.
-
-    The first report decides where a transfer starts, and an empty slave is given the last file only
-    (spec/ha.md 2.2): a master that already had several files would keep the others to itself.
-    """
-    master = java.open_store(root, role=role, **sync_settings(java), **settings)
-    slave = start_node(name, role="SLAVE", ha_master_address=master.ha_address)
-    first = master.put(1, size=(100, 100), wait_store_msg_ok=False)
-    slave.wait(max_offset=first.end_offset)
-    return master, slave
-
-
 def assert_verified(store: Path) -> None:
     """`trioha verify` finds nothing wrong."""
     answer = run_trioha("verify", store)
@@ -56,9 +34,9 @@ def assert_verified(store: Path) -> None:
 @both_lines
 @pytest.mark.parametrize("flush", [pytest.param("ASYNC_FLUSH", marks=pytest.mark.nightly), "SYNC_FLUSH"])
 def test_sync_puts_are_ok_and_the_trioha_slaves_log_is_equal_at_once(
-    java: JavaDriver, start_node: StartNode, tmp_path: Path, flush: str
+    flush: str, start_pair: StartPair
 ) -> None:
-    master, slave = start_pair(java, start_node, tmp_path / "master", role="SYNC_MASTER", flushDiskType=flush)
+    master, slave = start_pair("SYNC_MASTER", flushDiskType=flush)
 
     small = master.put(200, seed=1)
     large = master.put(12, size=LARGE, seed=2)
@@ -76,9 +54,9 @@ def test_sync_puts_are_ok_and_the_trioha_slaves_log_is_equal_at_once(
 
 
 def test_a_trioha_slave_copies_an_async_master_and_a_real_store_reads_the_copy(
-    java: JavaDriver, start_node: StartNode, tmp_path: Path
+    java: JavaDriver, start_pair: StartPair
 ) -> None:
-    master, slave = start_pair(java, start_node, tmp_path / "master", role="ASYNC_MASTER")
+    master, slave = start_pair("ASYNC_MASTER")
 
     puts = master.put(400)
     end = puts.end_offset
@@ -114,9 +92,9 @@ def test_an_empty_trioha_slave_of_a_master_with_history_starts_at_the_last_file(
 
 @pytest.mark.nightly
 def test_a_stopped_trioha_slave_resumes_at_its_exact_byte(
-    java: JavaDriver, start_node: StartNode, tmp_path: Path
+    start_node: StartNode, start_pair: StartPair
 ) -> None:
-    master, slave = start_pair(java, start_node, tmp_path / "master", role="SYNC_MASTER")
+    master, slave = start_pair("SYNC_MASTER")
     held = master.put(60).end_offset
     slave.wait(max_offset=held)
     slave.stop()
@@ -134,12 +112,8 @@ def test_a_stopped_trioha_slave_resumes_at_its_exact_byte(
     assert_same_log(master.root, slave.root, end=after.end_offset, file_bytes=FILE_BYTES)
 
 
-def test_no_put_is_ok_that_a_killed_trioha_slave_does_not_hold(
-    java: JavaDriver, start_node: StartNode, tmp_path: Path
-) -> None:
-    master, slave = start_pair(
-        java, start_node, tmp_path / "master", role="SYNC_MASTER", slaveTimeout=TIMES_OUT_MS
-    )
+def test_no_put_is_ok_that_a_killed_trioha_slave_does_not_hold(start_pair: StartPair) -> None:
+    master, slave = start_pair("SYNC_MASTER", slaveTimeout=TIMES_OUT_MS)
     puts = master.start_put(1_000_000, size=(10, 500), ipv6_born_hosts=False, until_not_ok=True)
     slave.wait(max_offset=300_000)
     slave.kill()
@@ -152,9 +126,9 @@ def test_no_put_is_ok_that_a_killed_trioha_slave_does_not_hold(
 
 
 def test_a_trioha_slave_killed_in_the_middle_of_a_transfer_ends_with_the_same_log(
-    java: JavaDriver, start_node: StartNode, tmp_path: Path
+    start_node: StartNode, start_pair: StartPair
 ) -> None:
-    master, slave = start_pair(java, start_node, tmp_path / "master", role="ASYNC_MASTER")
+    master, slave = start_pair("ASYNC_MASTER")
     deadline_s = time.monotonic() + WITHIN_S
     for seed in count():
         puts = master.start_put(10_000, size=(10, 1000), seed=seed)
@@ -173,10 +147,8 @@ def test_a_trioha_slave_killed_in_the_middle_of_a_transfer_ends_with_the_same_lo
 
 
 @pytest.mark.nightly
-def test_a_trioha_slave_follows_a_real_master_that_restarts(
-    java: JavaDriver, start_node: StartNode, tmp_path: Path
-) -> None:
-    master, slave = start_pair(java, start_node, tmp_path / "master", role="ASYNC_MASTER")
+def test_a_trioha_slave_follows_a_real_master_that_restarts(java: JavaDriver, start_pair: StartPair) -> None:
+    master, slave = start_pair("ASYNC_MASTER")
     slave.wait(max_offset=master.put(60).end_offset)
 
     master.shutdown()
@@ -189,10 +161,10 @@ def test_a_trioha_slave_follows_a_real_master_that_restarts(
 
 
 def test_a_trioha_slave_follows_a_real_master_that_was_killed(
-    java: JavaDriver, own_jvm: Callable[..., JavaDriver], start_node: StartNode, tmp_path: Path
+    java: JavaDriver, own_jvm: Callable[..., JavaDriver], start_pair: StartPair
 ) -> None:
     jvm = own_jvm(java.version)
-    master, slave = start_pair(jvm, start_node, tmp_path / "master", role="ASYNC_MASTER")
+    master, slave = start_pair("ASYNC_MASTER", jvm=jvm)
     master.start_put(20000, size=(10, 1000))
     slave.wait(max_offset=master.max_offset + 200_000)
     jvm.kill()
@@ -207,12 +179,8 @@ def test_a_trioha_slave_follows_a_real_master_that_was_killed(
     assert_same_log(master.root, slave.root, end=end, file_bytes=FILE_BYTES)
 
 
-def test_a_hung_trioha_slave_lets_sync_puts_time_out_and_then_catches_up(
-    java: JavaDriver, start_node: StartNode, tmp_path: Path
-) -> None:
-    master, slave = start_pair(
-        java, start_node, tmp_path / "master", role="SYNC_MASTER", slaveTimeout=TIMES_OUT_MS
-    )
+def test_a_hung_trioha_slave_lets_sync_puts_time_out_and_then_catches_up(start_pair: StartPair) -> None:
+    master, slave = start_pair("SYNC_MASTER", slaveTimeout=TIMES_OUT_MS)
     slave.hang()
     hung = master.put(3, size=(2000, 2000))
     slave.resume()
@@ -224,6 +192,7 @@ def test_a_hung_trioha_slave_lets_sync_puts_time_out_and_then_catches_up(
     assert_same_log(master.root, slave.root, end=awake.end_offset, file_bytes=FILE_BYTES)
 
 
+@pytest.mark.nightly
 def test_messages_of_megabytes_reach_a_trioha_slave(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
@@ -277,9 +246,9 @@ def test_a_real_master_that_needs_three_copies_counts_two_trioha_slaves(
 
 @both_lines
 def test_a_trioha_slave_that_is_gone_is_seen_at_once_by_a_real_master(
-    java: JavaDriver, start_node: StartNode, tmp_path: Path
+    java: JavaDriver, start_pair: StartPair
 ) -> None:
-    master, slave = start_pair(java, start_node, tmp_path / "master", role="SYNC_MASTER", slaveTimeout=400)
+    master, slave = start_pair("SYNC_MASTER", slaveTimeout=400)
     slave.stop()
     master.wait(haConnections=0)
     alone = master.put(3)
@@ -293,13 +262,10 @@ HOUSEKEEPING_MS = 4000
 
 @pytest.mark.nightly
 def test_an_idle_trioha_slave_keeps_its_connection_beyond_the_housekeeping_interval(
-    java: JavaDriver, start_node: StartNode, tmp_path: Path
+    start_pair: StartPair,
 ) -> None:
     master, slave = start_pair(
-        java,
-        start_node,
-        tmp_path / "master",
-        role="ASYNC_MASTER",
+        "ASYNC_MASTER",
         haHousekeepingInterval=HOUSEKEEPING_MS,
     )
     before = client_of(slave)
@@ -318,12 +284,11 @@ def client_of(slave: TriohaNode) -> SlaveStatus:
     return client
 
 
-def test_records_of_version_2_are_replicated_and_decoded(
-    newest: JavaDriver, start_node: StartNode, tmp_path: Path
-) -> None:
+@only_5
+def test_records_of_version_2_are_replicated_and_decoded(start_pair: StartPair) -> None:
     topic = "%RETRY%" + "long-topic-" * 15
     assert len(topic) > 127
-    master, slave = start_pair(newest, start_node, tmp_path / "master", role="SYNC_MASTER")
+    master, slave = start_pair("SYNC_MASTER")
     puts = master.put(40, topic=topic)
     slave.stop()
 

@@ -70,7 +70,7 @@ def test_signed_clients_do_what_their_account_may(
         )
 
 
-@pytest.mark.parametrize("mode", ["permissive", "enforcing"])
+@pytest.mark.parametrize("mode", [pytest.param("permissive", marks=pytest.mark.nightly), "enforcing"])
 def test_clients_with_tls_send_and_consume(
     java: JavaDriver, start_node: StartNode, tmp_path: Path, mode: str
 ) -> None:

@@ -17,7 +17,7 @@ from tests.interop.logs import read_log, remove_files_just_made
 from tests.interop.world import StartNode
 from tests.node_process import FILE_BYTES, run_trioha, start_load
 
-pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
+pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 
 @pytest.mark.parametrize("stop", [pytest.param("clean", marks=pytest.mark.nightly), "killed"])
@@ -127,6 +127,7 @@ def inspect(store: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     )
 
 
+@pytest.mark.full
 def test_a_store_that_the_other_one_has_open_is_refused(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
@@ -136,6 +137,7 @@ def test_a_store_that_the_other_one_has_open_is_refused(
     assert store.put(1).statuses == {"PUT_OK": 1}
 
 
+@pytest.mark.full
 def test_a_log_that_a_killed_node_left_ends_at_the_same_byte_for_rocketmq_and_trioha(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:

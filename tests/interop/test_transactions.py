@@ -118,6 +118,7 @@ def test_open_transactions_go_on_after_a_kill(
     producer.end()
 
 
+@pytest.mark.nightly
 def test_a_promoted_slave_checks_the_open_transactions_of_its_master(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
@@ -147,6 +148,7 @@ def test_a_promoted_slave_checks_the_open_transactions_of_its_master(
         producer.end()
 
 
+@pytest.mark.nightly
 def test_open_transactions_go_on_when_a_store_changes_between_a_real_broker_and_trioha(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:

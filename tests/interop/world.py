@@ -22,6 +22,7 @@ from tests.waiting import wait_until
 
 Broker = JavaStore | TriohaNode
 StartNode = Callable[..., TriohaNode]
+StartPair = Callable[..., tuple[JavaStore, TriohaNode]]
 REAL, TRIOHA = "broker-r", "broker-t"
 """Names of brokers, by their masters."""
 QUICK = {"trioha.metadataSyncFirst": 50, "trioha.metadataSyncPeriod": 100, "flushConsumerOffsetInterval": 100}
