@@ -12,7 +12,7 @@ import trio.lowlevel
 from attrs import define
 
 from tests.controller.scripted import CLUSTER, NAME, ScriptedControllers
-from trioha.controller.agent import AgentSettings, ControllerAgent, Offsets
+from trioha.controller.agent import AgentSettings, ControllerAgent, Offsets, SetDecision
 from trioha.controller.identity import IdentityFiles
 from trioha.controller.role import Role
 
@@ -38,6 +38,28 @@ class Bench:
     offsets: Offsets
     hang: str | None = None
     """What hangs in the broker."""
+
+    @property
+    def role(self) -> Role:
+        """The agent's, which has one."""
+        assert self.agent.role is not None
+        return self.agent.role
+
+    async def propose(self, *members: int, set_epoch: int = 1, epoch: int = 1) -> SetDecision | None:
+        """Have the set altered."""
+        return await self.agent.alter_sync_state_set(frozenset(members), set_epoch, master_epoch=epoch)
+
+    def elect_other(self) -> None:
+        """Another broker of the group registers, lives and is elected."""
+        group = self.controllers.group
+        group.ids[9], group.addresses[9] = "there:10911;1", OTHER
+        group.alive.add(9)
+        group.elect(9)
+
+    def send_notice(self) -> None:
+        """The agent receives the notice that the controllers would send now."""
+        group = self.controllers.group
+        self.agent.role_changed(group.notice().to_fields(), group.set_of().to_body())
 
 
 @asynccontextmanager
