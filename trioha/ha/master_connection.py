@@ -79,6 +79,15 @@ class LinkVerdict:
         """The logs do not continue each other."""
         self.text = f"{error.reason.name}: {error}"
 
+    def check_master(self, refusal: str) -> None:
+        """Why the broker there is not the master of this slave; empty if it is, or may be."""
+        other = f"{CloseReason.OTHER_MASTER.name}: "
+        if refusal and self.text != other + refusal:
+            self.text = other + refusal
+            log.warning(self.text, master=self._master_address)
+        elif not refusal and self.text.startswith(other):
+            self.text = ""
+
     def clear(self) -> None:
         """The master's log continues the own one."""
         self.text = ""

@@ -65,16 +65,20 @@ class HaSlave:
         gap_policy: GapPolicy = GapPolicy.FAIL,
         connection_ids: Iterator[int] | None = None,
         make_connection: Callable[..., MasterLink] | None = None,
+        check_master: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
         """`connect` opens a stream to the master's HA port. Its OSError and TooSlowError are expected.
 
         `make_connection` makes the connection of another protocol than the default one, with the options of
         `MasterLink` but `session`.
 
+        `check_master` says before each connection why the master is not to be followed; empty if it is.
+
         `connection_ids` numbers connections: share it with the node's `HaMaster`, so that no two are alike.
         """
         self._master_address = master_address
         self._connect = connect
+        self._check_master = check_master
         self._log = commit_log
         self._settings = settings
         self._sink = sink
@@ -160,6 +164,11 @@ class HaSlave:
             self._set_state(HaState.SHUTDOWN)
 
     async def _connect_and_replicate(self) -> None:
+        refusal = "" if self._check_master is None else await self._check_master()
+        self._verdict.check_master(refusal)
+        if refusal:
+            self.last_close_reason = CloseReason.OTHER_MASTER
+            return
         try:
             with trio.fail_after(CONNECT_TIMEOUT_S):
                 stream = await self._connect()

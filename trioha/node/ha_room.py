@@ -108,8 +108,12 @@ class HaRoom:
         budget: DescriptorBudget,
         control: Control | None = None,
         security: ClientSecurity = NO_SECURITY,
+        check_master: Callable[[], Awaitable[str]] | None = None,
     ) -> HaRoom:
-        """`control` is that of controller mode. Raises ConfigError for TLS files that cannot be used."""
+        """`control` is that of controller mode; `check_master` that of `HaSlave`.
+
+        Raises ConfigError for TLS files that cannot be used.
+        """
         commit_log = store.commit_log
         settings = HaSettings(
             heartbeat_interval_s=config.ha_send_heartbeat_interval / 1000,
@@ -160,6 +164,7 @@ class HaRoom:
                 settings=settings,
                 sink=sink,
                 connection_ids=connection_ids,
+                check_master=check_master,
             )
             location.on_dial = slave.follow
         confirm = _confirm_offset(config, store, group_commit)
@@ -286,6 +291,7 @@ def _slave(
     settings: HaSettings,
     sink: EventSink,
     connection_ids: Iterator[int],
+    check_master: Callable[[], Awaitable[str]] | None,
 ) -> HaSlave:
     from trioha.ha.replication_session import ReplicationSettings  # noqa: PLC0415
     from trioha.ha.slave import HaSlave  # noqa: PLC0415
@@ -306,6 +312,7 @@ def _slave(
         is_observer=config.ha_role is HaRole.OBSERVER,
         gap_policy=config.ha_gap_policy,
         connection_ids=connection_ids,
+        check_master=check_master,
     )
 
 

@@ -9,6 +9,7 @@ from functools import partial
 import trio
 from attrs import frozen
 
+from trioha.broker.master_check import MasterCheck
 from trioha.broker.metadata_sync import MasterAddress, MetadataSync
 from trioha.broker_status import MetadataStatus
 from trioha.config.broker import BrokerConfig, BrokerRole
@@ -67,6 +68,21 @@ async def open_metadata(config: BrokerConfig) -> AsyncIterator[MetadataStore]:
             await run_in_thread(metadata.close)
 
 
+def master_address(config: BrokerConfig) -> MasterAddress:
+    """Where a slave asks its master."""
+    endpoint = config.ha_master_endpoint
+    return MasterAddress(config.master_address, ha_address=None if endpoint is None else Address(*endpoint))
+
+
+def master_check(config: BrokerConfig, master: MasterAddress, *, security: ClientSecurity) -> MasterCheck:
+    """What a slave compares with its master before it copies the log."""
+    expected = {
+        "brokerName": config.broker_name,
+        "mappedFileSizeCommitLog": str(config.mapped_file_size_commit_log),
+    }
+    return MasterCheck(master, expected, connect=partial(open_client, security=security))
+
+
 @frozen
 class MetadataCopyRoom:
     """How a slave copies its master's metadata; nothing on a master."""
@@ -82,14 +98,11 @@ class MetadataCopyRoom:
         store: MessageStore,
         metadata: MetadataStore,
         *,
+        master: MasterAddress,
         security: ClientSecurity,
         has_caught_up: Callable[[], bool],
     ) -> MetadataCopyRoom:
         """`security` is that of the node's own connections. `has_caught_up`: whether a slave has the log."""
-        endpoint = config.ha_master_endpoint
-        master = MasterAddress(
-            config.master_address, ha_address=None if endpoint is None else Address(*endpoint)
-        )
         if config.broker_role is not BrokerRole.SLAVE:
             return cls(None, master)
 

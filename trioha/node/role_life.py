@@ -64,7 +64,7 @@ from trioha.node.budget import DescriptorBudget
 from trioha.node.ha_room import HaRoom
 from trioha.node.hang_watch import HangWatch
 from trioha.node.late_imports import import_late
-from trioha.node.metadata_room import MetadataCopyRoom
+from trioha.node.metadata_room import MetadataCopyRoom, master_address, master_check
 from trioha.node.metrics_room import MetricsRoom
 from trioha.node.namesrv_room import registration_of
 from trioha.node.ports import Ports
@@ -186,7 +186,16 @@ async def _serve(
     store, metadata, security = parts.store, parts.metadata, parts.security
     archive, budget = parts.archive, parts.budget
     control = parts.control
-    ha = HaRoom.build(config, store, sink=sink, budget=budget, control=control, security=security.client)
+    master = master_address(config)
+    ha = HaRoom.build(
+        config,
+        store,
+        sink=sink,
+        budget=budget,
+        control=control,
+        security=security.client,
+        check_master=master_check(config, master, security=security.client).refusal,
+    )
     store_room = StoreRoom.build(
         config,
         store,
@@ -214,6 +223,7 @@ async def _serve(
         config,
         store,
         metadata,
+        master=master,
         security=security.client,
         has_caught_up=(lambda: True) if ha.slave is None else ha.slave.has_caught_up,
     )

@@ -201,6 +201,8 @@ class CloseReason(IntEnum):
     """The slave requested bytes that no epoch of the master's log names (controller mode)."""
     CUT_REFUSED = 25
     """The slave would have to cut what was confirmed to producers, and keeps it (controller mode)."""
+    OTHER_MASTER = 26
+    """The broker at the master's address has another name or another file size: nothing was copied."""
 
 
 def code_name(names: type[IntEnum], code: int) -> str:
