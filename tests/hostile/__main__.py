@@ -24,7 +24,7 @@ def main() -> int:
     """Exit code 1 if anything happened that must not: frames are named by SEED:INDEX."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.hostile",
-        description="Send hostile frames to live nodes in both roles, to the client and to a slave.",
+        description="Send hostile frames to live nodes in both roles.",
     )
     parser.add_argument("--count", "-n", type=int, default=100_000, help="how many frames")
     parser.add_argument("--seed", type=int, default=1, help="the same seed is the same frames")

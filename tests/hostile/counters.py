@@ -37,7 +37,7 @@ class ConnectionCounters:
     frames: Counter[str] = field(factory=Counter)
     """By kind."""
     codes: Counter[str] = field(factory=Counter)
-    """Answers by the name of their code; what the client and the feed made of hostile answers."""
+    """Answers by the name of their code."""
     closes: Counter[str] = field(factory=Counter)
     """Connections by who ended them."""
     connections: Counter[str] = field(factory=Counter)

@@ -18,8 +18,6 @@ class Lane(StrEnum):
     """The HA port of a master."""
     HA_SLAVE = "ha-slave"
     """The HA port of a slave, which serves slaves too."""
-    CLIENT = "client"
-    """The remoting client, from a hostile server."""
     TRANSFER = "transfer"
     """A slave node, from a hostile HA master."""
 
@@ -79,11 +77,9 @@ class Frame:
     """What is sent: for all but the HA lanes a single piece of bytes."""
     manner: Manner = Manner.WHOLE
     opaque: int = 0
-    """Of the request, where there is to be a response; of the one that is answered, in answers."""
+    """Of the request, where there is to be a response."""
     must_be_refused: bool = False
     """Whether the response must not say that a message was stored, or that all is well."""
-    code: int = 0
-    """Answers only: the request code that is answered so."""
 
     @property
     def data(self) -> bytes:

@@ -1,7 +1,7 @@
 """From a seed and an index to a hostile frame: the same pair is always the same frame.
 
-An index says everything about its frame, also where it goes. What depends on the moment (the opaque of a
-request, the end of a log) is given to `answer_of` and `transfer_of`, and changes nothing else.
+An index says everything about its frame, also where it goes. What depends on the moment (the end of a
+log) is given to `transfer_of`, and changes nothing else.
 """
 
 from __future__ import annotations
@@ -12,27 +12,21 @@ from typing import Final
 
 from attrs import evolve
 
-from tests.hostile.answering import Answer, draw_answer
 from tests.hostile.frame import Frame, Lane, Outcome
 from tests.hostile.reporting import draw_reports
 from tests.hostile.requesting import draw_request
 from tests.hostile.transferring import Place, draw_transfer
 
 LANES: Final = (
-    (Lane.MASTER, 60.0),
-    (Lane.SLAVE, 32.0),
+    (Lane.MASTER, 62.8),
+    (Lane.SLAVE, 33.0),
     (Lane.HA_MASTER, 2.8),
     (Lane.HA_SLAVE, 1.2),
-    (Lane.CLIENT, 3.8),
     (Lane.TRANSFER, 0.2),
 )
 """Where frames go, in per cent. A slave waits 0.1 s between two masters, so few go there."""
 _LANES = [lane for lane, _ in LANES]
 _WEIGHTS = list(accumulate(weight for _, weight in LANES))
-
-
-PINNED: Final = -1
-"""Index of a frame that no seed gives, but a test."""
 
 
 def _chance(seed: int, index: int) -> random.Random:
@@ -54,23 +48,8 @@ def frame_of(seed: int, index: int) -> Frame:
         case Lane.HA_MASTER | Lane.HA_SLAVE:
             kind, script = draw_reports(chance)
             return Frame(seed, index, lane, kind, script.detail, script.outcome, script.steps, script.manner)
-        case Lane.CLIENT:
-            kind, answer = draw_answer(chance, 0)
-            return Frame(
-                seed, index, lane, kind, answer.detail, Outcome.ANY, (answer.data,), answer.manner,
-                code=answer.code
-            )  # fmt: skip
         case Lane.TRANSFER:
             return Frame(seed, index, lane, "transfer", "", Outcome.ANY)
-
-
-def answer_of(frame: Frame, opaque: int) -> Answer:
-    """An answer's frame for the request with this opaque; one that is pinned (`PINNED`) is as it is."""
-    if frame.index == PINNED:
-        return Answer(frame.code, frame.data, frame.detail, closes=True)
-    chance = _chance(frame.seed, frame.index)
-    chance.choices(_LANES, cum_weights=_WEIGHTS)
-    return draw_answer(chance, opaque)[1]
 
 
 def transfer_of(frame: Frame, place: Place) -> tuple[Frame, bytes]:

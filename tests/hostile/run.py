@@ -32,7 +32,7 @@ from tests.hostile.counters import ConnectionCounters, Finding
 from tests.hostile.frame import Frame, Lane, Outcome
 from tests.hostile.generator import frame_of
 from tests.hostile.health import Health
-from tests.hostile.pretenders import HostileMaster, answer_client
+from tests.hostile.hostile_master import HostileMaster
 from tests.hostile.strangers import HANG_S, Batches, NodeGone, Target, attack, besiege
 from tests.node_process import TriohaNode
 from tests.waiting import until
@@ -67,7 +67,6 @@ WORKERS: Final = {
     Lane.SLAVE: 4,
     Lane.HA_MASTER: 3,
     Lane.HA_SLAVE: 2,
-    Lane.CLIENT: 4,
 }
 """Strangers on each lane. A master admits eight HA connections of a host; the honest slave has one."""
 DELAY_S_MAX: Final = 2
@@ -303,8 +302,6 @@ class _World:
                 case Lane.HA_MASTER | Lane.HA_SLAVE:
                     node = nodes.master if lane is Lane.HA_MASTER else nodes.slave
                     await besiege(Target(str(lane), node.ha_port), frames, self._counters, aside)
-                case Lane.CLIENT:
-                    await answer_client(frames, self._counters)
         except NodeGone as gone:
             self._counters.find(str(gone), *self._counters.in_flight)
             # `_watch_nodes` ends the run if the node has ended; else this lane is not served any more.

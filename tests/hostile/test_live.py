@@ -1,4 +1,4 @@
-"""Hostile frames against live nodes, the client and a slave: those that once did harm, and a seed's."""
+"""Hostile frames against live nodes in both roles: those that did harm once, and those of a seed."""
 
 import pytest
 import trio

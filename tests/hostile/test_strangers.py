@@ -14,7 +14,7 @@ from tests.hostile.counters import ConnectionCounters
 from tests.hostile.frame import Frame, Lane, Outcome
 from tests.hostile.generator import frame_of
 from tests.hostile.health import Health
-from tests.hostile.pretenders import HostileMaster
+from tests.hostile.hostile_master import HostileMaster
 from tests.hostile.requesting import good_call
 from tests.hostile.requests import REQUESTS
 from tests.hostile.strangers import PROBE_CODE, Target, play, reset, talk

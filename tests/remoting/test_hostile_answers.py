@@ -1,19 +1,36 @@
 """For any answer of a server, its reader returns a value or raises RemoteProtocolError."""
 
 import json
+import random
 from contextlib import suppress
 
+import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import memory_stream_pair
 
+from tests.hostile.answering import CLUSTER_INFO, CONFIG, HA_STATUS, RUNTIME_INFO, SEND_RESULT
+from tests.levels import by_level
+from tests.mutations.mutate import mutants
 from tests.remoting.values import ANY_TEXT, WRONG_NUMBERS, json_values
-from trioha.errors import RemoteProtocolError
+from trioha.errors import RemoteProtocolError, TriohaError
+from trioha.net.border import ConnectionBorder
+from trioha.remoting.client import ConnectionLostError, RemotingClient
+from trioha.remoting.codec import FrameDecoder, encode
+from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request, response_to
 from trioha.remoting.fastjson import parse_json
 from trioha.remoting.ha_runtime_info import decode_ha_status
-from trioha.remoting.name_server import parse_broker_groups
+from trioha.remoting.name_server import fetch_broker_groups, parse_broker_groups
 from trioha.remoting.runtime_table import parse_broker_config, parse_runtime_info, runtime_info_of
-from trioha.remoting.send_message import SendMessageResponseHeader, put_status_name
+from trioha.remoting.send_message import (
+    SendMessageRequestHeader,
+    SendMessageResponseHeader,
+    put_status_name,
+    send_request,
+)
+from trioha.remoting.status_reader import StatusReader
 
 STATUS_NAMES = """
 master masterCommitLogMaxOffset inSyncSlaveNums haConnectionInfo haClientRuntimeInfo trioha addr
@@ -96,3 +113,75 @@ def test_invalid_numbers_of_a_runtime_table_are_none():
         )
         assert (table.booted_ms, table.disk_ratio) == (None, None), text
         assert table.unflushed_bytes in {None, 1024000, 1536}, text
+
+
+# -- the client ----------------------------------------------------------------------------------------------
+
+HEADER = SendMessageRequestHeader("group", "Topic", "TBW102", 4, 0, 0, 0, 0)
+ANSWERS = {
+    RequestCode.GET_BROKER_HA_STATUS: {"body": json.dumps(HA_STATUS).encode()},
+    RequestCode.GET_BROKER_RUNTIME_INFO: {"body": json.dumps(RUNTIME_INFO).encode()},
+    RequestCode.GET_BROKER_CONFIG: {"body": "\n".join(map("=".join, CONFIG.items())).encode()},
+    RequestCode.GET_BROKER_CLUSTER_INFO: {"body": json.dumps(CLUSTER_INFO).encode()},
+    RequestCode.SEND_MESSAGE_V2: {"ext_fields": SEND_RESULT},
+}
+
+
+async def fetch_status_twice(client):
+    """Once more on the same connection: of what was pushed meanwhile."""
+    reader = StatusReader(client, with_table=True, every_s=0.01)
+    for _ in range(2):
+        await reader.fetch(timeout_s=1.0)
+
+
+async def send(client):
+    SendMessageResponseHeader.of(await client.request(send_request(HEADER, b"body"), timeout_s=1.0))
+
+
+CALLS = (fetch_status_twice, fetch_broker_groups, send)
+
+
+async def outcome(call, spoil):
+    """What a call gives at a server whose answers `spoil` may change."""
+    ours, theirs = memory_stream_pair()
+    client = RemotingClient(ours, "192.0.2.1:10911")
+
+    async def serve():
+        decoder = FrameDecoder()
+        with suppress(trio.BrokenResourceError):
+            async for data in theirs:
+                decoder.feed(data)
+                while (asked := decoder.next_command()) is not None:
+                    await theirs.send_all(spoil(encode(response_to(asked, 0, **ANSWERS[asked.code]))))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client._run)
+        nursery.start_soon(serve)
+        try:
+            await call(client)
+        except TriohaError as error:
+            return type(error)
+        finally:
+            nursery.cancel_scope.cancel()
+    return None
+
+
+@pytest.mark.sized
+@pytest.mark.parametrize("call", CALLS)
+async def test_what_a_client_makes_of_any_answers_is_a_value_or_an_error_of_ours(
+    call, monkeypatch, autojump_clock
+):
+    border = ConnectionBorder("client")
+    monkeypatch.setattr("trioha.remoting.client.BORDER", border)
+    assert await outcome(call, lambda whole: whole) is None
+    outcomes = set()
+    for seed in range(by_level(100, 1_000, 30_000)):
+
+        def spoil(whole, chance=random.Random(seed)):  # noqa: B008 - one for each seed
+            (mutant,) = mutants(chance.getrandbits(32), [whole], 1)
+            # An answer nobody waits for, one again, requests of the server; and one that is right.
+            return chance.choice((mutant, mutant, whole + mutant, whole * 2, mutant + whole, whole))
+
+        outcomes.add(await outcome(call, spoil))
+        assert border.bugs == 0, seed
+    assert {None, ConnectionLostError} <= outcomes
