@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from socket import socket
 
 import pytest
@@ -11,7 +10,7 @@ from trioha.cli import console, main
 
 
 @pytest.fixture(autouse=True)
-def fresh_consoles() -> Iterator[None]:
+def fresh_consoles():
     """The shared consoles hold the stdout and stderr of the test that made them."""
     console.out.cache_clear()
     console.err.cache_clear()
@@ -21,7 +20,7 @@ def fresh_consoles() -> Iterator[None]:
 
 
 @pytest.fixture
-def dead_address() -> Iterator[str]:
+def dead_address():
     """An address where connections are refused."""
     with socket() as bound:
         # Bound and not listening: the port stays free of others.
@@ -30,7 +29,7 @@ def dead_address() -> Iterator[str]:
 
 
 @pytest.fixture
-def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def refusal(capsys):
     """The line with which a command refuses its arguments: exit code 2, and nothing else is said."""
 
     def refused(*arguments: str) -> str:

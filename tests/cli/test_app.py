@@ -19,7 +19,7 @@ from trioha.remoting.compiled import DESCRIPTION
 
 
 @pytest.fixture
-def status(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., object]], None]:
+def status(monkeypatch):
     """Replaces the `status` command by a function."""
 
     def install(function: Callable[..., object]) -> None:
@@ -30,13 +30,13 @@ def status(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., object]],
     return install
 
 
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"{__version__} (kernel: {DESCRIPTION})\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
-def test_help_names_every_command_without_importing_any(arguments: list[str]) -> None:
+def test_help_names_every_command_without_importing_any(arguments):
     code = (
         "import sys; from trioha.cli import main; code = main(sys.argv[1:]);"
         "print('IMPORTED', [name for name in sys.modules if name.startswith('trioha.cli.')]); sys.exit(code)"
@@ -52,7 +52,7 @@ def test_help_names_every_command_without_importing_any(arguments: list[str]) ->
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_explains_itself(command, capsys):
     module = command.replace("-", "_")
     assert find_spec(f"trioha.cli.{module}") is not None
     assert main([command, "--help"]) == 0
@@ -61,9 +61,7 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     assert err == ""
 
 
-def test_the_help_of_a_command_is_its_docstring(
-    status: Callable[[Callable[..., object]], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_help_of_a_command_is_its_docstring(status, capsys):
     def command(*, json: bool = False) -> None:
         """First line.
 
@@ -83,7 +81,7 @@ def test_the_help_of_a_command_is_its_docstring(
     assert "--no-json" not in out
 
 
-def test_python_m_trioha_is_the_command() -> None:
+def test_python_m_trioha_is_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "trioha", "--version"], capture_output=True, text=True, timeout=60, check=True
     )
@@ -98,19 +96,13 @@ def test_python_m_trioha_is_the_command() -> None:
         (["--frob"], "there is no command '--frob'; see trioha --help"),
     ],
 )
-def test_an_unknown_command_is_one_line(
-    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_command_is_one_line(arguments, line, capsys):
     assert main(arguments) == 2
     assert capsys.readouterr() == ("", f"trioha: {line}\n")
 
 
 @pytest.mark.parametrize("arguments", [["status", "--frob"], ["status", "--count", "x"], ["status"]])
-def test_bad_arguments_are_one_line_that_points_to_the_help(
-    arguments: list[str],
-    status: Callable[[Callable[..., object]], None],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_bad_arguments_are_one_line_that_points_to_the_help(arguments, status, capsys):
     def command(address: str, *, count: int = 1) -> int:
         raise AssertionError("called with bad arguments")
 
@@ -124,9 +116,7 @@ def test_bad_arguments_are_one_line_that_points_to_the_help(
 
 
 @pytest.mark.parametrize(("result", "code"), [(None, 0), (0, 0), (1, 1), (3, 3)])
-def test_the_result_of_a_command_is_the_exit_code(
-    result: int | None, code: int, status: Callable[[Callable[..., object]], None]
-) -> None:
+def test_the_result_of_a_command_is_the_exit_code(result, code, status):
     status(lambda: result)
     assert main(["status"]) == code
 
@@ -147,19 +137,13 @@ def raiser(error: BaseException) -> Callable[[], NoReturn]:
         ),
     ],
 )
-def test_an_expected_error_is_one_line_and_exit_code_2(
-    error: BaseException,
-    status: Callable[[Callable[..., object]], None],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_expected_error_is_one_line_and_exit_code_2(error, status, capsys):
     status(raiser(error))
     assert main(["status"]) == 2
     assert capsys.readouterr() == ("", "trioha: a.conf:3: k: is wrong; mend it\n")
 
 
-def test_each_of_several_errors_has_its_line(
-    status: Callable[[Callable[..., object]], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_of_several_errors_has_its_line(status, capsys):
     inner = ExceptionGroup("inner", [PeerError("gone", address="a:1"), PeerError("gone", address="b:2")])
     status(raiser(ExceptionGroup("outer", [inner])))
     assert main(["status"]) == 2
@@ -167,24 +151,20 @@ def test_each_of_several_errors_has_its_line(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), BaseExceptionGroup("nursery", [KeyboardInterrupt()])])
-def test_an_interrupt_prints_nothing_and_is_exit_code_130(
-    error: BaseException,
-    status: Callable[[Callable[..., object]], None],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_interrupt_prints_nothing_and_is_exit_code_130(error, status, capsys):
     status(raiser(error))
     assert main(["status"]) == 130
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_bug_keeps_its_traceback(status: Callable[[Callable[..., object]], None]) -> None:
+def test_a_bug_keeps_its_traceback(status):
     status(raiser(ExceptionGroup("nursery", [ConfigError("is wrong"), ZeroDivisionError("a bug")])))
     with pytest.raises(ExceptionGroup) as raised:
         main(["status"])
     assert raised.group_contains(ZeroDivisionError)
 
 
-def test_an_interrupt_inside_a_nursery_ends_quietly(status: Callable[[Callable[..., object]], None]) -> None:
+def test_an_interrupt_inside_a_nursery_ends_quietly(status):
     async def interrupted() -> NoReturn:
         raise KeyboardInterrupt
 
@@ -197,7 +177,7 @@ def test_an_interrupt_inside_a_nursery_ends_quietly(status: Callable[[Callable[.
     assert main(["status"]) == 130
 
 
-def test_a_closed_pipe_ends_a_command_without_an_error() -> None:
+def test_a_closed_pipe_ends_a_command_without_an_error():
     code = (
         "import sys, types; module = types.ModuleType('trioha.cli.status');"
         "module.status = lambda: [print('x' * 100) for _ in range(100000)] and None;"
@@ -207,8 +187,6 @@ def test_a_closed_pipe_ends_a_command_without_an_error() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         assert process.stdout.readline() == b"x" * 100 + b"\n"
         process.stdout.close()
         assert process.stderr.read() == b""

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -73,7 +72,7 @@ class Demo:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
+def start(tmp_path):
     """Start demos; fails at the end if one of their processes still runs."""
     demos: list[Demo] = []
 
@@ -86,14 +85,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
         if demo.process.poll() is None:
             demo.process.kill()
         for stream in (demo.process.stdout, demo.process.stderr):
-            assert stream is not None
             stream.close()
         demo.process.wait(60)
 
 
 @pytest.mark.full
 @pytest.mark.spark
-def test_the_demo_holds_and_leaves_nothing_but_its_report(start: Callable[..., Demo]) -> None:
+def test_the_demo_holds_and_leaves_nothing_but_its_report(start):
     demo = start("--count", "2000", "--json", "--report", "report.html")
     said = json.loads(demo.end())
     assert demo.process.returncode == 0, demo.remarks
@@ -130,9 +128,7 @@ def test_the_demo_holds_and_leaves_nothing_but_its_report(start: Callable[..., D
         ),
     ],
 )
-def test_an_interrupted_demo_leaves_no_process_and_no_folder(
-    start: Callable[..., Demo], moment: str, number: signal.Signals
-) -> None:
+def test_an_interrupted_demo_leaves_no_process_and_no_folder(start, moment, number):
     demo = start("--count", "2000", "--clients", "trioha")
     demo.wait_for(moment)
     demo.process.send_signal(number)
@@ -145,9 +141,7 @@ def test_an_interrupted_demo_leaves_no_process_and_no_folder(
 
 @pytest.mark.spark
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.full)])
-def test_a_demo_interrupted_during_the_replay_leaves_no_spark(
-    start: Callable[..., Demo], number: signal.Signals
-) -> None:
+def test_a_demo_interrupted_during_the_replay_leaves_no_spark(start, number):
     demo = start("--count", "100", "--clients", "trioha")
     demo.wait_for("byte-identical")
     wait_until(lambda: any("java" in command for command in marked(demo.mark)), "a JVM")
@@ -158,7 +152,7 @@ def test_a_demo_interrupted_during_the_replay_leaves_no_spark(
 
 @pytest.mark.full
 @pytest.mark.parametrize("moment", [pytest.param("master serves", marks=pytest.mark.nightly), "slave killed"])
-def test_sigkill_of_the_demo_ends_its_processes(start: Callable[..., Demo], moment: str) -> None:
+def test_sigkill_of_the_demo_ends_its_processes(start, moment):
     demo = start("--count", "2000", "--clients", "trioha")
     demo.wait_for(moment)
     demo.process.kill()
@@ -168,7 +162,7 @@ def test_sigkill_of_the_demo_ends_its_processes(start: Callable[..., Demo], mome
 @pytest.mark.full
 @pytest.mark.interop
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.nightly), signal.SIGKILL])
-def test_a_demo_that_ends_early_leaves_no_client(start: Callable[..., Demo], number: signal.Signals) -> None:
+def test_a_demo_that_ends_early_leaves_no_client(start, number):
     if (missing := missing_tools()) is not None:
         pytest.skip(missing)
     demo = start("--count", "2000", "--clients", "java")
@@ -179,7 +173,7 @@ def test_a_demo_that_ends_early_leaves_no_client(start: Callable[..., Demo], num
     wait_until(lambda: not marked(demo.mark), "the end of its processes", within_s=5)
 
 
-def test_without_java_the_demo_is_one_line_before_anything_else(tmp_path: Path) -> None:
+def test_without_java_the_demo_is_one_line_before_anything_else(tmp_path):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     environ = {**os.environ, "PATH": str(tmp_path), "TMPDIR": str(temporary)}
@@ -198,7 +192,7 @@ def test_without_java_the_demo_is_one_line_before_anything_else(tmp_path: Path) 
 
 @pytest.mark.full
 @pytest.mark.spark
-def test_without_maven_java_clients_are_refused_in_one_line(tmp_path: Path) -> None:
+def test_without_maven_java_clients_are_refused_in_one_line(tmp_path):
     for folder in ("tmp", "bin"):
         (tmp_path / folder).mkdir()
     for tool in ("java", "javac"):
@@ -224,9 +218,7 @@ def test_without_maven_java_clients_are_refused_in_one_line(tmp_path: Path) -> N
     assert list((tmp_path / "tmp").glob("trioha-demo-*")) == []
 
 
-def test_invalid_input_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]
-) -> None:
+def test_invalid_input_is_one_line(tmp_path, monkeypatch, refusal):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").write_text("")

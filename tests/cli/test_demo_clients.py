@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import trio
 
 from tests.interop.rocketmq import missing_tools
-from tests.node_process import StartNode
 from tests.ports import free_port
 from tests.waiting import until
 from trioha.cli.demo_clients import (
@@ -40,7 +37,7 @@ def receive(ledger: ClientLedger, *numbers: int) -> None:
         ledger.note_received(number, (number % 2, number // 2))
 
 
-def test_messages_that_are_received_once_in_order_are_no_finding() -> None:
+def test_messages_that_are_received_once_in_order_are_no_finding():
     ledger = ledger_of(0, 1, 2, 3)
     receive(ledger, 1, 0, 2, 3)
     assert ledger.to_json() == {
@@ -49,13 +46,13 @@ def test_messages_that_are_received_once_in_order_are_no_finding() -> None:
     assert (ledger.queues, ledger.misplaced) == (2, 0)
 
 
-def test_a_stored_message_that_is_not_received_is_lost() -> None:
+def test_a_stored_message_that_is_not_received_is_lost():
     ledger = ledger_of(0, 1, 2)
     receive(ledger, 0, 2)
     assert ledger.lost == 1
 
 
-def test_a_message_without_an_answer_is_not_lost_and_may_be_received() -> None:
+def test_a_message_without_an_answer_is_not_lost_and_may_be_received():
     ledger = ledger_of(0)
     ledger.note_sent(1, NO_ANSWER)
     ledger.note_sent(2, NO_ANSWER)
@@ -64,28 +61,26 @@ def test_a_message_without_an_answer_is_not_lost_and_may_be_received() -> None:
     assert ledger.statuses == {"PUT_OK": 1, NO_ANSWER: 2}
 
 
-def test_a_message_that_is_received_again_is_duplicated_and_in_order() -> None:
+def test_a_message_that_is_received_again_is_duplicated_and_in_order():
     ledger = ledger_of(0, 2)
     receive(ledger, 0, 2, 0)
     assert (ledger.consumed, ledger.duplicated, ledger.out_of_order) == (2, 1, 0)
 
 
-def test_a_message_after_a_later_one_of_its_queue_is_out_of_order() -> None:
+def test_a_message_after_a_later_one_of_its_queue_is_out_of_order():
     ledger = ledger_of(0, 1, 2, 4)
     receive(ledger, 0, 4, 1, 2)
     assert ledger.out_of_order == 1
 
 
-def test_a_message_at_another_offset_than_its_send_was_told_is_misplaced() -> None:
+def test_a_message_at_another_offset_than_its_send_was_told_is_misplaced():
     ledger = ledger_of(0, 1)
     ledger.note_received(0, (0, 0))
     ledger.note_received(1, (1, 7))
     assert ledger.misplaced == 1
 
 
-async def test_a_wait_ends_when_its_condition_holds_or_in_time(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_a_wait_ends_when_its_condition_holds_or_in_time(autojump_clock):
     ledger = ledger_of(0)
     async with trio.open_nursery() as nursery:
 
@@ -104,7 +99,7 @@ async def test_a_wait_ends_when_its_condition_holds_or_in_time(
 
 
 @pytest.fixture
-def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def tools(tmp_path, monkeypatch):
     """Puts shell scripts on a PATH with little else, and the cache into the test's folder."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -119,7 +114,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
     return make
 
 
-async def test_the_client_is_fetched_once(tools: Callable[..., None], tmp_path: Path) -> None:
+async def test_the_client_is_fetched_once(tools, tmp_path):
     calls = tmp_path / "calls"
     tools(mvn=f"echo mvn >> {calls}; mkdir lib; touch lib/rocketmq-client-5.5.0.jar")
     log: list[str] = []
@@ -130,9 +125,7 @@ async def test_the_client_is_fetched_once(tools: Callable[..., None], tmp_path: 
     assert [path.name for path in (tmp_path / "cache/trioha-interop").iterdir()] == ["5.5.0-client"]
 
 
-async def test_a_client_of_another_project_is_fetched_anew(
-    tools: Callable[..., None], tmp_path: Path
-) -> None:
+async def test_a_client_of_another_project_is_fetched_anew(tools, tmp_path):
     tools(mvn="mkdir lib; touch lib/rocketmq-client-5.5.0.jar")
     folder = (await client_jars(log=lambda _: None)).parent
     (folder / "pom.xml").write_text("another")
@@ -141,16 +134,14 @@ async def test_a_client_of_another_project_is_fetched_anew(
     assert [path.name for path in (folder / "lib").iterdir()] == ["rocketmq-client-5.5.0.jar"]
 
 
-async def test_a_maven_that_fails_gives_the_reason_and_leaves_nothing(
-    tools: Callable[..., None], tmp_path: Path
-) -> None:
+async def test_a_maven_that_fails_gives_the_reason_and_leaves_nothing(tools, tmp_path):
     tools(mvn="echo; echo '[ERROR] no network'; exit 1")
     with pytest.raises(JarsError, match=r"`mvn` ended with 1: \[ERROR\] no network"):
         await client_jars(log=lambda _: None)
     assert list((tmp_path / "cache/trioha-interop").iterdir()) == []
 
 
-async def test_cancellation_ends_maven(tools: Callable[..., None], tmp_path: Path) -> None:
+async def test_cancellation_ends_maven(tools, tmp_path):
     pid_file = tmp_path / "pid"
     tools(mvn=f"echo $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; exec sleep 600")
     async with trio.open_nursery() as nursery:
@@ -163,9 +154,7 @@ async def test_cancellation_ends_maven(tools: Callable[..., None], tmp_path: Pat
     assert list((tmp_path / "cache/trioha-interop").iterdir()) == []
 
 
-async def test_without_rocketmqs_client_the_demo_uses_its_own_and_says_why(
-    tools: Callable[..., None],
-) -> None:
+async def test_without_rocketmqs_client_the_demo_uses_its_own_and_says_why(tools):
     tools(javac="echo javac 11.0.2")
     log: list[str] = []
     assert await chosen_clients(ClientKind.AUTO, log=log.append) is None
@@ -186,7 +175,7 @@ async def test_without_rocketmqs_client_the_demo_uses_its_own_and_says_why(
 
 
 @pytest.fixture
-def name_server(start_node: StartNode) -> str:
+def name_server(start_node):
     """The name server of a running node."""
     address = f"127.0.0.1:{free_port()}"
     start_node(role="ASYNC_MASTER", namesrvAddr=address, **{"trioha.withNamesrv": "true"})
@@ -199,7 +188,7 @@ def name_server(start_node: StartNode) -> str:
     [ClientKind.TRIOHA, pytest.param(ClientKind.JAVA, marks=[pytest.mark.interop, pytest.mark.full])],
     ids=lambda kind: kind.value,
 )
-async def test_all_messages_are_received_in_order(kind: ClientKind, name_server: str, tmp_path: Path) -> None:
+async def test_all_messages_are_received_in_order(kind, name_server, tmp_path):
     if kind is ClientKind.JAVA and (missing := missing_tools()) is not None:
         pytest.skip(missing)
     log: list[str] = []
@@ -218,9 +207,7 @@ async def test_all_messages_are_received_in_order(kind: ClientKind, name_server:
     assert (ledger.queues, ledger.misplaced) == (4, 0)
 
 
-async def test_a_jvm_that_ends_is_an_error_with_the_end_of_its_log(
-    tools: Callable[..., None], tmp_path: Path
-) -> None:
+async def test_a_jvm_that_ends_is_an_error_with_the_end_of_its_log(tools, tmp_path):
     tools(java="echo cannot start >&2; exit 1")
     with pytest.raises(BaseExceptionGroup) as raised:
         async with open_clients(ClientLedger(), jars=tmp_path, name_server="127.0.0.1:1", folder=tmp_path):

@@ -41,7 +41,7 @@ def load_result(complete: bool = True, **statuses: int) -> LoadResult:
         (DURING, load_result(complete=False, PUT_OK=5, SLAVE_NOT_AVAILABLE=1), False),
     ],
 )
-def test_puts_are_checked_by_act(act: str, result: LoadResult, held: bool) -> None:
+def test_puts_are_checked_by_act(act, result, held):
     said: list[str] = []
     demo_run = DemoRun(log=said.append)
     judge_puts(demo_run, act, result)
@@ -65,7 +65,7 @@ def clients(*events: tuple[str, int]) -> list[bool]:
 SENT_AND_RECEIVED = (("PUT_OK", 0), ("received", 0), ("SLAVE_NOT_AVAILABLE", 1), ("received", 1))
 
 
-def test_clients_hold_if_each_stored_message_was_received_once_in_order() -> None:
+def test_clients_hold_if_each_stored_message_was_received_once_in_order():
     assert clients(*SENT_AND_RECEIVED) == [True, True, True]
 
 
@@ -83,18 +83,18 @@ def test_clients_hold_if_each_stored_message_was_received_once_in_order() -> Non
     ],
     ids=["nothing", "no-answer", "lost", "duplicated", "out-of-order"],
 )
-def test_each_finding_of_the_clients_fails_its_check(events: list[tuple[str, int]], held: list[bool]) -> None:
+def test_each_finding_of_the_clients_fails_its_check(events, held):
     assert clients(*events) == held
 
 
-def test_puts_of_the_producer_count_beside_those_of_the_loads() -> None:
+def test_puts_of_the_producer_count_beside_those_of_the_loads():
     demo_run = DemoRun(log=lambda text: None, puts={BEFORE: load_result(PUT_OK=5)})
     demo_run.clients.note_sent(0, "PUT_OK", (0, 0))
     demo_run.clients.note_sent(1, "SLAVE_NOT_AVAILABLE", (0, 1))
     assert demo_run.statuses == {"PUT_OK": 6, "SLAVE_NOT_AVAILABLE": 1}
 
 
-def test_a_run_without_checks_has_not_held() -> None:
+def test_a_run_without_checks_has_not_held():
     assert not DemoRun(log=print).all_held
 
 
@@ -131,7 +131,7 @@ def judged(replayed: dict[str, Any]) -> list[bool]:
     return [check.held for check in demo_run.checks]
 
 
-def test_a_replay_that_equals_the_status_of_the_nodes_holds() -> None:
+def test_a_replay_that_equals_the_status_of_the_nodes_holds():
     assert judged(REPLAYED) == [True, True, True]
 
 
@@ -151,14 +151,12 @@ def test_a_replay_that_equals_the_status_of_the_nodes_holds() -> None:
         ("sessions", 2, "lost", 1, [True, True, False]),
     ],
 )
-def test_a_replay_that_differs_in_one_figure_does_not_hold(
-    table: str, row: int, column: str, value: object, verdict: list[bool]
-) -> None:
+def test_a_replay_that_differs_in_one_figure_does_not_hold(table, row, column, value, verdict):
     replayed: dict[str, Any] = deepcopy(REPLAYED)
     replayed[table][row][column] = value
     assert judged(replayed) == verdict
 
 
-def test_a_replay_without_the_connection_is_an_error() -> None:
+def test_a_replay_without_the_connection_is_an_error():
     with pytest.raises(TriohaError, match="no connection in session s2"):
         judged(REPLAYED | {"connections": REPLAYED["connections"][:3]})

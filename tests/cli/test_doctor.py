@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ HEALTHY_SLAVE = "brokerName=a\nbrokerRole=SLAVE\nbrokerId=1\nnamesrvAddr=10.0.0.
 
 
 @pytest.fixture
-def healthy_files(tmp_path: Path) -> tuple[str, str]:
+def healthy_files(tmp_path):
     master, slave = tmp_path / "master.conf", tmp_path / "slave.conf"
     master.write_text(HEALTHY_MASTER)
     slave.write_text(HEALTHY_SLAVE)
@@ -54,22 +54,18 @@ def found_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int
     return code, whole
 
 
-def test_the_files_of_a_healthy_pair_are_one_line(
-    healthy_files: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_files_of_a_healthy_pair_are_one_line(healthy_files, capsys):
     assert main(["doctor", *healthy_files]) == 0
     assert capsys.readouterr() == (f"2 files, 1 pair: no findings ({len(CHECKS)} checks)\n", "")
 
 
 @pytest.mark.parametrize("pair", ["sync", "async"])
-def test_our_own_example_files_have_no_findings(pair: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_our_own_example_files_have_no_findings(pair, capsys):
     files = [str(CONFIGS / f"{pair}-{role}.conf") for role in ("master", "slave")]
     assert main(["doctor", *files]) == 0, capsys.readouterr().out
 
 
-def test_a_finding_has_its_severity_evidence_and_remedy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finding_has_its_severity_evidence_and_remedy(tmp_path, capsys):
     path = tmp_path / "broker.conf"
     path.write_text("brokerName=a\nbrokerRole=SYNC_MASTER\n")
     assert main(["doctor", str(path), "--rocketmq-version", "5.5.0"]) == 1
@@ -83,18 +79,16 @@ def test_a_finding_has_its_severity_evidence_and_remedy(
     ]
 
 
-def test_text_of_a_file_cannot_write_to_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_of_a_file_cannot_write_to_the_terminal(tmp_path, capsys):
     path = tmp_path / "broker.conf"
     path.write_bytes(b"brokerName=a\nbrokerRol=\x1b[2J[red]x\\n2\n")
     assert main(["doctor", str(path)]) == 1
     out = capsys.readouterr().out
     assert "\x1b" not in out
-    assert "brokerRol= [2J[red]x 2" in out
+    assert r"brokerRol=\x1b[2J[red]x\n2" in out
 
 
-def test_a_recorded_master_of_5_3_is_examined(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recorded_master_of_5_3_is_examined(capsys):
     with brokers(answers(REAL_5)) as (address,):
         code, whole = found_json(capsys, address)
     assert code == 1
@@ -124,22 +118,20 @@ def test_a_recorded_master_of_5_3_is_examined(capsys: pytest.CaptureFixture[str]
     }
 
 
-def test_a_recorded_master_of_4_9_waits_for_its_slave(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recorded_master_of_4_9_waits_for_its_slave(capsys):
     with brokers(answers(REAL_4)) as (address,):
         _, whole = found_json(capsys, address)
     assert {one["id"] for one in whole["findings"]} == {"advertised-address-unreachable"}
 
 
-def test_mild_findings_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mild_findings_can_be_left_out(capsys):
     recorded = with_config(answers(REAL_5), inSyncReplicas="2", haFlowControlEnable="true", brokerIP1="")
     with brokers(recorded) as (address,):
         assert {one["id"] for one in found_json(capsys, address)[1]["findings"]} == {"flow-control-spins"}
         assert found_json(capsys, address, "--severity", "critical")[0] == 0
 
 
-def test_a_file_and_its_running_broker_are_one_node(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_and_its_running_broker_are_one_node(tmp_path, capsys):
     path = tmp_path / "broker.conf"
     path.write_text(
         "brokerClusterName=SpecCluster\nbrokerName=broker-a\nbrokerId=0\nbrokerRole=SYNC_MASTER\n"
@@ -155,9 +147,7 @@ def test_a_file_and_its_running_broker_are_one_node(
     assert found["setting-not-in-effect"] == f"{path}:5: inSyncReplicas is 2, in effect is 1"
 
 
-def test_a_dead_address_is_a_finding_and_the_others_are_examined(
-    capsys: pytest.CaptureFixture[str], dead_address: str
-) -> None:
+def test_a_dead_address_is_a_finding_and_the_others_are_examined(capsys, dead_address):
     with brokers(answers(REAL_4)) as (address,):
         code, whole = found_json(capsys, dead_address, address)
     assert code == 1
@@ -165,7 +155,7 @@ def test_a_dead_address_is_a_finding_and_the_others_are_examined(
     assert "broker-unreachable" in {one["id"] for one in whole["findings"]}
 
 
-def test_input_that_cannot_be_used_is_one_line_and_exit_code_2(refusal: Callable[..., str]) -> None:
+def test_input_that_cannot_be_used_is_one_line_and_exit_code_2(refusal):
     for arguments, says in (
         ([], "nothing to examine"),
         (["somewhere"], "'somewhere' is not an address: it has no port"),
@@ -185,7 +175,7 @@ def test_input_that_cannot_be_used_is_one_line_and_exit_code_2(refusal: Callable
 
 @pytest.mark.full
 @pytest.mark.process
-def test_a_watch_in_a_terminal_shows_what_begins_and_ends(healthy_files: tuple[str, str]) -> None:
+def test_a_watch_in_a_terminal_shows_what_begins_and_ends(healthy_files):
     master = Path(healthy_files[0])
     ours, theirs = pty.openpty()
     watch = subprocess.Popen(

@@ -11,7 +11,6 @@ import threading
 from array import array
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import trio
@@ -87,7 +86,7 @@ def plan_for(port: int, **changes: object) -> LoadPlan:
     return LoadPlan(Address("127.0.0.1", port), **settings)  # type: ignore[arg-type]
 
 
-async def test_every_message_is_sent_once_as_a_java_client_would() -> None:
+async def test_every_message_is_sent_once_as_a_java_client_would():
     broker = Broker()
     result = await run(broker, count=100, size_bytes_min=10, size_bytes_max=20, queues=3)
     assert result.statuses == {"PUT_OK": 100}
@@ -103,7 +102,7 @@ async def test_every_message_is_sent_once_as_a_java_client_would() -> None:
     assert {header.topic for header, _ in broker.sends} == {"TopicLoad"}
 
 
-async def test_the_same_seed_gives_the_same_bodies_and_another_seed_others() -> None:
+async def test_the_same_seed_gives_the_same_bodies_and_another_seed_others():
     bodies = []
     for seed in (1, 1, 2):
         broker = Broker()
@@ -113,13 +112,13 @@ async def test_the_same_seed_gives_the_same_bodies_and_another_seed_others() -> 
     assert bodies[0] != bodies[2]
 
 
-async def test_lines_are_repeated_up_to_the_count() -> None:
+async def test_lines_are_repeated_up_to_the_count():
     broker = Broker()
     await run(broker, lines=(b"one", b"two", b"three"), count=7, concurrency=1)
     assert broker.bodies == [b"one", b"two", b"three", b"one", b"two", b"three", b"one"]
 
 
-async def test_each_put_status_is_counted_by_its_name() -> None:
+async def test_each_put_status_is_counted_by_its_name():
     statuses = list(PutStatus)
 
     def answer(asked: RemotingCommand, number: int) -> RemotingCommand:
@@ -137,7 +136,7 @@ async def test_each_put_status_is_counted_by_its_name() -> None:
     assert result.complete
 
 
-async def test_a_missing_answer_is_a_timeout() -> None:
+async def test_a_missing_answer_is_a_timeout():
     async def wait() -> RemotingCommand:
         await trio.sleep_forever()
         raise AssertionError("sleeps forever")
@@ -150,7 +149,7 @@ async def test_a_missing_answer_is_a_timeout() -> None:
     assert set(result.latency_ms) == {"p50", "p90", "p99", "p99.9", "max"}
 
 
-async def test_a_lost_connection_costs_only_the_messages_in_flight() -> None:
+async def test_a_lost_connection_costs_only_the_messages_in_flight():
     held = trio.Event()
     answered = 0
 
@@ -188,7 +187,7 @@ async def test_a_lost_connection_costs_only_the_messages_in_flight() -> None:
     assert (result.reconnects, result.complete) == (1, True)
 
 
-async def test_an_unreachable_broker_ends_the_load_with_the_figures_so_far() -> None:
+async def test_an_unreachable_broker_ends_the_load_with_the_figures_so_far():
     broker = Broker()
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
@@ -208,12 +207,12 @@ async def test_an_unreachable_broker_ends_the_load_with_the_figures_so_far() -> 
     )
 
 
-async def test_a_failing_first_connection_is_a_peer_error() -> None:
+async def test_a_failing_first_connection_is_a_peer_error():
     with trio.fail_after(60), pytest.raises(PeerError, match="cannot connect"):
         await Load(plan_for(1)).run()
 
 
-async def test_the_rate_is_kept(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_rate_is_kept(autojump_clock):
     moments: list[float] = []
 
     def handler(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
@@ -228,7 +227,7 @@ async def test_the_rate_is_kept(autojump_clock: trio.testing.MockClock) -> None:
     assert moments[-1] - moments[0] == pytest.approx(1.0, abs=0.2)
 
 
-def test_percentiles_are_by_nearest_rank() -> None:
+def test_percentiles_are_by_nearest_rank():
     assert percentiles_ms(array("q")) == {}
     assert percentiles_ms(array("q", [5_000_000])) == dict.fromkeys(
         ["p50", "p90", "p99", "p99.9", "max"], 5.0
@@ -244,19 +243,19 @@ def test_percentiles_are_by_nearest_rank() -> None:
 
 
 @pytest.mark.parametrize(("text", "sizes"), [("7", (7, 7)), ("0..9", (0, 9)), ("5..5", (5, 5))])
-def test_sizes_are_one_number_or_two(text: str, sizes: tuple[int, int]) -> None:
+def test_sizes_are_one_number_or_two(text, sizes):
     assert parse_size(text) == sizes
 
 
 @pytest.mark.parametrize(
     "text", ["", "..", "1..", "..1", "1.2", "-1", "1k", "9..3", "99999999", "1..2..3", "²"]
 )
-def test_an_invalid_size_is_refused(text: str) -> None:
+def test_an_invalid_size_is_refused(text):
     with pytest.raises(ConfigError, match="--size"):
         parse_size(text)
 
 
-def test_blank_lines_are_skipped(tmp_path: Path) -> None:
+def test_blank_lines_are_skipped(tmp_path):
     file = tmp_path / "lines"
     file.write_bytes("eins\r\n\nzwei\nüber".encode())
     assert read_lines(file) == (b"eins", b"zwei", "über".encode())
@@ -307,7 +306,7 @@ def trioha(*arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.process
-def test_the_command_prints_one_json_object_and_exits_0_if_all_was_put() -> None:
+def test_the_command_prints_one_json_object_and_exits_0_if_all_was_put():
     with broker_thread(Broker()) as address:
         process = trioha("load", "--broker", address, "--count", "200", "--size", "10..20", "--json")
         output, errors = process.communicate(timeout=60)
@@ -321,7 +320,7 @@ def test_the_command_prints_one_json_object_and_exits_0_if_all_was_put() -> None
 
 
 @pytest.mark.process
-def test_the_command_sends_each_line_of_a_file_once_and_exits_1_if_not_all_was_put(tmp_path: Path) -> None:
+def test_the_command_sends_each_line_of_a_file_once_and_exits_1_if_not_all_was_put(tmp_path):
     file = tmp_path / "lines"
     file.write_text("one\ntwo\nthree\n")
     broker = Broker(
@@ -339,7 +338,7 @@ def test_the_command_sends_each_line_of_a_file_once_and_exits_1_if_not_all_was_p
 
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
-def test_an_interrupt_ends_the_command_with_the_figures_so_far(number: signal.Signals) -> None:
+def test_an_interrupt_ends_the_command_with_the_figures_so_far(number):
     enough = threading.Event()
 
     def answer(asked: RemotingCommand, count: int) -> RemotingCommand:
@@ -360,7 +359,7 @@ def test_an_interrupt_ends_the_command_with_the_figures_so_far(number: signal.Si
     assert errors.startswith("ended early: ")
 
 
-def test_bad_input_is_reported_in_one_line_with_exit_code_2(refusal: Callable[..., str]) -> None:
+def test_bad_input_is_reported_in_one_line_with_exit_code_2(refusal):
     for arguments, says in (
         (["--broker", "127.0.0.1:1"], "127.0.0.1:1: cannot connect: Connection refused"),
         (["--broker", "nowhere"], "it has no port"),

@@ -7,9 +7,8 @@ import signal
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import trio
@@ -33,8 +32,6 @@ def name_server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[s
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
-    assert process.stderr is not None
     with process:
         try:
             word, *pairs = process.stdout.readline().split() or [""]
@@ -46,7 +43,7 @@ def name_server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[s
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
-def test_it_serves_until_a_signal_and_keeps_its_table(tmp_path: Path, number: signal.Signals) -> None:
+def test_it_serves_until_a_signal_and_keeps_its_table(tmp_path, number):
     path = tmp_path / "kv" / "kvConfig.json"
     arguments = ("--port", "0", "-p", f"kvConfigPath={path}", "-p", "bindAddress=127.0.0.1")
 
@@ -69,7 +66,7 @@ def test_it_serves_until_a_signal_and_keeps_its_table(tmp_path: Path, number: si
     assert told == {"value": "v"}
 
 
-def test_it_serves_over_tls_and_does_not_show_the_password_of_its_key(tmp_path: Path) -> None:
+def test_it_serves_over_tls_and_does_not_show_the_password_of_its_key(tmp_path):
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
     certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
@@ -98,7 +95,7 @@ def test_it_serves_over_tls_and_does_not_show_the_password_of_its_key(tmp_path: 
             trio.run(shown, ready["listen"], None)
 
 
-def test_what_it_cannot_use_is_one_line(tmp_path: Path, refusal: Callable[..., str]) -> None:
+def test_what_it_cannot_use_is_one_line(tmp_path, refusal):
     damaged = tmp_path / "kvConfig.json"
     damaged.write_text("{")
     for arguments, reason in (

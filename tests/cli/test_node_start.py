@@ -47,7 +47,7 @@ def parsed(tokens: list[str]) -> NodeArguments | None:
         ),
     ],
 )
-def test_usual_arguments_need_no_parser(tokens: list[str], expected: NodeArguments) -> None:
+def test_usual_arguments_need_no_parser(tokens, expected):
     assert usual_arguments(tokens) == expected
     assert parsed(tokens) == expected
 
@@ -69,7 +69,7 @@ def test_usual_arguments_need_no_parser(tokens: list[str], expected: NodeArgumen
         ["-c", "b.conf", "--frob", "x"],
     ],
 )
-def test_all_other_arguments_are_left_to_the_parser(tokens: list[str]) -> None:
+def test_all_other_arguments_are_left_to_the_parser(tokens):
     assert usual_arguments(tokens) is None
 
 
@@ -83,7 +83,7 @@ def test_all_other_arguments_are_left_to_the_parser(tokens: list[str]) -> None:
         max_size=5,
     )
 )
-def test_what_is_read_without_the_parser_is_what_the_parser_reads(parts: list[list[str]]) -> None:
+def test_what_is_read_without_the_parser_is_what_the_parser_reads(parts):
     tokens = [word for part in parts for word in part]
     arguments = usual_arguments(tokens)
     if arguments is not None:
@@ -91,9 +91,7 @@ def test_what_is_read_without_the_parser_is_what_the_parser_reads(parts: list[li
 
 
 @pytest.mark.parametrize("tokens", [["-c", "missing.conf"], ["--config=missing.conf"]])
-def test_a_refused_configuration_is_one_line_with_or_without_the_parser(
-    tokens: list[str], tmp_path: Path
-) -> None:
+def test_a_refused_configuration_is_one_line_with_or_without_the_parser(tokens, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "trioha", "node", *tokens],
         cwd=tmp_path,
@@ -107,7 +105,7 @@ def test_a_refused_configuration_is_one_line_with_or_without_the_parser(
     assert done.stderr.count("\n") == 1
 
 
-def test_an_import_for_later_is_done_when_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_for_later_is_done_when_it_is_used(tmp_path, monkeypatch):
     (tmp_path / "late_one.py").write_text("value = 7\n")
     monkeypatch.syspath_prepend(tmp_path)
     with imported_on_use("late_one"):
@@ -120,7 +118,7 @@ def test_an_import_for_later_is_done_when_it_is_used(tmp_path: Path, monkeypatch
     assert loaded is sys.modules.pop("late_one")
 
 
-def test_structlog_has_asyncio_when_it_uses_it() -> None:
+def test_structlog_has_asyncio_when_it_uses_it():
     code = (
         "import sys\nfrom trioha.cli.node_start import imported_on_use\n"
         "with imported_on_use('asyncio'):\n    import structlog\n"

@@ -15,7 +15,7 @@ from trioha.metadata.history import CONSUMER_OFFSETS, HistorySettings, MetadataH
 STORE = Path(__file__).parent.parent / "vectors/store-5.3.3/store"
 
 
-def test_the_offsets_of_a_real_store_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_offsets_of_a_real_store_are_printed(capsys):
     assert main(["offsets", str(STORE), "--group", "vec_group", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["offsets"]
     assert {"group": "vec_group", "topic": "VecA", "queueId": 0, "offset": 41} in rows
@@ -24,9 +24,7 @@ def test_the_offsets_of_a_real_store_are_printed(capsys: pytest.CaptureFixture[s
     assert "CID_RMQ_SYS_TRANS" in capsys.readouterr().out
 
 
-def test_the_offsets_of_a_time_in_the_past_are_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_offsets_of_a_time_in_the_past_are_printed(tmp_path, capsys):
     now_ms = time_option_ms("2026-11-22T10:00:00Z", key="--at")
     history = MetadataHistory(
         HistorySettings(tmp_path / "config" / "history", interval_s=0), now_ms=lambda: now_ms
@@ -44,9 +42,7 @@ def test_the_offsets_of_a_time_in_the_past_are_printed(
     assert "is before it" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_not_a_store_and_a_text_that_is_not_a_time_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_is_not_a_store_and_a_text_that_is_not_a_time_are_refused(tmp_path, capsys):
     assert main(["offsets", str(tmp_path)]) == 2
     assert "not a store" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="is not a time"):

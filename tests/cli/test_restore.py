@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -21,13 +19,13 @@ ENTRIES = made_log(
 
 
 @pytest.fixture(autouse=True, scope="module")
-def obstore_runs() -> None:
+def obstore_runs():
     """Descriptors of obstore's runtime are open before any test counts."""
     start_obstore()
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     url = f"file://{tmp_path}/archive"
     files = {"topics.json": "{}", "consumerOffset.json": '{"offsetTable":{"Orders@g":{0:30}}}'}
     moment = Moment(taken_ms=1_700_000_005_000, offset=ENTRIES[5].end_offset, files=files)
@@ -35,7 +33,7 @@ def url(tmp_path: Path) -> str:
     return url
 
 
-def test_a_restore_says_what_it_made(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_restore_says_what_it_made(tmp_path, url, capsys):
     into = tmp_path / "store"
     assert main(["restore", url, "--into", str(into)]) == 0
     out, err = capsys.readouterr()
@@ -50,7 +48,7 @@ def test_a_restore_says_what_it_made(tmp_path: Path, url: str, capsys: pytest.Ca
     assert f"storePathRootDir={into} and mappedFileSizeCommitLog=1000; the first start builds" in out
 
 
-def test_a_restore_to_a_time_as_json(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_restore_to_a_time_as_json(tmp_path, url, capsys):
     into = tmp_path / "store"
     time = "2023-11-14T22:13:27Z"
     assert main(["restore", url, "--into", str(into), "--to-time", time, "--json", "--build"]) == 0
@@ -66,9 +64,7 @@ def test_a_restore_to_a_time_as_json(tmp_path: Path, url: str, capsys: pytest.Ca
     assert (into / "consumequeue/Orders/0").is_dir()
 
 
-def test_options_that_cannot_be_used_are_refused_in_one_line(
-    tmp_path: Path, url: str, refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_that_cannot_be_used_are_refused_in_one_line(tmp_path, url, refusal, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for arguments, problem in (
         ([], "--into: is missing; name a new folder, or use --list"),
@@ -83,9 +79,7 @@ def test_options_that_cannot_be_used_are_refused_in_one_line(
         assert not (tmp_path / "x").exists()
 
 
-def test_an_error_that_may_pass_says_how_to_go_on(
-    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_that_may_pass_says_how_to_go_on(tmp_path, url, capsys, monkeypatch):
     def cut(*_: object, **__: object) -> None:
         raise ArchiveError("the server is gone", url=url, key="log/x", is_transient=True)
 
@@ -96,7 +90,7 @@ def test_an_error_that_may_pass_says_how_to_go_on(
     )
 
 
-def test_the_list_shows_generations_and_moments(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_shows_generations_and_moments(url, capsys):
     assert main(["restore", url, "--list"]) == 0
     out, _ = capsys.readouterr()
     assert "archive of DefaultCluster/broker-a, written by host:/store (epoch 1)" in out
@@ -121,7 +115,7 @@ def test_the_list_shows_generations_and_moments(url: str, capsys: pytest.Capture
     }
 
 
-def test_an_empty_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_folder_is_refused(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert main(["restore", f"file://{tmp_path}/empty", "--list"]) == 2
     assert "there is no archive" in capsys.readouterr().err

@@ -34,12 +34,12 @@ def shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, *, shown: bool) -> str:
         os.close(ours)
 
 
-def test_terminal_shows_how_many_tasks_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_shows_how_many_tasks_are_done(monkeypatch):
     text = shown_on_a_terminal(monkeypatch, shown=True)
     assert "starting Spark" in text
     assert "replaying on Spark" in text
     assert "3/8" in text
 
 
-def test_nothing_is_shown_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_shown_without_a_terminal(monkeypatch):
     assert shown_on_a_terminal(monkeypatch, shown=False) == ""

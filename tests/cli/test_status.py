@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
@@ -106,7 +106,7 @@ def rows_of(text: str) -> list[str]:
     ]
 
 
-def test_nodes_their_slaves_and_their_masters_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nodes_their_slaves_and_their_masters_are_shown(capsys):
     with brokers(node(MASTER), node(SLAVE)) as (master, slave):
         assert main(["status", master, slave]) == 0
     out, err = capsys.readouterr()
@@ -135,15 +135,13 @@ def test_nodes_their_slaves_and_their_masters_are_shown(capsys: pytest.CaptureFi
         ),
     ],
 )
-def test_real_brokers_are_shown(session: str, row: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_real_brokers_are_shown(session, row, capsys):
     with brokers(answers(session)) as (address,):
         assert main(["status", address]) == 0
     assert rows_of(capsys.readouterr().out)[0] == f"{address} {row}"
 
 
-def test_the_metadata_of_slaves_is_a_table_with_a_line_for_each_problem(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_metadata_of_slaves_is_a_table_with_a_line_for_each_problem(capsys):
     copied = MetadataStatus(
         master_address="10.0.0.1:10911",
         tables={
@@ -171,7 +169,7 @@ def test_the_metadata_of_slaves_is_a_table_with_a_line_for_each_problem(
     ]
 
 
-def test_archives_are_a_table_with_a_line_for_each_problem(capsys: pytest.CaptureFixture[str]) -> None:
+def test_archives_are_a_table_with_a_line_for_each_problem(capsys):
     archive = ArchiveStatus(
         url="s3://backups/a",
         state="running",
@@ -227,9 +225,7 @@ MASTERS_CONTROL = ControlStatus(
 )
 
 
-def test_controller_mode_is_two_tables_and_a_line_for_each_problem(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_controller_mode_is_two_tables_and_a_line_for_each_problem(capsys):
     alone = ControlStatus(
         role="none",
         step="registering",
@@ -306,9 +302,7 @@ def controller_answers(*, leads: bool, leader: str = "") -> dict[int, RemotingCo
     }
 
 
-def test_controller_mode_of_rocketmqs_brokers_comes_from_them_and_their_controllers(
-    capsys: pytest.CaptureFixture[str], dead_address: str
-) -> None:
+def test_controller_mode_of_rocketmqs_brokers_comes_from_them_and_their_controllers(capsys, dead_address):
     with (
         brokers(controller_answers(leads=True)) as (leader,),
         brokers(controller_answers(leads=False, leader=leader)) as (follower,),
@@ -360,9 +354,7 @@ def test_controller_mode_of_rocketmqs_brokers_comes_from_them_and_their_controll
     ]
 
 
-def test_a_broker_in_controller_mode_is_shown_when_no_controller_answers(
-    capsys: pytest.CaptureFixture[str], dead_address: str
-) -> None:
+def test_a_broker_in_controller_mode_is_shown_when_no_controller_answers(capsys, dead_address):
     with brokers(rocketmq_answers(dead_address, is_master=True)) as (master,):
         assert main(["status", master]) == 0
     out = capsys.readouterr().out
@@ -372,9 +364,7 @@ def test_a_broker_in_controller_mode_is_shown_when_no_controller_answers(
     assert line in out.splitlines()
 
 
-def test_an_unreachable_broker_is_one_line_and_the_others_are_shown(
-    dead_address: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreachable_broker_is_one_line_and_the_others_are_shown(dead_address, capsys):
     with brokers(node(SLAVE)) as (slave,):
         assert main(["status", dead_address, slave]) == 1
     out, err = capsys.readouterr()
@@ -382,9 +372,7 @@ def test_an_unreachable_broker_is_one_line_and_the_others_are_shown(
     assert err == f"trioha: {dead_address}: cannot connect: Connection refused\n"
 
 
-def test_an_invalid_answer_is_one_line_with_the_brokers_address(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_invalid_answer_is_one_line_with_the_brokers_address(capsys):
     code = RequestCode.GET_BROKER_HA_STATUS
     with brokers({code: response_to(request(code), 0, body=b"{]")}) as (address,):
         assert main(["status", address]) == 1
@@ -393,7 +381,7 @@ def test_an_invalid_answer_is_one_line_with_the_brokers_address(
     assert err.count("\n") == 1
 
 
-def test_json_has_every_field_and_every_error(dead_address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_every_field_and_every_error(dead_address, capsys):
     with brokers(node(MASTER), node(SLAVE)) as (master, slave):
         assert main(["status", master, slave, dead_address, "--json"]) == 1
     whole = json.loads(capsys.readouterr().out)
@@ -423,7 +411,7 @@ def test_json_has_every_field_and_every_error(dead_address: str, capsys: pytest.
     assert shown_slave["address"] == slave
 
 
-def test_bad_input_is_reported_in_one_line(refusal: Callable[..., str]) -> None:
+def test_bad_input_is_reported_in_one_line(refusal):
     for arguments, says in (
         ([], "no broker to ask; write trioha status HOST:PORT"),
         (["127.0.0.1:1", "--group", "a"], "--controller: is missing; give HOST:PORT of a controller"),
@@ -478,7 +466,7 @@ def controlled_group(*, has_master: bool = True) -> Iterator[tuple[str, str, str
         yield controller, master, slave
 
 
-def test_controllers_and_their_groups_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_controllers_and_their_groups_are_shown(capsys):
     with controlled_group() as (controller, master, slave):
         arguments = ["--controller", controller, "--group", "broker-x", "--group", "broker-y"]
         assert main(["status", *arguments]) == 0
@@ -496,7 +484,7 @@ def test_controllers_and_their_groups_are_shown(capsys: pytest.CaptureFixture[st
     assert "broker-y: not known to the controllers" in out
 
 
-def test_json_has_controllers_and_their_groups(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_controllers_and_their_groups(capsys):
     with controlled_group() as (controller, master, _):
         assert main(["status", "--controller", controller, "--group", "broker-x", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["controllers"]
@@ -508,23 +496,19 @@ def test_json_has_controllers_and_their_groups(capsys: pytest.CaptureFixture[str
     assert (group["members"][0]["address"], group["members"][0]["isMaster"]) == (master, True)
 
 
-def test_group_without_a_master_is_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_group_without_a_master_is_a_line_of_its_own(capsys):
     with controlled_group(has_master=False) as (controller, _, _):
         assert main(["status", "--controller", controller, "--group", "broker-x"]) == 0
     assert "broker-x: no master: no living broker of the sync-state set {1, 2}" in capsys.readouterr().out
 
 
-def test_controller_that_is_not_there_is_one_line(
-    dead_address: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_controller_that_is_not_there_is_one_line(dead_address, capsys):
     assert main(["status", "--controller", dead_address]) == 1
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"trioha: {dead_address}: cannot connect: Connection refused\n")
 
 
-def test_probes_of_the_ha_port_are_one_line_for_each_of_the_busiest_hosts(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_probes_of_the_ha_port_are_one_line_for_each_of_the_busiest_hosts(capsys):
     probes = {f"10.0.1.{number}": {"EOF": 1000 * number, "NO_REQUEST": 1} for number in range(1, 9)}
     with brokers(node(evolve(MASTER, probes=probes))) as (master,):
         assert main(["status", master]) == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,20 +18,20 @@ END = ENTRIES[-1].end_offset
 
 
 @pytest.fixture(autouse=True, scope="module")
-def obstore_runs() -> None:
+def obstore_runs():
     """Descriptors of obstore's runtime are open before any test counts."""
     start_obstore()
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     url = f"file://{tmp_path}/archive"
     build_from(url, ENTRIES, file_bytes=FILE_BYTES, object_bytes=300)
     return url
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
+def store(tmp_path):
     return write_store(tmp_path / "store", ENTRIES, file_bytes=FILE_BYTES)
 
 
@@ -43,7 +42,7 @@ def damage_store(store: Path, offset: int) -> None:
     path.write_bytes(data)
 
 
-def test_an_archive_is_checked(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_archive_is_checked(url, capsys):
     assert main(["verify", url]) == 0
     out, err = capsys.readouterr()
     assert f"20 records and {END:,} bytes of the log" in out
@@ -59,9 +58,7 @@ def test_an_archive_is_checked(url: str, capsys: pytest.CaptureFixture[str]) -> 
     assert found["problems"][0].startswith(key)
 
 
-def test_a_store_is_compared_with_an_archive(
-    store: Path, url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_store_is_compared_with_an_archive(store, url, capsys):
     assert main(["verify", str(store), "--against", url]) == 0
     assert f"equal from offset 0 to {END}: 20 records" in capsys.readouterr().out
     damage_store(store, ENTRIES[7].offset + 60)
@@ -88,9 +85,7 @@ def test_a_store_is_compared_with_an_archive(
     ]
 
 
-def test_a_store_that_ends_early_needs_prefix(
-    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_store_that_ends_early_needs_prefix(tmp_path, url, capsys):
     store = write_store(tmp_path / "short", ENTRIES[:12], file_bytes=FILE_BYTES)
     end = ENTRIES[11].end_offset
     assert main(["verify", str(store), "--against", url]) == 1
@@ -100,9 +95,7 @@ def test_a_store_that_ends_early_needs_prefix(
     assert main(["verify", str(store), "--against", url, "--prefix"]) == 0
 
 
-def test_an_archive_that_ends_before_its_store_is_accepted(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_archive_that_ends_before_its_store_is_accepted(store, tmp_path, capsys):
     url = f"file://{tmp_path}/behind"
     build_from(url, ENTRIES[:12], file_bytes=FILE_BYTES)
     assert main(["verify", str(store), "--against", url]) == 0
@@ -113,7 +106,7 @@ def test_an_archive_that_ends_before_its_store_is_accepted(
     )
 
 
-def test_only_the_first_differences_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_first_differences_are_printed(tmp_path, capsys):
     entries = made_log([Put() for _ in range(30)], file_bytes=100_000)
     url = f"file://{tmp_path}/archive"
     build_from(url, entries, file_bytes=100_000)
@@ -125,9 +118,7 @@ def test_only_the_first_differences_are_printed(tmp_path: Path, capsys: pytest.C
     assert lines[-1] == "10 more"
 
 
-def test_arguments_that_cannot_be_used_are_refused(
-    store: Path, url: str, refusal: Callable[..., str]
-) -> None:
+def test_arguments_that_cannot_be_used_are_refused(store, url, refusal):
     for arguments, problem in (
         ([url, "--against", "x"], "--against: compares a store with an archive"),
         ([str(store), "--quick"], "--quick: is for archives"),

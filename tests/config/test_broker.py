@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def conf(tmp_path: Path) -> Path:
+def conf(tmp_path):
     return tmp_path / "broker.conf"
 
 
@@ -122,7 +122,7 @@ SETTINGS: dict[str, tuple[str, Any, Any]] = {
     "ha_transfer_batch_max": ("trioha.haTransferBatchMax=2097152", 1048576, 2097152),
     "ha_busy_poll": ("trioha.haBusyPoll=50", 800, 50),
     "client_busy_poll": ("trioha.clientBusyPoll=60", 200, 60),
-    "ha_start_from": ("trioha.haStartFrom=1073741824", StartFrom.LAST_FILE, 1073741824),
+    "ha_start_from": ("trioha.haStartFrom=1073741824", None, 1073741824),
     "ha_ack_mode": ("trioha.haAckMode=flushed", AckMode.WRITTEN, AckMode.FLUSHED),
     "ha_role": ("trioha.haRole=observer", HaRole.REPLICA, HaRole.OBSERVER),
     "ha_gap_policy": ("trioha.haGapPolicy=resync", GapPolicy.FAIL, GapPolicy.RESYNC),
@@ -238,7 +238,7 @@ SETTINGS: dict[str, tuple[str, Any, Any]] = {
 """By attribute: its line in a full file, its default, and what the line gives."""
 
 
-def test_an_empty_file_gives_rocketmqs_defaults(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_file_gives_rocketmqs_defaults(conf, monkeypatch):
     monkeypatch.setenv("HOME", "/home/operator")
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     monkeypatch.delenv("ROCKETMQ_HOME", raising=False)
@@ -250,7 +250,7 @@ def test_an_empty_file_gives_rocketmqs_defaults(conf: Path, monkeypatch: pytest.
     assert config.broker_ip2 == config.broker_ip1
 
 
-def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
+def test_every_key_of_a_full_file_reaches_its_attribute(conf):
     loaded = load(conf, "\n  ".join(line for line, _, _ in SETTINGS.values()))
     assert SETTINGS.keys() == broker_settings().keys()
     given = {name: value for name, (_, _, value) in SETTINGS.items()}
@@ -259,7 +259,7 @@ def test_every_key_of_a_full_file_reaches_its_attribute(conf: Path) -> None:
     assert loaded.config.archive_keep_ms == 30 * 86_400_000
 
 
-def test_overrides_replace_values_of_the_file_and_earlier_overrides(conf: Path) -> None:
+def test_overrides_replace_values_of_the_file_and_earlier_overrides(conf):
     config = load(conf, "slaveTimeout=1\nlistenPort=5\n", "slaveTimeout = 2 ", "slaveTimeout=3").config
     assert (config.slave_timeout, config.listen_port) == (3, 5)
 
@@ -274,7 +274,7 @@ def test_overrides_replace_values_of_the_file_and_earlier_overrides(conf: Path) 
         ("listenPort=65535\nhaListenPort=65534", (65535, 65534)),
     ],
 )
-def test_the_ha_port_follows_the_listen_port(conf: Path, text: str, ports: tuple[int, int]) -> None:
+def test_the_ha_port_follows_the_listen_port(conf, text, ports):
     config = load(conf, text).config
     assert (config.listen_port, config.ha_listen_port) == ports
 
@@ -283,14 +283,12 @@ def test_the_ha_port_follows_the_listen_port(conf: Path, text: str, ports: tuple
     ("role", "in_sync_replicas", "acks"),
     [("ASYNC_MASTER", 3, 0), ("SYNC_MASTER", 1, 1), ("SYNC_MASTER", 2, 1), ("SYNC_MASTER", 3, 2)],
 )
-def test_a_sync_master_needs_at_least_one_ack(
-    conf: Path, role: str, in_sync_replicas: int, acks: int
-) -> None:
+def test_a_sync_master_needs_at_least_one_ack(conf, role, in_sync_replicas, acks):
     config = load(conf, f"brokerRole={role}\ninSyncReplicas={in_sync_replicas}").config
     assert config.slave_acks_needed == acks
 
 
-def test_the_old_and_the_new_name_of_a_setting_are_one_setting(conf: Path) -> None:
+def test_the_old_and_the_new_name_of_a_setting_are_one_setting(conf):
     assert load(conf, "haSlaveFallbehindMax=77").config.ha_max_gap_not_in_sync == 77
     assert load(conf, "haMaxGapNotInSync=77\nhaSlaveFallbehindMax=77").config.ha_max_gap_not_in_sync == 77
     assert load(conf, "haMaxGapNotInSync=1", "haSlaveFallbehindMax=2").config.ha_max_gap_not_in_sync == 2
@@ -303,7 +301,7 @@ def test_the_old_and_the_new_name_of_a_setting_are_one_setting(conf: Path) -> No
     ]
 
 
-def test_blanks_around_values_are_ignored(conf: Path) -> None:
+def test_blanks_around_values_are_ignored(conf):
     assert load(conf, "slaveTimeout = 12 \t\nbrokerRole=SYNC_MASTER  ").config.slave_timeout == 12
 
 
@@ -318,9 +316,7 @@ def test_blanks_around_values_are_ignored(conf: Path) -> None:
         ("/a/$USER", "/a/$USER"),
     ],
 )
-def test_only_a_leading_home_is_special_in_a_path(
-    conf: Path, monkeypatch: pytest.MonkeyPatch, given: str, path: str
-) -> None:
+def test_only_a_leading_home_is_special_in_a_path(conf, monkeypatch, given, path):
     monkeypatch.setenv("HOME", "/home/op")
     config = load(conf, f"storePathRootDir={given}").config
     assert config.store_path_root_dir == Path(path)
@@ -328,14 +324,12 @@ def test_only_a_leading_home_is_special_in_a_path(
 
 
 @pytest.mark.parametrize("given", ["~other/s", "$HOMER/s", "s"])
-def test_other_paths_are_relative_to_the_working_directory(
-    conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
-) -> None:
+def test_other_paths_are_relative_to_the_working_directory(conf, tmp_path, monkeypatch, given):
     monkeypatch.chdir(tmp_path)
     assert load(conf, f"storePathRootDir={given}").config.store_path_root_dir == tmp_path / given
 
 
-def test_an_empty_optional_value_means_none(conf: Path) -> None:
+def test_an_empty_optional_value_means_none(conf):
     config = load(conf, "haMasterAddress=\ntrioha.recordDir=\n").config
     assert config.ha_master_address is None
     assert config.record_dir is None
@@ -535,13 +529,11 @@ haMasterAddress=h:1
 
 
 @pytest.mark.parametrize(("text", "refusal"), cases(REFUSED))
-def test_invalid_settings_are_refused_with_file_line_key_and_reason(
-    conf: Path, text: str, refusal: str
-) -> None:
+def test_invalid_settings_are_refused_with_file_line_key_and_reason(conf, text, refusal):
     assert refusals(conf, text) == [f"broker.conf:{refusal}"]
 
 
-def test_all_problems_are_reported_at_once_in_the_order_of_the_file(conf: Path) -> None:
+def test_all_problems_are_reported_at_once_in_the_order_of_the_file(conf):
     text = "brokerRole=SLAVE\nslaveTimeout=x\nfoo.bar=1\nbrokerId=0\n"
     assert refusals(conf, text, "maxMessageSize=-4", "listenPort") == [
         "broker.conf:2: slaveTimeout: 'x' is not a whole number; give 1 to 2147483647",
@@ -559,7 +551,7 @@ def test_all_problems_are_reported_at_once_in_the_order_of_the_file(conf: Path) 
     assert [problem.line for problem in refused.value.problems] == [2, 3, 4, None]
 
 
-def test_an_invalid_value_causes_no_second_problem(conf: Path) -> None:
+def test_an_invalid_value_causes_no_second_problem(conf):
     assert refusals(conf, "brokerRole=slave\nbrokerId=1") == [
         (
             "broker.conf:1: brokerRole: 'slave' is not one of its values; "
@@ -568,13 +560,13 @@ def test_an_invalid_value_causes_no_second_problem(conf: Path) -> None:
     ]
 
 
-def test_only_the_last_entry_of_a_key_is_checked(conf: Path) -> None:
+def test_only_the_last_entry_of_a_key_is_checked(conf):
     loaded = load(conf, "listenPort=bad\nslaveTimeout=1\nlistenPort=9\n")
     assert loaded.config.listen_port == 9
     assert loaded.warnings == (f"{conf}:1: listenPort: is overridden by line 3",)
 
 
-def test_rocketmq_keys_that_are_not_used_are_named_in_one_warning(conf: Path) -> None:
+def test_rocketmq_keys_that_are_not_used_are_named_in_one_warning(conf):
     loaded = load(
         conf, "traceTopicEnable=true\nforceRegister=true\ntransferMsgByHeap=true", "brokerTopicEnable=true"
     )
@@ -615,18 +607,18 @@ trioha.haGapPolicy=resync
 
 
 @pytest.mark.parametrize(("text", "warning"), cases(WARNED))
-def test_settings_that_are_valid_but_harmful_are_warned_about(conf: Path, text: str, warning: str) -> None:
+def test_settings_that_are_valid_but_harmful_are_warned_about(conf, text, warning):
     assert load(conf, text).warnings == (f"{conf}:{warning}",)
 
 
 @pytest.mark.parametrize(
     "text", ["brokerRole=SYNC_MASTER", "brokerRole=SYNC_MASTER\ninSyncReplicas=2", "inSyncReplicas=1"]
 )
-def test_a_usual_configuration_has_no_warnings(conf: Path, text: str) -> None:
+def test_a_usual_configuration_has_no_warnings(conf, text):
     assert load(conf, text).warnings == ()
 
 
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
     for path, reason in [
         (tmp_path / "none.conf", "No such file or directory"),
         (tmp_path, "Is a directory"),
@@ -636,21 +628,21 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         assert str(refused.value) == f"{path}: cannot be read: {reason}; give the path of a broker.conf"
 
 
-def test_a_file_that_is_too_large_is_refused_without_being_read(conf: Path) -> None:
+def test_a_file_that_is_too_large_is_refused_without_being_read(conf):
     with conf.open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(ConfigError, match=r"is larger than 1048576 bytes: not a broker\.conf"):
         load_config(conf)
 
 
-def test_every_key_without_the_trioha_prefix_is_a_key_of_rocketmq() -> None:
+def test_every_key_without_the_trioha_prefix_is_a_key_of_rocketmq():
     for setting in broker_settings().values():
         for key in (setting.key, *setting.aliases):
             assert key in ROCKETMQ_KEYS or key.startswith("trioha."), key
 
 
 @pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])
-def test_the_configuration_that_a_real_broker_answers_is_accepted(conf: Path, version: str) -> None:
+def test_the_configuration_that_a_real_broker_answers_is_accepted(conf, version):
     """The body of a real GET_BROKER_CONFIG response is a broker.conf of that broker."""
     text = (ROOT / f"tests/config/vectors/broker-{version}.properties").read_text()
     loaded = load(conf, text)
@@ -662,7 +654,7 @@ def test_the_configuration_that_a_real_broker_answers_is_accepted(conf: Path, ve
     assert "mappedFileSizeCommitLog" not in unused
 
 
-def test_keys_that_came_with_5_4_and_5_5_are_accepted(conf: Path) -> None:
+def test_keys_that_came_with_5_4_and_5_5_are_accepted(conf):
     loaded = load(conf, "enableSplitMetadata=true\npersistConsumerOffsetIncrementally=false\n")
     (unused,) = loaded.warnings
     assert "enableSplitMetadata" in unused
@@ -679,14 +671,12 @@ def test_keys_that_came_with_5_4_and_5_5_are_accepted(conf: Path) -> None:
         ("trioha.frameBytesMax=70000000", (70000000, 420065536)),
     ],
 )
-def test_default_memory_limits_fit_the_largest_message(
-    conf: Path, text: str, limits: tuple[int, int]
-) -> None:
+def test_default_memory_limits_fit_the_largest_message(conf, text, limits):
     config = load(conf, text).config
     assert (config.frame_bytes_max, config.client_bytes_max) == limits
 
 
-def test_memory_limits_that_do_not_fit_other_settings_are_refused(conf: Path) -> None:
+def test_memory_limits_that_do_not_fit_other_settings_are_refused(conf):
     assert refusals(conf, "trioha.frameBytesMax=1000000") == [
         (
             "broker.conf:1: trioha.frameBytesMax: is 1000000, too little for a message of maxMessageSize="
@@ -701,7 +691,7 @@ def test_memory_limits_that_do_not_fit_other_settings_are_refused(conf: Path) ->
     ]
 
 
-def test_one_address_may_use_half_of_all_connections_by_default(conf: Path) -> None:
+def test_one_address_may_use_half_of_all_connections_by_default(conf):
     assert load(conf, "trioha.connectionsMax=100").config.connections_per_peer == 50
     assert load(conf, "trioha.connectionsMax=1").config.connections_per_peer == 1
     loaded = load(conf, "trioha.connectionsMax=10\ntrioha.connectionsPerPeer=20")
@@ -713,7 +703,7 @@ def test_one_address_may_use_half_of_all_connections_by_default(conf: Path) -> N
     )
 
 
-def test_numbers_are_read_as_java_reads_them(conf: Path) -> None:
+def test_numbers_are_read_as_java_reads_them(conf):
     assert load(conf, "slaveTimeout=+0012").config.slave_timeout == 12
     for value in ("1_000", "\u0661", "--5", "+-5", "1" * 60):
         assert "slaveTimeout" in refusals(conf, f"slaveTimeout={value}")[0]
@@ -722,9 +712,7 @@ def test_numbers_are_read_as_java_reads_them(conf: Path) -> None:
     ]
 
 
-def test_name_servers_are_those_of_the_file_or_of_the_environment(
-    conf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_name_servers_are_those_of_the_file_or_of_the_environment(conf, monkeypatch):
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     assert load(conf, "").config.namesrv_addr == ()
     assert load(conf, "namesrvAddr = a:1; [::1]:2 ;a:1;").config.namesrv_addr == ("a:1", "[::1]:2")
@@ -738,16 +726,14 @@ def test_name_servers_are_those_of_the_file_or_of_the_environment(
     assert refusals(conf, "") == [f"$NAMESRV_ADDR: 'nonsense' is not an address: it has no port; {HINT}"]
 
 
-def test_an_address_of_a_name_server_that_is_none_is_refused(conf: Path) -> None:
+def test_an_address_of_a_name_server_that_is_none_is_refused(conf):
     assert refusals(conf, "namesrvAddr=a:1;b") == [
         f"broker.conf:1: namesrvAddr: 'b' is not an address: it has no port; {HINT}"
     ]
 
 
 @pytest.mark.parametrize("role", ["SYNC_MASTER", "ASYNC_MASTER", "SLAVE"])
-def test_a_distributions_files_of_two_masters_and_two_slaves_are_taken_as_they_are(
-    conf: Path, monkeypatch: pytest.MonkeyPatch, role: str
-) -> None:
+def test_a_distributions_files_of_two_masters_and_two_slaves_are_taken_as_they_are(conf, monkeypatch, role):
     """conf/2m-2s-sync and 2m-2s-async: name servers come from the environment, and with them the master."""
     monkeypatch.setenv("NAMESRV_ADDR", "127.0.0.1:9876")
     broker_id = int(role == "SLAVE")
@@ -764,11 +750,11 @@ def test_a_distributions_files_of_two_masters_and_two_slaves_are_taken_as_they_a
 @pytest.mark.parametrize(
     ("port", "vip_port"), [(0, None), (1, None), (2, None), (3, 1), (10911, 10909), (65535, 65533)]
 )
-def test_the_second_port_for_clients_is_two_below_the_first(port: int, vip_port: int | None) -> None:
+def test_the_second_port_for_clients_is_two_below_the_first(port, vip_port):
     assert BrokerConfig(listen_port=port).vip_port == vip_port
 
 
-def test_acl_enable_needs_a_file_of_rules(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acl_enable_needs_a_file_of_rules(conf, monkeypatch):
     monkeypatch.delenv("ROCKETMQ_HOME", raising=False)
     assert refusals(conf, "aclEnable=true") == [
         "broker.conf: trioha.aclFile: is missing, but aclEnable is true; give the path of a plain_acl.yml"
@@ -781,7 +767,7 @@ def test_acl_enable_needs_a_file_of_rules(conf: Path, monkeypatch: pytest.Monkey
     assert load(conf, "aclEnable=true\ntrioha.aclFile=/a.yml").config.acl_file == Path("/a.yml")
 
 
-def test_settings_of_tls_may_be_in_a_file_of_their_own(conf: Path) -> None:
+def test_settings_of_tls_may_be_in_a_file_of_their_own(conf):
     own = conf.with_name("tls.properties")
     own.write_text(
         "tls.server.mode = enforcing\ntls.server.certPath=/own.pem\ntls.server.keyPath=/own.key\n"
@@ -804,7 +790,7 @@ def test_settings_of_tls_may_be_in_a_file_of_their_own(conf: Path) -> None:
     assert missing.startswith("broker.conf:1: tls.config.file: cannot be read: No such file")
 
 
-def test_secrets_are_not_shown() -> None:
+def test_secrets_are_not_shown():
     config = BrokerConfig(secret_key="node-secret", tls_server_key_password="pass word")
     assert "node-secret" not in repr(config)
     assert "pass word" not in repr(config)
@@ -812,12 +798,12 @@ def test_secrets_are_not_shown() -> None:
     assert secrets == ["trioha.secretKey", "tls.server.keyPassword"]
 
 
-def test_urls_of_archives_have_the_schemes_that_archives_can_open() -> None:
+def test_urls_of_archives_have_the_schemes_that_archives_can_open():
     assert values.ARCHIVE_SCHEMES == SCHEMES
 
 
 @pytest.mark.parametrize("text", ["", "brokerId=-1\nbrokerRole=SLAVE\n", "minInSyncReplicas=2\n"])
-def test_in_controller_mode_the_controllers_give_id_and_role(conf: Path, text: str) -> None:
+def test_in_controller_mode_the_controllers_give_id_and_role(conf, text):
     text += "asyncLearner=true\nsyncFromLastFile=true\nallAckInSyncStateSet=true\n"
     text += "trioha.haAcceptCut=4711\ntrioha.hangTimeout=20000\n"
     loaded = load(conf, IN_CONTROLLER_MODE + text)

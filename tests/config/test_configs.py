@@ -22,13 +22,13 @@ def config(name: str) -> BrokerConfig:
     return load_config(CONFIGS / name).config
 
 
-def test_every_file_belongs_to_a_group() -> None:
+def test_every_file_belongs_to_a_group():
     named = {name for master, slaves in GROUPS for name in (master, *slaves)}
     assert {str(file.relative_to(CONFIGS)) for file in FILES} == named
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_a_file_loads_without_warnings_and_stays_on_loopback(file: Path) -> None:
+def test_a_file_loads_without_warnings_and_stays_on_loopback(file):
     loaded = load_config(file)
     assert loaded.warnings == ()
     assert loaded.config.bind_address == "127.0.0.1"
@@ -37,7 +37,7 @@ def test_a_file_loads_without_warnings_and_stays_on_loopback(file: Path) -> None
 
 
 @pytest.mark.parametrize(("master_name", "slave_names"), GROUPS)
-def test_the_slaves_of_a_group_fit_their_master(master_name: str, slave_names: list[str]) -> None:
+def test_the_slaves_of_a_group_fit_their_master(master_name, slave_names):
     master, slaves = config(master_name), [config(name) for name in slave_names]
     assert master.broker_role is not BrokerRole.SLAVE
     for slave in slaves:
@@ -52,7 +52,7 @@ def test_the_slaves_of_a_group_fit_their_master(master_name: str, slave_names: l
     assert master.slave_acks_needed <= len(slaves)
 
 
-def test_all_of_them_can_run_on_one_host() -> None:
+def test_all_of_them_can_run_on_one_host():
     configs = [load_config(file).config for file in FILES]
     ports = [port for one in configs for port in (one.listen_port, one.ha_listen_port)]
     assert len(set(ports)) == len(ports)

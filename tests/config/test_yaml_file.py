@@ -22,7 +22,7 @@ from trioha.errors import ConfigError
 FILE = Path("plain_acl.yml")
 
 
-def test_scalars_stay_text_and_have_their_lines() -> None:
+def test_scalars_stay_text_and_have_their_lines():
     document = parse_yaml(b"# first\nkey: 0123\nlist:\n  - on\n  - 'null'\n  - null\nempty:\n", file=FILE)
     assert document == YamlMap(
         2,
@@ -35,7 +35,7 @@ def test_scalars_stay_text_and_have_their_lines() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"# only a comment\n", b"---\n...\n"])
-def test_an_empty_file_has_no_values(data: bytes) -> None:
+def test_an_empty_file_has_no_values(data):
     document = parse_yaml(data, file=FILE)
     assert document is None or document == YamlText(None, document.line)
 
@@ -58,7 +58,7 @@ def test_an_empty_file_has_no_values(data: bytes) -> None:
         (b"a" * (FILE_BYTES_MAX + 1), "has more than"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_one_line(data: bytes, reason: str) -> None:
+def test_a_file_that_cannot_be_read_is_one_line(data, reason):
     with pytest.raises(ConfigError) as refused:
         parse_yaml(data, file=FILE)
     assert reason in str(refused.value)
@@ -67,7 +67,7 @@ def test_a_file_that_cannot_be_read_is_one_line(data: bytes, reason: str) -> Non
 
 
 @given(st.one_of(st.binary(max_size=200), st.text("-:[]{}&*!|>'\"# \n\tab?", max_size=80).map(str.encode)))
-def test_any_bytes_are_values_or_one_error(data: bytes) -> None:
+def test_any_bytes_are_values_or_one_error(data):
     said = ""
     try:
         parse_yaml(data, file=FILE)
@@ -76,7 +76,7 @@ def test_any_bytes_are_values_or_one_error(data: bytes) -> None:
     assert "\n" not in said
 
 
-def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_file_is_one_line(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read: No such file or directory"):
         read_file(tmp_path / "missing.yml")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
@@ -87,7 +87,7 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     ("text", "admin"),
     [("admin: true", True), ("admin: No", False), ("admin:", False), ("other: x", False)],
 )
-def test_a_flag_is_false_where_it_is_missing(text: str, *, admin: bool) -> None:
+def test_a_flag_is_false_where_it_is_missing(text, *, admin):
     document = parse_yaml(text.encode(), file=FILE)
     assert document is not None
     fields = YamlFields.of(document, file=FILE, keys=frozenset(("admin", "other")), what="the file")

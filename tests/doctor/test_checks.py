@@ -929,14 +929,14 @@ def findings(case: Facts | PairFacts) -> list[Finding]:
 
 @pytest.mark.parametrize("role", ["SYNC_MASTER", "ASYNC_MASTER"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_healthy_pair_has_no_findings(kind: str, role: str) -> None:
+def test_a_healthy_pair_has_no_findings(kind, role):
     assert pair(kind, role=role).findings() == []
     assert archived().findings() == []
     assert pair(kind, role=role).findings(name_servers=listed((0, MASTER), (1, SLAVE))) == []
 
 
 @pytest.mark.parametrize("kind", ["trioha", "5.3.3", "5.5.0"])
-def test_a_healthy_pair_in_controller_mode_has_no_findings(kind: str) -> None:
+def test_a_healthy_pair_in_controller_mode_has_no_findings(kind):
     assert findings(under(both=controlled(kind))) == []
     names = listed((0, MASTER), (2, SLAVE))
     assert controlled(kind).findings(controllers=(leader(),), name_servers=names) == []
@@ -952,12 +952,12 @@ def test_a_healthy_pair_in_controller_mode_has_no_findings(kind: str) -> None:
     assert [node.conf and node.conf.path for node in Case.of(facts).nodes] == ["m.conf", "s.conf"]
 
 
-def test_every_check_has_facts_with_and_without_its_fault() -> None:
+def test_every_check_has_facts_with_and_without_its_fault():
     assert sorted(FAULTS) == sorted(SOUND) == sorted(CHECKS)
 
 
 @pytest.mark.parametrize("name", sorted(CHECKS))
-def test_a_fault_is_found_with_its_evidence_and_a_remedy(name: str) -> None:
+def test_a_fault_is_found_with_its_evidence_and_a_remedy(name):
     for case, evidence in FAULTS[name]:
         found = [finding for finding in findings(case) if finding.id == name]
         assert found, f"{name}: {evidence}"
@@ -966,12 +966,12 @@ def test_a_fault_is_found_with_its_evidence_and_a_remedy(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CHECKS))
-def test_facts_close_to_a_fault_are_not_found(name: str) -> None:
+def test_facts_close_to_a_fault_are_not_found(name):
     for case in SOUND[name]:
         assert name not in {finding.id for finding in findings(case)}
 
 
-def test_a_finding_that_depends_on_an_unknown_version_is_a_warning() -> None:
+def test_a_finding_that_depends_on_an_unknown_version_is_a_warning():
     for case, severity in (
         (pair("5.5.0", copies=1), Severity.CRITICAL),
         (on_file("brokerRole=SYNC_MASTER"), Severity.WARNING),
@@ -980,7 +980,7 @@ def test_a_finding_that_depends_on_an_unknown_version_is_a_warning() -> None:
         assert found.severity is severity
 
 
-def test_the_worst_findings_come_first_and_mild_ones_can_be_left_out() -> None:
+def test_the_worst_findings_come_first_and_mild_ones_can_be_left_out():
     facts = (
         pair("5.5.0", copies=1)
         .with_slave(clock=clock(ahead_ms=9_000))
@@ -992,13 +992,13 @@ def test_the_worst_findings_come_first_and_mild_ones_can_be_left_out() -> None:
     assert [one.severity.value for one in diagnose(facts, least=Severity.CRITICAL)] == ["critical"]
 
 
-def test_a_broker_that_answers_at_two_addresses_is_one_broker() -> None:
+def test_a_broker_that_answers_at_two_addresses_is_one_broker():
     both = pair()
     again = evolve(both.master, address="10.1.0.1:10911", is_named=False)
     assert diagnose(Facts(brokers=(both.master, both.slave, again))) == []
 
 
-def test_a_slave_without_tls_is_told_apart_from_one_with_another_log() -> None:
+def test_a_slave_without_tls_is_told_apart_from_one_with_another_log():
     case = pair().with_client(verdict="REFUSED: 3 connections ended without an answer")
     encrypted = case.with_master_config(**{"trioha.haTlsCert": "/tls/master.pem"})
     (finding,) = [one for one in findings(encrypted) if one.severity is Severity.CRITICAL]
@@ -1008,7 +1008,7 @@ def test_a_slave_without_tls_is_told_apart_from_one_with_another_log() -> None:
     )
 
 
-def test_other_file_sizes_are_the_finding_and_not_the_missing_connection() -> None:
+def test_other_file_sizes_are_the_finding_and_not_the_missing_connection():
     case = pair("5.5.0").with_slave_config(mappedFileSizeCommitLog="20000").with_master_status(connections=())
     found = {one.id for one in findings(case)}
     assert "file-sizes-differ" in found

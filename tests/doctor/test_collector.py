@@ -95,23 +95,20 @@ async def collect(*addresses: Address, **more: object) -> Facts:
     return await Collector(targets=targets, **{"timeout_s": 30.0, **more}).collect()  # type: ignore[arg-type]
 
 
-async def test_a_broker_is_asked_for_everything() -> None:
+async def test_a_broker_is_asked_for_everything():
     async with serving(FakeBroker(status_of(SLAVE))) as (address,):
         facts = await collect(address)
     (broker,) = facts.brokers
     assert (broker.address, broker.is_named, broker.error, broker.gaps) == (str(address), True, None, ())
     assert broker.peer_host == "127.0.0.1"
-    assert broker.status is not None
     assert broker.status.role == "SLAVE"
     assert broker.config == {"brokerName": "broker-a", "brokerId": "0"}
-    assert broker.clock is not None
     assert (broker.clock.uptime_s, broker.clock.booted_ms) == (65, 1_000_000)
-    assert broker.tables.topics is not None
     assert set(broker.tables.topics.entries) == {"Orders"}
     assert broker.tables.groups is None
 
 
-async def test_masters_are_asked_again_after_all_slaves() -> None:
+async def test_masters_are_asked_again_after_all_slaves():
     asked: list[tuple[str, int]] = []
     async with serving(
         FakeBroker(status_of(MASTER), asked), FakeBroker(status_of(SLAVE), asked)
@@ -126,7 +123,7 @@ async def test_masters_are_asked_again_after_all_slaves() -> None:
     assert asked.count(("SYNC_MASTER", status)) == 2
 
 
-async def test_a_slave_of_4_9_is_asked_once() -> None:
+async def test_a_slave_of_4_9_is_asked_once():
     # It does not report its connection to the master, and is known by its settings only.
     slave = FakeBroker(status_of(SLAVE))
     slave.refusals[RequestCode.GET_BROKER_HA_STATUS] = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
@@ -135,13 +132,12 @@ async def test_a_slave_of_4_9_is_asked_once() -> None:
     slave.bodies[RequestCode.GET_BROKER_RUNTIME_INFO] = json.dumps({"table": table}).encode()
     async with serving(slave) as (address,):
         (facts,) = (await collect(address)).brokers
-    assert facts.status is not None
     assert (facts.status.role, facts.status.source, facts.status.client) == ("SLAVE", "runtime-info", None)
     topics = [one for one in slave.asked if one[1] == RequestCode.GET_ALL_TOPIC_CONFIG]
     assert len(topics) == 1
 
 
-async def test_a_refusal_is_a_gap_and_the_other_answers_are_kept() -> None:
+async def test_a_refusal_is_a_gap_and_the_other_answers_are_kept():
     broker = FakeBroker(status_of(SLAVE))
     broker.refusals[RequestCode.GET_BROKER_CONFIG] = ResponseCode.NO_PERMISSION
     async with serving(broker) as (address,):
@@ -152,7 +148,7 @@ async def test_a_refusal_is_a_gap_and_the_other_answers_are_kept() -> None:
     assert facts.tables.topics is not None
 
 
-async def test_a_broker_that_refuses_its_status_is_refused_and_not_dead() -> None:
+async def test_a_broker_that_refuses_its_status_is_refused_and_not_dead():
     broker = FakeBroker(status_of(SLAVE))
     broker.refusals[RequestCode.GET_BROKER_HA_STATUS] = ResponseCode.NO_PERMISSION
     async with serving(broker) as (address,):
@@ -164,7 +160,7 @@ async def test_a_broker_that_refuses_its_status_is_refused_and_not_dead() -> Non
 
 
 @pytest.mark.parametrize("body", [b"{]", b"[]", b'{"topicConfigTable":{"T":5}}'])
-async def test_a_table_that_makes_no_sense_is_a_gap(body: bytes) -> None:
+async def test_a_table_that_makes_no_sense_is_a_gap(body):
     broker = FakeBroker(status_of(SLAVE))
     broker.bodies[RequestCode.GET_ALL_TOPIC_CONFIG] = body
     async with serving(broker) as (address,):
@@ -175,7 +171,7 @@ async def test_a_table_that_makes_no_sense_is_a_gap(body: bytes) -> None:
     assert facts.tables.topics is None
 
 
-async def test_a_broker_that_is_not_there_is_a_fact_and_others_are_examined() -> None:
+async def test_a_broker_that_is_not_there_is_a_fact_and_others_are_examined():
     with trio.socket.socket() as bound:
         await bound.bind(("127.0.0.1", 0))
         dead = Address("127.0.0.1", bound.getsockname()[1])
@@ -186,7 +182,7 @@ async def test_a_broker_that_is_not_there_is_a_fact_and_others_are_examined() ->
     assert facts.brokers[1].status is not None
 
 
-async def test_a_name_server_adds_its_brokers_once_and_not_as_named() -> None:
+async def test_a_name_server_adds_its_brokers_once_and_not_as_named():
     async with serving(FakeBroker(status_of(SLAVE)), FakeBroker(status_of(MASTER))) as (slave, master):
         body = (
             f'{{"brokerAddrTable":{{"broker-a":{{"brokerAddrs":{{0:"{master}",1:"{slave}",2:"nonsense"}},'
@@ -237,30 +233,24 @@ async def keep_open(stream: trio.SocketStream) -> None:
     await stream.receive_some(1)
 
 
-async def test_announced_addresses_are_dialled() -> None:
+async def test_announced_addresses_are_dialled():
     async with announcing_broker(keep_open) as (address, other, ha_address):
         (facts,) = (await collect(address)).brokers
-    assert facts.ha is not None
     # From the broker's own host it is not asked whether others are admitted.
     assert (facts.ha.address, facts.ha.error, facts.ha.closed_at_once) == (ha_address, None, False)
     assert (facts.ha.local_host, facts.ha.peer_host) == ("127.0.0.1", "127.0.0.1")
     assert facts.ha.is_same_host
-    assert facts.advertised is not None
     assert facts.advertised.address == str(other)
     assert (facts.advertised.broker_name, facts.advertised.broker_id) == ("broker-a", 0)
-    assert facts.vip is not None
     assert facts.vip.address == f"127.0.0.1:{other.port - 2}"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8 on the loopback interface")
 @pytest.mark.parametrize("is_closed", [True, False])
-async def test_a_connection_that_a_node_closes_was_not_admitted(
-    is_closed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_connection_that_a_node_closes_was_not_admitted(is_closed, monkeypatch):
     monkeypatch.setattr(collector, "CLOSED_WITHIN_S", 30.0 if is_closed else 0.1)
     async with announcing_broker(close_at_once if is_closed else keep_open) as (address, _, _):
         (facts,) = (await collect(address, source="127.0.0.2")).brokers
-    assert facts.ha is not None
     assert (facts.ha.error, facts.ha.closed_at_once) == (None, is_closed)
     assert (facts.ha.local_host, facts.ha.peer_host) == ("127.0.0.2", "127.0.0.1")
 
@@ -288,15 +278,14 @@ class JustStarted(FakeBroker):
         return super().__call__(asked, peer)
 
 
-async def test_a_broker_that_has_just_started_is_asked_until_it_has_figures() -> None:
+async def test_a_broker_that_has_just_started_is_asked_until_it_has_figures():
     async with serving(JustStarted(status_of(SLAVE), answers_without=2)) as (address,):
         (facts,) = (await collect(address)).brokers
     assert facts.error is None
-    assert facts.status is not None
     assert facts.status.max_offset == 100
 
 
-async def test_a_broker_that_never_has_figures_refuses() -> None:
+async def test_a_broker_that_never_has_figures_refuses():
     broker = JustStarted(status_of(SLAVE), answers_without=10**9)
     async with serving(broker) as (address,):
         (facts,) = (await collect(address, timeout_s=1.0)).brokers
@@ -305,7 +294,7 @@ async def test_a_broker_that_never_has_figures_refuses() -> None:
     assert "NoSuchElementException" in facts.error
 
 
-async def test_an_address_that_is_not_dialable_is_not_dialled() -> None:
+async def test_an_address_that_is_not_dialable_is_not_dialled():
     broker = FakeBroker(evolve(status_of(SLAVE), ha_address="10.0.0.1:0"))
     async with serving(broker) as (address,):
         (facts,) = (await collect(address)).brokers
@@ -314,7 +303,7 @@ async def test_an_address_that_is_not_dialable_is_not_dialled() -> None:
     assert facts.status is not None
 
 
-async def test_a_file_that_cannot_be_read_is_refused() -> None:
+async def test_a_file_that_cannot_be_read_is_refused():
     nowhere = Collector(targets=Targets(files=(Path("/nowhere/broker.conf"),)))
     with pytest.raises(ConfigError, match="cannot be read"):
         await nowhere.collect()
@@ -360,7 +349,7 @@ async def facts_of_controlled(controllers: str) -> Facts:
         return await Collector(targets=Targets(addresses=(broker,)), timeout_s=5.0).collect()
 
 
-async def test_controllers_and_epochs_of_a_broker_in_controller_mode_are_facts() -> None:
+async def test_controllers_and_epochs_of_a_broker_in_controller_mode_are_facts():
     leading = FakeController(leads=True)
     async with serving(leading) as (leader,):
         following = FakeController(leader=str(leader))
@@ -379,7 +368,7 @@ async def test_controllers_and_epochs_of_a_broker_in_controller_mode_are_facts()
     assert following.names == []
 
 
-async def test_a_leader_that_refuses_its_groups_is_a_leader_with_a_gap() -> None:
+async def test_a_leader_that_refuses_its_groups_is_a_leader_with_a_gap():
     async with serving(FakeController(leads=True, group_code=ResponseCode.SYSTEM_ERROR)) as (leader,):
         (found,) = (await facts_of_controlled(str(leader))).controllers
     assert (found.is_leader, found.error, found.groups) == (True, None, {})
@@ -387,7 +376,7 @@ async def test_a_leader_that_refuses_its_groups_is_a_leader_with_a_gap() -> None
     assert "SYSTEM_ERROR" in found.gap
 
 
-async def test_without_controller_mode_no_controller_is_asked() -> None:
+async def test_without_controller_mode_no_controller_is_asked():
     broker = FakeBroker(status_of(MASTER))
     broker.bodies[RequestCode.GET_BROKER_CONFIG] = b"brokerName=broker-a\ncontrollerAddr=127.0.0.1:1\n"
     async with serving(broker) as (address,):
@@ -403,7 +392,7 @@ def conf_of(folder: Path, text: str = "") -> ConfFacts:
     return read_conf(path)
 
 
-def test_identity_and_epochs_of_a_store_on_this_host_are_facts(tmp_path: Path) -> None:
+def test_identity_and_epochs_of_a_store_on_this_host_are_facts(tmp_path):
     assert (conf_of(tmp_path).identity, conf_of(tmp_path).epoch_file) == (None, None)
     (tmp_path / "brokerIdentity").write_text("c#broker-a#3")
     (tmp_path / "epochs").write_bytes(EpochTable((EpochEntry(2, 0), EpochEntry(5, 90))).encode())
@@ -427,16 +416,14 @@ def _plain(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("text", ["", "c#broker-a", "c#broker-a#x", "c#broker-a#0", "#", "c#b#1#2"])
-def test_a_damaged_identity_is_a_fact_and_not_an_error(tmp_path: Path, text: str) -> None:
+def test_a_damaged_identity_is_a_fact_and_not_an_error(tmp_path, text):
     (tmp_path / "brokerIdentity").write_text(text)
     identity = conf_of(tmp_path).identity
-    assert identity is not None
     assert identity.error is not None
 
 
 @pytest.mark.parametrize("data", [b"", b"1\n0\n", b"1\n7\n1-0\n", b"\xff\n0\n1-0\n", b"2\n0\n2-0\n1-9\n"])
-def test_damaged_epochs_are_a_fact_and_not_an_error(tmp_path: Path, data: bytes) -> None:
+def test_damaged_epochs_are_a_fact_and_not_an_error(tmp_path, data):
     (tmp_path / "epochFileCheckpoint").write_bytes(data)
     epoch_file = conf_of(tmp_path).epoch_file
-    assert epoch_file is not None
     assert epoch_file.error is not None

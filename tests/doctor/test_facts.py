@@ -19,7 +19,7 @@ SESSIONS = ("remoting-4.9.7/098-probe--master", "remoting-5.3.3/070-probe--maste
 
 
 @pytest.mark.parametrize("session", SESSIONS)
-def test_tables_of_real_brokers_are_read(session: str) -> None:
+def test_tables_of_real_brokers_are_read(session):
     recorded = answers(session)
     topics = parse_table("topics", recorded[TABLE_REQUESTS["topics"]].body)
     groups = parse_table("groups", recorded[TABLE_REQUESTS["groups"]].body)
@@ -38,7 +38,7 @@ def test_tables_of_real_brokers_are_read(session: str) -> None:
     assert set(delays.offsets) == {""}
 
 
-def test_the_same_topic_of_4_9_and_5_is_equal() -> None:
+def test_the_same_topic_of_4_9_and_5_is_equal():
     old = (
         b'{"dataVersion":{"counter":1,"timestamp":5},"topicConfigTable":{"T":{"order":false,"perm":6,'
         b'"readQueueNums":4,"topicFilterType":"SINGLE_TAG","topicName":"T","topicSysFlag":0,"writeQueueNums":4}}}'
@@ -57,13 +57,13 @@ def test_the_same_topic_of_4_9_and_5_is_equal() -> None:
         b'{"topicConfigTable":{"T":1},"subscriptionGroupTable":{"G":[]},"offsetTable":{"T@G":{"a":1}}}',
     ],
 )
-def test_an_answer_that_is_no_table_is_a_protocol_error(name: str, body: bytes) -> None:
+def test_an_answer_that_is_no_table_is_a_protocol_error(name, body):
     with pytest.raises(RemoteProtocolError):
         parse_table(name, body)
 
 
 @pytest.mark.parametrize("name", TABLE_REQUESTS)
-def test_a_broker_without_entries_has_an_empty_table(name: str) -> None:
+def test_a_broker_without_entries_has_an_empty_table(name):
     table = parse_table(name, b"{}")
     if isinstance(table, Table):
         assert table == Table(entries={})
@@ -72,7 +72,7 @@ def test_a_broker_without_entries_has_an_empty_table(name: str) -> None:
 
 
 @pytest.mark.parametrize("session", SESSIONS)
-def test_the_uptime_of_a_real_broker_is_read(session: str) -> None:
+def test_the_uptime_of_a_real_broker_is_read(session):
     table = parse_runtime_info(answers(session)[RequestCode.GET_BROKER_RUNTIME_INFO].body)
     uptime_s = uptime_s_of(table)
     assert uptime_s is not None
@@ -81,22 +81,22 @@ def test_the_uptime_of_a_real_broker_is_read(session: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[ a days ]", "[ 1 days, 1 hours, 1 minutes, 1.5 seconds ]"])
-def test_an_uptime_that_makes_no_sense_is_none(text: str) -> None:
+def test_an_uptime_that_makes_no_sense_is_none(text):
     assert uptime_s_of({"runtime": text}) is None
     assert uptime_s_of({}) is None
 
 
-def test_an_uptime_of_days_is_added_up() -> None:
+def test_an_uptime_of_days_is_added_up():
     assert uptime_s_of({"runtime": "[ 2 days, 3 hours, 4 minutes, 5 seconds ]"}) == 183_845
 
 
-def test_a_clock_is_known_to_a_second_and_the_round_trip() -> None:
+def test_a_clock_is_known_to_a_second_and_the_round_trip():
     reading = clock_reading(booted_ms=1_000_000, uptime_s=50, sent_s=10.0, received_s=10.2)
     assert (reading.ahead_ms_min, reading.ahead_ms_max) == (1_039_800, 1_041_000)
     assert (reading.now_ms, reading.booted_ms) == (1_050_000, 1_000_000)
 
 
-def test_a_file_keeps_lines_blanks_and_the_last_value() -> None:
+def test_a_file_keeps_lines_blanks_and_the_last_value():
     facts = conf_facts(b"# c\nbrokerName=a\nslaveTimeout=3000 \nbrokerName=b\n", path="x.conf")
     assert {key: (one.value, one.line, one.has_blanks) for key, one in facts.values.items()} == {
         "brokerName": ("b", 4, False),
@@ -105,7 +105,7 @@ def test_a_file_keeps_lines_blanks_and_the_last_value() -> None:
     assert isinstance(facts.loaded, LoadedConfig)
 
 
-def test_a_file_keeps_what_a_node_refuses() -> None:
+def test_a_file_keeps_what_a_node_refuses():
     facts = conf_facts(b"brokerRole=SYNC\nslaveTimeout=x\n", path="x.conf")
     assert isinstance(facts.loaded, InvalidConfig)
     assert [problem.line for problem in facts.loaded.problems] == [1, 2]
@@ -115,7 +115,7 @@ def finding(name: str, subject: str = "a:1") -> Finding:
     return Finding(id=name, severity=Severity.WARNING, title="", subject=subject, evidence="", remedy="")
 
 
-def test_a_history_says_since_when_findings_last_and_which_have_ended() -> None:
+def test_a_history_says_since_when_findings_last_and_which_have_ended():
     history = History()
     history.add([finding("x")], at_ms=1000)
     both = history.add([finding("y"), finding("x")], at_ms=2000)
@@ -138,6 +138,6 @@ def test_a_history_says_since_when_findings_last_and_which_have_ended() -> None:
     assert [course.finding.id for course in later] == ["x"]
 
 
-def test_two_findings_of_a_check_about_one_subject_are_both_shown() -> None:
+def test_two_findings_of_a_check_about_one_subject_are_both_shown():
     history = History()
     assert len(history.add([finding("x"), finding("x"), finding("x", "b:1")], at_ms=1)) == 3

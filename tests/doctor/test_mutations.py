@@ -39,7 +39,7 @@ CONFIGS = (
 
 
 @pytest.mark.parametrize("name", TABLE_REQUESTS)
-def test_tables_that_are_wrong_are_protocol_errors_or_findings(name: str) -> None:
+def test_tables_that_are_wrong_are_protocol_errors_or_findings(name):
     valid = [bytes(REAL[code].body) for code in TABLE_REQUESTS.values()]
     for body in mutants(0, valid, NUMBER):
         try:
@@ -50,7 +50,7 @@ def test_tables_that_are_wrong_are_protocol_errors_or_findings(name: str) -> Non
             assert both.findings() is not None
 
 
-def test_settings_and_figures_that_are_wrong_are_findings() -> None:
+def test_settings_and_figures_that_are_wrong_are_findings():
     valid = [
         bytes(REAL[code].body)
         for code in (RequestCode.GET_BROKER_CONFIG, RequestCode.GET_BROKER_RUNTIME_INFO)
@@ -77,7 +77,7 @@ def test_settings_and_figures_that_are_wrong_are_findings() -> None:
             assert changed.findings() is not None
 
 
-def test_statuses_that_are_wrong_are_protocol_errors_or_findings() -> None:
+def test_statuses_that_are_wrong_are_protocol_errors_or_findings():
     for body in mutants(0, [bytes(REAL[RequestCode.GET_BROKER_HA_STATUS].body)], NUMBER):
         try:
             status = decode_ha_status(body)
@@ -88,7 +88,7 @@ def test_statuses_that_are_wrong_are_protocol_errors_or_findings() -> None:
 
 
 @pytest.mark.parametrize("version", [None, "4.9.7", "5.5.0", "trioha"])
-def test_files_that_are_wrong_are_findings(version: str | None) -> None:
+def test_files_that_are_wrong_are_findings(version):
     for data in mutants(0, CONFIGS, NUMBER // 4):
         facts = conf_facts(data, path="x.conf")
         assert diagnose(Facts(files=(facts,), assumed_version=version)) is not None

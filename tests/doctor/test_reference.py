@@ -11,12 +11,12 @@ from trioha.doctor.reference import reference, with_reference
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 
 
-def test_the_page_is_written_of_the_registry() -> None:
+def test_the_page_is_written_of_the_registry():
     text = PAGE.read_text()
     assert with_reference(text) == text, "run: python -m trioha.doctor.reference"
 
 
-def test_every_check_is_documented_once() -> None:
+def test_every_check_is_documented_once():
     lines = reference().splitlines()
     for check in CHECKS.values():
         assert lines.count(f"### {check.id}") == 1
@@ -26,5 +26,5 @@ def test_every_check_is_documented_once() -> None:
         assert check.area in AREAS
 
 
-def test_the_number_of_checks_in_the_page_is_right() -> None:
+def test_the_number_of_checks_in_the_page_is_right():
     assert f"no findings ({len(CHECKS)} checks)" in PAGE.read_text()

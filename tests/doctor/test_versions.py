@@ -19,23 +19,23 @@ def reported_keys(version: str) -> set[str]:
 
 
 @pytest.mark.parametrize("version", SESSIONS)
-def test_no_key_that_a_real_broker_reports_is_ignored_by_its_version(version: str) -> None:
+def test_no_key_that_a_real_broker_reports_is_ignored_by_its_version(version):
     assert BrokerVersion.of(version).unused_keys(reported_keys(version)) == {}
 
 
-def test_keys_that_only_a_newer_or_older_broker_reports_are_ignored() -> None:
+def test_keys_that_only_a_newer_or_older_broker_reports_are_ignored():
     old, new = reported_keys("4.9.7"), reported_keys("5.3.3")
     assert BrokerVersion.of("4.9.7").unused_keys(new).keys() == new - old
     assert BrokerVersion.of("5.3.3").unused_keys(old).keys() == old - new
 
 
-def test_keys_without_a_default_are_not_ignored() -> None:
+def test_keys_without_a_default_are_not_ignored():
     # Not in an answer before they are set.
     keys = {"haMasterAddress", "namesrvAddr", "brokerConfigPath", "tls.server.mode"}
     assert all(not BrokerVersion.of(version).unused_keys(keys) for version in ("4.9.7", "5.3.3", "5.5.0"))
 
 
-def test_new_keys_have_their_version() -> None:
+def test_new_keys_have_their_version():
     assert BrokerVersion.of("5.3.3").unused_keys(SINCE_5_4 | SINCE_5_5).keys() == SINCE_5_4 | SINCE_5_5
     assert BrokerVersion.of("5.4.0").unused_keys(SINCE_5_4 | SINCE_5_5).keys() == SINCE_5_5
     assert BrokerVersion.of("5.5.0").unused_keys(SINCE_5_4 | SINCE_5_5) == {}
@@ -44,7 +44,7 @@ def test_new_keys_have_their_version() -> None:
     assert SINCE_5_4.isdisjoint(SINCE_5_5)
 
 
-def test_trioha_and_unknown_versions_ignore_no_key() -> None:
+def test_trioha_and_unknown_versions_ignore_no_key():
     for version in ("trioha-0.1.0", "", None, "something"):
         assert BrokerVersion.of(version).unused_keys(ROCKETMQ_KEYS) == {}
 
@@ -61,7 +61,7 @@ def test_trioha_and_unknown_versions_ignore_no_key() -> None:
         ("", (), "an unknown version"),
     ],
 )
-def test_versions_are_read(text: str, numbers: tuple[int, ...], shown: str) -> None:
+def test_versions_are_read(text, numbers, shown):
     version = BrokerVersion.of(text)
     assert (version.numbers, version.shown) == (numbers, shown)
     assert version.is_trioha == text.startswith("trioha")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 from structlog.testing import capture_logs
 
 from tests.clocks import Clock
@@ -35,7 +34,7 @@ def at(tmp_path: Path, time_ms: int) -> dict[str, int]:
     return {key.partition("@")[0]: queues["0"] for key, queues in entries.items()}
 
 
-def test_changes_are_gathered_and_the_last_ones_recorded_at_the_close(tmp_path: Path) -> None:
+def test_changes_are_gathered_and_the_last_ones_recorded_at_the_close(tmp_path):
     clock = Clock(1_000)
     kept = history(tmp_path, clock, interval_s=60)
     kept.begin({CONSUMER_OFFSETS: value(T=1)})
@@ -47,7 +46,7 @@ def test_changes_are_gathered_and_the_last_ones_recorded_at_the_close(tmp_path: 
     assert found == {1_000: 1, 11_000: 1, 61_000: 4, 65_999: 4, 66_000: 5, 10**9: 5}
 
 
-def test_before_offsets_go_back_what_they_were_is_recorded(tmp_path: Path) -> None:
+def test_before_offsets_go_back_what_they_were_is_recorded(tmp_path):
     clock = Clock(1_000)
     kept = history(tmp_path, clock, interval_s=60)
     kept.begin({CONSUMER_OFFSETS: value(T=1)})
@@ -59,7 +58,7 @@ def test_before_offsets_go_back_what_they_were_is_recorded(tmp_path: Path) -> No
     assert [at(tmp_path, now_ms)["T"] for now_ms in (5_999, 6_000, 10_999, 11_000)] == [1, 50, 50, 7]
 
 
-def test_a_deleted_group_can_be_found_again(tmp_path: Path) -> None:
+def test_a_deleted_group_can_be_found_again(tmp_path):
     clock = Clock(1_000)
     kept = history(tmp_path, clock)
     kept.begin({CONSUMER_OFFSETS: value(T=1, U=2)})
@@ -68,7 +67,7 @@ def test_a_deleted_group_can_be_found_again(tmp_path: Path) -> None:
     assert (at(tmp_path, 5_999), at(tmp_path, 6_000)) == ({"T": 1, "U": 2}, {"U": 2})
 
 
-def test_topics_and_groups_are_in_the_history(tmp_path: Path) -> None:
+def test_topics_and_groups_are_in_the_history(tmp_path):
     clock = Clock(1_000)
     kept = history(tmp_path, clock, interval_s=0)
     kept.begin({"topics.json": {"topicConfigTable": {"T": {"perm": 6}}}})
@@ -79,7 +78,7 @@ def test_topics_and_groups_are_in_the_history(tmp_path: Path) -> None:
     assert read_history(folder, 2_000).tables == {"topics.json": {"T": {"perm": 4}, "U": {}}}
 
 
-def test_old_segments_are_deleted_and_the_newest_is_whole(tmp_path: Path) -> None:
+def test_old_segments_are_deleted_and_the_newest_is_whole(tmp_path):
     clock = Clock(1_000)
     kept = history(tmp_path, clock, bytes_max=8_000, interval_s=0)
     kept.begin({CONSUMER_OFFSETS: value(T=0)})
@@ -97,7 +96,7 @@ def test_old_segments_are_deleted_and_the_newest_is_whole(tmp_path: Path) -> Non
         at(tmp_path, first_ms - 1)
 
 
-def test_a_line_that_a_crash_has_cut_is_passed_over_and_a_restart_begins_a_segment(tmp_path: Path) -> None:
+def test_a_line_that_a_crash_has_cut_is_passed_over_and_a_restart_begins_a_segment(tmp_path):
     clock = Clock(1_000)
     kept = history(tmp_path, clock, interval_s=0)
     kept.begin({CONSUMER_OFFSETS: value(T=1)})
@@ -112,7 +111,7 @@ def test_a_line_that_a_crash_has_cut_is_passed_over_and_a_restart_begins_a_segme
     assert at(tmp_path, 2_000) == {"T": 2}
 
 
-def test_a_segment_that_was_removed_is_followed_by_a_whole_one(tmp_path: Path) -> None:
+def test_a_segment_that_was_removed_is_followed_by_a_whole_one(tmp_path):
     clock = Clock(1_000)
     kept = history(tmp_path, clock, interval_s=0)
     kept.begin({CONSUMER_OFFSETS: value(T=1, U=1)})
@@ -123,7 +122,7 @@ def test_a_segment_that_was_removed_is_followed_by_a_whole_one(tmp_path: Path) -
     assert at(tmp_path, 2_000) == {"T": 2, "U": 1}
 
 
-def test_a_segment_without_its_first_line_is_passed_over(tmp_path: Path) -> None:
+def test_a_segment_without_its_first_line_is_passed_over(tmp_path):
     clock = Clock(1_000)
     kept = history(tmp_path, clock, interval_s=0)
     kept.begin({CONSUMER_OFFSETS: value(T=1)})
@@ -131,7 +130,7 @@ def test_a_segment_without_its_first_line_is_passed_over(tmp_path: Path) -> None
     assert at(tmp_path, 3_000) == {"T": 1}
 
 
-def test_a_history_that_cannot_be_written_is_logged_once_and_ends_nothing(tmp_path: Path) -> None:
+def test_a_history_that_cannot_be_written_is_logged_once_and_ends_nothing(tmp_path):
     clock = Clock(1_000)
     (tmp_path / "history").write_text("not a folder")
     kept = history(tmp_path, clock, interval_s=0)
@@ -146,7 +145,7 @@ def test_a_history_that_cannot_be_written_is_logged_once_and_ends_nothing(tmp_pa
     assert at(tmp_path, 3_000) == {"T": 3}
 
 
-async def test_what_a_store_writes_is_in_its_history(tmp_path: Path, nursery: trio.Nursery) -> None:
+async def test_what_a_store_writes_is_in_its_history(tmp_path, nursery):
     settings = MetadataSettings(
         folder=tmp_path, offsets_interval_s=0.01, history=HistorySettings(tmp_path / "history", interval_s=0)
     )

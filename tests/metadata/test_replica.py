@@ -74,7 +74,7 @@ def topics_body(*names: str, counter: int = 1, **members: object) -> dict[str, o
 
 
 @pytest.mark.parametrize("session", SYNC_SESSIONS)
-def test_answers_of_real_masters_are_taken_whole_and_a_second_time_change_nothing(session: str) -> None:
+def test_answers_of_real_masters_are_taken_whole_and_a_second_time_change_nothing(session):
     tables = store()
     copies = replica(tables)
     recorded = answers(session)
@@ -113,7 +113,7 @@ def test_answers_of_real_masters_are_taken_whole_and_a_second_time_change_nothin
                 } == whole["offsetTable"]
 
 
-def test_topics_are_replaced_and_those_that_are_equal_stay_the_same_objects() -> None:
+def test_topics_are_replaced_and_those_that_are_equal_stay_the_same_objects():
     tables = store()
     copies = replica(tables)
     take(copies, CopiedTable.TOPICS, topics_body("A", "B", newMember=[1], mappingDataVersion={"counter": 0}))
@@ -126,14 +126,14 @@ def test_topics_are_replaced_and_those_that_are_equal_stay_the_same_objects() ->
     assert tables.topics.other == {"newMember": [1]}
 
 
-def test_a_table_that_was_never_changed_is_copied_though_both_versions_are_zero() -> None:
+def test_a_table_that_was_never_changed_is_copied_though_both_versions_are_zero():
     tables = store()
     body = {"dataVersion": {"counter": 0, "timestamp": 0}, "topicConfigTable": {"A": {"topicName": "A"}}}
     take(replica(tables), CopiedTable.TOPICS, body)
     assert list(tables.topics.topics) == ["A"]
 
 
-def test_an_answer_without_its_table_or_with_damage_changes_no_topic() -> None:
+def test_an_answer_without_its_table_or_with_damage_changes_no_topic():
     tables = store()
     copies = replica(tables)
     take(copies, CopiedTable.TOPICS, topics_body("A"))
@@ -143,7 +143,7 @@ def test_an_answer_without_its_table_or_with_damage_changes_no_topic() -> None:
     assert (list(tables.topics.topics), tables.topics.changes.offset) == (["A"], 1)
 
 
-def test_a_large_answer_is_taken_in_slices() -> None:
+def test_a_large_answer_is_taken_in_slices():
     tables = store()
     names = [f"T{number}" for number in range(10 * SLICE_ENTRIES)]
     assert take(replica(tables), CopiedTable.TOPICS, topics_body(*names)) == 10
@@ -151,7 +151,7 @@ def test_a_large_answer_is_taken_in_slices() -> None:
     assert take(replica(tables), CopiedTable.CONSUMER_OFFSETS, body) == 10
 
 
-def test_offsets_are_merged_and_what_the_master_does_not_name_stays() -> None:
+def test_offsets_are_merged_and_what_the_master_does_not_name_stays():
     tables = store()
     tables.consumer_offsets.commit("mine", "T", 0, 7)
     copies = replica(tables)
@@ -165,7 +165,7 @@ def test_offsets_are_merged_and_what_the_master_does_not_name_stays() -> None:
     assert offsets.changes.offset == changes
 
 
-def test_an_offset_that_goes_back_is_kept_out_counted_once_and_logged() -> None:
+def test_an_offset_that_goes_back_is_kept_out_counted_once_and_logged():
     tables = store()
     copies = replica(tables)
     take(copies, CopiedTable.CONSUMER_OFFSETS, {"offsetTable": {"T@G": {0: 100, 1: 50}}})
@@ -181,7 +181,7 @@ def test_an_offset_that_goes_back_is_kept_out_counted_once_and_logged() -> None:
     assert (tables.consumer_offsets.find("G", "T", 0), regressions.kept) == (101, {})
 
 
-def test_an_offset_that_goes_back_is_taken_where_the_operator_accepts_it() -> None:
+def test_an_offset_that_goes_back_is_taken_where_the_operator_accepts_it():
     tables = store()
     copies = replica(tables, policy=OffsetRegression.ACCEPT)
     for offset in (100, 5):
@@ -191,7 +191,7 @@ def test_an_offset_that_goes_back_is_taken_where_the_operator_accepts_it() -> No
 
 
 @pytest.mark.parametrize("end", [None, 99])
-def test_an_offset_beyond_the_slaves_own_queue_is_not_kept(end: int | None) -> None:
+def test_an_offset_beyond_the_slaves_own_queue_is_not_kept(end):
     """It is of a log that was replaced: a consumer that went on there would miss messages."""
     tables = store()
     copies = replica(tables, end=end)
@@ -202,7 +202,7 @@ def test_an_offset_beyond_the_slaves_own_queue_is_not_kept(end: int | None) -> N
     assert tables.delay_offsets.find(3) == 5
 
 
-def test_offsets_of_a_log_that_was_replaced_give_way_when_the_master_names_others() -> None:
+def test_offsets_of_a_log_that_was_replaced_give_way_when_the_master_names_others():
     """However long the new queues are by then: a consumer that went on there would miss messages."""
     tables = store()
     copies = replica(tables)
@@ -236,7 +236,7 @@ def offsets_of_levels(offsets: dict[int, int]) -> dict[str, int]:
     return {str(queue_id + 1): offset for queue_id, offset in offsets.items()}
 
 
-def test_the_answer_that_was_kept_out_is_read_again_when_the_log_was_replaced() -> None:
+def test_the_answer_that_was_kept_out_is_read_again_when_the_log_was_replaced():
     tables = store()
     copies = replica(tables)
     take(copies, CopiedTable.CONSUMER_OFFSETS, {"offsetTable": {"T@G": {0: 100}}})
@@ -248,7 +248,7 @@ def test_the_answer_that_was_kept_out_is_read_again_when_the_log_was_replaced() 
     assert tables.consumer_offsets.find("G", "T", 0) == 5
 
 
-def test_delay_offsets_go_forward_only() -> None:
+def test_delay_offsets_go_forward_only():
     tables = store()
     copies = replica(tables)
     take(copies, CopiedTable.DELAY_OFFSETS, b'{"offsetTable":{1:40,3:7}}')
@@ -257,7 +257,7 @@ def test_delay_offsets_go_forward_only() -> None:
     assert copies.delay_regressions.kept == {("", 1): 39}
 
 
-def test_groups_keep_members_that_trioha_does_not_know() -> None:
+def test_groups_keep_members_that_trioha_does_not_know():
     tables = store()
     group = {**SubscriptionGroup("G").to_json(), "groupRetryPolicy": {"type": "CUSTOMIZED"}}
     body = {
@@ -268,13 +268,13 @@ def test_groups_keep_members_that_trioha_does_not_know() -> None:
     assert tables.groups.snapshot()() == {**body, "subscriptionGroupTable": {"G": group}}
 
 
-def test_pages_of_one_version_are_one_table() -> None:
+def test_pages_of_one_version_are_one_table():
     tables = store()
     take(replica(tables), CopiedTable.TOPICS, topics_body("A", "B"), topics_body("C"))
     assert list(tables.topics.topics) == ["A", "B", "C"]
 
 
-def test_a_local_change_is_compared_with_the_next_answer_though_it_is_the_same() -> None:
+def test_a_local_change_is_compared_with_the_next_answer_though_it_is_the_same():
     tables = store()
     copies = replica(tables)
     take(copies, CopiedTable.TOPICS, topics_body("A"))
@@ -296,12 +296,12 @@ def test_a_local_change_is_compared_with_the_next_answer_though_it_is_the_same()
         '{"offsetTable":{"a":{0:99999999999999999999}}}',
     ],
 )
-def test_a_damaged_table_is_refused(text: str) -> None:
+def test_a_damaged_table_is_refused(text):
     with pytest.raises(RemoteProtocolError):
         list(TableReader(text, table="offsetTable", read_value=int_map_at))
 
 
-def test_the_reader_takes_both_dialects_and_keeps_the_other_members() -> None:
+def test_the_reader_takes_both_dialects_and_keeps_the_other_members():
     reader = TableReader(
         '{"a":[1,{2:3}], "offsetTable" : {"T@G":{0:5,"1":-7}, "U@\\u00e9":{}} ,"dataVersion":{"counter":1}}',
         table="offsetTable",
@@ -311,7 +311,7 @@ def test_the_reader_takes_both_dialects_and_keeps_the_other_members() -> None:
     assert reader.members == {"a": [1, {"2": 3}], "dataVersion": {"counter": 1}}
 
 
-def test_offsets_beyond_a_cut_give_way_when_the_master_names_others_however_long_the_queue_is_then() -> None:
+def test_offsets_beyond_a_cut_give_way_when_the_master_names_others_however_long_the_queue_is_then():
     tables = store()
     ends = {0: 100, 1: 100}
     copies = MetadataReplica(tables, queue_end=lambda _topic, queue_id: ends.get(queue_id))

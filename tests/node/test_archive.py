@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.node.client import Client
-from tests.node_process import FILE_BYTES, StartNode, TriohaNode, run_trioha
-from tests.s3 import S3Bucket, obstore_settled, start_obstore
+from tests.node_process import FILE_BYTES, TriohaNode, run_trioha
+from tests.s3 import obstore_settled, start_obstore
 from tests.waiting import wait_until
 from trioha.archive.archiver import Archiver
 from trioha.archive.log_bytes import read_log_object
@@ -26,25 +25,25 @@ WITHIN_S = 75
 
 
 @pytest.fixture
-def start(start_node: StartNode) -> StartNode:
+def start(start_node):
     return partial(start_node, role="ASYNC_MASTER", **{"trioha.archiveInterval": 100})
 
 
 @pytest.fixture(autouse=True, scope="module")
-def obstore_runs() -> None:
+def obstore_runs():
     """Descriptors of obstore's runtime are open before any test counts."""
     start_obstore()
 
 
 @pytest.fixture(autouse=True)
-def obstore_ends() -> Iterator[None]:
+def obstore_ends():
     """Descriptors of its requests are closed before a test's end counts."""
     with obstore_settled():
         yield
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     return (tmp_path / "archive").as_uri()
 
 
@@ -98,9 +97,7 @@ def archivers_of(url: str) -> list[str]:
     return found
 
 
-def test_the_archive_of_a_node_that_is_killed_under_load_goes_on_and_equals_its_log(
-    start: StartNode, url: str, tmp_path: Path
-) -> None:
+def test_the_archive_of_a_node_that_is_killed_under_load_goes_on_and_equals_its_log(start, url, tmp_path):
     recorded = {"trioha.archiveUrl": url, "trioha.recordDir": tmp_path / "sessions"}
     node = start(**recorded)
     with ThreadPoolExecutor(1) as threads, Client(node.listen_address) as client:
@@ -131,9 +128,7 @@ def test_the_archive_of_a_node_that_is_killed_under_load_goes_on_and_equals_its_
 
 
 @pytest.mark.full
-def test_a_node_archives_to_an_s3_server_and_goes_on_there_after_a_kill(
-    start: StartNode, s3_bucket: S3Bucket, tmp_path: Path
-) -> None:
+def test_a_node_archives_to_an_s3_server_and_goes_on_there_after_a_kill(start, s3_bucket, tmp_path):
     settings = {"trioha.archiveUrl": s3_bucket.url, "trioha.recordDir": tmp_path / "sessions"}
     node = start(**settings)
     send(node, 200, body=bytes(3000))
@@ -158,7 +153,7 @@ def test_a_node_archives_to_an_s3_server_and_goes_on_there_after_a_kill(
 
 
 @pytest.mark.full
-def test_a_slave_archives_its_log_to_a_url_of_its_own(start: StartNode, tmp_path: Path) -> None:
+def test_a_slave_archives_its_log_to_a_url_of_its_own(start, tmp_path):
     urls = [(tmp_path / f"archive-{name}").as_uri() for name in ("master", "slave")]
     master = start("master", **{"trioha.archiveUrl": urls[0]})
     slave = start(
@@ -178,8 +173,8 @@ def test_a_slave_archives_its_log_to_a_url_of_its_own(start: StartNode, tmp_path
 
 @pytest.mark.full
 def test_an_archive_is_tried_again_until_it_can_be_written_and_left_to_a_writer_that_takes_it(
-    start: StartNode, tmp_path: Path
-) -> None:
+    start, tmp_path
+):
     obstacle = tmp_path / "not-a-folder"
     obstacle.write_text("")
     url = f"{obstacle.as_uri()}/archive"
@@ -205,7 +200,7 @@ def test_an_archive_is_tried_again_until_it_can_be_written_and_left_to_a_writer_
 
 
 @pytest.mark.full
-def test_a_damaged_record_ends_the_archive_where_it_is_and_not_the_node(start: StartNode, url: str) -> None:
+def test_a_damaged_record_ends_the_archive_where_it_is_and_not_the_node(start, url):
     node = start()
     send(node, 400, body=bytes(1000))
     end = node.max_offset

@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 import trio
@@ -62,7 +61,7 @@ async def fault_of(script: str) -> tuple[str, str]:
     return ended.value.state, ended.value.reason
 
 
-async def test_a_step_answers_questions_for_the_end_of_the_log_and_returns_what_it_has_reached() -> None:
+async def test_a_step_answers_questions_for_the_end_of_the_log_and_returns_what_it_has_reached():
     script = """
 for line in sys.stdin:
     assert line == "step\\n", line
@@ -81,7 +80,7 @@ for line in sys.stdin:
         os.kill(pid, 0)
 
 
-async def test_an_archiver_has_its_task_as_its_last_argument() -> None:
+async def test_an_archiver_has_its_task_as_its_last_argument():
     script = """
 sys.stdin.readline()
 say(state="waiting", reason=f"{task['url']} {task['keep_ms']} {task['interval_s']}")
@@ -90,7 +89,7 @@ say(state="waiting", reason=f"{task['url']} {task['keep_ms']} {task['interval_s'
 
 
 @pytest.mark.parametrize("state", ["waiting", "fenced", "damaged"])
-async def test_an_archiver_that_ends_says_why(state: str) -> None:
+async def test_an_archiver_that_ends_says_why(state):
     assert await fault_of(f'say(state="{state}", reason="why")') == (state, "why")
 
 
@@ -103,9 +102,7 @@ async def test_an_archiver_that_ends_says_why(state: str) -> None:
         ("raise ZeroDivisionError", "the archiver ended with code 1"),
     ],
 )
-async def test_an_archiver_that_ends_otherwise_is_a_fault_that_is_tried_again(
-    script: str, reason: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+async def test_an_archiver_that_ends_otherwise_is_a_fault_that_is_tried_again(script, reason, capfd):
     assert await fault_of(script) == ("waiting", reason)
 
 
@@ -116,9 +113,7 @@ async def test_an_archiver_that_ends_otherwise_is_a_fault_that_is_tried_again(
         f"sys.stdout.write('x' * {2 * ANSWER_BYTES_MAX}); sys.stdout.flush(); time.sleep(1000)",
     ],
 )
-async def test_an_archiver_that_answers_nothing_sound_is_killed(
-    script: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_archiver_that_answers_nothing_sound_is_killed(script, monkeypatch):
     monkeypatch.setattr(archive_process, "STOP_S", 0.1)
     assert await fault_of(script) == ("waiting", "the archiver does not answer")
 
@@ -142,12 +137,12 @@ async def test_an_archiver_that_answers_nothing_sound_is_killed(
         '{"generation":"g","archived_offset":5,"objects":1,"object_bytes":2}',
     ],
 )
-async def test_an_answer_that_is_none_is_a_fault_that_is_tried_again(line: str) -> None:
+async def test_an_answer_that_is_none_is_a_fault_that_is_tried_again(line):
     state, reason = await fault_of(f"print({line!r}, flush=True); sys.stdin.read()")
     assert (state, reason) == ("waiting", f"the archiver gave a wrong answer: {line[:200]}")
 
 
-async def test_a_killed_archiver_ends_within_its_step() -> None:
+async def test_a_killed_archiver_ends_within_its_step():
     async with running("say(ask='end'); time.sleep(1000)", end_offset=lambda: 1) as archiver:
         archiver.kill()
         with pytest.raises(ArchiveFault, match=f"was killed by signal {signal.SIGKILL}"):
@@ -156,9 +151,7 @@ async def test_a_killed_archiver_ends_within_its_step() -> None:
         archiver.kill()
 
 
-async def test_a_step_that_runs_while_the_node_stops_may_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_step_that_runs_while_the_node_stops_may_end(tmp_path, monkeypatch):
     monkeypatch.setattr(archive_process, "STOP_S", WITHIN_S)
     done = tmp_path / "done"
     asked = trio.Event()
@@ -185,9 +178,7 @@ open({str(done)!r}, "w").close()
     assert done.exists()
 
 
-async def test_a_step_that_takes_too_long_is_abandoned_when_the_node_stops(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_step_that_takes_too_long_is_abandoned_when_the_node_stops(monkeypatch):
     monkeypatch.setattr(archive_process, "STOP_S", 0.1)
     async with running("time.sleep(1000)") as archiver:
         pid = archiver.pid
@@ -197,14 +188,14 @@ async def test_a_step_that_takes_too_long_is_abandoned_when_the_node_stops(
         os.kill(pid, 0)
 
 
-async def test_a_program_that_cannot_be_started_is_a_fault_that_is_tried_again(tmp_path: Path) -> None:
+async def test_a_program_that_cannot_be_started_is_a_fault_that_is_tried_again(tmp_path):
     with pytest.raises(ArchiveFault, match="no process for the archiver") as fault:
         async with archiver_process(TASK, end_offset=lambda: 0, program=(str(tmp_path / "none"),)):
             pass
     assert fault.value.state == "waiting"
 
 
-def test_an_archive_without_its_library_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_without_its_library_is_one_clear_line(monkeypatch):
     config = BrokerConfig(archive_url="file:///archive")
     check_archive(config)
     monkeypatch.setattr(archive_room, "LIBRARY", "a_library_that_is_not_there")

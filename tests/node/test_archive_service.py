@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ DONE = ArchiveProgress(
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[CommitLog]:
+def log(tmp_path):
     log, _ = open_log(tmp_path)
     yield log
     log.close()
@@ -84,9 +83,7 @@ async def run_for(service: ArchiveService, seconds: float) -> bool:
     return not scope.cancelled_caught
 
 
-async def test_a_step_follows_every_interval_and_at_once_while_more_is_waiting(
-    log: CommitLog, autojump_clock: trio.abc.Clock
-) -> None:
+async def test_a_step_follows_every_interval_and_at_once_while_more_is_waiting(log, autojump_clock):
     more = evolve(DONE, is_more_waiting=True)
     archivers = Archivers(more, more, DONE, DONE, step_s=0.5)
     assert not await run_for(service_of(log, archivers), 25.0)
@@ -96,8 +93,8 @@ async def test_a_step_follows_every_interval_and_at_once_while_more_is_waiting(
 
 
 async def test_faults_are_tried_again_by_new_archivers_after_a_back_off_of_up_to_a_minute(
-    log: CommitLog, autojump_clock: trio.abc.Clock
-) -> None:
+    log, autojump_clock
+):
     archivers = Archivers(*[ArchiveFault("503 Slow Down")] * 9, DONE)
     service = service_of(log, archivers)
     assert not await run_for(service, 200.0)
@@ -107,14 +104,14 @@ async def test_faults_are_tried_again_by_new_archivers_after_a_back_off_of_up_to
     assert (status.state, status.error, status.failures) == ("waiting", "503 Slow Down", 9)
 
 
-async def test_times_between_two_attempts_vary(log: CommitLog, autojump_clock: trio.abc.Clock) -> None:
+async def test_times_between_two_attempts_vary(log, autojump_clock):
     jitter = iter([0.5, 1.5, 0.75, 1.0])
     archivers = Archivers(ArchiveFault("timeout"))
     await run_for(service_of(log, archivers, jitter=lambda: next(jitter)), 7.0)
     assert archivers.began == [0.0, 0.5, 3.5, 6.5]
 
 
-async def test_a_step_that_succeeds_ends_the_back_off(log: CommitLog, autojump_clock: trio.abc.Clock) -> None:
+async def test_a_step_that_succeeds_ends_the_back_off(log, autojump_clock):
     fault = ArchiveFault("timeout")
     archivers = Archivers(fault, fault, DONE, fault, DONE)
     service = service_of(log, archivers)
@@ -124,9 +121,7 @@ async def test_a_step_that_succeeds_ends_the_back_off(log: CommitLog, autojump_c
 
 
 @pytest.mark.parametrize("state", ["fenced", "damaged"])
-async def test_a_final_fault_ends_the_archive_and_stays_shown(
-    log: CommitLog, autojump_clock: trio.abc.Clock, state: Any
-) -> None:
+async def test_a_final_fault_ends_the_archive_and_stays_shown(log, autojump_clock, state):
     archivers = Archivers(evolve(DONE, archived_offset=500), ArchiveFault("why", state=state))
     service = service_of(log, archivers)
     with capture_logs() as logs:
@@ -138,9 +133,7 @@ async def test_a_final_fault_ends_the_archive_and_stays_shown(
     assert [(line["log_level"], line.get("state")) for line in logs] == [("info", None), ("error", state)]
 
 
-async def test_what_a_step_has_archived_before_a_damaged_record_is_shown(
-    log: CommitLog, autojump_clock: trio.abc.Clock
-) -> None:
+async def test_what_a_step_has_archived_before_a_damaged_record_is_shown(log, autojump_clock):
     fault = ArchiveFault("why", state="damaged", archived_offset=300, generation="0002-b")
     service = service_of(log, Archivers(fault))
     assert await run_for(service, 1.0)
@@ -148,17 +141,13 @@ async def test_what_a_step_has_archived_before_a_damaged_record_is_shown(
     assert (status.archived_offset, status.generation, service.archived_offset()) == (300, "0002-b", 300)
 
 
-async def test_a_fault_that_lasts_is_logged_once_a_minute(
-    log: CommitLog, autojump_clock: trio.abc.Clock
-) -> None:
+async def test_a_fault_that_lasts_is_logged_once_a_minute(log, autojump_clock):
     with capture_logs() as logs:
         await run_for(service_of(log, Archivers(ArchiveFault("timeout"))), 200.0)
     assert [line["failures"] for line in logs] == [1, 7, 8, 9]
 
 
-async def test_what_is_archived_is_unknown_at_first_and_nothing_if_it_cannot_be_learned(
-    log: CommitLog, autojump_clock: trio.abc.Clock
-) -> None:
+async def test_what_is_archived_is_unknown_at_first_and_nothing_if_it_cannot_be_learned(log, autojump_clock):
     archivers = Archivers(ArchiveFault("timeout"), evolve(DONE, archived_offset=700), step_s=0.1)
     service = service_of(log, archivers)
     assert (service.archived_offset(), service.status().archived_offset) == (None, None)
@@ -168,7 +157,7 @@ async def test_what_is_archived_is_unknown_at_first_and_nothing_if_it_cannot_be_
     assert (service.archived_offset(), service.status().archived_offset) == (700, 700)
 
 
-async def test_status_has_lag_age_and_sums(log: CommitLog, autojump_clock: trio.abc.Clock) -> None:
+async def test_status_has_lag_age_and_sums(log, autojump_clock):
     first_end = log.append(message(bytes(1000))).end_offset
     last_end = log.append(message(bytes(1000))).end_offset
     archivers = Archivers(
@@ -194,9 +183,7 @@ async def test_status_has_lag_age_and_sums(log: CommitLog, autojump_clock: trio.
     assert (service.status().lag_bytes, service.status().lag_ms) == (0, 0)
 
 
-async def test_the_age_is_that_of_the_record_after_a_blank(
-    log: CommitLog, autojump_clock: trio.abc.Clock
-) -> None:
+async def test_the_age_is_that_of_the_record_after_a_blank(log, autojump_clock):
     ends = [0]
     while len(log.files) < 2:
         ends.append(log.append(message(bytes(20_000))).end_offset)
@@ -211,18 +198,14 @@ async def test_the_age_is_that_of_the_record_after_a_blank(
     assert service.status().lag_ms == 77
 
 
-async def test_the_age_at_an_offset_that_is_none_of_a_record_is_unknown(
-    log: CommitLog, autojump_clock: trio.abc.Clock
-) -> None:
+async def test_the_age_at_an_offset_that_is_none_of_a_record_is_unknown(log, autojump_clock):
     log.append(message(bytes(1000)))
     service = service_of(log, Archivers(evolve(DONE, archived_offset=500)))
     await run_for(service, 1.0)
     assert service.status().lag_ms is None
 
 
-async def test_a_log_that_begins_anew_is_not_archived_yet(
-    log: CommitLog, autojump_clock: trio.abc.Clock
-) -> None:
+async def test_a_log_that_begins_anew_is_not_archived_yet(log, autojump_clock):
     service = service_of(log, Archivers(evolve(DONE, archived_offset=500)))
     await run_for(service, 1.0)
     log.start_at(4 * FILE_BYTES)
@@ -234,8 +217,8 @@ async def test_a_log_that_begins_anew_is_not_archived_yet(
 @pytest.mark.parametrize("what", ["cut before", "cut after", "restart"])
 @pytest.mark.parametrize("answer", ["progress", "waiting", "damaged"])
 async def test_an_archiver_of_a_log_that_changes_is_killed_and_its_answer_counts_for_nothing(
-    log: CommitLog, autojump_clock: trio.abc.Clock, what: str, answer: str
-) -> None:
+    log, autojump_clock, what, answer
+):
     ends = [log.append(message(bytes(1000))).end_offset for _ in range(3)]
     log.flushed.advance(log.max_offset)
     late: dict[str, ArchiveProgress | ArchiveFault] = {

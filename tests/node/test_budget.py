@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from trioha.config.broker import BrokerConfig, BrokerRole
@@ -40,9 +38,7 @@ def parts(found: DescriptorBudget) -> tuple[int, int, int, int]:
         (50, (8, 4, 4, 8)),
     ],
 )
-def test_every_part_has_a_maximum_and_their_sum_fits_the_limit(
-    monkeypatch: pytest.MonkeyPatch, limit: int, expected: tuple[int, int, int, int]
-) -> None:
+def test_every_part_has_a_maximum_and_their_sum_fits_the_limit(monkeypatch, limit, expected):
     found = divided(monkeypatch, limit)
     assert parts(found) == expected
     assert sum(parts(found)) + 26 <= limit
@@ -58,9 +54,7 @@ def test_every_part_has_a_maximum_and_their_sum_fits_the_limit(
         (300, (48, 64, 16, 32, 108)),
     ],
 )
-def test_an_embedded_name_server_has_a_part_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, limit: int, expected: tuple[int, ...]
-) -> None:
+def test_an_embedded_name_server_has_a_part_of_its_own(monkeypatch, limit, expected):
     found = divided(monkeypatch, limit, with_name_server=True)
     assert (*parts(found), found.name_server_clients) == expected
     # The connection to it, its listeners and its table.
@@ -69,7 +63,7 @@ def test_an_embedded_name_server_has_a_part_of_its_own(
 
 
 @pytest.mark.parametrize("limit", [20_000, 1024, 300, 128, 64, 56])
-def test_the_port_for_metrics_has_a_part_of_its_own(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+def test_the_port_for_metrics_has_a_part_of_its_own(monkeypatch, limit):
     assert divided(monkeypatch, limit).metrics_connections == 0
     found = divided(monkeypatch, limit, metrics_port=0)
     assert 2 <= found.metrics_connections <= 16
@@ -77,7 +71,7 @@ def test_the_port_for_metrics_has_a_part_of_its_own(monkeypatch: pytest.MonkeyPa
     assert sum(parts(found)) + found.metrics_connections + 26 + 2 <= limit
 
 
-def test_one_line_names_every_lowered_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_line_names_every_lowered_maximum(monkeypatch):
     assert divided(monkeypatch, 20_000).lowered is None
     assert divided(monkeypatch, 1024).lowered == (
         "this process may open 1024 files (ulimit -n): lowered trioha.connectionsMax from 1024 to 614"
@@ -89,7 +83,7 @@ def test_one_line_names_every_lowered_maximum(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-def test_a_lowered_maximum_is_a_warning_if_it_is_configured_or_low(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lowered_maximum_is_a_warning_if_it_is_configured_or_low(monkeypatch):
     # With a system's usual limit a node of defaults is as it should be.
     assert not divided(monkeypatch, 20_000).is_short
     assert not divided(monkeypatch, 1024).is_short
@@ -100,24 +94,24 @@ def test_a_lowered_maximum_is_a_warning_if_it_is_configured_or_low(monkeypatch: 
     assert divided(monkeypatch, 1024, ha_connections_max=1000).is_short
 
 
-def test_a_limit_that_is_too_low_for_any_node_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_that_is_too_low_for_any_node_is_one_clear_line(monkeypatch):
     with pytest.raises(
         ConfigError, match="may open 49 files, a node with these settings needs at least 50; raise"
     ):
         divided(monkeypatch, 49)
 
 
-def test_slaves_and_recordings_need_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_slaves_and_recordings_need_more(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match="needs at least 62"):
         divided(monkeypatch, 49, broker_role=BrokerRole.SLAVE, broker_id=1, record_dir=tmp_path)
 
 
-def test_the_second_port_for_clients_needs_listeners(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_port_for_clients_needs_listeners(monkeypatch):
     with pytest.raises(ConfigError, match="needs at least 52"):
         divided(monkeypatch, 49, listen_port=10911)
 
 
-def test_connections_of_one_address_are_lowered_with_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_of_one_address_are_lowered_with_all_connections(monkeypatch):
     assert divided(monkeypatch, 20_000).clients_per_peer == 512
     assert divided(monkeypatch, 300).clients_per_peer == 81
     assert divided(monkeypatch, 50).clients_per_peer == 4
@@ -125,16 +119,14 @@ def test_connections_of_one_address_are_lowered_with_all_connections(monkeypatch
     assert divided(monkeypatch, 20_000, connections_max=1).clients_per_peer == 1
 
 
-def test_slaves_are_still_accepted_while_clients_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slaves_are_still_accepted_while_clients_are_not(monkeypatch):
     found = divided(monkeypatch, 300)
     assert found.client_gate().keep == 32
     assert found.ha_gate().keep == 16
 
 
 @pytest.mark.parametrize("max_message_size", [1000, 4 << 20, 20 << 20, 500 << 20])
-def test_the_server_has_the_limits_of_the_configuration(
-    monkeypatch: pytest.MonkeyPatch, max_message_size: int
-) -> None:
+def test_the_server_has_the_limits_of_the_configuration(monkeypatch, max_message_size):
     config = BrokerConfig(
         max_message_size=max_message_size, requests_in_flight_max=7, client_idle_timeout=500
     )
@@ -157,9 +149,7 @@ def test_the_server_has_the_limits_of_the_configuration(
         (BrokerRole.SLAVE, True, 0.0),
     ],
 )
-def test_only_a_master_with_cores_to_spare_polls_for_requests(
-    monkeypatch: pytest.MonkeyPatch, role: BrokerRole, has_cores: bool, busy_poll_s: float
-) -> None:
+def test_only_a_master_with_cores_to_spare_polls_for_requests(monkeypatch, role, has_cores, busy_poll_s):
     monkeypatch.setattr(broker_room, "has_cores_to_spare", lambda: has_cores)
     config = BrokerConfig(broker_role=role, client_busy_poll=60)
     assert server_limits(config, divided(monkeypatch, 300)).busy_poll_s == pytest.approx(busy_poll_s)

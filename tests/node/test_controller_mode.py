@@ -206,13 +206,13 @@ StartPair = Callable[..., tuple[Member, Member]]
 
 
 @pytest.fixture
-def controller() -> Iterator[Controller]:
+def controller():
     with scripted_controller() as running:
         yield running
 
 
 @pytest.fixture
-def join(tmp_path: Path, controller: Controller) -> Iterator[Join]:
+def join(tmp_path, controller):
     with ExitStack() as members:
 
         def start(name: str, **settings: object) -> Member:
@@ -224,7 +224,7 @@ def join(tmp_path: Path, controller: Controller) -> Iterator[Join]:
 
 
 @pytest.fixture
-def pair(controller: Controller, join: Join) -> StartPair:
+def pair(controller, join):
     """Starts a master and its slave, both in the set; `settings` are those of both."""
 
     def start(**settings: object) -> tuple[Member, Member]:
@@ -244,9 +244,7 @@ def stop_equal(first: Member, second: Member) -> None:
     assert first.log_bytes() == second.log_bytes()
 
 
-def test_a_killed_master_is_replaced_and_comes_back_as_a_slave(
-    controller: Controller, pair: StartPair
-) -> None:
+def test_a_killed_master_is_replaced_and_comes_back_as_a_slave(controller, pair):
     first, second = pair()
     first.stored(100)
     first.node.kill()
@@ -270,9 +268,7 @@ def test_a_killed_master_is_replaced_and_comes_back_as_a_slave(
 
 
 @pytest.mark.full
-def test_status_shows_roles_epochs_sets_and_the_leading_controller(
-    controller: Controller, join: Join
-) -> None:
+def test_status_shows_roles_epochs_sets_and_the_leading_controller(controller, join):
     settings = {"allAckInSyncStateSet": True, "minInSyncReplicas": 2, "inSyncReplicas": 2}
     first = join("first", **settings, **{"trioha.metricsPort": 0})
     controller.wait_for_master(1, first)
@@ -284,7 +280,6 @@ def test_status_shows_roles_epochs_sets_and_the_leading_controller(
             except TriohaError:
                 # Its connection ended while the node changed its role.
                 return None
-            assert control is not None
             return control if (control.role, control.master_epoch) == (role, epoch) else None
 
         return eventually(f"{role} of epoch {epoch}", found, logs=member.node.log)
@@ -346,7 +341,7 @@ def test_status_shows_roles_epochs_sets_and_the_leading_controller(
 
 
 @pytest.mark.full
-def test_the_doctor_finds_what_is_wrong_with_a_group(controller: Controller, pair: StartPair) -> None:
+def test_the_doctor_finds_what_is_wrong_with_a_group(controller, pair):
     first, second = pair(allAckInSyncStateSet=True)
     first.stored(20)
     second.node.wait(max_offset=first.epochs().max_offset)
@@ -375,9 +370,7 @@ def test_the_doctor_finds_what_is_wrong_with_a_group(controller: Controller, pai
 
 
 @pytest.mark.full
-def test_what_only_a_dead_master_had_is_cut_when_it_comes_back(
-    controller: Controller, pair: StartPair
-) -> None:
+def test_what_only_a_dead_master_had_is_cut_when_it_comes_back(controller, pair):
     first, second = pair(slaveTimeout=500)
     first.stored(50)
     # Both are in the set, one is gone, and the set cannot change: stored here, and no put is PUT_OK.
@@ -400,9 +393,7 @@ def test_what_only_a_dead_master_had_is_cut_when_it_comes_back(
 
 
 @pytest.mark.full
-def test_a_slave_keeps_confirmed_messages_that_its_masters_disk_has_lost(
-    controller: Controller, pair: StartPair, tmp_path: Path
-) -> None:
+def test_a_slave_keeps_confirmed_messages_that_its_masters_disk_has_lost(controller, pair, tmp_path):
     """All lost their power; the master comes back first, in its epoch, with what its disk still has."""
     first, second = pair()
     first.stored(50)
@@ -434,7 +425,6 @@ def test_a_slave_keeps_confirmed_messages_that_its_masters_disk_has_lost(
     assert second.log_bytes() == confirmed
     # The operator gives them up.
     found = re.search(r"trioha\.haAcceptCut=(\d+)", verdict)
-    assert found is not None
     second.restart(**{"trioha.haAcceptCut": found[1]})
     controller.wait_for_set(BOTH)
     first.stored(10)
@@ -446,8 +436,8 @@ def test_a_slave_keeps_confirmed_messages_that_its_masters_disk_has_lost(
     "flush_disk_type", ["SYNC_FLUSH", pytest.param("ASYNC_FLUSH", marks=pytest.mark.nightly)]
 )
 def test_a_master_that_lost_power_and_is_back_at_once_follows_who_has_more(
-    controller: Controller, join: Join, tmp_path: Path, flush_disk_type: str
-) -> None:
+    controller, join, tmp_path, flush_disk_type
+):
     """The controllers have not noticed anything, and its slave has confirmed bytes that its disk has lost."""
     first = join("first", flushDiskType=flush_disk_type)
     first.stored(50)
@@ -479,7 +469,7 @@ def test_a_master_that_lost_power_and_is_back_at_once_follows_who_has_more(
 
 
 @pytest.mark.full
-def test_a_cut_that_a_start_completes_is_in_its_session(join: Join, tmp_path: Path) -> None:
+def test_a_cut_that_a_start_completes_is_in_its_session(join, tmp_path):
     member = join("first")
     member.stored(20)
     offset = member.epochs().max_offset
@@ -500,9 +490,7 @@ def test_a_cut_that_a_start_completes_is_in_its_session(join: Join, tmp_path: Pa
 
 
 @pytest.mark.full
-def test_brokers_of_controllers_that_lost_their_state_go_on_with_their_logs(
-    controller: Controller, join: Join
-) -> None:
+def test_brokers_of_controllers_that_lost_their_state_go_on_with_their_logs(controller, join):
     """As docs/controller-mode.md says."""
     members = first, second = join("first"), join("second")
     controller.wait_for_set(BOTH)
@@ -545,9 +533,7 @@ def test_brokers_of_controllers_that_lost_their_state_go_on_with_their_logs(
 
 
 @pytest.mark.full
-def test_transactions_that_are_open_are_decided_at_the_next_master(
-    controller: Controller, join: Join
-) -> None:
+def test_transactions_that_are_open_are_decided_at_the_next_master(controller, join):
     first = join("first", **NO_CHECKS)
     controller.wait_for_master(1, first)
     second = join("second", **FAST_CHECKS)
@@ -580,7 +566,7 @@ def test_transactions_that_are_open_are_decided_at_the_next_master(
 
 
 @pytest.mark.full
-def test_a_node_without_a_controller_waits_and_serves_what_it_has(controller: Controller, join: Join) -> None:
+def test_a_node_without_a_controller_waits_and_serves_what_it_has(controller, join):
     controller.scripted.leader, leader = "127.0.0.1:1", controller.scripted.leader
     first = join("first")
     assert first.node.load(1).statuses == {"SERVICE_NOT_AVAILABLE": 1}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ Join = Callable[[str, Controller], Member]
 
 
 @pytest.fixture
-def join(tmp_path: Path) -> Iterator[Join]:
+def join(tmp_path):
     with ExitStack() as members:
 
         def start(name: str, controller: Controller) -> Member:
@@ -35,7 +34,7 @@ def wait_for_address(controller: Controller, member: Member) -> None:
     )
 
 
-def test_a_node_that_moved_to_another_address_keeps_its_id_and_its_role(join: Join) -> None:
+def test_a_node_that_moved_to_another_address_keeps_its_id_and_its_role(join):
     with scripted_controller() as controller:
         first = join("first", controller)
         first.stored(10)
@@ -56,7 +55,7 @@ def test_a_node_that_moved_to_another_address_keeps_its_id_and_its_role(join: Jo
         assert second.log_bytes() == moved.log_bytes()
 
 
-def test_a_pair_takes_writes_without_controllers_as_long_as_it_is_whole(join: Join) -> None:
+def test_a_pair_takes_writes_without_controllers_as_long_as_it_is_whole(join):
     with scripted_controller() as controller:
         first = join("first", controller)
         first.stored(10)

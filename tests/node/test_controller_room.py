@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -28,7 +27,7 @@ NOWHERE = "127.0.0.1:9"
 """Where nothing listens."""
 
 
-def test_a_new_master_has_every_topic_of_its_log() -> None:
+def test_a_new_master_has_every_topic_of_its_log():
     # As many as a producer asks for, though the broker would allow more.
     topics = TopicTable(evolve(TopicSettings(), default_queue_nums=8))
     topics.put(TopicConfig("known", read_queue_nums=2, write_queue_nums=2))
@@ -45,9 +44,7 @@ def test_a_new_master_has_every_topic_of_its_log() -> None:
     assert topics.changes.offset == changes
 
 
-def test_only_topics_with_messages_since_the_last_change_of_the_table_are_adopted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_topics_with_messages_since_the_last_change_of_the_table_are_adopted(tmp_path, monkeypatch):
     """The queues of a deleted topic stay on a slave; light queues are no topics."""
     clock = SimpleNamespace(now_ms=0, time_ns=lambda: clock.now_ms * 1_000_000)
     monkeypatch.setattr("trioha.store.commit_log.time", clock)
@@ -78,9 +75,7 @@ def role(epoch: int, *, is_master: bool) -> Role:
 
 
 @pytest.mark.parametrize("is_master", [True, False])
-async def test_a_node_waits_for_the_next_role_if_its_log_has_a_later_epoch(
-    tmp_path: Path, *, is_master: bool
-) -> None:
+async def test_a_node_waits_for_the_next_role_if_its_log_has_a_later_epoch(tmp_path, *, is_master):
     """A slave's session may receive a later epoch while its life ends for an earlier one."""
     EpochLog.open(tmp_path / "epochFileCheckpoint").append(3, 0)
     settings = {
@@ -123,9 +118,7 @@ class NameServer:
                 await self._more.wait()
 
 
-async def test_a_master_registers_with_its_epoch_as_the_state_version_also_after_changes_of_topics(
-    tmp_path: Path,
-) -> None:
+async def test_a_master_registers_with_its_epoch_as_the_state_version_also_after_changes_of_topics(tmp_path):
     """Name servers keep the entry of the later master by it."""
     names = NameServer()
     async with trio.open_nursery() as nursery:

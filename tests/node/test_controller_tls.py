@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import trustme
 
-from tests.interop.controller import eventually
-from tests.node.test_controller_mode import BOTH, Controller, Member, scripted_controller
+from tests.node.test_controller_mode import BOTH, Member, scripted_controller
 from trioha.net.tls import ServerTls
 
 pytestmark = [pytest.mark.process, pytest.mark.full, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def authority() -> trustme.CA:
+def authority():
     return trustme.CA()
 
 
 @pytest.fixture
-def controller(authority: trustme.CA) -> Iterator[Controller]:
+def controller(authority):
     """A controller that closes plain connections."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("127.0.0.1").configure_cert(context)
@@ -32,7 +30,7 @@ def controller(authority: trustme.CA) -> Iterator[Controller]:
 
 
 @pytest.fixture
-def join(tmp_path: Path, controller: Controller) -> Iterator[Callable[..., Member]]:
+def join(tmp_path, controller):
     with ExitStack() as members:
 
         def start(name: str, authority: trustme.CA) -> Member:
@@ -61,9 +59,7 @@ def tls(folder: Path, authority: trustme.CA) -> dict[str, object]:
     }
 
 
-def test_a_pair_encrypts_what_it_says_to_controllers_and_to_each_other(
-    controller: Controller, join: Callable[..., Member], authority: trustme.CA
-) -> None:
+def test_a_pair_encrypts_what_it_says_to_controllers_and_to_each_other(controller, join, authority):
     first = join("first", authority)
     controller.wait_for_master(1, first)
     second = join("second", authority)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 import trio
 
 from tests.node.role_nodes import SYNC_MASTER, WITHIN_S, role_node, slave_of
@@ -25,7 +22,7 @@ async def published(client: RemotingClient) -> dict[str, int]:
     return {str(level): offset for level, offset in table.items()}
 
 
-async def test_a_slave_gets_the_offset_of_a_delivery_only_when_it_has_the_record(tmp_path: Path) -> None:
+async def test_a_slave_gets_the_offset_of_a_delivery_only_when_it_has_the_record(tmp_path):
     """Else it would pass over the message, which was sent long ago, if it were promoted."""
     async with role_node(tmp_path / "m", SYNC_MASTER, slaveTimeout=100) as master:
         ha, before = master.ready.ha, (await master.status()).max_offset
@@ -52,9 +49,7 @@ async def test_a_slave_gets_the_offset_of_a_delivery_only_when_it_has_the_record
                     await trio.sleep(0.02)
 
 
-async def test_a_slave_copies_offsets_of_deliveries_when_it_has_caught_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slave_copies_offsets_of_deliveries_when_it_has_caught_up(tmp_path, monkeypatch):
     has_caught_up = False
     monkeypatch.setattr(HaSlave, "has_caught_up", lambda _: has_caught_up)
     async with (

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.node.test_name_servers import groups
-from tests.node_process import StartNode, load, run_trioha
+from tests.node_process import load, run_trioha
 from tests.processes import DIE_WITH_PARENT
 from tests.waiting import wait_until
 
@@ -37,7 +36,7 @@ def write_files(folder: Path, master_role: str) -> None:
 
 
 @pytest.fixture
-def name_server(tmp_path: Path) -> Iterator[str]:
+def name_server(tmp_path):
     """The address of a `trioha namesrv` process."""
     config = tmp_path / "namesrv.conf"
     config.write_text(f"listenPort=0\nbindAddress=127.0.0.1\nkvConfigPath={tmp_path / 'kvConfig.json'}\n")
@@ -48,7 +47,6 @@ def name_server(tmp_path: Path) -> Iterator[str]:
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    assert process.stdout is not None
     ready = dict(field.split("=", 1) for field in process.stdout.readline().split()[1:])
     yield ready["listen"]
     process.terminate()
@@ -67,8 +65,8 @@ def consume(topic: str) -> list[dict[str, Any]]:
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["sync", pytest.param("async", marks=pytest.mark.nightly)])
 def test_two_masters_and_two_slaves_of_a_distribution_are_a_cluster(
-    tmp_path: Path, name_server: str, start_node: StartNode, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+    tmp_path, name_server, start_node, monkeypatch, kind
+):
     monkeypatch.setenv("NAMESRV_ADDR", name_server)
     folder, master_role = tmp_path / f"2m-2s-{kind}", f"{kind.upper()}_MASTER"
     write_files(folder, master_role)

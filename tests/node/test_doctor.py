@@ -36,7 +36,7 @@ TIMEOUT_S = 20
 
 
 @pytest.fixture
-def start(start_node: StartNode) -> StartNode:
+def start(start_node):
     def start(name: str = "store", **settings: Any) -> TriohaNode:
         is_slave = "slave_of" in settings or settings.get("role") == "SLAVE"
         if is_slave and "trioha.masterAddress" not in settings:
@@ -145,7 +145,7 @@ def forging_peer(ha_address: str, offset: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("role", ["SYNC_MASTER", pytest.param("ASYNC_MASTER", marks=pytest.mark.nightly)])
-def test_a_healthy_pair_has_no_findings(role: str, start: StartNode) -> None:
+def test_a_healthy_pair_has_no_findings(role, start):
     master, slave = connected_pair(start, role=role)
     assert examined_pair(master, slave) == {}
     assert examined_pair(master, slave, conf_of(master), conf_of(slave)) == {}
@@ -157,7 +157,7 @@ def test_a_healthy_pair_has_no_findings(role: str, start: StartNode) -> None:
 
 
 @pytest.mark.full
-def test_a_healthy_pair_of_a_name_server_has_no_findings(start: StartNode) -> None:
+def test_a_healthy_pair_of_a_name_server_has_no_findings(start):
     names = f"127.0.0.1:{free_port()}"
     master = start("master", role="SYNC_MASTER", namesrvAddr=names, **{"trioha.withNamesrv": "true"})
     slave = start("slave", role="SLAVE", namesrvAddr=names, **{"trioha.metadataSyncFirst": 100})
@@ -171,7 +171,7 @@ def test_a_healthy_pair_of_a_name_server_has_no_findings(start: StartNode) -> No
 
 
 @pytest.mark.full
-def test_a_slave_that_is_stopped_does_not_answer(start: StartNode) -> None:
+def test_a_slave_that_is_stopped_does_not_answer(start):
     master, slave = connected_pair(start)
     slave.stop()
     master.wait(connections=0)
@@ -183,7 +183,7 @@ def test_a_slave_that_is_stopped_does_not_answer(start: StartNode) -> None:
 
 
 @pytest.mark.full
-def test_a_broker_with_access_control_refuses_without_an_account(start: StartNode, tmp_path: Path) -> None:
+def test_a_broker_with_access_control_refuses_without_an_account(start, tmp_path):
     rules, tools = tmp_path / "plain_acl.yml", tmp_path / "tools.yml"
     rules.write_text("accounts: [{accessKey: account-1, secretKey: secret-1, admin: true}]\n")
     tools.write_text("accessKey: account-1\nsecretKey: secret-1\n")
@@ -195,7 +195,7 @@ def test_a_broker_with_access_control_refuses_without_an_account(start: StartNod
 
 
 @pytest.mark.full
-def test_brokers_that_a_name_server_does_not_list_are_found(start: StartNode) -> None:
+def test_brokers_that_a_name_server_does_not_list_are_found(start):
     names = f"127.0.0.1:{free_port()}"
     start("other", role="ASYNC_MASTER", brokerName="o", namesrvAddr=names, **{"trioha.withNamesrv": "true"})
     wait_until(lambda: "o" in groups(names))
@@ -206,7 +206,7 @@ def test_brokers_that_a_name_server_does_not_list_are_found(start: StartNode) ->
 
 
 @pytest.mark.full
-def test_a_broker_that_is_listed_with_an_unreachable_address_is_found(start: StartNode) -> None:
+def test_a_broker_that_is_listed_with_an_unreachable_address_is_found(start):
     names = f"127.0.0.1:{free_port()}"
     node = start(
         "master",
@@ -229,7 +229,7 @@ def test_a_broker_that_is_listed_with_an_unreachable_address_is_found(start: Sta
 
 
 @pytest.mark.full
-def test_announced_addresses_that_are_out_of_reach_are_found(start: StartNode) -> None:
+def test_announced_addresses_that_are_out_of_reach_are_found(start):
     node = start(
         "master",
         role="ASYNC_MASTER",
@@ -247,7 +247,7 @@ def test_announced_addresses_that_are_out_of_reach_are_found(start: StartNode) -
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8 on the loopback interface")
 @pytest.mark.full
-def test_an_ha_port_that_is_open_to_a_host_that_is_no_replica_is_found(start: StartNode) -> None:
+def test_an_ha_port_that_is_open_to_a_host_that_is_no_replica_is_found(start):
     master, slave = connected_pair(start)
     found = examined_pair(master, slave, "--source", "127.0.0.2")
     assert set(found) == {"ha-port-exposed"}
@@ -259,7 +259,7 @@ def test_an_ha_port_that_is_open_to_a_host_that_is_no_replica_is_found(start: St
 
 
 @pytest.mark.full
-def test_a_forged_acknowledgement_is_found(start: StartNode) -> None:
+def test_a_forged_acknowledgement_is_found(start):
     master, slave = connected_pair(start)
     with forging_peer(master.ha_address, 10**9):
         found = examined_pair(master, slave)
@@ -272,7 +272,7 @@ def test_a_forged_acknowledgement_is_found(start: StartNode) -> None:
 
 
 @pytest.mark.full
-def test_a_slave_below_its_masters_minimum_is_found(start: StartNode, tmp_path: Path) -> None:
+def test_a_slave_below_its_masters_minimum_is_found(start, tmp_path):
     master, slave = connected_pair(start)
     slave.stop()
     master.load(150, size=(1000, 1000))
@@ -300,7 +300,7 @@ def change_metadata(master: TriohaNode) -> None:
 
 
 @pytest.mark.full
-def test_metadata_that_a_slave_cannot_copy_is_found(start: StartNode) -> None:
+def test_metadata_that_a_slave_cannot_copy_is_found(start):
     master = start("master", role="ASYNC_MASTER")
     nowhere = f"127.0.0.1:{free_port()}"
     slave = copying_slave(start, master, nowhere)
@@ -326,7 +326,7 @@ def test_metadata_that_a_slave_cannot_copy_is_found(start: StartNode) -> None:
 
 
 @pytest.mark.full
-def test_a_file_that_was_edited_after_the_start_is_found(start: StartNode) -> None:
+def test_a_file_that_was_edited_after_the_start_is_found(start):
     node = start("master", role="ASYNC_MASTER")
     with conf_of(node).open("a") as file:
         file.write("slaveTimeout=4000\n")
@@ -335,7 +335,7 @@ def test_a_file_that_was_edited_after_the_start_is_found(start: StartNode) -> No
     assert "slaveTimeout is 4000, in effect is 3000" in found["setting-not-in-effect"]["evidence"]
 
 
-def test_what_a_node_refuses_in_a_file_is_found(tmp_path: Path) -> None:
+def test_what_a_node_refuses_in_a_file_is_found(tmp_path):
     path = tmp_path / "broker.conf"
     for text, name in (
         ("brokerRole=SLAVE\nbrokerName=a\nnamesrvAddr=127.0.0.1:1\nbrokerIP1=10.0.0.1\n", "role-and-id"),
@@ -396,7 +396,7 @@ LIVE: Mapping[str, tuple[Callable[[StartNode], Sequence[TriohaNode]], str]] = {
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", LIVE)
-def test_a_fault_of_live_nodes_is_found(name: str, start: StartNode) -> None:
+def test_a_fault_of_live_nodes_is_found(name, start):
     begin, evidence = LIVE[name]
     found = examine(*(node.listen_address for node in begin(start)))
     assert set(found) == {name}
@@ -407,7 +407,7 @@ def test_a_fault_of_live_nodes_is_found(name: str, start: StartNode) -> None:
 
 
 @pytest.mark.full
-def test_a_slave_with_another_time_is_found(start: StartNode, tmp_path: Path) -> None:
+def test_a_slave_with_another_time_is_found(start, tmp_path):
     fault = tmp_path / "fault"
     fault.write_text("60")
     master = start("master", role="ASYNC_MASTER")
@@ -423,7 +423,7 @@ def test_a_slave_with_another_time_is_found(start: StartNode, tmp_path: Path) ->
 
 
 @pytest.mark.full
-def test_a_fault_that_begins_and_ends_is_seen_by_a_watch(start: StartNode) -> None:
+def test_a_fault_that_begins_and_ends_is_seen_by_a_watch(start):
     master, slave = connected_pair(start, role="ASYNC_MASTER")
     watch = subprocess.Popen(
         [
@@ -435,8 +435,6 @@ def test_a_fault_that_begins_and_ends_is_seen_by_a_watch(start: StartNode) -> No
     )  # fmt: skip
     with watch:
         try:
-            assert watch.stdout is not None
-            assert watch.stderr is not None
             assert json.loads(watch.stdout.readline())["healthy"]
             slave.stop()
             deadline = time.monotonic() + 60

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.store.support import message, open_store
@@ -14,10 +12,9 @@ from trioha.node.controller_room import take_epoch
 
 @pytest.mark.parametrize("beyond", [0, 1, 100])
 def test_a_new_master_begins_its_epoch_at_the_logs_end_although_bytes_of_an_adopted_one_never_came(
-    tmp_path: Path, beyond: int
-) -> None:
+    tmp_path, beyond
+):
     store = open_store(tmp_path, has_epochs=True)
-    assert store.epochs is not None
     store.epochs.append(1, 0)
     end = store.commit_log.append(message()).end_offset
     store.epochs.append(2, end + beyond)

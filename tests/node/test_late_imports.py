@@ -14,7 +14,7 @@ from trioha.node import late_imports
 from trioha.node.late_imports import MODULES, import_late
 
 
-async def test_late_modules_are_imported_in_a_worker_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_late_modules_are_imported_in_a_worker_thread(monkeypatch):
     imported = []
 
     def in_thread(name: str) -> None:
@@ -27,9 +27,7 @@ async def test_late_modules_are_imported_in_a_worker_thread(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("shortage", [OSError(errno.EMFILE, "Too many open files"), MemoryError()])
-async def test_a_shortage_leaves_imports_to_the_first_request(
-    monkeypatch: pytest.MonkeyPatch, shortage: Exception
-) -> None:
+async def test_a_shortage_leaves_imports_to_the_first_request(monkeypatch, shortage):
     def refuse(name: str) -> None:
         raise shortage
 
@@ -40,12 +38,12 @@ async def test_a_shortage_leaves_imports_to_the_first_request(
     assert [(line["log_level"], line["module"]) for line in logs] == [("warning", "one.missing")]
 
 
-async def test_a_module_that_is_not_there_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_module_that_is_not_there_is_a_fault(monkeypatch):
     monkeypatch.setattr(late_imports, "MODULES", ("trioha.missing",))
     with pytest.raises(ModuleNotFoundError):
         await import_late()
 
 
-def test_late_modules_exist() -> None:
+def test_late_modules_exist():
     for name in MODULES:
         assert import_module(name) is sys.modules[name]

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +41,7 @@ TABLES = (
 
 
 @pytest.fixture
-def start(start_node: StartNode) -> StartNode:
+def start(start_node):
     return partial(start_node, messageDelayLevel="1s 2s", **QUICK)
 
 
@@ -126,9 +125,7 @@ def slave_of(master: TriohaNode, start: StartNode, name: str, **settings: Any) -
     return start(name, slave_of=master, **{"trioha.masterAddress": master.listen_address, **settings})
 
 
-def test_the_tables_of_a_slave_are_those_of_its_master_and_an_unchanged_file_is_not_written(
-    start: StartNode,
-) -> None:
+def test_the_tables_of_a_slave_are_those_of_its_master_and_an_unchanged_file_is_not_written(start):
     master = start("master", role="ASYNC_MASTER")
     create(master, "Topic", "group")
     send(master, "Topic", 10)
@@ -153,7 +150,6 @@ def test_the_tables_of_a_slave_are_those_of_its_master_and_an_unchanged_file_is_
     wait_until((config / "consumerOffset.json").exists)
     wait_until(is_quiet)
     metadata = slave.status().metadata
-    assert metadata is not None
     assert metadata.master_address == master.listen_address
     assert {copied.error for copied in metadata.tables.values()} == {""}
     assert metadata.tables["topics"].changes >= 1
@@ -168,9 +164,7 @@ def test_the_tables_of_a_slave_are_those_of_its_master_and_an_unchanged_file_is_
 
 
 @pytest.mark.full
-def test_a_pair_that_exchanges_its_roles_twice_goes_on_where_it_was(
-    start: StartNode,
-) -> None:
+def test_a_pair_that_exchanges_its_roles_twice_goes_on_where_it_was(start):
     """The exchange after which stock RocketMQ consumes old messages again and delivers delayed ones twice."""
     first = start("first", role="ASYNC_MASTER")
     create(first, "Topic", "group")
@@ -205,9 +199,7 @@ def test_a_pair_that_exchanges_its_roles_twice_goes_on_where_it_was(
 
 
 @pytest.mark.full
-def test_a_transaction_that_was_begun_at_the_old_master_is_committed_at_the_new_one(
-    start: StartNode,
-) -> None:
+def test_a_transaction_that_was_begun_at_the_old_master_is_committed_at_the_new_one(start):
     first = start("first", role="ASYNC_MASTER")
     create(first, "Topic", "group")
     header = SendMessageRequestHeader(
@@ -240,9 +232,7 @@ def test_a_transaction_that_was_begun_at_the_old_master_is_committed_at_the_new_
 
 
 @pytest.mark.full
-def test_transactions_that_are_open_at_the_exchange_are_checked_and_decided_at_the_new_master(
-    start: StartNode,
-) -> None:
+def test_transactions_that_are_open_at_the_exchange_are_checked_and_decided_at_the_new_master(start):
     never = {"transactionTimeOut": 50, "transactionCheckInterval": 3_600_000}
     decisions = {b"a": Decision.COMMIT, b"b": Decision.ROLLBACK, b"c": Decision.COMMIT}
     first = start("first", role="ASYNC_MASTER", **never)
@@ -261,7 +251,7 @@ def test_transactions_that_are_open_at_the_exchange_are_checked_and_decided_at_t
 
 
 @pytest.mark.full
-def test_a_slave_signs_what_it_asks_and_uses_tls(start: StartNode, tmp_path: Path) -> None:
+def test_a_slave_signs_what_it_asks_and_uses_tls(start, tmp_path):
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     certificate = authority.issue_cert("127.0.0.1")
@@ -288,7 +278,6 @@ def test_a_slave_signs_what_it_asks_and_uses_tls(start: StartNode, tmp_path: Pat
 
     def errors(node: TriohaNode) -> set[str]:
         metadata = node.status().metadata
-        assert metadata is not None
         return {copied.error for copied in metadata.tables.values()}
 
     wrong = slave_of(master, start, "wrong", **secure, **{"trioha.secretKey": "secret-2"})
@@ -304,8 +293,8 @@ def test_a_slave_signs_what_it_asks_and_uses_tls(start: StartNode, tmp_path: Pat
     ("policy", "offset"), [("keep", 40), pytest.param("accept", 10, marks=pytest.mark.nightly)]
 )
 def test_an_offset_that_goes_back_at_the_master_is_shown_and_can_be_found_in_the_history(
-    start: StartNode, policy: str, offset: int
-) -> None:
+    start, policy, offset
+):
     master = start("master", role="ASYNC_MASTER", **{"trioha.metadataHistoryInterval": 0})
     create(master, "Topic", "group")
     send(master, "Topic", 50)
@@ -329,7 +318,6 @@ def test_an_offset_that_goes_back_at_the_master_is_shown_and_can_be_found_in_the
     wait_until(has_regression)
     assert committed(slave, "Topic", "group") == offset
     metadata = slave.status().metadata
-    assert metadata is not None
     assert (metadata.policy, metadata.regressions_kept) == (policy, 1 if policy == "keep" else 0)
     assert f"trioha.offsetRegression={policy}" in run_trioha("status", slave.listen_address).stdout
     wait_until(lambda: offset_at(now_ms()) == [10])
@@ -337,7 +325,7 @@ def test_an_offset_that_goes_back_at_the_master_is_shown_and_can_be_found_in_the
 
 
 @pytest.mark.full
-def test_a_name_server_gives_the_slave_its_masters_address(start: StartNode) -> None:
+def test_a_name_server_gives_the_slave_its_masters_address(start):
     settings = {"namesrvAddr": f"127.0.0.1:{free_port()}", "registerNameServerPeriod": 300}
     name_server = start(
         "names", role="ASYNC_MASTER", brokerName="other", **settings, **{"trioha.withNamesrv": "true"}

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import CodeType
 
 import attr
 import pytest
 
-from tests.node_process import StartNode
 from tests.ports import free_port
 from trioha.node import method_cache
 from trioha.node.method_cache import MethodCache, methods_kept
@@ -20,12 +18,12 @@ SOURCE = "answer = 42\n"
 
 
 @pytest.fixture(autouse=True)
-def bytecode_may_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def bytecode_may_be_written(monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def compiled(monkeypatch):
     """File names of what is really compiled."""
     names = []
 
@@ -45,7 +43,7 @@ def make_class(name: str = "Point", text: str = "x: int = 3\n    y: str = 'a'") 
     return names[name]
 
 
-def test_methods_are_compiled_by_the_first_start_only(tmp_path: Path, compiled: list[str]) -> None:
+def test_methods_are_compiled_by_the_first_start_only(tmp_path, compiled):
     path = tmp_path / "made" / "methods"
     with methods_kept(path):
         first = make_class()
@@ -61,7 +59,7 @@ def test_methods_are_compiled_by_the_first_start_only(tmp_path: Path, compiled: 
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_the_file_of_a_start_without_new_classes_is_not_written_again(tmp_path: Path) -> None:
+def test_the_file_of_a_start_without_new_classes_is_not_written_again(tmp_path):
     path = tmp_path / "methods"
     for _ in range(2):
         with methods_kept(path):
@@ -75,7 +73,7 @@ def test_the_file_of_a_start_without_new_classes_is_not_written_again(tmp_path: 
     assert path.stat().st_mtime > 1
 
 
-def test_an_edited_class_has_its_new_methods(tmp_path: Path, compiled: list[str]) -> None:
+def test_an_edited_class_has_its_new_methods(tmp_path, compiled):
     path = tmp_path / "methods"
     with methods_kept(path):
         make_class()
@@ -85,7 +83,7 @@ def test_an_edited_class_has_its_new_methods(tmp_path: Path, compiled: list[str]
     assert len(compiled) == 2
 
 
-def test_attrs_is_as_before_afterwards(tmp_path: Path) -> None:
+def test_attrs_is_as_before_afterwards(tmp_path):
     before = dict(vars(attr._make))
     with pytest.raises(RuntimeError), methods_kept(tmp_path / "methods"):
         raise RuntimeError
@@ -93,14 +91,14 @@ def test_attrs_is_as_before_afterwards(tmp_path: Path) -> None:
     assert not (tmp_path / "methods").exists()
 
 
-def test_another_attrs_makes_its_classes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_attrs_makes_its_classes_alone(tmp_path, monkeypatch):
     monkeypatch.delattr(attr, "_make")
     with methods_kept(tmp_path / "methods"):
         assert repr(make_class()()) == "Point(x=3, y='a')"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_file_is_replaced(tmp_path: Path, compiled: list[str]) -> None:
+def test_a_damaged_file_is_replaced(tmp_path, compiled):
     path = tmp_path / "methods"
     with methods_kept(path):
         make_class(text="x: int")
@@ -120,16 +118,14 @@ def test_a_damaged_file_is_replaced(tmp_path: Path, compiled: list[str]) -> None
         assert len(compiled) == 1
 
 
-def test_nothing_is_written_where_bytecode_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_where_bytecode_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     with methods_kept(tmp_path / "methods"):
         make_class()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_leaves_the_work_to_each_start(
-    tmp_path: Path, compiled: list[str]
-) -> None:
+def test_a_folder_that_cannot_be_written_leaves_the_work_to_each_start(tmp_path, compiled):
     (tmp_path / "file").write_bytes(b"")
     for _ in range(2):
         with methods_kept(tmp_path / "file" / "methods"):
@@ -138,9 +134,7 @@ def test_a_folder_that_cannot_be_written_leaves_the_work_to_each_start(
     assert (tmp_path / "file").read_bytes() == b""
 
 
-def test_what_no_start_uses_goes_when_there_are_too_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: list[str]
-) -> None:
+def test_what_no_start_uses_goes_when_there_are_too_many(tmp_path, monkeypatch, compiled):
     path = tmp_path / "methods"
     monkeypatch.setattr(method_cache, "ENTRIES_MAX", 3)
     for names in ("AB", "BC", "BD", "BCD"):
@@ -151,7 +145,7 @@ def test_what_no_start_uses_goes_when_there_are_too_many(
     assert [name[-2] for name in compiled] == ["A", "B", "C", "D", "C"]
 
 
-def test_code_is_compiled_as_the_builtin_compiles_it(tmp_path: Path) -> None:
+def test_code_is_compiled_as_the_builtin_compiles_it(tmp_path):
     cache = MethodCache(tmp_path / "methods")
     assert eval(cache.compile("6 * 7", "<x>", "eval")) == 42
     assert cache.compile(SOURCE, "<x>", "exec") is cache.compile(SOURCE, "<x>", "exec")
@@ -162,7 +156,7 @@ def test_code_is_compiled_as_the_builtin_compiles_it(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.full
-def test_what_an_installation_keeps_is_what_every_start_needs(start_node: StartNode, tmp_path: Path) -> None:
+def test_what_an_installation_keeps_is_what_every_start_needs(start_node, tmp_path):
     """No start adds anything: all parts are there, and no method differs from process to process."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPYCACHEPREFIX"] = str(tmp_path / "bytecode")

@@ -9,7 +9,6 @@ import sys
 import time
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from tests.metrics.scraping import (
     values_of,
 )
 from tests.node.client import Client, endpoint
-from tests.node_process import StartNode, TriohaNode, run_node, run_trioha
+from tests.node_process import TriohaNode, run_node, run_trioha
 from tests.ports import free_port
 from tests.waiting import wait_until
 from trioha.ha.frames import encode_report
@@ -41,7 +40,7 @@ WITHIN_S = 60
 
 
 @pytest.fixture
-def start(start_node: StartNode) -> StartNode:
+def start(start_node):
     return partial(start_node, **{"trioha.metricsPort": 0})
 
 
@@ -70,9 +69,7 @@ def ask(address: str, raw: bytes) -> bytes:
     return answer
 
 
-def test_a_pair_serves_what_is_documented_and_what_dashboard_and_rules_name(
-    start: StartNode, tmp_path: Path
-) -> None:
+def test_a_pair_serves_what_is_documented_and_what_dashboard_and_rules_name(start, tmp_path):
     master = start(
         "master",
         role="SYNC_MASTER",
@@ -147,7 +144,7 @@ def test_a_pair_serves_what_is_documented_and_what_dashboard_and_rules_name(
     master.stop()
 
 
-def test_without_the_key_there_is_no_port_and_the_libraries_are_not_loaded(start_node: StartNode) -> None:
+def test_without_the_key_there_is_no_port_and_the_libraries_are_not_loaded(start_node):
     code = (
         "import sys, trioha.node.node, trioha.cli.node;"
         "print(sorted({'h11', 'prometheus_client'} & sys.modules.keys()))"
@@ -157,7 +154,7 @@ def test_without_the_key_there_is_no_port_and_the_libraries_are_not_loaded(start
     assert start_node(role="ASYNC_MASTER").metrics_address == ""
 
 
-def test_a_port_that_is_in_use_is_one_line_with_exit_code_2(tmp_path: Path) -> None:
+def test_a_port_that_is_in_use_is_one_line_with_exit_code_2(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         refused = run_node(tmp_path / "store", role="ASYNC_MASTER", **{"trioha.metricsPort": port})
@@ -168,7 +165,7 @@ def test_a_port_that_is_in_use_is_one_line_with_exit_code_2(tmp_path: Path) -> N
     )
 
 
-def test_a_port_of_another_server_is_refused_before_the_start(tmp_path: Path) -> None:
+def test_a_port_of_another_server_is_refused_before_the_start(tmp_path):
     port = free_port()
     ports = {"listenPort": port, "ha_port": port + 1, "trioha.metricsPort": port + 1}
     refused = run_node(tmp_path / "store", role="ASYNC_MASTER", **ports)
@@ -177,7 +174,7 @@ def test_a_port_of_another_server_is_refused_before_the_start(tmp_path: Path) ->
 
 
 @pytest.mark.full
-def test_hostile_peers_at_the_port_disturb_neither_puts_nor_scrapes(start: StartNode) -> None:
+def test_hostile_peers_at_the_port_disturb_neither_puts_nor_scrapes(start):
     master = start("master", role="ASYNC_MASTER")
     address = master.metrics_address
     draw = random.Random(5)
@@ -223,7 +220,7 @@ def test_hostile_peers_at_the_port_disturb_neither_puts_nor_scrapes(start: Start
 
 
 @pytest.mark.full
-def test_more_connections_than_there_are_places_are_closed_and_counted(start: StartNode) -> None:
+def test_more_connections_than_there_are_places_are_closed_and_counted(start):
     master = start("master", role="ASYNC_MASTER")
     with ExitStack() as strangers:
         for _ in range(40):
@@ -241,7 +238,7 @@ def test_more_connections_than_there_are_places_are_closed_and_counted(start: St
 
 
 @pytest.mark.full
-def test_scrapes_stay_right_while_many_slaves_come_and_go(start: StartNode) -> None:
+def test_scrapes_stay_right_while_many_slaves_come_and_go(start):
     # These slaves say nothing after their first report, and stay connected as long as the test lasts.
     master = start(
         "master", role="ASYNC_MASTER", haHousekeepingInterval=600_000, **{"trioha.haConnectionsPerPeer": 64}
@@ -306,7 +303,7 @@ def test_scrapes_stay_right_while_many_slaves_come_and_go(start: StartNode) -> N
 
 
 @pytest.mark.full
-def test_a_shortage_of_descriptors_can_be_watched(start: StartNode) -> None:
+def test_a_shortage_of_descriptors_can_be_watched(start):
     limit = 128
     master = start(
         "master",

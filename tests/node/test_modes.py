@@ -129,11 +129,7 @@ def test_a_slave_takes_over_and_the_old_master_comes_back_only_if_its_log_is_a_p
     difference = verify(tmp_path / "one", "--against", tmp_path / "two", "--prefix")
     assert difference["firstDifference"] == offset
     back.stop()
-    resync = start(
-        "one",
-        slave_of=new,
-        **{"trioha.haGapPolicy": "resync", "trioha.haStartFrom": "earliest"},
-    )
+    resync = start("one", slave_of=new, **{"trioha.haGapPolicy": "resync"})
     resync.wait(max_offset=new.max_offset)
     resync.stop()
     new.stop()

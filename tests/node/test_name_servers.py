@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from structlog.testing import capture_logs
 
-from tests.node_process import StartNode, run_trioha
+from tests.node_process import run_trioha
 from tests.ports import free_port
 from tests.waiting import wait_until
 from trioha.config.broker import load_config
@@ -43,7 +42,7 @@ def topics(name_server: str) -> set[str]:
 
 
 @pytest.mark.process
-def test_a_pair_finds_itself_through_the_name_server_of_its_master(start_node: StartNode) -> None:
+def test_a_pair_finds_itself_through_the_name_server_of_its_master(start_node):
     name_server = f"127.0.0.1:{free_port()}"
     # The other one is never there, and delays nobody.
     both = f"127.0.0.1:{free_port()};{name_server}"
@@ -60,7 +59,6 @@ def test_a_pair_finds_itself_through_the_name_server_of_its_master(start_node: S
     assert set(loaded.statuses) <= {"PUT_OK", "SLAVE_NOT_AVAILABLE", "FLUSH_SLAVE_TIMEOUT"}
     assert groups(name_server) == {"interop": {0: master.listen_address, 1: slave_first.listen_address}}
     told = slave_first.status().client
-    assert told is not None
     assert told.master_address == master.ha_address
     slave_first.stop()
     assert groups(name_server) == {"interop": {0: master.listen_address}}
@@ -69,7 +67,7 @@ def test_a_pair_finds_itself_through_the_name_server_of_its_master(start_node: S
 
 @pytest.mark.process
 @pytest.mark.full
-def test_a_slave_goes_to_the_master_that_the_name_server_names_next(start_node: StartNode) -> None:
+def test_a_slave_goes_to_the_master_that_the_name_server_names_next(start_node):
     name_server = f"127.0.0.1:{free_port()}"
     common = {"namesrvAddr": name_server, "registerNameServerPeriod": 300}
     other = start_node(
@@ -87,7 +85,7 @@ def test_a_slave_goes_to_the_master_that_the_name_server_names_next(start_node: 
 
 
 @pytest.mark.process
-def test_the_embedded_name_server_is_a_flag_of_the_command(tmp_path: Path) -> None:
+def test_the_embedded_name_server_is_a_flag_of_the_command(tmp_path):
     conf = tmp_path / "broker.conf"
     conf.write_text(
         f"storePathRootDir={tmp_path / 'store'}\nbrokerIP1=127.0.0.1\nnamesrvAddr=192.0.2.1:9876\n"
@@ -106,9 +104,7 @@ def test_the_embedded_name_server_is_a_flag_of_the_command(tmp_path: Path) -> No
         (("namesrvAddr=192.0.2.1:1",), None),
     ],
 )
-def test_the_embedded_name_server_has_the_first_address_of_this_host(
-    tmp_path: Path, settings: tuple[str, ...], address: Address | None
-) -> None:
+def test_the_embedded_name_server_has_the_first_address_of_this_host(tmp_path, settings, address):
     conf = tmp_path / "broker.conf"
     conf.write_text("brokerIP1=10.0.0.7\n")
     config = load_config(conf, settings).config
@@ -119,7 +115,7 @@ def test_the_embedded_name_server_has_the_first_address_of_this_host(
         assert embedded_address(config) == address
 
 
-async def test_a_slave_waits_for_the_address_of_its_master(autojump_clock: object) -> None:
+async def test_a_slave_waits_for_the_address_of_its_master(autojump_clock):
     location = MasterLocation(None)
     heard: list[str] = []
     location.on_dial = heard.append
@@ -141,7 +137,7 @@ async def test_a_slave_waits_for_the_address_of_its_master(autojump_clock: objec
     assert heard == ["m:10912", "[::1]:2"]
 
 
-async def test_a_configured_address_of_the_master_stays() -> None:
+async def test_a_configured_address_of_the_master_stays():
     location = MasterLocation(Address("m", 1))
     location.receive("other:2")
     assert await location.resolve() == Address("m", 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import trio
 
 from tests.node.role_nodes import ASYNC_MASTER, WITHIN_S, pull, put, role_node, slave_of
@@ -17,7 +15,7 @@ from trioha.remoting.command import request
 ENDS = {("T", 0): 100, ("T", 1): 0, ("%LMQ%light", 0): 0}
 
 
-def test_offsets_beyond_their_queues_are_set_to_the_ends() -> None:
+def test_offsets_beyond_their_queues_are_set_to_the_ends():
     offsets = ConsumerOffsets()
     for group, topic, queue_id, offset in (
         ("beyond", "T", 0, 105), ("at", "T", 0, 100), ("before", "T", 0, 7), ("first", "T", 1, 0),
@@ -39,7 +37,7 @@ def test_offsets_beyond_their_queues_are_set_to_the_ends() -> None:
     assert offsets_beyond(offsets, lambda topic, queue_id: ENDS.get((topic, queue_id), 0)) == {}
 
 
-async def test_a_group_gets_the_messages_that_take_the_place_of_lost_ones(tmp_path: Path) -> None:
+async def test_a_group_gets_the_messages_that_take_the_place_of_lost_ones(tmp_path):
     """Its offset was copied, the messages before it were not."""
     queue = {"consumerGroup": "G", "topic": "T", "queueId": "0"}
     async with role_node(tmp_path, ASYNC_MASTER) as node:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,12 +22,12 @@ pytestmark = [pytest.mark.process, pytest.mark.full, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def sessions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sessions(tmp_path_factory):
     return record_failovers(tmp_path_factory.mktemp("failovers"))
 
 
 @pytest.fixture(scope="module")
-def result(sessions: Path) -> ReplayResult:
+def result(sessions):
     return replay_here(sessions)
 
 
@@ -42,7 +41,7 @@ def roles_of(result: ReplayResult, broker_id: int) -> list[tuple[str, int | None
     ]
 
 
-def test_each_life_records_its_role_and_epoch(result: ReplayResult) -> None:
+def test_each_life_records_its_role_and_epoch(result):
     assert roles_of(result, 1) == [("MASTER", 1), ("SLAVE", 2), ("MASTER", 3)]
     roles = roles_of(result, 2)
     # It may have followed the first master again between its restart and its election.
@@ -50,7 +49,7 @@ def test_each_life_records_its_role_and_epoch(result: ReplayResult) -> None:
     assert set(roles[1:-2]) <= {("SLAVE", 1)}
 
 
-def test_all_invariants_hold_and_those_of_the_group_were_judged(result: ReplayResult) -> None:
+def test_all_invariants_hold_and_those_of_the_group_were_judged(result):
     (group,) = result.groups
     assert group.broker_name == "broker-x"
     assert [verdict.violations for verdict in group.verdicts] == [()] * 4
@@ -64,7 +63,7 @@ def test_all_invariants_hold_and_those_of_the_group_were_judged(result: ReplayRe
     assert broken == []
 
 
-def test_the_cut_and_the_epochs_are_recorded(result: ReplayResult) -> None:
+def test_the_cut_and_the_epochs_are_recorded(result):
     rows = document(result)["roles"]
     (cut,) = [row for row in rows if row["kind"] == "LOG_CUT"]
     assert (cut["brokerControllerId"], cut["epoch"], cut["role"]) == (1, 1, "SLAVE")
@@ -82,7 +81,7 @@ def test_the_cut_and_the_epochs_are_recorded(result: ReplayResult) -> None:
     assert begins[3] > begins[2]
 
 
-def test_sets_name_their_members_and_controllers_their_addresses(result: ReplayResult) -> None:
+def test_sets_name_their_members_and_controllers_their_addresses(result):
     rows = document(result)["roles"]
     sets: list[dict[str, Any]] = [row for row in rows if row["kind"] == "SYNC_STATE_SET"]
     changed = [tuple(row["members"]) for row in sets if " changed" in row["sentence"]]
@@ -96,7 +95,7 @@ def test_sets_name_their_members_and_controllers_their_addresses(result: ReplayR
     } - {None}
 
 
-def test_nothing_is_recorded_for_a_put_but_what_was(sessions: Path) -> None:
+def test_nothing_is_recorded_for_a_put_but_what_was(sessions):
     """The confirm offset moves with each put, and is recorded at most every 200 ms."""
     puts = 0
     for path in find_sessions([sessions]):
@@ -110,7 +109,7 @@ def test_nothing_is_recorded_for_a_put_but_what_was(sessions: Path) -> None:
     assert puts >= 400
 
 
-def test_the_monitor_replays_the_roles_of_each_broker(sessions: Path, result: ReplayResult) -> None:
+def test_the_monitor_replays_the_roles_of_each_broker(sessions, result):
     source = open_replay([sessions])
     while source.work(for_s=1.0):
         pass
@@ -145,7 +144,7 @@ def test_the_monitor_replays_the_roles_of_each_broker(sessions: Path, result: Re
     assert None in {control.leader for control in masters if control.broker_id == 2}
 
 
-def test_packed_sessions_replay_as_they_were(sessions: Path, result: ReplayResult) -> None:
+def test_packed_sessions_replay_as_they_were(sessions, result):
     expected = document(result)
     for path in find_sessions([sessions]):
         session = open_session(path)

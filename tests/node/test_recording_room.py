@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from trioha.config.broker import BrokerConfig
 from trioha.node.recording_room import recording
 from trioha.recording.reader import open_session
 from trioha.recording.sync import SyncRule
 
 
-async def test_recorded_settings_have_the_limits_of_in_sync(tmp_path: Path) -> None:
+async def test_recorded_settings_have_the_limits_of_in_sync(tmp_path):
     config = BrokerConfig(
         record_dir=tmp_path, ha_max_gap_not_in_sync=1 << 20, ha_max_time_slave_not_catchup=7_000
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.node_process import StartNode, run_node, run_trioha
+from tests.node_process import run_node, run_trioha
 
 pytestmark = pytest.mark.process
 
@@ -24,9 +24,7 @@ def ran(*arguments: str | Path) -> dict[str, Any]:
     return found
 
 
-def test_a_restored_slave_goes_on_from_its_master_where_it_ends(
-    tmp_path: Path, start_node: StartNode
-) -> None:
+def test_a_restored_slave_goes_on_from_its_master_where_it_ends(tmp_path, start_node):
     url = f"file://{tmp_path}/archive"
     master = start_node("master", role="ASYNC_MASTER")
     assert master.load(300, size=(10, 3000)).statuses == {"PUT_OK": 300}
@@ -51,9 +49,7 @@ def test_a_restored_slave_goes_on_from_its_master_where_it_ends(
 
 
 @pytest.mark.full
-def test_a_restore_whose_process_is_killed_is_completed_and_becomes_a_master(
-    tmp_path: Path, start_node: StartNode
-) -> None:
+def test_a_restore_whose_process_is_killed_is_completed_and_becomes_a_master(tmp_path, start_node):
     url = f"file://{tmp_path}/archive"
     into = tmp_path / "restored"
     master = start_node("master", role="ASYNC_MASTER")
@@ -82,9 +78,7 @@ def test_a_restore_whose_process_is_killed_is_completed_and_becomes_a_master(
 
 
 @pytest.mark.full
-def test_a_node_does_not_start_on_a_store_whose_restore_has_not_ended(
-    tmp_path: Path, start_node: StartNode
-) -> None:
+def test_a_node_does_not_start_on_a_store_whose_restore_has_not_ended(tmp_path, start_node):
     url = f"file://{tmp_path}/archive"
     into = tmp_path / "restored"
     master = start_node("master", role="ASYNC_MASTER")

@@ -27,7 +27,7 @@ from tests.node.role_nodes import (
     role_node,
     slave_of,
 )
-from tests.node_process import StartNode, TriohaNode, run_trioha
+from tests.node_process import TriohaNode, run_trioha
 from tests.waiting import wait_until
 from trioha.broker.delayed_delivery import DelayedDelivery
 from trioha.broker.transaction_service import TransactionService
@@ -87,7 +87,7 @@ def assert_sound(folder: Path, roles: list[str]) -> None:
 
 
 @pytest.mark.parametrize("json", [True, False], ids=["json", "rocketmq"])
-async def test_a_pair_exchanges_its_roles_and_changes_them_back(tmp_path: Path, json: bool) -> None:
+async def test_a_pair_exchanges_its_roles_and_changes_them_back(tmp_path, json):
     sent: list[bytes] = []
 
     async def send(master: RoleNode) -> None:
@@ -129,9 +129,7 @@ def log_of(folder: Path, end_offset: int) -> bytes:
 
 
 @pytest.mark.parametrize("json", [True, False], ids=["json", "rocketmq"])
-async def test_waiting_requests_of_a_master_that_loses_its_role_get_true_answers(
-    tmp_path: Path, json: bool
-) -> None:
+async def test_waiting_requests_of_a_master_that_loses_its_role_get_true_answers(tmp_path, json):
     settings = {"slaveTimeout": 600_000, "haMaxTimeSlaveNotCatchup": 600_000}
     answers: dict[str, RemotingCommand] = {}
 
@@ -172,7 +170,7 @@ async def grown(node: RoleNode, beyond: int) -> int:
     return (await node.until(lambda status: status.max_offset > beyond)).max_offset
 
 
-async def test_ports_stay_open_between_roles_and_clients_of_that_time_are_served(tmp_path: Path) -> None:
+async def test_ports_stay_open_between_roles_and_clients_of_that_time_are_served(tmp_path):
     over = trio.Event()
     answered: list[str] = []
 
@@ -199,14 +197,13 @@ async def test_ports_stay_open_between_roles_and_clients_of_that_time_are_served
             await trio.open_tcp_stream(address.host, address.port)
 
 
-async def test_a_connection_of_a_past_role_ends_and_its_port_serves_the_next_one(tmp_path: Path) -> None:
+async def test_a_connection_of_a_past_role_ends_and_its_port_serves_the_next_one(tmp_path):
     async with role_node(tmp_path / "a", ASYNC_MASTER, **{"trioha.metricsPort": 0}) as node:
         async with open_client(node.address) as idle:
             await node.change(slave_of())
             with trio.fail_after(WITHIN_S):
                 await idle.wait_lost()
         metrics = node.ready.metrics
-        assert metrics is not None
         stream = await trio.open_tcp_stream(metrics.host, metrics.port)
         async with stream:
             await stream.send_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -214,9 +211,7 @@ async def test_a_connection_of_a_past_role_ends_and_its_port_serves_the_next_one
         assert 'role="SLAVE"' in page, page[:2000]
 
 
-async def test_a_role_that_is_set_again_changes_nothing_and_of_several_the_last_one_counts(
-    tmp_path: Path,
-) -> None:
+async def test_a_role_that_is_set_again_changes_nothing_and_of_several_the_last_one_counts(tmp_path):
     async with role_node(tmp_path / "a", ASYNC_MASTER) as node, open_client(node.address) as client:
         node.roles.set(ASYNC_MASTER)
         await trio.testing.wait_all_tasks_blocked(0.01)
@@ -230,8 +225,8 @@ async def test_a_role_that_is_set_again_changes_nothing_and_of_several_the_last_
 
 @pytest.mark.parametrize("flush_disk_type", ["SYNC_FLUSH", "ASYNC_FLUSH"])
 async def test_a_new_master_with_sync_flush_has_its_log_on_disk_before_anybody_reads_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush_disk_type: str
-) -> None:
+    tmp_path, monkeypatch, flush_disk_type
+):
     """All of a new master's log is dispatched: also what only its memory would have."""
     async with role_node(tmp_path / "a", SYNC_MASTER) as a, open_client(a.address) as client:
 
@@ -260,8 +255,8 @@ async def test_a_new_master_with_sync_flush_has_its_log_on_disk_before_anybody_r
 
 
 async def test_a_slaves_session_with_its_master_ends_before_its_clients_are_served_to_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """What it would receive meanwhile, such as a later epoch, is not known to the role that it changes to."""
     drain = RemotingServer.drain
     drains: list[int] = []
@@ -279,7 +274,7 @@ async def test_a_slaves_session_with_its_master_ends_before_its_clients_are_serv
         assert drains == [0]
 
 
-async def test_a_node_stops_while_it_changes_its_role(tmp_path: Path) -> None:
+async def test_a_node_stops_while_it_changes_its_role(tmp_path):
     for role in (slave_of(), SYNC_MASTER, slave_of()):
         async with role_node(tmp_path / "a", ASYNC_MASTER) as node:
             node.roles.set(role)
@@ -287,9 +282,7 @@ async def test_a_node_stops_while_it_changes_its_role(tmp_path: Path) -> None:
     assert not (tmp_path / "a" / "abort").exists()
 
 
-async def test_delivery_transactions_and_copies_of_metadata_come_and_go_with_the_role(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_delivery_transactions_and_copies_of_metadata_come_and_go_with_the_role(tmp_path, monkeypatch):
     running: Counter[str] = Counter()
 
     def watch(service: type[Any], store_of: Callable[[Any], MessageStore]) -> None:
@@ -343,9 +336,7 @@ async def test_delivery_transactions_and_copies_of_metadata_come_and_go_with_the
         assert running == of_a_master
 
 
-async def test_requests_are_polled_for_only_while_the_node_is_a_master(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_are_polled_for_only_while_the_node_is_a_master(tmp_path, monkeypatch):
     polls_s: list[float] = []
 
     class Server(RemotingServer):
@@ -400,9 +391,7 @@ def role_of(node: TriohaNode) -> str:
 
 
 @pytest.mark.process
-def test_a_process_under_load_changes_its_role_and_loses_no_message(
-    start_node: StartNode, tmp_path: Path
-) -> None:
+def test_a_process_under_load_changes_its_role_and_loses_no_message(start_node, tmp_path):
     node = start_node(
         "a",
         role="ASYNC_MASTER",

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import trio
 from attrs import frozen
-from trio.testing import MockClock
 
 from tests.controller.support import ADDRESSES, bench
 from tests.ha.autoswitch.support import begin_epoch, open_epoch_store, put
@@ -31,7 +28,7 @@ ALL_ACK = BrokerConfig(all_ack_in_sync_state_set=True)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> MessageStore:
+def store(tmp_path):
     """Two messages of epoch 1, one of epoch 2."""
     opened: MessageStore = open_epoch_store(tmp_path / "store")
     begin_epoch(opened, 1)
@@ -53,9 +50,7 @@ def role_of(members: frozenset[int] = frozenset((1, 2)), *, is_master: bool = Tr
     )
 
 
-async def test_a_role_is_recorded_with_what_a_record_has_no_room_for(
-    store: MessageStore, tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_a_role_is_recorded_with_what_a_record_has_no_room_for(store, tmp_path, autojump_clock):
     async with bench(tmp_path) as one:
         events = Events()
         former = role_of(is_master=False)
@@ -83,8 +78,8 @@ async def test_a_role_is_recorded_with_what_a_record_has_no_room_for(
 
 
 async def test_the_confirm_offset_is_recorded_each_200_ms_if_it_moved_and_at_the_end(
-    store: MessageStore, tmp_path: Path, autojump_clock: MockClock
-) -> None:
+    store, tmp_path, autojump_clock
+):
     confirm = [10]
     store.confirm_offset = lambda: confirm[0]
     async with bench(tmp_path) as one, trio.open_nursery() as nursery:
@@ -122,9 +117,7 @@ class Case:
         Case(role_of(is_master=False), BrokerConfig(), True),
     ],
 )
-async def test_a_confirm_offset_is_recorded_only_where_it_is_one(
-    store: MessageStore, tmp_path: Path, case: Case, autojump_clock: MockClock
-) -> None:
+async def test_a_confirm_offset_is_recorded_only_where_it_is_one(store, tmp_path, case, autojump_clock):
     store.confirm_offset = lambda: 10
     async with bench(tmp_path) as one, trio.open_nursery() as nursery:
         events = Events()
@@ -136,8 +129,8 @@ async def test_a_confirm_offset_is_recorded_only_where_it_is_one(
 
 
 async def test_each_change_of_the_leading_controller_is_recorded_with_its_address(
-    store: MessageStore, tmp_path: Path, autojump_clock: MockClock
-) -> None:
+    store, tmp_path, autojump_clock
+):
     async with bench(tmp_path) as one, trio.open_nursery() as nursery:
         await trio.sleep(5)
         events = Events()
@@ -152,7 +145,7 @@ async def test_each_change_of_the_leading_controller_is_recorded_with_its_addres
     assert events.facts == [("controller", {"address": address}) for address in ADDRESSES[:2]]
 
 
-def test_a_cut_is_recorded_for_each_epoch_that_lost_bytes(store: MessageStore) -> None:
+def test_a_cut_is_recorded_for_each_epoch_that_lost_bytes(store):
     events = Events()
     end = store.commit_log.max_offset
     second = store.epochs.entries[-1].start_offset
@@ -165,7 +158,7 @@ def test_a_cut_is_recorded_for_each_epoch_that_lost_bytes(store: MessageStore) -
     assert [event[2:5] for event in events.of(Kind.LOG_CUT)] == [(at, second, 1), (second, end, 2)]
 
 
-def test_a_cut_that_a_start_has_completed_is_recorded_once(store: MessageStore) -> None:
+def test_a_cut_that_a_start_has_completed_is_recorded_once(store):
     """With the epochs that the log had before: those of the cut bytes are gone by then."""
     end, table = store.commit_log.max_offset, store.epochs.table
     second = table.entries[-1].start_offset
@@ -186,7 +179,7 @@ def test_a_cut_that_a_start_has_completed_is_recorded_once(store: MessageStore) 
     assert nothing.seen == []
 
 
-def test_a_cut_that_fails_is_not_recorded(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_that_fails_is_not_recorded(store, monkeypatch):
     def fail(_: int) -> None:
         raise OSError("disk")
 
@@ -214,7 +207,7 @@ class Answer:
         (Answer(frozenset((1, 2)), 8), None),
     ],
 )
-async def test_what_became_of_a_proposal_is_recorded(answer: Answer | None, event: SetEvent | None) -> None:
+async def test_what_became_of_a_proposal_is_recorded(answer, event):
     events = Events()
     proposed: list[Proposal] = []
     known = SyncStateSet(

@@ -12,7 +12,7 @@ import pytest
 import trio
 import trustme
 
-from tests.node_process import StartNode, run_node, run_trioha
+from tests.node_process import run_node, run_trioha
 from tests.ports import free_port
 from tests.waiting import wait_until
 from trioha.net.tls import client_context
@@ -30,7 +30,7 @@ def sent(address: str, *options: str | Path) -> dict[str, Any]:
     return result
 
 
-def test_rules_are_read_again_while_a_node_serves(tmp_path: Path, start_node: StartNode) -> None:
+def test_rules_are_read_again_while_a_node_serves(tmp_path, start_node):
     rules, tools = tmp_path / "plain_acl.yml", tmp_path / "tools.yml"
     rules.write_text(ACCOUNT)
     tools.write_text("accessKey: account-1\nsecretKey: secret-1\n")
@@ -69,9 +69,7 @@ def test_rules_are_read_again_while_a_node_serves(tmp_path: Path, start_node: St
         ),
     ],
 )
-def test_a_file_that_cannot_be_used_ends_the_start_with_one_line(
-    tmp_path: Path, settings: dict[str, str], said: str
-) -> None:
+def test_a_file_that_cannot_be_used_ends_the_start_with_one_line(tmp_path, settings, said):
     (tmp_path / "bad.yml").write_text("accounts: 7\n")
     files = {key: tmp_path / value if "." in value else value for key, value in settings.items()}
     answer = run_node(tmp_path / "store", role="ASYNC_MASTER", **files)
@@ -82,7 +80,7 @@ def test_a_file_that_cannot_be_used_ends_the_start_with_one_line(
 
 
 @pytest.mark.full
-def test_a_node_listens_on_its_second_port_too(start_node: StartNode) -> None:
+def test_a_node_listens_on_its_second_port_too(start_node):
     port = free_port()
     node = start_node(role="ASYNC_MASTER", listenPort=port)
     assert sent(node.listen_address)["statuses"] == {"PUT_OK": 3}
@@ -90,7 +88,7 @@ def test_a_node_listens_on_its_second_port_too(start_node: StartNode) -> None:
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Path:
+def authority(tmp_path):
     """A folder's ca.pem; server.pem beside it is its certificate for 127.0.0.1."""
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
@@ -114,9 +112,7 @@ def enforcing(authority: Path) -> dict[str, Any]:
 
 
 @pytest.mark.full
-def test_a_node_that_enforces_tls_serves_and_registers_with_its_own_name_server(
-    start_node: StartNode, authority: Path
-) -> None:
+def test_a_node_that_enforces_tls_serves_and_registers_with_its_own_name_server(start_node, authority):
     settings = enforcing(authority)
     node = start_node(role="ASYNC_MASTER", **settings)
     assert sent(node.listen_address, "--tls-ca", authority)["statuses"] == {"PUT_OK": 3}
@@ -132,9 +128,7 @@ def test_a_node_that_enforces_tls_serves_and_registers_with_its_own_name_server(
 
 
 @pytest.mark.full
-def test_commands_that_are_clients_sign_and_encrypt(
-    tmp_path: Path, start_node: StartNode, authority: Path
-) -> None:
+def test_commands_that_are_clients_sign_and_encrypt(tmp_path, start_node, authority):
     rules, tools = tmp_path / "plain_acl.yml", tmp_path / "tools.yml"
     rules.write_text(
         "accounts:\n"

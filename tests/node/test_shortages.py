@@ -10,7 +10,6 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pytest
 
 from tests.node import shims
 from tests.node.client import Client, endpoint
-from tests.node_process import StartNode, TriohaNode, run_node, run_trioha
+from tests.node_process import TriohaNode, run_node, run_trioha
 from trioha.net.descriptors import raise_descriptor_limit
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode
@@ -33,7 +32,7 @@ TRIOHA = [sys.executable, "-m", "trioha"]
 
 
 @pytest.fixture(autouse=True)
-def _limit_raised() -> Iterator[None]:
+def _limit_raised():
     """Raises this process's own limit for the sockets of the strangers."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     raise_descriptor_limit()
@@ -77,9 +76,7 @@ def verify(*stores: Path) -> None:
         *(pytest.param(limit, marks=pytest.mark.nightly) for limit in (128, 300)),
     ],
 )
-def test_idle_connections_leave_descriptors_for_store_slaves_and_clients(
-    start_node: StartNode, tmp_path: Path, limit: int
-) -> None:
+def test_idle_connections_leave_descriptors_for_store_slaves_and_clients(start_node, tmp_path, limit):
     master = start_node("master", role="SYNC_MASTER", flushDiskType="SYNC_FLUSH", program=limited(limit))
     slave = start_node("slave", slave_of=master, program=limited(limit))
     master.wait(connections=1)
@@ -105,9 +102,7 @@ def test_idle_connections_leave_descriptors_for_store_slaves_and_clients(
     verify(tmp_path / "slave", tmp_path / "master")
 
 
-def test_without_free_descriptors_new_connections_wait_and_open_ones_are_served(
-    start_node: StartNode, tmp_path: Path
-) -> None:
+def test_without_free_descriptors_new_connections_wait_and_open_ones_are_served(start_node, tmp_path):
     node = start_node("store", role="ASYNC_MASTER", flushDiskType="SYNC_FLUSH", syncFlushTimeout=10_000)
     with Client(node.listen_address) as client, ExitStack() as later:
         assert client.send(20) == {"PUT_OK": 20}
@@ -129,7 +124,7 @@ def test_without_free_descriptors_new_connections_wait_and_open_ones_are_served(
 
 
 @pytest.mark.full
-def test_a_store_of_many_files_leaves_descriptors_for_clients(start_node: StartNode, tmp_path: Path) -> None:
+def test_a_store_of_many_files_leaves_descriptors_for_clients(start_node, tmp_path):
     node = start_node("store", role="ASYNC_MASTER", mappedFileSizeCommitLog=65536, maxMessageSize=60000)
     assert node.load(250, size=(50_000, 50_000)).statuses == {"PUT_OK": 250}
     node.stop()
@@ -151,7 +146,7 @@ def test_a_store_of_many_files_leaves_descriptors_for_clients(start_node: StartN
     verify(tmp_path / "store")
 
 
-def test_a_limit_that_is_too_low_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_limit_that_is_too_low_is_one_clear_line(tmp_path):
     refused = run_node(tmp_path / "store", role="ASYNC_MASTER", program=limited(30))
     assert (refused.exit_code, refused.stdout) == (2, "")
     (line,) = refused.stderr.splitlines()
@@ -163,9 +158,7 @@ def test_a_limit_that_is_too_low_is_one_clear_line(tmp_path: Path) -> None:
 # -- threads, memory, clock --------------------------------------------------------------------------------
 
 
-def test_a_node_without_threads_answers_with_errors_and_recovers_when_it_gets_some(
-    start_node: StartNode, tmp_path: Path
-) -> None:
+def test_a_node_without_threads_answers_with_errors_and_recovers_when_it_gets_some(start_node, tmp_path):
     fault = tmp_path / "fault"
     node = start_node(
         "store",
@@ -193,8 +186,8 @@ def test_a_node_without_threads_answers_with_errors_and_recovers_when_it_gets_so
 
 @pytest.mark.full
 def test_a_node_without_memory_serves_its_connections_or_ends_with_one_line_and_loses_nothing(
-    start_node: StartNode, tmp_path: Path
-) -> None:
+    start_node, tmp_path
+):
     node = start_node("store", role="ASYNC_MASTER", flushDiskType="SYNC_FLUSH")
     stored = 0
     with Client(node.listen_address) as client, ExitStack() as strangers:
@@ -232,9 +225,7 @@ def test_a_node_without_memory_serves_its_connections_or_ends_with_one_line_and_
 
 @pytest.mark.full
 @pytest.mark.parametrize("jump_s", [10 * 365 * 86400, -10 * 365 * 86400])
-def test_a_clock_that_jumps_ends_no_connection_and_deletes_nothing(
-    start_node: StartNode, tmp_path: Path, jump_s: int
-) -> None:
+def test_a_clock_that_jumps_ends_no_connection_and_deletes_nothing(start_node, tmp_path, jump_s):
     fault = tmp_path / "fault"
     settings = {
         "mappedFileSizeCommitLog": 65536,
@@ -278,7 +269,7 @@ def private_bytes(node: TriohaNode) -> int:
 
 
 @pytest.mark.full
-def test_clients_use_no_more_memory_than_their_limit(start_node: StartNode) -> None:
+def test_clients_use_no_more_memory_than_their_limit(start_node):
     node = start_node("store", role="ASYNC_MASTER", mappedFileSizeCommitLog=64 << 20, maxMessageSize=4 << 20)
     before = private_bytes(node)
     largest = 0

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-from tests.node_process import StartNode, TriohaNode
+from tests.node_process import TriohaNode
 from trioha.node.late_imports import MODULES
 
 pytestmark = pytest.mark.process
@@ -35,7 +34,7 @@ IMPORTED = re.compile(r"^import time: +\d+ \| +\d+ \| +(\S+)$", re.MULTILINE)
 
 
 @pytest.fixture
-def start(start_node: StartNode) -> StartNode:
+def start(start_node):
     """Starts a node whose log has its imports, too, in their order."""
     return partial(
         start_node,
@@ -55,9 +54,7 @@ def packages_of(modules: set[str]) -> set[str]:
     return {name.partition(".")[0] for name in modules - {"rich"}}
 
 
-def test_a_default_node_imports_what_other_settings_and_requests_need_later_or_not_at_all(
-    start: StartNode,
-) -> None:
+def test_a_default_node_imports_what_other_settings_and_requests_need_later_or_not_at_all(start):
     node = start()
     modules = imports_until_ready(node)
     assert {"trio", "trioha.node.node", "trioha.store.message_store"} <= modules
@@ -68,16 +65,14 @@ def test_a_default_node_imports_what_other_settings_and_requests_need_later_or_n
     node.wait_logged("| cattrs\n")
 
 
-def test_a_part_is_imported_with_its_setting(start: StartNode, tmp_path: Path) -> None:
+def test_a_part_is_imported_with_its_setting(start, tmp_path):
     modules = imports_until_ready(
         start(**{"trioha.metricsPort": 0, "trioha.recordDir": tmp_path / "sessions"})
     )
     assert {"prometheus_client", "trioha.metrics", "trioha.recording.recorder"} <= modules
 
 
-def test_a_node_with_an_archive_leaves_its_libraries_to_the_process_of_the_archiver(
-    start: StartNode, tmp_path: Path
-) -> None:
+def test_a_node_with_an_archive_leaves_its_libraries_to_the_process_of_the_archiver(start, tmp_path):
     modules = imports_until_ready(start(**{"trioha.archiveUrl": (tmp_path / "archive").as_uri()}))
     assert "trioha.node.archive_service" in modules
     assert packages_of(modules) & LIBRARIES == set()

@@ -8,13 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.node.client import Client
-from tests.node_process import StartNode, TriohaNode, node_command, run_node, run_trioha
+from tests.node_process import TriohaNode, node_command, run_node, run_trioha
 from tests.store.support import message, open_store
 
 pytestmark = pytest.mark.process
@@ -24,7 +23,7 @@ Pair = Callable[..., tuple[TriohaNode, TriohaNode]]
 
 
 @pytest.fixture
-def pair(start_node: StartNode) -> Pair:
+def pair(start_node):
     """Starts a master with the settings of the test, and a slave that has caught up and hangs."""
 
     def start(**settings: Any) -> tuple[TriohaNode, TriohaNode]:
@@ -40,7 +39,7 @@ def terminate(node: TriohaNode) -> None:
     os.kill(node.pid, signal.SIGTERM)
 
 
-def test_a_stopping_node_answers_waiting_sends_and_accepts_no_more(pair: Pair, tmp_path: Path) -> None:
+def test_a_stopping_node_answers_waiting_sends_and_accepts_no_more(pair, tmp_path):
     master, slave = pair(slaveTimeout=20_000)
     with Client(master.listen_address) as client, Client(master.listen_address) as idle:
         assert client.send() == {"PUT_OK": 1}
@@ -66,9 +65,7 @@ def test_a_stopping_node_answers_waiting_sends_and_accepts_no_more(pair: Pair, t
 
 
 @pytest.mark.full
-def test_a_waiting_send_is_answered_at_its_own_deadline_if_that_is_earlier(
-    pair: Pair,
-) -> None:
+def test_a_waiting_send_is_answered_at_its_own_deadline_if_that_is_earlier(pair):
     master, slave = pair(slaveTimeout=1500)
     with Client(master.listen_address) as client:
         assert client.send() == {"PUT_OK": 1}
@@ -83,9 +80,7 @@ def test_a_waiting_send_is_answered_at_its_own_deadline_if_that_is_earlier(
 
 
 @pytest.mark.parametrize("signals", [pytest.param(1, marks=pytest.mark.full), 2])
-def test_a_longer_wait_is_cut_off_after_3_s_or_by_a_second_signal(
-    pair: Pair, tmp_path: Path, signals: int
-) -> None:
+def test_a_longer_wait_is_cut_off_after_3_s_or_by_a_second_signal(pair, tmp_path, signals):
     master, slave = pair(slaveTimeout=100_000)
     with Client(master.listen_address) as client:
         assert client.send() == {"PUT_OK": 1}
@@ -146,9 +141,7 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize("phase", ["scan", "dispatch"])
-def test_sigterm_ends_a_recovering_start_and_the_next_start_recovers_completely(
-    start_node: StartNode, tmp_path: Path, phase: str
-) -> None:
+def test_sigterm_ends_a_recovering_start_and_the_next_start_recovers_completely(start_node, tmp_path, phase):
     store = open_store(tmp_path / "store")
     # A log file each: 6 s of the slowed recovery.
     for _ in range(60):
@@ -165,7 +158,6 @@ def test_sigterm_ends_a_recovering_start_and_the_next_start_recovers_completely(
         text=True,
     )
     try:
-        assert process.stderr is not None
         while (line := process.stderr.readline()) != f"{phase}\n":
             assert line, "the node has ended"
         process.send_signal(signal.SIGTERM)
@@ -198,7 +190,7 @@ sys.exit(main())
 """
 
 
-def test_a_bug_ends_the_node_with_one_clear_line_and_a_closed_store(tmp_path: Path) -> None:
+def test_a_bug_ends_the_node_with_one_clear_line_and_a_closed_store(tmp_path):
     program = [sys.executable, "-c", FAULT]
     ended = run_node(tmp_path / "store", role="ASYNC_MASTER", program=program, cleanResourceInterval=1)
     assert ended.exit_code == 1

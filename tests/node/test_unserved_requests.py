@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import trio
 
-from tests.node_process import StartNode
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request
@@ -26,9 +25,7 @@ FIELDS = {
 }  # fmt: skip
 
 
-def test_consumption_by_pop_and_unknown_requests_get_the_code_of_a_broker_without_them(
-    start_node: StartNode,
-) -> None:
+def test_consumption_by_pop_and_unknown_requests_get_the_code_of_a_broker_without_them(start_node):
     node = start_node(role="ASYNC_MASTER")
 
     async def ask_all() -> None:
