@@ -19,7 +19,7 @@ from tests.remoting.serving import PEER_ADDRESS, read_command
 from tests.remoting.streams import MemoryTransport, transport_pair
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import ResponseCode
-from trioha.remoting.command import RemotingCommand, request, response_to
+from trioha.remoting.command import request, response_to
 from trioha.remoting.memory import (
     HEADROOM_BYTES,
     bytes_max_for,
@@ -79,16 +79,20 @@ async def send(stream, data):
         await stream.send_all(data)
 
 
+async def asked(stream, number):
+    """Send a request; the opaque of its answer."""
+    await stream.send_all(encode(request(310, body=bytes(3000)), opaque=number))
+    return (await read_command(stream)).opaque
+
+
 async def test_unfinished_frames_of_many_peers_leave_memory_for_others_to_be_answered_at_once(autojump_clock):
-    moments: list[tuple[float, float]] = []
+    moments = []
 
     async def honest(server):
         stream = server.connect()
         for number in range(100):
             asked_s = trio.current_time()
-            await stream.send_all(encode(request(310, body=bytes(3000)), opaque=number))
-            answer = await read_command(stream)
-            assert answer.opaque == number
+            assert await asked(stream, number) == number
             moments.append((asked_s, trio.current_time()))
             await trio.sleep(0.1)
 
@@ -125,9 +129,7 @@ async def test_without_system_memory_unfinished_frames_of_others_make_room_for_a
             await trio.testing.wait_all_tasks_blocked()
             system_bytes = server.statistics.held_bytes // 2
             for number in range(100):
-                await honest.send_all(encode(request(310, body=bytes(3000)), opaque=number))
-                answer = await read_command(honest)
-                assert answer.opaque == number
+                assert await asked(honest, number) == number
         assert server.statistics.memory_closes > 0
         # No other connection has an unfinished frame that could make room.
         system_bytes = -1
@@ -154,9 +156,7 @@ async def test_unfinished_frames_leave_headroom_of_the_systems_memory(autojump_c
             assert server.statistics.held_bytes <= len(LARGE)
             assert server.statistics.memory_closes + server.statistics.shortages >= 3
             for number in range(100):
-                await honest.send_all(encode(request(310, body=bytes(3000)), opaque=number))
-                answer = await read_command(honest)
-                assert answer.opaque == number
+                assert await asked(honest, number) == number
 
 
 def test_the_system_is_asked_for_memory():
@@ -275,7 +275,7 @@ async def test_slow_peers_are_closed_before_peers_that_the_server_did_not_read_f
         for stream in slow:
             await stream.send_all(LARGE[:240_000])
         await trio.sleep(5)
-        results: list[RemotingCommand | None] = []
+        results = []
 
         async def ask(stream):
             await send(stream, LARGE)

@@ -96,6 +96,12 @@ def sends(opaques, *, oneway=False):
     return b"".join(send(opaque=opaque, oneway=oneway) for opaque in opaques)
 
 
+def counted(server):
+    """Requests, one-way requests, responses, requests in flight."""
+    statistics = server.statistics
+    return statistics.requests, statistics.oneway_requests, statistics.responses, statistics.in_flight
+
+
 async def test_sends_that_come_together_are_handled_together_and_other_requests_between_them():
     runs = Runs()
     server = server_with(runs)
@@ -105,21 +111,18 @@ async def test_sends_that_come_together_are_handled_together_and_other_requests_
             (number, BY_ITSELF if number == 3 else 0) for number in range(30)
         ]
         assert runs.seen == [[0, 1, 2], [*range(4, 16)], [*range(16, 30)]]
-        statistics = server.statistics
-        assert (statistics.requests, statistics.responses, statistics.in_flight) == (30, 30, 0)
-        assert statistics.held_bytes <= 16 * 1024
+        assert counted(server) == (30, 0, 30, 0)
+        assert server.statistics.held_bytes <= 16 * 1024
 
 
-@pytest.mark.parametrize("cut", range(1, 40, 7))
-async def test_a_send_whose_frame_comes_in_two_parts_is_not_lost(cut):
-    runs = Runs()
-    async with served_stream(server_with(runs)) as stream:
-        data = sends(range(5))
-        at = len(data) * cut // 40
-        await stream.send_all(data[:at])
-        await trio.testing.wait_all_tasks_blocked()
-        await stream.send_all(data[at:])
-        assert [opaque for opaque, _ in await answers(stream, 5)] == [*range(5)]
+async def test_a_send_whose_frame_comes_in_two_parts_is_not_lost():
+    data = sends(range(5))
+    async with served_stream(server_with(Runs())) as stream:
+        for at in range(1, len(data), len(data) // 7):
+            await stream.send_all(data[:at])
+            await trio.testing.wait_all_tasks_blocked()
+            await stream.send_all(data[at:])
+            assert [opaque for opaque, _ in await answers(stream, 5)] == [*range(5)]
 
 
 async def test_a_refused_run_comes_to_the_handler_send_by_send_and_the_next_run_is_tried_again():
@@ -179,32 +182,38 @@ async def test_a_run_that_waits_does_not_keep_the_block_that_was_received_with_i
         assert len(await answers(stream, 4)) == 4
 
 
+@pytest.mark.parametrize("oneway", [False, True])
 @pytest.mark.parametrize("way", ["fail", "fail later"])
-async def test_a_fault_of_the_handler_is_the_answer_to_each_send_and_ends_nothing(way):
+async def test_a_fault_of_the_handler_is_counted_for_each_send_and_its_answer_if_it_gets_one(way, oneway):
     runs = Runs(way)
     server = server_with(runs)
     async with served_stream(server) as stream:
-        await stream.send_all(sends(range(3)))
+        await stream.send_all(sends(range(3), oneway=oneway))
         if way == "fail later":
             await until(lambda: len(runs.later) == 1)
             runs.later[0].give()
-        assert await answers(stream, 3) == [(number, ResponseCode.SYSTEM_ERROR) for number in range(3)]
-        assert server.statistics.handler_errors == 3
+        if not oneway:
+            assert await answers(stream, 3) == [(number, ResponseCode.SYSTEM_ERROR) for number in range(3)]
+        await until(lambda: server.statistics.handler_errors == 3)
         runs.way = "now"
-        await stream.send_all(sends(range(3, 5)))
-        assert await answers(stream, 2) == [(3, 0), (4, 0)]
+        await stream.send_all(sends(range(3, 5), oneway=oneway) + sends(range(5, 6)))
+        goes_on = [(5, 0)] if oneway else [(3, 0), (4, 0), (5, 0)]
+        assert await answers(stream, len(goes_on)) == goes_on
+        await until(lambda: server.statistics.in_flight == 0)
+        assert counted(server) == ((6, 5, 1, 0) if oneway else (6, 0, 6, 0))
 
 
-async def test_a_run_whose_connection_ends_is_abandoned_and_its_memory_is_free():
+@pytest.mark.parametrize("oneway", [False, True])
+async def test_a_run_whose_connection_ends_is_abandoned_and_its_memory_is_free(oneway):
     runs = Runs("later")
     server = server_with(runs)
     async with served_stream(server) as stream:
-        await stream.send_all(sends(range(3)))
+        await stream.send_all(sends(range(3), oneway=oneway))
         await until(lambda: len(runs.later) == 1)
         await stream.aclose()
         await until(lambda: runs.later[0].is_abandoned)
         await until(lambda: server.statistics.held_bytes == 0)
-        assert server.statistics.in_flight == 0
+        assert counted(server) == (3, 0, 0, 0)
 
 
 async def test_a_run_behind_a_frame_that_breaks_the_protocol_is_answered_and_the_connection_closed():
@@ -220,12 +229,6 @@ async def test_a_run_behind_a_frame_that_breaks_the_protocol_is_answered_and_the
 
 
 # -- one-way sends -------------------------------------------------------------------------------------------
-
-
-def counted(server):
-    """Requests, one-way requests, responses, requests in flight."""
-    statistics = server.statistics
-    return statistics.requests, statistics.oneway_requests, statistics.responses, statistics.in_flight
 
 
 async def test_one_way_sends_are_handled_together_apart_from_others_and_not_answered():
@@ -289,35 +292,6 @@ async def test_one_way_sends_beyond_a_limit_wait_for_those_in_flight():
         # Refused as a run, they came to the handler of requests.
         await until(lambda: counted(server) == (6, 6, 0, 0))
         assert len(runs.later) == 1
-
-
-@pytest.mark.parametrize("way", ["fail", "fail later"])
-async def test_a_fault_of_the_handler_is_counted_for_each_one_way_send_and_not_answered(way):
-    runs = Runs(way)
-    server = server_with(runs)
-    async with served_stream(server) as stream:
-        await stream.send_all(sends(range(3), oneway=True))
-        if way == "fail later":
-            await until(lambda: len(runs.later) == 1)
-            runs.later[0].give()
-        await until(lambda: server.statistics.handler_errors == 3)
-        runs.way = "now"
-        await stream.send_all(sends(range(3, 5), oneway=True) + sends(range(5, 6)))
-        assert await answers(stream, 1) == [(5, 0)]
-        await until(lambda: server.statistics.in_flight == 0)
-        assert counted(server) == (6, 5, 1, 0)
-
-
-async def test_a_one_way_run_whose_connection_ends_is_abandoned_and_its_memory_is_free():
-    runs = Runs("later")
-    server = server_with(runs)
-    async with served_stream(server) as stream:
-        await stream.send_all(sends(range(3), oneway=True))
-        await until(lambda: len(runs.later) == 1)
-        await stream.aclose()
-        await until(lambda: runs.later[0].is_abandoned)
-        await until(lambda: server.statistics.held_bytes == 0)
-        assert counted(server) == (3, 0, 0, 0)
 
 
 async def test_draining_waits_for_one_way_runs_in_flight():
