@@ -352,8 +352,9 @@ async def test_with_resync_a_diverged_log_is_archived_and_the_masters_replicated
         (*_, flushed) = events.of(Kind.FLUSHED)
         assert flushed[2] == 0
         await trio.sleep(1)
-        assert await dialer.peers[1].next_report() == 0
-        await send_log(dialer.peers[1], master_log, 0)
+        # All history, as it had before.
+        assert await dialer.peers[1].next_report() == 1
+        await send_log(dialer.peers[1], master_log, 1)
         await dialer.peers[1].reported(master_log.max_offset)
         assert slave.status().verdict == ""
     assert log_bytes(log) == log_bytes(master_log)
@@ -398,6 +399,18 @@ async def test_a_start_beyond_the_masters_end_is_in_status_until_the_master_reac
         await settled()
         assert slave.status().verdict == ""
     assert [path.name for path in tmp_path.iterdir() if "ahead" in path.name] == []
+
+
+async def test_no_report_is_beyond_the_own_log_after_the_masters_shrank(log, autojump_clock):
+    slave, dialer, _ = make_slave(log)
+    async with running(slave, dialer) as peer:
+        assert await peer.next_report() == 0
+        await peer.frame(3 * FILE_BYTES)
+        assert await peer.next_report() == 3 * FILE_BYTES
+        await peer.frame(FILE_BYTES)
+        await trio.sleep(1)
+        assert [await dialer.peers[1].next_report() for _ in range(3)] == [0, 0, 0]
+        assert slave.status().reported_offset == 0 == log.max_offset
 
 
 @pytest.mark.parametrize("at", [90, 28])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
+from trioha.cli.console import err, is_utf8
 from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
 from trioha.errors import TriohaError
 from trioha.extras import how_to_install
@@ -63,6 +65,7 @@ def monitor(
     for stream, name in ((sys.stdin, "stdin"), (sys.stdout, "stdout"), (sys.stderr, "stderr")):
         if stream is None or not stream.isatty():
             raise TriohaError(f"monitor: {name} is not a terminal; for text or JSON use: trioha status")
+    _check_terminal()
     run = (
         partial(package.run_replay, replay)
         if replay
@@ -77,6 +80,20 @@ def monitor(
     )
     code: int = run()
     return code
+
+
+def _check_terminal() -> None:
+    """Raises TriohaError if the terminal cannot show the screen, as far as its settings say."""
+    if err().is_dumb_terminal:
+        raise TriohaError(
+            f"monitor: TERM={os.environ.get('TERM')} is a terminal that cannot place its cursor; "
+            "set TERM to what it is, as xterm-256color, or use: trioha status"
+        )
+    if not is_utf8(sys.stderr.encoding):
+        raise TriohaError(
+            f"monitor: the terminal's encoding is {sys.stderr.encoding}, and the screen needs UTF-8; "
+            "set LC_ALL=C.UTF-8 if it can show that, or use: trioha status"
+        )
 
 
 def _monitor_package() -> ModuleType:

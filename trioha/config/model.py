@@ -565,12 +565,11 @@ class BrokerConfig:
     """How long a broker may poll for the next request of the only client that sends, once all of its requests
     were answered, before it sleeps, microseconds; 0 for not at all, as with one core and on a slave."""
 
-    ha_start_from: StartFrom | int = _setting(
-        "trioha.haStartFrom",
-        values.one_of_or_integer(StartFrom, low=0, high=LONG_MAX),
-        default=StartFrom.LAST_FILE,
+    ha_start_from: StartFrom | int | None = _setting(
+        "trioha.haStartFrom", values.one_of_or_integer(StartFrom, low=0, high=LONG_MAX), default=None
     )
-    """Start of an empty slave: `lastFile`, `earliest`, or the file of an offset."""
+    """Start of an empty slave: `lastFile`, `earliest`, or the file of an offset; by default the last file,
+    and all history after `trioha.haGapPolicy=resync` has set a log aside."""
 
     ha_ack_mode: AckMode = _setting("trioha.haAckMode", values.one_of(AckMode), default=AckMode.WRITTEN)
     """State of the bytes that a slave acknowledges."""

@@ -35,6 +35,7 @@ from attrs import define, frozen
 from trioha.config.model import HaVerify, StartFrom
 from trioha.errors import TriohaError
 from trioha.ha.frames import FrameHeader
+from trioha.ha.set_aside import has_set_aside
 from trioha.numbers import I64
 from trioha.recording.events import CloseReason
 from trioha.store.commit_log import CommitLog
@@ -63,8 +64,9 @@ class ReplicationSettings:
     tail_check_bytes: int = 64 * 1024
     """trioha.haTailCheck: how much of the own end is compared, but always the last record; 0 compares
     nothing."""
-    start: StartFrom | int = StartFrom.LAST_FILE
-    """trioha.haStartFrom, for an empty log; an offset is rounded down to its file's start."""
+    start: StartFrom | int | None = None
+    """trioha.haStartFrom, for an empty log; an offset is rounded down to its file's start. None: the last
+    file, or all history after a log was set aside, so that the replica holds no less than before."""
     verify: HaVerify = HaVerify.RECORD
     """trioha.haVerify: what is checked before bytes are appended."""
 
@@ -142,6 +144,8 @@ class ReplicationSession:
         if log.max_offset:
             # An earlier connection started at a file start and received nothing.
             return log.max_offset
+        if start is None:
+            start = StartFrom.EARLIEST if has_set_aside(log.directory) else StartFrom.LAST_FILE
         if start is StartFrom.LAST_FILE:
             return 0
         if self._search is not None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from typing import Final
@@ -31,6 +30,7 @@ from trioha.config.model import AckMode, GapPolicy
 from trioha.errors import StoreError
 from trioha.ha.master_connection import GAP_REASONS, LinkStatistics, LinkVerdict, MasterConnection, MasterLink
 from trioha.ha.replication_session import ReplicationSession, ReplicationSettings
+from trioha.ha.set_aside import set_aside_folder
 from trioha.ha.settings import HaSettings
 from trioha.ha.state_changes import StateChanges, Subscription
 from trioha.net.border import ConnectionBorder, find_shortage
@@ -238,9 +238,7 @@ class HaSlave:
 
     def _archive_log(self, reason: CloseReason) -> None:
         """Move the log that does not follow the master's to a folder beside it, and start a new one."""
-        directory = self._log.directory
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
-        archive = directory.with_name(f"{directory.name}.{reason.name.lower()}-{stamp}")
+        archive = set_aside_folder(self._log.directory, reason)
         try:
             self._log.archive(archive)
         except (OSError, StoreError) as error:

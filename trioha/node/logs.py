@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import sys
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 import structlog
+
+from trioha.outside_text import escaped, escaped_json, escaped_lines
 
 
 class LogStream:
@@ -44,16 +48,35 @@ def configure_logs(*, as_json: bool) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if as_json:
-        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        processors += [
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(serializer=_to_json),
+        ]
     else:
-        processors.append(
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-            )
-        )
+        processors += [
+            _escape,
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_write_traceback),
+        ]
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", LogStream(sys.stderr))),
         cache_logger_on_first_use=True,
     )
+
+
+def _escape(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Texts from outside for a terminal; what is not a text is shown by its `repr`, which escapes."""
+    shown = {key: escaped(value) if isinstance(value, str) else value for key, value in event.items()}
+    shown["event"] = escaped(str(event["event"]))
+    return shown
+
+
+def _to_json(event: object, **options: Any) -> str:
+    return escaped_json(json.dumps(event, **options))
+
+
+def _write_traceback(stream: TextIO, exc_info: structlog.typing.ExcInfo) -> None:
+    written = io.StringIO()
+    structlog.dev.plain_traceback(written, exc_info)
+    stream.write(escaped_lines(written.getvalue()))

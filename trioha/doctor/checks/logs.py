@@ -357,6 +357,9 @@ def _default_file_bytes(node: Node) -> int | None:
 
 def _replace_log(slave: Node) -> str:
     if slave.is_trioha:
-        return "start the slave with -p trioha.haGapPolicy=resync: its log is kept aside and copied anew"
+        return (
+            "start the slave with -p trioha.haGapPolicy=resync: its log is kept aside, and all that its "
+            "master still has is copied anew"
+        )
     store = slave.setting("storePathRootDir") or "its storePathRootDir"
     return f"stop the slave, move {store} aside and start it with an empty one"
