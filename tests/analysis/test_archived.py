@@ -1,9 +1,6 @@
 """Archives read in place: log objects chosen by their statistics, recordings without a folder."""
 
-from __future__ import annotations
-
 import pickle
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -27,7 +24,6 @@ from trioha.recording.reader import open_session, read_facts, read_segments
 from trioha.recording.records import read_records
 from trioha_analysis.commitlog.archived import (
     ArchivedOffset,
-    ArchivedRange,
     plan_archive,
     read_archived,
     stream_end,
@@ -51,8 +47,8 @@ def s3_url(s3_bucket):
     return s3_bucket.url
 
 
-def rows_of(ranges: list[ArchivedRange], options: ReadOptions) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+def rows_of(ranges, options):
+    rows = []
     for wanted in ranges:
         # As an executor gets it.
         for found in read_archived(pickle.loads(pickle.dumps(wanted)), options):
@@ -61,7 +57,7 @@ def rows_of(ranges: list[ArchivedRange], options: ReadOptions) -> list[dict[str,
     return rows
 
 
-def query(url: str, *, range_bytes: int = 1 << 20, **wanted: Any) -> list[dict[str, Any]]:
+def query(url, *, range_bytes=1 << 20, **wanted):
     offsets = {name: wanted.pop(name) for name in ("start", "end") if name in wanted}
     options = ReadOptions(**wanted)
     return rows_of(plan_archive(Location.of(url), options, range_bytes=range_bytes, **offsets), options)

@@ -1,14 +1,11 @@
 """`--at` and `--explain`: the state at a time, one put, and pairs of connections of master and slave."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter
 from datetime import UTC
 from functools import reduce
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +35,7 @@ SLAVE_AHEAD = 7 * MS
 """How far the slave's clock is ahead in these sessions."""
 
 
-def master_events() -> list[Event]:
+def master_events():
     """Request 1 waits for the network, 2 to be sent, 3 for an ack that does not come, 4 has no slave."""
     return [
         Event(0, Kind.STATE, conn=1, offset=-1, aux=1000, flags=HaState.HANDSHAKE),
@@ -69,7 +66,7 @@ def master_events() -> list[Event]:
     ]
 
 
-def slave_events() -> list[Event]:
+def slave_events():
     """The same at its slave, with one-way delays of 1 ms."""
     events = [
         Event(0, Kind.LINK, conn=4, flags=LinkEvent.CONNECTED),
@@ -92,7 +89,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def causes_of(batch: EventBatch) -> list[tuple[str, int]]:
+def causes_of(batch):
     """Cause and connection of each wait of a whole session."""
     found = [
         cause_of(batch, end, before=lambda: (), opened=frozenset()) for end in batch.wait_pairs.ends.tolist()
@@ -149,7 +146,7 @@ def test_flush_is_the_cause_if_it_was_later_than_the_ack(folder):
     assert causes_of(batch) == [("flush", -1), ("flush", -1)]
 
 
-def counts_of(path: Path) -> Counter[tuple[str, str | None, int | None]]:
+def counts_of(path):
     """Number of puts by status, cause and connection, from a replay."""
     session = open_session(path)
     batch = EventBatch(read_records(session).array, SessionSettings.of(session), True)
@@ -166,7 +163,7 @@ def counts_of(path: Path) -> Counter[tuple[str, str | None, int | None]]:
     )
 
 
-def stories_of(path: Path) -> Counter[tuple[str, str | None, int | None]]:
+def stories_of(path):
     """The same from the explanations of all its puts."""
     readers = open_readers([path])
     ids = {

@@ -1,7 +1,5 @@
 """Records are found and decoded as RocketMQ wrote them, for any ranges."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest
@@ -60,10 +58,8 @@ def test_damage_and_rows_of_a_damaged_log_do_not_depend_on_the_ranges(
         at = anywhere % len(log)
         log[at : at + len(junk)] = junk[: len(log) - at]
     write_files(store, log, file_bytes=FILE_BYTES)
-
     uncut = read_all(store)
     files = list_files(store)
-
     assert (
         read_all(store, cut_ranges(files, range_bytes=cut), options=ReadOptions(block_bytes=block_bytes))
         == uncut
@@ -80,9 +76,7 @@ def test_damage_in_the_middle_loses_only_the_damaged_record(tmp_path):
     data = bytearray(file.read_bytes())
     data[offsets[3] : offsets[3] + 8] = bytes(8)
     file.write_bytes(data)
-
     rows, damage = read_all(tmp_path)
-
     assert [row["physical_offset"] for row in rows] == [*offsets[:3], *offsets[4:]]
     assert damage == [(offsets[3], offsets[4] - offsets[3])]
     (found,) = [each for each in read_range(tmp_path, OffsetRange(0, 4096)) if hasattr(each, "gap")]
@@ -97,7 +91,6 @@ def test_a_damaged_record_after_a_range_border_is_reported_once(tmp_path):
     data[offsets[4] + 4] ^= 1
     file.write_bytes(data)
     size = offsets[1]
-
     for cut in range(offsets[3], offsets[5] + 2, by_level(11, 3, 1)):
         rows, damage = read_all(tmp_path, [OffsetRange(0, cut), OffsetRange(cut, None)])
         assert damage == [(offsets[4], size)], cut
@@ -120,9 +113,7 @@ def test_a_file_that_ends_without_a_blank_is_damage_if_the_log_goes_on(tmp_path)
     file = tmp_path / "commitlog" / f"{0:020d}"
     data = file.read_bytes()
     file.write_bytes(data[: offsets[5]] + bytes(FILE_BYTES - offsets[5]))
-
     rows, damage = read_all(tmp_path)
-
     assert [row["physical_offset"] for row in rows] == [
         *offsets[:5],
         *(offset for offset in offsets if offset >= FILE_BYTES),
@@ -133,7 +124,6 @@ def test_a_file_that_ends_without_a_blank_is_damage_if_the_log_goes_on(tmp_path)
 def test_a_missing_file_is_damage(tmp_path):
     write_log(tmp_path, [b"x" * 100] * 80, file_bytes=FILE_BYTES)
     (tmp_path / "commitlog" / f"{FILE_BYTES:020d}").unlink()
-
     for range_bytes in (1000, FILE_BYTES, 1 << 20):
         assert read_all(tmp_path, cut_ranges(list_files(tmp_path), range_bytes=range_bytes))[1] == [
             (FILE_BYTES, FILE_BYTES)
@@ -146,9 +136,7 @@ def test_a_copy_of_a_record_inside_a_body_is_not_a_row(tmp_path):
     body_at = len(record(0, b"")) - len("Orders") - 3 - len(b"TAGS\x01t\x02")
     body = record(body_at, b"inner") + b"tail"
     offsets = write_log(tmp_path, [body, b"after", inner], file_bytes=FILE_BYTES)
-
     rows, damage = read_all(tmp_path)
-
     assert [row["physical_offset"] for row in rows] == offsets
     assert rows[0]["body"] == body
     assert damage == []
@@ -165,7 +153,6 @@ def test_bytes_after_a_blank_are_filler_for_any_ranges(tmp_path):
     second = record(FILE_BYTES, b"second")
     log[FILE_BYTES : FILE_BYTES + len(second)] = second
     write_files(tmp_path, log, file_bytes=FILE_BYTES)
-
     for range_bytes in (50, 700, 2900, FILE_BYTES):
         rows, damage = read_all(tmp_path, cut_ranges(list_files(tmp_path), range_bytes=range_bytes))
         assert [row["body"] for row in rows] == [b"first", b"second"]
@@ -178,7 +165,6 @@ def test_a_body_with_a_wrong_crc_is_damage_if_bodies_are_verified(tmp_path):
     data = bytearray(file.read_bytes())
     data[offsets[2] + 120] ^= 1
     file.write_bytes(data)
-
     assert len(read_all(tmp_path)[0]) == 5
     rows, damage = read_all(tmp_path, options=ReadOptions(verify_bodies=True))
     assert [row["physical_offset"] for row in rows] == [*offsets[:2], *offsets[3:]]
@@ -191,9 +177,7 @@ def test_ipv6_and_ipv4_hosts_are_decoded_in_one_log(tmp_path):
     for host in hosts:
         log += record(len(log), b"b", born_host=host, sys_flag=BORN_HOST_V6 if host.is_ipv6 else 0)
     write_files(tmp_path, log + bytes(FILE_BYTES - len(log)), file_bytes=FILE_BYTES)
-
     rows, _ = read_all(tmp_path)
-
     assert [row["born_host"] for row in rows] == ["1.2.3.4", "2001:db8::7", "1.2.3.4", "::1", "4.3.2.1"]
     assert {row["store_timestamp_ms"] for row in rows} == {1_700_000_000_001}
     assert {row["store_host"] for row in rows} == {"127.0.0.1"}
@@ -202,9 +186,7 @@ def test_ipv6_and_ipv4_hosts_are_decoded_in_one_log(tmp_path):
 def test_only_requested_topics_are_read(tmp_path):
     store = VECTORS / "store-5.3.3" / "store"
     wanted = frozenset({"VecB", "VecTran"})
-
     rows, _ = read_all(store, options=ReadOptions(topics=wanted))
-
     assert rows == [row for row in expected_rows("store-5.3.3") if row["topic"] in wanted]
     assert rows
 

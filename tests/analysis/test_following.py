@@ -1,7 +1,5 @@
 """The end of a growing log for a stream."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.analysis.logs import expected_rows, read_all, record, write_files, write_log
@@ -20,7 +18,6 @@ def test_batches_of_any_size_give_a_recorded_store_once(name):
     last = expected_rows(name)[-1]
     end = last["physical_offset"] + last["size_bytes"]
     assert end_of_log(store, 0) == end
-
     for bytes_max in (1000, 50_000):
         rows, at = [], 0
         while (to := end_of_log(store, at, bytes_max=bytes_max)) > at:
@@ -55,7 +52,6 @@ def test_a_record_is_not_read_before_its_body_is_written(tmp_path):
 def test_messages_deleted_before_they_were_read_are_an_error(tmp_path):
     write_log(tmp_path, [b"x" * 100] * 80, file_bytes=FILE_BYTES)
     (tmp_path / "commitlog" / f"{0:020d}").unlink()
-
     with pytest.raises(StoreError, match="deleted unread"):
         end_of_log(tmp_path, 100)
     assert end_of_log(tmp_path, FILE_BYTES) > 2 * FILE_BYTES

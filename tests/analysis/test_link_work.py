@@ -1,7 +1,5 @@
 """Links as work for tasks: the same as those of whole sessions, from the starts of connections."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,11 +1,8 @@
 """Packed sessions are small, have the same records, and unpack to the same bytes."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ from trioha_analysis.packing import pack_segment, packed_segments, sealed_segmen
 from trioha_analysis.ranges import read_seqs
 
 
-def some_session(path: Path, *, events: int = 1000, segment_records: int = 300) -> Path:
+def some_session(path, *, events=1000, segment_records=300):
     rng = random.Random(7)
     kinds = [Kind.PUT, Kind.ACK, Kind.TRANSFER, Kind.WAIT_END]
     made = [
@@ -41,11 +38,11 @@ def some_session(path: Path, *, events: int = 1000, segment_records: int = 300) 
     return write_session(path, made, segment_records=segment_records, broker_id=3)
 
 
-def segment_bytes(path: Path) -> dict[str, bytes]:
+def segment_bytes(path):
     return {file.name: file.read_bytes() for file in (path / EVENTS_FOLDER).iterdir()}
 
 
-def records_of(path: Path, seq_from: int = 0, seq_to: int | None = None) -> np.ndarray:
+def records_of(path, seq_from=0, seq_to=None):
     session = open_session(path)
     found = list(read_seqs(session, read_segments(session), seq_from=seq_from, seq_to=seq_to))
     blocks = [each for each in found if not isinstance(each, Damage)]
@@ -58,13 +55,11 @@ def test_packed_segments_become_the_same_bytes_again(tmp_path):
     path = some_session(tmp_path / "session")
     before = segment_bytes(path)
     session = open_session(path)
-
     for segment in sealed_segments(session, every=True):
         pack_segment(session, segment)
     assert {name.partition(".")[2] for name in segment_bytes(path)} == {"parquet"}
     for segment in packed_segments(session):
         unpack_segment(session, segment)
-
     assert segment_bytes(path) == before
 
 
@@ -73,7 +68,6 @@ def test_packed_unpacked_and_mixed_sessions_give_the_same_records(tmp_path):
     session = open_session(path)
     expected = read_records(session).array.copy()
     expected["check"] = 0
-
     for segment in sealed_segments(session, every=True)[::2]:
         pack_segment(session, segment)
     assert len({is_packed(segment.path) for segment in read_segments(session).segments}) == 2
@@ -106,7 +100,6 @@ def test_packed_segments_without_pyarrow_are_an_error_with_a_hint(tmp_path, monk
         pack_segment(session, segment)
     # Python's way to mark a missing module.
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-
     with pytest.raises(StoreError, match="is packed, and pyarrow, which reads it, is not installed; pip"):
         read_segments(session)
 
@@ -128,7 +121,6 @@ def test_a_damaged_segment_stays_as_it_is(tmp_path):
     data[64 + 48 * 5 + 30] ^= 1
     file.write_bytes(data)
     before = segment_bytes(path)
-
     with pytest.raises(StoreError, match="not packed: wrong check word or seq"):
         pack_segment(session, sealed_segments(session)[0])
     assert segment_bytes(path) == before
@@ -137,9 +129,7 @@ def test_a_damaged_segment_stays_as_it_is(tmp_path):
 def test_an_invalid_packed_file_is_damage(tmp_path):
     path = some_session(tmp_path / "session")
     (path / EVENTS_FOLDER / f"{0:020d}.seg").rename(path / EVENTS_FOLDER / f"{0:020d}.parquet")
-
     found = read_segments(open_session(path))
-
     assert [damage.reason.partition(":")[0] for damage in found.damage] == ["not a packed segment"]
     assert found.segments[0].base_seq == 300
 
@@ -147,7 +137,6 @@ def test_an_invalid_packed_file_is_damage(tmp_path):
 def test_the_command_packs_and_unpacks(tmp_path, capsys):
     path = some_session(tmp_path / "session")
     before = segment_bytes(path)
-
     assert main(["session", "pack", str(path), "--all", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["ok"]

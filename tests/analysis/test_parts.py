@@ -1,7 +1,5 @@
 """Parts of a replay: what a task is sent and what it passes on do not grow with the session."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 
@@ -17,20 +15,20 @@ from trioha.recording.reader import Segment
 from trioha.recording.time_series import TimeGrid
 from trioha_analysis.document import document
 from trioha_analysis.parts import BEFORE_RECORDS, aggregate_run, join_connection, join_node, runs_of
-from trioha_analysis.replay_result import ReplayResult, plan_replay
+from trioha_analysis.replay_result import plan_replay
 
 FOLDER = Path("/sessions/20260101T000000.000Z-broker-a-0")
 GRID = TimeGrid(0, 1, 1)
 
 
-def segments_of(count: int, records: int) -> list[Segment]:
+def segments_of(count, records):
     return [
         Segment(FOLDER / "events" / f"{number * records:020d}.seg", number * records, 0, 32, records)
         for number in range(count)
     ]
 
 
-def in_a_tree(path: Path, *, range_records: int) -> ReplayResult:
+def in_a_tree(path, *, range_records):
     """A replay whose parts join two by two."""
     plan = plan_replay([path], range_records=range_records)
     (grid,) = plan.grids
@@ -88,7 +86,7 @@ def test_parts_joined_in_a_tree_have_the_result_of_one_after_the_other(tmp_path)
         assert document(in_a_tree(path, range_records=range_records)) == expected
 
 
-def never_acked(frames: int) -> list[Event]:
+def never_acked(frames):
     """A connection that is sent frames and acknowledges none of them after its request."""
     return [
         Event(0, Kind.STATE, conn=1, offset=-1, aux=0, flags=HaState.HANDSHAKE),

@@ -1,7 +1,5 @@
 """Health checks at the HA port: only counted by host and reason, in old and new recordings."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -28,7 +26,7 @@ FIRST_PROBE = 100
 """First connection number of probes."""
 
 
-def of_slave(conn: int, *, begin: int, end: int | None, top: int) -> list[Event]:
+def of_slave(conn, *, begin, end, top):
     """A slave's connection from second `begin` on: a put each second, acknowledged 2 ms later."""
     at = begin * S
     events = [
@@ -57,7 +55,7 @@ def of_slave(conn: int, *, begin: int, end: int | None, top: int) -> list[Event]
     return events
 
 
-def of_probe(conn: int, second: int) -> list[Event]:
+def of_probe(conn, second):
     """A probe recorded as a slave's connection; each tenth one speaks HTTP."""
     at, top = second * S + 100_000_000, 100 * second
     events = [Event(at, Kind.STATE, conn=conn, offset=-1, aux=top, flags=HaState.HANDSHAKE)]
@@ -75,7 +73,7 @@ def of_probe(conn: int, second: int) -> list[Event]:
     ]
 
 
-def slave_events() -> list[Event]:
+def slave_events():
     """The slave is away from second 1800 to 1803."""
     return [
         *of_slave(1, begin=0, end=1800, top=0),

@@ -1,9 +1,6 @@
 """The story of a put from answers of ranges, as tasks give them."""
 
-from __future__ import annotations
-
 import pickle
-from collections.abc import Sequence
 from functools import reduce
 
 import pytest
@@ -19,17 +16,16 @@ from trioha.recording.time_series import TimeGrid
 from trioha_analysis import explain as module
 from trioha_analysis.explain import explain
 from trioha_analysis.parts import runs_of
-from trioha_analysis.put_search import Question, Scan
 from trioha_analysis.state_at import open_readers
 
 
-def scan_of(range_records: int) -> Scan:
+def scan_of(range_records):
     """Answers from ranges of so many records, each read anew, by questions that were sent to it."""
 
-    def scan(asked: Sequence[tuple[SessionReader, Question]]) -> list[Question]:
+    def scan(asked):
         return [answer(reader, question) for reader, question in asked]
 
-    def answer(reader: SessionReader, question: Question) -> Question:
+    def answer(reader, question):
         answers = []
         grid = TimeGrid(0, 1, 1)
         for run in runs_of(0, reader.session.path, reader.segments, grid, range_records=range_records):
@@ -42,8 +38,8 @@ def scan_of(range_records: int) -> Scan:
     return scan
 
 
-def stories(readers: Sequence[SessionReader], requests: Sequence[str], **how: object) -> list[object]:
-    def story(request: str) -> object:
+def stories(readers, requests, **how):
+    def story(request):
         try:
             return explain(readers, request, **how)
         except TriohaError as error:
@@ -92,7 +88,7 @@ def test_whole_sessions_are_read_by_the_scan_only(tmp_path, monkeypatch):
     assert explain(readers, "1", scan=scan_of(4)) == expected
 
 
-def connected(conn: int, at_ns: int, offset: int, top: int) -> list[Event]:
+def connected(conn, at_ns, offset, top):
     return [
         Event(at_ns, Kind.STATE, conn=conn, offset=-1, aux=top, flags=HaState.HANDSHAKE),
         Event(at_ns, Kind.REQUESTED, conn=conn, offset=offset, aux=top),
@@ -101,7 +97,7 @@ def connected(conn: int, at_ns: int, offset: int, top: int) -> list[Event]:
     ]
 
 
-def put(at_ns: int, end: int, request: int) -> list[Event]:
+def put(at_ns, end, request):
     return [
         Event(at_ns, Kind.PUT, offset=end, aux=request, size=500),
         Event(at_ns, Kind.WAIT_BEGIN, offset=end, aux=request, size=2),

@@ -1,7 +1,5 @@
 """Ranges of seqs: planned from one listing, in a time that is linear in segments."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Replays: figures of connections and nodes as counted by hand, tables, and invariance under cutting."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -215,7 +213,7 @@ def test_connection_to_a_slave_does_not_replace_its_own_ones(tmp_path):
     assert rows["sessions"][0]["reconnects"] == 1
 
 
-def served_connection(conn: int, *, began_ms: int, ended_ms: int | None, offset: int = 0) -> list[Event]:
+def served_connection(conn, *, began_ms, ended_ms, offset=0):
     """A slave's connection from its request on."""
     own = [
         Event(began_ms * MS, Kind.STATE, conn=conn, offset=-1, aux=1000, flags=HaState.HANDSHAKE),
@@ -230,7 +228,7 @@ def served_connection(conn: int, *, began_ms: int, ended_ms: int | None, offset:
     ]
 
 
-def in_order(*connections: list[Event]) -> list[Event]:
+def in_order(*connections):
     return sorted((event for events in connections for event in events), key=lambda event: event.ts_ns)
 
 

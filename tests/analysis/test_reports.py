@@ -1,12 +1,9 @@
 """Reports: one HTML file each that fetches nothing, with text escaped."""
 
-from __future__ import annotations
-
 import json
 import re
 from datetime import UTC, datetime, timedelta
 from html import unescape
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -26,7 +23,7 @@ from trioha_analysis.whatif.model import find_model_sessions, model_of, play
 from trioha_analysis.whatif.scenario import SLAVES_MAX, count_axis, grid
 
 
-def assert_fetches_nothing(html: str) -> None:
+def assert_fetches_nothing(html):
     scripts = re.findall(r"<script[^>]*>", html)
     assert scripts
     assert not any("src" in tag for tag in scripts)
@@ -111,9 +108,9 @@ def test_what_if_report_has_each_point_beside_the_recording(tmp_path):
     assert statuses == {"PUT_OK": rows, "SLAVE_NOT_AVAILABLE": rows}
 
 
-def figures_of(html: str) -> dict[str, list[dict[str, Any]]]:
+def figures_of(html):
     """The data of each figure of a report by its title; of several of one title the first."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    found = {}
     decoder = json.JSONDecoder()
     for call in re.finditer(r"Plotly\.newPlot\(\s*\"[^\"]+\",\s*", html):
         data, end = decoder.raw_decode(html, call.end())

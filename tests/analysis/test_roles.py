@@ -1,7 +1,5 @@
 """Roles of a group in documents, tables and reports."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC
 from html import unescape

@@ -1,9 +1,5 @@
 """The what-if model of a recording: its producers, its settings, and what it has no data for."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from attrs import evolve
 
@@ -13,7 +9,6 @@ from trioha.config.model import AckMode
 from trioha.recording.events import Kind
 from trioha_analysis.whatif.figures import figures
 from trioha_analysis.whatif.model import (
-    Model,
     ModelError,
     check,
     find_model_sessions,
@@ -23,7 +18,7 @@ from trioha_analysis.whatif.model import (
 from trioha_analysis.whatif.producers import Producers
 
 
-def model_at(path: Path, producers: Producers = Producers.AUTO) -> Model:
+def model_at(path, producers=Producers.AUTO):
     return model_of(*find_model_sessions([path]), producers=producers)
 
 

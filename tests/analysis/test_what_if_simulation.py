@@ -1,7 +1,5 @@
 """The simulation of `trioha what-if`: properties for all settings, and the settings' grid."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from attrs import evolve
@@ -15,13 +13,13 @@ from trioha_analysis.whatif.costs import Costs
 from trioha_analysis.whatif.figures import figures
 from trioha_analysis.whatif.queues import HEADER_BYTES
 from trioha_analysis.whatif.scenario import Scenario, bandwidth_axis, grid, rtt_axis, setting_axes
-from trioha_analysis.whatif.simulation import Outcome, Puts, simulate
+from trioha_analysis.whatif.simulation import Puts, simulate
 from trioha_analysis.whatif.time_distribution import TimeDistribution
 
 US = 1e-6
 
 
-def fixed(microseconds: float) -> TimeDistribution:
+def fixed(microseconds):
     return TimeDistribution((microseconds * US,))
 
 
@@ -39,15 +37,15 @@ STEADY = Costs(
 PAIR = Scenario()
 
 
-def closed(writers: int, *, count: int = 300, size: int = 1200, think_us: float = 500) -> Puts:
+def closed(writers, *, count=300, size=1200, think_us=500):
     return Puts(np.full(count, size), np.zeros(0), writers=writers, client_s=30 * US, think=fixed(think_us))
 
 
-def paced(rate: float, *, count: int = 300, size: int = 1200) -> Puts:
+def paced(rate, *, count=300, size=1200):
     return Puts(np.full(count, size), np.arange(count) / rate)
 
 
-def p(outcome: Outcome, name: str = "p50") -> float:
+def p(outcome, name="p50"):
     found = figures([outcome]).latency_ms
     return found[name]
 

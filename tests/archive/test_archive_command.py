@@ -1,7 +1,5 @@
 """`trioha archive` as a process: killed at any time, stopped, and replaced."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable
@@ -89,7 +87,7 @@ def test_an_archiver_that_was_replaced_says_so_and_ends(log, url, follow, capsys
     assert f"{log.store}, epoch 2, has created a newer head" in error
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+def run(capsys, *arguments):
     code = main(["archive", *arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err

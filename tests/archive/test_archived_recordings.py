@@ -1,18 +1,13 @@
 """Recorded sessions in an archive: packed segments, with the session's documents."""
 
-from __future__ import annotations
-
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.archive.support import Log, archiver_of, in_memory, reader_of
 from tests.recording.sessions import WALL_NS, Event, write_session
 from trioha.archive.archiver import Archiver
-from trioha.archive.objects import ObjectFolder
 from trioha.archive.settings import ArchiveSettings
 from trioha.recording.events import Kind
 from trioha.recording.layout import CLOSED_NOTE
@@ -22,17 +17,17 @@ from trioha.recording.session_reader import SessionReader
 pytest.importorskip("pyarrow")
 
 
-def events(count: int) -> list[Event]:
+def events(count):
     return [Event(ts_ns=1_000_000_000 * number, kind=Kind.FLUSHED, offset=number) for number in range(count)]
 
 
-def close(session: Path) -> None:
+def close(session):
     """Add the last fact of a node that ends in order."""
     with (session / "facts.jsonl").open("a") as file:
         file.write(json.dumps({"seq": 0, "type": "note", "text": CLOSED_NOTE}) + "\n")
 
 
-def archiver_with(folder: ObjectFolder, log: Log, recordings: Path, **settings: Any) -> Archiver:
+def archiver_with(folder, log, recordings, **settings):
     archiver = Archiver(
         folder,
         log.store,
@@ -46,7 +41,7 @@ def archiver_with(folder: ObjectFolder, log: Log, recordings: Path, **settings: 
     return archiver
 
 
-def restored(folder: ObjectFolder, target: Path) -> Path:
+def restored(folder, target):
     """The archived objects of the only session, as a session folder."""
     (session,) = reader_of(folder).head.recordings
     keys = [segment.key for segment in session.segments]

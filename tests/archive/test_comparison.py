@@ -1,17 +1,11 @@
 """Comparisons of stores with archives: every byte counts, also those that no checksum covers."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 from attrs import evolve
 
 from tests.archive.building import (
-    Entry,
     Put,
     build,
     build_from,
@@ -41,11 +35,11 @@ def url(tmp_path):
     return f"file://{tmp_path}/archive"
 
 
-def compared(store: Path, url: str, **options: Any) -> Comparison:
+def compared(store, url, **options):
     return compare_with_archive(ReadOnlyCommitLog.open(store), ArchiveReader.open(url), **options)
 
 
-def changed(entries: list[Entry], offset: int, *, bit: int = 0) -> list[Entry]:
+def changed(entries, offset, *, bit=0):
     """The log with a flipped bit at an offset."""
     result = []
     for entry in entries:
@@ -58,9 +52,7 @@ def changed(entries: list[Entry], offset: int, *, bit: int = 0) -> list[Entry]:
     return result
 
 
-def small(
-    tmp_path: Path, url: str, entries: list[Entry] = SMALL, archived: list[Entry] = SMALL
-) -> Comparison:
+def small(tmp_path, url, entries=SMALL, archived=SMALL):
     build_from(url, archived, file_bytes=FILE_BYTES, object_bytes=400, page_objects=3)
     return compared(write_store(tmp_path / "store", entries, file_bytes=FILE_BYTES), url)
 
@@ -144,7 +136,7 @@ def test_every_flipped_byte_of_a_store_is_found(tmp_path, url):
 
 
 @contextmanager
-def flipped(store: Path, offset: int, *, file_bytes: int, mask: int) -> Iterator[None]:
+def flipped(store, offset, *, file_bytes, mask):
     """A store in which bits of one byte are flipped for as long as the block runs."""
     path = store / "commitlog" / f"{offset - offset % file_bytes:020d}"
     whole = path.read_bytes()

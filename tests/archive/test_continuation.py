@@ -1,7 +1,5 @@
 """A store that goes on, a store with another history, and what their generations share."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest
@@ -10,7 +8,6 @@ from tests.archive.failing import FailingFolder
 from tests.archive.support import Log, archived, archiver_of, in_memory, reader_of
 from trioha.archive.errors import ArchiveError, DamagedSourceError
 from trioha.archive.log_bytes import read_log_object
-from trioha.archive.objects import ObjectFolder
 from trioha.archive.source import LogSource
 
 
@@ -24,7 +21,7 @@ def log(tmp_path):
     return Log(tmp_path / "store")
 
 
-def reasons(folder: ObjectFolder) -> list[str]:
+def reasons(folder):
     return [one.reason for one in reader_of(folder).head.generations]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +11,8 @@ import pytest
 from tests.archive.failing import HOWS, DiedError, FailingFolder
 from tests.archive.support import Log, archived, in_memory, new_archiver, reader_of
 from tests.levels import by_level
-from trioha.archive.archiver import Archiver
 from trioha.archive.errors import ArchiveError
 from trioha.archive.heads import read_head
-from trioha.archive.objects import ObjectFolder
 from trioha.archive.reader import ArchiveReader
 
 ROUNDS = 12
@@ -30,7 +27,7 @@ SETTINGS: dict[str, Any] = {
 """Everything happens within a few steps: merges, pages, retention, deletions."""
 
 
-def run(folder: FailingFolder, log: Log) -> Archiver:
+def run(folder, log):
     """Archive a log that grows, with retries after errors."""
     archiver = new_archiver(folder, log, **SETTINGS)
     is_begun = False
@@ -51,7 +48,7 @@ def run(folder: FailingFolder, log: Log) -> Archiver:
     return archiver
 
 
-def check(folder: ObjectFolder, log: Log) -> None:
+def check(folder, log):
     """The archive has the log's end byte by byte, and everything that its head refers to."""
     reader = reader_of(folder)
     assert [one.reason for one in reader.head.generations] == ["first archive"]
@@ -63,7 +60,7 @@ def check(folder: ObjectFolder, log: Log) -> None:
     assert [one.taken_ms for one in contents] == sorted((one.taken_ms for one in contents), reverse=True)
 
 
-def requests_without_fault(store: Path) -> int:
+def requests_without_fault(store):
     log = Log(store)
     folder = FailingFolder(in_memory())
     run(folder, log)
@@ -99,7 +96,7 @@ def test_the_archive_is_whole_after_a_fault_at_any_request(tmp_path, how):
         check(folder, log)
 
 
-def log_keys(folder: FailingFolder) -> set[str]:
+def log_keys(folder):
     folder.at = -1
     head = read_head(folder)
     if head is None or not head.generations:

@@ -1,7 +1,5 @@
 """Heads of an archive, in a folder and on S3: one writer, readers beside it, and a writer that lost."""
 
-from __future__ import annotations
-
 import pytest
 from attrs import evolve
 
@@ -24,7 +22,7 @@ def folder(archive_url):
     return ObjectFolder.open(archive_url, create=True)
 
 
-def create_until(folder: ObjectFolder, head: Head, number: int) -> Head:
+def create_until(folder, head, number):
     while head.number < number:
         head = evolve(head, number=head.number + 1)
         create_head(folder, head)

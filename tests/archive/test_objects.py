@@ -1,7 +1,5 @@
 """Objects below a URL, in a folder and on an S3 server."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

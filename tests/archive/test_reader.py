@@ -1,9 +1,6 @@
 """What an archive has, and which objects have a selection, by the statistics of pages and objects."""
 
-from __future__ import annotations
-
 import zlib
-from collections.abc import Iterator
 
 import pytest
 from attrs import evolve
@@ -12,7 +9,6 @@ from trioha.archive.errors import ArchiveError
 from trioha.archive.heads import create_head
 from trioha.archive.layout import (
     FRAME_BYTES,
-    Codec,
     Generation,
     Head,
     LogObject,
@@ -34,7 +30,7 @@ from trioha.archive.reader import ArchiveReader, Selection
 GENERATION = "0001-00000000"
 
 
-def log_object(first: int, end: int, *, minute: int, topics: tuple[str, ...] | None) -> LogObject:
+def log_object(first, end, *, minute, topics):
     return LogObject(
         key=log_key(GENERATION, first_offset=first, end_offset=end, crc32=0, codec="none"),
         first_offset=first,
@@ -56,7 +52,7 @@ D = log_object(400, 500, minute=4, topics=None)
 BLANK = log_object(500, 600, minute=0, topics=())
 
 
-def metadata_of(minute: int, offset: int) -> MetadataObject:
+def metadata_of(minute, offset):
     taken_ms = minute * 60_000
     key = metadata_key(GENERATION, offset=offset, taken_ms=taken_ms, token="x")
     return MetadataObject(key=key, taken_ms=taken_ms, offset=offset, bytes=1)
@@ -149,12 +145,12 @@ def test_more_topics_than_a_list_may_name_are_unknown():
     assert union_of_topics([tuple(f"t{number}" for number in range(65))]) is None
 
 
-def pieces_of(data: bytes) -> Iterator[bytes]:
+def pieces_of(data):
     for at in range(0, len(data), FRAME_BYTES):
         yield data[at : at + FRAME_BYTES]
 
 
-def stored(folder: ObjectFolder, data: bytes, *, codec: Codec) -> LogObject:
+def stored(folder, data, *, codec):
     body = b"".join(compress(pieces_of(data))) if codec == "zstd" else data
     one = evolve(
         log_object(0, len(data), minute=1, topics=("a",)),

@@ -1,7 +1,5 @@
 """Restores: what is in the new store, where it ends, and how it goes on after every kind of interruption."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -10,10 +8,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from attrs import evolve
@@ -21,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.archive.building import (
-    Entry,
     Moment,
     Put,
     build,
@@ -41,7 +36,7 @@ from trioha.archive import restore as module
 from trioha.archive.errors import ArchiveError, MissingObjectError
 from trioha.archive.objects import ObjectFolder
 from trioha.archive.reader import ArchiveReader
-from trioha.archive.restore import Restore, Restored, Target
+from trioha.archive.restore import Restore, Target
 from trioha.errors import StoreError
 from trioha.metadata.clamped_offsets import clamp_offsets
 from trioha.store.checkpoint import Checkpoint
@@ -58,15 +53,15 @@ def no_syncs(monkeypatch):
         monkeypatch.setattr(os, name, lambda _fd: None)
 
 
-def restored(url: str, into: Path, target: Target = LATEST, **options: Any) -> Restored:
+def restored(url, into, target=LATEST, **options):
     return Restore(ArchiveReader.open(url), into, clamp=clamp_offsets).run(target, **options)
 
 
-def log_of(store: Path) -> dict[int, bytes]:
+def log_of(store):
     return {int(path.name): path.read_bytes() for path in sorted((store / "commitlog").glob("[0-9]*"))}
 
 
-def prefix(entries: list[Entry], end_offset: int, *, file_bytes: int = FILE_BYTES) -> dict[int, bytes]:
+def prefix(entries, end_offset, *, file_bytes=FILE_BYTES):
     """Log files with the entries that end at or before an offset."""
     return files_of([one for one in entries if one.end_offset <= end_offset], file_bytes=file_bytes)
 
@@ -179,7 +174,7 @@ def test_the_newest_generation_is_restored_unless_another_is_named(tmp_path, url
 RECORDED = ("store-4.9.7", "store-5.3.3", "store-5.3.3-propcrc-lmq")
 
 
-def config_of(name: str) -> dict[str, str]:
+def config_of(name):
     folder = VECTORS / name / "store" / "config"
     return {path.name: path.read_text() for path in folder.glob("*.json")}
 
@@ -327,7 +322,7 @@ def test_a_damaged_object_ends_a_restore_which_goes_on_when_it_is_mended(tmp_pat
         assert log_of(into) == files_of(SMALL, file_bytes=FILE_BYTES), name
 
 
-def rewritten(entries: list[Entry], number: int, change: Callable[[bytearray], object]) -> list[Entry]:
+def rewritten(entries, number, change):
     """A log with one changed entry: what an archiver that does not check would archive."""
     data = bytearray(entries[number].data)
     change(data)
@@ -412,10 +407,10 @@ class Stopped(BaseException):
     """Ends a restore in the middle."""
 
 
-def interrupted(url: str, into: Path, target: Target = LATEST) -> None:
+def interrupted(url, into, target=LATEST):
     """A restore that ends after its first log file."""
 
-    def stop(_what: str, done: int, _total: int) -> None:
+    def stop(_what, done, _total):
         if done > FILE_BYTES:
             raise Stopped
 
@@ -499,9 +494,7 @@ SYSTEM_CALLS = (
 class FailingSystem:
     """Counts calls that change files, and fails from the call with number `fails_at` on."""
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, *, fails_at: int, error: OSError | None = None
-    ) -> None:
+    def __init__(self, monkeypatch, *, fails_at, error=None):
         self.calls = 0
         self.fails_at = fails_at
         self.error = error
@@ -509,8 +502,8 @@ class FailingSystem:
         for name in SYSTEM_CALLS:
             monkeypatch.setattr(os, name, self._counted(name, getattr(os, name)))
 
-    def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any, **options: Any) -> Any:
+    def _counted(self, name, call):
+        def counted(*arguments, **options):
             with self._lock:
                 self.calls += 1
                 number = self.calls
@@ -530,7 +523,7 @@ BEFORE_BUILD = 80
 """Calls before a build begins; some more, by the number of syncs."""
 
 
-def tree_of(store: Path) -> dict[str, bytes]:
+def tree_of(store):
     """Everything but what a build puts into times and names of its own."""
     return {
         path.relative_to(store).as_posix(): path.read_bytes()
@@ -570,7 +563,7 @@ def test_a_restore_that_was_killed_at_any_step_is_completed(tmp_path, archived, 
         assert tree_of(into) == tree_of(whole)
 
 
-def is_complete(into: Path) -> bool:
+def is_complete(into):
     """Whether the marker is gone, which is the last thing that a restore does."""
     return (into / "checkpoint").exists() and not (into / "commitlog" / RESTORE_MARKER).exists()
 

@@ -1,8 +1,5 @@
 """What the archiver writes is right, equal to its store, and restored, also after merges and thinning."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -23,12 +20,12 @@ def test_an_archive_that_grows_is_right_at_every_step(tmp_path):
         check(tmp_path / str(seed), Random(seed))
 
 
-def check(tmp_path: Path, chosen: Random) -> None:
+def check(tmp_path, chosen):
     """Archive a log that grows at random, and restore it."""
     log = Log(tmp_path / "store")
     folder = in_memory()
     archiver = archiver_of(folder, log, merge_objects=4)
-    ends: list[tuple[int, int]] = []
+    ends = []
     for number in range(25):
         log.append(chosen.randrange(1, 12), body=bytes(chosen.randrange(0, 700)), topic=f"T{number % 3}")
         log.config(topics=f'{{"n":{number}}}')

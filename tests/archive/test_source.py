@@ -1,7 +1,5 @@
 """The commit log of a store in use, as the archiver reads it."""
 
-from __future__ import annotations
-
 import zlib
 
 import pytest
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 from tests.archive.support import Log
 from tests.store.support import STORES, VECTORS
 from trioha.archive.errors import ArchiveError, DamagedSourceError
-from trioha.archive.source import LOOK_AHEAD_BYTES, LogPart, LogSource
+from trioha.archive.source import LOOK_AHEAD_BYTES, LogSource
 from trioha.store import compiled
 from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record import Record
@@ -23,14 +21,14 @@ def log(tmp_path):
     return Log(tmp_path / "store")
 
 
-def source_of(log: Log) -> LogSource:
+def source_of(log):
     source = LogSource(log.store, sleep=log.clock.sleep)
     source.refresh()
     return source
 
 
-def parts_of(source: LogSource, *, bytes_max: int = 1 << 30) -> list[LogPart]:
-    parts: list[LogPart] = []
+def parts_of(source, *, bytes_max=1 << 30):
+    parts = []
     offset = source.first_offset
     assert offset is not None
     while (part := source.next_part(offset, bytes_max=bytes_max)) is not None:

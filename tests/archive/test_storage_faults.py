@@ -85,7 +85,7 @@ def folder(url):
     return folder
 
 
-def fails(request: Request, folder: ObjectFolder) -> ArchiveError:
+def fails(request, folder):
     with pytest.raises(ArchiveError) as caught:
         request(folder)
     error = caught.value

@@ -1,15 +1,10 @@
 """Two archivers of one URL: one has it, the other ends and says who has it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.archive.support import Log, archived, archiver_of, in_memory, new_archiver, reader_of
 from trioha.archive.archiver import Archiver
 from trioha.archive.errors import ArchiveError, FencedError
-from trioha.archive.objects import ObjectFolder
 
 
 @pytest.fixture
@@ -54,7 +49,7 @@ def test_two_that_begin_at_the_same_moment_are_told_apart(folder, log):
     assert archived(folder) == (0, log.data())
 
 
-def other_of(folder: ObjectFolder, log: Log, tmp_path: Path, *, take_over: bool = False) -> Archiver:
+def other_of(folder, log, tmp_path, *, take_over=False):
     """An archiver on another host: of a copy of the store."""
     return new_archiver(folder, log.fork(tmp_path / "other"), take_over=take_over)
 

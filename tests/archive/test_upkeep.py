@@ -1,12 +1,9 @@
 """Merging, pages, thinned metadata, retention and sweeping, in virtual time."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from itertools import pairwise
 from zlib import crc32
 
@@ -34,7 +31,7 @@ def log(tmp_path):
     return Log(tmp_path / "store")
 
 
-def log_object(first: int, end: int) -> LogObject:
+def log_object(first, end):
     return LogObject(
         key=f"log/{first}-{end}",
         first_offset=first,
@@ -287,7 +284,7 @@ def test_what_a_killed_writer_left_unfinished_in_a_folder_is_deleted_when_it_is_
     assert archived(folder) == (0, log.data())
 
 
-def killed_while_it_puts(url: str, key: str) -> None:
+def killed_while_it_puts(url, key):
     """A process that is killed in the middle of an object."""
     program = (
         "import os, signal, sys\n"
@@ -333,7 +330,7 @@ class KilledError(Exception):
     """Stands for SIGKILL."""
 
 
-def killed(*_: object) -> None:
+def killed(*_):
     """Ends a step in the middle."""
     raise KilledError
 
@@ -387,7 +384,7 @@ class WriteOnlyFolder(ObjectFolder):
     refused = 0
     is_refusing = True
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys):
         if keys and self.is_refusing:
             self.refused += len(keys)
             raise ArchiveError("access is denied: 403 Forbidden", url=self.url, key=keys[0])

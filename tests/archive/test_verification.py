@@ -1,11 +1,8 @@
 """Checks of archives: every kind of damage is found, and named by its object."""
 
-from __future__ import annotations
-
 import shutil
 from itertools import product
 from random import Random
-from typing import Any
 
 import pytest
 from attrs import evolve
@@ -16,7 +13,7 @@ from tests.levels import by_level
 from trioha.archive.comparison import compare_with_archive
 from trioha.archive.errors import ArchiveError
 from trioha.archive.heads import create_head
-from trioha.archive.layout import LogObject, RecordedSegment, RecordedSession
+from trioha.archive.layout import RecordedSegment, RecordedSession
 from trioha.archive.log_bytes import read_log_object
 from trioha.archive.objects import ObjectFolder
 from trioha.archive.reader import ArchiveReader
@@ -39,7 +36,7 @@ MOMENTS = [
 ]
 
 
-def verified(url: str, **options: Any) -> Verification:
+def verified(url, **options):
     return verify_archive(ArchiveReader.open(url), **options)
 
 
@@ -59,7 +56,7 @@ def url(tmp_path):
     return url
 
 
-def objects_of(url: str) -> list[LogObject]:
+def objects_of(url):
     reader = ArchiveReader.open(url)
     return list(reader.objects(reader.generation()))
 
@@ -288,7 +285,7 @@ def test_archives_on_a_server_are_checked_and_restored(archive_url, tmp_path):
     assert [one.split(": ")[0] for one in compare_with_archive(log, reader).damaged] == found
 
 
-def content_of(url: str) -> list[Any]:
+def content_of(url):
     reader = ArchiveReader.open(url)
     generation = reader.generation()
     logs = [list(read_log_object(reader.folder, one)) for one in reader.objects(generation)]

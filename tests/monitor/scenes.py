@@ -91,25 +91,45 @@ def replica(key: int, verdict: Verdict, *, why: str = "", **changes: object) -> 
     return evolve(base, **changes)
 
 
-def busy_view() -> ClusterView:
-    """A master with slaves in every state, one of them watched itself, and a node that is down."""
-    master = NodeView(
-        address=MASTER,
+def node(address: str, broker_id: int, role: str, **changes: object) -> NodeView:
+    """A node of broker-a that answers."""
+    base = NodeView(
+        address=address,
         health=Health.UP,
         for_s=3800.0,
-        age_s=0.04,
-        role="SYNC_MASTER",
+        age_s=0.05,
+        role=role,
         cluster="DefaultCluster",
         broker_name="broker-a",
-        broker_id=0,
+        broker_id=broker_id,
         version="trioha 0.1.0",
-        ha_address="127.0.0.1:10912",
         source="907",
         lists_replicas=True,
+        limits=LIMITS,
+    )
+    return evolve(base, **changes)
+
+
+def slave_side(offset: int, *, master: str = "127.0.0.1:10912", reconnects: int = 0) -> SlaveView:
+    """A slave that receives."""
+    return SlaveView(master, "TRANSFER", offset, 1_231_000.0, 0.02, reconnects, False, "")
+
+
+NOT_ACKED = {"lag_s": None, "eta_s": None, "is_closing": None, "ack_bytes_per_s": None}
+"""Of a replica without acks."""
+
+
+def busy_view() -> ClusterView:
+    """A master with slaves in every state, one of them watched itself, and a node that is down."""
+    master = node(
+        MASTER,
+        0,
+        "SYNC_MASTER",
+        age_s=0.04,
+        ha_address="127.0.0.1:10912",
         connected_replicas=6,
         observers=1,
         in_sync_replicas=4,
-        limits=LIMITS,
         ended_connections={"REMOTE_CLOSED": 3, "HOUSEKEEPING": 1},
         warnings=("inSyncReplicas=3 needs two slaves that follow",),
         log=LogView(
@@ -140,18 +160,11 @@ def busy_view() -> ClusterView:
             ),
         ),
     )
-    slave = NodeView(
-        address=FIRST,
-        health=Health.UP,
+    slave = node(
+        FIRST,
+        1,
+        "SLAVE",
         for_s=3720.0,
-        age_s=0.05,
-        role="SLAVE",
-        cluster="DefaultCluster",
-        broker_name="broker-a",
-        broker_id=1,
-        version="trioha 0.1.0",
-        source="907",
-        lists_replicas=True,
         log=LogView(
             min_offset=67_108_864,
             max_offset=END - 61_234,
@@ -164,31 +177,35 @@ def busy_view() -> ClusterView:
             disk_ratio=0.81,
             disk_ratio_max=0.75,
         ),
-        slave=SlaveView("127.0.0.1:10912", "TRANSFER", END - 61_234, 1_231_000.0, 0.02, 2, False, ""),
-        limits=LIMITS,
+        slave=slave_side(END - 61_234, reconnects=2),
     )
-    stuck = NodeView(
-        address=SECOND,
+    gap = "GAP: 50000000 is deleted"
+    stuck = node(
+        SECOND,
+        2,
+        "SLAVE",
         health=Health.LATE,
         for_s=2.0,
         age_s=1.4,
-        role="SLAVE",
-        cluster="DefaultCluster",
-        broker_name="broker-a",
-        broker_id=2,
-        version="trioha 0.1.0",
-        source="907",
-        lists_replicas=True,
         log=LogView(
             min_offset=0, max_offset=50_000_000, flushed_offset=50_000_000, dispatched_offset=50_000_000
         ),
-        slave=SlaveView(
-            "127.0.0.1:10912", "READY", 50_000_000, 0.0, 31.0, 7, False, "GAP: 50000000 is deleted"
-        ),
-        limits=LIMITS,
+        slave=SlaveView("127.0.0.1:10912", "READY", 50_000_000, 0.0, 31.0, 7, False, gap),
     )
     down = NodeView(address=GONE, health=Health.DOWN, reason="Connection refused", for_s=10.0)
-    replicas = (
+    return ClusterView(
+        time_ms=NOW_MS,
+        nodes=(master, slave, stuck, down),
+        replicas=busy_replicas(),
+        events=busy_events(),
+        consumption=busy_groups(),
+        is_live=True,
+    )
+
+
+def busy_replicas() -> tuple[ReplicaView, ...]:
+    """A replica of each verdict."""
+    return (
         replica(
             1,
             Verdict.OK,
@@ -209,11 +226,7 @@ def busy_view() -> ClusterView:
             2,
             Verdict.FALL_BEHIND,
             why="lacks bytes that are 4.2 s old",
-            diff_bytes=5_123_456,
-            ack_offset=END - 5_123_456,
-            lag_s=4.2,
-            eta_s=None,
-            is_closing=False,
+            **{**behind(5_123_456), "lag_s": 4.2, "eta_s": None, "is_closing": False},
             ack_bytes_per_s=900_000.0,
         ),
         replica(
@@ -227,38 +240,26 @@ def busy_view() -> ClusterView:
             in_sync=False,
             ack_bytes_per_s=4_400_000.0,
         ),
-        replica(
-            4,
-            Verdict.OBSERVER,
-            ack_offset=0,
-            diff_bytes=END,
-            lag_s=None,
-            eta_s=None,
-            is_closing=None,
-            ack_bytes_per_s=None,
-        ),
+        replica(4, Verdict.OBSERVER, ack_offset=0, diff_bytes=END, **NOT_ACKED),
         replica(
             5,
             Verdict.STALLED,
             why="no ack for 12 s, 59.8 KiB wait",
-            ack_bytes_per_s=0.0,
-            lag_s=12.4,
-            eta_s=None,
-            is_closing=False,
+            **{**NOT_ACKED, "ack_bytes_per_s": 0.0, "lag_s": 12.4, "is_closing": False},
         ),
         replica(
             6,
             Verdict.SILENT,
             why="not connected for 31 s",
-            is_connected=False,
-            state="",
-            for_s=31.0,
-            in_sync=None,
-            lag_s=31.0,
+            **{
+                **NOT_ACKED,
+                "lag_s": 31.0,
+                "is_connected": False,
+                "in_sync": None,
+                "state": "",
+                "for_s": 31.0,
+            },
             sent_bytes_per_s=None,
-            ack_bytes_per_s=None,
-            eta_s=None,
-            is_closing=None,
             diff_bytes=18_000_000,
             lag_history=lag_series("lost"),
             lag_s_history=lag_series("lost", unit=3e-7),
@@ -269,52 +270,28 @@ def busy_view() -> ClusterView:
             why="needs offset 50000000, the log starts at 67108864",
             label="broker-a #2",
             node=SECOND,
-            sent_offset=None,
-            ack_offset=50_000_000,
-            diff_bytes=END - 50_000_000,
-            lag_s=None,
-            eta_s=None,
-            is_closing=None,
+            **{**NOT_ACKED, **behind(END - 50_000_000), "sent_offset": None, "sent_bytes_per_s": None},
             in_sync=False,
-            sent_bytes_per_s=None,
-            ack_bytes_per_s=None,
             reconnects=7,
             metadata=MetadataView(
                 1210.0, faults=("consumerOffsets: no answer from 10.0.0.1:10911 within 3 s",), offsets_kept=3
             ),
         ),
         replica(
-            8,
-            Verdict.STALE,
-            master=GONE,
-            master_label=GONE,
-            age_s=10.2,
-            lag_s=None,
-            eta_s=None,
-            is_closing=None,
-            ack_bytes_per_s=None,
-            in_sync=None,
+            8, Verdict.STALE, master=GONE, master_label=GONE, age_s=10.2, **{**NOT_ACKED, "in_sync": None}
         ),
         replica(
             9,
             Verdict.DIVERGED,
             why="acknowledged 4.00 KiB beyond the master's log",
-            ack_offset=END + 4096,
-            diff_bytes=-4096,
-            lag_s=None,
-            eta_s=None,
-            is_closing=None,
-            ack_bytes_per_s=None,
+            **{**NOT_ACKED, **behind(-4096)},
         ),
     )
-    return ClusterView(
-        time_ms=NOW_MS,
-        nodes=(master, slave, stuck, down),
-        replicas=replicas,
-        events=busy_events(),
-        consumption=busy_groups(),
-        is_live=True,
-    )
+
+
+def behind(diff_bytes: int) -> dict[str, object]:
+    """Fields of a replica that lacks so many bytes."""
+    return {"diff_bytes": diff_bytes, "ack_offset": END - diff_bytes}
 
 
 CONTROLLERS = ("10.0.0.1:9878", "10.0.0.2:9878", "10.0.0.3:9878")
@@ -357,22 +334,15 @@ def roles(*spans: tuple[float, str, int | None]) -> tuple[RoleSpan, ...]:
 def controlled_view() -> ClusterView:
     """A group whose first master was killed and came back, and one of RocketMQ that lost its controllers."""
     member = MemberStatus(in_set=True, is_required=True, is_connected=True)
-    master = NodeView(
-        address=FIRST,
-        health=Health.UP,
-        for_s=3800.0,
+    master = node(
+        FIRST,
+        2,
+        "SYNC_MASTER",
         age_s=0.04,
-        role="SYNC_MASTER",
-        cluster="DefaultCluster",
-        broker_name="broker-a",
-        broker_id=2,
         version="0.1.0",
         ha_address="127.0.0.1:10922",
-        source="907",
-        lists_replicas=True,
         connected_replicas=2,
         in_sync_replicas=1,
-        limits=LIMITS,
         log=LogView(
             min_offset=0,
             max_offset=END,
@@ -392,21 +362,15 @@ def controlled_view() -> ClusterView:
         ),
         roles=roles((900, "slave", 4), (48, "master", 5)),
     )
-    first = NodeView(
-        address=MASTER,
-        health=Health.UP,
+    first = node(
+        MASTER,
+        1,
+        "SLAVE",
         for_s=21.0,
-        age_s=0.05,
-        role="SLAVE",
-        cluster="DefaultCluster",
-        broker_name="broker-a",
-        broker_id=1,
         version="0.1.0",
-        source="907",
         lists_replicas=False,
-        limits=LIMITS,
         log=LogView(min_offset=0, max_offset=END - 9_000_000, flushed_offset=END - 9_000_000),
-        slave=SlaveView("127.0.0.1:10922", "TRANSFER", END - 9_000_000, 1_231_000.0, 0.02, 0, False, ""),
+        slave=slave_side(END - 9_000_000, master="127.0.0.1:10922"),
         control=control("slave", 1, role_changes=1, confirm_offset=END - 9_000_000),
         roles=roles((900, "master", 4), (51, "", None), (21, "none", None), (19, "slave", 5)),
     )
@@ -416,35 +380,54 @@ def controlled_view() -> ClusterView:
         broker_id=3,
         for_s=3800.0,
         log=LogView(min_offset=0, max_offset=END - 61_234, flushed_offset=END - 61_234),
-        slave=SlaveView("127.0.0.1:10922", "TRANSFER", END - 61_234, 1_231_000.0, 0.02, 0, False, ""),
+        slave=slave_side(END - 61_234, master="127.0.0.1:10922"),
         control=control("slave", 3),
         roles=roles((900, "slave", 4), (47, "slave", 5)),
     )
-    lost = NodeView(
-        address="10.0.0.9:10911",
-        health=Health.UP,
+    refused = "cannot connect: Connection refused"
+    alone = ControlStatus(
+        role="master",
+        broker_id=1,
+        log_epoch=2,
+        in_sync_min=2,
+        controllers=(ControllerLinkStatus(address=CONTROLLERS[0], reason=refused),),
+    )
+    lost = node(
+        *("10.0.0.9:10911", 1, "SYNC_MASTER"),
         for_s=900.0,
         age_s=0.1,
-        role="SYNC_MASTER",
-        cluster="DefaultCluster",
         broker_name="broker-b",
-        broker_id=1,
         version="V5_3_3",
-        source="907",
-        lists_replicas=True,
+        limits=Limits(),
         log=LogView(min_offset=0, max_offset=4_000_000),
-        control=ControlStatus(
-            role="master",
-            broker_id=1,
-            log_epoch=2,
-            in_sync_min=2,
-            controllers=(
-                ControllerLinkStatus(address=CONTROLLERS[0], reason="cannot connect: Connection refused"),
-            ),
-        ),
+        control=alone,
         roles=roles((75, "master", 2)),
     )
+    of_second = {"master": FIRST, "master_label": "broker-a #2"}
+    rows = (
+        replica(
+            2,
+            Verdict.OK,
+            label="broker-a #1",
+            node=MASTER,
+            **{**of_second, **behind(9_000_000), "lag_s": 1.9, "in_sync": False},
+            lag_history=lag_series("peak"),
+        ),
+        replica(1, Verdict.OK, label="broker-a #3", node=SECOND, **of_second),
+    )
+    return ClusterView(
+        time_ms=NOW_MS,
+        nodes=(first, master, third, lost),
+        replicas=rows,
+        events=controlled_events(),
+        is_live=True,
+    )
+
+
+def controlled_events() -> tuple[TimelineEvent, ...]:
+    """What happened to the groups of `controlled_view`."""
     told = (
+        (EventKind.NODE, "broker-a #1", "no longer answers: Connection refused", Severity.BAD, 60.0),
         (EventKind.ROLE, "broker-a #2", "is master of epoch 5; was slave of broker 1 in epoch 4",
          Severity.WARNING, 48.0),
         (EventKind.ROLE, "broker-a #3", "is slave of broker 2 in epoch 5; was slave of broker 1 in epoch 4",
@@ -455,32 +438,9 @@ def controlled_view() -> ClusterView:
         (EventKind.CONTROLLER, "broker-b #1", (f"no controller leads: {CONTROLLERS[0]}: cannot connect: "
          "Connection refused"), Severity.BAD, 12.0),
     )  # fmt: skip
-    events = [TimelineEvent(NOW_MS - 60_000, EventKind.NODE, "broker-a #1", "", "no longer answers: "
-                            "Connection refused", Severity.BAD, 1)]  # fmt: skip
-    for number, (kind, node, text, severity, ago_s) in enumerate(told, start=2):
-        events.append(TimelineEvent(NOW_MS - round(ago_s * 1000), kind, node, "", text, severity, number))
-    caught_up = replica(
-        1, Verdict.OK, master=FIRST, master_label="broker-a #2", label="broker-a #3", node=SECOND
-    )
-    behind = replica(
-        2,
-        Verdict.OK,
-        master=FIRST,
-        master_label="broker-a #2",
-        label="broker-a #1",
-        node=MASTER,
-        diff_bytes=9_000_000,
-        ack_offset=END - 9_000_000,
-        lag_s=1.9,
-        in_sync=False,
-        lag_history=lag_series("peak"),
-    )
-    return ClusterView(
-        time_ms=NOW_MS,
-        nodes=(first, master, third, lost),
-        replicas=(behind, caught_up),
-        events=tuple(events),
-        is_live=True,
+    return tuple(
+        TimelineEvent(NOW_MS - round(ago_s * 1000), kind, about, "", text, severity, number)
+        for number, (kind, about, text, severity, ago_s) in enumerate(told, start=1)
     )
 
 
@@ -506,41 +466,17 @@ def group(key: int, name: str, topic: str, **changes: object) -> GroupView:
 
 def busy_groups() -> ConsumptionView:
     """A group in every state."""
+    idle = {"read_per_s": 0.0, "sources": ()}
+    shared = (("broker-a #1", 799.0), ("broker-a #0", 1.0))
     return ConsumptionView(
         rows=(
             group(
-                1,
-                "billing",
-                "Orders",
-                lag=182_345,
-                lag_s=3725.0,
-                members=0,
-                clients=(),
-                model="",
-                sources=(),
-                read_per_s=0.0,
+                *(1, "billing", "Orders"),
+                **{"lag": 182_345, "lag_s": 3725.0, "members": 0, "clients": (), "model": "", **idle},
             ),
-            group(
-                2,
-                "search",
-                "Orders",
-                lag=40_210,
-                lag_s=95.0,
-                read_per_s=800.0,
-                sources=(("broker-a #1", 799.0), ("broker-a #0", 1.0)),
-            ),
+            group(2, "search", "Orders", lag=40_210, lag_s=95.0, read_per_s=800.0, sources=shared),
             group(3, "shipping", "Orders"),
-            group(
-                4,
-                "cache",
-                "Prices",
-                lag=0,
-                lag_s=None,
-                model="BROADCASTING",
-                members=40,
-                read_per_s=0.0,
-                sources=(),
-            ),
+            group(4, "cache", "Prices", lag=0, lag_s=None, model="BROADCASTING", members=40, **idle),
             group(5, "audit", "Orders", age_s=61.0, members=None, clients=(), lag=7),
             GroupView(6, group="", topic="Invoices", broker="broker-a", queues=4),
         ),
@@ -552,42 +488,26 @@ def busy_groups() -> ConsumptionView:
 
 def busy_events() -> tuple[TimelineEvent, ...]:
     """One event of each kind, the last one a second ago."""
+    good, notice, warning, bad = Severity.GOOD, Severity.NOTICE, Severity.WARNING, Severity.BAD
+    host = "127.0.0.1"
     told = (
-        (EventKind.NODE, "broker-a #0", "", "answers: trioha 0.1.0, SYNC_MASTER", Severity.GOOD),
-        (EventKind.CONNECT, "broker-a #0", "127.0.0.1:43111", "connected", Severity.GOOD),
-        (
-            EventKind.CONFIG,
-            "broker-a #0",
-            "",
-            "inSyncReplicas=3 needs two slaves that follow",
-            Severity.WARNING,
-        ),
-        (
-            EventKind.SYNC,
-            "broker-a #0",
-            "127.0.0.1:43113",
-            "no longer in sync: lacks 281 MiB",
-            Severity.WARNING,
-        ),
-        (EventKind.PUTS, "broker-a #0", "", "12 puts ended with FLUSH_SLAVE_TIMEOUT", Severity.BAD),
-        (
-            EventKind.REFUSED,
-            "broker-a #0",
-            "10.0.0.66:50000",
-            "a forged ack: beyond what was sent",
-            Severity.BAD,
-        ),
-        (EventKind.LOST, "broker-a #0", "127.0.0.1:43116", "connection lost: housekeeping", Severity.BAD),
-        (EventKind.GAP, "broker-a #2", "", "GAP: 50000000 is deleted", Severity.BAD),
-        (EventKind.VERDICT, "broker-a #0", "127.0.0.1:43112", "OK → FALL BEHIND", Severity.WARNING),
-        (EventKind.ROLE, "broker-a #1", "", "SLAVE, was SYNC_MASTER", Severity.NOTICE),
-        (EventKind.DISK, "broker-a #1", "", "disk 81 % full, files are deleted from 75 %", Severity.WARNING),
-        (EventKind.CLOCK, "", "", "this machine's clock was set by 2 s", Severity.NOTICE),
+        (EventKind.NODE, "broker-a #0", "", "answers: trioha 0.1.0, SYNC_MASTER", good),
+        (EventKind.CONNECT, "broker-a #0", f"{host}:43111", "connected", good),
+        (EventKind.CONFIG, "broker-a #0", "", "inSyncReplicas=3 needs two slaves that follow", warning),
+        (EventKind.SYNC, "broker-a #0", f"{host}:43113", "no longer in sync: lacks 281 MiB", warning),
+        (EventKind.PUTS, "broker-a #0", "", "12 puts ended with FLUSH_SLAVE_TIMEOUT", bad),
+        (EventKind.REFUSED, "broker-a #0", "10.0.0.66:50000", "a forged ack: beyond what was sent", bad),
+        (EventKind.LOST, "broker-a #0", f"{host}:43116", "connection lost: housekeeping", bad),
+        (EventKind.GAP, "broker-a #2", "", "GAP: 50000000 is deleted", bad),
+        (EventKind.VERDICT, "broker-a #0", f"{host}:43112", "OK → FALL BEHIND", warning),
+        (EventKind.ROLE, "broker-a #1", "", "SLAVE, was SYNC_MASTER", notice),
+        (EventKind.DISK, "broker-a #1", "", "disk 81 % full, files are deleted from 75 %", warning),
+        (EventKind.CLOCK, "", "", "this machine's clock was set by 2 s", notice),
     )
     first_ms = NOW_MS - 1000 - 9_000 * (len(told) - 1)
     return tuple(
-        TimelineEvent(first_ms + 9_000 * index, kind, node, who, text, severity, index + 1)
-        for index, (kind, node, who, text, severity) in enumerate(told)
+        TimelineEvent(first_ms + 9_000 * index, kind, about, who, text, severity, index + 1)
+        for index, (kind, about, who, text, severity) in enumerate(told)
     )
 
 

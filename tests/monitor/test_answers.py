@@ -1,7 +1,5 @@
 """Answers of nodes: checked, bounded and safe to draw."""
 
-from __future__ import annotations
-
 import unicodedata
 
 import pytest
@@ -11,11 +9,12 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from tests.monitor.builders import connection, master, slave
-from trioha.broker_status import ArchiveStatus, BrokerRuntimeInfo, BrokerSettings, BrokerStatus
+from trioha.broker_status import ArchiveStatus, BrokerRuntimeInfo, BrokerSettings
 from trioha.distribution import Distribution
 from trioha.errors import RemoteProtocolError
+from trioha.outside_text import TEXT_MAX, clean
 from trioha_monitor.answers import CONNECTIONS_MAX, WARNINGS_MAX, AnswerFilter
-from trioha_monitor.texts import OTHER, TEXT_MAX, Names, clean
+from trioha_monitor.texts import OTHER, Names
 
 HOSTILE_TEXTS = (
     "\x1b[2J\x1b[31m",
@@ -177,9 +176,9 @@ def test_no_text_of_an_answer_escapes(*, role, name, state, verdict, warnings, p
     assert all(text == clean(text, length_max=200) for text in _texts(AnswerFilter().check(told).status))
 
 
-def _texts(status: BrokerStatus) -> list[str]:
-    found: list[str] = []
-    left: list[object] = [status]
+def _texts(status):
+    found = []
+    left = [status]
     while left:
         value = left.pop()
         if isinstance(value, str):

@@ -36,11 +36,8 @@ from trioha_monitor.panes.log import LogPane
 from trioha_monitor.panes.replicas import ReplicasPane
 from trioha_monitor.panes.slave import SlavePane
 from trioha_monitor.screen import MonitorScreen
-from trioha_monitor.view import ClusterView, EventKind, Show, TimelineEvent, Verdict, ViewFeed
+from trioha_monitor.view import ClusterView, EventKind, TimelineEvent, Verdict
 from trioha_monitor.widgets.dialogs import AskScreen, FilterLine, HelpScreen
-from trioha_monitor.widgets.graph import Graph
-from trioha_monitor.widgets.line_view import LineView
-from trioha_monitor.widgets.row_table import RowTable
 from trioha_monitor.widgets.top_bar import ReplayBar, TopBar
 
 Steps = Callable[[MonitorApp, Pilot[None]], Awaitable[None]]
@@ -51,8 +48,8 @@ def _every_view_is_drawn(monkeypatch):
     monkeypatch.setattr(screen_module, "DRAW_PAUSE_S", 0.0)
 
 
-def feed_of(*views: ClusterView, pause_s: float = 0.0) -> ViewFeed:
-    async def feed(show: Show) -> None:
+def feed_of(*views, pause_s=0.0):
+    async def feed(show):
         for view in views:
             show(view)
             await trio.sleep(pause_s)
@@ -61,12 +58,10 @@ def feed_of(*views: ClusterView, pause_s: float = 0.0) -> ViewFeed:
     return feed
 
 
-def drive(
-    steps: Steps, app: MonitorApp | ViewFeed | None = None, *, size: tuple[int, int] = (120, 40)
-) -> MonitorApp:
+def drive(steps, app=None, *, size=(120, 40)):
     driven = app if isinstance(app, MonitorApp) else MonitorApp(app or feed_of(busy_view()))
 
-    async def run() -> None:
+    async def run():
         async with driven.run_test(size=size) as pilot:
             make_patient(pilot)
             await settle(driven, pilot)
@@ -76,18 +71,18 @@ def drive(
     return driven
 
 
-def make_patient(pilot: Pilot[None]) -> None:
+def make_patient(pilot):
     """Pauses last until the application is idle, however slow the machine is."""
     pause = pilot.pause
 
-    async def patient(delay: float | None = None) -> None:
+    async def patient(delay=None):
         await pause(delay)
         await pause()
 
     setattr(pilot, "pause", patient)  # noqa: B010 - a method, which only tests replace
 
 
-async def settle(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def settle(app, pilot):
     """Until a view is on the screen."""
     for _ in range(200):
         await pilot.pause(0.01)
@@ -96,23 +91,23 @@ async def settle(app: MonitorApp, pilot: Pilot[None]) -> None:
     raise AssertionError("no view came")
 
 
-def replicas(app: MonitorApp) -> ReplicasPane:
+def replicas(app):
     return app.monitor_screen.query_one(ReplicasPane)
 
 
-def rows(app: MonitorApp) -> list[str]:
+def rows(app):
     return replicas(app).table.lines
 
 
-def top(app: MonitorApp) -> str:
+def top(app):
     return app.monitor_screen.query_one(TopBar).lines[0]
 
 
-def title(widget: Graph | LineView | RowTable[object]) -> str:
+def title(widget):
     return Text.from_markup(str(widget.border_title or "")).plain
 
 
-def pane(app: MonitorApp) -> str | None:
+def pane(app):
     return app.monitor_screen.pane.id
 
 
@@ -290,7 +285,7 @@ def test_the_filter_shows_rows_with_all_words_and_escape_drops_it():
     drive(steps)
 
 
-def burst(app: MonitorApp, *keys: str) -> None:
+def burst(app, *keys):
     """Keys all at once, as a terminal sends pasted ones or ones typed while it was busy."""
     for key in keys:
         character = {"slash": "/", "enter": "\r", "escape": None}.get(key, key)
@@ -663,20 +658,20 @@ def test_a_replay_goes_to_an_event_a_moment_or_a_condition():
 
 
 class FakeRecording:
-    def __init__(self, *, fails: bool = False) -> None:
+    def __init__(self, *, fails=False):
         self.noted: list[ClusterView] = []
         self.stopped = 0
         self.fails = fails
 
-    def start(self) -> Path:
+    def start(self):
         if self.fails:
             raise TriohaError("no room")
         return Path("here")
 
-    def note(self, view: ClusterView) -> None:
+    def note(self, view):
         self.noted.append(view)
 
-    def stop(self) -> Path:
+    def stop(self):
         self.stopped += 1
         return Path("here")
 

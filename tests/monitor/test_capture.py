@@ -1,7 +1,5 @@
 """A replay of a monitor's recording shows the recorded views."""
 
-from __future__ import annotations
-
 import json
 import threading
 from math import sin
@@ -16,7 +14,7 @@ from trioha.recording.records import read_records
 from trioha_monitor.capture import MonitorRecording
 from trioha_monitor.cluster import Cluster, Sample
 from trioha_monitor.replay import open_replay
-from trioha_monitor.view import ClusterView, EventKind, Health
+from trioha_monitor.view import EventKind, Health
 
 START_MS = 1_790_000_000_000
 LOST_TICK = 300
@@ -24,7 +22,7 @@ DOWN_TICK = 380
 NEAR, FAR = "10.0.0.2:43112", "10.0.0.3:43188"
 
 
-def seen() -> list[ClusterView]:
+def seen():
     """40 s of a master with two slaves at 10 Hz: one is lost at 30 s, the master itself at 38 s."""
     cluster = Cluster([MASTER, SLAVE], interval_ms=100)
     views = []

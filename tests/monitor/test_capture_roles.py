@@ -11,22 +11,22 @@ from tests.monitor.builders import MASTER, SLAVE, connection, master, slave
 from tests.monitor.test_cluster import Play
 from tests.monitor.test_roles import LEADER, OTHER_LEADER, SOCKET, as_master, as_slave, control
 from tests.waiting import wait_until
-from trioha.broker_status import BrokerStatus, ControlStatus, MemberStatus
+from trioha.broker_status import ControlStatus, MemberStatus
 from trioha.recording.events import CloseReason, GroupRole, Kind, SetEvent
 from trioha.recording.invariants.group import judge_group, judge_sessions
 from trioha.recording.invariants.judge import judge_session
-from trioha.recording.reader import Session, find_sessions, open_session
+from trioha.recording.reader import find_sessions, open_session
 from trioha.recording.records import read_records
-from trioha.recording.role_lives import RoleLife, describe, read_life
+from trioha.recording.role_lives import describe, read_life
 from trioha.recording.session_reader import SessionReader
 from trioha_monitor.capture import MonitorRecording
-from trioha_monitor.replay import ReplaySource, open_replay
-from trioha_monitor.view import ClusterView, EventKind, Health, NodeView
+from trioha_monitor.replay import open_replay
+from trioha_monitor.view import ClusterView, EventKind, Health
 
 ONE, TWO = MASTER, SLAVE
 
 
-def member(broker_id: int, ack: int | None, *, in_set: bool = True, asked: bool = False) -> MemberStatus:
+def member(broker_id, ack, *, in_set=True, asked=False):
     return MemberStatus(
         broker_id=broker_id,
         in_set=in_set,
@@ -36,7 +36,7 @@ def member(broker_id: int, ack: int | None, *, in_set: bool = True, asked: bool 
     )
 
 
-def waiting(address: str, broker_id: int | None, *, offset: int = 1000) -> BrokerStatus:
+def waiting(address, broker_id, *, offset=1000):
     """A node that has no role yet."""
     status = slave(offset, address=address, broker_id=broker_id or 1)
     assert status.client is not None
@@ -55,12 +55,12 @@ class Recorded(Play):
     recording: MonitorRecording = field(init=False)
     views: list[ClusterView] = field(factory=list)
 
-    def __attrs_post_init__(self) -> None:
+    def __attrs_post_init__(self):
         Play.__init__(self, ONE, TWO)
         self.recording = MonitorRecording(self.path)
         self.recording.start()
 
-    def see(self, *statuses: BrokerStatus, for_s: float = 0.5, down: str = "") -> None:
+    def see(self, *statuses, for_s=0.5, down=""):
         """Answers, one each 100 ms; `down` names a node that does not answer."""
         for _ in range(round(for_s * 10)):
             view = self.tell(*statuses)
@@ -70,11 +70,11 @@ class Recorded(Play):
             self.views.append(view)
             self.recording.note(view)
 
-    def stop(self) -> Path:
+    def stop(self):
         return self.recording.stop()
 
 
-def failover(path: Path) -> Recorded:
+def failover(path):
     """Broker 1 is master of epoch 4 and broker 2 its slave; then the reverse, in epoch 5."""
     seen = Recorded(path)
     acked = (member(1, 1000), member(2, 1000))
@@ -103,19 +103,19 @@ def failover(path: Path) -> Recorded:
     return seen
 
 
-def with_control(status: BrokerStatus, **changes: object) -> BrokerStatus:
+def with_control(status, **changes):
     assert status.control is not None
     return evolve(status, control=evolve(status.control, **changes))
 
 
-def replay_of(path: Path) -> ReplaySource:
+def replay_of(path):
     source = open_replay([path], clock_s=lambda: 0.0)
     while source.work(for_s=1.0):
         pass
     return source
 
 
-def sessions_of(path: Path) -> list[Session]:
+def sessions_of(path):
     """In the order of their starts, then by names of nodes."""
     return sorted(
         map(open_session, find_sessions([path])),
@@ -123,18 +123,18 @@ def sessions_of(path: Path) -> list[Session]:
     )
 
 
-def lives_of(path: Path, address: str) -> list[RoleLife]:
+def lives_of(path, address):
     own = [one for one in sessions_of(path) if one.identity.settings["address"] == address]
     lives = [read_life(one) for one in own]
     assert None not in lives
     return [life for life in lives if life is not None]
 
 
-def spans(node: NodeView) -> list[tuple[int, str, int | None]]:
+def spans(node):
     return [(span.time_ms, span.role, span.epoch) for span in node.roles]
 
 
-def figures(status: ControlStatus | None) -> tuple[object, ...]:
+def figures(status):
     """What the Roles screen shows of a node, except how long ago it was."""
     if status is None:
         return ()
@@ -372,13 +372,13 @@ def test_the_session_of_a_role_is_closed_while_the_recording_goes_on(tmp_path):
     assert closed() == [True] * 4
 
 
-def rocketmq(role: str, broker_id: int | None, epoch: int | None, master_id: int | None) -> ControlStatus:
+def rocketmq(role, broker_id, epoch, master_id):
     """What a monitor finds out of a RocketMQ broker."""
     found = control(role, broker_id or 0, epoch or 0, master_id or 0, step="")
     return evolve(found, broker_id=broker_id, master_epoch=epoch, master_id=master_id)
 
 
-def as_rocketmq(status: BrokerStatus, answer: ControlStatus) -> BrokerStatus:
+def as_rocketmq(status, answer):
     return evolve(status, control=answer)
 
 
@@ -422,7 +422,7 @@ def test_an_epoch_that_is_known_later_is_of_the_same_role(tmp_path):
     assert (node.label, spans(node)) == ("broker-a #1", [(seen.views[0].time_ms, "master", 4)])
 
 
-def as_plain_master(offset: int = 1000) -> BrokerStatus:
+def as_plain_master(offset=1000):
     return master(offset, address=ONE)
 
 

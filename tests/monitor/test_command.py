@@ -1,7 +1,5 @@
 """`trioha monitor` up to the point where the screen opens, and on a real terminal."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty
@@ -12,7 +10,6 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,7 +27,7 @@ from trioha.remoting.client import ClientSecurity
 SCRIPT = "import sys; from trioha.cli.monitor import monitor; sys.exit(monitor(*sys.argv[1:]))"
 
 
-def one_line(error: TriohaError) -> str:
+def one_line(error):
     text = str(error)
     assert "\n" not in text
     return text
@@ -114,7 +111,7 @@ def test_a_replay_shows_sessions_and_no_nodes(monkeypatch):
 
 
 @contextmanager
-def terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def terminal(*arguments):
     """The command on a pseudo terminal of 100 columns and 30 lines."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
@@ -136,7 +133,7 @@ def terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         os.close(ours)
 
 
-def read_until(descriptor: int, wanted: bytes | None, *, timeout_s: float = 20.0) -> bytes:
+def read_until(descriptor, wanted, *, timeout_s=20.0):
     """What the terminal got until `wanted` appeared, or until its other end closed if that is None."""
     deadline = time.monotonic() + timeout_s
     seen = b""

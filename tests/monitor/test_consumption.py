@@ -1,7 +1,5 @@
 """Topics, groups and their lag: what is read of answers, the rows that are made, and when nodes are asked."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -45,11 +43,11 @@ DOWN = NodeView(
 )
 
 
-def progress(name: str = "g", topic: str = "T", *, lag: int = 5, per_s: float = 0.0) -> GroupProgress:
+def progress(name="g", topic="T", *, lag=5, per_s=0.0):
     return GroupProgress(name, topic, 4, lag, per_s, NOW_MS - 9000 if lag else None)
 
 
-def sample(address: str, *groups: GroupProgress, **changes: object) -> ConsumptionSample:
+def sample(address, *groups, **changes):
     return ConsumptionSample(address, NOW_MS, groups=groups, **changes)
 
 
@@ -72,7 +70,7 @@ async def test_the_offsets_of_all_groups_are_read(tmp_path):
     assert not [one for one in groups if one.group == "other"]
 
 
-def recorded(session: str, code: RequestCode) -> bytes:
+def recorded(session, code):
     """The body of a real broker's answer."""
     answer = answers(f"remoting-{session}")[code]
     assert answer.code == 0

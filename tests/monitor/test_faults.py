@@ -1,7 +1,5 @@
 """The monitor's log: where faults of its own are written."""
 
-from __future__ import annotations
-
 import structlog
 
 from trioha.net.border import ConnectionBorder

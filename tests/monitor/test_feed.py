@@ -23,16 +23,16 @@ TIMES = FeedTimes(interval_s=0.2)
 Behaviour = Callable[[], Awaitable[BrokerStatus]]
 
 
-async def answers() -> BrokerStatus:
+async def answers():
     return master(1000)
 
 
-async def hangs() -> BrokerStatus:
+async def hangs():
     await trio.sleep_forever()
     raise AssertionError("not reached")
 
 
-async def talks_nonsense() -> BrokerStatus:
+async def talks_nonsense():
     raise RemoteProtocolError("runtime info: no table in it")
 
 
@@ -48,20 +48,20 @@ class Heard:
 class Watch:
     """A watched node, and all results of its requests."""
 
-    def __init__(self, node: FakeNode[BrokerStatus]) -> None:
+    def __init__(self, node):
         self.node = node
         self.heard: list[Heard] = []
 
-    def hear(self, address: str, status: BrokerStatus | None, fault: str | None) -> None:
+    def hear(self, address, status, fault):
         assert address == MASTER
         self.heard.append(Heard(trio.current_time(), status, fault))
 
-    async def run_for(self, seconds: float) -> None:
+    async def run_for(self, seconds):
         with trio.move_on_after(seconds):
             await watch_node(MASTER, self.hear, TIMES, lambda address, _times: self.node.session(address))
 
     @property
-    def faults(self) -> list[str | None]:
+    def faults(self):
         return [heard.fault for heard in self.heard]
 
 

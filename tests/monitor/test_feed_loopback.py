@@ -1,8 +1,6 @@
 """The live source over real sockets, against peers that speak remoting well, badly, or not at all."""
 
-from __future__ import annotations
-
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
@@ -13,10 +11,10 @@ from tests.monitor.builders import connection
 from trioha.broker_status import BrokerStatus
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
-from trioha.remoting.command import RemotingCommand, response_to
+from trioha.remoting.command import response_to
 from trioha.remoting.ha_runtime_info import encode_ha_status
 from trioha_monitor.live import FeedTimes, LiveSettings, live_views
-from trioha_monitor.view import ClusterView, Health, NodeView
+from trioha_monitor.view import ClusterView, Health
 
 TIMES = FeedTimes(
     interval_s=0.02, refresh_s=0.02, request_timeout_s=0.3, back_off_s_min=0.02, back_off_s_max=0.05
@@ -30,7 +28,7 @@ STATUS = BrokerStatus(
 )  # fmt: skip
 
 
-async def each_request(stream: trio.SocketStream, answer: Callable[[RemotingCommand], bytes]) -> None:
+async def each_request(stream, answer):
     decoder = FrameDecoder()
     async for data in stream:
         decoder.feed(data)
@@ -41,58 +39,58 @@ async def each_request(stream: trio.SocketStream, answer: Callable[[RemotingComm
 TABLE = b'{"table":{"putTps":"5.0 1.0 0.1"}}'
 
 
-def status_of(command: RemotingCommand) -> bytes:
+def status_of(command):
     if command.code == RequestCode.GET_BROKER_RUNTIME_INFO:
         return encode(response_to(command, ResponseCode.SUCCESS, body=TABLE))
     assert command.code == RequestCode.GET_BROKER_HA_STATUS
     return encode(response_to(command, ResponseCode.SUCCESS, body=encode_ha_status(STATUS)))
 
 
-async def trioha_node(stream: trio.SocketStream) -> None:
+async def trioha_node(stream):
     await each_request(stream, status_of)
 
 
-async def half_an_answer(stream: trio.SocketStream) -> None:
-    def half(command: RemotingCommand) -> bytes:
+async def half_an_answer(stream):
+    def half(command):
         whole = status_of(command)
         return whole[: len(whole) // 2]
 
     await each_request(stream, half)
 
 
-async def half_an_answer_and_gone(stream: trio.SocketStream) -> None:
+async def half_an_answer_and_gone(stream):
     await stream.receive_some(4096)
     await stream.send_all(b"\x00\x00\x01\x00\x00\x00")
 
 
-async def garbage(stream: trio.SocketStream) -> None:
+async def garbage(stream):
     await stream.receive_some(4096)
     await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
     await stream.receive_some(4096)
 
 
-async def silence(stream: trio.SocketStream) -> None:
+async def silence(stream):
     async for _ in stream:
         pass
 
 
-async def hangs_up(stream: trio.SocketStream) -> None:
+async def hangs_up(stream):
     await stream.receive_some(1)
 
 
-async def not_a_broker(stream: trio.SocketStream) -> None:
-    def unsupported(command: RemotingCommand) -> bytes:
+async def not_a_broker(stream):
+    def unsupported(command):
         return encode(response_to(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark="no"))
 
     await each_request(stream, unsupported)
 
 
-def answering(body: bytes) -> Peer:
-    def answer(command: RemotingCommand) -> bytes:
+def answering(body):
+    def answer(command):
         asked_table = command.code == RequestCode.GET_BROKER_RUNTIME_INFO
         return encode(response_to(command, ResponseCode.SUCCESS, body=TABLE if asked_table else body))
 
-    async def peer(stream: trio.SocketStream) -> None:
+    async def peer(stream):
         await each_request(stream, answer)
 
     return peer
@@ -104,8 +102,8 @@ ABSURD = encode_ha_status(STATUS).replace(
 
 
 @asynccontextmanager
-async def listening(peer: Peer, *, port: int = 0) -> AsyncIterator[int]:
-    async def serve(stream: trio.SocketStream) -> None:
+async def listening(peer, *, port=0):
+    async def serve(stream):
         async with stream:
             try:
                 await peer(stream)
@@ -122,14 +120,14 @@ async def listening(peer: Peer, *, port: int = 0) -> AsyncIterator[int]:
 class Watch:
     """A live source in the background."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._send, self._receive = trio.open_memory_channel[ClusterView](1)
 
-    def show(self, view: ClusterView) -> None:
+    def show(self, view):
         with suppress(trio.WouldBlock):
             self._send.send_nowait(view)
 
-    async def view_that(self, is_so: Callable[[NodeView], bool]) -> ClusterView:
+    async def view_that(self, is_so):
         """The first view with the watched node as wanted."""
         with trio.fail_after(60):
             async for view in self._receive:
@@ -137,13 +135,13 @@ class Watch:
                     return view
         raise AssertionError("the source ended")
 
-    async def node_that(self, is_so: Callable[[NodeView], bool]) -> NodeView:
+    async def node_that(self, is_so):
         """The watched node as soon as it is as wanted."""
         return (await self.view_that(is_so)).nodes[0]
 
 
 @asynccontextmanager
-async def watching(port: int) -> AsyncIterator[Watch]:
+async def watching(port):
     watch = Watch()
     async with trio.open_nursery() as nursery:
         feed = live_views([f"127.0.0.1:{port}"], settings=LiveSettings(times=TIMES))

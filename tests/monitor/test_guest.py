@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import outcome
 import pytest
@@ -16,17 +15,17 @@ from trioha_monitor.guest import TrioGuest
 class Ends:
     """Collects outcomes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.outcomes: list[outcome.Outcome[None]] = []
         self.event = asyncio.Event()
 
-    def __call__(self, result: outcome.Outcome[None]) -> None:
+    def __call__(self, result):
         self.outcomes.append(result)
         self.event.set()
 
 
-def run_guest(main: Callable[[], Awaitable[None]], *, stop: bool) -> list[outcome.Outcome[None]]:
-    async def host() -> list[outcome.Outcome[None]]:
+def run_guest(main, *, stop):
+    async def host():
         ends = Ends()
         guest = TrioGuest(main, on_end=ends)
         guest.start()

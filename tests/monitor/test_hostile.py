@@ -5,30 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Iterator
 from copy import deepcopy
 from itertools import cycle
-from typing import Any
 
 import pytest
 import trio
 from attrs import evolve
 from rich.cells import cell_len
-from textual.pilot import Pilot
 
 from tests.hostile.answering import CONFIG, HA_STATUS, RUNTIME_INFO
 from tests.levels import by_level
 from tests.monitor.test_answers import HOSTILE_TEXTS
 from tests.monitor.test_feed_loopback import each_request, listening, status_of
+from trioha.outside_text import clean
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode, ResponseCode
-from trioha.remoting.command import RemotingCommand, response_to
+from trioha.remoting.command import response_to
 from trioha_monitor.app import MonitorApp
 from trioha_monitor.faults import BORDER
 from trioha_monitor.live import FeedTimes, LiveSettings, live_views
-from trioha_monitor.texts import clean
 from trioha_monitor.timeline import EVENTS_MAX
-from trioha_monitor.view import ClusterView, Health, Show, ViewFeed
+from trioha_monitor.view import Health
 
 pytestmark = pytest.mark.full
 
@@ -51,7 +48,7 @@ Answer = dict[int, bytes]
 """Bodies by the code of the request."""
 
 
-def answers(seed: int, *, count: int) -> Iterator[Answer]:
+def answers(seed, *, count):
     """`count` answers, each with one wrong value or malformed."""
     lot = random.Random(seed)
     nested = (b"[" * 900 + b"]" * 900, b'{"a":' * 900 + b"1" + b"}" * 900, b"[" * 100_000)
@@ -65,7 +62,7 @@ def answers(seed: int, *, count: int) -> Iterator[Answer]:
         if number % 3 == 0:
             # A RocketMQ broker: its runtime table and its configuration are read.
             del bodies[RequestCode.GET_BROKER_HA_STATUS]["trioha"]
-        values: tuple[object, ...] = lot.choice((TEXTS, NUMBERS, OTHERS))
+        values = lot.choice((TEXTS, NUMBERS, OTHERS))
         replace_somewhere(bodies[lot.choice(list(bodies))], lot.choice(values), lot)
         encoded = {code: encoded_body(code, body) for code, body in bodies.items()}
         if number % 5 == 0:
@@ -73,7 +70,7 @@ def answers(seed: int, *, count: int) -> Iterator[Answer]:
         yield encoded
 
 
-def crowds() -> Iterator[bytes]:
+def crowds():
     """Ten thousand connections, names, probes, warnings."""
     one = HA_STATUS["haConnectionInfo"][0]
     crowd = [one | {"addr": f"10.{n // 65536}.{n // 256 % 256}.{n % 256}:1"} for n in range(10_000)]
@@ -92,7 +89,7 @@ def crowds() -> Iterator[bytes]:
     yield b'{"master":true,"x":{' + b"0:0," * 500_000 + b"0:0}}"
 
 
-def replace_somewhere(place: Any, value: object, lot: random.Random) -> None:
+def replace_somewhere(place, value, lot):
     """Set `value` somewhere in `place`, or use it as a key there."""
     while keys := list(place) if isinstance(place, dict) else list(range(len(place))):
         key = lot.choice(keys)
@@ -107,17 +104,17 @@ def replace_somewhere(place: Any, value: object, lot: random.Random) -> None:
         return
 
 
-def encoded_body(code: int, body: Any) -> bytes:
+def encoded_body(code, body):
     if code == RequestCode.GET_BROKER_CONFIG:
         return "\n".join(f"{key}={value}" for key, value in body.items()).encode("utf-8", "replace")
     return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def speaking(text: str) -> Answer:
+def speaking(text):
     """A valid answer in which every text is `text`, or a prefix of it."""
     text = text[:5_000]
 
-    def said(value: Any) -> Any:
+    def said(value):
         if isinstance(value, str):
             return text
         if isinstance(value, list):
@@ -138,7 +135,7 @@ def speaking(text: str) -> Answer:
     }
 
 
-def answer_to(command: RemotingCommand, answer: Answer) -> bytes:
+def answer_to(command, answer):
     """The frame of an answer."""
     body = answer.get(command.code)
     if body is None:
@@ -149,21 +146,21 @@ def answer_to(command: RemotingCommand, answer: Answer) -> bytes:
 class HostileNode:
     """Answers each request for its status with the next body, in a cycle."""
 
-    def __init__(self, told: list[Answer]) -> None:
+    def __init__(self, told):
         self.told = 0
         self.all_told = trio.Event()
         """Set when it begins anew."""
         self.say(told)
 
-    def say(self, told: list[Answer]) -> None:
+    def say(self, told):
         """Answer so from now on."""
         self._told, self._count = cycle(told), len(told)
 
-    async def serve(self, stream: trio.SocketStream) -> None:
+    async def serve(self, stream):
         """One connection of the monitor's."""
-        current: Answer = {}
+        current = {}
 
-        def answer(command: RemotingCommand) -> bytes:
+        def answer(command):
             nonlocal current
             if command.code == RequestCode.GET_BROKER_HA_STATUS:
                 self.told += 1
@@ -175,7 +172,7 @@ class HostileNode:
         await each_request(stream, answer)
 
 
-async def honest(stream: trio.SocketStream) -> None:
+async def honest(stream):
     await each_request(stream, status_of)
 
 
@@ -205,7 +202,7 @@ async def test_a_hostile_answer_ends_its_own_connection_only():
     assert BORDER.bugs == bugs
 
 
-def assert_bounded_and_clean(view: ClusterView) -> None:
+def assert_bounded_and_clean(view):
     assert len(view.events) <= EVENTS_MAX
     assert len(view.replicas) <= 2 * 600
     for node in view.nodes:
@@ -246,10 +243,10 @@ def test_no_hostile_text_ends_the_application_or_leaves_its_cell():
     assert BORDER.bugs == bugs
 
 
-def feed_with(node: HostileNode, honest_ports: list[int]) -> ViewFeed:
+def feed_with(node, honest_ports):
     """The live feed of `node`, which is the first and so the chosen one, and of an honest node."""
 
-    async def feed(show: Show) -> None:
+    async def feed(show):
         async with listening(honest) as good, listening(node.serve) as bad:
             honest_ports.append(good)
             addresses = [f"127.0.0.1:{bad}", f"127.0.0.1:{good}"]
@@ -258,7 +255,7 @@ def feed_with(node: HostileNode, honest_ports: list[int]) -> ViewFeed:
     return feed
 
 
-def assert_drawn_in_cells(pilot: Pilot[None], *, size: tuple[int, int]) -> None:
+def assert_drawn_in_cells(pilot, *, size):
     """Every line of the screen is as wide as the screen, and nothing in it is more than a character."""
     width, height = size
     strips = pilot.app.screen._compositor.render_strips()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import asynccontextmanager
 
 import trio
@@ -12,7 +12,7 @@ from tests.monitor.builders import MASTER, SLAVE, connection, master, slave
 from trioha.broker_status import BrokerStatus
 from trioha.errors import PeerError
 from trioha.remoting.name_server import BrokerGroup
-from trioha_monitor.live import Ask, AskNames, FeedTimes, LiveSettings, live_views
+from trioha_monitor.live import LiveSettings, live_views
 from trioha_monitor.view import ClusterView, EventKind, Health
 
 NAMES = "127.0.0.1:9876"
@@ -29,10 +29,10 @@ class World:
     views: list[ClusterView] = field(factory=list)
 
     @asynccontextmanager
-    async def open_session(self, address: str, times: FeedTimes) -> AsyncIterator[Ask]:
+    async def open_session(self, address, times):
         self.asked.append(address)
 
-        async def ask() -> BrokerStatus:
+        async def ask():
             await trio.sleep(0.001)
             if address not in self.nodes:
                 raise PeerError("the peer closed the connection", address=address)
@@ -43,8 +43,8 @@ class World:
         yield ask
 
     @asynccontextmanager
-    async def open_names(self, address: str, times: FeedTimes) -> AsyncIterator[AskNames]:
-        async def ask() -> tuple[BrokerGroup, ...]:
+    async def open_names(self, address, times):
+        async def ask():
             await trio.sleep(0.001)
             if self.listed is None:
                 raise PeerError("no answer", address=address)
@@ -52,7 +52,7 @@ class World:
 
         yield ask
 
-    def settings(self) -> LiveSettings:
+    def settings(self):
         start_s = trio.current_time()
         return LiveSettings(
             open_session=self.open_session,
@@ -61,15 +61,15 @@ class World:
         )
 
     @property
-    def now(self) -> ClusterView:
+    def now(self):
         return self.views[-1]
 
-    def texts(self, kind: EventKind) -> list[str]:
+    def texts(self, kind):
         return [event.text for event in self.now.events if event.kind is kind]
 
 
 @asynccontextmanager
-async def watching(world: World, *addresses: str, name_servers: tuple[str, ...] = ()) -> AsyncIterator[None]:
+async def watching(world, *addresses, name_servers=()):
     async with trio.open_nursery() as nursery:
         feed = live_views(addresses, name_servers=name_servers, settings=world.settings())
         nursery.start_soon(feed, world.views.append)

@@ -1,10 +1,5 @@
 """The live source on nodes that really replicate, in this process."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import trio
 import trustme
@@ -21,8 +16,8 @@ from trioha.remoting.client import ClientSecurity
 from trioha.remoting.signature import Credentials
 from trioha_monitor.consumption_feed import Demand, consumption_session
 from trioha_monitor.live import LIVE_TIMES, LiveSettings, live_views
-from trioha_monitor.replay import ReplaySource, open_replay
-from trioha_monitor.view import ClusterView, EventKind, Health, ReplicaView, Verdict
+from trioha_monitor.replay import open_replay
+from trioha_monitor.view import ClusterView, EventKind, Health, Verdict
 
 SETTINGS = LiveSettings(times=evolve(LIVE_TIMES, interval_s=0.05, refresh_s=0.05, back_off_s_max=0.2))
 
@@ -30,13 +25,13 @@ SETTINGS = LiveSettings(times=evolve(LIVE_TIMES, interval_s=0.05, refresh_s=0.05
 class Watch:
     """The views of a source that runs in the background."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._send, self._receive = trio.open_memory_channel[ClusterView](10_000)
 
-    def show(self, view: ClusterView) -> None:
+    def show(self, view):
         self._send.send_nowait(view)
 
-    async def until(self, is_so: Callable[[ClusterView], bool]) -> ClusterView:
+    async def until(self, is_so):
         view = ClusterView(0)
         with trio.move_on_after(60):
             async for view in self._receive:
@@ -45,7 +40,7 @@ class Watch:
         raise AssertionError(f"never so; at last: {view} {view.events}")
 
 
-def finished(*folders: Path) -> ReplaySource:
+def finished(*folders):
     """A replay of recordings that has read them all."""
     source = open_replay(list(folders))
     while source.work(for_s=1.0):
@@ -53,7 +48,7 @@ def finished(*folders: Path) -> ReplaySource:
     return source
 
 
-def recorded_figures(row: ReplicaView) -> tuple[object, ...]:
+def recorded_figures(row):
     """All figures that a node records; the dispatched offset is not one."""
     return (
         (row.address, row.label, row.state, row.is_connected, row.in_sync, row.verdict),
@@ -62,7 +57,7 @@ def recorded_figures(row: ReplicaView) -> tuple[object, ...]:
     )
 
 
-def is_at_rest(view: ClusterView) -> bool:
+def is_at_rest(view):
     """Whether the only replica has all that was sent, on disk and dispatched."""
     (row, *others) = view.replicas or (None,)
     return (
@@ -114,7 +109,6 @@ async def test_a_pair_is_one_replica_through_the_loss_of_the_slave_and_its_retur
             assert await send(str(master.listen), 3) == ["SLAVE_NOT_AVAILABLE"] * 3
             behind = await watch.until(lambda view: (view.replicas[0].diff_bytes or 0) > 3000)
             assert (behind.replicas[0].is_connected, behind.replicas[0].key) == (False, row.key)
-
             async with running(tmp_path / "s", **{**settings, "listenPort": slave.listen.port}):
                 again = await watch.until(
                     lambda view: (
@@ -229,7 +223,6 @@ async def test_a_group_its_lag_its_member_and_its_broker_are_shown(tmp_path):
             members = sample.members["g"]
             assert (members.count, members.model) == (1, "CLUSTERING")
             assert members.clients[0].startswith(cluster.client_id[:20])
-
             rows = []
             shown = trio.Event()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import trio
 
@@ -21,7 +19,7 @@ from trioha_monitor.view import ClusterView, EventKind, Health, NodeView
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
-def has_roles(view: ClusterView, *roles: tuple[str, int]) -> bool:
+def has_roles(view, *roles):
     """Whether the nodes have these roles and epochs, in their order, and know the set of both."""
     return [
         (node.control.role, node.control.master_epoch)
@@ -40,7 +38,6 @@ def test_a_pair_whose_master_changes_keeps_its_panels_and_shows_the_change(tmp_p
             controller.wait_for_set(BOTH)
             first, second = members
             watch, seen = Watch(), Seen()
-
             recording = MonitorRecording(tmp_path / "recordings")
             recording.start()
 
@@ -94,7 +91,7 @@ def test_a_pair_whose_master_changes_keeps_its_panels_and_shows_the_change(tmp_p
     assert_replayed(recorded, last)
 
 
-def assert_replayed(recorded: Path, last: ClusterView) -> None:
+def assert_replayed(recorded, last):
     """The replay of the monitor's recording has the roles of the view `last`, and breaks no invariant."""
     source = open_replay([recorded], clock_s=lambda: 0.0)
     while source.work(for_s=1.0):
@@ -126,9 +123,9 @@ def assert_replayed(recorded: Path, last: ClusterView) -> None:
 class Seen:
     """Nodes that were down in any view."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.down: list[NodeView] = []
         self.last: ClusterView | None = None
 
-    def add(self, view: ClusterView) -> None:
+    def add(self, view):
         self.down += [node for node in view.nodes if node.health is Health.DOWN]

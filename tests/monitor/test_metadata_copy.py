@@ -1,7 +1,5 @@
 """The age of a slave's copy of its master's topics, groups and offsets."""
 
-from __future__ import annotations
-
 import pytest
 from attrs import evolve
 

@@ -1,11 +1,8 @@
 """Replays of recorded sessions: the exact view of a moment, after any other moments."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,13 +25,13 @@ from trioha_monitor.replay.replay_timeline import ReplayTimeline
 from trioha_monitor.replay.search import SeekError
 from trioha_monitor.series import Series, Severity
 from trioha_monitor.verdict import Verdict
-from trioha_monitor.view import ClusterView, EventKind, Health, ReplicaView
+from trioha_monitor.view import EventKind, Health
 
 S = 10**9
 MS = 10**6
 
 
-def opened(*paths: Path, chunk_records: int = 16, work: bool = True) -> ReplaySource:
+def opened(*paths, chunk_records=16, work=True):
     timeline = ReplayTimeline(
         [SessionReader(open_session(path), chunk_records=chunk_records) for path in paths]
     )
@@ -44,12 +41,12 @@ def opened(*paths: Path, chunk_records: int = 16, work: bool = True) -> ReplaySo
     return source
 
 
-def finish(source: ReplaySource) -> None:
+def finish(source):
     while source.work(for_s=1.0):
         pass
 
 
-def connect(at_ns: int, conn: int, start: int, top: int) -> list[Event]:
+def connect(at_ns, conn, start, top):
     return [
         Event(at_ns, Kind.STATE, conn=conn, offset=-1, aux=top, flags=HaState.HANDSHAKE),
         Event(at_ns, Kind.REQUESTED, conn=conn, offset=start, aux=top),
@@ -58,7 +55,7 @@ def connect(at_ns: int, conn: int, start: int, top: int) -> list[Event]:
     ]
 
 
-def master_events() -> list[Event]:
+def master_events():
     """A slave in sync that is lost at 20 s and reconnects at 22 s; one that hangs from 10 s on."""
     events = [
         Event(0, Kind.PUT, offset=1000, size=1000),
@@ -93,12 +90,12 @@ def master_events() -> list[Event]:
 ADDRESSES = {1: "10.0.0.1:40001", 2: "10.0.0.2:40002", 3: "10.0.0.1:40003"}
 
 
-def write_master(path: Path, **options: int) -> Path:
+def write_master(path, **options):
     """Moves the facts of `write_session` from before the first record to the start of their connections."""
     return write_located(path, master_events(), ADDRESSES, **options)
 
 
-def write_located(path: Path, events: list[Event], addresses: dict[int, str], **options: int) -> Path:
+def write_located(path, events, addresses, **options):
     """A master's session in which the fact of each connection is at its start."""
     write_session(path, events, **options)
     array = read_records(open_session(path)).array
@@ -116,7 +113,7 @@ def master(tmp_path):
     return opened(write_master(tmp_path / "20260922T000000.000Z-broker-a-0", segment_records=60))
 
 
-def by_host(view: ClusterView) -> dict[str, ReplicaView]:
+def by_host(view):
     return {replica.address.partition(":")[0]: replica for replica in view.replicas}
 
 
@@ -216,7 +213,7 @@ def test_a_moment_is_the_same_after_any_other_moments(tmp_path_factory, seed):
                 assert replica.diff_bytes == replica.master_offset - replica.ack_offset
 
 
-def plain(view: ClusterView) -> ClusterView:
+def plain(view):
     """A view without figures of the overview."""
     return evolve(
         view,
@@ -665,7 +662,7 @@ def test_damaged_files_never_stop_a_replay(tmp_path):
         assert start_ms <= source.state().time_ms <= end_ms, seed
 
 
-def damage(path: Path, lot: random.Random) -> None:
+def damage(path, lot):
     """Overwrite, cut, delete or lengthen some files."""
     for _ in range(lot.randrange(1, 4)):
         file = lot.choice(sorted(file for file in path.rglob("*") if file.is_file()))
@@ -689,14 +686,12 @@ def test_packed_sessions_are_shown_as_others_are(tmp_path, monkeypatch):
     start_ns, end_ns = plain.position.start_ns, plain.position.end_ns
     moments = [start_ns + (end_ns - start_ns) * step // 7 for step in range(8)]
     expected = [plain.view_at(at_ns) for at_ns in moments]
-
     session = open_session(path)
     for segment in sealed_segments(session):
         pack_segment(session, segment)
     packed = opened(path, chunk_records=100)
     assert [packed.view_at(at_ns) for at_ns in moments] == expected
     assert (packed.position, packed.damage) == (plain.position, ())
-
     with pytest.raises(StoreError, match="not a session"):
         open_replay([tmp_path / "session" / "events"])
     # As Python marks a missing module.
@@ -705,7 +700,7 @@ def test_packed_sessions_are_shown_as_others_are(tmp_path, monkeypatch):
         open_replay([path])
 
 
-def lose(at_ns: int, conn: int, ack: int, top: int, reason: CloseReason) -> list[Event]:
+def lose(at_ns, conn, ack, top, reason):
     return [
         Event(at_ns, Kind.CLOSED, conn=conn, offset=ack, aux=top, flags=reason),
         Event(at_ns, Kind.STATE, conn=conn, offset=ack, aux=top, flags=HaState.SHUTDOWN),

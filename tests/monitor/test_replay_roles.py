@@ -1,15 +1,10 @@
 """Replays of sessions of controller mode: roles, epochs, sets, cuts and controllers at any moment."""
 
-from __future__ import annotations
-
 import asyncio
 import random
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from attrs import evolve
-from textual.pilot import Pilot
 
 from tests.monitor.recorded_group import (
     CUT_S,
@@ -32,17 +27,17 @@ from trioha.broker_status import ControlStatus, MemberStatus
 from trioha.recording.events import CloseReason, GroupRole, Kind, SetEvent
 from trioha_monitor.app import MonitorApp
 from trioha_monitor.rendering import RenderContext, palette_of
-from trioha_monitor.replay import ReplaySource, open_replay
+from trioha_monitor.replay import open_replay
 from trioha_monitor.replay.clock_offsets import ClockLink, ClockOffset, clock_offsets
 from trioha_monitor.series import Severity
 from trioha_monitor.verdict import Verdict
-from trioha_monitor.view import ClusterView, EventKind, Health, NodeView
+from trioha_monitor.view import EventKind, Health
 from trioha_monitor.widgets.graph import replica_marks
 
 START_MS = WALL_NS // MS
 
 
-def sessions_in(folder: Path) -> list[Path]:
+def sessions_in(folder):
     return sorted(path for path in folder.iterdir() if path.is_dir())
 
 
@@ -56,21 +51,21 @@ def source(folder):
     return opened(*sessions_in(folder))
 
 
-def at(source: ReplaySource, second: float) -> ClusterView:
+def at(source, second):
     return source.view_at(WALL_NS + round(second * S))
 
 
-def node_of(view: ClusterView, broker_id: int) -> NodeView:
+def node_of(view, broker_id):
     return next(node for node in view.nodes if node.broker_id == broker_id)
 
 
-def control_of(view: ClusterView, broker_id: int) -> ControlStatus:
+def control_of(view, broker_id):
     control = node_of(view, broker_id).control
     assert control is not None
     return control
 
 
-def spans(node: NodeView) -> list[tuple[float, str, int | None]]:
+def spans(node):
     return [((span.time_ms - START_MS) / 1000, span.role, span.epoch) for span in node.roles]
 
 
@@ -336,7 +331,7 @@ def test_a_role_that_begins_while_it_is_replayed_is_shown(tmp_path):
     assert texts == ["is master of epoch 2; was slave of broker 1 in epoch 1"]
 
 
-def segment_of(path: Path) -> Path:
+def segment_of(path):
     (segment,) = (path / "events").glob("*.seg")
     return segment
 
@@ -428,8 +423,8 @@ def test_clocks_are_compared_along_the_most_certain_path():
 # -- screens -------------------------------------------------------------------------------------------------
 
 
-def context_at(second: float) -> RenderContext:
-    async def nothing(_show: Callable[..., None]) -> None:
+def context_at(second):
+    async def nothing(_show):
         raise AssertionError("not run")
 
     palette = palette_of(MonitorApp(nothing))
@@ -466,15 +461,15 @@ def test_the_growth_of_a_log_goes_on_through_roles(source):
     assert min(bucket.value for bucket in cut.buckets if bucket is not None) == 0.0
 
 
-def drawn(app: MonitorApp) -> str:
+def drawn(app):
     """The text of the screen."""
     return "\n".join(
         "".join(segment.text for segment in strip) for strip in app.screen._compositor.render_strips()
     )
 
 
-def in_app(source: ReplaySource, steps: Callable[[Pilot[None], MonitorApp], object]) -> None:
-    async def run() -> None:
+def in_app(source, steps):
+    async def run():
         app = MonitorApp(source, playback=source)
         async with app.run_test(size=(120, 40)) as pilot:
             while app.monitor_screen.view is None or source.overview_share < 1:
@@ -487,7 +482,7 @@ def in_app(source: ReplaySource, steps: Callable[[Pilot[None], MonitorApp], obje
     asyncio.run(run())
 
 
-async def seen_at(pilot: Pilot[None], app: MonitorApp, source: ReplaySource, second: float) -> str:
+async def seen_at(pilot, app, source, second):
     wanted_ms = START_MS + round(second * 1000)
     source.seek(wanted_ms)
     while app.monitor_screen.view is None or app.monitor_screen.view.time_ms != wanted_ms:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -11,7 +10,7 @@ from attrs import evolve
 
 from tests.monitor.builders import MASTER, SLAVE, connection, master, slave
 from tests.monitor.test_cluster import Play
-from trioha.broker_status import BrokerStatus, ControllerLinkStatus, ControlStatus, MemberStatus
+from trioha.broker_status import ControllerLinkStatus, ControlStatus, MemberStatus
 from trioha.errors import RemoteProtocolError
 from trioha_monitor import control_feed
 from trioha_monitor.answers import CONTROLLERS_MAX, MEMBERS_MAX, AnswerFilter
@@ -28,7 +27,7 @@ OTHER_LEADER = "10.0.0.8:9878"
 SOCKET = "127.0.0.1:40001"
 
 
-def control(role: str, broker_id: int, epoch: int, master_id: int, **changes: object) -> ControlStatus:
+def control(role, broker_id, epoch, master_id, **changes):
     base = ControlStatus(
         role=role,
         step="following",
@@ -48,9 +47,7 @@ def control(role: str, broker_id: int, epoch: int, master_id: int, **changes: ob
     return evolve(base, **changes)
 
 
-def as_master(
-    address: str, broker_id: int, epoch: int, *, offset: int = 1000, peer: bool = True, **changes: object
-) -> BrokerStatus:
+def as_master(address, broker_id, epoch, *, offset=1000, peer=True, **changes):
     connections = [connection(SOCKET, sent=offset, ack=offset, lag=0)] if peer else []
     status = master(offset, *connections, address=address)
     return evolve(
@@ -60,16 +57,14 @@ def as_master(
     )
 
 
-def as_slave(
-    address: str, broker_id: int, epoch: int, of: str, master_id: int, *, offset: int = 1000
-) -> BrokerStatus:
+def as_slave(address, broker_id, epoch, of, master_id, *, offset=1000):
     status = slave(offset, address=address, broker_id=broker_id)
     assert status.client is not None
     client = evolve(status.client, master_address=f"{of}0", local_address=SOCKET)
     return evolve(status, client=client, control=control("slave", broker_id, epoch, master_id))
 
 
-def texts(play: Play, kind: EventKind) -> list[tuple[str, str, Severity]]:
+def texts(play, kind):
     view = play.cluster.view(play.now_ms)
     return [(event.node, event.text, event.severity) for event in view.events if event.kind is kind]
 
@@ -293,13 +288,13 @@ def test_an_epoch_that_becomes_known_later_is_that_of_the_role_from_its_start():
     assert history.freeze() == (RoleSpan(1, "slave", 4), RoleSpan(12, "master", 5))
 
 
-def chart(*spans: RoleSpan, width: int = 52, end_ms: int = 120_000) -> list[str]:
+def chart(*spans, width=52, end_ms=120_000):
     context = RenderContext(palette_of(MonitorApp(_no_feed)), end_ms=end_ms, span_ms=120_000)
     lines = role_chart([NodeView("n", broker_name="b", broker_id=1, roles=spans)], context, width=width)
     return ["".join(text for text, _ in line) for line in lines]
 
 
-async def _no_feed(show: Callable[..., None]) -> None:
+async def _no_feed(show):
     await trio.sleep_forever()
 
 
@@ -337,13 +332,13 @@ CONFIG = {"enableControllerMode": "true", "controllerAddr": LEADER, "brokerId": 
 class Controllers:
     """In place of `fetch_control`: what the controllers say, and when they were asked."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.role = "slave"
         self.takes_s = 0.1
         self.asked_s: list[float] = []
         monkeypatch.setattr(control_feed, "fetch_control", self._fetch)
 
-    async def _fetch(self, *_: object, **__: object) -> ControlStatus:
+    async def _fetch(self, *_, **__):
         self.asked_s.append(round(trio.current_time(), 3))
         role = self.role
         await trio.sleep(self.takes_s)
@@ -351,7 +346,7 @@ class Controllers:
 
 
 @asynccontextmanager
-async def running_feed() -> AsyncIterator[ControlFeed]:
+async def running_feed():
     feed = ControlFeed(None, connect=lambda _: None, timeout_s=1.0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(feed.run)
@@ -359,7 +354,7 @@ async def running_feed() -> AsyncIterator[ControlFeed]:
         nursery.cancel_scope.cancel()
 
 
-def rocketmq(*, is_master: bool) -> BrokerStatus:
+def rocketmq(*, is_master):
     status = master(1000) if is_master else slave(1000)
     return evolve(status, flushed_offset=None)
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,9 +9,7 @@ samples = st.lists(
 )
 
 
-def recorded(
-    steps: list[tuple[int, int, Severity]], *, bucket_ms: int, buckets_max: int = 10_000
-) -> tuple[Series, list[tuple[int, int, Severity]]]:
+def recorded(steps, *, bucket_ms, buckets_max=10_000):
     """What a recorder makes of samples (each some ms after the one before), and the samples with times."""
     recorder = SeriesRecorder(bucket_ms=bucket_ms, buckets_max=buckets_max)
     at_ms = 0

@@ -1,15 +1,10 @@
 """What the screens look like, cell by cell. `pytest --snapshot-update` takes new pictures: look at them."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 import trio
 from attrs import evolve
-from textual.pilot import Pilot
 
 from tests.monitor.recorded_group import write_group
 from tests.monitor.scenes import FakePlayback, busy_view, controlled_view
@@ -17,13 +12,12 @@ from tests.recording.sessions import WALL_NS
 from trioha_monitor.app import MonitorApp
 from trioha_monitor.rendering import LIGHT
 from trioha_monitor.replay import open_replay
-from trioha_monitor.view import Show
 
 SCREENS = {"replicas": "1", "slave": "2", "log": "3", "events": "4", "groups": "5", "roles": "6"}
 BASE, SMALL, LARGE = (120, 40), (80, 24), (200, 50)
 
 
-def case(screen: str, size: tuple[int, int] = BASE, *, full: bool = True) -> Any:
+def case(screen, size=BASE, *, full=True):
     """A picture of a screen."""
     marks = [pytest.mark.full] if full else []
     return pytest.param(screen, size, id=f"{screen}-{size[0]}x{size[1]}", marks=marks)
@@ -38,12 +32,12 @@ def _utc(monkeypatch):
     time.tzset()
 
 
-async def feed(show: Show) -> None:
+async def feed(show):
     show(busy_view())
     await trio.sleep_forever()
 
 
-async def feed_of_sessions(show: Show) -> None:
+async def feed_of_sessions(show):
     # Recorded sessions have no groups and no copies of metadata.
     view = busy_view()
     replicas = tuple(evolve(replica, metadata=None) for replica in view.replicas)
@@ -51,8 +45,8 @@ async def feed_of_sessions(show: Show) -> None:
     await trio.sleep_forever()
 
 
-def until_shown(*keys: str) -> Callable[[Pilot[None]], Awaitable[None]]:
-    async def run(pilot: Pilot[None]) -> None:
+def until_shown(*keys):
+    async def run(pilot):
         assert isinstance(pilot.app, MonitorApp)
         while pilot.app.monitor_screen.view is None:
             await pilot.pause(0.01)
@@ -86,7 +80,7 @@ def test_screen_of_a_replay(snap_compare):
     assert snap_compare(app, terminal_size=BASE, run_before=until_shown("1"))
 
 
-async def controlled_feed(show: Show) -> None:
+async def controlled_feed(show):
     show(controlled_view())
     await trio.sleep_forever()
 

@@ -1,14 +1,11 @@
 """The monitor on a real terminal (tmux): keys are typed and the screen is read."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
 import time
 from contextlib import closing
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -23,20 +20,20 @@ pytestmark = [
 class Terminal:
     """A tmux server of its own with one window, 100 columns and 30 lines by default."""
 
-    def __init__(self, folder: Path, *command: str, size: tuple[int, int] = (100, 30)) -> None:
+    def __init__(self, folder, *command, size=(100, 30)):
         self._server = f"trioha-{uuid4().hex}"
         columns, lines = map(str, size)
         self._tmux(
             "-f", "/dev/null", "new-session", "-d", "-x", columns, "-y", lines, "-c", str(folder), *command
         )
 
-    def press(self, *keys: str) -> None:
+    def press(self, *keys):
         self._tmux("send-keys", *keys)
 
-    def read(self) -> str:
+    def read(self):
         return self._tmux("capture-pane", "-p")
 
-    def wait_for(self, *texts: str, timeout_s: float = 120.0) -> str:
+    def wait_for(self, *texts, timeout_s=120.0):
         """The screen, once all `texts` are on it."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -46,7 +43,7 @@ class Terminal:
             assert time.monotonic() < deadline, f"{texts} did not appear on:\n{screen}"
             time.sleep(0.1)
 
-    def wait_for_the_end(self) -> None:
+    def wait_for_the_end(self):
         """Until what it runs has ended, and the terminal with it."""
         deadline = time.monotonic() + 60
         while (
@@ -58,10 +55,10 @@ class Terminal:
             assert time.monotonic() < deadline, f"it goes on:\n{self.read()}"
             time.sleep(0.1)
 
-    def close(self) -> None:
+    def close(self):
         subprocess.run(["tmux", "-L", self._server, "kill-server"], check=False, capture_output=True)
 
-    def _tmux(self, *arguments: str) -> str:
+    def _tmux(self, *arguments):
         # The environment of the tests may have a terminal's size: only the real one counts.
         environment = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
         done = subprocess.run(

@@ -1,7 +1,5 @@
 """The timeline is bounded, and a noisy node does not crowd out others."""
 
-from __future__ import annotations
-
 from trioha_monitor.timeline import BURST_MAX, REFILL_MS, Timeline
 from trioha_monitor.view import EventKind
 

@@ -1,7 +1,5 @@
 """The pure parts of the widgets: bars, columns, lines."""
 
-from __future__ import annotations
-
 import pytest
 from attrs import evolve
 from hypothesis import given
@@ -13,7 +11,7 @@ from trioha_monitor.panes.log import log_columns, log_facts, probe_parts
 from trioha_monitor.panes.pane import node_columns
 from trioha_monitor.panes.replicas import ReplicasPane, ha_status_text
 from trioha_monitor.panes.slave import ladder_of
-from trioha_monitor.rendering import ByteUnits, Line, Palette, RenderContext
+from trioha_monitor.rendering import ByteUnits, Palette, RenderContext
 from trioha_monitor.series import Bucket, SeriesRecorder, Severity
 from trioha_monitor.texts import NOTHING
 from trioha_monitor.view import ArchiveView, ClusterView, ProbeCount, Verdict
@@ -39,11 +37,11 @@ PALETTE = Palette(
 LOOK = RenderContext(PALETTE, end_ms=NOW_MS)
 
 
-def plain(line: Line) -> str:
+def plain(line):
     return "".join(text for text, _ in line)
 
 
-def good(value: float) -> Bucket:
+def good(value):
     return Bucket(value)
 
 
