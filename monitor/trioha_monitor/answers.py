@@ -34,10 +34,11 @@ from trioha.broker_status import (
 from trioha.distribution import Distribution
 from trioha.errors import RemoteProtocolError
 from trioha.numbers import I64, NATURAL32, NATURAL64, Range, parse_int
+from trioha.outside_text import REASON_MAX, clean
 from trioha.recording.events import CloseReason, PutStatus
 from trioha_monitor.replicas import SlaveReport
 from trioha_monitor.series import RateMeter, SeriesRecorder
-from trioha_monitor.texts import REASON_MAX, Names, clean
+from trioha_monitor.texts import Names
 from trioha_monitor.view import ArchiveView, Limits, LogView, ProbeCount, PutRate, SlaveView, put_rates
 
 CONNECTIONS_MAX: Final = 256

@@ -29,13 +29,14 @@ from attrs import frozen
 
 from trioha.broker_status import BrokerStatus
 from trioha.net.border import ConnectionBorder
+from trioha.outside_text import clean
 from trioha.recording.reconnects import Reconnects
 from trioha_monitor.answers import Answer
 from trioha_monitor.faults import BORDER, fault_of_this_program
 from trioha_monitor.matching import LOST_KEPT_MS, ConnectionRows, ReplicaEvents, SlaveRows
 from trioha_monitor.node import Node, NodeEvents
 from trioha_monitor.series import Severity
-from trioha_monitor.texts import clean, format_elapsed
+from trioha_monitor.texts import format_elapsed
 from trioha_monitor.timeline import Timeline
 from trioha_monitor.verdict import Judgement
 from trioha_monitor.view import ClusterView, EventKind, Health, Limits, NameServerView, ReplicaView, Verdict

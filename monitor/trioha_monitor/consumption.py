@@ -26,8 +26,8 @@ from attrs import Factory, define, field, frozen
 
 from trioha.errors import RemoteProtocolError
 from trioha.numbers import I64, NATURAL32, parse_int
+from trioha.outside_text import clean
 from trioha.remoting.fastjson import JsonLimits, parse_json
-from trioha_monitor.texts import clean
 from trioha_monitor.view import ConsumptionView, GroupView, Health, NodeView
 
 ANSWER_LIMITS: Final = JsonLimits(containers_max=300_000, dialect_chars_max=8 * 1024 * 1024)

@@ -16,6 +16,7 @@ from typing import Final, TextIO, cast
 import structlog
 
 from trioha.net.border import ConnectionBorder
+from trioha.outside_text import escaped_lines
 
 BORDER: Final = ConnectionBorder("monitor feed")
 """Contains faults with one node or one name server; counts and logs them."""
@@ -44,7 +45,8 @@ class FaultLog:
         """Lines that could not be written."""
 
     def write(self, text: str) -> None:
-        """Append `text`."""
+        """Append `text`, as a terminal may show it."""
+        text = escaped_lines(text)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self.path.exists() and self.path.stat().st_size > LOG_BYTES_MAX:

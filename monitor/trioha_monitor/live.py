@@ -31,6 +31,7 @@ from attrs import Factory, define, evolve, frozen
 from trioha.broker_status import BrokerStatus
 from trioha.errors import ConfigError, PeerError, TriohaError
 from trioha.net.border import ConnectionBorder
+from trioha.outside_text import clean
 from trioha.remoting.address import parse_address
 from trioha.remoting.client import NO_SECURITY, ClientSecurity, open_client
 from trioha.remoting.codes import ResponseCode
@@ -50,7 +51,6 @@ from trioha_monitor.consumption_feed import (
 from trioha_monitor.control_feed import ControlFeed
 from trioha_monitor.faults import BORDER, fault_of_this_program
 from trioha_monitor.series import Severity
-from trioha_monitor.texts import clean
 from trioha_monitor.timeline import Timeline
 from trioha_monitor.view import ConsumptionView, EventKind, Health, NameServerView, Show, ViewFeed
 

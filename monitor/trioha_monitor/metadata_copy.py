@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Final
 
 from trioha.broker_status import MetadataStatus
-from trioha_monitor.texts import clean
+from trioha.outside_text import clean
 from trioha_monitor.view import MetadataView
 
 TABLES_MAX: Final = 16

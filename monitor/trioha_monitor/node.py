@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from attrs import define, field
 
 from trioha.broker_status import ArchiveStatus, BrokerStatus
+from trioha.outside_text import REASON_MAX, clean
 from trioha.recording.reconnects import Reconnects
 from trioha_monitor.answers import (
     Answer,
@@ -21,7 +22,7 @@ from trioha_monitor.answers import (
 from trioha_monitor.replicas import Replica, SlaveReport
 from trioha_monitor.roles import RoleHistory, compare_control
 from trioha_monitor.series import AppendClock, RateMeter, SeriesRecorder, Severity
-from trioha_monitor.texts import REASON_MAX, Names, clean, format_elapsed
+from trioha_monitor.texts import Names, format_elapsed
 from trioha_monitor.timeline import Timeline
 from trioha_monitor.view import EventKind, Health, Limits, NodeView, Verdict, node_label
 

@@ -1,50 +1,16 @@
-"""Texts on the screen: texts of peers made safe to show, and numbers as people read them.
-
-A name that a node reports is drawn in a cell of a table or in a title, and stored by a recording. It must
-stay in its cell: no control characters (a terminal obeys them), no characters that change the direction of
-their neighbours or are drawn over them, none whose width differs between terminals, and a bounded length.
+"""Texts on the screen: names of bounded number, and numbers as people read them.
 
 Every text of a number has a bounded width.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Final
-from unicodedata import bidirectional, category, east_asian_width
 
-TEXT_MAX: Final = 64
-"""Longest name, address or version of a peer that is shown, in characters."""
-REASON_MAX: Final = 160
-"""Longest reason or complaint of a peer that is shown, in characters."""
+from trioha.outside_text import clean
+
 OTHER: Final = "other"
 """Name that counts all names beyond the maximum."""
-_RIGHT_TO_LEFT: Final = frozenset(("R", "AL", "AN"))
-
-
-def clean(text: str, *, length_max: int = TEXT_MAX) -> str:
-    """A peer's text made safe for a terminal: see the module's text. A cut text ends with an ellipsis."""
-    # Cut before it is cached: a text may have megabytes.
-    return _cleaned(text[: length_max + 1], length_max)
-
-
-@lru_cache(maxsize=4096)
-def _cleaned(text: str, length_max: int) -> str:
-    shown = text[:length_max]
-    if not (shown.isascii() and shown.isprintable()):
-        shown = "".join(
-            character if _stays_in_its_cell(character) else "\N{REPLACEMENT CHARACTER}" for character in shown
-        )
-    return shown if len(text) <= length_max else shown[: length_max - 1] + "\N{HORIZONTAL ELLIPSIS}"
-
-
-def _stays_in_its_cell(character: str) -> bool:
-    if character.isascii() or not character.isprintable():
-        return character.isprintable()
-    kind = category(character)
-    # Marks combine with the character before them; terminals disagree on the width of emoji (wide symbols).
-    is_emoji = kind[0] == "S" and east_asian_width(character) == "W"
-    return kind[0] != "M" and not is_emoji and bidirectional(character) not in _RIGHT_TO_LEFT
 
 
 class Names:

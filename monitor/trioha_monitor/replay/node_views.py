@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from trioha.broker_status import ControlStatus
+from trioha.outside_text import REASON_MAX, clean
 from trioha.recording.batch_stats import Counts
 from trioha.recording.events import CloseReason, HaState, Kind, PutStatus, code_name
 from trioha.recording.snapshot import connection_state
@@ -17,7 +18,7 @@ from trioha_monitor.replay.overview import Overview
 from trioha_monitor.replay.recorded_control import RecordedControls, role_spans, with_members
 from trioha_monitor.replay.replay_timeline import NS_PER_S, RecordedNode
 from trioha_monitor.replay.timeline_events import GAP_REASONS
-from trioha_monitor.texts import REASON_MAX, clean, host_of
+from trioha_monitor.texts import host_of
 from trioha_monitor.view import (
     Health,
     LogView,

@@ -23,6 +23,7 @@ from pathlib import Path
 from attrs import define, field
 
 from trioha.errors import StoreError
+from trioha.outside_text import REASON_MAX, clean
 from trioha.recording.clocks import links
 from trioha.recording.events import GroupRole
 from trioha.recording.invariants.event_batch import SessionSettings
@@ -36,7 +37,6 @@ from trioha_monitor.replay.clock_offsets import (
     ClockLink,
     clock_offsets,
 )
-from trioha_monitor.texts import REASON_MAX, clean
 from trioha_monitor.view import Health, Limits, ProbeCount, node_label
 
 NS_PER_S = 1_000_000_000
