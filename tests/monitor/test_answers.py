@@ -158,7 +158,6 @@ texts = st.text(max_size=100) | st.sampled_from(HOSTILE_TEXTS[:-1])
 @given(role=texts, name=texts, state=texts, verdict=texts, warnings=st.lists(texts), puts=st.lists(texts))
 def test_no_text_of_an_answer_escapes(*, role, name, state, verdict, warnings, puts):
     client = slave(5).client
-    assert client is not None
     told = evolve(
         master(5, connection(name, sent=5, ack=5, lag=0, state=state)),
         role=role,

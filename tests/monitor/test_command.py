@@ -35,6 +35,7 @@ def one_line(error):
 
 @pytest.fixture
 def _on_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     for name in ("stdin", "stdout", "stderr"):
         monkeypatch.setattr(getattr(sys, name), "isatty", lambda: True, raising=False)
 
