@@ -268,6 +268,13 @@ async def test_consume_stats_have_the_lag_of_each_queue(broker, autojump_clock):
     assert value["totalDiff"] == 0
 
 
+async def test_topics_that_the_connected_consumers_have_left_are_not_in_consume_stats(broker):
+    broker.metadata.consumer_offsets.commit(GROUP, TOPIC, 0, 1)
+    await broker.heartbeat(topics=("Else",))
+    value = value_of(await broker.ask(RequestCode.GET_CONSUME_STATS, {"consumerGroup": GROUP}))
+    assert value["offsetTable"] == {}
+
+
 def reset_fields(**changes):
     fields = {"topic": TOPIC, "group": GROUP, "timestamp": 0, "isForce": "true", **changes}
     return {key: str(value) for key, value in fields.items()}
@@ -427,6 +434,16 @@ async def test_a_change_that_cannot_be_made_changes_nothing(configured, body, co
     assert words in answer.remark
     assert configured.applied == []
     assert configured.path.read_text() == "# mine\nfileReservedTime=72\n"
+
+
+async def test_a_file_that_cannot_be_written_changes_nothing(configured, monkeypatch):
+    def full(*_args, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("trioha.broker.admin_config.replace_file", full)
+    answer = await configured.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"fileReservedTime=24\n")
+    assert "No space left on device" in answer.remark
+    assert configured.applied == []
 
 
 async def test_a_broker_without_a_file_refuses_changes(broker):

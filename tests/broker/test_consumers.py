@@ -132,6 +132,12 @@ async def test_groups_have_a_maximum(tmp_path):
     assert "trioha.groupsMax" in answers[3].remark
 
 
+async def test_of_two_versions_of_a_subscription_the_newer_counts(broker):
+    await broker.heartbeat("c1", expression="new", tags=["new"], codes=[1], version=9)
+    await broker.heartbeat("c2", peer=OTHER, expression="old", tags=["old"], codes=[2], version=8)
+    assert broker.room.clients.consumers[GROUP].subscriptions[TOPIC].expression == "new"
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -7,13 +7,13 @@ from attrs import evolve
 from tests.broker.sending import START_MS, TOPIC, Sending
 from tests.ha.support import settled
 from tests.store.support import VECTORS, copy_store, expected
+from trioha.broker import delayed_delivery
 from trioha.broker.delayed_delivery import (
     CLOCK_CHECK_S,
     END_S,
     PUBLISH_S,
     RETRY_S,
     SLICE_MESSAGES,
-    UNPUBLISHED_MAX,
 )
 from trioha.broker.delayed_messages import delivered
 from trioha.errors import StoreError
@@ -203,19 +203,23 @@ async def test_the_end_of_delivery_waits_a_moment_for_the_last_deliveries(tmp_pa
     broker.close()
 
 
-async def test_a_stuck_slave_holds_up_the_offsets_and_no_delivery(tmp_path, wall, autojump_clock, nursery):
+async def test_a_stuck_slave_holds_up_the_offsets_and_no_delivery(
+    tmp_path, wall, autojump_clock, nursery, monkeypatch
+):
     """What waits is bounded: steps are joined, and none is published before it is safe."""
+    steps_max = 64
+    monkeypatch.setattr(delayed_delivery, "UNPUBLISHED_MAX", steps_max)
     safe = Safe()
     broker = Sending(tmp_path, wall, safe_offset=safe)
     nursery.start_soon(broker.delivery.run)
     ends = {}
-    for number in range(UNPUBLISHED_MAX + UNPUBLISHED_MAX // 4):
+    for number in range(steps_max + steps_max // 4):
         await broker.delayed(1, b"%d" % number)
         await trio.sleep(1.1)
         ends[number + 1] = broker.log.max_offset
     assert broker.delivery.delivered == len(ends)
     assert broker.offsets.find(1) == 0
-    for count in (1, 500, len(ends) // 2, len(ends)):
+    for count in (1, 30, len(ends) // 2, len(ends)):
         safe.offset = ends[count]
         await trio.sleep(2 * PUBLISH_S)
         published = broker.offsets.find(1) or 0
@@ -285,6 +289,17 @@ async def test_a_record_that_names_no_queue_is_skipped(broker, nursery, properti
     await trio.sleep(3)
     assert [body for _, body in broker.deliveries if body == b"good"] == [b"good"]
     assert (broker.offsets.find(1), broker.delivery.skipped) == (2, 1)
+
+
+async def test_a_damaged_message_is_skipped(broker, nursery, autojump_clock):
+    nursery.start_soon(broker.delivery.run)
+    await broker.delayed(1, b"damaged")
+    await broker.delayed(1, b"good")
+    view = broker.log.files[0].view
+    at = bytes(view[:1000]).index(b"damaged")
+    view[at : at + 1] = b"D"
+    await trio.sleep(3)
+    assert (broker.deliveries, broker.delivery.skipped) == ([(1.0, b"good")], 1)
 
 
 async def test_a_clock_that_is_set_forward_is_noticed_in_time(broker, nursery, wall, autojump_clock):

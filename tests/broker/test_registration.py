@@ -177,6 +177,15 @@ async def test_a_lost_connection_is_made_anew_and_everything_registered(world, a
     assert server.asked == [(0.0, 103, ("T", "U")), (11.0, 103, ("T", "U"))]
 
 
+async def test_a_refused_registration_is_tried_again(world, autojump_clock):
+    server = world.add("ns:1", refuses=True)
+    world.start()
+    await trio.sleep(2)
+    server.refuses = False
+    await trio.sleep(32)
+    assert [at_s for at_s, _, _ in server.asked] == [0.0, 1.0, 3.0, 33.0]
+
+
 async def test_a_slave_is_told_where_its_master_is(world, autojump_clock):
     first, second = (
         world.add("ns:1"),

@@ -158,6 +158,15 @@ async def test_a_decision_that_does_not_fit_its_half_message_is_refused(
     assert (master.delivered, master.ops) == ([], [])
 
 
+async def test_a_decision_on_a_message_that_is_not_a_half_message_is_refused(start, autojump_clock):
+    master = await start()
+    sent = await master.send()
+    await master.end(sent)
+    (delivered,) = master.records(TOPIC, 2)
+    answer = await master.end(sent, commitLogOffset=delivered.physical_offset)
+    assert answer.remark == "Find prepared transaction message failed"
+
+
 async def test_a_slave_refuses_decisions():
     names = ("producerGroup", "tranStateTableOffset", "commitLogOffset", "commitOrRollback")
     for fields, code in (
@@ -450,6 +459,13 @@ async def test_a_transaction_that_nobody_decides_is_given_up_after_the_last_chec
     assert (topic.read_queue_nums, topic.write_queue_nums) == (1, 1)
     assert [half.get("TRANSACTION_CHECK_TIMES") for half in master.halves] == [None, "1", "2", "3"]
     assert master.service.open_transactions == 0
+
+
+async def test_a_round_without_a_producer_counts_as_a_check(start, autojump_clock):
+    master = await start(check_max=2)
+    await master.send()
+    await trio.sleep(95)
+    assert (checks(master), master.given_up) == ([], [b"hello"])
 
 
 async def test_producers_of_the_group_are_asked_in_turn_and_others_never(start, autojump_clock):

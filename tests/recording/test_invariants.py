@@ -307,6 +307,16 @@ def test_keyframes_of_later_segments_do_not_change_verdicts(tmp_path):
     assert counts[0] == counts[1]
 
 
+def test_session_without_its_first_segments_starts_with_keyframes(tmp_path):
+    path = write_session(tmp_path / "session", MasterModel(7).run(3000), segment_records=500)
+    for segment in sorted((path / "events").iterdir())[:2]:
+        segment.unlink()
+    records = read_records(open_session(path)).array
+    found = {v.invariant.name for v in verdicts(judge(records, MASTER, is_first=True)) if v.count}
+    # The model ends waits by lot.
+    assert found - {"put-ok-has-copies"} == {"timeout-after-its-time"}
+
+
 # -- registry ----------------------------------------------------------------------------------------------
 
 

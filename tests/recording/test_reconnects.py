@@ -131,6 +131,14 @@ def test_connection_without_a_known_identity_may_be_the_lost_one_of_its_host():
     assert one(reconnects, connection(3, identity="slave-a"), at_ns=3 * S).previous == 2
 
 
+def test_two_lost_ones_of_one_identity_are_ambiguous():
+    reconnects = Reconnects()
+    for key in (1, 2):
+        reconnects.lost(connection(key, f"10.0.0.{key}", identity="shared"), at_ns=0)
+    arrival = one(reconnects, connection(3, "10.0.0.1", identity="shared"), at_ns=S)
+    assert (arrival.previous, arrival.candidates) == (None, (1, 2))
+
+
 def test_slave_that_left_long_ago_does_not_make_the_return_of_another_uncertain():
     reconnects = Reconnects()
     reconnects.lost(connection(1), at_ns=0)

@@ -252,6 +252,12 @@ async def test_folder_name_sorts_by_time_and_is_new_for_each_start(tmp_path):
         paths.append(recorder.path)
     assert paths == sorted(set(paths))
     assert all(path.name.endswith("Z-a_b_c-2") and path.parent == tmp_path for path in paths)
+    # Nor do two share a folder that start at once.
+    recorder = Recorder(tmp_path, identity=identity, node_id=2)
+    recorder._path = paths[-1]
+    await record(recorder, _nothing)
+    assert recorder.path.is_dir()
+    assert recorder.path not in paths
 
 
 async def test_quiet_node_is_flushed_after_the_interval_of_200_ms(tmp_path):

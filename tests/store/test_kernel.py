@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from hatch_build import has_compiler
 from tests.descriptors import resources_closed
+from tests.levels import by_level
 from tests.store.dispatching import files_below, parts_of
 from tests.store.support import HOST, STORES, VECTORS, open_log
 from tests.store.test_any_record import HOST_V6, records
@@ -485,7 +486,11 @@ def collected(view, root, *, check_crc, records_max):
     return result, keys, entries, collector._last_record_offset, collector._faults
 
 
+BYTE_STEP = by_level(3, 1, 1)
+
+
 @needs_kernel
+@pytest.mark.sized
 @pytest.mark.parametrize(
     ("value", "check_crc"),
     [(b"\x7f", False), (b"\xff", False), (None, True)],
@@ -497,7 +502,7 @@ def test_a_fault_at_every_byte_is_found_as_without_the_kernel(value, check_crc, 
     # Keys of the record: UNIQ_KEY first, wherever it stands.
     early, late = java_hashes_with_prefix([whole_prefix()] * 2, [b"early", b"late"])
     assert [hashed for hashed, offset, _ in whole[1] if offset == starts[2]] == [early, late]
-    for at in range(len(view)):
+    for at in range(0, len(view), BYTE_STEP):
         good = view[at]
         view[at] = good ^ 1 if value is None else value[0]
         for records_max, copy_bytes in ((99, 1 << 17), (3, 200)):
@@ -513,11 +518,12 @@ def whole_prefix():
 
 
 @needs_kernel
+@pytest.mark.sized
 @pytest.mark.parametrize(("copy_bytes", "long_bytes"), [(64, 8192), (200, 0), (200, 150), (1 << 17, 8192)])
 def test_a_log_cut_at_every_byte_ends_as_without_the_kernel(copy_bytes, long_bytes, tmp_path):
     view, _ = few_records()
     how = {"copy_bytes": copy_bytes, "long_bytes": long_bytes}
-    for end in range(len(view) + 1):
+    for end in range(0, len(view) + 1, BYTE_STEP):
         in_both(partial(scan_records, view, 0, end, 0))
         in_both(partial(scan_boundaries, view, 0, end, 0))
         in_both(partial(collected, view[:end], tmp_path, check_crc=True, records_max=99), **how)

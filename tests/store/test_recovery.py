@@ -50,7 +50,11 @@ def filled(tmp_path, count=60, body_bytes=3000):
 
 def test_a_log_opens_with_the_offsets_it_was_closed_with(tmp_path):
     log, _ = filled(tmp_path)
+    # Files of other names are left alone.
+    other = tmp_path / "00000000000000000000.bak"
+    other.write_text("mine")
     again, recovered = open_log(tmp_path, clean_exit=False)
+    assert other.read_text() == "mine"
     assert again.max_offset == log.max_offset
     assert again.last_store_timestamp_ms == log.last_store_timestamp_ms
     assert (recovered.records, recovered.cut_bytes) == (60, 0)
