@@ -27,7 +27,7 @@ from trioha.controller.protocol import (
 from trioha.doctor import collector
 from trioha.doctor.collector import Collector, Targets
 from trioha.doctor.conf_files import read_conf
-from trioha.doctor.facts import ConfFacts, ControllerFacts, EpochFileFacts, Facts, IdentityFacts
+from trioha.doctor.facts import BrokerFacts, ConfFacts, ControllerFacts, EpochFileFacts, Facts, IdentityFacts
 from trioha.errors import ConfigError
 from trioha.remoting.address import Address
 from trioha.remoting.codes import RequestCode, ResponseCode
@@ -95,6 +95,13 @@ async def collect(*addresses: Address, **more: object) -> Facts:
     return await Collector(targets=targets, **{"timeout_s": 30.0, **more}).collect()  # type: ignore[arg-type]
 
 
+async def facts_of(broker: FakeBroker, **more: object) -> BrokerFacts:
+    """What is collected of one broker."""
+    async with serving(broker) as (address,):
+        (facts,) = (await collect(address, **more)).brokers
+    return facts
+
+
 async def test_a_broker_is_asked_for_everything():
     async with serving(FakeBroker(status_of(SLAVE))) as (address,):
         facts = await collect(address)
@@ -130,8 +137,7 @@ async def test_a_slave_of_4_9_is_asked_once():
     slave.bodies[RequestCode.GET_BROKER_CONFIG] = b"brokerName=broker-a\nbrokerId=1\nbrokerRole=SLAVE\n"
     table = {**TABLE, "commitLogMaxOffset": "100", "commitLogMinOffset": "0", "brokerVersionDesc": "V4_9_7"}
     slave.bodies[RequestCode.GET_BROKER_RUNTIME_INFO] = json.dumps({"table": table}).encode()
-    async with serving(slave) as (address,):
-        (facts,) = (await collect(address)).brokers
+    facts = await facts_of(slave)
     assert (facts.status.role, facts.status.source, facts.status.client) == ("SLAVE", "runtime-info", None)
     topics = [one for one in slave.asked if one[1] == RequestCode.GET_ALL_TOPIC_CONFIG]
     assert len(topics) == 1
@@ -140,8 +146,7 @@ async def test_a_slave_of_4_9_is_asked_once():
 async def test_a_refusal_is_a_gap_and_the_other_answers_are_kept():
     broker = FakeBroker(status_of(SLAVE))
     broker.refusals[RequestCode.GET_BROKER_CONFIG] = ResponseCode.NO_PERMISSION
-    async with serving(broker) as (address,):
-        (facts,) = (await collect(address)).brokers
+    facts = await facts_of(broker)
     assert facts.gaps == ("GET_BROKER_CONFIG was answered with NO_PERMISSION (16): no account",)
     assert facts.config is None
     assert facts.clock is not None
@@ -151,8 +156,7 @@ async def test_a_refusal_is_a_gap_and_the_other_answers_are_kept():
 async def test_a_broker_that_refuses_its_status_is_refused_and_not_dead():
     broker = FakeBroker(status_of(SLAVE))
     broker.refusals[RequestCode.GET_BROKER_HA_STATUS] = ResponseCode.NO_PERMISSION
-    async with serving(broker) as (address,):
-        (facts,) = (await collect(address)).brokers
+    facts = await facts_of(broker)
     assert facts.status is None
     assert facts.is_refused
     assert facts.error is not None
@@ -163,8 +167,7 @@ async def test_a_broker_that_refuses_its_status_is_refused_and_not_dead():
 async def test_a_table_that_makes_no_sense_is_a_gap(body):
     broker = FakeBroker(status_of(SLAVE))
     broker.bodies[RequestCode.GET_ALL_TOPIC_CONFIG] = body
-    async with serving(broker) as (address,):
-        (facts,) = (await collect(address)).brokers
+    facts = await facts_of(broker)
     assert len(facts.gaps) == 1
     assert facts.status is not None
     assert facts.clock is not None
@@ -279,16 +282,14 @@ class JustStarted(FakeBroker):
 
 
 async def test_a_broker_that_has_just_started_is_asked_until_it_has_figures():
-    async with serving(JustStarted(status_of(SLAVE), answers_without=2)) as (address,):
-        (facts,) = (await collect(address)).brokers
+    facts = await facts_of(JustStarted(status_of(SLAVE), answers_without=2))
     assert facts.error is None
     assert facts.status.max_offset == 100
 
 
 async def test_a_broker_that_never_has_figures_refuses():
     broker = JustStarted(status_of(SLAVE), answers_without=10**9)
-    async with serving(broker) as (address,):
-        (facts,) = (await collect(address, timeout_s=1.0)).brokers
+    facts = await facts_of(broker, timeout_s=1.0)
     assert facts.is_refused
     assert facts.error is not None
     assert "NoSuchElementException" in facts.error
@@ -296,8 +297,7 @@ async def test_a_broker_that_never_has_figures_refuses():
 
 async def test_an_address_that_is_not_dialable_is_not_dialled():
     broker = FakeBroker(evolve(status_of(SLAVE), ha_address="10.0.0.1:0"))
-    async with serving(broker) as (address,):
-        (facts,) = (await collect(address)).brokers
+    facts = await facts_of(broker)
     assert facts.ha is None
     assert facts.advertised is None
     assert facts.status is not None

@@ -49,21 +49,14 @@ def test_the_same_topic_of_4_9_and_5_is_equal():
 
 
 @pytest.mark.parametrize("name", TABLE_REQUESTS)
-@pytest.mark.parametrize(
-    "body",
-    [
+def test_an_answer_that_is_no_table_is_a_protocol_error_and_one_without_entries_an_empty_table(name):
+    for body in (
         b"[]",
         b'{"topicConfigTable":[],"subscriptionGroupTable":3,"offsetTable":"x"}',
         b'{"topicConfigTable":{"T":1},"subscriptionGroupTable":{"G":[]},"offsetTable":{"T@G":{"a":1}}}',
-    ],
-)
-def test_an_answer_that_is_no_table_is_a_protocol_error(name, body):
-    with pytest.raises(RemoteProtocolError):
-        parse_table(name, body)
-
-
-@pytest.mark.parametrize("name", TABLE_REQUESTS)
-def test_a_broker_without_entries_has_an_empty_table(name):
+    ):
+        with pytest.raises(RemoteProtocolError):
+            parse_table(name, body)
     table = parse_table(name, b"{}")
     if isinstance(table, Table):
         assert table == Table(entries={})
@@ -80,14 +73,11 @@ def test_the_uptime_of_a_real_broker_is_read(session):
     assert table["runtime"] == f"[ 0 days, 0 hours, {minutes} minutes, {seconds} seconds ]"
 
 
-@pytest.mark.parametrize("text", ["", "[ a days ]", "[ 1 days, 1 hours, 1 minutes, 1.5 seconds ]"])
-def test_an_uptime_that_makes_no_sense_is_none(text):
-    assert uptime_s_of({"runtime": text}) is None
-    assert uptime_s_of({}) is None
-
-
-def test_an_uptime_of_days_is_added_up():
+def test_an_uptime_of_days_is_added_up_and_one_that_makes_no_sense_is_none():
     assert uptime_s_of({"runtime": "[ 2 days, 3 hours, 4 minutes, 5 seconds ]"}) == 183_845
+    for text in ("", "[ a days ]", "[ 1 days, 1 hours, 1 minutes, 1.5 seconds ]"):
+        assert uptime_s_of({"runtime": text}) is None
+    assert uptime_s_of({}) is None
 
 
 def test_a_clock_is_known_to_a_second_and_the_round_trip():

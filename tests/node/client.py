@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Self
 
 from attrs import evolve
@@ -18,6 +20,25 @@ def endpoint(address: str) -> tuple[str, int]:
     """Host and port of `host:port`."""
     host, _, port = address.rpartition(":")
     return host, int(port)
+
+
+@contextmanager
+def strangers(
+    address: str, count: int, *, hosts: int = 4, data: bytes = b""
+) -> Iterator[list[socket.socket]]:
+    """Connections from several addresses that send `data`, fewer where the kernel's backlog is full, too."""
+    with ExitStack() as opened:
+        found = []
+        for number in range(count):
+            try:
+                one = socket.create_connection(
+                    endpoint(address), timeout=0.5, source_address=(f"127.0.0.{2 + number % hosts}", 0)
+                )
+            except TimeoutError:
+                break
+            found.append(opened.enter_context(one))
+            one.sendall(data)
+        yield found
 
 
 class Connection:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from tests.metrics.scraping import (
     value,
     values_of,
 )
-from tests.node.client import Client, endpoint
+from tests.node.client import Client, endpoint, strangers
 from tests.node_process import TriohaNode, run_node, run_trioha
 from tests.ports import free_port
 from tests.waiting import wait_until
@@ -179,23 +179,12 @@ def test_hostile_peers_at_the_port_disturb_neither_puts_nor_scrapes(start):
     address = master.metrics_address
     draw = random.Random(5)
     whole = b"GET /metrics HTTP/1.1\r\nHost: node\r\nAccept: application/openmetrics-text\r\n\r\n"
-    with ExitStack() as strangers:
-        # Silent ones and ones that do not read, from other addresses, as many as there are places for them.
-        for number in range(8):
-            one = strangers.enter_context(
-                socket.create_connection(endpoint(address), timeout=WITHIN_S, source_address=("127.0.0.9", 0))
-            )
-            if number % 2:
-                one.sendall(b"GET /metr")
+    # Silent ones and ones that do not read, from another address, as many as there are places for them.
+    with strangers(address, 4, hosts=1), strangers(address, 4, hosts=1, data=b"GET /metr"):
         raws = [
             *(b"\x00" * 70_000, b"GET /" + b"a" * 100_000, b"\x16\x03\x01\x02\x00" * 20, b"\r\n" * 5000),
-            b"GET /" + b"a" * 20_000,
-            *(
-                whole + whole,
-                whole[:-2],
-                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-                b"POST /metrics HTTP/1.1\r\n\r\n",
-            ),
+            *(b"GET /" + b"a" * 20_000, whole + whole, whole[:-2], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+            b"POST /metrics HTTP/1.1\r\n\r\n",
             b"PUT /metrics HTTP/1.1\r\nHost: a\r\n\r\n",
             b"GET /metrics HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffff\r\n",
             b"GET /metrics HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 9999999999\r\n\r\n",
@@ -222,13 +211,7 @@ def test_hostile_peers_at_the_port_disturb_neither_puts_nor_scrapes(start):
 @pytest.mark.full
 def test_more_connections_than_there_are_places_are_closed_and_counted(start):
     master = start("master", role="ASYNC_MASTER")
-    with ExitStack() as strangers:
-        for _ in range(40):
-            strangers.enter_context(
-                socket.create_connection(
-                    endpoint(master.metrics_address), timeout=WITHIN_S, source_address=("127.0.0.9", 0)
-                )
-            )
+    with strangers(master.metrics_address, 40, hosts=1):
         # Of one address there are at most 8: another address is served at once.
         assert value(metrics_of(master), "trioha_puts_total", status="PUT_OK") == 0
         wait_until(
@@ -310,15 +293,7 @@ def test_a_shortage_of_descriptors_can_be_watched(start):
         role="ASYNC_MASTER",
         program=["bash", "-c", f'ulimit -n {limit} && exec "$@"', "bash", sys.executable, "-m", "trioha"],
     )
-    with ExitStack() as strangers:
-        for number in range(100):
-            strangers.enter_context(
-                socket.create_connection(
-                    endpoint(master.listen_address),
-                    timeout=WITHIN_S,
-                    source_address=(f"127.0.0.{2 + number % 4}", 0),
-                )
-            )
+    with strangers(master.listen_address, 100):
         wait_until(
             lambda: value(metrics_of(master), "trioha_client_connections_ended_total", reason="refused") > 0
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.node import shims
-from tests.node.client import Client, endpoint
+from tests.node.client import Client, endpoint, strangers
 from tests.node_process import TriohaNode, run_node, run_trioha
 from trioha.net.descriptors import raise_descriptor_limit
 from trioha.remoting.codec import encode
@@ -45,21 +45,6 @@ def limited(descriptors: int) -> list[str]:
     return ["bash", "-c", f'ulimit -n {descriptors} && exec "$@"', "bash", *TRIOHA]
 
 
-def connect(address: str, count: int, *, peers: int = 4) -> ExitStack:
-    """Silent connections from several addresses; closed with the result."""
-    with ExitStack() as strangers:
-        for number in range(count):
-            try:
-                stranger = socket.create_connection(
-                    endpoint(address), timeout=0.5, source_address=(f"127.0.0.{2 + number % peers}", 0)
-                )
-            except TimeoutError:
-                # The kernel's backlog is full, too.
-                break
-            strangers.enter_context(stranger)
-        return strangers.pop_all()
-
-
 def verify(*stores: Path) -> None:
     found = run_trioha("verify", stores[0], *(("--against", stores[1]) if stores[1:] else ()))
     assert found.exit_code == 0, found.stdout
@@ -83,7 +68,7 @@ def test_idle_connections_leave_descriptors_for_store_slaves_and_clients(start_n
     with Client(master.listen_address) as client:
         assert client.send(50) == {"PUT_OK": 50}
         # Half of them more than there are places, in this process, too.
-        with connect(master.listen_address, min(limit + 50, 700)), connect(master.ha_address, 30):
+        with strangers(master.listen_address, min(limit + 50, 700)), strangers(master.ha_address, 30):
             assert client.send(300) == {"PUT_OK": 300}
             # A slave that comes back is served, whatever the strangers at the other port do.
             slave.kill()
@@ -137,7 +122,7 @@ def test_a_store_of_many_files_leaves_descriptors_for_clients(start_node, tmp_pa
         maxMessageSize=60000,
         program=limited(100),
     )
-    with Client(node.listen_address) as client, connect(node.listen_address, 120):
+    with Client(node.listen_address) as client, strangers(node.listen_address, 120):
         for _ in range(100):
             # Refused while the files before are not on disk yet: they keep their descriptors until then.
             client.send_until_ok(body=bytes(50_000))
@@ -190,7 +175,7 @@ def test_a_node_without_memory_serves_its_connections_or_ends_with_one_line_and_
 ):
     node = start_node("store", role="ASYNC_MASTER", flushDiskType="SYNC_FLUSH")
     stored = 0
-    with Client(node.listen_address) as client, ExitStack() as strangers:
+    with Client(node.listen_address) as client, ExitStack() as opened:
         stored += client.send(50)["PUT_OK"]
         bytes_now = int(Path(f"/proc/{node.pid}/statm").read_text().split()[0]) * resource.getpagesize()
         resource.prlimit(node.pid, resource.RLIMIT_AS, (bytes_now + (24 << 20),) * 2)
@@ -202,7 +187,7 @@ def test_a_node_without_memory_serves_its_connections_or_ends_with_one_line_and_
                     timeout=0.2,
                     source_address=(f"127.0.0.{2 + number % 4}", 0),
                 )
-                strangers.enter_context(stranger)
+                opened.enter_context(stranger)
                 # Most of a frame of 8 MiB.
                 stranger.sendall((8 << 20).to_bytes(4) + bytes(7 << 20))
         statuses = client.send(50)
@@ -275,16 +260,8 @@ def test_clients_use_no_more_memory_than_their_limit(start_node):
     largest = 0
     # The node answers it with MESSAGE_ILLEGAL, if it ever gets its end.
     frame = memoryview(encode(request(RequestCode.SEND_MESSAGE_V2, body=bytes(15 << 20)), opaque=1))
-    with Client(node.listen_address) as client, ExitStack() as strangers:
-        # Five times the memory of all clients.
-        opened = [
-            strangers.enter_context(
-                socket.create_connection(
-                    endpoint(node.listen_address), source_address=(f"127.0.0.{2 + number % 4}", 0)
-                )
-            )
-            for number in range(42)
-        ]
+    # Five times the memory of all clients.
+    with Client(node.listen_address) as client, strangers(node.listen_address, 42) as opened:
         sent = dict.fromkeys(opened, 0)
         for stranger in opened:
             stranger.setblocking(False)
