@@ -96,6 +96,17 @@ class ConsumerOffsets(MetadataTable):
         if gone:
             self._note_change()
 
+    def delete_queue(self, topic: str, queue_id: int) -> int:
+        """Delete the offsets of all groups in one queue; returns how many there were."""
+        count = 0
+        for key, queues in self._offsets.items():
+            if key.partition(_SEPARATOR)[0] == topic and queues.pop(queue_id, None) is not None:
+                count += 1
+        self.count -= count
+        if count:
+            self._note_change()
+        return count
+
     def queues_of(self, key: str) -> Mapping[int, int]:
         """The offsets of one `topic@group` by queue id. Read it; it changes with the table."""
         return self._offsets.get(key, {})

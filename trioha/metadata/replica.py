@@ -175,6 +175,17 @@ class MetadataReplica:
         self._logs_replaced += 1
         self._last.clear()
 
+    def queue_restarted(self, topic: str, queue_id: int) -> None:
+        """A queue starts again at 0, since its topic was deleted and made again at the master.
+
+        Its offsets are given up: they belong to messages that are gone, and would skip new ones.
+        """
+        if count := self._store.consumer_offsets.delete_queue(topic, queue_id):
+            log.info("offsets of a deleted queue given up", topic=topic, queue=queue_id, groups=count)
+            # The master's answer may be the same as before: it is to be read again.
+            self._logs_replaced += 1
+            self._last.clear()
+
     def _own(self, table: CopiedTable) -> MetadataTable:
         store = self._store
         return {

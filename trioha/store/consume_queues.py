@@ -19,6 +19,7 @@ from attrs import frozen
 from trioha.errors import StoreError
 from trioha.store import batch_consume_queue, consume_queue
 from trioha.store.batch_consume_queue import BatchConsumeQueue
+from trioha.store.callbacks import Callbacks
 from trioha.store.consume_queue import ConsumeQueue
 from trioha.store.file_cache import OPEN_FILES_MAX, FileCache
 from trioha.store.syncing import SyncWork
@@ -73,6 +74,9 @@ class ConsumeQueues:
         self.is_batch_topic = is_batch_topic
         self._cache = FileCache(self.settings.open_files_max)
         self._queues: dict[tuple[str, int], Queue] = {}
+        self.on_restart: Callbacks[[str, int]] = Callbacks()
+        """Called with topic and id of a queue that starts again at 0: its topic was deleted and made again
+        at the master."""
         self.deletions = 0
         """Counts calls that deleted queues."""
 
@@ -197,21 +201,25 @@ class ConsumeQueues:
         return queue
 
     def _make(self, topic: str, queue_id: int, *, batch: bool) -> Queue:
+        queue: Queue
         if batch:
-            return BatchConsumeQueue(
+            queue = BatchConsumeQueue(
                 self.root / BATCH_CONSUME_QUEUE_FOLDER / topic / str(queue_id),
                 topic=topic,
                 queue_id=queue_id,
                 file_bytes=self.settings.batch_file_bytes,
                 cache=self._cache,
             )
-        return ConsumeQueue(
-            self.root / CONSUME_QUEUE_FOLDER / topic / str(queue_id),
-            topic=topic,
-            queue_id=queue_id,
-            file_bytes=self.settings.file_bytes,
-            cache=self._cache,
-        )
+        else:
+            queue = ConsumeQueue(
+                self.root / CONSUME_QUEUE_FOLDER / topic / str(queue_id),
+                topic=topic,
+                queue_id=queue_id,
+                file_bytes=self.settings.file_bytes,
+                cache=self._cache,
+            )
+        queue.on_restart = self.on_restart
+        return queue
 
     def delete(self, topic: str) -> None:
         """Delete a topic's queues. Raises StoreError."""

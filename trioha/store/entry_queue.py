@@ -14,7 +14,7 @@ consume queue: they have no record, and a search that meets one goes on to the n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from struct import Struct
 from typing import ClassVar
@@ -88,6 +88,7 @@ class EntryQueue(ABC):
         "_min_offset",
         "max_physical_offset",
         "next_offset",
+        "on_restart",
         "pending",
         "queue_id",
         "topic",
@@ -116,6 +117,8 @@ class EntryQueue(ABC):
         """Where the record of the entry at `min_offset` is; -1 if that is not known."""
         self.next_offset = 0
         """Queue offset that the next message will have: `max_offset` plus what is pending."""
+        self.on_restart: Callable[[str, int], None] | None = None
+        """Called with topic and queue id when entries of an earlier queue of this name were deleted."""
         self.pending: list[bytes] = []
         """Encoded entries that the next `flush` writes. Moved by the dispatcher only."""
         self.max_physical_offset = -1
@@ -189,6 +192,8 @@ class EntryQueue(ABC):
             messages=self.next_offset,
         )
         self.destroy()
+        if self.on_restart is not None:
+            self.on_restart(self.topic, self.queue_id)
 
     # -- reading ---------------------------------------------------------------------------------------
 
