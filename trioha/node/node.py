@@ -80,6 +80,7 @@ async def run_node(
     elif budget.lowered is not None:
         log.info(budget.lowered)
     security = await SecurityRoom.open(config)
+    await Ports(config).check()
     store = await open_store(config, queue_files=budget.queue_files)
     try:
         async with open_metadata(config) as metadata:

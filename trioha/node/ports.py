@@ -39,6 +39,15 @@ class Ports:
         self._kept: dict[str, Listeners] = {}
         self._ends = False
 
+    async def check(self) -> None:
+        """Raise ConfigError if a port cannot be listened on now: before a store is made for nothing."""
+        listeners, _ = await self.for_slaves()
+        listeners += await self.for_clients()
+        if self._config.metrics_port is not None:
+            listeners += await self.for_metrics()
+        for listener in listeners:
+            await listener.aclose()
+
     async def for_clients(self) -> Listeners:
         """Of listenPort first, then of the VIP port. Raises ConfigError."""
         config = self._config
