@@ -1,7 +1,5 @@
 """The command root: errors, imports and exit codes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

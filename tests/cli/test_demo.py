@@ -1,7 +1,5 @@
 """The demo succeeds, reports failed checks, and leaves no process however it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The demo's producer and consumer, its ledger, and the jars of RocketMQ's client."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """The checks of the demo."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`trioha doctor`: input, output, exit codes; real brokers by their recorded answers."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """`trioha load`: messages, counts and output."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`trioha namesrv` as a process."""
 
-from __future__ import annotations
-
 import json
 import signal
 import ssl

@@ -1,7 +1,5 @@
 """`trioha node` with its usual arguments: read without the parser of all commands, to the same effect."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`trioha offsets` on stores of RocketMQ and of trioha."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

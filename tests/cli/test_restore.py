@@ -1,7 +1,5 @@
 """`trioha restore` as a command: options, results, refusals."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

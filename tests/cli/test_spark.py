@@ -1,7 +1,5 @@
 """The progress bar of commands on Spark."""
 
-from __future__ import annotations
-
 import os
 import pty
 import sys

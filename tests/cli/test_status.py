@@ -1,7 +1,5 @@
 """`trioha status`: tables for people, JSON for machines."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """`trioha verify` as a command, of archives and of stores beside them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

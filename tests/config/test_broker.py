@@ -1,8 +1,6 @@
 """A broker.conf is read as by RocketMQ; a broker.conf with errors is refused with their places and
 reasons."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from ipaddress import ip_network

@@ -1,7 +1,5 @@
 """The files of `configs/` load without warnings, match each other, and can run on one host."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The properties parser follows `java.util.Properties` and keeps every byte."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st

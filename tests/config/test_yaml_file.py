@@ -1,7 +1,5 @@
 """YAML files of operators: values with their lines, and files of any content."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Each check: facts with its fault, facts that are close to it, and healthy pairs of every kind."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The collector over real sockets: brokers that answer, refuse, talk nonsense, or are not there."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable

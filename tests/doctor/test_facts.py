@@ -1,7 +1,5 @@
 """Readers of what brokers answer and files have: tables, clocks, broker.conf, histories of findings."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.remoting.recorded import answers

@@ -1,7 +1,5 @@
 """Answers of brokers and files of users made wrong: errors of the expected kind, or findings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

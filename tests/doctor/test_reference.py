@@ -1,7 +1,5 @@
 """docs/doctor.md has every check as it is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from trioha.doctor.checks import AREAS

@@ -1,7 +1,5 @@
 """Versions, and the keys that each version ignores, compared with what real brokers report."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.remoting.recorded import answers

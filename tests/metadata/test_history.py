@@ -1,7 +1,5 @@
 """The history of metadata: bounded, readable after crashes, exact where offsets go back."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

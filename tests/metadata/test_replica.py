@@ -1,7 +1,5 @@
 """What an answer of a master changes at its slave; answers of real brokers are read and compared."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

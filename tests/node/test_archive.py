@@ -1,7 +1,5 @@
 """Nodes that archive: real processes, and an archive in a folder."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The process of an archiver, which is a script here: questions, answers, and every way to end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The budget of file descriptors of a node."""
 
-from __future__ import annotations
-
 import pytest
 
 from trioha.config.broker import BrokerConfig, BrokerRole

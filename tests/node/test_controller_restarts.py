@@ -1,7 +1,5 @@
 """Node processes that move to another address, and that outlive their controllers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 

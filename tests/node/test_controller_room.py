@@ -1,7 +1,5 @@
 """What a node does of its own when the controllers make it master."""
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 

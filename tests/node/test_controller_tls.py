@@ -1,7 +1,5 @@
 """Node processes of controller mode whose connections are encrypted."""
 
-from __future__ import annotations
-
 import ssl
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Delayed messages of a master whose slave may take its place."""
 
-from __future__ import annotations
-
 import trio
 
 from tests.node.role_nodes import SYNC_MASTER, WITHIN_S, role_node, slave_of

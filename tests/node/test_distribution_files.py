@@ -1,7 +1,5 @@
 """The configuration files of a distribution of RocketMQ, a process each: two masters, two slaves."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

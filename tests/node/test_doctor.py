@@ -1,7 +1,5 @@
 """`trioha doctor` on trioha nodes with real faults, and on healthy pairs."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

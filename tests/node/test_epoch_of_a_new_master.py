@@ -1,7 +1,5 @@
 """The epoch that a new master begins in its log."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.store.support import message, open_store

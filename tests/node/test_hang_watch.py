@@ -1,7 +1,5 @@
 """A node that hangs sends no heartbeats, so that the controllers elect another master."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

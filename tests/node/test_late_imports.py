@@ -1,7 +1,5 @@
 """Imports after the ready line: in a worker thread, and a shortage leaves them to the first request."""
 
-from __future__ import annotations
-
 import errno
 import sys
 import threading

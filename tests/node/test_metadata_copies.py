@@ -1,7 +1,5 @@
 """Slaves that copy their master's metadata, and pairs that exchange their roles: live nodes."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping

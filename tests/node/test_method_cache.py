@@ -1,7 +1,5 @@
 """Compiled methods of attrs classes are kept between starts, under the rules of bytecode."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Metrics of node processes: what a pair serves, hostile peers at the port, slaves that come and go."""
 
-from __future__ import annotations
-
 import random
 import socket
 import subprocess

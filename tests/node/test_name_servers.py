@@ -1,7 +1,5 @@
 """Nodes and name servers: embedded, found, lost, and the way to the master that a slave learns there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Consumer offsets of a slave that becomes master."""
 
-from __future__ import annotations
-
 import trio
 
 from tests.node.role_nodes import ASYNC_MASTER, WITHIN_S, pull, put, role_node, slave_of

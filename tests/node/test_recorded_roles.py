@@ -1,7 +1,5 @@
 """Sessions of a real pair under a controller: roles, epochs, sets, cuts, and invariants of its group."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

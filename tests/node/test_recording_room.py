@@ -1,7 +1,5 @@
 """The settings that a node records."""
 
-from __future__ import annotations
-
 from trioha.config.broker import BrokerConfig
 from trioha.node.recording_room import recording
 from trioha.recording.reader import open_session

@@ -1,7 +1,5 @@
 """Real processes: stores that were restored from an archive become slaves and masters."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

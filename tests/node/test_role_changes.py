@@ -1,7 +1,5 @@
 """Nodes that change their role while they run."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """What is recorded of controller mode, in virtual time: roles, sets, cuts, confirm offset, controllers."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 from attrs import frozen

@@ -1,7 +1,5 @@
 """Processes with access control, TLS and the second port for clients."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 No acknowledged message is lost.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import socket

@@ -1,7 +1,5 @@
 """What a node imports before its ready line, and what only afterwards."""
 
-from __future__ import annotations
-
 import re
 import sys
 from functools import partial

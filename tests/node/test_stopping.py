@@ -1,7 +1,5 @@
 """Stopping a node: during its start, and while clients wait for answers."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Requests that a node does not serve, on a live node: consumption by POP, the proxy's, later ones."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 
