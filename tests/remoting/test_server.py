@@ -239,37 +239,27 @@ async def test_a_request_larger_than_the_bytes_in_flight_is_still_served():
         assert await read_command(stream) is not None
 
 
-async def test_one_connection_too_many_is_closed_and_counted():
-    async with serving(limits=ServerLimits(connections_max=2)) as (server, address):
+async def refused(address):
+    async with open_client(address) as client:
+        with pytest.raises(ConnectionLostError):
+            await client.request(request(28))
+
+
+@pytest.mark.parametrize("limit", [{"connections_max": 2}, {"connections_per_peer_max": 2}])
+async def test_one_connection_too_many_of_all_or_of_one_address_is_closed_and_counted(limit):
+    async with serving(limits=ServerLimits(**limit)) as (server, address):
         async with open_client(address) as first, open_client(address) as second:
             await first.request(request(28))
             await second.request(request(28))
-            async with open_client(address) as third:
-                with pytest.raises(ConnectionLostError):
-                    await third.request(request(28))
+            await refused(address)
             assert server.statistics.connections_refused == 1
             assert server.statistics.connections_open == 2
-        await until(lambda: server.statistics.connections_open == 0)
-        async with open_client(address) as fourth:
-            await fourth.request(request(28))
-        assert server.statistics.connections_accepted == 3
-
-
-async def test_connections_of_one_address_are_limited():
-    limits = ServerLimits(connections_max=10, connections_per_peer_max=2)
-    async with serving(limits=limits) as (server, address):
-        port = int(str(address).rpartition(":")[2])
-        async with open_client(address) as first, open_client(address) as second:
-            await first.request(request(28))
-            await second.request(request(28))
-            async with open_client(address) as third:
-                with pytest.raises(ConnectionLostError):
-                    await third.request(request(28))
-            assert server.statistics.connections_refused == 1
-            # Another address has places of its own.
-            async with await trio.open_tcp_stream("127.0.0.1", port, local_address="127.0.0.2") as other:
-                await other.send_all(encode(request(28), opaque=1))
-                assert await read_command(other) is not None
+            if "connections_per_peer_max" in limit:
+                # Another address has places of its own.
+                port = int(address.rpartition(":")[2])
+                async with await trio.open_tcp_stream("127.0.0.1", port, local_address="127.0.0.2") as other:
+                    await other.send_all(encode(request(28), opaque=1))
+                    assert await read_command(other) is not None
         await until(lambda: server.statistics.connections_open == 0)
         async with open_client(address) as fourth:
             await fourth.request(request(28))
@@ -503,10 +493,8 @@ async def test_the_vip_port_has_the_same_handler_and_shares_the_limits():
             async with open_client(addresses[0]) as first, open_client(addresses[1]) as second:
                 assert (await first.request(request(310, body=b"1"))).body == b"1"
                 assert (await second.request(request(310, body=b"2"))).body == b"2"
-                for refused in addresses:
-                    async with open_client(refused) as third:
-                        with pytest.raises(ConnectionLostError):
-                            await third.request(request(310))
+                for one in addresses:
+                    await refused(one)
             assert server.statistics.connections_refused == 2
             await server.drain()
             for closed in addresses:
