@@ -6,12 +6,14 @@ fault runs (`tests.faults.controlled.scripted`) share it. They know who lives, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
+import trio
 from attrs import define, evolve, field
 
 from trioha.controller import protocol
 from trioha.controller.protocol import ElectedGroup, MemberSet
+from trioha.remoting.codec import FrameDecoder
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to
 
@@ -39,6 +41,22 @@ def answer_of_any(command: RemotingCommand, *, asked: str, leader: str | None) -
     if leader != asked:
         return response_to(command, ResponseCode.CONTROLLER_NOT_LEADER, remark="not the leader")
     return None
+
+
+async def serve_frames(stream: trio.abc.Stream, answer: Callable[[RemotingCommand], Awaitable[None]]) -> None:
+    """Answer each request that comes, all of them side by side, until the connection ends."""
+    decoder = FrameDecoder()
+    try:
+        async with trio.open_nursery() as nursery:
+            while data := await stream.receive_some(65536):
+                decoder.feed(data)
+                while (command := decoder.next_command()) is not None:
+                    nursery.start_soon(answer, command)
+            nursery.cancel_scope.cancel()
+    except* (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+        pass
+    finally:
+        await trio.aclose_forcefully(stream)
 
 
 @define(eq=False)

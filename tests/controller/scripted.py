@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from enum import Enum
+from functools import partial
 
 import trio
 import trio.lowlevel
 from attrs import Factory, define, field
 from trio.testing import memory_stream_pair
 
-from tests.controller.group import CLUSTER, NAME, Group, answer_of_any
+from tests.controller.group import CLUSTER, NAME, Group, answer_of_any, serve_frames
 from trioha.controller import protocol
 from trioha.remoting.client import ConnectionLostError, RemotingClient, running
-from trioha.remoting.codec import FrameDecoder, encode
+from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import RemotingCommand, response_to
 
@@ -67,7 +68,7 @@ class ScriptedControllers:
             raise ConnectionLostError("cannot connect: refused", address=address)
         ours, theirs = memory_stream_pair()
         self._streams.setdefault(address, []).append(theirs)
-        self.nursery.start_soon(self._serve, address, theirs)
+        self.nursery.start_soon(serve_frames, theirs, partial(self._answer, address, theirs))
         client = RemotingClient(ours, address)
         async with running(client):
             yield client
@@ -79,20 +80,6 @@ class ScriptedControllers:
             self.leader = None
         for stream in self._streams.pop(address, []):
             await stream.aclose()
-
-    async def _serve(self, address: str, stream: trio.abc.Stream) -> None:
-        decoder = FrameDecoder()
-        try:
-            async with trio.open_nursery() as nursery:
-                while data := await stream.receive_some(65536):
-                    decoder.feed(data)
-                    while (command := decoder.next_command()) is not None:
-                        nursery.start_soon(self._answer, address, stream, command)
-                nursery.cancel_scope.cancel()
-        except* (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
-            pass
-        finally:
-            await trio.aclose_forcefully(stream)
 
     async def _answer(self, address: str, stream: trio.abc.Stream, command: RemotingCommand) -> None:
         if address in self.hanging:

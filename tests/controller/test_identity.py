@@ -29,20 +29,10 @@ def test_a_granted_id_is_written_as_a_real_broker_writes_it(tmp_path: Path) -> N
     assert opened(tmp_path).broker_id == 1
 
 
-def test_the_identity_of_a_real_broker_is_read(tmp_path: Path) -> None:
-    (tmp_path / "brokerIdentity").write_bytes(RECORDED.read_bytes())
-    assert opened(tmp_path).broker_id == 1
-
-
-def test_an_application_survives_a_restart(tmp_path: Path) -> None:
+def test_an_application_survives_a_restart_until_it_is_dropped(tmp_path: Path) -> None:
     opened(tmp_path).apply_for(APPLICATION)
     files = opened(tmp_path)
     assert (files.broker_id, files.application) == (None, APPLICATION)
-
-
-def test_a_dropped_application_is_gone(tmp_path: Path) -> None:
-    files = opened(tmp_path)
-    files.apply_for(APPLICATION)
     files.drop_application()
     assert opened(tmp_path).application is None
     assert list(tmp_path.iterdir()) == []

@@ -126,8 +126,7 @@ async def test_set_that_was_decided_before_the_life_subscribed_is_known_to_it(
             control=Control(agent=agent, role=agent.role),
             recorder=SetRecorder(NoSink(), lambda: life.set, set_epoch=1),
         )
-        decision = await agent.alter_sync_state_set(frozenset((1, 2)), 1, master_epoch=1)
-        assert decision is not None
+        assert await agent.alter_sync_state_set(frozenset((1, 2)), 1, master_epoch=1)
         await settled()
         assert life.set.members == {1}
         nursery.start_soon(parts.keep_set)

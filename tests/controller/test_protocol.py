@@ -61,7 +61,6 @@ def recorded() -> list[tuple[int, bool, RemotingCommand]]:
         decoder = FrameDecoder()
         decoder.feed(base64.b64decode(row["frame"]))
         command = decoder.next_command()
-        assert command is not None
         rows.append((row["code"], row["answer"], command))
     return rows
 

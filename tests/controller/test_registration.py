@@ -63,7 +63,6 @@ async def test_registration_goes_on_at_the_step_that_failed(
         async with running_agent(tmp_path, controllers) as again:
             await trio.sleep(3)
             role = again.agent.role
-            assert role is not None
             assert (role.is_master, role.epoch, role.broker_id) == (True, 1, 1)
         assert names_in(tmp_path) == ["brokerIdentity"]
         # No step that had succeeded is taken again, but for the last one before the failure.

@@ -47,7 +47,6 @@ def test_a_decision_beside_a_role(next_decision: MasterDecision, outcome: Outcom
     if not outcome.is_change:
         assert tracker.role == before
     else:
-        assert tracker.role is not None
         assert tracker.role.epoch == next_decision.epoch
         assert tracker.role.sync_state_set == next_decision.members
         assert tracker.role.master_address == next_decision.master_address
@@ -92,12 +91,10 @@ def test_any_order_of_decisions_ends_at_the_latest(data: st.DataObject) -> None:
     epochs = []
     for each in received:
         tracker.apply(each)
-        assert tracker.role is not None
         epochs.append((tracker.role.epoch, tracker.role.sync_state_set_epoch))
     assert epochs == sorted(epochs)
     latest = max(received, key=lambda each: (each.epoch, each.set_epoch))
     role = tracker.role
-    assert role is not None
     assert (role.epoch, role.sync_state_set_epoch) == (latest.epoch, latest.set_epoch)
     assert (role.master_id, role.sync_state_set) == (latest.master_id, latest.members)
     assert tracker.contradictions == 0

@@ -70,7 +70,6 @@ class _Job:
         return cls(seed, folder, process, time.monotonic() + RUN_WITHIN_S)
 
     def report(self) -> Report | None:
-        """How it went; None while it runs."""
         if self.process.poll() is None:
             if time.monotonic() < self.deadline_s:
                 return None
@@ -113,7 +112,6 @@ def run_seeds(
 
 
 def wants_real(controller: str | None) -> bool:
-    """Whether groups have a real controller."""
     return controller == VERSION or (controller is None and real_controller_is_there())
 
 
@@ -149,7 +147,6 @@ def _run_seeds(
 
 
 def summarize(reports: Sequence[Report], *, seconds: float) -> dict[str, object]:
-    """Figures over all runs."""
     return {
         "runs": len(reports),
         "broken_seeds": [report.seed for report in reports if not report.ok],
@@ -163,7 +160,6 @@ def summarize(reports: Sequence[Report], *, seconds: float) -> dict[str, object]
 
 
 def print_summary(summary: Mapping[str, object]) -> None:
-    """For people."""
     for name, value in summary.items():
         if isinstance(value, dict):
             for key, number in value.items():

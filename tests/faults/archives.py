@@ -76,7 +76,6 @@ class NodeArchive:
 
     @property
     def log_file(self) -> Path:
-        """What the archiver wrote, over all its starts."""
         return self._folder / "archiver.log"
 
     def start(self) -> None:
@@ -91,8 +90,6 @@ class NodeArchive:
         )
 
     def restart(self) -> None:
-        """`kill -9`, and start it again."""
-        assert self._archiver is not None
         self._expect_running(self._archiver)
         self._archiver.kill()
         self.start()
@@ -124,7 +121,6 @@ class NodeArchive:
         ]
 
     def close(self) -> None:
-        """End archiver and server."""
         try:
             if self._archiver is not None:
                 self._archiver.kill()
@@ -169,7 +165,6 @@ def log_differences(
 
 
 def config_differences(restored: Path, store: Path) -> list[str]:
-    """Config files that are not those of the store."""
     return [
         f"{restored / 'config' / name} is not that of {store}"
         for name in CONFIG_FILES

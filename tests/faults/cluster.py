@@ -100,7 +100,6 @@ class _World(TrioThread):
         self.call(self._invite, stay)
 
     def _invite(self, stay: Callable[[], Awaitable[None]]) -> None:
-        assert self._nursery is not None
         if not self._guests:
             self._guests_gone = trio.Event()
         self._guests += 1
@@ -126,7 +125,6 @@ class _World(TrioThread):
         await self._produced.wait()
 
     async def mislead(self, index: int, kind: Impostor, seed: int) -> None:
-        assert self._nursery is not None
         scope = self._impostors[index] = trio.CancelScope()
 
         async def run(*, task_status: trio.TaskStatus[int]) -> None:
@@ -272,7 +270,6 @@ class Cluster(Nodes):
     # -- disks ---------------------------------------------------------------------------------------------
 
     def fill_disk(self, name: str) -> None:
-        """Leave a node's disk no space."""
         self.keepers[name].node()
         if name in self._small_disks:
             self._small_disks[name].fill()
@@ -313,7 +310,6 @@ class Cluster(Nodes):
     # -- links and peers -----------------------------------------------------------------------------------
 
     def link(self, index: int, call: str, *arguments: Any, **options: Any) -> None:
-        """Call a method of a slave's link."""
         self._world.call(getattr(self._world.links[index], call), *arguments, **options)
 
     def metadata_link(self, index: int, call: str, *arguments: Any) -> None:
@@ -321,13 +317,11 @@ class Cluster(Nodes):
         self._world.call(getattr(self._world.metadata_links[index], call), *arguments)
 
     def mislead(self, index: int, kind: Impostor, *, seed: int) -> None:
-        """Lead a slave to an impostor."""
         with self._guard:
             self._misled.add(index)
             self._world.run(self._world.mislead, index, kind, seed, within_s=WORLD_WITHIN_S)
 
     def lead_back(self, index: int) -> None:
-        """Lead it to its master again."""
         with self._guard:
             self._misled.discard(index)
             target = self._targets.get(self.plan.setup.upstream(index))
@@ -340,11 +334,9 @@ class Cluster(Nodes):
             self._world.invite(stay(keeper.node()))
 
     def visit(self, name: str, kind: Guest, *, seed: int, stay_s: float) -> None:
-        """Send a guest to a node's HA port."""
         self._invite(name, lambda node: partial(visit, kind, port=node.ha_port, seed=seed, stay_s=stay_s))
 
     def harass(self, name: str, *, seed: int, stay_s: float) -> None:
-        """Send hostile frames to both ports of a node."""
         self._invite(
             name,
             lambda node: partial(
@@ -386,7 +378,6 @@ class Cluster(Nodes):
             node.wait(max_offset=1, within_s=CAUGHT_UP_WITHIN_S)
 
     def produce(self) -> None:
-        """Begin the load, which goes on until `settle`."""
         self._world.spawn(self._world.produce)
 
     def settle(self) -> int:
@@ -451,14 +442,12 @@ class Cluster(Nodes):
         )
 
     def end(self) -> None:
-        """Stop all nodes, each cleanly."""
         names = self.plan.setup.nodes
         for name in names if self.plan.master_stops_first else reversed(names):
             self.stop(name)
 
     @property
     def promises(self) -> list[Promise]:
-        """What was answered PUT_OK so far."""
         return list(self._world.producer.promises)
 
     @property
@@ -468,12 +457,10 @@ class Cluster(Nodes):
 
     @property
     def metadata_copies(self) -> int:
-        """Copies of consumer offsets that slaves have received."""
         return sum(len(watch.copies) for watch in self._world.copies)
 
     @property
     def statuses(self) -> dict[str, int]:
-        """Puts by their answers."""
         return dict(self._world.producer.statuses)
 
     def figures(self) -> dict[str, Any]:

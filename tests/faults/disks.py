@@ -125,7 +125,6 @@ class SmallDisk:
                     step //= 2
 
     def free(self) -> None:
-        """Give the space back."""
         self._ballast.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -139,7 +138,6 @@ class SmallDisk:
 
 
 def main() -> int:
-    """Run `trioha` on a disk with faults."""
     install(Path(sys.argv.pop(1)))
     from trioha.cli import main as trioha
 

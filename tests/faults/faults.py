@@ -25,7 +25,6 @@ Mend = Callable[[], object]
 
 
 def slave_name(index: int) -> str:
-    """Name of slave `index`, which counts from 0."""
     return f"slave-{index + 1}"
 
 

@@ -84,11 +84,9 @@ class Nodes(ABC):
     # -- what there is -------------------------------------------------------------------------------------
 
     def store(self, name: str) -> Path:
-        """Store of a node."""
         return self.folder / name
 
     def recordings(self, name: str) -> Path:
-        """Recorded sessions of a node."""
         return self.folder / "recordings" / name
 
     def log_file(self, name: str) -> Path:
@@ -147,7 +145,6 @@ class Nodes(ABC):
         }
 
     def start(self, name: str) -> None:
-        """Begin to start a node."""
         self.keepers[name].start()
 
     def stop(self, name: str) -> None:
@@ -161,11 +158,9 @@ class Nodes(ABC):
         """A node has ended: is what it left right?"""
 
     def hang(self, name: str) -> None:
-        """SIGSTOP."""
         self.keepers[name].node().hang()
 
     def resume(self, name: str) -> None:
-        """SIGCONT."""
         self.keepers[name].node().resume()
 
     def pause(self, seconds: float) -> None:
@@ -190,8 +185,6 @@ class Nodes(ABC):
             self._archive.start()
 
     def restart_archiver(self) -> None:
-        """Kill the archiver, and start it again."""
-        assert self._archive is not None
         self._archive.restart()
 
     def finish_archive(self, end_offset: int) -> list[str]:

@@ -82,12 +82,10 @@ class Setup:
         return slave_name(index - 1) if self.is_chain and index else MASTER
 
     def followers(self, name: str) -> list[int]:
-        """Indices of the slaves that follow this node."""
         return [index for index in range(self.slaves) if self.upstream(index) == name]
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Names of all nodes, the master's first."""
         return (MASTER, *(slave_name(index) for index in range(self.slaves)))
 
 
@@ -101,7 +99,6 @@ class Planned:
 
     @property
     def until_s(self) -> float:
-        """When it ends."""
         return self.at_s + self.fault.duration_s
 
 
@@ -124,7 +121,6 @@ class Plan:
 
     @property
     def has_impostors(self) -> bool:
-        """Whether a slave meets a master that is none."""
         return any(isinstance(planned.fault, Misled) for planned in self.faults)
 
     @property
@@ -134,7 +130,6 @@ class Plan:
 
 
 def make_plan(seed: int) -> Plan:
-    """The plan of this seed."""
     chance = random.Random(f"plan {seed}")
     setup = _draw_setup(chance)
     planned: list[Planned] = []

@@ -126,7 +126,6 @@ class Producer:
         self._stopped = True
 
     async def run(self) -> None:
-        """Send until `stop`."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stay_connected)
             if self._commits:

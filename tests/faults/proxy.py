@@ -105,7 +105,6 @@ class _Lane:
         self.open.set()
 
     def piece_bytes(self) -> int:
-        """Length of the next piece to read."""
         size = self.piece_bytes_max
         if self.bytes_per_s:
             # A piece takes at most a twentieth of a second.
@@ -151,7 +150,6 @@ class Link:
 
     @property
     def address(self) -> str:
-        """Where to dial, `host:port`."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -160,7 +158,6 @@ class Link:
         return len(self._pairs)
 
     def passed_bytes(self, way: Direction) -> int:
-        """How many bytes were sent on in this direction."""
         return self._lanes[way].passed_bytes
 
     # -- faults --------------------------------------------------------------------------------------------
@@ -186,7 +183,6 @@ class Link:
                 self._lanes[way].open = trio.Event()
 
     def thaw(self) -> None:
-        """Let go on what was frozen."""
         for lane in self._lanes.values():
             lane.open.set()
 
@@ -211,7 +207,6 @@ class Link:
             lane.bytes_per_s = bytes_per_s
 
     def full_speed(self) -> None:
-        """Be as fast as the machine."""
         self.slow(latency_s=0.0, bytes_per_s=0.0)
 
     def shred(self, piece_bytes_max: int) -> None:

@@ -47,14 +47,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether all invariants held."""
         return not self.violations
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
         return {"ok": self.ok, **asdict(self)}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Report:
-        """The value of `to_json`."""
         return cattrs.structure({key: value for key, value in document.items() if key != "ok"}, cls)

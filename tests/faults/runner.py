@@ -84,7 +84,6 @@ def run_seed(seed: int, folder: Path, *, small_disks: bool = False, controller: 
 
 
 def describe_plan(seed: int) -> dict[str, Any]:
-    """The plan of a seed, for machines."""
     plan = make_group_plan(seed) if is_controlled(seed) else make_plan(seed)
     faults = [
         {"at_s": round(one.at_s, 3), "fault": type(one.fault).__name__, **asdict(one.fault)}

@@ -50,7 +50,6 @@ class TrioThread(ABC):
             await trio.sleep_forever()
 
     def call(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Call a function in the trio thread."""
         if self._failure is not None:
             raise self._failure
         return trio.from_thread.run_sync(partial(function, *arguments, **options), trio_token=self._token)
@@ -68,7 +67,6 @@ class TrioThread(ABC):
 
     def spawn(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Start a task that lives until the end at most."""
-        assert self._nursery is not None
         self.call(self._nursery.start_soon, function, *arguments)
 
     def close(self) -> None:

@@ -50,12 +50,10 @@ class AckModel:
             ack.unacked_since_s = trio.current_time()
 
     def forget(self, connection: int) -> None:
-        """A connection ended."""
         self._acks.pop(connection, None)
 
     @property
     def connections(self) -> set[int]:
-        """Those that have acknowledged."""
         return set(self._acks)
 
     def who_asked_for(self, offset: int) -> set[int]:

@@ -20,7 +20,6 @@ class History:
 
     @property
     def end_offset(self) -> int:
-        """End of the master's log."""
         return self.first_offset + len(self._data)
 
     def grow(self, log: CommitLog) -> None:

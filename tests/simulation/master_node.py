@@ -124,8 +124,6 @@ class MasterNode(Node):
                 nursery.start_soon(self._produce, stream_of(plan.seed, f"producer {number} {self._starts}"))
 
     def _ended(self) -> None:
-        assert self._replicas is not None
-        assert self._ha is not None
         self._nursery = None
         for put in self.pending:
             self.trace.note(self.name, f"put {put.number} stays unanswered")
@@ -140,8 +138,6 @@ class MasterNode(Node):
 
     def accept(self, link: Link, slave: SlaveNode) -> None:
         """A slave's connection arrives at the HA port."""
-        assert self._nursery is not None
-        assert self._ha is not None
         check = FrameCheck(self.history, file_bytes=self.plan.file_bytes, on_violation=self.fail)
         self._frame_checks[f"{slave.host}:{link.number}"] = check
         link.frames.on_sent = check.sent
@@ -180,7 +176,6 @@ class MasterNode(Node):
 
     @property
     def can_serve(self) -> bool:
-        """Whether slaves can connect."""
         return self.is_up and self._nursery is not None
 
     def _note_copies(self, put: Put) -> None:
@@ -217,7 +212,6 @@ class MasterNode(Node):
 
     async def put(self, message: Message, *, wait_store_ok: bool) -> PutStatus:
         """Store a message and check its answer in every respect."""
-        assert self._puts is not None
         settings = self.plan.group_commit
         log = self.log
         self._puts_made += 1

@@ -63,7 +63,6 @@ class Pipe:
 
     @property
     def has_unread(self) -> bool:
-        """Whether anything is under way or waits to be read."""
         return bool(self._pieces)
 
     @property
@@ -166,7 +165,6 @@ class Pipe:
         self._change()
 
     def thaw(self) -> None:
-        """What was frozen arrives."""
         self._frozen_until_s = 0.0
         self._change()
 
@@ -194,7 +192,6 @@ class Link:
 
     @property
     def is_open(self) -> bool:
-        """Whether one end or both are in use."""
         return not (self.near.is_closed and self.far.is_closed)
 
     def _hurt(self) -> tuple[Pipe, Pipe]:

@@ -48,12 +48,10 @@ class Snapshot:
 
     @property
     def end_offset(self) -> int:
-        """Behind the last byte."""
         return self.start_offset + len(self.data)
 
     @classmethod
     def of(cls, log: CommitLog) -> Snapshot:
-        """What `log` holds now."""
         data = bytes_of(log, log.min_offset, log.max_offset)
         return cls(log.min_offset, data, log.flushed.offset)
 
@@ -147,18 +145,14 @@ class Node(ABC):
         self._starts = 0
 
     def fail(self, what: str) -> None:
-        """An invariant does not hold."""
         self._fail(f"{self.name}: {what}")
 
     @property
     def is_up(self) -> bool:
-        """Whether the node runs."""
         return self.store is not None
 
     @property
     def log(self) -> CommitLog:
-        """The log of a node that is up."""
-        assert self.store is not None
         return self.store.commit_log
 
     def holds(self, start_offset: int, data: bytes, *, flushed: bool) -> bool:
@@ -208,7 +202,6 @@ class Node(ABC):
 
     def _start_disk(self, nursery: trio.Nursery, *, sync_flush: bool, interval_s: float) -> None:
         store = self.store
-        assert store is not None
 
         async def sync(
             start_offset: int, end_offset: int, store_timestamp_ms: int, _on_step: Callable[[], None]
@@ -256,7 +249,6 @@ class Node(ABC):
     def _go_down(self) -> None:
         """End as the last crash says: take what is left of the log, close nothing in order."""
         store = self.store
-        assert store is not None
         log = store.commit_log
         self._ended()
         for mark, what in ((log.appended, "appended"), (log.flushed, "flushed")):

@@ -76,7 +76,6 @@ LINK_FAULTS = (Fault.END, Fault.RESET, Fault.FREEZE, Fault.SILENCE, Fault.SLOW, 
 
 
 def plan_of(seed: int) -> Plan:
-    """The world of a seed."""
     rng = stream_of(seed, "plan")
     file_bytes = rng.choice((4096, 8192, 16384, 65536))
     need = rng.choice((0, 1, 1, 2))

@@ -73,7 +73,7 @@ def _ack_unflushed() -> Iterator[None]:
 
 @_plants("an observer acknowledges")
 def _acking_observer() -> Iterator[None]:
-    honest = MasterConnection._ack_offset.fget  # type: ignore[attr-defined]
+    honest = MasterConnection._ack_offset.fget
 
     def ack_offset(connection: MasterConnection) -> int:
         return connection._session.ack_offset if connection._is_observer else honest(connection)
@@ -227,7 +227,7 @@ def _scan_blindly(scan: Callable[..., object]) -> Callable[..., object]:
 
 
 def _fields(value: object) -> list[str]:
-    return [attribute.name for attribute in type(value).__attrs_attrs__]  # type: ignore[attr-defined]
+    return [attribute.name for attribute in type(value).__attrs_attrs__]
 
 
 @_plants("a half-open connection is never given up", seed=1)

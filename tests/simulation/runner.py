@@ -76,15 +76,12 @@ class SimulatedWorld(ABC):
         self._scope.cancel()
 
     def logged(self, what: str) -> None:
-        """A fault was logged."""
         self.fail(what)
 
     def surroundings(self) -> AbstractContextManager[object]:
-        """What the run takes place in."""
         return nullcontext()
 
     async def run(self) -> None:
-        """The whole life of the world."""
         with self._scope:
             async with trio.open_nursery() as self.nursery:
                 self._start()

@@ -89,7 +89,7 @@ class SlaveNode(Node):
         self._checked_start, self._checked_end = log.min_offset, log.max_offset
         self._checked_version = -1
         archive = log.archive
-        log.archive = partial(self._archive, archive)  # type: ignore[method-assign]
+        log.archive = partial(self._archive, archive)
 
     async def _live(self) -> None:
         plan = self.slave_plan
@@ -208,11 +208,9 @@ class ReportCheck:
         self._last_offset = -1
 
     def received(self, data: bytes) -> None:
-        """The slave gets these bytes."""
         self._frames.feed(data)
 
     def sent(self, data: bytes) -> None:
-        """The slave hands these bytes to the link."""
         for offset in self._reports.feed(data):
             self._report(offset)
 

@@ -31,9 +31,7 @@ class Trace:
 
     @property
     def digest(self) -> str:
-        """Of all lines so far."""
         return self._hash.hexdigest()
 
     def last_lines(self) -> str:
-        """The newest lines."""
         return "\n".join(self._last)

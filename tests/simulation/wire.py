@@ -39,7 +39,6 @@ class FrameReader:
             if self._body_left_bytes:
                 body, data = data[: self._body_left_bytes], data[self._body_left_bytes :]
                 self._body_left_bytes -= len(body)
-                assert self.expected_offset is not None
                 on_body(self.expected_offset, body)
                 self.expected_offset += len(body)
                 self.end_offset = self.expected_offset

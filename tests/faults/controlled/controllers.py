@@ -64,12 +64,10 @@ class ScriptedController:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def log_file(self) -> Path:
-        """What it wrote to its streams, over all its starts."""
         return self.folder / "controller.log"
 
     def start(self) -> None:
@@ -88,7 +86,6 @@ class ScriptedController:
             )
 
     def kill(self) -> None:
-        """`kill -9`."""
         if self._process is not None:
             has_ended = self._process.poll() is not None
             self._process.kill()
@@ -97,7 +94,6 @@ class ScriptedController:
             assert not has_ended, f"the controller had ended by itself\n{self.log_file.read_text()}"
 
     def close(self) -> None:
-        """End it."""
         self.kill()
 
 
@@ -117,7 +113,6 @@ class SharedController:
         return self.folder / f"down-{self.run}"
 
     def kill(self) -> None:
-        """Have it killed; returns when it is gone."""
         self._wish.touch()
         eventually("the controller is down", lambda: None if (self.folder / "up").exists() else True)
 
@@ -126,7 +121,6 @@ class SharedController:
         self._wish.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """The run is over."""
         self.start()
 
 
@@ -139,7 +133,6 @@ class ControllerService:
 
     @property
     def address(self) -> str:
-        """Where it listens, whether it is up or not."""
         return self.controllers.addresses[0]
 
     def look(self) -> None:

@@ -52,7 +52,6 @@ class Death:
             self.doing, self.left = what, int(number)
 
     def end(self) -> None:
-        """They do not count any more."""
         self.doing = None
 
     def reach(self) -> None:
@@ -70,7 +69,6 @@ class Death:
 
 
 def install(file: Path) -> None:
-    """Put it into this process."""
     from trioha.node import controller_room
     from trioha.store.message_store import MessageStore
 

@@ -36,7 +36,6 @@ class Who(StrEnum):
 
     @property
     def other(self) -> Who:
-        """The other role."""
         return Who.SLAVE if self is Who.MASTER else Who.MASTER
 
 

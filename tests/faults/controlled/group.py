@@ -77,7 +77,6 @@ class NodePorts:
 
     @property
     def address(self) -> str:
-        """Where clients dial it."""
         return f"{DIRECT}:{self.listen}"
 
 
@@ -174,7 +173,6 @@ class _World(TrioThread):
             self.masters.setdefault(self.seen.epoch, set()).add(master)
 
     async def produce(self) -> None:
-        """Run all producers until `wait_produced`."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._find)
             async with trio.open_nursery() as producers:
@@ -263,7 +261,6 @@ class Group(Nodes):
 
     @property
     def statuses(self) -> dict[str, int]:
-        """Puts of the producer that follows the master, by their answers."""
         return dict(self.world.follower.statuses)
 
     def figures(self) -> dict[str, Any]:
@@ -356,11 +353,9 @@ class Group(Nodes):
         return None
 
     def release(self, name: str) -> None:
-        """Its fault is over."""
         self._broken.discard(name)
 
     def kill(self, name: str) -> None:
-        """`kill -9`."""
         self.keepers[name].kill()
         self._ended(name, is_clean=False)
 
@@ -408,7 +403,6 @@ class Group(Nodes):
     # -- links ---------------------------------------------------------------------------------------------
 
     def link(self, link: LinkName, call: str, *arguments: Any, **options: Any) -> None:
-        """Call a method of a link."""
         self.world.call(getattr(self.world.links[link], call), *arguments, **options)
 
     def links_of(self, name: str, side: Side) -> Iterator[LinkName]:
@@ -428,7 +422,6 @@ class Group(Nodes):
                 self.link(link, "cut", reset=True)
 
     def heal(self, name: str) -> None:
-        """End all faults of a node's links."""
         for link in self.links_of(name, Side.BOTH):
             self.world.call(setattr, self.world.links[link], "target", self.world.targets[link])
             self.link(link, "heal")
@@ -567,7 +560,6 @@ class Group(Nodes):
         return f"logs, queues and epochs end at {found}"
 
     def end(self) -> None:
-        """Stop all nodes, each cleanly, the master last."""
         master = self.world.seen.master
         for name in sorted(self.keepers, key=lambda name: name == master):
             self.stop(name)

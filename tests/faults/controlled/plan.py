@@ -37,7 +37,6 @@ EVERY = 3
 
 
 def is_controlled(seed: int) -> bool:
-    """Whether the plan of a seed is a group under a controller."""
     return seed % EVERY == EVERY - 1
 
 
@@ -68,7 +67,6 @@ class GroupSetup:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Names of all nodes."""
         return tuple(f"node-{number + 1}" for number in range(self.members))
 
 
@@ -85,7 +83,6 @@ class GroupPlan:
 
 
 def make_group_plan(seed: int) -> GroupPlan:
-    """The plan of this seed."""
     chance = random.Random(f"group {seed}")
     setup = _draw_setup(chance)
     weights, kinds = zip(*KINDS, strict=True)

@@ -71,7 +71,6 @@ class Controller:
         self.group.alive = set(self._lives)
 
     def handle(self, command: RemotingCommand, peer: Peer) -> RemotingCommand | None:
-        """The answer to one request."""
         if command.code == RequestCode.BROKER_HEARTBEAT:
             self._hear(protocol.Heartbeat.of(command.ext_fields), peer.connection)
             return None
@@ -93,7 +92,6 @@ class Controller:
         self.group.alive.add(heartbeat.broker_id)
 
     def closed(self, peer: Peer) -> None:
-        """A connection has ended."""
         for broker_id, life in list(self._lives.items()):
             if life.connection == peer.connection:
                 self._die(broker_id)

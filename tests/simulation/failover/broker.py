@@ -103,7 +103,6 @@ class Life:
 
     @property
     def is_master(self) -> bool:
-        """Whether it is the life of a master."""
         return self.role is not None and self.role.is_master
 
 
@@ -154,23 +153,18 @@ class Broker:
         self.world.trace.note(self.name, what)
 
     def fail(self, what: str) -> None:
-        """An invariant does not hold."""
         self.world.fail(f"{self.name}: {what}")
 
     @property
     def is_up(self) -> bool:
-        """Whether its process runs, or hangs."""
         return self.store is not None and self._image is None
 
     @property
     def log(self) -> CommitLog:
-        """The log of a broker that is up."""
-        assert self.store is not None
         return self.store.commit_log
 
     @property
     def id(self) -> int | None:
-        """Its broker id, once it has one."""
         return None if self.agent is None else self.agent.broker_id
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -222,7 +216,7 @@ class Broker:
             archive=None,
             name_server=None,
             name_server_address=None,
-            ports=_Ports(self),  # type: ignore[arg-type]
+            ports=_Ports(self),
             budget=BUDGET,
             stopping=trio.Event(),
             hangs=hangs,
@@ -325,7 +319,6 @@ class Broker:
         return self.down_log[start:end] == data
 
     def data(self) -> bytes:
-        """The log of a broker that is up."""
         return bytes_of(self.log, 0, self.log.max_offset)
 
     @property
@@ -335,10 +328,10 @@ class Broker:
         if life is None:
             return 0
         if life.is_master:
-            found: int = life.ha.replicas.set.confirm_offset  # type: ignore[attr-defined]
+            found: int = life.ha.replicas.set.confirm_offset
             return found
         slave = life.ha.slave
-        return 0 if slave is None else max(slave.confirm_offset, 0)  # type: ignore[attr-defined]
+        return 0 if slave is None else max(slave.confirm_offset, 0)
 
     # -- requests ------------------------------------------------------------------------------------------
 
@@ -361,7 +354,7 @@ class Broker:
             if life is not None:
                 handler = life.handlers[request.command.code]
                 with suppress(BadRequestError):
-                    request.answer = handler(request.command, None)  # type: ignore[arg-type, assignment]
+                    request.answer = handler(request.command, None)
             if request.done is not None:
                 request.done.set()
 
@@ -371,7 +364,6 @@ class Broker:
     # -- puts ----------------------------------------------------------------------------------------------
 
     async def produce(self, life: Life) -> None:
-        """Put messages as long as the life lasts."""
         plan, rng = self.world.plan, self.rng
         while True:
             await trio.sleep(rng.expovariate(1 / plan.pause_s))
@@ -379,7 +371,6 @@ class Broker:
                 await self.put(life)
 
     async def put(self, life: Life) -> PutStatus:
-        """Put one message, and check its answer."""
         plan, rng = self.world.plan, self.rng
         size = round(plan.body_bytes_max ** rng.random())
         message = Message(

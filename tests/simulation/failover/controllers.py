@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import trio
 from attrs import define
 
-from tests.controller.group import Group, answer_of_any
+from tests.controller.group import Group, answer_of_any, serve_frames
 from tests.simulation.failover.network import Port
 from tests.simulation.failover.plan import FailoverPlan
 from tests.simulation.network import Link
 from tests.simulation.trace import Trace
 from trioha.controller import protocol
 from trioha.controller.protocol import MemberSet
-from trioha.remoting.codec import FrameDecoder, encode
+from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to
 
@@ -84,7 +85,6 @@ class Controllers:
             self._deposed[leader] = (until_s, self.state.copy())
 
     def lead(self) -> None:
-        """One of them becomes the leader."""
         if self.leader is None:
             names = [name for name in self.ports if name not in self._deposed] or list(self.ports)
             self.leader = self._rng.choice(names)
@@ -98,7 +98,6 @@ class Controllers:
             self._trace.note("group", f"lost state: master {self.state.master_id} epoch {self.state.epoch}")
 
     def believes_to_lead(self, name: str) -> bool:
-        """Whether a controller answers as the leader."""
         if name == self.leader:
             return True
         until_s, _ = self._deposed.get(name, (0.0, None))
@@ -122,23 +121,12 @@ class Controllers:
             port.close()
 
     async def _serve(self, name: str, link: Link) -> None:
-        decoder = FrameDecoder()
-        turns = trio.Lock()
-        stream = link.far
         try:
-            async with trio.open_nursery() as nursery:
-                while data := await stream.receive_some(65536):
-                    decoder.feed(data)
-                    while (command := decoder.next_command()) is not None:
-                        nursery.start_soon(self._answer, name, link, turns, command)
-                nursery.cancel_scope.cancel()
-        except* (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
+            await serve_frames(link.far, partial(self._answer, name, link, trio.Lock()))
         finally:
             alive = self._alive[name]
             for broker_id in [one for one, live in alive.items() if live.link is link]:
                 del alive[broker_id]
-            await trio.aclose_forcefully(stream)
 
     async def _answer(self, name: str, link: Link, turns: trio.Lock, command: RemotingCommand) -> None:
         code, rng = RequestCode(command.code), self._rng
@@ -184,7 +172,7 @@ class Controllers:
         return self._carry_out(name, code, command)
 
     def _spawn(self, task: Callable[[], object]) -> None:
-        self.nursery.start_soon(task)  # type: ignore[arg-type]
+        self.nursery.start_soon(task)
 
     nursery: trio.Nursery
     """Of the world: for what outlives a connection."""

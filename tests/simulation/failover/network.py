@@ -20,7 +20,6 @@ class Port:
         self._more = trio.Event()
 
     def add(self, link: Link) -> None:
-        """A link arrives."""
         self._waiting.append(link)
         self._more.set()
 
@@ -91,7 +90,6 @@ class Network:
                 link.far.die()
 
     def links(self, hosts: frozenset[str] | None = None) -> list[Link]:
-        """The open ones, between these two or of this one."""
         return [
             link
             for link, pair in self._links.values()

@@ -126,7 +126,6 @@ def two_leaders_plan_of(seed: int) -> FailoverPlan:
 
 
 def plan_of(seed: int) -> FailoverPlan:
-    """The world of a seed."""
     rng = stream_of(seed, "failover plan")
     brokers = rng.choice((2, 3, 3))
     is_durable = rng.random() < 0.5

@@ -75,7 +75,7 @@ def _cut_too_far() -> Iterator[None]:
     real = EpochSession._find_consistent_offset
 
     def find(session: EpochSession, handshake: object) -> int:
-        offset = real(session, handshake)  # type: ignore[arg-type]
+        offset = real(session, handshake)
         log = session._log
         if log.min_offset < offset < log.max_offset:
             return log.last_record_offset(before=offset)
@@ -129,7 +129,6 @@ def _believed_late_notice() -> Iterator[None]:
         if tracker is None or tracker.role is None or decision.epoch >= tracker.role.epoch:
             agent._hurry.set()
             return
-        assert decision.master_id is not None
         tracker.role = Role(
             is_master=decision.master_id == tracker.broker_id,
             epoch=decision.epoch,
@@ -151,9 +150,8 @@ def _no_epoch() -> Iterator[None]:
 
     def take_epoch(store: MessageStore, role: Role, config: object) -> None:
         epochs = store.epochs
-        assert epochs is not None
         last = epochs.last_epoch
-        real(store, evolve(role, epoch=last) if last > 0 else role, config)  # type: ignore[arg-type]
+        real(store, evolve(role, epoch=last) if last > 0 else role, config)
 
     with patch.object(controller_room, "take_epoch", take_epoch):
         yield
@@ -177,7 +175,7 @@ def _proposed_learner() -> Iterator[None]:
     real = SyncStateSet.connected
 
     def connected(one: SyncStateSet, broker_id: int, **options: object) -> None:
-        real(one, broker_id, **{**options, "is_learner": False})  # type: ignore[arg-type]
+        real(one, broker_id, **{**options, "is_learner": False})
 
     with patch.object(SyncStateSet, "connected", connected):
         yield

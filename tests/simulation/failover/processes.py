@@ -30,7 +30,6 @@ class Process:
         self._held: list[trio.lowlevel.Task] = []
 
     def hang(self) -> None:
-        """Run no task from now on."""
         self.is_hung = True
 
     def resume(self) -> None:

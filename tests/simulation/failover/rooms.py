@@ -123,7 +123,6 @@ _control_handlers = role_life._control_handlers
 def _noted_handlers(
     config: BrokerConfig, store: MessageStore, control: Control | None, *, ha_address: Address
 ) -> Mapping[int, Handler]:
-    assert control is not None
     current().next_role = control.role
     return _control_handlers(config, store, control, ha_address=ha_address)
 
@@ -154,7 +153,7 @@ async def _serve_listeners(
 ) -> NoReturn:
     """Accept slaves' links, in place of sockets."""
     (port,) = listeners
-    master = handler.__self__  # type: ignore[attr-defined]
+    master = handler.__self__
     assert isinstance(master, AutoSwitchMaster)
     async with trio.open_nursery() as nursery:
         task_status.started(listeners)

@@ -128,7 +128,6 @@ class World(SimulatedWorld):
             self.fail(what)
 
     def restart_s(self) -> float:
-        """How long a broker is down."""
         return self._rng.choice((0.01, 0.5, 3.0, 12.0))
 
     def _start(self) -> None:
@@ -144,7 +143,6 @@ class World(SimulatedWorld):
     # -- network -------------------------------------------------------------------------------------------
 
     async def connect_slave(self, broker: Broker, host: str) -> trio.abc.Stream:
-        """A link from a broker to the HA port of another."""
         other = next(one for one in self.brokers if one.host == host)
         return (await self.network.connect(broker.name, other.name, other.ha_port)).near
 
@@ -165,7 +163,6 @@ class World(SimulatedWorld):
         """The answer of another broker to the question for its HA address (906). Raises PeerError."""
         other = next(one for one in self.brokers if one.address == address)
         asked = Request(request(RequestCode.EXCHANGE_BROKER_HA_INFO), done=trio.Event())
-        assert asked.done is not None
         with trio.move_on_after(timeout_s):
             await self.network.reached(broker.name, other.name)
             other.receive(asked)
@@ -337,7 +334,6 @@ class World(SimulatedWorld):
             self.reference += data[len(self.reference) :]
 
     def put_ok(self, broker: Broker, life: Life, start: int, data: bytes) -> None:
-        """A put is answered PUT_OK."""
         end = start + len(data)
         if not self.plan.all_ack:
             self._check_copies(broker, start, data, copies_min=self.plan.in_sync_replicas)
@@ -348,7 +344,6 @@ class World(SimulatedWorld):
             broker.fail(f"put [{start}, {end}) is PUT_OK, the confirm offset is {confirm_offset}")
         self._confirm(broker, confirm_offset)
         state = self.controllers.state
-        assert life.role is not None
         if state.epoch == life.role.epoch:
             electable = state.members
         else:
@@ -385,7 +380,6 @@ class World(SimulatedWorld):
                 )
 
     def _elected(self, state: Group) -> None:
-        assert state.master_id is not None
         self._masters[state.epoch] = state.master_id
         self._set_accepted(state)
 
@@ -406,9 +400,6 @@ class World(SimulatedWorld):
         if not life.is_master:
             return
         role, store = life.role, broker.store
-        assert role is not None
-        assert store is not None
-        assert store.epochs is not None
         if self._lives.setdefault(role.epoch, broker.name) != broker.name and not self.has_lost_state:
             broker.fail(f"is master of epoch {role.epoch}, which {self._lives[role.epoch]} was")
         if store.epochs.last_epoch != role.epoch:
@@ -419,7 +410,6 @@ class World(SimulatedWorld):
     def life_ended(self, broker: Broker) -> None:
         """A broker goes on in another role; what a master has confirmed since the last check stays so."""
         if self.is_safe and broker.next_role is not None and broker.next_role.is_master:
-            assert broker.store is not None
             self._confirm(broker, broker.store.confirm_offset())
 
     def _is_current(self, role: Role) -> bool:
@@ -465,7 +455,6 @@ class World(SimulatedWorld):
 
     def _check_log(self, broker: Broker, data: bytes) -> None:
         store, reference = broker.store, self.reference
-        assert store is not None
         if broker.life is None:
             # A new master dispatches its whole log before it serves.
             return
@@ -477,8 +466,6 @@ class World(SimulatedWorld):
 
     def _check_pair(self, one: Broker, other: Broker, logs: dict[str, bytes]) -> None:
         """Log matching: as far as the epochs say that two logs are the same, they are."""
-        assert one.store is not None
-        assert other.store is not None
         if one.store.epochs is None or other.store.epochs is None:
             return
         mine, theirs = logs[one.name], logs[other.name]
@@ -508,10 +495,8 @@ class World(SimulatedWorld):
             return
         await self._until(self._all_follow, BOUND_S)
         master = self._master()
-        assert master is not None
         for _ in range(FINAL_PUTS):
             life = master.life
-            assert life is not None
             status = await master.put(life)
             if status is not PutStatus.PUT_OK:
                 self.fail(f"after all faults a put is {status.name}")
@@ -534,8 +519,6 @@ class World(SimulatedWorld):
         for broker in self.brokers:
             if not broker.is_up or broker.life is None:
                 return f"{broker.name} is down"
-            assert broker.store is not None
-            assert broker.store.epochs is not None
             if broker.life.role is None or broker.life.role.epoch != state.epoch:
                 return f"{broker.name} has no role in epoch {state.epoch}"
             slave = broker.life.ha.slave
