@@ -52,8 +52,9 @@ class Member:
         """The id that the controllers gave it; waits until it has one."""
 
         def read() -> int | None:
-            path = self.root / "brokerIdentity"
-            return int(path.read_text().split("#")[2]) if path.exists() else None
+            # RocketMQ makes the file first and writes it then.
+            parts = (self.root / "brokerIdentity").read_text().split("#")
+            return int(parts[2]) if len(parts) > 2 else None
 
         return eventually(f"{self.name} has an id", read, logs=self.log)
 

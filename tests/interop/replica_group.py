@@ -45,12 +45,18 @@ class Cluster:
 
 @contextmanager
 def cluster(
-    version: str, *, folder: Path, number: int = 1, consensus: Consensus = Consensus.DLEDGER
+    version: str,
+    *,
+    folder: Path,
+    number: int = 1,
+    consensus: Consensus = Consensus.DLEDGER,
+    **settings: object,
 ) -> Iterator[Cluster]:
-    """A real name server and `number` real controllers until the block ends."""
+    """A real name server and `number` real controllers, with these settings, until the block ends."""
+    group = {"number": number, "consensus": consensus, **settings}
     with (
         name_server(version, folder=folder / "names") as names,
-        controllers(version, folder=folder / "controllers", number=number, consensus=consensus) as running,
+        controllers(version, folder=folder / "controllers", **group) as running,  # type: ignore[arg-type]
     ):
         yield Cluster(version, running, names)
 

@@ -21,44 +21,47 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import define, frozen
+from attrs import define
 
-from tests.interop.controller import FILE_BYTES, Consensus, Controllers, controllers, eventually
-from tests.interop.java import PATIENT, JavaConsumer, JavaDriver, JavaDrivers
+from tests.interop.controller import FILE_BYTES, Consensus, eventually
+from tests.interop.java import JavaConsumer, JavaDriver
 from tests.interop.logs import assert_same_log, read_log
-from tests.interop.members import Member, RealMember, TriohaMember, wait_until_registered
+from tests.interop.members import Member, RealMember, wait_until_registered
 from tests.interop.messages import bodies
 from tests.interop.partitions import Endpoint, Partitions, Side, partitions
-from tests.interop.replica_group import ids_in_set
+from tests.interop.replica_group import Cluster, ReplicaGroup, cluster, ids_in_set, replica_group
 from tests.interop.rocketmq import VERSIONS_5, version_params
 from tests.interop.test_refused_sends import send
 from tests.interop.timed import Sent, TimedProducer
 from tests.node.wire import Wire
 from tests.ports import free_port
-from trioha.controller.protocol import ReplicaSetInfo
 from trioha.remoting.codes import ResponseCode
 
-pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
+pytestmark = [
+    pytest.mark.interop,
+    pytest.mark.process,
+    pytest.mark.full,
+    pytest.mark.parametrize("java_of_module", version_params(versions=VERSIONS_5), indirect=True),
+]
 
 DLEDGER = ("5.3.3",)
 """Versions whose controller keeps its state by DLedger here; the others by JRaft."""
-TRIOHA, ROCKETMQ = "trioha", "RocketMQ"
+TRIOHA, ROCKETMQ = "trioha", "rocketmq"
 PAIRS = ((TRIOHA, TRIOHA), (TRIOHA, ROCKETMQ), (ROCKETMQ, TRIOHA))
 """The first one is the master."""
-BOTH = frozenset((1, 2))
 ENOUGH = 100
 """Messages that a master accepts before something happens to it, and after."""
 RECEIVED_WITHIN_S = 120.0
 """Without a further message. A pull of a Java consumer to a hung broker ends after 30 s."""
 SETTINGS: dict[str, object] = {
-    **PATIENT,
+    "mappedFileSizeCommitLog": FILE_BYTES,
     # A silent broker counts as dead after 5 s instead of 10, and a put without its copies ends after 1.5 s
     # instead of 3.
     "controllerHeartBeatTimeoutMills": 5000,
@@ -68,67 +71,45 @@ SETTINGS: dict[str, object] = {
 LEAVES_AFTER_MS, STAYS_MS = 6000, 120_000
 """haMaxTimeSlaveNotCatchup, 15 s by default. A slave that is kept from its master's last messages has to stay
 in the set until the master is gone, or it could not be elected."""
+COPIES = {"trioha.metadataSyncFirst": 100, "trioha.metadataSyncPeriod": 1000}
 _numbers = count(1)
 
 
-@frozen
-class Cluster:
-    """A controller, a name server, and a JVM for clients, which all tests of a version share."""
-
-    java: JavaDriver
-    controllers: Controllers
-    name_server: str
-
-
-@pytest.fixture(scope="module", params=version_params(versions=VERSIONS_5))
-def cluster(
-    request: pytest.FixtureRequest, drivers: JavaDrivers, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
-    version = request.param
+@pytest.fixture(scope="module")
+def running(java_of_module: JavaDriver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A controller and a name server, which all tests of a version share."""
+    version, folder = java_of_module.version, tmp_path_factory.mktemp("failover")
     consensus = Consensus.DLEDGER if version in DLEDGER else Consensus.JRAFT
-    with (
-        drivers.lent(version) as java,
-        controllers(
-            version,
-            folder=tmp_path_factory.mktemp("controllers"),
-            consensus=consensus,
-            scanNotActiveBrokerInterval=500,
-        ) as group,
-        java.name_server(tmp_path_factory.mktemp("names")) as names,
-    ):
-        yield Cluster(java, group, names)
+    with cluster(version, folder=folder, consensus=consensus, scanNotActiveBrokerInterval=500) as found:
+        yield found
 
 
 @define
 class Pair:
-    """Two brokers in step, and clients that use them; the first broker is the master, with id 1."""
+    """Two brokers in step, and clients that use them; the first broker is the master."""
 
-    cluster: Cluster
+    group: ReplicaGroup
     links: Partitions
-    broker_name: str
     topic: str
     first: Member
     second: Member
     producer: TimedProducer
     consumer: JavaConsumer
 
-    def group(self) -> ReplicaSetInfo:
-        """As the controller has it."""
-        return self.wait(lambda group: True)
-
-    def wait(self, holds: Callable[[ReplicaSetInfo], bool]) -> ReplicaSetInfo:
-        """The group as soon as `holds` does."""
-        return self.cluster.controllers.wait_group(self.broker_name, holds, logs=self.logs)
-
     def accepts(self, member: Member, number: int = ENOUGH) -> None:
         """So many more messages are SEND_OK by that member."""
         wanted = self.producer.accepted(member.address) + number
         accepted = self.producer.accepted(member.address, wanted)
-        assert accepted >= wanted, f"{member.name} accepted {accepted}, not {wanted}\n{self.logs()}"
+        assert accepted >= wanted, f"{member.name} accepted {accepted}, not {wanted}\n{self.group.log()}"
 
-    def wait_for_set(self, *, master: int, members: frozenset[int]) -> None:
-        """Wait for a sync-state set of the controller's."""
-        self.wait(lambda group: group.master_id == master and ids_in_set(group) == members)
+    def wait_for_set(self, master: Member, *others: Member) -> None:
+        """Wait for a master and a sync-state set of the controller's."""
+        wanted = {member.broker_id for member in (master, *others)}
+        self.group.cluster.controllers.wait_group(
+            self.group.broker_name,
+            lambda state: state.master_id == master.broker_id and ids_in_set(state) == wanted,
+            logs=self.group.log,
+        )
 
     def keep_last_messages(self) -> int:
         """Let the first broker store messages that the second does not get; the end of its log."""
@@ -142,7 +123,7 @@ class Pair:
             found = self.first.max_offset
             return found if found > self.second.max_offset else None
 
-        return eventually("a message that only the master has", end, logs=self.logs)
+        return eventually("a message that only the master has", end, logs=self.group.log)
 
     def check(self, *, epochs: int, cut_below: int | None = None, lived: bool = False) -> None:
         """End the clients and compare all that is there; the second broker began the last epoch.
@@ -159,7 +140,7 @@ class Pair:
             found = {member.max_offset for member in (self.first, self.second)}
             return found.pop() if len(found) == 1 else None
 
-        log_end = eventually("logs of equal length", end, logs=self.logs)
+        log_end = eventually("logs of equal length", end, logs=self.group.log)
         assert_same_log(self.first.root, self.second.root, end=log_end, file_bytes=FILE_BYTES)
         log = read_log(self.second.root, start=0, end=log_end, file_bytes=FILE_BYTES)
         lost = confirmed.keys() - {body.decode() for body in re.findall(rb"timed-\d+-\d+", log)}
@@ -167,14 +148,16 @@ class Pair:
         print(f"{len(confirmed)} messages were SEND_OK, {len(by_first)} of them by the old master alone")
         if may_lose:
             lost -= by_first
-        assert not lost, f"{len(lost)} of {len(confirmed)} lost: {sorted(lost)[:5]}\n{self.logs()}"
+        assert not lost, f"{len(lost)} of {len(confirmed)} lost: {sorted(lost)[:5]}\n{self.group.log()}"
         self._check_received(
             {body: one for body, one in confirmed.items() if body not in by_first}, may_be_hidden=may_lose
         )
         assert self.first.epoch_file() == self.second.epoch_file()
         starts = [(epoch.epoch, epoch.start_offset) for epoch in self.second.epochs().epochs]
         assert [epoch for epoch, _ in starts] == list(range(1, epochs + 1))
-        assert self.group().master_epoch == epochs
+        state = self.group.state()
+        assert state is not None
+        assert state.master_epoch == epochs
         if cut_below is not None:
             assert starts[-1][1] < cut_below
 
@@ -191,14 +174,9 @@ class Pair:
             if len(messages) == number:
                 some = [confirmed[body] for body in sorted(missing - behind)[:5]]
                 raise AssertionError(
-                    f"{len(missing)} of {len(confirmed)} not received: {some}\n{self.logs()}"
+                    f"{len(missing)} of {len(confirmed)} not received: {some}\n{self.group.log()}"
                 )
             number = len(messages)
-
-    def logs(self) -> str:
-        """The ends of all logs."""
-        parts = (self.first, self.second, self.cluster.controllers)
-        return "\n".join(part.log() for part in parts)
 
 
 def hidden(confirmed: Mapping[str, Sent], messages: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -238,63 +216,43 @@ def pairs(*in_ci: tuple[str, str], of: Sequence[tuple[str, str]] = PAIRS) -> pyt
 
 @pytest.fixture
 def pair(
-    request: pytest.FixtureRequest, cluster: Cluster, tmp_path: Path, leaves_after_ms: int
+    request: pytest.FixtureRequest,
+    running: Cluster,
+    java_of_module: JavaDriver,
+    tmp_path: Path,
+    leaves_after_ms: int,
 ) -> Iterator[Pair]:
     """A pair in step, whose second broker is in the sync-state set, with its clients at work."""
     number = next(_numbers)
-    broker_name, topic = f"broker-{number}", f"TopicOfFailover{number}"
-    ports = [free_port() for _ in request.param]
+    broker_name, topic, names = f"broker-{number}", f"TopicOfFailover{number}", running.names
+    ports = [free_port(), free_port()]
     endpoints = [Endpoint(f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}") for port in ports]
-    controller, names = cluster.controllers.setting, cluster.name_server
-    with ExitStack() as running:
-        links = running.enter_context(partitions(endpoints, controller=controller, name_server=names))
-        members: list[Member] = []
-        for index, (kind, name, port) in enumerate(
-            zip(request.param, ("first", "second"), ports, strict=True)
-        ):
-            settings = {
-                "port": port,
-                "broker_name": broker_name,
-                "controller_address": links.controller_for(index),
-                "name_server": links.name_server_for(index),
-                **SETTINGS,
-                "haMaxTimeSlaveNotCatchup": leaves_after_ms,
-            }
-            member = start_member(kind, tmp_path, name, cluster.java.version, settings)
-            running.callback(member.kill)
-            members.append(member)
-            if index == 0:
-                wait_until_registered(names, broker_name, member)
-        first, second = members
-
-        cluster.controllers.wait_group(
-            broker_name,
-            lambda group: ids_in_set(group) == BOTH,
-            logs=lambda: f"{first.log()}\n{second.log()}",
-        )
-        producer = TimedProducer.start(cluster.java, names, topic=topic)
-        running.callback(producer.end)
+    settings = {**SETTINGS, "haMaxTimeSlaveNotCatchup": leaves_after_ms}
+    with (
+        partitions(endpoints, controller=running.controllers.setting, name_server=names) as links,
+        replica_group(running, folder=tmp_path, broker_name=broker_name, **settings) as group,
+        ExitStack() as clients,
+    ):
+        for index, (kind, name) in enumerate(zip(request.param, ("first", "second"), strict=True)):
+            group.join(
+                kind,
+                name,
+                port=ports[index],
+                controller_address=links.controller_for(index),
+                name_server=links.name_server_for(index),
+                **(COPIES if kind == TRIOHA else {}),
+            )
+            wait_until_registered(names, broker_name, group.members[0])
+        first, second = group.members
+        group.wait_set(first, second)
+        producer = TimedProducer.start(java_of_module, names, topic=topic)
+        clients.callback(producer.end)
         assert producer.accepted(first.address, 1) >= 1
-        consumer = cluster.java.consume(names, group=f"group-{number}", topic=topic)
-        running.callback(consumer.end)
-        found = Pair(cluster, links, broker_name, topic, first, second, producer, consumer)
+        consumer = java_of_module.consume(names, group=f"group-{number}", topic=topic)
+        clients.callback(consumer.end)
+        found = Pair(group, links, topic, first, second, producer, consumer)
         found.accepts(first)
         yield found
-
-
-def start_member(kind: str, folder: Path, name: str, version: str, settings: dict[str, object]) -> Member:
-    member: Member
-    if kind == ROCKETMQ:
-        member = RealMember(folder, name, version=version, **settings)  # type: ignore[arg-type]
-    else:
-        copies = {"trioha.metadataSyncFirst": 100, "trioha.metadataSyncPeriod": 1000}
-        member = TriohaMember(folder, name, **settings, **copies)  # type: ignore[arg-type]
-    try:
-        member.start()
-    except BaseException:
-        member.kill()
-        raise
-    return member
 
 
 slave_stays = pytest.mark.parametrize("leaves_after_ms", [STAYS_MS], ids=["stays"])
@@ -308,7 +266,7 @@ def test_a_killed_master_is_replaced_and_comes_back_as_a_slave(pair: Pair) -> No
     pair.links.drop_replication(0)
     pair.accepts(pair.second)
     pair.first.start()
-    pair.wait_for_set(master=2, members=BOTH)
+    pair.wait_for_set(pair.second, pair.first)
     pair.accepts(pair.second)
     pair.check(epochs=2, cut_below=end)
 
@@ -327,7 +285,7 @@ def test_a_hung_master_is_replaced_and_follows_when_it_wakes_up(pair: Pair) -> N
         for answer in late.answers(opaques).values():
             # A real one confirms what it is sent now, and loses it.
             assert isinstance(pair.first, RealMember) or answer.code != ResponseCode.SUCCESS
-    pair.wait_for_set(master=2, members=BOTH)
+    pair.wait_for_set(pair.second, pair.first)
     pair.accepts(pair.second)
     pair.check(epochs=2, cut_below=end, lived=True)
 
@@ -337,7 +295,7 @@ def test_a_master_without_the_controller_is_replaced_and_follows_when_it_is_back
     pair.links.separate(0, Side.CONTROLLER)
     pair.accepts(pair.second)
     pair.links.heal()
-    pair.wait_for_set(master=2, members=BOTH)
+    pair.wait_for_set(pair.second, pair.first)
     pair.accepts(pair.second)
     pair.check(epochs=2, lived=True)
 
@@ -345,10 +303,10 @@ def test_a_master_without_the_controller_is_replaced_and_follows_when_it_is_back
 @pairs()
 def test_a_master_without_its_slave_goes_on_alone_until_it_is_back(pair: Pair) -> None:
     pair.links.separate(0, Side.PEERS)
-    pair.wait_for_set(master=1, members=frozenset((1,)))
+    pair.wait_for_set(pair.first)
     pair.accepts(pair.first)
     pair.links.heal()
-    pair.wait_for_set(master=1, members=BOTH)
+    pair.wait_for_set(pair.first, pair.second)
     pair.accepts(pair.first)
     pair.check(epochs=1)
 
@@ -359,7 +317,7 @@ def test_a_master_without_controller_and_slave_is_replaced_and_cut_when_it_is_ba
     end = pair.wait_for_longer_log()
     pair.accepts(pair.second)
     pair.links.heal()
-    pair.wait_for_set(master=2, members=BOTH)
+    pair.wait_for_set(pair.second, pair.first)
     pair.accepts(pair.second)
     pair.check(epochs=2, cut_below=end, lived=True)
 
@@ -393,7 +351,7 @@ def test_a_master_that_lost_power_and_is_back_at_once_has_its_slave_elected(
     lose_power(pair, on_disk)
     pair.accepts(pair.second)
     assert "another election is asked for" in pair.first.log()
-    pair.wait_for_set(master=2, members=BOTH)
+    pair.wait_for_set(pair.second, pair.first)
     pair.accepts(pair.second)
     pair.check(epochs=2)
 
@@ -404,15 +362,17 @@ def test_a_master_that_lost_power_alone_is_elected_for_another_epoch(pair: Pair,
     on_disk = copy_store(pair.first, tmp_path / "on disk")
     pair.accepts(pair.first, 20)
     pair.second.kill()
-    pair.wait_for_set(master=1, members=frozenset((1,)))
+    pair.wait_for_set(pair.first)
     lost = pair.first.max_offset
     lose_power(pair, on_disk)
 
     def epoch() -> int | None:
-        group = pair.group()
-        return group.master_epoch if group.master_id == 1 and group.master_epoch > 1 else None
+        state = pair.group.state()
+        assert state is not None
+        is_again = state.master_id == pair.first.broker_id and state.master_epoch > 1
+        return state.master_epoch if is_again else None
 
-    assert eventually("another epoch", epoch, logs=pair.logs) > 1
+    assert eventually("another epoch", epoch, logs=pair.group.log) > 1
     assert "another election is asked for" in pair.first.log()
     pair.accepts(pair.first)
     assert pair.first.epochs().epochs[-1].start_offset < lost

@@ -17,7 +17,7 @@ from tests.interop.asking import topics
 from tests.interop.java import JavaDriver
 from tests.interop.messages import bodies
 from tests.interop.name_server import trioha_name_server
-from tests.interop.rocketmq import is_5
+from tests.interop.rocketmq import is_5, only_4
 from tests.interop.world import running
 from tests.node_process import TriohaNode, wait_dispatched
 from tests.waiting import wait_until
@@ -260,3 +260,10 @@ def test_the_configuration_is_changed_in_the_broker_and_in_its_file(admin: Admin
     assert not any("SEND_OK" in row for row in read_only)
     assert text == before + "brokerPermission=4\n"
     assert all("success" not in said for said in refused.values()), refused
+
+
+@pytest.mark.nightly
+@only_4
+def test_versions_before_5_do_not_have_the_commands_of_controller_mode(java: JavaDriver) -> None:
+    for command in ("getSyncStateSet", "getBrokerEpoch", "electMaster", "getControllerMetaData"):
+        assert f"The sub command {command} not exist" in java.mqadmin(command, "127.0.0.1:9")

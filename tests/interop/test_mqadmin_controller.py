@@ -9,13 +9,17 @@ import pytest
 from attrs import define, frozen
 
 from tests.interop.controller import CLUSTER, eventually
-from tests.interop.java import JavaDriver, JavaDrivers
+from tests.interop.java import JavaDriver
 from tests.interop.members import Member
 from tests.interop.replica_group import Cluster, ReplicaGroup, cluster
-from tests.interop.rocketmq import VERSIONS_5, only_4, version_params
+from tests.interop.rocketmq import VERSIONS_5, version_params
 
-pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
-COMMANDS = ("getSyncStateSet", "getBrokerEpoch", "electMaster", "getControllerMetaData")
+pytestmark = [
+    pytest.mark.interop,
+    pytest.mark.process,
+    pytest.mark.full,
+    pytest.mark.parametrize("java_of_module", version_params(versions=VERSIONS_5), indirect=True),
+]
 KINDS = ("rocketmq", "trioha")
 
 
@@ -74,12 +78,6 @@ class Admin:
         return self.cluster.controllers.leader()
 
 
-@pytest.fixture(scope="module", params=version_params(versions=VERSIONS_5))
-def java_of_module(request: pytest.FixtureRequest, drivers: JavaDrivers) -> Iterator[JavaDriver]:
-    with drivers.lent(request.param) as driver:
-        yield driver
-
-
 @pytest.fixture(scope="module")
 def admin(java_of_module: JavaDriver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
     folder = tmp_path_factory.mktemp("mqadmin-controller")
@@ -125,10 +123,3 @@ def test_set_epochs_and_election_are_printed_as_for_real_brokers(admin: Admin) -
 def test_the_controllers_are_printed(admin: Admin) -> None:
     said = admin("getControllerMetaData", "-a", admin.leader)
     assert re.search(rf"^#ControllerLeaderAddress\s+{admin.leader}$", said, re.MULTILINE), said
-
-
-@pytest.mark.nightly
-@only_4
-def test_versions_before_5_do_not_have_these_commands(java: JavaDriver) -> None:
-    for command in COMMANDS:
-        assert f"The sub command {command} not exist" in java.mqadmin(command, "127.0.0.1:9")

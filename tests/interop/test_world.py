@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from tests.doctor.changes import commit as commit_for_doctor
 from tests.doctor.changes import has_delivered, make_group, send_delayed
 from tests.interop.asking import QUEUES, ask, commit, make_topic, queue_datas, tables
 from tests.interop.commands import consume, examine, produce, status
-from tests.interop.java import JavaDriver, JavaDrivers, JavaStore
+from tests.interop.java import JavaStore
 from tests.interop.logs import assert_same_log
 from tests.interop.messages import assert_order_within_queues, bodies, expected
 from tests.interop.rocketmq import is_5, version_params
@@ -42,7 +42,11 @@ from trioha_monitor.panes.replicas import ReplicasPane
 from trioha_monitor.panes.slave import SlavePane
 from trioha_monitor.view import ClusterView, EventKind, Health, ReplicaView, Verdict
 
-pytestmark = [pytest.mark.interop, pytest.mark.process]
+pytestmark = [
+    pytest.mark.interop,
+    pytest.mark.process,
+    pytest.mark.parametrize("java_of_module", version_params("4.9.7"), indirect=True),
+]
 
 MONITOR = LiveSettings(
     # A JVM that has just started on a busy machine takes its time over a first answer.
@@ -51,13 +55,6 @@ MONITOR = LiveSettings(
 )
 COPIED_WITHIN_S = 250.0
 """A slave of 5.x copies metadata by itself for the first time 63 s after its start."""
-
-
-@pytest.fixture(scope="module", params=version_params("4.9.7"))
-def java_of_module(request: pytest.FixtureRequest, drivers: JavaDrivers) -> Iterator[JavaDriver]:
-    """4.9.7 differs in what it says of itself, and its clients are of another generation."""
-    with drivers.lent(request.param) as driver:
-        yield driver
 
 
 # -- replication -----------------------------------------------------------------------------------------
@@ -389,7 +386,11 @@ def view_that(is_so: Callable[[ClusterView], bool], names: str) -> ClusterView:
 def test_the_monitor_finds_all_brokers_and_shows_that_they_are_followed(shared: World) -> None:
     real = shared.pairs[REAL].master
     with running(
-        real.root.with_name("third"), role="SLAVE", ha_master_address=real.ha_address, brokerId=2
+        real.root.with_name("third"),
+        role="SLAVE",
+        ha_master_address=real.ha_address,
+        brokerName=REAL,
+        brokerId=2,
     ) as third:
         third.wait(max_offset=real.max_offset)
         end = real.max_offset
