@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from functools import partial
 from typing import cast
 
@@ -15,10 +16,10 @@ import pytest
 import trio
 import trio.testing
 
-from tests.node_process import TriohaNode
+from tests.node_process import TriohaNode, run_trioha
 from tests.ports import free_port
 from trioha.cli.clients import ClusterAddress, message_of_json, message_to_json
-from trioha.cli.consume import WRITE_GRACE_S, parse_start, print_messages
+from trioha.cli.consume import WRITE_GRACE_S, Output, Printing, parse_start
 from trioha.cli.produce import LINE_BYTES_MAX, LineReader
 from trioha.client.consumer import Consumer, Start, StartAt
 from trioha.client.messages import Message, ReceivedMessage
@@ -147,16 +148,19 @@ async def test_a_line_without_an_end_is_limited(monkeypatch: pytest.MonkeyPatch)
         await lines_of(b"a\n" + b"x" * 1001)
 
 
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TriohaNode, str]]:
+    """A node with a name server in it, and that one's address; each test has topics of its own."""
+    address, folder = f"127.0.0.1:{free_port()}", tmp_path_factory.mktemp("node")
+    settings = {"namesrvAddr": address, "trioha.withNamesrv": "true"}
+    node = TriohaNode(folder / "store", role="ASYNC_MASTER", **settings)
+    yield node, address
+    node.stop()
+
+
 @pytest.fixture
-def name_server(tmp_path):  # type: ignore[no-untyped-def]
-    """A node with a name server in it: the name server's address."""
-    address = f"127.0.0.1:{free_port()}"
-    node = TriohaNode(
-        tmp_path / "node", role="ASYNC_MASTER", namesrvAddr=address, **{"trioha.withNamesrv": "true"}
-    )
-    yield address
-    if node.is_running:
-        node.kill()
+def name_server(node: tuple[TriohaNode, str]) -> str:
+    return node[1]
 
 
 def produce(name_server: str, lines: bytes, *arguments: str) -> subprocess.CompletedProcess[bytes]:
@@ -172,14 +176,8 @@ def produce(name_server: str, lines: bytes, *arguments: str) -> subprocess.Compl
 
 
 def consume(name_server: str, *arguments: str) -> list[dict[str, object]]:
-    done = subprocess.run(
-        [*TRIOHA, "consume", "--namesrv", name_server, *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    done = run_trioha("consume", "--namesrv", name_server, *arguments)
+    assert done.exit_code == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -286,16 +284,22 @@ class SlowReader:
     def __init__(self) -> None:
         self.begun, self.may_end = trio.Event(), threading.Event()
 
-    def write(self, _batch: tuple[ReceivedMessage, ...]) -> None:
+    def write(self, _batch: tuple[ReceivedMessage, ...]) -> int:
         trio.from_thread.run_sync(self.begun.set)
         self.may_end.wait()
+        return 1
+
+    def untaken_bytes(self) -> int:
+        return 0
 
 
 async def test_a_batch_that_is_being_printed_at_a_signal_is_acknowledged_when_it_is_out() -> None:
     consumer = OneBatch()
     reader = SlowReader()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(print_messages, cast("Consumer", consumer), reader.write, limit=None))
+        nursery.start_soon(
+            partial(Printing(cast("Consumer", consumer), cast("Output", reader)).run, limit=None)
+        )
         await reader.begun.wait()
         nursery.cancel_scope.cancel()
         reader.may_end.set()
@@ -308,7 +312,9 @@ async def test_a_reader_that_takes_nothing_delays_the_end_for_a_moment_only(
     consumer = OneBatch()
     reader = SlowReader()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(print_messages, cast("Consumer", consumer), reader.write, limit=None))
+        nursery.start_soon(
+            partial(Printing(cast("Consumer", consumer), cast("Output", reader)).run, limit=None)
+        )
         await reader.begun.wait()
         nursery.cancel_scope.cancel()
     reader.may_end.set()
@@ -318,37 +324,19 @@ async def test_a_reader_that_takes_nothing_delays_the_end_for_a_moment_only(
 
 @pytest.mark.process
 def test_a_topic_that_does_not_exist_is_one_line_of_error(name_server: str) -> None:
-    done = subprocess.run(
-        [*TRIOHA, "consume", "Nothing", "--namesrv", name_server],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
+    done = run_trioha("consume", "Nothing", "--namesrv", name_server)
+    assert (done.exit_code, done.stdout) == (2, "")
     assert "there is no topic Nothing" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.process
-def test_a_load_receives_what_it_sends(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    node = TriohaNode(tmp_path / "node", role="ASYNC_MASTER")
-    try:
-        done = subprocess.run(
-            [
-                *TRIOHA, "load", "--broker", node.listen_address, "--count", "500", "--consume", "--json",
-                "--topic", "Loaded",
-            ],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )  # fmt: skip
-    finally:
-        node.kill()
-    assert done.returncode == 0, done.stderr
+def test_a_load_receives_what_it_sends(node: tuple[TriohaNode, str]) -> None:
+    done = run_trioha(
+        *("load", "--broker", node[0].listen_address, "--topic", "Loaded", "--count", "500"),
+        *("--consume", "--json"),
+    )
+    assert done.exit_code == 0, done.stderr
     consumed = json.loads(done.stdout)["consumed"]
     assert (consumed["received"], consumed["lost"], consumed["duplicates"]) == (500, 0, 0)
     assert 0 < consumed["endToEndMs"]["p50"] <= consumed["endToEndMs"]["max"]
