@@ -3,11 +3,13 @@
 import errno
 import os
 from contextlib import AsyncExitStack
+from functools import partial
 
 import pytest
 import trio
 from structlog.testing import capture_logs
 
+from tests.waiting import WITHIN_S
 from trioha.net.border import ConnectionBorder
 from trioha.net.descriptors import DescriptorGate, OpenGate, lowest_free_descriptor
 from trioha.net.listen import REPORT_INTERVAL_S, serve_listeners
@@ -48,7 +50,7 @@ async def echo(stream):
 
 async def is_served(stream):
     await stream.send_all(b"x")
-    with trio.fail_after(5):
+    with trio.fail_after(WITHIN_S):
         return await stream.receive_some(1) == b"x"
 
 
@@ -58,7 +60,7 @@ async def test_connections_wait_in_the_backlog_while_the_gate_is_closed_and_are_
     gate = SwitchedGate(is_open=False)
     async with trio.open_nursery() as nursery:
         with capture_logs() as lines:
-            await nursery.start(lambda task_status: serve(echo, listener, gate, task_status))
+            await nursery.start(partial(serve_listeners, echo, [listener], gate=gate))
             async with await dial(listener) as stream:
                 await stream.send_all(b"x")
                 await trio.sleep(REPORT_INTERVAL_S * 2.5)
@@ -74,7 +76,7 @@ async def test_a_closed_gate_is_not_logged_without_connections(listener, autojum
     gate = SwitchedGate(is_open=False)
     async with trio.open_nursery() as nursery:
         with capture_logs() as lines:
-            await nursery.start(lambda task_status: serve(echo, listener, gate, task_status))
+            await nursery.start(partial(serve_listeners, echo, [listener], gate=gate))
             await trio.sleep(3600)
         nursery.cancel_scope.cancel()
     assert (lines, gate.asked) == ([], 0)
@@ -90,11 +92,7 @@ async def test_a_handlers_exception_ends_its_connection_and_no_other(listener):
         await echo(stream)
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(
-            lambda task_status: serve_listeners(
-                fail, [listener], gate=OpenGate(), border=border, task_status=task_status
-            )
-        )
+        await nursery.start(partial(serve_listeners, fail, [listener], gate=OpenGate(), border=border))
         async with await dial(listener) as good, await dial(listener) as bad:
             await good.send_all(b".")
             assert await good.receive_some(1) == b"x"
@@ -128,7 +126,7 @@ async def test_no_error_of_accept_ends_the_loop(listener, autojump_clock, monkey
     monkeypatch.setattr(listener, "accept", fail)
     async with trio.open_nursery() as nursery:
         with capture_logs() as lines:
-            await nursery.start(lambda task_status: serve(echo, listener, OpenGate(), task_status))
+            await nursery.start(partial(serve_listeners, echo, [listener], gate=OpenGate()))
             async with await dial(listener) as stream:
                 assert await is_served(stream)
         nursery.cancel_scope.cancel()
@@ -157,10 +155,6 @@ async def test_connections_of_a_nursery_outlive_the_loop(listener):
         connections.cancel_scope.cancel()
 
 
-async def serve(handler, listener, gate, task_status):
-    await serve_listeners(handler, [listener], gate=gate, task_status=task_status)
-
-
 async def test_connections_never_hold_the_descriptors_that_are_reserved():
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=64)
     lowest = lowest_free_descriptor(listener.socket.fileno())
@@ -174,7 +168,7 @@ async def test_connections_never_hold_the_descriptors_that_are_reserved():
         await trio.sleep_forever()
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(lambda task_status: serve(hold, listener, gate, task_status))
+        await nursery.start(partial(serve_listeners, hold, [listener], gate=gate))
         async with AsyncExitStack() as strangers:
             with capture_logs() as lines:
                 for _ in range(12):

@@ -12,7 +12,7 @@ from attrs import evolve
 from structlog.testing import capture_logs
 
 from tests.ports import free_port
-from tests.remoting.serving import dialled, echo, opaques, read_command, served_stream, serving
+from tests.remoting.serving import WITHIN_S, dialled, echo, opaques, read_command, served_stream, serving
 from tests.waiting import until
 from trioha.errors import ConfigError, LocalProtocolError
 from trioha.remoting.client import ConnectionLostError, RemotingClient, RequestTimeoutError, open_client
@@ -358,7 +358,7 @@ async def test_every_waiting_request_fails_when_the_connection_ends(end, says):
             await client.request(request(28))
         reasons.append(caught.value.reason)
 
-    with trio.fail_after(5):
+    with trio.fail_after(WITHIN_S):
         async with client_and_peer() as (client, peer):
             async with trio.open_nursery() as nursery:
                 for _ in range(5):
@@ -422,7 +422,7 @@ async def test_a_refused_connection_is_reported_in_one_line():
     listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
     port = listener.socket.getsockname()[1]
     await listener.aclose()
-    with trio.fail_after(5), pytest.raises(ConnectionLostError) as caught:
+    with trio.fail_after(WITHIN_S), pytest.raises(ConnectionLostError) as caught:
         async with open_client(f"127.0.0.1:{port}"):
             raise AssertionError("not reached")
     assert str(caught.value) == f"127.0.0.1:{port}: cannot connect: Connection refused"
@@ -483,7 +483,7 @@ async def test_the_vip_port_has_the_same_handler_and_shares_the_limits():
     port = free_port()
     vip_port = port - 2
     server = RemotingServer(echo, limits=ServerLimits(connections_max=2))
-    with trio.fail_after(20):
+    with trio.fail_after(WITHIN_S):
         async with trio.open_nursery() as nursery:
             listening = await nursery.start(
                 partial(server.serve, host="127.0.0.1", port=port, vip_port=vip_port)
