@@ -41,6 +41,7 @@ from tests.benchmarks.rivals.machine import Meter, anonymous_bytes, await_calm, 
 from tests.benchmarks.rivals.report import Line, show_run
 from tests.benchmarks.rivals.rounds import Series, parse_options, parser_of, turns
 from tests.benchmarks.rivals.sides import ROCKETMQ_SETTINGS, compiled, java_command, java_driver
+from tests.interop.java import PATIENT
 from tests.interop.name_server import name_server
 from tests.interop.rocketmq import class_path, missing_tools
 from tests.node.wire import Wire
@@ -87,30 +88,38 @@ class Sizes:
 
 
 @frozen
+class Server:
+    """A process that accepts connections."""
+
+    process: subprocess.Popen[bytes]
+    address: str
+    log_path: Path
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self.process.pid
+
+    def state(self) -> str:
+        """Whether it runs, and the end of what it said."""
+        code = self.process.poll()
+        state = "runs" if code is None else f"ended with {code}"
+        return f"{self.log_path.stem} {state}\n{self.log_path.read_text(errors='replace')[-LOG_SHOWN:]}"
+
+
+@frozen
 class Pair:
     """A master, its slave and their name server."""
 
     name: str
     name_server: str
-    master: subprocess.Popen[bytes]
-    slave: subprocess.Popen[bytes]
-    address: str
-    """The master's listen address."""
-    logs: tuple[Path, Path]
-    """What master and slave print."""
+    master: Server
+    slave: Server
 
     @property
     def pids(self) -> tuple[int, int]:
         """Of the brokers."""
         return self.master.pid, self.slave.pid
-
-    def state(self) -> str:
-        """Whether the brokers run, and the ends of what they said."""
-        said = []
-        for role, broker, log in (("master", self.master, self.logs[0]), ("slave", self.slave, self.logs[1])):
-            state = "runs" if broker.poll() is None else f"ended with {broker.returncode}"
-            said.append(f"{role} {state}\n{log.read_text(errors='replace')[-LOG_SHOWN:]}")
-        return "\n".join(said)
 
 
 A_THOUSAND: Final = "1,000 msg"
@@ -159,7 +168,8 @@ class Bench:
         try:
             return self.client.call(command, namesrv=pair.name_server, within_s=CALL_WITHIN_S, **fields)
         except DriverError as error:
-            raise DriverError(f"{pair.name}: {error}\n{pair.state()}") from error
+            said = f"{pair.master.state()}\n{pair.slave.state()}"
+            raise DriverError(f"{pair.name}: {error}\n{said}") from error
 
     def new_name(self, what: str) -> str:
         """Of a topic or group that was not used before."""
@@ -256,7 +266,7 @@ def idle(bench: Bench) -> None:
         bench.call(pair, "send", topic=topic, threads=1, batch=1, size=BODY_BYTES, millis=1)
         # Until the queue is dispatched.
         time.sleep(1)
-        with idle_pulls(pair.address, topic):
+        with idle_pulls(pair.master.address, topic):
             time.sleep(1)
             added_bytes = anonymous_bytes(pair.master.pid) - before[pair.name]
             with bench.measured(pair, pair.master.pid) as meter:
@@ -326,10 +336,10 @@ WORKS: Final[dict[str, Callable[[Bench], None]]] = {
 
 
 @contextmanager
-def process(command: list[str], log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process until the end of the block; killed, since its store is not needed any more."""
+def server(command: list[str], address: str, log_path: Path) -> Iterator[Server]:
+    """A process that listens until the end of the block; killed, since its store is not needed any more."""
     with log_path.open("wb") as log:
-        started = subprocess.Popen(
+        process = subprocess.Popen(
             [*DIE_WITH_PARENT, *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -337,28 +347,23 @@ def process(command: list[str], log_path: Path) -> Iterator[subprocess.Popen[byt
             cwd=log_path.parent,
             env=environment_of_ours(),
         )
+    started = Server(process, address, log_path)
     try:
+        host, _, port = address.rpartition(":")
+        deadline_s = time.monotonic() + READY_WITHIN_S
+        while True:
+            try:
+                socket.create_connection((host, int(port)), timeout=1).close()
+            except OSError:
+                if process.poll() is not None or time.monotonic() > deadline_s:
+                    raise DriverError(f"nothing listens on {address}\n{started.state()}") from None
+                time.sleep(0.1)
+            else:
+                break
         yield started
     finally:
-        started.kill()
-        started.wait()
-
-
-def await_listening(address: str, started: subprocess.Popen[bytes], log_path: Path) -> None:
-    """Wait until a process accepts connections."""
-    host, _, port = address.rpartition(":")
-    deadline_s = time.monotonic() + READY_WITHIN_S
-    while True:
-        try:
-            socket.create_connection((host, int(port)), timeout=1).close()
-        except OSError:
-            if started.poll() is not None or time.monotonic() > deadline_s:
-                raise DriverError(
-                    f"nothing listens on {address}\n{log_path.read_text(errors='replace')[-LOG_SHOWN:]}"
-                ) from None
-            time.sleep(0.1)
-        else:
-            return
+        process.kill()
+        process.wait()
 
 
 def await_registered(name_server_address: str) -> None:
@@ -380,21 +385,16 @@ def pair_of(
 
     The slave finds its master by the name server: 5.x ignores haMasterAddress.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as running:
-        brokers, logs = [], []
-        listen, ha, slave_listen, slave_ha = (free_port() for _ in range(4))
-        for role, broker_id, port, ha_port in (
-            ("SYNC_MASTER", 0, listen, ha),
-            ("SLAVE", 1, slave_listen, slave_ha),
-        ):
-            root = folder / role.lower()
+        brokers = []
+        for role, broker_id in (("SYNC_MASTER", 0), ("SLAVE", 1)):
+            root, port = folder / role.lower(), free_port()
             settings = {
                 **_COMMON,
                 "brokerRole": role,
                 "brokerId": broker_id,
                 "listenPort": port,
-                "haListenPort": ha_port,
+                "haListenPort": free_port(),
                 "storePathRootDir": root,
                 "storePathCommitLog": root / "commitlog",
                 "namesrvAddr": name_server_address,
@@ -403,38 +403,38 @@ def pair_of(
             config = folder / f"{role.lower()}.conf"
             config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
             log_path = folder / f"{role.lower()}.log"
-            started = running.enter_context(process(command(config), log_path))
-            await_listening(f"127.0.0.1:{port}", started, log_path)
+            broker = server(command(config), f"127.0.0.1:{port}", log_path)
+            brokers.append(running.enter_context(broker))
             # A client that finds a topic at a slave only may not look for its master again.
             await_registered(name_server_address)
-            brokers.append(started)
-            logs.append(log_path)
-        yield Pair(
-            name, name_server_address, brokers[0], brokers[1], f"127.0.0.1:{listen}", (logs[0], logs[1])
-        )
+        yield Pair(name, name_server_address, *brokers)
 
 
 @contextmanager
 def trioha_pair(folder: Path) -> Iterator[Pair]:
     """A pair of trioha nodes and a trioha name server."""
     folder.mkdir(parents=True)
-    address = f"127.0.0.1:{free_port()}"
-    log_path = folder / "namesrv.log"
+    port = free_port()
     trioha = [sys.executable, "-m", "trioha"]
     store = f"kvConfigPath={folder / 'kvConfig.json'}"
-    command = [*trioha, "namesrv", "--port", address.rpartition(":")[2], "--set", store]
-    with process(command, log_path) as started:
-        await_listening(address, started, log_path)
-        with pair_of(
-            "trioha", folder, address, lambda config: [*trioha, "node", "-c", str(config)],
+    namesrv = [*trioha, "namesrv", "--port", str(port), "--set", store]
+    with (
+        server(namesrv, f"127.0.0.1:{port}", folder / "namesrv.log") as names,
+        pair_of(
+            "trioha", folder, names.address, lambda config: [*trioha, "node", "-c", str(config)],
             **{"trioha.bindAddress": "127.0.0.1"},
-        ) as pair:  # fmt: skip
-            yield pair
+        ) as pair,
+    ):  # fmt: skip
+        yield pair
 
 
 @contextmanager
-def rocketmq_pair(folder: Path, version: str) -> Iterator[Pair]:
-    """A pair of real brokers and a real name server, with the flags of a server."""
+def rocketmq_pair(folder: Path, version: str, *, is_patient: bool) -> Iterator[Pair]:
+    """A pair of real brokers and a real name server, with the flags of a server.
+
+    By default a broker refuses what has waited for 0.2 s, and so loses one-way sends where the machine is
+    busy; a patient one does not.
+    """
     folder.mkdir(parents=True)
     jars = class_path(version)
 
@@ -443,7 +443,7 @@ def rocketmq_pair(folder: Path, version: str) -> Iterator[Pair]:
 
     with name_server(version, folder=folder / "namesrv") as address:
         # With its default of one replica, SYNC_MASTER of 5.x waits for no slave.
-        more = {**ROCKETMQ_SETTINGS, "inSyncReplicas": 2}
+        more = {**ROCKETMQ_SETTINGS, "inSyncReplicas": 2, **(PATIENT if is_patient else {})}
         with pair_of(f"RocketMQ {version}", folder, address, command, **more) as pair:
             yield pair
 
@@ -483,7 +483,7 @@ def main() -> None:
         running.enter_context(closing(client))
         pairs = (
             running.enter_context(trioha_pair(base / "trioha")),
-            running.enter_context(rocketmq_pair(base / "rocketmq", version)),
+            running.enter_context(rocketmq_pair(base / "rocketmq", version, is_patient=quick)),
         )
         bench = Bench(pairs, client, sizes, options.wait_idle)
         for work in options.works:
