@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import sys
-from typing import Any, TextIO, cast
+from typing import TextIO, cast
 
 import structlog
 
-from trioha.outside_text import escaped, escaped_json, escaped_lines
+from trioha.outside_text import escaped, escaped_lines
 
 
 class LogStream:
@@ -48,10 +47,8 @@ def configure_logs(*, as_json: bool) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if as_json:
-        processors += [
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(serializer=_to_json),
-        ]
+        # JSON in ASCII has no control characters.
+        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
         processors += [
             _escape,
@@ -70,10 +67,6 @@ def _escape(_logger: object, _method: str, event: structlog.typing.EventDict) ->
     shown = {key: escaped(value) if isinstance(value, str) else value for key, value in event.items()}
     shown["event"] = escaped(str(event["event"]))
     return shown
-
-
-def _to_json(event: object, **options: Any) -> str:
-    return escaped_json(json.dumps(event, **options))
 
 
 def _write_traceback(stream: TextIO, exc_info: structlog.typing.ExcInfo) -> None:
