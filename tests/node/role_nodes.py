@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,15 +10,15 @@ import trio
 from attrs import evolve, frozen
 
 from tests.monitor.real_nodes import config_of
+from tests.node.wire import pull_from, send_to
 from trioha.broker_status import BrokerStatus
 from trioha.config.broker import BrokerRole
 from trioha.errors import PeerError
 from trioha.node.node import Ready, run_node
 from trioha.node.role_changes import NodeRole, Roles
 from trioha.remoting.client import RemotingClient, open_client
-from trioha.remoting.codes import RequestCode
-from trioha.remoting.command import RemotingCommand, SerializeType, request
-from trioha.remoting.send_message import SendMessageRequestHeader, put_status_name, send_request
+from trioha.remoting.command import RemotingCommand, SerializeType
+from trioha.remoting.send_message import put_status_name
 from trioha.remoting.status_reader import fetch_status
 
 WITHIN_S = 60.0
@@ -114,9 +113,7 @@ def message(
 ) -> RemotingCommand:
     """A request to send `body` to queue 0."""
     properties = f"DELAY\x01{delay_level}\x02" if delay_level else ""
-    now_ms = time.time_ns() // 1_000_000
-    header = SendMessageRequestHeader("P", "T", "TBW102", 4, 0, 0, now_ms, 0, properties)
-    sent = send_request(header, body)
+    sent = send_to("T", body, queues=4, properties=properties)
     return evolve(
         sent,
         flag=sent.flag | 2 * is_oneway,
@@ -126,12 +123,7 @@ def message(
 
 def pull(offset: int, *, suspend_ms: int = 0, json: bool = True, queue_id: int = 0) -> RemotingCommand:
     """A request for messages of a queue."""
-    fields = {
-        "consumerGroup": "G", "topic": "T", "queueId": str(queue_id), "queueOffset": str(offset),
-        "maxMsgNums": "32", "sysFlag": "6", "commitOffset": "0", "suspendTimeoutMillis": str(suspend_ms),
-        "subscription": "*", "subVersion": "0", "expressionType": "TAG",
-    }  # fmt: skip
-    asked = request(RequestCode.PULL_MESSAGE, ext_fields=fields)
+    asked = pull_from("T", offset, queue_id=queue_id, group="G", suspend_ms=suspend_ms)
     return asked if json else evolve(asked, serialize_type=SerializeType.ROCKETMQ)
 
 

@@ -17,6 +17,7 @@ from tests.node.test_transactions import (
     half_message,
     place_of,
 )
+from tests.node.wire import now_ms, send_to
 from tests.node_process import StartNode, TriohaNode, run_trioha
 from tests.ports import free_port
 from tests.waiting import wait_until
@@ -25,7 +26,6 @@ from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, request
 from trioha.remoting.end_transaction import Decision
-from trioha.remoting.send_message import SendMessageRequestHeader, send_request
 
 pytestmark = pytest.mark.process
 
@@ -74,10 +74,6 @@ def stop_when_copied(master: TriohaNode, slave: TriohaNode) -> None:
     slave.stop()
 
 
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 def create(node: TriohaNode, topic: str, group: str) -> None:
     """A topic of one queue, and a group."""
     fields = {"topic": topic, "defaultTopic": "TBW102", "topicFilterType": "SINGLE_TAG", "order": "false"}
@@ -94,8 +90,8 @@ def create(node: TriohaNode, topic: str, group: str) -> None:
 
 def send(node: TriohaNode, topic: str, number: int, *, delay_level: int | None = None) -> None:
     properties = "" if delay_level is None else f"DELAY\x01{delay_level}\x02"
-    header = SendMessageRequestHeader("P", topic, "TBW102", 1, 0, 0, now_ms(), 0, properties=properties)
-    answers = ask(node.listen_address, *(send_request(header, b"body") for _ in range(number)))
+    message = send_to(topic, b"body", properties=properties)
+    answers = ask(node.listen_address, *[message] * number)
     assert {answer.code for answer in answers} <= {0, ResponseCode.SLAVE_NOT_AVAILABLE}, answers
 
 
@@ -200,11 +196,8 @@ def test_a_pair_that_exchanges_its_roles_twice_goes_on_where_it_was(start):
 def test_a_transaction_that_was_begun_at_the_old_master_is_committed_at_the_new_one(start):
     first = start("first", role="ASYNC_MASTER")
     create(first, "Topic", "group")
-    header = SendMessageRequestHeader(
-        "P", "Topic", "TBW102", 1, 0, 4, now_ms(), 0,
-        properties="TRAN_MSG\x01true\x02PGROUP\x01P\x02UNIQ_KEY\x01ABC\x02",
-    )  # fmt: skip
-    (half,) = ask(first.listen_address, send_request(header, b"body"))
+    properties = "TRAN_MSG\x01true\x02PGROUP\x01P\x02UNIQ_KEY\x01ABC\x02"
+    (half,) = ask(first.listen_address, send_to("Topic", b"body", sys_flag=4, properties=properties))
     assert half.code == 0, half
     second = slave_of(first, start, "second")
     stop_when_copied(first, second)

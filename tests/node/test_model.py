@@ -11,7 +11,6 @@ Each example is up to 25 steps on a node of its own. `make model N=100` runs mor
 import os
 import shutil
 import tempfile
-import time
 from itertools import count
 from pathlib import Path
 
@@ -22,16 +21,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.levels import by_level
-from tests.node.wire import Wire
+from tests.node.wire import Wire, bodies_of, pull_from, send_to
 from tests.node_process import TriohaNode
 from tests.waiting import wait_until
-from trioha.client.messages import received_messages
-from trioha.client.route import MessageQueue
 from trioha.metadata.offsets import ConsumerOffsets
 from trioha.metadata.pretty_json import parse_pretty
 from trioha.remoting.codes import RequestCode, ResponseCode, Version
 from trioha.remoting.command import request
-from trioha.remoting.send_message import SendMessageRequestHeader, put_status_name, send_request
+from trioha.remoting.send_message import put_status_name
 
 EXAMPLES = int(os.environ.get("TRIOHA_MODEL_EXAMPLES", by_level(2, 5, 60)))
 
@@ -41,33 +38,16 @@ TOPIC = "Model"
 QUEUES = 4
 GROUPS = ("g1", "g2")
 FILE_BYTES = 1 << 20
-SUSPEND, SUBSCRIPTION = 2, 4
 
 queue_ids = st.integers(0, QUEUES - 1)
 groups = st.sampled_from(GROUPS)
 sizes = st.sampled_from((1, 100, 3000, 60_000))
 
 
-def pull(group, queue_id, offset, *, number=32, suspend_ms=0):
-    return request(
-        RequestCode.PULL_MESSAGE,
-        ext_fields={
-            "consumerGroup": group, "topic": TOPIC, "queueId": str(queue_id), "queueOffset": str(offset),
-            "maxMsgNums": str(number), "sysFlag": str(SUBSCRIPTION | (SUSPEND if suspend_ms else 0)),
-            "commitOffset": "0", "suspendTimeoutMillis": str(suspend_ms), "subscription": "*",
-            "subVersion": "0", "expressionType": "TAG",
-        },
-    )  # fmt: skip
-
-
 def offset_request(code, group, queue_id, **fields):
     return request(
         code, ext_fields={"consumerGroup": group, "topic": TOPIC, "queueId": str(queue_id), **fields}
     )
-
-
-def bodies_of(answer, queue_id):
-    return [message.body for message in received_messages(answer.body, MessageQueue(TOPIC, "b", queue_id))]
 
 
 class NodeModel(RuleBasedStateMachine):
@@ -106,9 +86,7 @@ class NodeModel(RuleBasedStateMachine):
     def message(self, queue_id, size):
         number = next(self.numbers)
         body = b"%d-%d-" % (queue_id, number) + b"x" * size
-        now_ms = time.time_ns() // 1_000_000
-        header = SendMessageRequestHeader("P", TOPIC, "TBW102", QUEUES, queue_id, 0, now_ms, 0)
-        return body, send_request(header, body)
+        return body, send_to(TOPIC, body, queues=QUEUES, queue_id=queue_id)
 
     # -- sends -----------------------------------------------------------------------------------------
 
@@ -158,12 +136,12 @@ class NodeModel(RuleBasedStateMachine):
         found = []
         with self.wire() as wire:
             while True:
-                answer = wire.ask(pull("reader", queue_id, len(found)))
+                answer = wire.ask(pull_from(TOPIC, len(found), queue_id=queue_id))
                 if answer.code != ResponseCode.SUCCESS:
                     # A queue without any message has no topic before the first send.
                     assert answer.code == ResponseCode.PULL_NOT_FOUND or not any(self.queues.values()), answer
                     return found
-                found += bodies_of(answer, queue_id)
+                found += bodies_of(answer)
 
     # -- pulls and offsets -----------------------------------------------------------------------------
 
@@ -172,13 +150,13 @@ class NodeModel(RuleBasedStateMachine):
         """From where the group is, or before it."""
         offset = max(0, self.delivered[group, queue_id] - back)
         with self.wire() as wire:
-            answer = wire.ask(pull(group, queue_id, offset, number=number))
+            answer = wire.ask(pull_from(TOPIC, offset, queue_id=queue_id, group=group, number=number))
         expected = self.queues[queue_id][offset : offset + number]
         if not expected:
             assert answer.code != ResponseCode.SUCCESS
             return
         assert answer.code == ResponseCode.SUCCESS, answer
-        found = bodies_of(answer, queue_id)
+        found = bodies_of(answer)
         # One message at least; fewer than wanted where they are large.
         assert found
         assert found == expected[: len(found)]
@@ -193,10 +171,12 @@ class NodeModel(RuleBasedStateMachine):
         offset = len(self.queues[queue_id])
         body, command = self.message(queue_id, size)
         with self.wire() as waiting, self.wire() as sending:
-            opaques = waiting.start(pull(group, queue_id, offset, suspend_ms=30_000))
+            opaques = waiting.start(
+                pull_from(TOPIC, offset, queue_id=queue_id, group=group, suspend_ms=30_000)
+            )
             self.check_stored(sending.ask(command), queue_id, body)
             answer = waiting.answers(opaques)[opaques[0]]
-        assert bodies_of(answer, queue_id) == [body]
+        assert bodies_of(answer) == [body]
         self.delivered[group, queue_id] = offset + 1
 
     @rule(group=groups, queue_id=queue_ids, part=st.floats(0, 1))

@@ -87,10 +87,11 @@ def test_a_flushed_ack_releases_producers_only_after_the_slaves_sync(tmp_path, s
 
 @pytest.mark.full
 def test_an_observer_receives_everything_and_releases_no_producer(tmp_path, start):
-    master = start("master", role="SYNC_MASTER", slaveTimeout=200)
+    # As long as no put of the replica takes on a busy machine.
+    master = start("master", role="SYNC_MASTER", slaveTimeout=3000)
     observer = start("observer", slave_of=master, **{"trioha.haRole": "observer"})
     master.wait(connections=1)
-    assert master.load(20).statuses == {"FLUSH_SLAVE_TIMEOUT": 20}
+    assert master.load(20, concurrency=20).statuses == {"FLUSH_SLAVE_TIMEOUT": 20}
     observer.wait(max_offset=master.max_offset)
     replica = start("replica", slave_of=master, brokerId=2)
     master.wait(connections=2, ack_offset=master.max_offset)

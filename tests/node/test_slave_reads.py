@@ -1,21 +1,16 @@
 """Node processes: a slave that is read, and a master that holds messages back until its slave has them."""
 
 import json
-import time
 
 import pytest
 
-from tests.node.wire import Wire
-from trioha.client.messages import received_messages
-from trioha.client.route import MessageQueue
+from tests.node.wire import Wire, bodies_of, pull_from, send_to
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request
-from trioha.remoting.send_message import SendMessageRequestHeader, send_request
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 TOPIC, GROUP = "Orders", "readers"
-QUEUE = MessageQueue(TOPIC, "b", 0)
 
 
 @pytest.fixture
@@ -34,22 +29,11 @@ def start(start_node, tmp_path):
 
 
 def send(body):
-    now_ms = time.time_ns() // 1_000_000
-    return send_request(SendMessageRequestHeader("P", TOPIC, "TBW102", 1, 0, 0, now_ms, 0), body)
+    return send_to(TOPIC, body)
 
 
 def pull(offset, *, suspend_ms=0):
-    fields = {
-        "consumerGroup": GROUP, "topic": TOPIC, "queueId": "0", "queueOffset": str(offset),
-        "maxMsgNums": "32", "sysFlag": "6", "commitOffset": "0", "suspendTimeoutMillis": str(suspend_ms),
-        "subscription": "*", "subVersion": "0", "expressionType": "TAG",
-    }  # fmt: skip
-    return request(RequestCode.PULL_MESSAGE, ext_fields=fields)
-
-
-def bodies(answer):
-    assert answer.code == ResponseCode.SUCCESS, answer
-    return [message.body for message in received_messages(answer.body, QUEUE)]
+    return pull_from(TOPIC, offset, group=GROUP, suspend_ms=suspend_ms)
 
 
 def test_a_slave_is_read_and_refuses_writes_while_its_master_is_dead(start):
@@ -63,7 +47,7 @@ def test_a_slave_is_read_and_refuses_writes_while_its_master_is_dead(start):
     master.kill()
     with Wire(slave.listen_address) as wire:
         answer = wire.ask(pull(0, suspend_ms=10_000))
-        assert bodies(answer) == [b"a", b"b"]
+        assert bodies_of(answer) == [b"a", b"b"]
         # With the first pull after its return consumers are at the master again.
         assert answer.ext_fields["suggestWhichBrokerId"] == "0"
         commit = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": "0", "commitOffset": "2"}
@@ -96,7 +80,7 @@ def test_a_master_gives_consumers_what_its_slave_has_also_after_it_was_killed(st
         waiting = wire.start(pull(0, suspend_ms=60_000))
         slave = start("slave", slave_of=master)
         slave.wait(max_offset=master.max_offset)
-        assert bodies(wire.answers(waiting)[waiting[0]]) == [b"a"]
+        assert bodies_of(wire.answers(waiting)[waiting[0]]) == [b"a"]
     # The checkpoint keeps it: after another kill the message is received without a slave.
     slave.kill()
     master.wait(connections=0)
@@ -105,7 +89,7 @@ def test_a_master_gives_consumers_what_its_slave_has_also_after_it_was_killed(st
     master.stop()
     master = start("master", role="SYNC_MASTER", **guarded)
     with Wire(master.listen_address) as wire:
-        assert bodies(wire.ask(pull(0))) == [b"a"]
+        assert bodies_of(wire.ask(pull(0))) == [b"a"]
         assert wire.ask(pull(1)).code == ResponseCode.PULL_NOT_FOUND
 
 
@@ -122,4 +106,4 @@ def test_a_slave_that_is_promoted_gives_consumers_all_that_it_has(start):
     slave.stop()
     promoted = start("slave", role="SYNC_MASTER", **guarded)
     with Wire(promoted.listen_address) as wire:
-        assert bodies(wire.ask(pull(0))) == [b"a"]
+        assert bodies_of(wire.ask(pull(0))) == [b"a"]

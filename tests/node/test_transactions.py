@@ -2,20 +2,17 @@
 
 import json
 import random
-import time
 from collections import Counter
 from functools import partial
 from itertools import count
 
 import pytest
 
-from tests.node.wire import Wire
-from trioha.client.messages import received_messages
-from trioha.client.route import MessageQueue
+from tests.node.wire import Wire, bodies_of, pull_from, send_to
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request
 from trioha.remoting.end_transaction import Decision
-from trioha.remoting.send_message import SendMessageRequestHeader, SendMessageResponseHeader, send_request
+from trioha.remoting.send_message import SendMessageResponseHeader
 from trioha.remoting.signature import Credentials, signed
 from trioha.store.message_properties import encode_properties
 
@@ -33,12 +30,8 @@ def start(start_node):
 
 
 def half_message(body):
-    now_ms = time.time_ns() // 1_000_000
     properties = {"TRAN_MSG": "true", "PGROUP": GROUP, "UNIQ_KEY": body.decode()}
-    header = SendMessageRequestHeader(
-        GROUP, TOPIC, "TBW102", 1, 0, 4, now_ms, 0, encode_properties(properties).decode()
-    )
-    return send_request(header, body)
+    return send_to(TOPIC, body, group=GROUP, sys_flag=4, properties=encode_properties(properties).decode())
 
 
 def end_of(queue_offset, physical_offset, decision):
@@ -71,7 +64,6 @@ def delivered(node, account=None):
     """Bodies that consumers get: all before a message that is sent now."""
     found = []
     mark = b"mark-%d" % next(marks)
-    header = SendMessageRequestHeader(GROUP, TOPIC, "TBW102", 1, 0, 0, time.time_ns() // 1_000_000, 0)
     with Wire(node.listen_address) as wire:
 
         def ask(command):
@@ -79,16 +71,9 @@ def delivered(node, account=None):
             assert answer.code == ResponseCode.SUCCESS, answer
             return answer
 
-        ask(send_request(header, mark))
+        ask(send_to(TOPIC, mark))
         while mark not in found:
-            fields = {
-                "consumerGroup": "readers", "topic": TOPIC, "queueId": "0", "queueOffset": str(len(found)),
-                "maxMsgNums": "32", "sysFlag": "6", "commitOffset": "0", "suspendTimeoutMillis": "20000",
-                "subscription": "*", "subVersion": "0", "expressionType": "TAG",
-            }  # fmt: skip
-            answer = ask(request(RequestCode.PULL_MESSAGE, ext_fields=fields))
-            queue = MessageQueue(TOPIC, "b", 0)
-            found += [message.body for message in received_messages(answer.body, queue)]
+            found += bodies_of(ask(pull_from(TOPIC, len(found), suspend_ms=20_000)))
     return Counter(body for body in found if not body.startswith(b"mark-"))
 
 
@@ -200,10 +185,7 @@ def test_clients_do_not_move_the_position_of_open_transactions(start):
     node = start(**NO_CHECKS)
     group, topic, later = "CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_HALF_TOPIC", "1"
     queue = {"consumerGroup": group, "topic": topic, "queueId": "0"}
-    pull = {
-        **queue, "queueOffset": "0", "maxMsgNums": "1", "sysFlag": "7", "commitOffset": later,
-        "suspendTimeoutMillis": "1000", "subscription": "*", "subVersion": "0",
-    }  # fmt: skip
+    pull = {**pull_from(topic, 0, group=group).ext_fields, "sysFlag": "7", "commitOffset": later}
     reset = {"group": group, "topic": topic, "timestamp": "-1", "isForce": "true"}
     with Wire(node.listen_address) as wire:
         place = place_of(wire.ask(half_message(b"hello")))
