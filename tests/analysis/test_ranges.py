@@ -56,7 +56,6 @@ def test_each_range_has_the_segments_that_hold_it(steps, seq_from, seq_to, range
     assert (ranges[0].seq_from, ranges[-1].seq_to) == (seq_from, seq_to)
     for before, after in pairwise(ranges):
         assert before.seq_to == after.seq_from
-        assert before.seq_to is not None
         assert before.seq_from < before.seq_to
     for found in ranges:
         assert found.records == count_seqs(segments, found.seq_from, found.seq_to)

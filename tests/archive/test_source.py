@@ -30,7 +30,6 @@ def source_of(log):
 def parts_of(source, *, bytes_max=1 << 30):
     parts = []
     offset = source.first_offset
-    assert offset is not None
     while (part := source.next_part(offset, bytes_max=bytes_max)) is not None:
         parts.append(part)
         offset = part.end_offset

@@ -282,7 +282,6 @@ def test_a_slow_node_is_late_and_its_replicas_become_stale():
 def watched(max_offset, **client):
     """A trioha slave with the given status."""
     status = slave(max_offset)
-    assert status.client is not None
     return evolve(status, client=evolve(status.client, **{"is_observer": False, **client}))
 
 

@@ -1,24 +1,28 @@
 """The live source over real sockets, against peers that speak remoting well, badly, or not at all."""
 
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
 import trio
+from attrs import evolve
 
 from tests.monitor.builders import connection
+from tests.monitor.watching import Watch
 from trioha.broker_status import BrokerStatus
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import response_to
 from trioha.remoting.ha_runtime_info import encode_ha_status
 from trioha_monitor.live import FeedTimes, LiveSettings, live_views
-from trioha_monitor.view import ClusterView, Health
+from trioha_monitor.view import Health
 
 TIMES = FeedTimes(
-    interval_s=0.02, refresh_s=0.02, request_timeout_s=0.3, back_off_s_min=0.02, back_off_s_max=0.05
+    interval_s=0.02, refresh_s=0.02, request_timeout_s=20.0, back_off_s_min=0.02, back_off_s_max=0.05
 )
+IMPATIENT = evolve(TIMES, request_timeout_s=0.3)
+"""For peers that never answer."""
 Peer = Callable[[trio.SocketStream], Awaitable[None]]
 
 STATUS = BrokerStatus(
@@ -117,34 +121,16 @@ async def listening(peer, *, port=0):
         nursery.cancel_scope.cancel()
 
 
-class Watch:
-    """A live source in the background."""
-
-    def __init__(self):
-        self._send, self._receive = trio.open_memory_channel[ClusterView](1)
-
-    def show(self, view):
-        with suppress(trio.WouldBlock):
-            self._send.send_nowait(view)
-
-    async def view_that(self, is_so):
-        """The first view with the watched node as wanted."""
-        with trio.fail_after(60):
-            async for view in self._receive:
-                if is_so(view.nodes[0]):
-                    return view
-        raise AssertionError("the source ended")
-
-    async def node_that(self, is_so):
-        """The watched node as soon as it is as wanted."""
-        return (await self.view_that(is_so)).nodes[0]
+async def node_that(watch, is_so):
+    """The watched node as soon as it is as wanted."""
+    return (await watch.until(lambda view: is_so(view.nodes[0]))).nodes[0]
 
 
 @asynccontextmanager
-async def watching(port):
+async def watching(port, times=TIMES):
     watch = Watch()
     async with trio.open_nursery() as nursery:
-        feed = live_views([f"127.0.0.1:{port}"], settings=LiveSettings(times=TIMES))
+        feed = live_views([f"127.0.0.1:{port}"], settings=LiveSettings(times=times))
         nursery.start_soon(feed, watch.show)
         yield watch
         nursery.cancel_scope.cancel()
@@ -152,7 +138,7 @@ async def watching(port):
 
 async def test_a_node_is_shown_with_its_connection():
     async with listening(trioha_node) as port, watching(port) as watch:
-        view = await watch.view_that(lambda node: node.health is Health.UP)
+        view = await watch.until(lambda view: view.nodes[0].health is Health.UP)
         (node,) = view.nodes
         assert (node.role, node.label, node.log.max_offset, node.log.flushed_offset) == (
             "SYNC_MASTER", "broker-a #0", 5000, 4950,
@@ -166,12 +152,12 @@ async def test_a_node_that_stops_is_down_and_is_up_after_a_restart():
     async with listening(trioha_node) as port:
         pass
     async with watching(port) as watch:
-        node = await watch.node_that(lambda node: node.health is Health.DOWN)
+        node = await node_that(watch, lambda node: node.health is Health.DOWN)
         assert node.reason == "Connection refused"
         for _ in range(2):
             async with listening(trioha_node, port=port):
-                await watch.node_that(lambda node: node.health is Health.UP)
-            await watch.node_that(lambda node: node.health is Health.DOWN)
+                await node_that(watch, lambda node: node.health is Health.UP)
+            await node_that(watch, lambda node: node.health is Health.DOWN)
 
 
 @pytest.mark.parametrize(
@@ -189,8 +175,9 @@ async def test_a_node_that_stops_is_down_and_is_up_after_a_restart():
     ],
 )
 async def test_a_wrong_peer_is_down_with_its_reason_and_a_good_one_in_its_place_is_up(peer, reason):
-    async with listening(peer) as port, watching(port) as watch:
-        node = await watch.node_that(lambda node: node.health is Health.DOWN)
+    times = IMPATIENT if reason == "no answer" else TIMES
+    async with listening(peer) as port, watching(port, times) as watch:
+        node = await node_that(watch, lambda node: node.health is Health.DOWN)
         assert reason in node.reason
     async with listening(trioha_node, port=port), watching(port) as watch:
-        await watch.node_that(lambda node: node.health is Health.UP)
+        await node_that(watch, lambda node: node.health is Health.UP)

@@ -6,6 +6,7 @@ import trustme
 from attrs import evolve
 
 from tests.monitor.real_nodes import running, send
+from tests.monitor.watching import Watch
 from tests.node.role_nodes import ASYNC_MASTER, role_node, slave_of
 from tests.waiting import until
 from trioha.client.cluster import open_cluster
@@ -17,27 +18,9 @@ from trioha.remoting.signature import Credentials
 from trioha_monitor.consumption_feed import Demand, consumption_session
 from trioha_monitor.live import LIVE_TIMES, LiveSettings, live_views
 from trioha_monitor.replay import open_replay
-from trioha_monitor.view import ClusterView, EventKind, Health, Verdict
+from trioha_monitor.view import EventKind, Health, Verdict
 
 SETTINGS = LiveSettings(times=evolve(LIVE_TIMES, interval_s=0.05, refresh_s=0.05, back_off_s_max=0.2))
-
-
-class Watch:
-    """The views of a source that runs in the background."""
-
-    def __init__(self):
-        self._send, self._receive = trio.open_memory_channel[ClusterView](10_000)
-
-    def show(self, view):
-        self._send.send_nowait(view)
-
-    async def until(self, is_so):
-        view = ClusterView(0)
-        with trio.move_on_after(60):
-            async for view in self._receive:
-                if is_so(view):
-                    return view
-        raise AssertionError(f"never so; at last: {view} {view.events}")
 
 
 def finished(*folders):

@@ -6,7 +6,8 @@ import pytest
 import trio
 
 from tests.interop.controller import eventually
-from tests.monitor.test_live_nodes import SETTINGS, Watch
+from tests.monitor.test_live_nodes import SETTINGS
+from tests.monitor.watching import Watch
 from tests.node.test_controller_mode import BOTH, Member, scripted_controller
 from trioha.recording.invariants.group import judge_sessions
 from trioha.recording.invariants.judge import judge_session
@@ -16,7 +17,7 @@ from trioha_monitor.live import live_views
 from trioha_monitor.replay import open_replay
 from trioha_monitor.view import ClusterView, EventKind, Health, NodeView
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.full, pytest.mark.timeout(300)]
 
 
 def has_roles(view, *roles):

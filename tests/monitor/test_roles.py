@@ -59,7 +59,6 @@ def as_master(address, broker_id, epoch, *, offset=1000, peer=True, **changes):
 
 def as_slave(address, broker_id, epoch, of, master_id, *, offset=1000):
     status = slave(offset, address=address, broker_id=broker_id)
-    assert status.client is not None
     client = evolve(status.client, master_address=f"{of}0", local_address=SOCKET)
     return evolve(status, client=client, control=control("slave", broker_id, epoch, master_id))
 
@@ -114,19 +113,13 @@ def test_a_second_failure_in_a_row_is_a_node_that_is_down():
     view = play.fail(for_s=0.1)
     assert (view.nodes[0].health, view.nodes[0].reason) == (Health.DOWN, "Connection refused")
     assert [span.role for span in view.nodes[0].roles] == ["master", ""]
-    # It is so again after the next answer.
+    # It is so again after the next answer, if that was not long ago.
     play.tell(as_master(MASTER, 1, 4))
     assert play.fail(for_s=0.1).nodes[0].health is Health.UP
-
-
-def test_a_first_failure_without_a_recent_answer_is_a_node_that_is_down():
-    play = Play()
     play.tell(as_master(MASTER, 1, 4))
     play.now_ms += 2000
     assert play.fail(for_s=0.1).nodes[0].health is Health.DOWN
-
-
-def test_without_controller_mode_the_first_failure_is_a_node_that_is_down():
+    # Without controller mode no connection ends with a role.
     play = Play()
     play.tell(master(1000))
     assert play.fail(for_s=0.1).nodes[0].health is Health.DOWN
@@ -143,7 +136,6 @@ def test_the_replicas_of_a_dead_master_are_those_of_its_successor():
     assert (row.master_label, row.label) == ("broker-a #2", "broker-a #3")
     # A slave that does not say its master's address has the living one.
     fourth = as_slave("127.0.0.1:10931", 3, 5, SLAVE, 2)
-    assert fourth.client is not None
     bare = evolve(fourth, client=evolve(fourth.client, master_address=None, local_address=None))
     view = play.tell(as_master(SLAVE, 2, 5), bare, for_s=3)
     assert [row.master_label for row in view.replicas] == ["broker-a #2"]
@@ -161,7 +153,6 @@ def test_changes_of_the_set_are_events_of_the_master_only():
     play.tell(as_master(MASTER, 1, 4, sync_state_set=(1, 2), sync_state_set_epoch=7))
     play.tell(as_master(MASTER, 1, 4, **alone, in_sync_min=2))
     later = as_slave(SLAVE, 2, 4, MASTER, 1)
-    assert later.control is not None
     play.tell(evolve(later, control=evolve(later.control, **alone)))
     assert [each[1:] for each in texts(play, EventKind.SET)] == [
         ("sync-state set {1}, 2 left", Severity.WARNING),
@@ -202,17 +193,13 @@ def test_a_role_that_is_not_known_for_a_while_is_no_change():
     (node,) = play.cluster.view(play.now_ms).nodes
     assert node.label == "broker-a #1"
     assert [(span.role, span.epoch) for span in node.roles] == [("master", 4)]
-
-
-def test_a_set_that_becomes_known_is_no_change():
-    """As after the change of a role, before its first set is known."""
-    play = Play()
+    # Nor is its first set, after the change of a role.
     play.tell(as_master(MASTER, 1, 4, sync_state_set=(), sync_state_set_epoch=None))
     play.tell(as_master(MASTER, 1, 4))
     assert texts(play, EventKind.SET) == []
 
 
-def test_a_log_that_becomes_shorter_is_a_cut():
+def test_a_log_that_becomes_shorter_is_a_cut_and_a_role_without_a_successor_is_bad():
     play = Play()
     play.tell(as_master(MASTER, 1, 4))
     play.tell(as_slave(MASTER, 1, 5, SLAVE, 2, offset=700), for_s=1)
@@ -220,35 +207,22 @@ def test_a_log_that_becomes_shorter_is_a_cut():
         ("broker-a #1", "its log ends at 700, before it ended at 1000", Severity.WARNING)
     ]
     assert texts(play, EventKind.GAP) == []
+    play.tell(evolve(as_slave(MASTER, 1, 5, SLAVE, 2, offset=700), control=control("none", 1, 5, 2)))
+    assert texts(play, EventKind.ROLE)[-1] == (
+        *("broker-a #1", "has no role; was slave of broker 2 in epoch 5", Severity.BAD),
+    )
 
 
-def test_a_role_that_ends_without_another_one_is_bad():
-    play = Play(SLAVE)
-    play.tell(as_slave(SLAVE, 2, 4, MASTER, 1))
-    waiting = control("none", 2, 5, 1)
-    play.tell(evolve(as_slave(SLAVE, 2, 4, MASTER, 1), control=waiting))
-    assert texts(play, EventKind.ROLE) == [
-        ("broker-a #2", "has no role; was slave of broker 1 in epoch 4", Severity.BAD)
-    ]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_of_controller_mode_impossible_numbers_are_refused_and_long_lists_and_texts_cut():
+    for wrong in (
         {"master_epoch": 2**63},
         {"confirm_offset": -2},
         {"sync_state_set": (2**64,)},
         {"members": (MemberStatus(broker_id=1, ack_offset=-7),)},
-    ],
-    ids=lambda wrong: next(iter(wrong)),
-)
-def test_impossible_numbers_of_controller_mode_are_refused(wrong):
-    status = evolve(as_master(MASTER, 1, 4), control=control("master", 1, 4, 1, **wrong))
-    with pytest.raises(RemoteProtocolError, match="impossible"):
-        AnswerFilter().check(status)
-
-
-def test_long_lists_and_texts_of_controller_mode_are_cut():
+    ):
+        status = evolve(as_master(MASTER, 1, 4), control=control("master", 1, 4, 1, **wrong))
+        with pytest.raises(RemoteProtocolError, match="impossible"):
+            AnswerFilter().check(status)
     link = ControllerLinkStatus(address="c\x1b[31m:1", reason="no \x07answer " * 100)
     hostile = control(
         "ma\x1bster",
