@@ -84,10 +84,8 @@ def _run(seed: int, count: int, root: Path) -> bool:
 def _show(result: Result) -> None:
     counters = result.counters
     print(f"seed {result.seed}: {counters.done:,} frames in {result.seconds:.0f} s")
-    for name, counts in (
-        *(("kinds", counters.frames), ("answers", counters.codes), ("closes", counters.closes)),
-        ("honest puts", result.honest),
-    ):
+    counts_by_name = {"kinds": counters.frames, "answers": counters.codes, "honest puts": result.honest}
+    for name, counts in counts_by_name.items():
         for key, number in counts.items():
             print(f"  {name}: {number:,} {key}")
     print(f"  honest puts: the slowest took {result.honest_slowest_ms:,} ms")

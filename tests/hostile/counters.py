@@ -38,8 +38,6 @@ class ConnectionCounters:
     """By kind."""
     codes: Counter[str] = field(factory=Counter)
     """Answers by the name of their code."""
-    closes: Counter[str] = field(factory=Counter)
-    """Connections by who ended them."""
     connections: Counter[str] = field(factory=Counter)
     """Made to a node, by lane."""
     hasty: Counter[str] = field(factory=Counter)
@@ -73,8 +71,8 @@ class ConnectionCounters:
 
     def start_counting(self) -> None:
         """Forget what the summary shows; findings stay, and so does what nodes count from their start."""
-        for counts in (self.frames, self.codes, self.closes):
-            counts.clear()
+        self.frames.clear()
+        self.codes.clear()
 
     def find(self, what: str, *suspects: Frame, is_of_an_answer: bool = False) -> None:
         """Note what must not have happened."""
