@@ -241,7 +241,7 @@ def pulls(address: str) -> Iterator[bytes]:
     """The frames of pulls, each queue from its start on and again."""
     with Wire(address) as wire:
         end = min(int(wire.ask(asked).ext_fields["offset"]) for asked in map(max_offset, range(QUEUES)))
-    steps = end // BATCH - 1
+    steps = end // BATCH
     assert steps > 0, "pulls need batches before them"
     places = product(range(min(steps, 500)), range(QUEUES))
     return cycle([encode(pull(queue_id, step * BATCH)) for step, queue_id in places])
