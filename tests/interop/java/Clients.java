@@ -111,7 +111,8 @@ final class Clients {
         producer.setNamesrvAddr(request.getString("namesrv"));
         producer.setInstanceName("producer-" + System.nanoTime());
         producer.setSendMsgTimeout(SEND_TIMEOUT_MS);
-        poll(producer);
+        // Its routes stay those of its first send: the next sends of a new topic reach the other brokers, too.
+        Security.apply(producer);
         if (request.containsKey("compression")) {
             Rocket.compress(producer, request.getString("compression"));
         }
