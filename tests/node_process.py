@@ -63,6 +63,15 @@ def run_trioha(*arguments: str | Path, timeout_s: float = WITHIN_S) -> Answer:
     return answer
 
 
+def verify(*arguments: str | Path) -> dict[str, Any]:
+    """What `trioha verify --json` finds."""
+    answer = run_trioha("verify", "--json", *arguments)
+    assert answer.stdout, answer
+    found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+    assert answer.exit_code == (0 if found["ok"] else 1), answer
+    return found
+
+
 def _run(command: Sequence[str], *, timeout_s: float) -> Answer:
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False

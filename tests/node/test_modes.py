@@ -1,11 +1,10 @@
 """Real processes: start of a slave, ack modes, observers, and logs that differ from the master's."""
 
-import json
 from functools import partial
 
 import pytest
 
-from tests.node_process import FILE_BYTES, run_trioha
+from tests.node_process import FILE_BYTES, run_trioha, verify
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.process
@@ -14,10 +13,6 @@ pytestmark = pytest.mark.process
 @pytest.fixture
 def start(start_node):
     return partial(start_node, haHousekeepingInterval=2000)
-
-
-def verify(*arguments):
-    return json.loads(run_trioha("verify", "--json", *arguments).stdout)
 
 
 def wait_for_verdict(slave, word):

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from tests.node_process import finish_load, run_node, run_trioha, start_load
+from tests.node_process import finish_load, run_node, start_load, verify
 from tests.ports import free_port
 
 pytestmark = pytest.mark.process
@@ -20,14 +20,6 @@ FILE_BYTES = 1 << 20
 @pytest.fixture
 def start(start_node):
     return partial(start_node, mappedFileSizeCommitLog=FILE_BYTES)
-
-
-def verify(*arguments):
-    answer = run_trioha("verify", "--json", *arguments)
-    assert answer.stdout, answer
-    found = json.loads(answer.stdout)
-    assert answer.exit_code == (0 if found["ok"] else 1)
-    return found
 
 
 def wait_grown(node, loading):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.node_process import run_node, run_trioha
+from tests.node_process import run_node, run_trioha, verify
 
 pytestmark = pytest.mark.process
 
@@ -33,17 +33,17 @@ def test_a_restored_slave_goes_on_from_its_master_where_it_ends(tmp_path, start_
     end_offset = restored["endOffset"]
     assert 0 < end_offset <= archived_end // 2
     slave = start_node("slave", slave_of=master)
+    assert slave.max_offset_at_start == end_offset
     slave.wait(max_offset=master.max_offset)
-    assert f"max_offset={end_offset}\n" in slave.log(), "its log begins where the restored one ends"
     assert [path.name for path in (tmp_path / "slave").glob("commitlog*")] == ["commitlog"]
     assert master.load(50, size=(10, 3000)).statuses == {"PUT_OK": 50}
     slave.wait(max_offset=master.max_offset)
     slave.stop()
     master.stop()
-    found = ran("verify", tmp_path / "slave", "--against", tmp_path / "master")
+    found = verify(tmp_path / "slave", "--against", tmp_path / "master")
     assert found["compared"][0] == 0
     assert found["stores"][0]["records"] == 400
-    assert ran("verify", tmp_path / "slave", "--against", url)["compared"] == [0, archived_end]
+    assert verify(tmp_path / "slave", "--against", url)["compared"] == [0, archived_end]
 
 
 @pytest.mark.full
@@ -67,12 +67,12 @@ def test_a_restore_whose_process_is_killed_is_completed_and_becomes_a_master(tmp
     if (into / "commitlog/trioha-restore.json").exists():
         # A busy machine may have let it end before it was killed.
         assert ran("restore", url, "--into", into)["filesKept"] >= 1
-    assert ran("verify", into, "--against", url)["compared"] == [0, end_offset]
+    assert verify(into, "--against", url)["compared"] == [0, end_offset]
     promoted = start_node("restored", role="ASYNC_MASTER")
     assert promoted.max_offset_at_start == end_offset
     assert promoted.load(20, size=(10, 3000)).statuses == {"PUT_OK": 20}
     promoted.stop()
-    assert ran("verify", into, "--against", url)["onlyStore"] == [[end_offset, promoted_end(into)]]
+    assert verify(into, "--against", url)["onlyStore"] == [[end_offset, promoted_end(into)]]
 
 
 @pytest.mark.full
@@ -103,5 +103,5 @@ def test_a_node_does_not_start_on_a_store_whose_restore_has_not_ended(tmp_path, 
 
 
 def promoted_end(store: Path) -> int:
-    end: int = ran("verify", store)["stores"][0]["maxOffset"]
+    end: int = verify(store)["stores"][0]["maxOffset"]
     return end

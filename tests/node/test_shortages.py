@@ -3,7 +3,6 @@
 No acknowledged message is lost.
 """
 
-import json
 import resource
 import socket
 import sys
@@ -15,7 +14,7 @@ import pytest
 
 from tests.node import shims
 from tests.node.client import Client, endpoint, strangers
-from tests.node_process import TriohaNode, run_node, run_trioha
+from tests.node_process import TriohaNode, run_node, verify
 from trioha.net.descriptors import raise_descriptor_limit
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode
@@ -41,11 +40,6 @@ def _limit_raised():
 def limited(descriptors: int) -> list[str]:
     """`trioha` in a process with that hard limit of open files."""
     return ["bash", "-c", f'ulimit -n {descriptors} && exec "$@"', "bash", *TRIOHA]
-
-
-def verify(*stores: Path) -> None:
-    found = run_trioha("verify", stores[0], *(("--against", stores[1]) if stores[1:] else ()))
-    assert found.exit_code == 0, found.stdout
 
 
 # -- descriptors -------------------------------------------------------------------------------------------
@@ -82,7 +76,7 @@ def test_idle_connections_leave_descriptors_for_store_slaves_and_clients(start_n
     slave.wait(max_offset=master.max_offset)
     slave.stop()
     master.stop()
-    verify(tmp_path / "slave", tmp_path / "master")
+    assert verify(tmp_path / "slave", "--against", tmp_path / "master")["ok"]
 
 
 def test_without_free_descriptors_new_connections_wait_and_open_ones_are_served(start_node, tmp_path):
@@ -103,7 +97,7 @@ def test_without_free_descriptors_new_connections_wait_and_open_ones_are_served(
     assert node.log().count("new connections wait") == 1
     assert "Traceback" not in node.log()
     node.stop()
-    verify(tmp_path / "store")
+    assert verify(tmp_path / "store")["ok"]
 
 
 @pytest.mark.full
@@ -126,7 +120,7 @@ def test_a_store_of_many_files_leaves_descriptors_for_clients(start_node, tmp_pa
             client.send_until_ok(body=bytes(50_000))
     assert "Too many open files" not in node.log()
     node.stop()
-    verify(tmp_path / "store")
+    assert verify(tmp_path / "store")["ok"]
 
 
 def test_a_limit_that_is_too_low_is_one_clear_line(tmp_path):
@@ -164,7 +158,7 @@ def test_a_node_without_threads_answers_with_errors_and_recovers_when_it_gets_so
     assert "no thread for disk work" in node.log()
     assert "Traceback" not in node.log()
     node.stop()
-    verify(tmp_path / "store")
+    assert verify(tmp_path / "store")["ok"]
 
 
 @pytest.mark.full
@@ -201,7 +195,7 @@ def test_a_node_without_memory_serves_its_connections_or_ends_with_one_line_and_
         assert stored == 100
     assert "Traceback" not in node.log()
     node.stop()
-    found = json.loads(run_trioha("verify", "--json", tmp_path / "store").stdout)
+    found = verify(tmp_path / "store")
     assert found["ok"], found["problems"]
     assert found["stores"][0]["records"] >= stored
 
@@ -242,7 +236,7 @@ def test_a_clock_that_jumps_ends_no_connection_and_deletes_nothing(start_node, t
     slave.wait(max_offset=master.max_offset)
     slave.stop()
     master.stop()
-    verify(tmp_path / "slave", tmp_path / "master")
+    assert verify(tmp_path / "slave", "--against", tmp_path / "master")["ok"]
 
 
 def private_bytes(node: TriohaNode) -> int:
