@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -393,6 +394,28 @@ class TriohaNode:
             self.kill()
             raise AssertionError(f"trioha node said {line!r} instead of ready\n{self.log()}")
         return dict(field.split("=", 1) for field in line.split()[1:])
+
+
+@contextmanager
+def name_server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """A `trioha namesrv` process, and the fields of its ready line."""
+    process = subprocess.Popen(
+        [*DIE_WITH_PARENT, *_TRIOHA, "namesrv", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process:
+        try:
+            word, *pairs = process.stdout.readline().split() or [""]
+            assert word == "ready", process.stderr.read()
+            yield process, dict(pair.split("=", 1) for pair in pairs)
+        finally:
+            if process.poll() is None:
+                process.kill()
 
 
 StartNode = Callable[..., TriohaNode]

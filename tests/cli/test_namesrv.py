@@ -3,41 +3,18 @@
 import json
 import signal
 import ssl
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import trio
 import trustme
 
+from tests.node_process import name_server
 from trioha.net.tls import client_context
 from trioha.remoting.client import ClientSecurity, ConnectionLostError, open_client
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
 
 pytestmark = pytest.mark.process
-
-
-@contextmanager
-def name_server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
-    """The process, and what its `ready` line says."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "trioha", "namesrv", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            word, *pairs = process.stdout.readline().split() or [""]
-            assert word == "ready", process.stderr.read()
-            yield process, dict(pair.split("=", 1) for pair in pairs)
-        finally:
-            if process.poll() is None:
-                process.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])

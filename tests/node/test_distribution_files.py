@@ -1,16 +1,13 @@
 """The configuration files of a distribution of RocketMQ, a process each: two masters, two slaves."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.node.test_name_servers import groups
-from tests.node_process import load, run_trioha
-from tests.processes import DIE_WITH_PARENT
+from tests.node_process import load, name_server, run_trioha
 from tests.waiting import wait_until
 
 FILES = {
@@ -34,22 +31,10 @@ def write_files(folder: Path, master_role: str) -> None:
 
 
 @pytest.fixture
-def name_server(tmp_path):
-    """The address of a `trioha namesrv` process."""
-    config = tmp_path / "namesrv.conf"
-    config.write_text(f"listenPort=0\nbindAddress=127.0.0.1\nkvConfigPath={tmp_path / 'kvConfig.json'}\n")
-    process = subprocess.Popen(
-        [*DIE_WITH_PARENT, sys.executable, "-m", "trioha", "namesrv", "-c", str(config)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    ready = dict(field.split("=", 1) for field in process.stdout.readline().split()[1:])
-    yield ready["listen"]
-    process.terminate()
-    assert process.wait(60) == 0
-    process.stdout.close()
+def name_server_address(tmp_path):
+    keys = ("bindAddress=127.0.0.1", f"kvConfigPath={tmp_path / 'kvConfig.json'}")
+    with name_server("--port", "0", *(word for key in keys for word in ("-p", key))) as (_, ready):
+        yield ready["listen"]
 
 
 def consume(topic: str) -> list[dict[str, Any]]:
@@ -63,9 +48,9 @@ def consume(topic: str) -> list[dict[str, Any]]:
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["sync", pytest.param("async", marks=pytest.mark.nightly)])
 def test_two_masters_and_two_slaves_of_a_distribution_are_a_cluster(
-    tmp_path, name_server, start_node, monkeypatch, kind
+    tmp_path, name_server_address, start_node, monkeypatch, kind
 ):
-    monkeypatch.setenv("NAMESRV_ADDR", name_server)
+    monkeypatch.setenv("NAMESRV_ADDR", name_server_address)
     folder, master_role = tmp_path / f"2m-2s-{kind}", f"{kind.upper()}_MASTER"
     write_files(folder, master_role)
     nodes = {file: start_node(file, config_file=folder / f"{file}.properties") for file in FILES}
@@ -75,7 +60,7 @@ def test_two_masters_and_two_slaves_of_a_distribution_are_a_cluster(
         name: {0: nodes[name].listen_address, 1: nodes[f"{name}-s"].listen_address}
         for name in ("broker-a", "broker-b")
     }
-    wait_until(lambda: groups(name_server) == registered)
+    wait_until(lambda: groups(name_server_address) == registered)
 
     for number, master in enumerate(("broker-a", "broker-b"), 1):
         loaded = load(nodes[master].listen_address, 30, topic="Both", seed=number)
