@@ -221,6 +221,11 @@ class JavaDriver:
                 f"{self.version}: no answer to {command} within {timeout_s} s\n{self.log()}"
             ) from None
 
+    def counted(self, command: str, key: str, number: int, *, within_s: float, **fields: object) -> Any:
+        """What `command` answers under `key` once it has `number` of it, or after `within_s`."""
+        times = {"millis": int(within_s * 1000), "timeout_s": within_s + 10}
+        return self.call(command, count=number, **times, **fields)[key]
+
     def open_store(
         self, root: Path, *, role: str, ha_master_address: str | None = None, **settings: object
     ) -> JavaStore:
@@ -502,14 +507,9 @@ class JavaConsumer:
         Each message with broker, queueId, queueOffset, body, tags, keys, reconsumeTimes, bornTimestamp and
         receivedTimestamp (ms since 1970).
         """
-        said = self.driver.call(
-            "received",
-            name=self.name,
-            count=number,
-            millis=int(within_s * 1000),
-            timeout_s=within_s + 10,
+        messages: list[dict[str, Any]] = self.driver.counted(
+            "received", "messages", number, within_s=within_s, name=self.name
         )
-        messages: list[dict[str, Any]] = said["messages"]
         return messages
 
     def end(self) -> list[dict[str, Any]]:

@@ -44,6 +44,7 @@ def test_late_slaves_get_every_epoch_of_a_real_master(group: ReplicaGroup) -> No
     assert_late_slaves_get_every_epoch(group, "rocketmq", "trioha")
 
 
+@pytest.mark.nightly
 def test_late_real_slaves_get_every_epoch_of_a_trioha_master(group: ReplicaGroup) -> None:
     assert_late_slaves_get_every_epoch(group, "trioha", "rocketmq")
 

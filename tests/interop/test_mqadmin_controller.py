@@ -17,7 +17,7 @@ from tests.interop.rocketmq import VERSIONS_5, version_params
 pytestmark = [
     pytest.mark.interop,
     pytest.mark.process,
-    pytest.mark.full,
+    pytest.mark.nightly,
     pytest.mark.parametrize("java_of_module", version_params(versions=VERSIONS_5), indirect=True),
 ]
 KINDS = ("rocketmq", "trioha")

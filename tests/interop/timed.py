@@ -62,15 +62,9 @@ class TimedProducer:
 
     def accepted(self, broker: str = "", number: int = 0, *, within_s: float = 100.0) -> int:
         """How many messages that broker, or any, accepted; waits for `number` at most `within_s`."""
-        said = self.driver.call(
-            "timedAccepted",
-            name=self.name,
-            broker=broker,
-            count=number,
-            millis=int(within_s * 1000),
-            timeout_s=within_s + 10,
+        accepted: int = self.driver.counted(
+            "timedAccepted", "accepted", number, within_s=within_s, name=self.name, broker=broker
         )
-        accepted: int = said["accepted"]
         return accepted
 
     def end(self) -> list[Sent]:

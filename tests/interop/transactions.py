@@ -65,14 +65,9 @@ class TransactionProducer:
 
         Each with body, topic, queueId, times and transactionId.
         """
-        said = self.driver.call(
-            "transactionChecks",
-            name=self.name,
-            count=number,
-            millis=int(within_s * 1000),
-            timeout_s=within_s + 10,
+        checks: list[dict[str, Any]] = self.driver.counted(
+            "transactionChecks", "checks", number, within_s=within_s, name=self.name
         )
-        checks: list[dict[str, Any]] = said["checks"]
         return checks
 
     def end(self) -> None:
