@@ -34,41 +34,26 @@ def parsed(tokens: list[str]) -> NodeArguments | None:
     return NodeArguments(arguments["config"], arguments.get("set_", ()), arguments.get("with_namesrv", False))
 
 
-@pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [
+def test_usual_arguments_need_no_parser():
+    for tokens, expected in (
         (["-c", "b.conf"], NodeArguments(Path("b.conf"), (), False)),
         (["--config", "b.conf", "--with-namesrv"], NodeArguments(Path("b.conf"), (), True)),
         (
             ["-p", "a=1", "-c", "/etc/b.conf", "--set", "b=x y"],
             NodeArguments(Path("/etc/b.conf"), ("a=1", "b=x y"), False),
         ),
-    ],
-)
-def test_usual_arguments_need_no_parser(tokens, expected):
-    assert usual_arguments(tokens) == expected
-    assert parsed(tokens) == expected
+    ):
+        assert usual_arguments(tokens) == parsed(tokens) == expected
 
 
-@pytest.mark.parametrize(
-    "tokens",
-    [
-        [],
-        ["--help"],
-        ["-c"],
-        ["-c", ""],
-        ["b.conf"],
-        ["-c", "b.conf", "-p"],
-        ["-c", "b.conf", "-p", "-1"],
-        ["-c", "b.conf", "--config", "c.conf"],
-        ["--config=b.conf"],
-        ["-c", "b.conf", "--with-namesrv", "--with-namesrv"],
-        ["-c", "b.conf", "--with-namesrv", "true"],
-        ["-c", "b.conf", "--frob", "x"],
-    ],
-)
-def test_all_other_arguments_are_left_to_the_parser(tokens):
-    assert usual_arguments(tokens) is None
+def test_all_other_arguments_are_left_to_the_parser():
+    for text in (
+        "", "--help", "-c", "b.conf", "-c b.conf -p", "-c b.conf -p -1", "-c b.conf --config c.conf",
+        "--config=b.conf", "-c b.conf --with-namesrv --with-namesrv", "-c b.conf --with-namesrv true",
+        "-c b.conf --frob x",
+    ):  # fmt: skip
+        assert usual_arguments(text.split()) is None, text
+    assert usual_arguments(["-c", ""]) is None
 
 
 @given(
