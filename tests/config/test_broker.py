@@ -261,28 +261,24 @@ def test_overrides_replace_values_of_the_file_and_earlier_overrides(conf):
     assert (config.slave_timeout, config.listen_port) == (3, 5)
 
 
-@pytest.mark.parametrize(
-    ("text", "ports"),
-    [
+def test_the_ha_port_follows_the_listen_port(conf):
+    for text, ports in (
         ("listenPort=20000", (20000, 20001)),
         ("listenPort=0", (0, 0)),
         ("listenPort=20000\nhaListenPort=0", (20000, 0)),
         ("listenPort=0\nhaListenPort=7", (0, 7)),
         ("listenPort=65535\nhaListenPort=65534", (65535, 65534)),
-    ],
-)
-def test_the_ha_port_follows_the_listen_port(conf, text, ports):
-    config = load(conf, text).config
-    assert (config.listen_port, config.ha_listen_port) == ports
+    ):
+        config = load(conf, text).config
+        assert (config.listen_port, config.ha_listen_port) == ports
 
 
-@pytest.mark.parametrize(
-    ("role", "in_sync_replicas", "acks"),
-    [("ASYNC_MASTER", 3, 0), ("SYNC_MASTER", 1, 1), ("SYNC_MASTER", 2, 1), ("SYNC_MASTER", 3, 2)],
-)
-def test_a_sync_master_needs_at_least_one_ack(conf, role, in_sync_replicas, acks):
-    config = load(conf, f"brokerRole={role}\ninSyncReplicas={in_sync_replicas}").config
-    assert config.slave_acks_needed == acks
+def test_a_sync_master_needs_at_least_one_ack(conf):
+    for role, in_sync_replicas, acks in (
+        ("ASYNC_MASTER", 3, 0), ("SYNC_MASTER", 1, 1), ("SYNC_MASTER", 2, 1), ("SYNC_MASTER", 3, 2),
+    ):  # fmt: skip
+        config = load(conf, f"brokerRole={role}\ninSyncReplicas={in_sync_replicas}").config
+        assert config.slave_acks_needed == acks
 
 
 def test_the_old_and_the_new_name_of_a_setting_are_one_setting(conf):
@@ -296,28 +292,23 @@ def test_blanks_around_values_are_ignored(conf):
     assert load(conf, "slaveTimeout = 12 \t\nbrokerRole=SYNC_MASTER  ").config.slave_timeout == 12
 
 
-@pytest.mark.parametrize(
-    ("given", "path"),
-    [
+def test_only_a_leading_home_is_special_in_a_path_and_others_are_relative_to_the_working_directory(
+    conf, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", "/home/op")
+    monkeypatch.chdir(tmp_path)
+    for given, path in (
         ("~/s", "/home/op/s"),
         ("~", "/home/op"),
         ("$HOME/s", "/home/op/s"),
         ("${HOME}/s", "/home/op/s"),
         ("/a/~/$HOME", "/a/~/$HOME"),
         ("/a/$USER", "/a/$USER"),
-    ],
-)
-def test_only_a_leading_home_is_special_in_a_path(conf, monkeypatch, given, path):
-    monkeypatch.setenv("HOME", "/home/op")
-    config = load(conf, f"storePathRootDir={given}").config
-    assert config.store_path_root_dir == Path(path)
-    assert config.store_path_commit_log == Path(path) / "commitlog"
-
-
-@pytest.mark.parametrize("given", ["~other/s", "$HOMER/s", "s"])
-def test_other_paths_are_relative_to_the_working_directory(conf, tmp_path, monkeypatch, given):
-    monkeypatch.chdir(tmp_path)
-    assert load(conf, f"storePathRootDir={given}").config.store_path_root_dir == tmp_path / given
+        *((given, tmp_path / given) for given in ("~other/s", "$HOMER/s", "s")),
+    ):
+        config = load(conf, f"storePathRootDir={given}").config
+        assert config.store_path_root_dir == Path(path)
+        assert config.store_path_commit_log == Path(path) / "commitlog"
 
 
 def test_an_empty_optional_value_means_none(conf):
@@ -607,11 +598,9 @@ def test_settings_that_are_valid_but_harmful_are_warned_about(conf, text, warnin
     assert load(conf, text).warnings == (f"{conf}:{warning}",)
 
 
-@pytest.mark.parametrize(
-    "text", ["brokerRole=SYNC_MASTER", "brokerRole=SYNC_MASTER\ninSyncReplicas=2", "inSyncReplicas=1"]
-)
-def test_a_usual_configuration_has_no_warnings(conf, text):
-    assert load(conf, text).warnings == ()
+def test_a_usual_configuration_has_no_warnings(conf):
+    for text in ("brokerRole=SYNC_MASTER", "brokerRole=SYNC_MASTER\ninSyncReplicas=2", "inSyncReplicas=1"):
+        assert load(conf, text).warnings == ()
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
@@ -657,19 +646,16 @@ def test_keys_that_came_with_5_4_and_5_5_are_accepted(conf):
     assert "persistConsumerOffsetIncrementally" in unused
 
 
-@pytest.mark.parametrize(
-    ("text", "limits"),
-    [
+def test_default_memory_limits_fit_the_largest_message(conf):
+    for text, limits in (
         ("maxMessageSize=1000000", (16777216, 134217728)),
         ("maxMessageSize=20000000", (20262144, 134217728)),
         ("maxMessageSize=100000000", (100262144, 601638400)),
         ("maxMessageSize=2147000000", (2147262144, 12883638400)),
         ("trioha.frameBytesMax=70000000", (70000000, 420065536)),
-    ],
-)
-def test_default_memory_limits_fit_the_largest_message(conf, text, limits):
-    config = load(conf, text).config
-    assert (config.frame_bytes_max, config.client_bytes_max) == limits
+    ):
+        config = load(conf, text).config
+        assert (config.frame_bytes_max, config.client_bytes_max) == limits
 
 
 def test_one_address_may_use_half_of_all_connections_by_default(conf):
@@ -722,11 +708,9 @@ def test_a_distributions_files_of_two_masters_and_two_slaves_are_taken_as_they_a
     assert loaded.config.namesrv_addr == ("127.0.0.1:9876",)
 
 
-@pytest.mark.parametrize(
-    ("port", "vip_port"), [(0, None), (1, None), (2, None), (3, 1), (10911, 10909), (65535, 65533)]
-)
-def test_the_second_port_for_clients_is_two_below_the_first(port, vip_port):
-    assert BrokerConfig(listen_port=port).vip_port == vip_port
+def test_the_second_port_for_clients_is_two_below_the_first():
+    ports = {0: None, 1: None, 2: None, 3: 1, 10911: 10909, 65535: 65533}
+    assert {port: BrokerConfig(listen_port=port).vip_port for port in ports} == ports
 
 
 def test_acl_enable_needs_a_file_of_rules(conf, monkeypatch):
