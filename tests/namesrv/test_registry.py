@@ -370,7 +370,7 @@ def one_step(registry, clock, chance):
 
 @pytest.mark.sized
 def test_whatever_happens_the_tables_agree_and_nothing_stays_of_brokers_that_are_gone():
-    for seed in range(by_level(300, 2_000, 40_000)):
+    for seed in range(by_level(300, 2_000, 20_000)):
         chance = random.Random(seed)
         clock = Clock()
         registry = Registry(clock=clock)

@@ -175,7 +175,7 @@ async def test_what_a_client_makes_of_any_answers_is_a_value_or_an_error_of_ours
     monkeypatch.setattr("trioha.remoting.client.BORDER", border)
     assert await outcome(call, lambda whole: whole) is None
     outcomes = set()
-    for seed in range(by_level(100, 1_000, 30_000)):
+    for seed in range(by_level(100, 1_000, 10_000)):
 
         def spoil(whole, chance=random.Random(seed)):  # noqa: B008 - one for each seed
             (mutant,) = mutants(chance.getrandbits(32), [whole], 1)
