@@ -86,22 +86,19 @@ say(state="waiting", reason=f"{task['url']} {task['keep_ms']} {task['interval_s'
     assert await fault_of(script) == ("waiting", "file:///archive None 10.0")
 
 
-@pytest.mark.parametrize("state", ["waiting", "fenced", "damaged"])
-async def test_an_archiver_that_ends_says_why(state):
-    assert await fault_of(f'say(state="{state}", reason="why")') == (state, "why")
+async def test_an_archiver_that_ends_says_why():
+    for state in ("waiting", "fenced", "damaged"):
+        assert await fault_of(f'say(state="{state}", reason="why")') == (state, "why")
 
 
-@pytest.mark.parametrize(
-    ("script", "reason"),
-    [
+async def test_an_archiver_that_ends_otherwise_is_a_fault_that_is_tried_again(capfd):
+    for script, reason in (
         ("sys.exit(3)", "the archiver ended with code 3"),
         ("os.kill(os.getpid(), 9)", f"the archiver was killed by signal {signal.SIGKILL}"),
         ("print('{', end='', flush=True); sys.exit(1)", "the archiver ended with code 1"),
         ("raise ZeroDivisionError", "the archiver ended with code 1"),
-    ],
-)
-async def test_an_archiver_that_ends_otherwise_is_a_fault_that_is_tried_again(script, reason, capfd):
-    assert await fault_of(script) == ("waiting", reason)
+    ):
+        assert await fault_of(script) == ("waiting", reason)
 
 
 @pytest.mark.parametrize(
@@ -116,9 +113,8 @@ async def test_an_archiver_that_answers_nothing_sound_is_killed(script, monkeypa
     assert await fault_of(script) == ("waiting", "the archiver does not answer")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+async def test_an_answer_that_is_none_is_a_fault_that_is_tried_again():
+    for line in (
         "x",
         "",
         "5",
@@ -133,11 +129,9 @@ async def test_an_archiver_that_answers_nothing_sound_is_killed(script, monkeypa
         '{"state":"damaged","reason":"why","archived_offset":"5"}',
         '{"generation":"g","archived_offset":"5","objects":1,"object_bytes":2,"is_more_waiting":false}',
         '{"generation":"g","archived_offset":5,"objects":1,"object_bytes":2}',
-    ],
-)
-async def test_an_answer_that_is_none_is_a_fault_that_is_tried_again(line):
-    state, reason = await fault_of(f"print({line!r}, flush=True); sys.stdin.read()")
-    assert (state, reason) == ("waiting", f"the archiver gave a wrong answer: {line[:200]}")
+    ):
+        fault = await fault_of(f"print({line!r}, flush=True); sys.stdin.read()")
+        assert fault == ("waiting", f"the archiver gave a wrong answer: {line[:200]}")
 
 
 async def test_a_killed_archiver_ends_within_its_step():
