@@ -23,7 +23,7 @@ import trioha.cli
 from tests.node_process import run_trioha
 from tests.status_samples import connection_status, master_status
 from tests.store.support import message, open_store
-from trioha.cli import console, main
+from trioha.cli import console, main, print_traceback
 from trioha.cli.consume import Output
 from trioha.cli.inspect import inspect
 from trioha.cli.monitor import monitor
@@ -167,6 +167,16 @@ def test_error_lines_are_escaped_each(capsys, monkeypatch):
     lines = assert_harmless(capsys.readouterr().err).splitlines()
     assert all(line.startswith("trioha: ") for line in lines)
     assert lines[0] == f"trioha: /{FIRST_LINE}"
+
+
+def test_a_traceback_of_a_bug_is_escaped(capsys):
+    try:
+        raise ValueError(EVIL)
+    except ValueError:
+        print_traceback(*sys.exc_info())
+    lines = assert_harmless(capsys.readouterr().err).splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert f"ValueError: {FIRST_LINE}" in lines
 
 
 # -- log lines ----------------------------------------------------------------------------------------------

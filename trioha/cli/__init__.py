@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
+from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from trioha import __version__
@@ -82,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Each problem of the input is one line on stderr, with exit code 2; only a bug of ours shows a traceback.
     """
+    sys.excepthook = print_traceback
     _replace_what_is_not_encodable()
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     if tokens and tokens[0] not in COMMANDS and tokens[0] not in FLAGS:
@@ -112,6 +114,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _end(leaves_of(expected))
     assert isinstance(code, int), f"a command ended in {code!r}"
     return code
+
+
+def print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print what ends the process, as a terminal may show it: its text may be a peer's."""
+    from traceback import format_exception  # noqa: PLC0415 - a bug only
+
+    from trioha.outside_text import escaped_lines  # noqa: PLC0415
+
+    print(escaped_lines("".join(format_exception(kind, error, trace))), end="", file=sys.stderr)
 
 
 def _replace_what_is_not_encodable() -> None:

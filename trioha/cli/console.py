@@ -61,7 +61,7 @@ def err() -> Console:
 
 def json_line(value: Any) -> str:
     """`value` as JSON in one line that is safe on a terminal; ASCII if stdout is not UTF-8."""
-    return escaped_json(json.dumps(value, ensure_ascii=not is_utf8(sys.stdout.encoding)))
+    return escaped_json(json.dumps(value, ensure_ascii=not is_utf8(getattr(sys.stdout, "encoding", None))))
 
 
 def is_utf8(encoding: str | None) -> bool:
