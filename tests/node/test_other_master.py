@@ -16,7 +16,10 @@ pytestmark = pytest.mark.process
         ({"brokerName": "mistyped"}, "the brokerName of {} is 'interop', that of this slave is 'mistyped'"),
         (
             {"mappedFileSizeCommitLog": 2 * FILE_BYTES},
-            f"the mappedFileSizeCommitLog of {{}} is '{FILE_BYTES}', that of this slave is '{2 * FILE_BYTES}'",
+            (
+                f"the mappedFileSizeCommitLog of {{}} is '{FILE_BYTES}', "
+                f"that of this slave is '{2 * FILE_BYTES}'"
+            ),
         ),
     ],
     ids=["name", "file size"],
@@ -25,10 +28,7 @@ def test_a_slave_refuses_another_master_by_name(start_node, settings, reason):
     master = start_node("master", role="ASYNC_MASTER")
     assert master.load(10).statuses == {"PUT_OK": 10}
     slave = start_node(
-        "slave",
-        role="SLAVE",
-        ha_master_address=master.ha_address,
-        **{"trioha.masterAddress": master.listen_address, **settings},
+        "slave", slave_of=master, **{"trioha.masterAddress": master.listen_address, **settings}
     )
     expected = f"OTHER_MASTER: {reason.format(master.listen_address)}"
     wait_until(lambda: slave.status().client.verdict == expected, f"{expected}\n{slave.log()}")
