@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from trio.testing import memory_stream_pair
 
 from tests.hostile.answering import CLUSTER_INFO, CONFIG, HA_STATUS, RUNTIME_INFO, SEND_RESULT
+from tests.hostile.wire import frame
 from tests.levels import by_level
 from tests.mutations.mutate import mutants
 from tests.remoting.values import ANY_TEXT, WRONG_NUMBERS, json_values
@@ -138,6 +139,11 @@ async def send(client):
     SendMessageResponseHeader.of(await client.request(send_request(HEADER, b"body"), timeout_s=1.0))
 
 
+ENDED_THE_MONITOR = (
+    '{"code":"--5","opaque":0,"flag":1,"version":0}',
+    '{"code":0,"opaque":"--5","flag":1,"version":0}',
+    '{"code":0,"opaque":0,"flag":"\u0665","version":0}',
+)
 CALLS = (fetch_status_twice, fetch_broker_groups, send)
 
 
@@ -174,6 +180,9 @@ async def test_what_a_client_makes_of_any_answers_is_a_value_or_an_error_of_ours
     border = ConnectionBorder("client")
     monkeypatch.setattr("trioha.remoting.client.BORDER", border)
     assert await outcome(call, lambda whole: whole) is None
+    for header in ENDED_THE_MONITOR:
+        assert await outcome(call, lambda _, header=header: frame(header.encode())) is ConnectionLostError
+        assert border.bugs == 0, header
     outcomes = set()
     for seed in range(by_level(100, 1_000, 10_000)):
 
