@@ -30,7 +30,7 @@ from trioha.remoting.codes import RequestCode, ResponseCode, Version
 from trioha.remoting.command import request
 from trioha.remoting.send_message import put_status_name
 
-EXAMPLES = int(os.environ.get("TRIOHA_MODEL_EXAMPLES", by_level(2, 5, 60)))
+EXAMPLES = int(os.environ.get("TRIOHA_MODEL_EXAMPLES", by_level(2, 3, 60)))
 
 pytestmark = [pytest.mark.process, pytest.mark.sized, pytest.mark.timeout(120 + 60 * EXAMPLES)]
 
