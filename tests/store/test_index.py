@@ -184,10 +184,10 @@ def test_queries_find_what_a_plain_search_finds(tmp_path_factory, puts, batch, b
             same_hash = [row for row in rows if loop_hash(f"T#{row[0]}") == loop_hash(f"T#{key}")]
             found = offsets_of(index, "T", key)
             assert found == [offset for _, offset, _ in reversed(same_hash)]
-            # Times are stored in whole seconds from the file's first time: exact to a second.
+            # Times are stored in whole seconds from the file's first time, rounded down.
             inside = offsets_of(index, "T", key, begin_ms=begin, end_ms=begin + span)
-            sure = {o for _, o, time in same_hash if begin + 1000 <= time <= begin + span}
-            may = {o for _, o, time in same_hash if begin <= time <= begin + span + 1000}
+            sure = {o for _, o, time in same_hash if begin <= time <= begin + span}
+            may = {o for _, o, time in same_hash if begin - 1000 < time < begin + span + 1000}
             # The first key of another file counts its time from the end of the file before, as in RocketMQ.
             first = {offset for _, offset, _ in rows[9::9]}
             assert sure - first <= set(inside) <= may | first
