@@ -16,7 +16,7 @@ from tests.simulation.planting import Defect
 from tests.simulation.runner import Outcome, SimulationError
 
 SEEDS = by_level(
-    {"": 8, "cuts": 2, "two-leaders": 2},
+    {"": 6, "cuts": 2, "two-leaders": 2},
     {"": 100, "cuts": 10, "two-leaders": 10},
     {"": 400, "cuts": 100, "two-leaders": 100},
 )
