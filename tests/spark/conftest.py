@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.s3 import start_obstore
+from trioha_spark import explain, replay, what_if
 from trioha_spark.session import spark_session
 
 
@@ -27,3 +29,15 @@ def spark():
             # The first Python job opens a connection, for accumulators, that lives as long as the session.
             session.sparkContext.parallelize([0], 1).map(abs).collect()
             yield session
+
+
+@pytest.fixture
+def shared_spark(spark, monkeypatch):
+    """Commands run on the tests' Spark."""
+
+    @contextmanager
+    def shared(master):
+        yield spark
+
+    for module in (explain, replay, what_if):
+        monkeypatch.setattr(module, "spark_session", shared)

@@ -1,30 +1,24 @@
 """Archives on Spark: messages and recordings of an S3 server, read in place."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from attrs import evolve
-from pyspark.sql import DataFrame, SparkSession
 
-from tests.analysis.archives import merge_objects, write_archive
+from tests.analysis.archives import archive_session, merge_objects, next_head, write_archive
 from tests.analysis.logs import read_all
 from tests.analysis.replays import replay_here, write_recordings
 from tests.archive.building import replace_generation
 from tests.recording.sessions import MasterModel, write_session
-from tests.s3 import S3Bucket
 from tests.store.support import VECTORS
 from trioha.archive.objects import ObjectFolder
 from trioha_analysis.document import document
 from trioha_spark.replay import replay
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.full]
 
 STORE = VECTORS / "store-5.3.3" / "store"
 
 
-def storage_options(bucket: S3Bucket) -> dict[str, str]:
+def storage_options(bucket):
     """The environment of Spark's own processes does not lead to the bucket."""
     names = {
         "AWS_ACCESS_KEY_ID": "storage.aws_access_key_id",
@@ -36,12 +30,12 @@ def storage_options(bucket: S3Bucket) -> dict[str, str]:
     return {option: bucket.environment[name] for name, option in names.items()}
 
 
-def load(spark: SparkSession, format_: str, bucket: S3Bucket, **options: Any) -> DataFrame:
+def load(spark, format_, bucket, **options):
     reader = spark.read.format(format_).options(**storage_options(bucket)).options(**options)
     return reader.load(bucket.url)
 
 
-def offsets(frame: DataFrame) -> list[int]:
+def offsets(frame):
     return sorted(row[0] for row in frame.select("physical_offset").collect())
 
 
@@ -112,6 +106,29 @@ def test_recordings_of_an_archive_are_rows_and_replays(spark, s3_bucket, recordi
     )
     # The driver's settings travel with the tasks.
     assert document(replay([s3_bucket.url], spark=spark)) == document(replay_here(recordings))
+
+
+def test_a_stream_of_recordings_of_a_growing_archive_has_each_event_once(
+    spark, tmp_path, s3_bucket, recordings
+):
+    sessions = sorted(recordings.iterdir())
+    write_archive(s3_bucket.url, sessions=sessions[:2])
+    stream = spark.readStream.format("trioha-session").options(**storage_options(s3_bucket))
+    source = stream.option("maxEventsPerTrigger", 100).load(s3_bucket.url)
+    out, state = str(tmp_path / "out"), str(tmp_path / "state")
+
+    def run():
+        writer = source.writeStream.format("parquet").option("checkpointLocation", state)
+        writer.trigger(availableNow=True).start(out).awaitTermination()
+        return sorted(spark.read.parquet(out).collect())
+
+    some = run()
+    folder = ObjectFolder.open(s3_bucket.url)
+    next_head(s3_bucket.url, recordings=tuple(archive_session(folder, path) for path in sessions))
+    everything = run()
+    assert 0 < len(some) < len(everything)
+    there = spark.read.format("trioha-session").load(str(recordings)).select(*source.columns)
+    assert everything == sorted(there.collect())
 
 
 def test_packed_recordings_are_read_by_spark_alone(spark, tmp_path, recordings):

@@ -1,7 +1,5 @@
 """The command `trioha replay`."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -20,7 +18,7 @@ from trioha.recording.events import Kind
 SPARK_FOLDER = Path(trioha_spark.__file__).parent.parent
 
 
-def trioha(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def trioha(*arguments, **environment):
     return subprocess.run(
         [sys.executable, "-m", "trioha", *map(str, arguments)],
         check=False,
@@ -37,56 +35,45 @@ def session(tmp_path):
 
 
 @pytest.mark.spark
-def test_replay_prints_only_json_and_writes_the_report(session, tmp_path):
-    report = tmp_path / "report.html"
-    done = trioha("replay", session.parent, "--master", "local[1]", "--json", "--report", report)
+def test_replay_prints_only_json_and_writes_the_report_and_its_tables(session, tmp_path):
+    report, out = tmp_path / "report.html", tmp_path / "new" / "tables"
+    done = trioha(
+        *("replay", session.parent, "--master", "local[1]", "--json", "--report", report, "--out", out)
+    )
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
-    assert set(document) == {
+    names = {
         *("sessions", "connections", "reconnects", "probes", "gaps", "waits", "causes", "links"),
         *("roles", "invariants", "violations"),
     }
+    assert set(document) == names
     assert [row["receivedOffset"] for row in document["connections"]] == [1300, 1500]
-    assert report.stat().st_size > 1_000_000
-
-
-@pytest.mark.spark
-def test_replay_writes_its_tables_as_parquet(session, tmp_path):
-    done = trioha("replay", session, "--master", "local[1]", "--out", tmp_path / "new" / "tables")
-    assert (done.returncode, done.stderr) == (0, "")
-    (part,) = (tmp_path / "new" / "tables" / "seconds.parquet").iterdir()
+    assert report.stat().st_size > 10_000
+    assert {path.stem for path in out.iterdir()} == {*names, "seconds", "events"}
+    (part,) = (out / "seconds.parquet").iterdir()
     with part.open("rb") as file:
         seconds = parquet.read_table(file).to_pylist()
     assert [(row["conn"], row["receivedOffset"], row["reportedOffset"]) for row in seconds] == [
         (1, 1300, 1300),
         (2, 1500, 1300),
     ]
-    assert {path.stem for path in (tmp_path / "new" / "tables").iterdir()} == {
-        *("sessions", "connections", "seconds", "events", "reconnects", "probes", "gaps", "waits", "causes"),
-        "links",
-        *("roles", "invariants", "violations"),
-    }
 
 
 @pytest.mark.spark
-def test_replay_prints_tables(session):
-    done = trioha("replay", session, "--master", "local[1]")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "Sessions" in done.stdout
-    assert "Connections" in done.stdout
-    assert "READY EOF" in done.stdout
-
-
-@pytest.mark.spark
-def test_replay_of_a_session_that_breaks_an_invariant_exits_with_1(tmp_path):
+@pytest.mark.full
+def test_replay_of_a_session_that_breaks_an_invariant_prints_tables_and_exits_with_1(
+    tmp_path, shared_spark, capsys
+):
     back = Event(200, Kind.REPORTED, conn=2, offset=1299, aux=1500)
     path = write_session(tmp_path / "session", [*slave_events(), back], role="SLAVE", broker_id=1)
-    done = trioha("replay", path, "--master", "local[1]")
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "reports-go-forward: reported 1299 after 1300" in " ".join(done.stdout.split())
-    assert "1 do not" in done.stdout
+    assert main(["replay", str(path)]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    for text in ("Sessions", "Connections", "READY EOF", "1 do not"):
+        assert text in shown
+    assert "reports-go-forward: reported 1299 after 1300" in shown
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_unknown_spark_master_is_one_line(session):
     done = trioha("replay", session, "--master", "nonsense")
@@ -102,14 +89,11 @@ def test_missing_java_is_one_line_before_anything_else(session, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-def test_path_without_a_session_is_one_line(tmp_path, capsys):
+def test_missing_folders_are_one_line(session, tmp_path, capsys):
     assert main(["replay", str(tmp_path / "nowhere")]) == 2
     assert capsys.readouterr().err == (
         f"trioha: {tmp_path / 'nowhere'}: no such folder; name a session, or a folder of sessions\n"
     )
-
-
-def test_report_in_a_missing_folder_is_one_line(session, capsys):
     assert main(["replay", str(session), "--report", str(session / "no" / "r.html")]) == 2
     assert "its folder does not exist" in capsys.readouterr().err
 

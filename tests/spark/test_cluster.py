@@ -1,7 +1,5 @@
 """A replay on a Spark cluster of two worker processes has the result of one on local[2]."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -20,7 +18,7 @@ from trioha_analysis.document import document
 from trioha_analysis.packing import pack_segment, sealed_segments
 from trioha_spark.replay import replay
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +40,13 @@ def master(tmp_path_factory):
             yield master
 
 
-def _paths() -> list[str]:
+def _paths():
     """Where Python finds the modules that a wheel puts into site-packages."""
     root = Path(trioha_spark.__file__).parents[2]
     return [str(root), str(root / "spark")]
 
 
-def _run(*command: str | Path) -> str:
+def _run(*command):
     done = subprocess.run(
         [*map(str, command)],
         check=False,
@@ -95,7 +93,6 @@ def test_cluster_and_spark_submit_read_an_archive_in_place(spark, master, record
     replayed = _run(sys.executable, "-m", "trioha", "replay", s3_bucket.url, "--json", "--master", master)
     expected = document(replay(sessions, spark=spark))
     assert json.loads(replayed) == json.loads(json.dumps(expected))
-
     program = tmp_path / "count_messages.py"
     program.write_text(
         "import sys\n"

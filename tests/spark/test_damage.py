@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import reduce
 from operator import xor
@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from tests.analysis.replays import replay_here
+from tests.levels import by_level
 from tests.recording.sessions import MasterModel, slave_events, write_session
 from trioha.errors import StoreError, TriohaError
 from trioha.recording.events import RECORD
@@ -27,7 +28,6 @@ from trioha_analysis.arrow_tables import arrow_tables
 from trioha_analysis.document import document
 from trioha_analysis.explain import explain
 from trioha_analysis.packing import pack_segment, packed_segments, sealed_segments, unpack_segment
-from trioha_analysis.replay_result import ReplayResult
 from trioha_analysis.state_at import moment, open_readers
 from trioha_analysis.whatif.model import model_of
 from trioha_spark.sources.session import SessionDataSourceReader, SessionDataSourceStreamReader
@@ -46,7 +46,7 @@ COLUMNS = StructType(
 ERRORS = StructType([StructField("file", StringType()), StructField("records", LongType())])
 
 
-def read_all(path: Path, *, range_records: int = RANGE_RECORDS) -> ReplayResult:
+def read_all(path, *, range_records=RANGE_RECORDS):
     """Read a session through every entry point, which raises nothing but TriohaError."""
     found = replay_here(path, range_records=range_records)
     document(found)
@@ -73,17 +73,17 @@ def read_all(path: Path, *, range_records: int = RANGE_RECORDS) -> ReplayResult:
     return found
 
 
-def refusable(do: Callable[[], object]) -> None:
+def refusable(do):
     """Call it; it may raise TriohaError."""
     with suppress(TriohaError):
         do()
 
 
-def segment_files(path: Path) -> list[Path]:
+def segment_files(path):
     return sorted((path / "events").iterdir())
 
 
-def flip(file: Path, position: int, mask: int = 0x5A) -> None:
+def flip(file, position, mask=0x5A):
     data = bytearray(file.read_bytes())
     data[position] ^= mask
     file.write_bytes(data)
@@ -108,14 +108,17 @@ def slave(tmp_path_factory):
     return write_session(folder / "session", slave_events(), role="SLAVE", broker_id=1, segment_records=6)
 
 
-def copies(session: Path, folder: Path) -> Iterable[tuple[Path, int]]:
-    """A fresh copy of a session for each of its segments, with the segment's index."""
-    for index in range(len(segment_files(session))):
+def copies(session, folder):
+    """A fresh copy of a session for each segment (in `make test` for some), with the segment's index."""
+    indices = range(len(segment_files(session)))
+    for index in by_level(indices[1::3], indices, indices):
         copy = folder / f"{session.parent.name}-{index}" / "session"
+        shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(session, copy)
         yield copy, index
 
 
+@pytest.mark.sized
 @pytest.mark.parametrize("whose", ["master", "slave"])
 def test_each_record_may_be_damaged(whose, request, tmp_path):
     session = request.getfixturevalue(whose)
@@ -129,6 +132,7 @@ def test_each_record_may_be_damaged(whose, request, tmp_path):
             file.write_bytes(whole)
 
 
+@pytest.mark.sized
 def test_all_records_before_or_after_each_position_may_be_damaged(master, tmp_path):
     for path, index in copies(master, tmp_path):
         files = segment_files(path)
@@ -145,8 +149,8 @@ def test_all_records_before_or_after_each_position_may_be_damaged(master, tmp_pa
         assert read_all(path).sessions[0].node.events == 0
 
 
-def cut_to(size_bytes: int) -> Callable[[Path], None]:
-    def cut(file: Path) -> None:
+def cut_to(size_bytes):
+    def cut(file):
         file.write_bytes(file.read_bytes()[:size_bytes])
 
     return cut
@@ -174,11 +178,12 @@ SEGMENT_DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("damage", list(SEGMENT_DAMAGE))
-def test_each_segment_may_be_damaged(damage, master, tmp_path):
-    for path, index in copies(master, tmp_path):
-        SEGMENT_DAMAGE[damage](segment_files(path)[index])
-        read_all(path)
+@pytest.mark.sized
+def test_each_segment_may_be_damaged(master, tmp_path):
+    for damage in SEGMENT_DAMAGE.values():
+        for path, index in copies(master, tmp_path):
+            damage(segment_files(path)[index])
+            read_all(path)
 
 
 PACKED_DAMAGE: dict[str, Callable[[Path], object]] = {
@@ -206,16 +211,18 @@ def packed(master, tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("damage", list(PACKED_DAMAGE))
-def test_each_packed_segment_may_be_damaged(damage, packed, tmp_path):
-    for path, index in copies(packed, tmp_path):
-        PACKED_DAMAGE[damage](segment_files(path)[index])
-        read_all(path, range_records=SEGMENT_RECORDS)
-        opened = open_session(path)
-        for segment in packed_segments(opened):
-            refusable(lambda segment=segment, opened=opened: unpack_segment(opened, segment))
+@pytest.mark.sized
+def test_each_packed_segment_may_be_damaged(packed, tmp_path):
+    for damage in PACKED_DAMAGE.values():
+        for path, index in copies(packed, tmp_path):
+            damage(segment_files(path)[index])
+            read_all(path, range_records=SEGMENT_RECORDS)
+            opened = open_session(path)
+            for segment in packed_segments(opened):
+                refusable(lambda segment=segment, opened=opened: unpack_segment(opened, segment))
 
 
+@pytest.mark.sized
 def test_bytes_of_a_packed_segment_may_be_any(packed, tmp_path):
     chance = random.Random(2)
     for path, index in copies(packed, tmp_path):
@@ -228,9 +235,15 @@ def test_bytes_of_a_packed_segment_may_be_any(packed, tmp_path):
             file.write_bytes(whole)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
+@pytest.fixture
+def copy(master, tmp_path):
+    """A copy of the master's session."""
+    shutil.copytree(master, tmp_path / "session")
+    return tmp_path / "session"
+
+
+def test_facts_may_be_anything(copy):
+    for content in (
         b"",
         b"\xff\xfe\x00",
         b"null\n",
@@ -246,19 +259,16 @@ def test_bytes_of_a_packed_segment_may_be_any(packed, tmp_path):
         b'{"seq":0,"type":"sample","ts_ns":"now"}\n',
         b'{"seq":' + b"9" * 5000 + b',"type":"note"}\n',
         b"[" * 100_000 + b"\n",
-    ],
-    ids=range(15),
-)
-def test_facts_may_be_anything(content, master, tmp_path):
-    path = tmp_path / "session"
-    shutil.copytree(master, path)
-    (path / "facts.jsonl").write_bytes(content)
-    read_all(path)
+    ):
+        (copy / "facts.jsonl").write_bytes(content)
+        read_all(copy)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
+def test_session_with_an_invalid_identity_is_refused(copy):
+    file = copy / "session.json"
+    whole = json.loads(file.read_bytes())
+    node = {"clusterName": "c", "brokerName": "b", "brokerId": "٣", "role": "SLAVE"}
+    for key, value in (
         ("record_bytes", "forty-eight"),
         ("record_bytes", 1e400),
         ("record_bytes", 0),
@@ -268,7 +278,7 @@ def test_facts_may_be_anything(content, master, tmp_path):
         ("kinds", {"٣": "PUT"}),
         ("kinds", {"999": "PUT"}),
         ("node", {}),
-        ("node", {"clusterName": "c", "brokerName": "b", "brokerId": "٣", "role": "SLAVE"}),
+        ("node", node),
         ("clock", {"monotonic_ns": 1e300, "wall_ns": 0}),
         ("clock", {"monotonic_ns": -1, "wall_ns": 0}),
         ("clock", {"monotonic_ns": 0, "wall_ns": 2**63}),
@@ -277,31 +287,19 @@ def test_facts_may_be_anything(content, master, tmp_path):
         ("program", []),
         ("version", 2),
         ("format", None),
-    ],
-)
-def test_session_with_an_invalid_identity_is_refused_in_one_line(key, value, master, tmp_path):
-    path = tmp_path / "session"
-    shutil.copytree(master, path)
-    file = path / "session.json"
-    file.write_text(json.dumps({**json.loads(file.read_bytes()), key: value}))
-    with pytest.raises(StoreError):
-        open_session(path)
+    ):
+        file.write_text(json.dumps({**whole, key: value}))
+        with pytest.raises(StoreError):
+            open_session(copy)
+    for content in (b"", b"\xff", b"7", b"[" * 100_000, b'{"format":'):
+        file.write_bytes(content)
+        with pytest.raises(StoreError):
+            open_session(copy)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff", b"7", b"[" * 100_000, b'{"format":'], ids=range(5))
-def test_session_file_may_be_anything(content, master, tmp_path):
-    path = tmp_path / "session"
-    shutil.copytree(master, path)
-    (path / "session.json").write_bytes(content)
-    with pytest.raises(StoreError):
-        open_session(path)
-
-
-def test_settings_may_be_anything(master, tmp_path):
-    path = tmp_path / "session"
-    shutil.copytree(master, path)
-    file = path / "session.json"
-    document = json.loads(file.read_bytes())
+def test_settings_may_be_anything(copy):
+    file = copy / "session.json"
+    whole = json.loads(file.read_bytes())
     keys = (
         "slaveTimeout",
         "haMaxGapNotInSync",
@@ -310,10 +308,11 @@ def test_settings_may_be_anything(master, tmp_path):
         "inSyncReplicas",
     )
     for value in (None, -1, 10**30, 1.5, True, "three", [], {}):
-        file.write_text(json.dumps({**document, "settings": dict.fromkeys(keys, value)}))
-        read_all(path)
+        file.write_text(json.dumps({**whole, "settings": dict.fromkeys(keys, value)}))
+        read_all(copy)
 
 
+@pytest.mark.sized
 def test_records_with_a_valid_check_word_may_have_any_fields(master, tmp_path):
     chance = random.Random(3)
     extremes = (-(2**63), -1, 0, 1, 2**31, 2**62, 2**63 - 1)

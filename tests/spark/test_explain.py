@@ -1,13 +1,9 @@
 """`trioha replay --explain` of long sessions: tasks of Spark read them, the driver joins their answers."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from pyspark.sql import SparkSession
 
 import trioha.cli.replay as command
 from tests.analysis.archives import write_archive
@@ -17,7 +13,7 @@ from trioha.cli import main
 from trioha.recording.session_reader import SessionReader
 from trioha_spark import explain as module
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.full]
 
 
 @pytest.fixture
@@ -30,14 +26,14 @@ def sessions(tmp_path):
 
 
 @contextmanager
-def reading_on(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def reading_on(spark, monkeypatch):
     """Every session is too long for the command, which runs on the tests' Spark."""
 
     @contextmanager
-    def shared(master: str) -> Iterator[SparkSession]:
+    def shared(master):
         yield spark
 
-    def scan(reader: SessionReader) -> None:
+    def scan(reader):
         raise AssertionError("the driver reads a whole session")
 
     with monkeypatch.context() as patch:

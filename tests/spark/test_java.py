@@ -1,15 +1,11 @@
 """Errors about missing or unsuitable Java."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from trioha_spark.java import JavaError, require_java
 
 
-def fake_java(folder: Path, output: str) -> Path:
+def fake_java(folder, output):
     java = folder / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(f"#!/bin/sh\necho '{output}' >&2\n")

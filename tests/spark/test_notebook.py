@@ -1,14 +1,11 @@
 """The notebook in docs/notebooks: its cells run, say what they say in it, and its outputs are there."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import plotly.io as pio
@@ -25,7 +22,7 @@ def cells():
     return [cell for cell in found if cell["cell_type"] == "code"]
 
 
-def run(source: str, names: dict[str, Any]) -> object:
+def run(source, names):
     """Run a cell; gives the value of its last line, as a notebook shows it."""
     body = ast.parse(source).body
     last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
@@ -35,10 +32,11 @@ def run(source: str, names: dict[str, Any]) -> object:
     return eval(compile(ast.Expression(last.value), str(NOTEBOOK), "eval"), names)
 
 
-def text_of(cell: dict[str, Any]) -> list[str]:
+def text_of(cell):
     return ["".join(output["data"]["text/plain"]) for output in cell["outputs"] if "data" in output]
 
 
+@pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_its_cells_run_and_say_what_they_say_in_it(spark, cells, monkeypatch, tmp_path):
@@ -63,7 +61,6 @@ def test_its_cells_run_and_say_what_they_say_in_it(spark, cells, monkeypatch, tm
         for table in spark.catalog.listTables():
             if table.name not in views:
                 spark.catalog.dropTempView(table.name)
-
     assert (figures, compared) == (4, 3)
     # Which topics grow.
     assert list(names["growth"].index) == ["Orders", "Payments", "Audit"]

@@ -41,6 +41,7 @@ def test_spark_replays_as_one_process_does(result, recordings, tmp_path, spark):
     assert document(replay([path], spark=spark, range_records=70)) == document(replay_here(path))
 
 
+@pytest.mark.full
 def test_parts_of_a_session_join_in_a_tree(tmp_path, spark, monkeypatch):
     monkeypatch.setattr(scan, "RUN_RANGES_MAX", 1)
     monkeypatch.setattr(scan, "JOINED_MAX", 3)
@@ -64,6 +65,7 @@ def test_a_part_that_is_too_long_is_an_error():
             scan.pack_part(node, GRID)
 
 
+@pytest.mark.full
 def test_executors_write_the_long_tables_and_the_driver_gets_figures(tmp_path, spark, result, recordings):
     out = tmp_path / "tables"
     slim = replay([recordings], spark=spark, detail=Detail.FIGURES, tables=out, links=True)
@@ -78,6 +80,7 @@ def test_executors_write_the_long_tables_and_the_driver_gets_figures(tmp_path, s
     assert slim.links == ()
 
 
+@pytest.mark.full
 def test_links_compared_by_tasks_are_those_of_the_driver(tmp_path, spark, monkeypatch):
     write_reconnecting_slaves(tmp_path, slaves=2, turns=4, frames=6)
     here = replay([tmp_path], spark=spark, links=True)
@@ -97,12 +100,14 @@ def test_views_answer_sql(spark, result):
         spark.catalog.dropTempView(name)
 
 
+@pytest.mark.full
 def test_violations_are_rows_of_a_dataframe(spark, result):
     found = tables(spark, result)
     joined = found.violations.join(found.invariants, ["session", "invariant"]).select("seq", "violations")
     assert [tuple(row) for row in joined.collect()] == [(21, 1)]
 
 
+@pytest.mark.full
 def test_progress_counts_the_tasks_of_several_sessions(spark, tmp_path):
     for name, seed in (("a", 11), ("b", 12)):
         write_session(tmp_path / name, MasterModel(seed).run(1500), segment_records=500)
@@ -124,6 +129,7 @@ def test_path_without_a_session_is_refused_before_spark_starts(tmp_path):
         replay([tmp_path])
 
 
+@pytest.mark.full
 def test_dataframes_have_the_rows_of_the_tables(spark, result):
     found = tables(spark, result)
     late = found.waits.where("status = 'FLUSH_SLAVE_TIMEOUT'").select("count", "waitedMs.max").collect()

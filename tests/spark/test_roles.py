@@ -1,24 +1,22 @@
 """Sessions of a group of brokers on Spark: its invariants are judged by executors."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.analysis.replays import replay_here
 from tests.node.recorded_failover import record_failovers
 from tests.recording.group_sessions import MASTER, SLAVE, Life, failover, leads, role, write_group
-from tests.spark.test_cli import trioha
+from trioha.cli import main
 from trioha.recording.events import Kind
 from trioha_analysis.document import document
-from trioha_analysis.replay_result import Detail, ReplayResult
+from trioha_analysis.replay_result import Detail
 from trioha_spark import replay as replay_module
 from trioha_spark.replay import replay
 from trioha_spark.tables import tables
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.full]
 
 
-def planted() -> dict[str, Life]:
+def planted():
     """A failover in which every invariant of groups is broken once."""
     lives = failover()
     # Broker 3 believes to be master of epoch 2, then of epoch 1.
@@ -33,11 +31,12 @@ def planted() -> dict[str, Life]:
     return lives
 
 
-def found(result: ReplayResult) -> dict[str, int]:
+def found(result):
     (group,) = result.groups
     return {verdict.invariant.name: verdict.count for verdict in group.verdicts}
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_a_real_failover_replays_as_in_one_process_and_breaks_nothing(spark, tmp_path):
@@ -70,11 +69,10 @@ def test_planted_violations_are_found_by_executors(spark, tmp_path, monkeypatch)
     ]
 
 
-def test_the_command_prints_roles_and_exits_with_1_for_a_broken_group(tmp_path):
+def test_the_command_prints_roles_and_exits_with_1_for_a_broken_group(tmp_path, shared_spark, capsys):
     folder = write_group(tmp_path, planted().values())
-    done = trioha("replay", folder, "--master", "local[1]")
-    assert (done.returncode, done.stderr) == (1, "")
-    text = " ".join(done.stdout.split())
+    assert main(["replay", str(folder)]) == 1
+    text = " ".join(capsys.readouterr().out.split())
     assert "SLAVE to MASTER in epoch 2; the log ends at 299" in text
     for name in ("one-master-per-epoch", "epochs-go-forward", "confirmed-is-kept", "cut-was-not-put-ok"):
         assert f"{name}:" in text

@@ -1,13 +1,9 @@
 """The functions of a replay's tasks, on the rows that Spark would give them: no Java is started."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from collections import defaultdict
 from datetime import UTC
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,21 +14,19 @@ from tests.recording.sessions import MasterModel, write_session
 from trioha.errors import StoreError
 from trioha_analysis.arrow_tables import arrow_tables, begin_tables, finish_tables, part_name
 from trioha_analysis.document import document
-from trioha_analysis.replay_result import Detail, ReplayResult, plan_replay
+from trioha_analysis.replay_result import Detail, plan_replay
 from trioha_analysis.reports.session_report import session_report
 from trioha_spark import scan
 
 JOINED = 3
 
 
-def replay_by_tasks(
-    folder: Path, *, range_records: int, detail: Detail, tables: Path | None = None
-) -> ReplayResult:
+def replay_by_tasks(folder, *, range_records, detail, tables=None):
     plan = plan_replay([folder], range_records=range_records)
     rows = [row for run in plan.runs() for row in scan._aggregated(pickle.dumps(run))]
     parts_max = 1 + max(ordinal for _, _, ordinal, _ in rows)
     while parts_max > 1:
-        groups: dict[tuple[int, int, int], list[Any]] = defaultdict(list)
+        groups = defaultdict(list)
         for session, conn, ordinal, part in rows:
             place = ordinal // JOINED
             groups[session, conn, place].append((session, conn, place, ordinal, part))
@@ -49,7 +43,7 @@ def replay_by_tasks(
     return plan.finished(found)
 
 
-def _table(rows: list[Any], names: list[str]) -> pa.Table:
+def _table(rows, names):
     return pa.Table.from_arrays([pa.array(column) for column in zip(*rows, strict=True)], names=names)
 
 
@@ -93,7 +87,7 @@ def test_a_report_of_curves_is_that_of_the_whole_result(recordings):
     assert html(found) == html(replay_here(recordings))
 
 
-def read_parts(table: Path) -> pa.Table:
+def read_parts(table):
     """A table of one or more parts, with no file left open, as pyarrow leaves those it opens."""
     parts = sorted(table.iterdir()) if table.is_dir() else [table]
     return pa.concat_tables(parquet.read_table(pa.BufferReader(part.read_bytes())) for part in parts)

@@ -1,7 +1,5 @@
 """Existing Spark sessions and Java processes are used and keep running."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -19,7 +17,7 @@ from trioha_analysis.whatif.model import model_of
 from trioha_spark.replay import replay
 from trioha_spark.what_if import predict
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.full]
 
 OWN_AND_OTHERS = """
 from pyspark import SparkContext
@@ -98,7 +96,6 @@ def test_script_finds_its_sources_with_another_python_on_the_path(tmp_path):
     """As in `.venv/bin/python script.py`, with no environment activated."""
     write_session(tmp_path / "sessions" / "a", slave_events(), role="SLAVE", broker_id=1)
     java = shutil.which("java")
-    assert java is not None
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "java").symlink_to(java)

@@ -1,9 +1,6 @@
 """The command `trioha what-if`, and its grid on Spark."""
 
-from __future__ import annotations
-
 import json
-from contextlib import contextmanager
 
 import pytest
 
@@ -13,8 +10,6 @@ from trioha.extras import how_to_install
 from trioha_analysis.whatif.answer import combine_repeats
 from trioha_analysis.whatif.figures import figures
 from trioha_analysis.whatif.model import find_model_sessions, model_of, play
-from trioha_analysis.whatif.scenario import grid, rtt_axis
-from trioha_spark import what_if
 
 
 @pytest.fixture(scope="module")
@@ -22,17 +17,7 @@ def session(tmp_path_factory):
     return write_pair(tmp_path_factory.mktemp("recordings") / "session", closed_loop(3, rounds=150))
 
 
-@pytest.fixture
-def shared_spark(spark, monkeypatch):
-    """Runs commands on the tests' shared Spark."""
-
-    @contextmanager
-    def shared(master):
-        yield spark
-
-    monkeypatch.setattr(what_if, "spark_session", shared)
-
-
+@pytest.mark.full
 @pytest.mark.spark
 def test_grid_is_predicted_on_spark_as_in_one_process(session, shared_spark, capsys):
     arguments = ["--rtt", "0,20ms", "--set", "inSyncReplicas=2", "--set", "slaveTimeout=15,3000"]
@@ -56,19 +41,7 @@ def test_grid_is_predicted_on_spark_as_in_one_process(session, shared_spark, cap
     assert combine_repeats(alone).latency_ms == model["latencyMs"]
 
 
-@pytest.mark.spark
-def test_progress_counts_the_simulations_of_all_points(session, spark):
-    model = model_of(*find_model_sessions([session]))
-    progress = []
-    points = grid(model.scenario, [rtt_axis(["1ms", "2ms"])])
-    what_if.predict(
-        model, points, repeats=2, spark=spark, watch=lambda done, plays: progress.append((done, plays))
-    )
-    # Two points and the settings as recorded, each twice.
-    assert progress[-1] == (6, 6)
-    assert all(plays == 6 for _, plays in progress)
-
-
+@pytest.mark.full
 @pytest.mark.spark
 def test_table_has_the_models_error_and_the_report_is_written(session, shared_spark, tmp_path, capsys):
     report = tmp_path / "grid.html"
@@ -82,34 +55,25 @@ def test_table_has_the_models_error_and_the_report_is_written(session, shared_sp
     assert "SLAVE_NOT_AVAILABLE" in page
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ([], "what-if: nothing is asked; as in --set inSyncReplicas=3 or --rtt 5ms"),
-        (["--set", "inSyncReplica=2"], "inSyncReplica: there is no such setting; one of brokerRole, inSync"),
-        (
-            ["--set", "haHousekeepingInterval=9"],
-            "haHousekeepingInterval: is not modelled; one of brokerRole,",
-        ),
-        (["--set", "inSyncReplicas=0"], "inSyncReplicas: 0 is out of range; give 1 to 2147483647"),
-        (["--rtt", "soon"], "--rtt: 'soon' is not a time; as in 5ms, 200us or 0.1s"),
-        (["--bandwidth", "0"], "--bandwidth: '0' is not an amount above 0; a number, with k, M, G"),
-        (["--slaves", "-1"], "--slaves: '-1' is not a number from 0 to 64"),
-        (
-            ["--writers", "2", "--rate", "10"],
-            "--rate: --writers are of a closed loop, this is of an open one",
-        ),
-        (["--rtt", "1", "--producers", "some"], "--producers: 'some' is not one of closed, open, auto"),
-        (["--rtt", "1", "--repeats", "0"], "--repeats: 0 is not a number from 1 to 100"),
-        (["--rtt", "1", "--cores", "0"], "--cores: 0 is not a number from 1 to 1024"),
-        (["--rtt", ",".join(map(str, range(1001)))], "grid: 1001 combinations are too many; at most 1000"),
-    ],
-)
-def test_invalid_options_are_refused_in_one_line(arguments, line, session, capsys):
-    assert main(["what-if", str(session), *arguments]) == 2
-    error = capsys.readouterr().err
-    assert line in error
-    assert error.count("\n") == 1
+def test_invalid_options_are_refused_in_one_line(session, capsys):
+    for text, line in (
+        ("", "what-if: nothing is asked; as in --set inSyncReplicas=3 or --rtt 5ms"),
+        ("--set inSyncReplica=2", "inSyncReplica: there is no such setting; one of brokerRole, inSync"),
+        ("--set haHousekeepingInterval=9", "haHousekeepingInterval: is not modelled; one of brokerRole,"),
+        ("--set inSyncReplicas=0", "inSyncReplicas: 0 is out of range; give 1 to 2147483647"),
+        ("--rtt soon", "--rtt: 'soon' is not a time; as in 5ms, 200us or 0.1s"),
+        ("--bandwidth 0", "--bandwidth: '0' is not an amount above 0; a number, with k, M, G"),
+        ("--slaves -1", "--slaves: '-1' is not a number from 0 to 64"),
+        ("--writers 2 --rate 10", "--rate: --writers are of a closed loop, this is of an open one"),
+        ("--rtt 1 --producers some", "--producers: 'some' is not one of closed, open, auto"),
+        ("--rtt 1 --repeats 0", "--repeats: 0 is not a number from 1 to 100"),
+        ("--rtt 1 --cores 0", "--cores: 0 is not a number from 1 to 1024"),
+        (f"--rtt {','.join(map(str, range(1001)))}", "grid: 1001 combinations are too many; at most 1000"),
+    ):
+        assert main(["what-if", str(session), *text.split()]) == 2
+        error = capsys.readouterr().err
+        assert line in error
+        assert error.count("\n") == 1
 
 
 def test_recording_without_the_needed_data_is_refused_in_one_line(tmp_path, capsys):
