@@ -245,6 +245,7 @@ async def test_a_new_master_with_sync_flush_has_its_log_on_disk_before_anybody_r
 
         monkeypatch.setattr(MessageStore, "take_role", look)
         async with role_node(tmp_path / "b", slave_of(a), flushDiskType=flush_disk_type) as b:
+            await a.has_slave()
             assert await put(client, b"1") == "PUT_OK"
             end = (await a.status()).max_offset
             await b.follows(end)
