@@ -313,6 +313,8 @@ class MasterLink(ABC):
                     self._verdict.answered()
                 self._receive(buffer[:received_bytes])
                 if self._is_unsettled:
+                    # What was received counts from now: the wait is not the master's silence.
+                    housekeeping.deadline_s = trio.current_time() + housekeeping_s
                     await self._settle()
                 ack_offset = self._ack_offset
                 if ack_offset > self.reported_offset:
