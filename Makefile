@@ -12,8 +12,10 @@ LEVEL ?= test
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 WORKERS ?= $(shell expr 2 \* $(CORES))
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --level $(LEVEL)
-# Rooms in which compiled code does the work: with TRIOHA_PURE=1 plain Python does it.
-PURE_ROOMS := $(addprefix tests/,broker ha mutations recording remoting simulation store)
+# Where compiled code does the work: with TRIOHA_PURE=1 plain Python does it.
+PURE_TESTS := $(addprefix tests/store/test_,batches.py commit_log.py dispatch.py dispatch_service.py reads.py recovery.py replica.py) \
+	tests/broker/test_oneway_sends.py tests/broker/test_pulls.py tests/ha/test_replication_session.py tests/mutations \
+	tests/recording/test_recorder.py tests/remoting
 # What each Python has of its own: neither JVMs nor faults of live clusters.
 SLOW_FOLDERS := $(addprefix --ignore=tests/,faults hostile interop spark)
 VENV ?= .venv
@@ -52,8 +54,8 @@ test-rest: java kernel ## run what test-all has beyond test
 nightly: java kernel ## run every test, seed, Python and version of RocketMQ: hours; ends with build/nightly/report.md
 	@$(BIN)/python -m tests.nightly $(ARGS)
 
-test-pure: kernel ## run the rooms that have compiled code in plain Python
-	@TRIOHA_PURE=1 $(PYTEST) -m "not process" $(PURE_ROOMS) $(ARGS)
+test-pure: kernel ## run the tests of compiled code in plain Python
+	@TRIOHA_PURE=1 $(PYTEST) -m "not process" $(PURE_TESTS) $(ARGS)
 
 test-fast: kernel ## run the tests that need neither Java nor minutes (with PYTHON=... VENV=... on another Python)
 	@$(PYTEST) -m "not interop and not spark" $(SLOW_FOLDERS) tests $(ARGS)
