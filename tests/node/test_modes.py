@@ -7,7 +7,7 @@ import pytest
 from tests.node_process import FILE_BYTES, run_trioha, verify
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.full]
 
 
 @pytest.fixture
@@ -20,7 +20,6 @@ def wait_for_verdict(slave, word):
     return slave.status().client.verdict
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("verify_mode", ["record", "frame"])
 def test_a_damaged_record_is_never_acked_or_is_reported(tmp_path, start, verify_mode):
     master = start("master", role="ASYNC_MASTER")
@@ -51,7 +50,6 @@ def test_a_damaged_record_is_never_acked_or_is_reported(tmp_path, start, verify_
         assert "CRC" in fault
 
 
-@pytest.mark.full
 def test_a_slave_copies_the_whole_log_from_its_masters_first_file(tmp_path, start):
     master = start("master", role="ASYNC_MASTER")
     master.load(300, size=(10, 3000))
@@ -67,7 +65,6 @@ def test_a_slave_copies_the_whole_log_from_its_masters_first_file(tmp_path, star
     assert verify(tmp_path / "slave", "--against", tmp_path / "master")["ok"]
 
 
-@pytest.mark.full
 def test_a_flushed_ack_releases_producers_only_after_the_slaves_sync(tmp_path, start):
     master = start("master", role="SYNC_MASTER")
     slave = start("slave", slave_of=master, **{"trioha.haAckMode": "flushed"})
@@ -80,7 +77,6 @@ def test_a_flushed_ack_releases_producers_only_after_the_slaves_sync(tmp_path, s
     assert verify(tmp_path / "slave", "--against", tmp_path / "master")["ok"]
 
 
-@pytest.mark.full
 def test_an_observer_receives_everything_and_releases_no_producer(tmp_path, start):
     # As long as no put of the replica takes on a busy machine.
     master = start("master", role="SYNC_MASTER", slaveTimeout=3000)
@@ -134,7 +130,6 @@ def test_a_slave_takes_over_and_the_old_master_comes_back_only_if_its_log_is_a_p
     assert verify(aside)["ok"]
 
 
-@pytest.mark.full
 def test_a_slave_ahead_of_its_master_is_reported_and_nothing_is_overwritten(tmp_path, start):
     master = start("master", role="ASYNC_MASTER")
     slave = start("slave", slave_of=master)

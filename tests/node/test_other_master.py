@@ -14,12 +14,13 @@ pytestmark = pytest.mark.process
     ("settings", "reason"),
     [
         ({"brokerName": "mistyped"}, "the brokerName of {} is 'interop', that of this slave is 'mistyped'"),
-        (
+        pytest.param(
             {"mappedFileSizeCommitLog": 2 * FILE_BYTES},
             (
                 f"the mappedFileSizeCommitLog of {{}} is '{FILE_BYTES}', "
                 f"that of this slave is '{2 * FILE_BYTES}'"
             ),
+            marks=pytest.mark.full,
         ),
     ],
     ids=["name", "file size"],
