@@ -25,6 +25,8 @@ import org.apache.rocketmq.common.message.MessageExt;
 final class Clients {
     /** Ten times RocketMQ's default, which a JVM's first send can take on a busy machine. */
     static final int SEND_TIMEOUT_MS = 30_000;
+    /** For requests to name servers, and heartbeats; 3 s by default. */
+    private static final int API_TIMEOUT_MS = 10_000;
     /** How often clients ask for routes and send heartbeats; 30 s by default. */
     static final int POLL_MS = 300;
     /** How often consumers commit; 5 s by default. */
@@ -111,6 +113,7 @@ final class Clients {
         producer.setNamesrvAddr(request.getString("namesrv"));
         producer.setInstanceName("producer-" + System.nanoTime());
         producer.setSendMsgTimeout(SEND_TIMEOUT_MS);
+        producer.setMqClientApiTimeout(API_TIMEOUT_MS);
         // Its routes stay those of its first send: the next sends of a new topic reach the other brokers, too.
         Security.apply(producer);
         if (request.containsKey("compression")) {
@@ -155,6 +158,7 @@ final class Clients {
         client.setPollNameServerInterval(POLL_MS);
         client.setHeartbeatBrokerInterval(POLL_MS);
         client.setPersistConsumerOffsetInterval(COMMIT_MS);
+        client.setMqClientApiTimeout(API_TIMEOUT_MS);
         Security.apply(client);
     }
 

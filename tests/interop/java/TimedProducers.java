@@ -118,6 +118,8 @@ final class TimedProducers {
         producer.setNamesrvAddr(request.getString("namesrv"));
         producer.setInstanceName(request.getString("name") + "-" + System.nanoTime());
         Clients.poll(producer);
+        // A heartbeat to a broker that hangs delays its routes no longer than those of an application's producer.
+        producer.setMqClientApiTimeout(3_000);
         producer.setPollNameServerInterval(request.getIntValue("pollMillis"));
         producer.setHeartbeatBrokerInterval(request.getIntValue("pollMillis"));
         producer.start();
