@@ -132,7 +132,7 @@ def test_each_record_may_be_damaged(whose, request, tmp_path):
             file.write_bytes(whole)
 
 
-@pytest.mark.sized
+@pytest.mark.full
 def test_all_records_before_or_after_each_position_may_be_damaged(master, tmp_path):
     for path, index in copies(master, tmp_path):
         files = segment_files(path)
@@ -178,7 +178,7 @@ SEGMENT_DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.sized
+@pytest.mark.full
 def test_each_segment_may_be_damaged(master, tmp_path):
     for damage in SEGMENT_DAMAGE.values():
         for path, index in copies(master, tmp_path):
@@ -211,7 +211,7 @@ def packed(master, tmp_path_factory):
     return path
 
 
-@pytest.mark.sized
+@pytest.mark.full
 def test_each_packed_segment_may_be_damaged(packed, tmp_path):
     for damage in PACKED_DAMAGE.values():
         for path, index in copies(packed, tmp_path):
@@ -222,7 +222,7 @@ def test_each_packed_segment_may_be_damaged(packed, tmp_path):
                 refusable(lambda segment=segment, opened=opened: unpack_segment(opened, segment))
 
 
-@pytest.mark.sized
+@pytest.mark.full
 def test_bytes_of_a_packed_segment_may_be_any(packed, tmp_path):
     chance = random.Random(2)
     for path, index in copies(packed, tmp_path):
@@ -312,7 +312,7 @@ def test_settings_may_be_anything(copy):
         read_all(copy)
 
 
-@pytest.mark.sized
+@pytest.mark.full
 def test_records_with_a_valid_check_word_may_have_any_fields(master, tmp_path):
     chance = random.Random(3)
     extremes = (-(2**63), -1, 0, 1, 2**31, 2**62, 2**63 - 1)
