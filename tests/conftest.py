@@ -57,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     levels.use_level(config.getoption("level"))
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what the level does not run. Tests of one file run in one process, slow folders first."""
     level = config.getoption("level")
