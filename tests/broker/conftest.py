@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.broker.sending import WallClock
+from tests.remoting.conftest import answers_may_take_long
+
+__all__ = ["answers_may_take_long"]
 
 
 @pytest.fixture

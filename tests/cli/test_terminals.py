@@ -215,7 +215,7 @@ def on_terminal(*arguments, **environment):
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env={**os.environ, "TERM": "xterm-256color", **environment},
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "200", **environment},
         start_new_session=True,
     )
     os.close(theirs)
