@@ -7,7 +7,7 @@ import trio
 from attrs import evolve
 
 from tests.client.fakes import NAME_SERVER, FakeNameServer, ServedBroker, fake_cluster, opened, route_body
-from trioha.client.consumer import COMMIT_INTERVAL_S, ConsumerSettings, Start, StartAt, open_consumer
+from trioha.client.consumer import COMMIT_INTERVAL_S, Consumer, ConsumerSettings, Start, StartAt
 from trioha.client.routes import TopicNotFoundError
 from trioha.errors import PeerError
 from trioha.remoting.codec import encode
@@ -38,7 +38,7 @@ def settings(**changes):
 @asynccontextmanager
 async def consuming(fake, **changes):
     """A consumer of the topic, from its first message on."""
-    async with opened(fake) as cluster, open_consumer(cluster, settings(**changes)) as consumer:
+    async with opened(fake) as cluster, Consumer(cluster, settings(**changes)) as consumer:
         yield consumer
 
 
@@ -135,9 +135,9 @@ async def test_a_topic_that_does_not_exist_is_an_error_or_waited_for(tmp_path, a
         broker.attach(fake, nursery)
         async with opened(fake) as cluster:
             with pytest.raises(TopicNotFoundError):
-                async with open_consumer(cluster, settings(follow=False)):
+                async with Consumer(cluster, settings(follow=False)):
                     pass
-            async with open_consumer(cluster, settings(start_at=StartAt(Start.LAST))) as consumer:
+            async with Consumer(cluster, settings(start_at=StartAt(Start.LAST))) as consumer:
                 await trio.sleep(10)
                 name_server.topics[TOPIC] = route_body({"broker-a": 4})
                 broker.put(b"first")
@@ -206,7 +206,7 @@ async def test_members_share_the_queues_and_take_over_from_one_that_leaves(world
 async def test_a_consumer_survives_the_end_of_its_connections(world, autojump_clock):
     fake, broker = world
     broker.put(b"a")
-    async with opened(fake) as cluster, open_consumer(cluster, settings(group="g")) as consumer:
+    async with opened(fake) as cluster, Consumer(cluster, settings(group="g")) as consumer:
         assert bodies(await receive(consumer, 1)) == [b"a"]
         for address in (NAME_SERVER, "broker-a:10911"):
             fake.down.add(address)

@@ -7,7 +7,7 @@ import trio
 
 from tests.client.fakes import NAME_SERVER, FakeNameServer, FakeSends, fake_cluster, opened, route_body
 from trioha.client.messages import Message
-from trioha.client.producer import ProducerSettings, SendError, open_producer, queue_of_key
+from trioha.client.producer import Producer, ProducerSettings, SendError, queue_of_key
 from trioha.client.route import MessageQueue
 from trioha.client.routes import REFRESH_INTERVAL_S, TopicNotFoundError
 from trioha.errors import PeerError
@@ -20,7 +20,7 @@ TWO = route_body({"a": 2, "b": 2})
 
 async def send(fake, number=1, *, message=MESSAGE, settings=None, **options):
     """Send the message so many times; the results."""
-    async with opened(fake) as cluster, open_producer(cluster, settings) as producer:
+    async with opened(fake) as cluster, Producer(cluster, settings) as producer:
         return [await producer.send(message, **options) for _ in range(number)]
 
 
@@ -140,7 +140,7 @@ async def test_the_next_name_server_is_asked_when_one_does_not_answer(autojump_c
 
         servers = (NAME_SERVER, "other:9876")
         async with open_cluster(name_servers=servers, open_connection=fake.connect) as cluster:
-            async with open_producer(cluster) as producer:
+            async with Producer(cluster) as producer:
                 await producer.send(MESSAGE)
             fake.down.add("other:9876")
             fake.cut("other:9876")
@@ -155,7 +155,7 @@ async def test_a_broker_that_was_replaced_is_found_by_the_next_attempt(autojump_
     async with (
         fake_cluster(ns=name_server, a=old, a2=new) as fake,
         opened(fake) as cluster,
-        open_producer(cluster) as producer,
+        Producer(cluster) as producer,
     ):
         await producer.send(MESSAGE)
         name_server.topics["T"] = route_body({"a": 1}, brokers={"a": {0: "a2:10911"}})
@@ -190,7 +190,7 @@ async def test_a_producer_is_a_member_of_its_group_while_it_is_open(autojump_clo
     async with (
         fake_cluster(ns=FakeNameServer(T=route_body({"a": 1})), a=Broker()) as fake,
         opened(fake) as cluster,
-        open_producer(cluster) as producer,
+        Producer(cluster) as producer,
     ):
         await producer.send(MESSAGE)
         await trio.sleep(61)
@@ -205,7 +205,7 @@ async def test_messages_in_flight_are_limited(autojump_clock):
         settings = ProducerSettings(in_flight_max=3, attempts_max=1)
         async with (
             opened(fake) as cluster,
-            open_producer(cluster, settings) as producer,
+            Producer(cluster, settings) as producer,
             trio.open_nursery() as nursery,
         ):
             for _ in range(9):

@@ -5,9 +5,9 @@ import trio
 
 from tests.ports import free_port
 from trioha.client.cluster import open_cluster
-from trioha.client.consumer import ConsumerSettings, Start, StartAt, open_consumer
+from trioha.client.consumer import Consumer, ConsumerSettings, Start, StartAt
 from trioha.client.messages import Message
-from trioha.client.producer import open_producer
+from trioha.client.producer import Producer
 
 pytestmark = [pytest.mark.process]
 
@@ -28,10 +28,10 @@ async def test_a_message_is_retried_so_often_and_is_a_dead_letter_then(name_serv
     received = []
     with trio.fail_after(60):
         async with open_cluster(name_servers=(name_server,)) as cluster:
-            async with open_producer(cluster) as producer:
+            async with Producer(cluster) as producer:
                 for number in range(3):
                     await producer.send(Message("Orders", b"m%d" % number))
-            async with open_consumer(cluster, consumer_settings) as consumer:
+            async with Consumer(cluster, consumer_settings) as consumer:
                 while len(received) < 5:
                     for message in await consumer.receive():
                         received.append((message.body, message.reconsume_times, message.topic))
@@ -40,7 +40,7 @@ async def test_a_message_is_retried_so_often_and_is_a_dead_letter_then(name_serv
                         else:
                             consumer.acknowledge((message,))
             dead_settings = ConsumerSettings("%DLQ%g", start_at=FIRST)
-            async with open_consumer(cluster, dead_settings) as dead_letters:
+            async with Consumer(cluster, dead_settings) as dead_letters:
                 (dead,) = await dead_letters.receive()
     assert sorted(received) == [
         (b"m0", 0, "Orders"), (b"m1", 0, "Orders"), (b"m1", 1, "Orders"), (b"m1", 2, "Orders"),

@@ -5,7 +5,7 @@ import trio
 
 from tests.client.fakes import FakeNameServer, ServedBroker, fake_cluster, opened, route_body
 from tests.client.test_consumer import FIRST, TOPIC, bodies, receive
-from trioha.client.consumer import COMMIT_INTERVAL_S, ConsumerSettings, open_consumer
+from trioha.client.consumer import COMMIT_INTERVAL_S, Consumer, ConsumerSettings
 from trioha.client.failed_brokers import AVOID_S, FAILED_MAX, FailedBrokers
 from trioha.client.routes import REFRESH_INTERVAL_S
 from trioha.errors import PeerError
@@ -58,7 +58,7 @@ async def pair(tmp_path):
 @pytest.mark.parametrize("is_noticed", [True, False])
 async def test_a_consumer_reads_from_the_slave_while_its_master_is_gone(pair, autojump_clock, is_noticed):
     """Also before the name server has noticed that the master is gone."""
-    async with opened(pair.fake) as cluster, open_consumer(cluster, GROUP) as consumer:
+    async with opened(pair.fake) as cluster, Consumer(cluster, GROUP) as consumer:
         pair.put(b"0", b"1")
         assert bodies(await receive(consumer, 2)) == [b"0", b"1"]
         assert pair.pulls()[1] == 0
@@ -89,7 +89,7 @@ async def test_a_consumer_reads_from_the_slave_while_its_master_is_gone(pair, au
 
 
 async def test_offsets_are_committed_at_the_slave_and_again_at_the_master_that_is_back(pair, autojump_clock):
-    async with opened(pair.fake) as cluster, open_consumer(cluster, GROUP) as consumer:
+    async with opened(pair.fake) as cluster, Consumer(cluster, GROUP) as consumer:
         pair.put(b"0", b"1")
         await receive(consumer, 2)
         await trio.sleep(COMMIT_INTERVAL_S + 1)
@@ -109,7 +109,7 @@ async def test_offsets_are_committed_at_the_slave_and_again_at_the_master_that_i
 
 
 async def test_a_master_that_starts_again_gets_the_offset_again(pair, autojump_clock):
-    async with opened(pair.fake) as cluster, open_consumer(cluster, GROUP) as consumer:
+    async with opened(pair.fake) as cluster, Consumer(cluster, GROUP) as consumer:
         pair.put(b"0")
         await receive(consumer, 1)
         await trio.sleep(COMMIT_INTERVAL_S + 1)
@@ -127,13 +127,13 @@ async def test_a_consumer_that_starts_without_the_master_continues_at_the_slaves
     pair.slave.broker.metadata.consumer_offsets.commit("g", TOPIC, 0, 1)
     pair.lose_master()
     pair.route(1)
-    async with opened(pair.fake) as cluster, open_consumer(cluster, GROUP) as consumer:
+    async with opened(pair.fake) as cluster, Consumer(cluster, GROUP) as consumer:
         assert bodies(await receive(consumer, 2)) == [b"1", b"2"]
     assert pair.slave.committed("g", 0) == 3
 
 
 async def test_a_message_is_sent_back_to_a_master_only(pair, autojump_clock):
-    async with opened(pair.fake) as cluster, open_consumer(cluster, GROUP) as consumer:
+    async with opened(pair.fake) as cluster, Consumer(cluster, GROUP) as consumer:
         pair.put(b"0")
         (message,) = await receive(consumer, 1, acknowledge=False)
         pair.lose_master()
@@ -147,7 +147,7 @@ async def test_a_message_is_sent_back_to_a_master_only(pair, autojump_clock):
 async def test_a_consumer_that_is_ahead_of_the_slave_waits_and_misses_nothing(pair, autojump_clock):
     async with opened(pair.fake) as cluster:
         pair.slave.broker.room.follow(lambda: False)
-        async with open_consumer(cluster, GROUP) as consumer:
+        async with Consumer(cluster, GROUP) as consumer:
             pair.put(b"0")
             pair.master.put(b"1")
             assert bodies(await receive(consumer, 2)) == [b"0", b"1"]

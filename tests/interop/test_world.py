@@ -32,7 +32,7 @@ from tests.node_process import ANSWER_WITHIN_S, FILE_BYTES, WITHIN_S, TriohaNode
 from tests.processes import DIE_WITH_PARENT
 from tests.waiting import wait_until
 from trioha.client.cluster import open_cluster
-from trioha.client.consumer import ConsumerSettings, Start, StartAt, open_consumer
+from trioha.client.consumer import Consumer, ConsumerSettings, Start, StartAt
 from trioha.remoting.codes import RequestCode
 from trioha_monitor.app import MonitorApp
 from trioha_monitor.live import LIVE_TIMES, LiveSettings, live_views
@@ -176,7 +176,7 @@ async def receive_with_failures(name_server: str, topic: str, number: int) -> li
     with trio.fail_after(WITHIN_S):
         async with (
             open_cluster(name_servers=(name_server,)) as cluster,
-            open_consumer(cluster, settings) as consumer,
+            Consumer(cluster, settings) as consumer,
         ):
             while len(received) < number:
                 for message in await consumer.receive():
@@ -204,7 +204,7 @@ async def receive_around_a_reset(shared: World, topic: str) -> tuple[list[str], 
     with trio.fail_after(WITHIN_S):
         async with (
             open_cluster(name_servers=(shared.names,)) as cluster,
-            open_consumer(cluster, settings) as consumer,
+            Consumer(cluster, settings) as consumer,
         ):
             for _ in range(2):
                 part: list[str] = []

@@ -10,7 +10,7 @@ from tests.monitor.watching import Watch
 from tests.node.role_nodes import ASYNC_MASTER, role_node, slave_of
 from tests.waiting import until
 from trioha.client.cluster import open_cluster
-from trioha.client.consumer import ConsumerSettings, Start, StartAt, open_consumer
+from trioha.client.consumer import Consumer, ConsumerSettings, Start, StartAt
 from trioha.client.routes import SingleBroker
 from trioha.net.tls import client_context
 from trioha.remoting.client import ClientSecurity
@@ -190,7 +190,7 @@ async def test_a_group_its_lag_its_member_and_its_broker_are_shown(tmp_path):
         demand = Demand(is_wanted=True)
         async with (
             open_cluster(broker=SingleBroker(address)) as cluster,
-            open_consumer(cluster, settings) as consumer,
+            Consumer(cluster, settings) as consumer,
         ):
             received = 0
             while received < 5:

@@ -702,8 +702,3 @@ def _members(body: bytes | memoryview, address: str) -> list[str]:
     ):
         raise PeerError("an answer without a usable consumerIdList", address=address)
     return ids
-
-
-def open_consumer(cluster: Cluster, settings: ConsumerSettings) -> Consumer:
-    """A consumer of a cluster."""
-    return Consumer(cluster, settings)

@@ -298,11 +298,6 @@ class Producer:
         return self._keys.next_key(time.time_ns() // 1_000_000)
 
 
-def open_producer(cluster: Cluster, settings: ProducerSettings | None = None) -> Producer:
-    """A producer of a cluster."""
-    return Producer(cluster, settings)
-
-
 def _result(answer: RemotingCommand, queue: MessageQueue, *, unique_key: str, attempts: int) -> SendResult:
     """Raises RemoteProtocolError."""
     stored = SendMessageResponseHeader.of(answer)
