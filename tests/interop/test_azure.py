@@ -20,7 +20,7 @@ FILE_BYTES = 1 << 20
 pytestmark = [
     pytest.mark.interop,
     pytest.mark.process,
-    pytest.mark.full,
+    pytest.mark.nightly,
     pytest.mark.timeout(900),
     pytest.mark.skipif(azurite.missing_tools() is not None, reason=str(azurite.missing_tools())),
 ]
@@ -120,7 +120,6 @@ def test_a_container_that_is_not_there_is_one_line(url, tmp_path):
     assert said.stderr.strip().splitlines()[-1] == "trioha: az://nowhere/a/heads: there is no such bucket"
 
 
-@pytest.mark.nightly
 def test_it_goes_on_beyond_the_requests_that_fill_a_pipe_with_its_lines(url):
     folder = ObjectFolder.open(url)
     folder.put("one", b"body")

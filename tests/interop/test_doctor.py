@@ -145,6 +145,7 @@ def test_a_slave_of_4_9_that_is_far_from_its_master_is_found(java: JavaDriver, t
     assert set(found) == {"slave-not-in-sync", "slave-without-name-server"}
 
 
+@pytest.mark.nightly
 def test_a_slave_that_needs_deleted_bytes_is_found_before_and_after(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
@@ -186,6 +187,7 @@ def test_a_slave_with_more_than_its_master_is_found(
 # -- metadata --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_metadata_that_is_not_copied_is_found(java: JavaDriver, tmp_path: Path) -> None:
     master = java.open_broker(tmp_path / "m", role="ASYNC_MASTER")
     slave = java.open_broker(tmp_path / "s", role="SLAVE", ha_master_address=master.ha_address)
@@ -243,6 +245,7 @@ def test_a_master_without_its_second_port_is_found(
 # -- settings --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_lines_of_a_file_that_a_real_broker_does_not_use_are_found(java: JavaDriver, tmp_path: Path) -> None:
     master = java.open_broker(tmp_path / "m", role="ASYNC_MASTER", brokerName="filed")
     path = tmp_path / "broker.conf"

@@ -271,6 +271,7 @@ def test_a_killed_master_is_replaced_and_comes_back_as_a_slave(pair: Pair) -> No
     pair.check(epochs=2, cut_below=end)
 
 
+@pytest.mark.nightly
 @slave_stays
 @pairs((ROCKETMQ, TRIOHA))
 def test_a_hung_master_is_replaced_and_follows_when_it_wakes_up(pair: Pair) -> None:
@@ -311,6 +312,7 @@ def test_a_master_without_its_slave_goes_on_alone_until_it_is_back(pair: Pair) -
     pair.check(epochs=1)
 
 
+@pytest.mark.nightly
 @pairs((TRIOHA, ROCKETMQ))
 def test_a_master_without_controller_and_slave_is_replaced_and_cut_when_it_is_back(pair: Pair) -> None:
     pair.links.separate(0, Side.CONTROLLER, Side.PEERS)

@@ -117,6 +117,7 @@ def test_an_observer_of_a_real_master_has_everything_and_releases_no_put(
         assert_same_log(master.root, node.root, end=released.end_offset, file_bytes=FILE_BYTES)
 
 
+@pytest.mark.nightly
 def test_flushed_acks_satisfy_a_real_sync_master(
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
@@ -208,6 +209,7 @@ def test_a_real_master_that_ends_before_its_slave_is_named(
     assert back.max_offset == end
 
 
+@pytest.mark.nightly
 def test_a_real_master_that_deleted_what_its_slave_needs_next_is_named(
     java: JavaDriver, start_node: StartNode, start_pair: StartPair
 ) -> None:

@@ -69,6 +69,7 @@ def test_messages_of_an_archive_are_rows(spark, s3_bucket):
     ]
 
 
+@pytest.mark.nightly
 def test_a_stream_of_a_growing_archive_has_each_message_once(spark, tmp_path, s3_bucket):
     objects = write_archive(s3_bucket.url, store=STORE, object_bytes=3000, page_objects=100)
     # At first there is a part of it, then all of it, merged.
@@ -108,6 +109,7 @@ def test_recordings_of_an_archive_are_rows_and_replays(spark, s3_bucket, recordi
     assert document(replay([s3_bucket.url], spark=spark)) == document(replay_here(recordings))
 
 
+@pytest.mark.nightly
 def test_a_stream_of_recordings_of_a_growing_archive_has_each_event_once(
     spark, tmp_path, s3_bucket, recordings
 ):
