@@ -39,6 +39,9 @@ TOGETHER = frozenset(("spark",))
 FIRST = ("spark", "interop", "faults", "hostile", "simulation", "node", "cli", "monitor", "archive")
 """Folders whose tests wait for processes. They start first: at the end no process of tests runs alone."""
 
+NIGHTLY_TIMEOUT_S = 3600
+"""For a test whose examples are thousands; others end within the time of `pyproject.toml`."""
+
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 """How many tests a level leaves out, by mark."""
 CALL_FAILED = pytest.StashKey[bool]()
@@ -52,9 +55,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-timeout reads its option
 def pytest_configure(config: pytest.Config) -> None:
     """Test modules that are imported later read their sizes."""
-    levels.use_level(config.getoption("level"))
+    level = config.getoption("level")
+    levels.use_level(level)
+    if level == levels.NIGHTLY and config.option.timeout is None:
+        config.option.timeout = NIGHTLY_TIMEOUT_S
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

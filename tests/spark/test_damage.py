@@ -178,7 +178,7 @@ SEGMENT_DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_each_segment_may_be_damaged(master, tmp_path):
     for damage in SEGMENT_DAMAGE.values():
         for path, index in copies(master, tmp_path):
