@@ -25,4 +25,3 @@ def test_refusals_are_a_line_now_and_then_and_known_for_a_minute():
     assert refusals.current == "/store/commitlog: no space left"
     now_s += CURRENT_S + 1
     assert refusals.current == ""
-
