@@ -48,7 +48,7 @@ test: java kernel ## run the tests that a change needs (some minutes); its last 
 test-all: test test-rest ## run all that can find a regression: what CI runs
 
 test-rest: java kernel ## run what test-all has beyond test
-	@$(MAKE) test LEVEL=rest WORKERS=$$((4 * $(CORES)))
+	@$(MAKE) test LEVEL=rest WORKERS=$$((3 * $(CORES)))
 	@$(MAKE) test-pure
 
 nightly: java kernel ## run every test, seed, Python and version of RocketMQ: hours; ends with build/nightly/report.md

@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.process
 
-SEEDS = by_level((11, 12, 22), (9, 10, *range(13, 22), 23), (9, 10, *range(13, 22), 23))
+SEEDS = by_level((11, 12, 22), (9, 10, 13, 14, 15, 16), (9, 10, *range(13, 22), 23))
 """`python -m tests.faults` runs any number of others. Those of `make test` have a controller of our own."""
 CONTROLLER = by_level(SCRIPTED, None, None)
 

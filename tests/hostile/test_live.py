@@ -15,7 +15,7 @@ from trioha.remoting.command import request
 pytestmark = pytest.mark.process
 
 SEED = 11
-FRAMES = by_level(500, 8_000, 8_000)
+FRAMES = by_level(500, 4_000, 8_000)
 
 
 @pytest.mark.sized

@@ -70,6 +70,7 @@ def places(messages: tuple[JavaMessage, ...]) -> list[tuple[int, int, int]]:
     return [(one.queue_id, one.queue_offset, one.physical_offset) for one in messages]
 
 
+@pytest.mark.nightly
 def test_a_broker_that_was_killed_is_restored_to_the_end_to_an_offset_and_to_a_time(
     java: JavaDriver, own_jvm: Callable[..., JavaDriver], url: str, tmp_path: Path
 ) -> None:

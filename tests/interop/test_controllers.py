@@ -72,6 +72,7 @@ def all_sent_are_consumed(sent: list[Sent], group: ReplicaGroup, driver: JavaDri
         consumer.end()
 
 
+@pytest.mark.nightly
 def test_brokers_go_on_with_the_next_leader_and_fail_over_under_it(
     group: ReplicaGroup, driver: JavaDriver
 ) -> None:

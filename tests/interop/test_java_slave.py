@@ -200,6 +200,7 @@ def test_hung_real_slaves_let_sync_puts_time_out_and_then_catch_up(
     assert awake.statuses == {"PUT_OK": 8}
 
 
+@pytest.mark.nightly
 def test_real_slaves_follow_a_trioha_master_that_restarts_cleanly_or_killed(
     of_both_lines: list[JavaDriver], start_node: StartNode, tmp_path: Path
 ) -> None:

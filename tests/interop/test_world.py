@@ -45,7 +45,7 @@ from trioha_monitor.view import ClusterView, EventKind, Health, ReplicaView, Ver
 pytestmark = [
     pytest.mark.interop,
     pytest.mark.process,
-    pytest.mark.parametrize("java_of_module", version_params("4.9.7"), indirect=True),
+    pytest.mark.parametrize("java_of_module", version_params(), indirect=True),
 ]
 
 MONITOR = LiveSettings(

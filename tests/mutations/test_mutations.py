@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.sized, pytest.mark.timeout(by_level(60, 400, 3600))]
 
 ROOT = Path(__file__).parent.parent.parent
 VECTORS = ROOT / "tests/vectors"
-MUTANTS = by_level(2_000, 20_000, 600_000)
+MUTANTS = by_level(2_000, 10_000, 600_000)
 """Of each kind."""
 TRACED_EVERY = 20
 """Every how many mutants memory is measured, too, which takes its time."""

@@ -167,7 +167,7 @@ def test_a_healthy_pair_of_a_name_server_has_no_findings(start):
 # -- who is who ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_slave_that_is_stopped_does_not_answer(start):
     master, slave = connected_pair(start)
     slave.stop()
@@ -191,7 +191,7 @@ def test_a_broker_with_access_control_refuses_without_an_account(start, tmp_path
     assert examine(node.listen_address, "--credentials", tools) == {}
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_brokers_that_a_name_server_does_not_list_are_found(start):
     names = f"127.0.0.1:{free_port()}"
     start("other", role="ASYNC_MASTER", brokerName="o", namesrvAddr=names, **{"trioha.withNamesrv": "true"})
@@ -225,7 +225,7 @@ def test_a_broker_that_is_listed_with_an_unreachable_address_is_found(start):
 # -- addresses and ports ---------------------------------------------------------------------------------
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_announced_addresses_that_are_out_of_reach_are_found(start):
     node = start(
         "master",
@@ -255,7 +255,7 @@ def test_an_ha_port_that_is_open_to_a_host_that_is_no_replica_is_found(start):
 # -- copies of a put -------------------------------------------------------------------------------------
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_forged_acknowledgement_is_found(start):
     master, slave = connected_pair(start)
     with forging_peer(master.ha_address, 10**9):
@@ -296,7 +296,7 @@ def change_metadata(master: TriohaNode) -> None:
     wait_until(lambda: has_delivered(master.listen_address))
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_metadata_that_a_slave_cannot_copy_is_found(start):
     master = start("master", role="ASYNC_MASTER")
     nowhere = f"127.0.0.1:{free_port()}"
@@ -403,7 +403,7 @@ def test_a_fault_of_live_nodes_is_found(name, start):
 # -- clocks ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_slave_with_another_time_is_found(start, tmp_path):
     fault = tmp_path / "fault"
     fault.write_text("60")

@@ -30,7 +30,7 @@ from trioha.remoting.codes import RequestCode, ResponseCode, Version
 from trioha.remoting.command import request
 from trioha.remoting.send_message import put_status_name
 
-EXAMPLES = int(os.environ.get("TRIOHA_MODEL_EXAMPLES", by_level(2, 3, 60)))
+EXAMPLES = int(os.environ.get("TRIOHA_MODEL_EXAMPLES", by_level(2, 2, 60)))
 
 pytestmark = [pytest.mark.process, pytest.mark.sized, pytest.mark.timeout(120 + 60 * EXAMPLES)]
 
@@ -265,7 +265,7 @@ class NodeModel(RuleBasedStateMachine):
 TestNodeModel = NodeModel.TestCase
 TestNodeModel.settings = settings(
     max_examples=EXAMPLES,
-    stateful_step_count=by_level(8, 25, 25),
+    stateful_step_count=by_level(8, 16, 25),
     # Each step of a smaller example starts nodes again.
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=list(HealthCheck),

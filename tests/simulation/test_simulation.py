@@ -11,7 +11,7 @@ from tests.simulation.planted import PLANTED
 from tests.simulation.planting import Defect
 from tests.simulation.world import World, simulate
 
-SEEDS = by_level(20, 200, 400)
+SEEDS = by_level(20, 60, 400)
 SEEDS_PER_TEST = 20
 PAST_FINDINGS = (261, 382, 383, 404, 919)
 """Seeds that found something once: a last record longer than the tail check, a verdict that stayed while the

@@ -211,7 +211,7 @@ def packed(master, tmp_path_factory):
     return path
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_each_packed_segment_may_be_damaged(packed, tmp_path):
     for damage in PACKED_DAMAGE.values():
         for path, index in copies(packed, tmp_path):
@@ -222,6 +222,7 @@ def test_each_packed_segment_may_be_damaged(packed, tmp_path):
                 refusable(lambda segment=segment, opened=opened: unpack_segment(opened, segment))
 
 
+@pytest.mark.nightly
 @pytest.mark.full
 def test_bytes_of_a_packed_segment_may_be_any(packed, tmp_path):
     chance = random.Random(2)

@@ -17,7 +17,7 @@ from tests.simulation.runner import Outcome, SimulationError
 
 SEEDS = by_level(
     {"": 6, "cuts": 2, "two-leaders": 2},
-    {"": 100, "cuts": 10, "two-leaders": 10},
+    {"": 30, "cuts": 10, "two-leaders": 10},
     {"": 400, "cuts": 100, "two-leaders": 100},
 )
 """How many seeds, by kind of plan."""
