@@ -6,24 +6,14 @@ broker's log and register it under its own name; one with other log files would 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
-from typing import Final
+from collections.abc import Mapping
 
 import structlog
 
-from trioha.broker.metadata_sync import MasterAddress
-from trioha.config.properties_file import PropertiesDocument
+from trioha.broker.metadata_sync import Connect, MasterAddress, broker_settings
 from trioha.errors import PeerError, RemoteProtocolError
-from trioha.remoting.client import RemotingClient
-from trioha.remoting.codes import RequestCode, ResponseCode
-from trioha.remoting.command import request
 
 log = structlog.get_logger(__name__)
-
-TIMEOUT_S: Final = 3.0
-
-Connect = Callable[[str], AbstractAsyncContextManager[RemotingClient]]
 
 
 class MasterCheck:
@@ -43,7 +33,8 @@ class MasterCheck:
         if address is None or address == self._checked:
             return ""
         try:
-            settings = await self._settings(address)
+            async with self._connect(address) as client:
+                settings = await broker_settings(client)
         except (PeerError, RemoteProtocolError) as error:
             log.debug("master not asked for its settings", address=address, reason=str(error))
             return ""
@@ -56,11 +47,3 @@ class MasterCheck:
                 return f"the {key} of {address} is {found[:80]!r}, that of this slave is {value!r}"
         self._checked = address
         return ""
-
-    async def _settings(self, address: str) -> dict[str, str]:
-        async with self._connect(address) as client:
-            answer = await client.request(request(RequestCode.GET_BROKER_CONFIG), timeout_s=TIMEOUT_S)
-            if answer.code != ResponseCode.SUCCESS:
-                raise PeerError(f"answered with {answer.code}", address=address, code=answer.code)
-            document = PropertiesDocument.parse(bytes(answer.body))
-        return {entry.key: entry.value.strip() for entry in document.entries}

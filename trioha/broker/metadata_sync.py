@@ -297,9 +297,7 @@ class MetadataSync:
 
     async def _check_is_master(self, client: RemotingClient) -> None:
         """Raises PeerError if the broker beside the HA port is not the master, or does not say so."""
-        answer = await _ask(client, request(RequestCode.GET_BROKER_CONFIG), timeout_s=TIMEOUT_S)
-        document = PropertiesDocument.parse(bytes(answer.body))
-        found = {entry.key: entry.value.strip() for entry in document.entries}
+        found = await broker_settings(client)
         expected = {
             "brokerName": self._broker_name,
             "brokerId": "0",
@@ -324,6 +322,13 @@ def _total(text: str) -> int:
         return parse_int(text, NATURAL32)
     except ValueError:
         raise RemoteProtocolError(f"{shown(text)} is not a number of entries") from None
+
+
+async def broker_settings(client: RemotingClient) -> dict[str, str]:
+    """The settings that are in effect at a broker, by key. Raises PeerError."""
+    answer = await _ask(client, request(RequestCode.GET_BROKER_CONFIG), timeout_s=TIMEOUT_S)
+    document = PropertiesDocument.parse(bytes(answer.body))
+    return {entry.key: entry.value.strip() for entry in document.entries}
 
 
 async def _ask(client: RemotingClient, command: RemotingCommand, *, timeout_s: float) -> RemotingCommand:

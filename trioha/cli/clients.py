@@ -19,6 +19,7 @@ from trioha.client.routes import SingleBroker
 from trioha.errors import ConfigError, leaves_of
 from trioha.remoting.address import parse_address
 from trioha.remoting.client import NO_SECURITY, ClientSecurity
+from trioha.remoting.subscriptions import Subscription
 
 NAME_SERVER_VARIABLE: Final = "NAMESRV_ADDR"
 """RocketMQ's environment variable for name servers."""
@@ -71,6 +72,14 @@ class ClusterAddress:
     def open(self) -> AbstractAsyncContextManager[Cluster]:
         """A client of the cluster."""
         return open_cluster(name_servers=self.name_servers, broker=self.broker, security=self.security)
+
+
+def check_tags(topic: str, tags: str) -> None:
+    """Raise ConfigError about `--tags` for an expression that is none."""
+    try:
+        Subscription.parse(topic, tags)
+    except ValueError as error:
+        raise ConfigError(str(error), key="--tags", hint="write * or TAG || TAG") from None
 
 
 async def run_with_signals(work: Callable[[], Awaitable[T]], *, on_signal: Callable[[], None]) -> T:

@@ -19,7 +19,7 @@ from typing import Annotated, BinaryIO, Final
 import trio
 from cyclopts import Parameter
 
-from trioha.cli.clients import ClusterAddress, message_to_json, run_with_signals
+from trioha.cli.clients import ClusterAddress, check_tags, message_to_json, run_with_signals
 from trioha.cli.console import json_line
 from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
 from trioha.cli.times import time_option_ms
@@ -27,7 +27,6 @@ from trioha.client.consumer import Consumer, ConsumerSettings, Start, StartAt
 from trioha.client.messages import ReceivedMessage
 from trioha.errors import ConfigError
 from trioha.node.logs import configure_logs
-from trioha.remoting.subscriptions import Subscription
 from trioha.times import TIME_HINT
 
 WRITE_GRACE_S: Final = 1.0
@@ -211,10 +210,7 @@ def consume(
     if limit is not None and limit < 1:
         raise ConfigError(f"{limit} is too few", key="--limit", hint="at least 1")
     address = ClusterAddress.of(namesrv=namesrv, broker=broker, queues=queues, security=security)
-    try:
-        Subscription.parse(topic, tags)
-    except ValueError as error:
-        raise ConfigError(str(error), key="--tags", hint="write * or TAG || TAG") from None
+    check_tags(topic, tags)
     settings = ConsumerSettings(
         topic, expression=tags, group=group, start_at=parse_start(from_), follow=follow
     )

@@ -18,7 +18,7 @@ from typing import Annotated, Final
 import trio
 from cyclopts import Parameter
 
-from trioha.cli.clients import SHOWN_APART, ClusterAddress, message_to_json, run_with_signals
+from trioha.cli.clients import SHOWN_APART, ClusterAddress, check_tags, message_to_json, run_with_signals
 from trioha.cli.console import err, json_line, out, print_json
 from trioha.cli.consume import parse_start
 from trioha.cli.produce import ATTEMPT_TIMEOUT_S, INVALID, NOT_SENT, PUT_OK, lines_given_up, remind
@@ -29,7 +29,6 @@ from trioha.client.producer import Producer, ProducerSettings, SendError
 from trioha.client.route import MessageQueue
 from trioha.errors import ConfigError, LocalProtocolError, PeerError
 from trioha.node.logs import configure_logs
-from trioha.remoting.subscriptions import Subscription
 
 BATCHES_WAITING_MAX: Final = 2
 """Batches of one queue that wait until those before them are sent: the others stay at the source."""
@@ -212,10 +211,7 @@ def copy(
         raise ConfigError(
             "is missing", key="--to", hint="a topic is not copied to itself; or give --to-topic"
         )
-    try:
-        Subscription.parse(topic, tags)
-    except ValueError as error:
-        raise ConfigError(str(error), key="--tags", hint="write * or TAG || TAG") from None
+    check_tags(topic, tags)
     source = ClusterAddress.of(namesrv=from_, broker=None, queues=1, security=security)
     target = ClusterAddress.of(namesrv=to or from_, broker=None, queues=1, security=security)
     reading = ConsumerSettings(
