@@ -100,9 +100,11 @@ async def test_a_status_that_cannot_be_collected_sends_no_updates_and_ends_no_co
 async def test_a_failing_push_ends_the_connection_of_its_subscriber_only(tmp_path, nursery, monkeypatch):
     broker = Broker(tmp_path)
     server = RemotingServer(broker.processor)
-    clients = [client_of(server, nursery) for _ in range(2)]
-    for client in clients:
-        assert (await client.request(TABLE)).code == ResponseCode.SUCCESS
+    clients = []
+    for _ in range(2):
+        # One after the other: connections get their numbers in the order in which they come.
+        clients.append(client_of(server, nursery))
+        assert (await clients[-1].request(TABLE)).code == ResponseCode.SUCCESS
     with capture_logs() as logs:
         with monkeypatch.context() as patched:
             patched.setattr("trioha.remoting.server_connection.send_now", lambda *_: 1 / 0)
