@@ -1,9 +1,10 @@
 """The live monitor: a Textual application that shows replication through the nodes' public remoting port.
 
-Theory of operation. A source makes one frozen `view.ClusterView` after the other: `live` from the answers of
-running nodes, `replay` from recorded sessions; both make rows of replicas by `verdict` and `replica_view`.
-`guest` runs the source's trio as a guest of Textual's asyncio loop. `app` passes each view to `screen`, which
-shows it in the visible pane (`panes`). Widgets keep only what the user chose, so that live nodes, recordings
+Theory of operation. A source makes one frozen `view.ClusterView` after the other: `live` from the answers
+of running nodes, `replay` from recorded sessions; both make rows of replicas by `replica_view` and
+`trioha.replica_verdict`. `guest` runs the source's trio as a guest of Textual's asyncio loop. `app` passes
+each view to `screen`, which shows it in the visible pane (`panes`). Widgets keep only what the user chose,
+so that live nodes, recordings
 and tests drive the same screens. `playback` is how screens steer a replay, `capture` records views.
 
 The live side: `live` asks nodes and name servers; `answers` checks what they answer; `cluster` keeps the

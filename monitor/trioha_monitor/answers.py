@@ -39,7 +39,7 @@ from trioha.recording.events import CloseReason, PutStatus
 from trioha_monitor.replicas import SlaveReport
 from trioha_monitor.series import RateMeter, SeriesRecorder
 from trioha_monitor.texts import Names
-from trioha_monitor.view import ArchiveView, Limits, LogView, ProbeCount, PutRate, SlaveView, put_rates
+from trioha_monitor.view import ArchiveView, LogView, ProbeCount, PutRate, SlaveView, put_rates
 
 CONNECTIONS_MAX: Final = 256
 """Connections kept of one node; others are counted as `hidden_replicas`."""
@@ -394,17 +394,6 @@ def view_slave(report: SlaveReport | None, *, now_ms: int) -> SlaveView | None:
         reconnects=client.reconnects,
         is_observer=client.is_observer,
         complaint=client.verdict or "",
-    )
-
-
-def limits_of(status: BrokerStatus) -> Limits:
-    """A broker's limits; RocketMQ's defaults for those that it does not report."""
-    settings = status.settings
-    return Limits.of(
-        gap_bytes_max=settings.gap_bytes_max,
-        slave_timeout_ms=settings.slave_timeout_ms,
-        housekeeping_ms=settings.housekeeping_ms,
-        heartbeat_ms=settings.heartbeat_ms,
     )
 
 

@@ -31,15 +31,14 @@ from trioha.broker_status import BrokerStatus
 from trioha.net.border import ConnectionBorder
 from trioha.outside_text import clean
 from trioha.recording.reconnects import Reconnects
+from trioha.replica_verdict import Judgement, Limits, Severity, Verdict
+from trioha.unit_texts import format_elapsed
 from trioha_monitor.answers import Answer
 from trioha_monitor.faults import BORDER, fault_of_this_program
 from trioha_monitor.matching import LOST_KEPT_MS, ConnectionRows, ReplicaEvents, SlaveRows
 from trioha_monitor.node import Node, NodeEvents
-from trioha_monitor.series import Severity
-from trioha_monitor.texts import format_elapsed
 from trioha_monitor.timeline import Timeline
-from trioha_monitor.verdict import Judgement
-from trioha_monitor.view import ClusterView, EventKind, Health, Limits, NameServerView, ReplicaView, Verdict
+from trioha_monitor.view import ClusterView, EventKind, Health, NameServerView, ReplicaView
 
 NODES_MAX = 512
 """Nodes that are watched: the first ones that were named."""

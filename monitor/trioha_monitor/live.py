@@ -38,6 +38,7 @@ from trioha.remoting.codes import ResponseCode
 from trioha.remoting.fastjson import JsonLimits
 from trioha.remoting.name_server import BrokerGroup, fetch_broker_groups
 from trioha.remoting.status_reader import StatusReader
+from trioha.replica_verdict import Severity
 from trioha_monitor.answers import CONNECTIONS_MAX
 from trioha_monitor.cluster import Cluster, Sample
 from trioha_monitor.consumption import Consumption, ConsumptionSample
@@ -50,7 +51,6 @@ from trioha_monitor.consumption_feed import (
 )
 from trioha_monitor.control_feed import ControlFeed
 from trioha_monitor.faults import BORDER, fault_of_this_program
-from trioha_monitor.series import Severity
 from trioha_monitor.timeline import Timeline
 from trioha_monitor.view import ConsumptionView, EventKind, Health, NameServerView, Show, ViewFeed
 

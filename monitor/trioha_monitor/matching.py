@@ -11,14 +11,15 @@ from typing import Final
 
 from trioha.broker_status import ConnectionStatus
 from trioha.recording.reconnects import Arrival, Connection
+from trioha.replica_verdict import Judgement, Severity, Verdict
+from trioha.unit_texts import format_bytes, format_elapsed
 from trioha_monitor.answers import CONNECTIONS_MAX
 from trioha_monitor.node import Node
 from trioha_monitor.replicas import Replica, SlaveReport
-from trioha_monitor.series import SeriesRecorder, Severity, buckets_for
-from trioha_monitor.texts import format_bytes, format_elapsed, host_of
+from trioha_monitor.series import SeriesRecorder, buckets_for
+from trioha_monitor.texts import host_of
 from trioha_monitor.timeline import Timeline
-from trioha_monitor.verdict import Judgement
-from trioha_monitor.view import EventKind, Verdict
+from trioha_monitor.view import EventKind
 
 SYNC_AFTER_MS = 1000
 """A change of in-sync is an event when it has lasted for so long."""
@@ -79,7 +80,7 @@ class ReplicaEvents:
         was = Verdict.OK if before is None else before.verdict
         if now.verdict is was:
             return
-        broken = {Verdict.GAP, Verdict.DIVERGED}
+        broken = {Verdict.GAP, Verdict.DIVERGED, Verdict.REFUSED}
         kind = EventKind.VERDICT
         if now.verdict in broken or was in broken:
             kind = EventKind.GAP

@@ -10,21 +10,15 @@ from attrs import define, field
 from trioha.broker_status import ArchiveStatus, BrokerStatus
 from trioha.outside_text import REASON_MAX, clean
 from trioha.recording.reconnects import Reconnects
-from trioha_monitor.answers import (
-    Answer,
-    AnswerFilter,
-    limits_of,
-    probe_counts,
-    puts_of,
-    view_log,
-    view_slave,
-)
+from trioha.replica_verdict import Limits, Severity, Verdict, limits_of
+from trioha.unit_texts import format_elapsed
+from trioha_monitor.answers import Answer, AnswerFilter, probe_counts, puts_of, view_log, view_slave
 from trioha_monitor.replicas import Replica, SlaveReport
 from trioha_monitor.roles import RoleHistory, compare_control
-from trioha_monitor.series import AppendClock, RateMeter, SeriesRecorder, Severity
-from trioha_monitor.texts import Names, format_elapsed
+from trioha_monitor.series import AppendClock, RateMeter, SeriesRecorder
+from trioha_monitor.texts import Names
 from trioha_monitor.timeline import Timeline
-from trioha_monitor.view import EventKind, Health, Limits, NodeView, Verdict, node_label
+from trioha_monitor.view import EventKind, Health, NodeView, node_label
 
 REFUSALS_EVERY_MS = 10_000
 """Refusals for one reason make one event in so many milliseconds: a peer may retry for ever."""

@@ -16,7 +16,8 @@ from typing import Protocol
 
 from attrs import field, frozen
 
-from trioha_monitor.series import Series, Severity
+from trioha.replica_verdict import Severity
+from trioha_monitor.series import Series
 from trioha_monitor.view import ClusterView
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)

@@ -10,9 +10,10 @@ from textual.app import App
 from textual.color import Color
 from textual.theme import Theme
 
-from trioha_monitor.series import Severity
-from trioha_monitor.texts import NOTHING, format_bytes, format_offset
-from trioha_monitor.view import Health, Verdict
+from trioha.replica_verdict import Severity, Verdict
+from trioha.unit_texts import format_bytes
+from trioha_monitor.texts import NOTHING, format_offset
+from trioha_monitor.view import Health
 
 DARK = Theme(
     name="trioha-dark",
@@ -139,6 +140,7 @@ VERDICT_GLYPHS = {
     Verdict.STALLED: "■",
     Verdict.SILENT: "✗",
     Verdict.GAP: "▼",
+    Verdict.REFUSED: "⊘",
     Verdict.DIVERGED: "≠",
 }
 """One glyph for each verdict: no two verdicts differ by colour alone."""

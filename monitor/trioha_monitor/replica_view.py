@@ -7,9 +7,9 @@ from typing import Final
 from attrs import field, frozen
 
 from trioha.distribution import Distribution
+from trioha.replica_verdict import Facts, Judgement, Limits
 from trioha_monitor.series import Series
-from trioha_monitor.verdict import Facts, Judgement
-from trioha_monitor.view import Limits, MetadataView, ReplicaView
+from trioha_monitor.view import MetadataView, ReplicaView
 
 CAUGHT_UP_S: Final = 1.0
 """A replica whose oldest missing byte is younger has caught up: what it lacks is in flight."""

@@ -11,11 +11,12 @@ from attrs import define, field
 
 from trioha.broker_status import BrokerStatus, ConnectionStatus, SlaveStatus
 from trioha.distribution import Distribution
+from trioha.replica_verdict import Facts, Judgement, Limits, Verdict, is_rejoining, judge
 from trioha_monitor.metadata_copy import view_metadata
 from trioha_monitor.replica_view import Measurements, ReplicaNames, SlaveOffsets, in_unit, view_replica
 from trioha_monitor.series import AppendClock, RateMeter, SeriesRecorder, TrendMeter
-from trioha_monitor.verdict import Facts, Judgement, VerdictDebounce, is_rejoining, judge
-from trioha_monitor.view import Limits, ReplicaView, Verdict, node_label
+from trioha_monitor.verdict_debounce import VerdictDebounce
+from trioha_monitor.view import ReplicaView, node_label
 
 
 @define(eq=False)
@@ -293,7 +294,7 @@ class Replica:
     ) -> ReplicaView:
         """The row at `now_ms`; `stale` if its master does not answer, `age_s` is the age of its figures."""
         shown = self.shown
-        if stale is not None and shown.verdict not in {Verdict.GAP, Verdict.DIVERGED}:
+        if stale is not None and shown.verdict not in {Verdict.GAP, Verdict.DIVERGED, Verdict.REFUSED}:
             shown = stale
         reconnects: int | None = self.reconnects
         own, metadata = SlaveOffsets(), None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from trioha.broker_status import ControlStatus
-from trioha_monitor.series import Severity
+from trioha.replica_verdict import Severity
 from trioha_monitor.view import EventKind, RoleSpan
 
 SPANS_MAX: Final = 256

@@ -12,24 +12,11 @@ costs the same however much time it covers. Times are milliseconds on one axis t
 from __future__ import annotations
 
 from collections import deque
-from enum import IntEnum
 
 from attrs import define, field, frozen
 
 from trioha.recording.state import first_beyond
-
-
-class Severity(IntEnum):
-    """How bad something is; it chooses the colour."""
-
-    GOOD = 0
-    """Normal."""
-    NOTICE = 1
-    """Worth knowing; nothing to do."""
-    WARNING = 2
-    """Not normal; may pass by itself."""
-    BAD = 3
-    """An operator has to act."""
+from trioha.replica_verdict import Severity
 
 
 @frozen

@@ -27,48 +27,8 @@ from attrs import Factory, field, frozen
 
 from trioha.broker_status import ControlStatus
 from trioha.distribution import Distribution
-from trioha_monitor.series import Series, Severity
-
-
-class Verdict(Enum):
-    """State of a replica in one word, which is the value; `ReplicaView.why` is the reason."""
-
-    OK = "OK"
-    """It replicates."""
-    OBSERVER = "OBSERVER"
-    """It receives everything and acknowledges nothing, as configured."""
-    FALL_BEHIND = "FALL BEHIND"
-    """Its oldest missing byte is older than puts wait for replicas (slaveTimeout)."""
-    NOT_IN_SYNC = "NOT IN SYNC"
-    """The master does not count it: it lacks haMaxGapNotInSync or more, or has no recent ack."""
-    STALE = "STALE"
-    """Not known: its master does not answer. `ReplicaView.age_s` is the age of the figures."""
-    STALLED = "STALLED"
-    """Connected, bytes wait for it, and its ack does not move."""
-    SILENT = "SILENT"
-    """Not connected, or nothing was received from it for longer than two heartbeats."""
-    GAP = "GAP: below min"
-    """It needs bytes that its master has deleted: it cannot replicate again by itself."""
-    DIVERGED = "DIVERGED"
-    """Its log differs from the master's: other bytes, or more of them."""
-
-    @property
-    def severity(self) -> Severity:
-        """How bad that is."""
-        return _SEVERITIES[self]
-
-
-_SEVERITIES = {
-    Verdict.OK: Severity.GOOD,
-    Verdict.OBSERVER: Severity.NOTICE,
-    Verdict.FALL_BEHIND: Severity.WARNING,
-    Verdict.NOT_IN_SYNC: Severity.WARNING,
-    Verdict.STALE: Severity.WARNING,
-    Verdict.STALLED: Severity.BAD,
-    Verdict.SILENT: Severity.BAD,
-    Verdict.GAP: Severity.BAD,
-    Verdict.DIVERGED: Severity.BAD,
-}
+from trioha.replica_verdict import Limits, Severity, Verdict
+from trioha_monitor.series import Series
 
 
 class Health(Enum):
@@ -144,41 +104,6 @@ class TimelineEvent:
     """Number among all events of the source, from 1 on; stable when old events are dropped."""
     more: int = 0
     """How many other events of its node and kind were merged into it."""
-
-
-@frozen
-class Limits:
-    """A broker's own limits, for verdicts and for lines in graphs."""
-
-    gap_bytes_max: int = 268_435_456
-    """haMaxGapNotInSync (4.9: haSlaveFallbehindMax): a replica that lacks less counts as in sync."""
-    slave_timeout_s: float = 3.0
-    """slaveTimeout: how long a put waits for replicas."""
-    housekeeping_s: float = 20.0
-    """haHousekeepingInterval: silence after which a connection is closed."""
-    heartbeat_s: float = 5.0
-    """haSendHeartbeatInterval: silence after which either side sends something."""
-    are_reported: bool = False
-    """Whether the broker reports them; else they are RocketMQ's defaults."""
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        gap_bytes_max: float | None,
-        slave_timeout_ms: float | None,
-        housekeeping_ms: float | None,
-        heartbeat_ms: float | None,
-    ) -> Limits:
-        """Limits from a broker's settings; None or 0 stands for RocketMQ's default."""
-        default = cls()
-        return cls(
-            gap_bytes_max=int(gap_bytes_max or default.gap_bytes_max),
-            slave_timeout_s=slave_timeout_ms / 1000 if slave_timeout_ms else default.slave_timeout_s,
-            housekeeping_s=housekeeping_ms / 1000 if housekeeping_ms else default.housekeeping_s,
-            heartbeat_s=heartbeat_ms / 1000 if heartbeat_ms else default.heartbeat_s,
-            are_reported=bool(gap_bytes_max),
-        )
 
 
 @frozen

@@ -34,13 +34,14 @@ from tests.waiting import wait_until
 from trioha.client.cluster import open_cluster
 from trioha.client.consumer import Consumer, ConsumerSettings, Start, StartAt
 from trioha.remoting.codes import RequestCode
+from trioha.replica_verdict import Verdict
 from trioha_monitor.app import MonitorApp
 from trioha_monitor.live import LIVE_TIMES, LiveSettings, live_views
 from trioha_monitor.panes.events import EventsPane
 from trioha_monitor.panes.log import LogPane
 from trioha_monitor.panes.replicas import ReplicasPane
 from trioha_monitor.panes.slave import SlavePane
-from trioha_monitor.view import ClusterView, EventKind, Health, ReplicaView, Verdict
+from trioha_monitor.view import ClusterView, EventKind, Health, ReplicaView
 
 pytestmark = [
     pytest.mark.interop,

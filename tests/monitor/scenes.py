@@ -9,8 +9,9 @@ from attrs import evolve
 from trioha.broker_status import ControllerLinkStatus, ControlStatus, MemberStatus
 from trioha.distribution import Distribution
 from trioha.errors import TriohaError
+from trioha.replica_verdict import Limits, Severity, Verdict
 from trioha_monitor.playback import PlaybackState, Tick
-from trioha_monitor.series import Series, SeriesRecorder, Severity
+from trioha_monitor.series import Series, SeriesRecorder
 from trioha_monitor.view import (
     ArchiveView,
     ClusterView,
@@ -18,7 +19,6 @@ from trioha_monitor.view import (
     EventKind,
     GroupView,
     Health,
-    Limits,
     LogView,
     MetadataView,
     NodeView,
@@ -27,7 +27,6 @@ from trioha_monitor.view import (
     RoleSpan,
     SlaveView,
     TimelineEvent,
-    Verdict,
 )
 
 NOW_MS = 1_767_323_045_600

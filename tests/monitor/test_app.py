@@ -26,6 +26,7 @@ from tests.monitor.scenes import (
     replica,
 )
 from trioha.errors import TriohaError
+from trioha.replica_verdict import Verdict
 from trioha_monitor import app as app_module
 from trioha_monitor import screen as screen_module
 from trioha_monitor.app import MonitorApp, MonitorError
@@ -36,7 +37,7 @@ from trioha_monitor.panes.log import LogPane
 from trioha_monitor.panes.replicas import ReplicasPane
 from trioha_monitor.panes.slave import SlavePane
 from trioha_monitor.screen import MonitorScreen
-from trioha_monitor.view import ClusterView, EventKind, TimelineEvent, Verdict
+from trioha_monitor.view import ClusterView, EventKind, TimelineEvent
 from trioha_monitor.widgets.dialogs import AskScreen, FilterLine, HelpScreen
 from trioha_monitor.widgets.top_bar import ReplayBar, TopBar
 

@@ -13,11 +13,12 @@ from trioha.broker_status import (
     BrokerStatus,
 )
 from trioha.net.border import ConnectionBorder
+from trioha.replica_verdict import Severity, Verdict
 from trioha_monitor.answers import CONNECTIONS_MAX
 from trioha_monitor.cluster import NODES_MAX, Cluster, Sample
 from trioha_monitor.matching import LOST_KEPT_MS
 from trioha_monitor.timeline import EVENTS_MAX
-from trioha_monitor.view import ArchiveView, EventKind, Health, Severity, Verdict
+from trioha_monitor.view import ArchiveView, EventKind, Health
 
 START_MS = 1_700_000_000_000
 A, B = "10.0.0.1:40000", "10.0.0.2:40000"

@@ -15,10 +15,11 @@ from trioha.client.routes import SingleBroker
 from trioha.net.tls import client_context
 from trioha.remoting.client import ClientSecurity
 from trioha.remoting.signature import Credentials
+from trioha.replica_verdict import Verdict
 from trioha_monitor.consumption_feed import Demand, consumption_session
 from trioha_monitor.live import LIVE_TIMES, LiveSettings, live_views
 from trioha_monitor.replay import open_replay
-from trioha_monitor.view import EventKind, Health, Verdict
+from trioha_monitor.view import EventKind, Health
 
 SETTINGS = LiveSettings(times=evolve(LIVE_TIMES, interval_s=0.05, refresh_s=0.05, back_off_s_max=0.2))
 

@@ -18,13 +18,13 @@ from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkE
 from trioha.recording.reader import open_session
 from trioha.recording.records import read_records
 from trioha.recording.session_reader import SessionReader
+from trioha.replica_verdict import Severity, Verdict
 from trioha_analysis.packing import pack_segment, sealed_segments
 from trioha_monitor.replay import ReplaySource, open_replay
 from trioha_monitor.replay import timeline_events as timeline_events_module
 from trioha_monitor.replay.replay_timeline import ReplayTimeline
 from trioha_monitor.replay.search import SeekError
-from trioha_monitor.series import Series, Severity
-from trioha_monitor.verdict import Verdict
+from trioha_monitor.series import Series
 from trioha_monitor.view import EventKind, Health
 
 S = 10**9

@@ -23,12 +23,11 @@ from tests.monitor.test_replay import finish, opened, plain
 from tests.recording.sessions import WALL_NS, Event, slave_events, write_session
 from trioha.broker_status import ControlStatus, MemberStatus
 from trioha.recording.events import CloseReason, GroupRole, Kind, SetEvent
+from trioha.replica_verdict import Severity, Verdict
 from trioha_monitor.app import MonitorApp
 from trioha_monitor.rendering import RenderContext, palette_of
 from trioha_monitor.replay import open_replay
 from trioha_monitor.replay.clock_offsets import ClockLink, ClockOffset, clock_offsets
-from trioha_monitor.series import Severity
-from trioha_monitor.verdict import Verdict
 from trioha_monitor.view import EventKind, Health
 from trioha_monitor.widgets.graph import replica_marks
 

@@ -12,6 +12,7 @@ from tests.monitor.builders import MASTER, SLAVE, connection, master, slave
 from tests.monitor.test_cluster import Play
 from trioha.broker_status import ControllerLinkStatus, ControlStatus, MemberStatus
 from trioha.errors import RemoteProtocolError
+from trioha.replica_verdict import Severity
 from trioha_monitor import control_feed
 from trioha_monitor.answers import CONTROLLERS_MAX, MEMBERS_MAX, AnswerFilter
 from trioha_monitor.app import MonitorApp
@@ -19,7 +20,7 @@ from trioha_monitor.cluster import Sample
 from trioha_monitor.control_feed import AGAIN_S, EVERY_S, ControlFeed
 from trioha_monitor.rendering import RenderContext, palette_of
 from trioha_monitor.roles import SPANS_MAX, RoleHistory
-from trioha_monitor.view import EventKind, Health, NodeView, RoleSpan, Severity
+from trioha_monitor.view import EventKind, Health, NodeView, RoleSpan
 from trioha_monitor.widgets.role_chart import role_chart
 
 LEADER = "10.0.0.9:9878"

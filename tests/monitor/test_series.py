@@ -1,7 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trioha_monitor.series import Bucket, Series, SeriesRecorder, Severity, buckets_for
+from trioha.replica_verdict import Severity
+from trioha_monitor.series import Bucket, Series, SeriesRecorder, buckets_for
 
 GOOD, WARNING, BAD = Severity.GOOD, Severity.WARNING, Severity.BAD
 samples = st.lists(

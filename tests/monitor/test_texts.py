@@ -2,12 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trioha.unit_texts import format_bytes, format_elapsed
 from trioha_monitor.texts import (
     NOTHING,
     format_age,
-    format_bytes,
     format_duration,
-    format_elapsed,
     format_latency,
     format_offset,
     format_scale,

@@ -7,14 +7,15 @@ from hypothesis import strategies as st
 from rich.style import Style
 
 from tests.monitor.scenes import NOW_MS, busy_view, lag_series, replica
+from trioha.replica_verdict import Severity, Verdict
 from trioha_monitor.panes.log import log_columns, log_facts, probe_parts
 from trioha_monitor.panes.pane import node_columns
 from trioha_monitor.panes.replicas import ReplicasPane, ha_status_text
 from trioha_monitor.panes.slave import ladder_of
 from trioha_monitor.rendering import ByteUnits, Palette, RenderContext
-from trioha_monitor.series import Bucket, SeriesRecorder, Severity
+from trioha_monitor.series import Bucket, SeriesRecorder
 from trioha_monitor.texts import NOTHING
-from trioha_monitor.view import ArchiveView, ClusterView, ProbeCount, Verdict
+from trioha_monitor.view import ArchiveView, ClusterView, ProbeCount
 from trioha_monitor.widgets.columns import GAP, Column, fit, shorten
 from trioha_monitor.widgets.graph import (
     ColumnCache,

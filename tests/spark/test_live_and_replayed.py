@@ -14,10 +14,10 @@ from trioha.recording.invariants import judge_session
 from trioha.recording.reader import find_sessions, open_session, read_facts
 from trioha.recording.records import read_records
 from trioha.recording.time_series import TimeGrid
+from trioha.replica_verdict import Verdict
 from trioha_analysis.document import document
 from trioha_analysis.state_at import moment, open_readers
 from trioha_monitor.replay import open_replay
-from trioha_monitor.verdict import Verdict
 from trioha_monitor.view import EventKind
 from trioha_spark.replay import replay
 

@@ -17,10 +17,11 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
+from trioha.replica_verdict import Verdict
 from trioha_monitor.panes.pane import HelpTopic, Pane, PaneModel, node_columns, node_key, terms_of, title_of
 from trioha_monitor.rendering import VERDICT_GLYPHS, Line, RenderContext
 from trioha_monitor.texts import NOTHING, format_age, format_duration, format_seconds, format_span
-from trioha_monitor.view import ClusterView, NodeView, ReplicaView, Verdict
+from trioha_monitor.view import ClusterView, NodeView, ReplicaView
 from trioha_monitor.widgets.columns import Column
 from trioha_monitor.widgets.graph import Graph, Sparkline, lag_curve
 from trioha_monitor.widgets.row_table import RowTable
@@ -36,6 +37,7 @@ VERDICT_HELP = {
     Verdict.STALLED: "connected, bytes wait for it, and its ack does not move",
     Verdict.SILENT: "not connected, or nothing received for two heartbeats",
     Verdict.GAP: "it needs bytes that its master has deleted: it cannot continue by itself",
+    Verdict.REFUSED: "its master does not admit it, or is not the broker that it wants",
     Verdict.DIVERGED: "its log differs from the master's",
 }
 

@@ -13,6 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 
 from trioha.distribution import Distribution
+from trioha.replica_verdict import Verdict
 from trioha_monitor.panes.pane import HelpTopic, Pane, PaneModel
 from trioha_monitor.panes.replicas import eta_cell, metadata_cell, verdict_cell
 from trioha_monitor.rendering import Line, Part, RenderContext
@@ -24,7 +25,7 @@ from trioha_monitor.texts import (
     format_offset,
     format_seconds,
 )
-from trioha_monitor.view import MetadataView, NodeView, ReplicaView, Verdict
+from trioha_monitor.view import MetadataView, NodeView, ReplicaView
 from trioha_monitor.widgets.graph import Graph, bar, lag_curve
 from trioha_monitor.widgets.line_view import LineView
 

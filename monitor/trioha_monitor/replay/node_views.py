@@ -12,6 +12,7 @@ from trioha.recording.batch_stats import Counts
 from trioha.recording.events import CloseReason, HaState, Kind, PutStatus, code_name
 from trioha.recording.snapshot import connection_state
 from trioha.recording.state import known
+from trioha.replica_verdict import Verdict
 from trioha_monitor.answers import probe_counts
 from trioha_monitor.replay.moments import RATE_NS, Moment, Moments
 from trioha_monitor.replay.overview import Overview
@@ -27,7 +28,6 @@ from trioha_monitor.view import (
     PutRate,
     ReplicaView,
     SlaveView,
-    Verdict,
     put_rates,
 )
 

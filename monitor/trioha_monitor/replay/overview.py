@@ -22,6 +22,7 @@ from trioha.recording.lags import Lags, lags
 from trioha.recording.segment_cache import Chunk
 from trioha.recording.state import UNKNOWN
 from trioha.recording.state_arrays import Array, Ints
+from trioha.replica_verdict import OBSERVER_HOUSEKEEPINGS, Limits, Severity
 from trioha_monitor.replay.histories import LagHistory, LogEndHistory
 from trioha_monitor.replay.moments import SlaveConnections
 from trioha_monitor.replay.recorded_control import (
@@ -46,9 +47,8 @@ from trioha_monitor.replay.timeline_events import (
     timeline_events,
     without_probes,
 )
-from trioha_monitor.series import Bucket, Series, Severity
-from trioha_monitor.verdict import OBSERVER_HOUSEKEEPINGS
-from trioha_monitor.view import Limits, TimelineEvent
+from trioha_monitor.series import Bucket, Series
+from trioha_monitor.view import TimelineEvent
 
 BUCKETS_MAX = 8192
 """Buckets of the whole time at most."""

@@ -25,11 +25,11 @@ from trioha.outside_text import REASON_MAX, clean
 from trioha.recording.events import GroupRole, Kind, SetEvent
 from trioha.recording.role_lives import RoleEvent, role_events
 from trioha.recording.state_arrays import Array
+from trioha.replica_verdict import Severity
+from trioha.unit_texts import format_bytes
 from trioha_monitor.answers import MEMBERS_MAX
 from trioha_monitor.replay.replay_timeline import NS_PER_MS, RecordedNode, SessionRun, continues
 from trioha_monitor.roles import RoleHistory, compare_controllers, compare_roles, compare_sets, set_text
-from trioha_monitor.series import Severity
-from trioha_monitor.texts import format_bytes
 from trioha_monitor.view import EventKind, RoleSpan, TimelineEvent
 
 _ROLES: Final = {GroupRole.NONE: "none", GroupRole.MASTER: "master", GroupRole.SLAVE: "slave"}

@@ -31,13 +31,14 @@ from trioha.recording.layout import SOURCE_MONITOR
 from trioha.recording.reader import find_sessions
 from trioha.recording.role_lives import RoleEvents, RoleLife, role_life
 from trioha.recording.session_reader import SessionReader
+from trioha.replica_verdict import Limits
 from trioha_monitor.replay.clock_offsets import (
     RESTART_ERROR_NS,
     SAME_START_ERROR_NS,
     ClockLink,
     clock_offsets,
 )
-from trioha_monitor.view import Health, Limits, ProbeCount, node_label
+from trioha_monitor.view import Health, ProbeCount, node_label
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000

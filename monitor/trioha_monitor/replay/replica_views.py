@@ -15,6 +15,7 @@ from trioha.recording.snapshot import ConnectionState, connection_state
 from trioha.recording.state import known, lag_bytes
 from trioha.recording.sync import SyncRule
 from trioha.recording.time_series import TimeGrid
+from trioha.replica_verdict import Facts, is_rejoining, judge
 from trioha_monitor.replay.moments import RATE_NS, Moment, Moments, ReplicaRow, SlaveConnections, ended_ns
 from trioha_monitor.replay.node_views import COMPLAINTS, complaint_of, health_of, slave_view
 from trioha_monitor.replay.overview import Overview
@@ -35,7 +36,6 @@ from trioha_monitor.replica_view import (
     in_unit,
     view_replica,
 )
-from trioha_monitor.verdict import Facts, is_rejoining, judge
 from trioha_monitor.view import Health, ReplicaView
 
 TREND_NS: Final = 5 * NS_PER_S

@@ -6,7 +6,7 @@ and are called in the feed's thread. Between two views it reads more of the sess
 continues a search, and checks whether the sessions have grown.
 
 Everything of a view but histories and events is a function of the moment alone. Verdicts are those of
-`trioha_monitor.verdict.judge` for the moment, without debounce: with it, a view would depend on the views
+`trioha.replica_verdict.judge` for the moment, without debounce: with it, a view would depend on the views
 before it.
 """
 

@@ -20,10 +20,10 @@ from trioha.recording.events import (
 )
 from trioha.recording.lags import Lags
 from trioha.recording.state_arrays import Array, shows_request
+from trioha.replica_verdict import Severity
+from trioha.unit_texts import format_bytes, format_elapsed
 from trioha_monitor.playback import Tick
 from trioha_monitor.replay.replay_timeline import NS_PER_MS, RecordedNode, SessionRun, continues
-from trioha_monitor.series import Severity
-from trioha_monitor.texts import format_bytes, format_elapsed
 from trioha_monitor.view import EventKind, TimelineEvent
 
 EVENTS_SHOWN_MAX: Final = 2000

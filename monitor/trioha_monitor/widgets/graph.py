@@ -14,9 +14,11 @@ from rich.cells import cell_len
 from rich.style import Style
 from rich.text import Text
 
+from trioha.replica_verdict import Severity
+from trioha.unit_texts import format_bytes
 from trioha_monitor.rendering import ByteUnits, Line, Palette, Part, RenderContext
-from trioha_monitor.series import Bucket, Series, Severity
-from trioha_monitor.texts import format_bytes, format_duration, format_scale, format_seconds, format_span
+from trioha_monitor.series import Bucket, Series
+from trioha_monitor.texts import format_duration, format_scale, format_seconds, format_span
 from trioha_monitor.view import ClusterView, EventKind, ReplicaView, TimelineEvent
 from trioha_monitor.widgets.line_view import LineView
 

@@ -11,11 +11,11 @@ from rich.cells import cell_len
 from textual import events
 from textual.message import Message
 
+from trioha.replica_verdict import Severity, Verdict
 from trioha_monitor.playback import PlaybackState
 from trioha_monitor.rendering import HEALTH_GLYPHS, VERDICT_GLYPHS, Line, Part, RenderContext
-from trioha_monitor.series import Severity
 from trioha_monitor.texts import format_duration
-from trioha_monitor.view import ClusterView, Health, Verdict
+from trioha_monitor.view import ClusterView, Health
 from trioha_monitor.widgets.graph import Columns, runs, sparkline
 from trioha_monitor.widgets.line_view import LineView
 

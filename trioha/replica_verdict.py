@@ -1,10 +1,11 @@
-"""Verdict on a replica by its figures. Pure, and the one definition for live views and replays.
+"""Verdict on a replica by its figures. Pure, and the one definition for status, live views and replays.
 
 `judge` evaluates the `Facts` of one moment; the first rule that applies counts:
 
 | verdict | rule |
 |---|---|
 | DIVERGED, GAP | the slave reports it (a trioha slave: DIVERGED, AHEAD or GAP with the offset) |
+| REFUSED | the slave reports that its master does not admit it, or is another broker than it wants |
 | STALE | the master does not answer |
 | SILENT | not connected; or connected, and nothing was received for more than two heartbeats |
 | DIVERGED | it acknowledged more than the master has |
@@ -18,29 +19,132 @@
 A slave compares up to `TAIL_CHECK_BYTES` of its tail when it connects and acknowledges them again. Meanwhile
 it is rejoining: that is OK and not a lag.
 
-Two rules keep verdicts from flickering. FALL BEHIND, once shown, ends at half the age at which it begins. And
-`VerdictDebounce` shows another verdict only after verdicts have differed from the shown one for a while; GAP,
-DIVERGED and STALE are shown at once.
+So that verdicts do not flicker, FALL BEHIND, once shown, ends at half the age at which it begins.
 """
 
 from __future__ import annotations
 
-from attrs import define, frozen
+from enum import Enum, IntEnum
 
-from trioha_monitor.texts import format_bytes, format_elapsed
-from trioha_monitor.view import Limits, Verdict
+from attrs import frozen
+
+from trioha.broker_status import BrokerStatus
+from trioha.unit_texts import format_bytes, format_elapsed
 
 TAIL_CHECK_BYTES = 64 * 1024
 """Largest lag of a slave in sync while it compares its tail (trioha.haTailCheck)."""
-WORSE_AFTER_MS = 1000
-"""A worse verdict is shown after so many milliseconds."""
-BETTER_AFTER_MS = 2000
-"""A better verdict is shown after so many milliseconds."""
 OBSERVER_HOUSEKEEPINGS = 1.5
 """A peer that is connected without an ack for so many housekeeping limits is an observer."""
 
-_AT_ONCE = frozenset((Verdict.GAP, Verdict.DIVERGED, Verdict.STALE))
-_COMPLAINTS = {"DIVERGED": Verdict.DIVERGED, "AHEAD": Verdict.DIVERGED, "GAP": Verdict.GAP}
+
+class Severity(IntEnum):
+    """How bad something is; it chooses the colour."""
+
+    GOOD = 0
+    """Normal."""
+    NOTICE = 1
+    """Worth knowing; nothing to do."""
+    WARNING = 2
+    """Not normal; may pass by itself."""
+    BAD = 3
+    """An operator has to act."""
+
+
+class Verdict(Enum):
+    """State of a replica in one word, which is the value; `Judgement.why` is the reason."""
+
+    OK = "OK"
+    """It replicates."""
+    OBSERVER = "OBSERVER"
+    """It receives everything and acknowledges nothing, as configured."""
+    FALL_BEHIND = "FALL BEHIND"
+    """Its oldest missing byte is older than puts wait for replicas (slaveTimeout)."""
+    NOT_IN_SYNC = "NOT IN SYNC"
+    """The master does not count it: it lacks haMaxGapNotInSync or more, or has no recent ack."""
+    STALE = "STALE"
+    """Not known: its master does not answer."""
+    STALLED = "STALLED"
+    """Connected, bytes wait for it, and its ack does not move."""
+    SILENT = "SILENT"
+    """Not connected, or nothing was received from it for longer than two heartbeats."""
+    GAP = "GAP: below min"
+    """It needs bytes that its master has deleted: it cannot replicate again by itself."""
+    REFUSED = "REFUSED"
+    """It is not admitted by its master, or refuses that broker: another name, other log files."""
+    DIVERGED = "DIVERGED"
+    """Its log differs from the master's: other bytes, or more of them."""
+
+    @property
+    def severity(self) -> Severity:
+        """How bad that is."""
+        return _SEVERITIES[self]
+
+
+_SEVERITIES = {
+    Verdict.OK: Severity.GOOD,
+    Verdict.OBSERVER: Severity.NOTICE,
+    Verdict.FALL_BEHIND: Severity.WARNING,
+    Verdict.NOT_IN_SYNC: Severity.WARNING,
+    Verdict.STALE: Severity.WARNING,
+    Verdict.STALLED: Severity.BAD,
+    Verdict.SILENT: Severity.BAD,
+    Verdict.GAP: Severity.BAD,
+    Verdict.REFUSED: Severity.BAD,
+    Verdict.DIVERGED: Severity.BAD,
+}
+_COMPLAINTS = {
+    "DIVERGED": Verdict.DIVERGED,
+    "AHEAD": Verdict.DIVERGED,
+    "GAP": Verdict.GAP,
+    "REFUSED": Verdict.REFUSED,
+    "OTHER_MASTER": Verdict.REFUSED,
+}
+
+
+@frozen
+class Limits:
+    """A broker's own limits, for verdicts and for lines in graphs."""
+
+    gap_bytes_max: int = 268_435_456
+    """haMaxGapNotInSync (4.9: haSlaveFallbehindMax): a replica that lacks less counts as in sync."""
+    slave_timeout_s: float = 3.0
+    """slaveTimeout: how long a put waits for replicas."""
+    housekeeping_s: float = 20.0
+    """haHousekeepingInterval: silence after which a connection is closed."""
+    heartbeat_s: float = 5.0
+    """haSendHeartbeatInterval: silence after which either side sends something."""
+    are_reported: bool = False
+    """Whether the broker reports them; else they are RocketMQ's defaults."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        gap_bytes_max: float | None,
+        slave_timeout_ms: float | None,
+        housekeeping_ms: float | None,
+        heartbeat_ms: float | None,
+    ) -> Limits:
+        """Limits from a broker's settings; None or 0 stands for RocketMQ's default."""
+        default = cls()
+        return cls(
+            gap_bytes_max=int(gap_bytes_max or default.gap_bytes_max),
+            slave_timeout_s=slave_timeout_ms / 1000 if slave_timeout_ms else default.slave_timeout_s,
+            housekeeping_s=housekeeping_ms / 1000 if housekeeping_ms else default.housekeeping_s,
+            heartbeat_s=heartbeat_ms / 1000 if heartbeat_ms else default.heartbeat_s,
+            are_reported=bool(gap_bytes_max),
+        )
+
+
+def limits_of(status: BrokerStatus) -> Limits:
+    """A broker's limits; RocketMQ's defaults for those that it does not report."""
+    settings = status.settings
+    return Limits.of(
+        gap_bytes_max=settings.gap_bytes_max,
+        slave_timeout_ms=settings.slave_timeout_ms,
+        housekeeping_ms=settings.housekeeping_ms,
+        heartbeat_ms=settings.heartbeat_ms,
+    )
 
 
 @frozen
@@ -143,29 +247,3 @@ def is_rejoining(ack_offset: int, *, joined_at_offset: int, connected_s: float, 
     """
     lacked_bytes = joined_at_offset - ack_offset
     return 0 < lacked_bytes <= TAIL_CHECK_BYTES and connected_s <= limits.heartbeat_s
-
-
-@define(eq=False)
-class VerdictDebounce:
-    """Keeps the shown verdict while verdicts flicker: see the module's text."""
-
-    shown: Judgement | None = None
-    """The verdict that is shown; None before the first one."""
-    _differs_since_ms: int | None = None
-
-    def show(self, judged: Judgement, *, at_ms: int) -> Judgement:
-        """Update with the verdict of a moment; returns the one to show."""
-        shown = self.shown
-        if shown is None or judged.verdict is shown.verdict:
-            self._differs_since_ms = None
-            self.shown = judged
-            return judged
-        if self._differs_since_ms is None:
-            self._differs_since_ms = at_ms
-        is_worse = judged.verdict.severity >= shown.verdict.severity
-        after_ms = WORSE_AFTER_MS if is_worse else BETTER_AFTER_MS
-        if judged.verdict in _AT_ONCE or at_ms - self._differs_since_ms >= after_ms:
-            self._differs_since_ms = None
-            self.shown = judged
-            return judged
-        return shown

@@ -1,20 +1,7 @@
-import itertools
-
 import pytest
 from attrs import evolve
-from hypothesis import given
-from hypothesis import strategies as st
 
-from trioha_monitor.verdict import (
-    BETTER_AFTER_MS,
-    WORSE_AFTER_MS,
-    Facts,
-    Judgement,
-    VerdictDebounce,
-    is_rejoining,
-    judge,
-)
-from trioha_monitor.view import Limits, Verdict
+from trioha.replica_verdict import Facts, Judgement, Limits, Verdict, is_rejoining, judge
 
 LIMITS = Limits()
 IN_STEP = Facts(
@@ -63,6 +50,12 @@ BEHIND = evolve(IN_STEP, ack_offset=600_000, lag_s=4.0)
         (evolve(IN_STEP, complaint="AHEAD: ends at 5"), Verdict.DIVERGED, "ends at 5"),
         (evolve(IN_STEP, complaint="DIVERGED: at 5", is_connected=False), Verdict.DIVERGED, "at 5"),
         (evolve(IN_STEP, complaint="GAP: at 5", master_answers=False), Verdict.GAP, "at 5"),
+        (evolve(IN_STEP, is_connected=False, complaint="REFUSED: no answer"), Verdict.REFUSED, "no answer"),
+        (
+            evolve(IN_STEP, is_connected=False, complaint="OTHER_MASTER: broker-b"),
+            Verdict.REFUSED,
+            "broker-b",
+        ),
         (evolve(IN_STEP, complaint="something new"), Verdict.OK, ""),
         (evolve(IN_STEP, master_answers=False), Verdict.STALE, "its master does not answer"),
         (
@@ -126,58 +119,3 @@ def test_fall_behind_ends_at_half_the_limit():
 
 def test_a_replica_without_figures_is_ok():
     assert judge(Facts(is_connected=True), LIMITS) == Judgement(Verdict.OK)
-
-
-def test_the_reason_of_a_shown_verdict_is_the_latest():
-    steady = VerdictDebounce()
-    steady.show(Judgement(Verdict.STALLED, "no ack for 3.0 s"), at_ms=0)
-    assert steady.show(Judgement(Verdict.STALLED, "no ack for 3.1 s"), at_ms=100).why == "no ack for 3.1 s"
-
-
-@pytest.mark.parametrize("verdict", [Verdict.GAP, Verdict.DIVERGED, Verdict.STALE])
-def test_gap_diverged_and_stale_are_shown_at_once(verdict):
-    steady = VerdictDebounce()
-    steady.show(Judgement(Verdict.OK), at_ms=0)
-    assert steady.show(Judgement(verdict), at_ms=100).verdict is verdict
-
-
-def test_a_worse_verdict_shows_after_a_second_and_a_better_one_after_two():
-    steady = VerdictDebounce()
-    shown = []
-    for at_ms in range(0, 6000, 250):
-        judged = Verdict.STALLED if 1000 <= at_ms < 3000 else Verdict.OK
-        shown.append((at_ms, steady.show(Judgement(judged), at_ms=at_ms).verdict))
-    changes = [after for before, after in itertools.pairwise(shown) if before[1] is not after[1]]
-    assert changes == [(2000, Verdict.STALLED), (5000, Verdict.OK)]
-
-
-soft = st.sampled_from(
-    [Verdict.OK, Verdict.FALL_BEHIND, Verdict.STALLED, Verdict.SILENT, Verdict.NOT_IN_SYNC]
-)
-
-
-@given(st.lists(st.tuples(st.integers(0, 700), soft), min_size=1, max_size=80))
-def test_verdicts_do_not_flicker(samples):
-    steady = VerdictDebounce()
-    at_ms = changed_ms = 0
-    shown = None
-    for step_ms, verdict in samples:
-        at_ms += step_ms
-        now = steady.show(Judgement(verdict), at_ms=at_ms).verdict
-        if shown is not None and now is not shown:
-            assert now is verdict
-            assert at_ms - changed_ms >= min(WORSE_AFTER_MS, BETTER_AFTER_MS)
-            changed_ms = at_ms
-        elif shown is None:
-            changed_ms = at_ms
-        shown = now
-
-
-@given(st.lists(soft, max_size=30), soft)
-def test_a_lasting_verdict_is_shown(before, lasting):
-    steady = VerdictDebounce()
-    for tick, verdict in enumerate(before):
-        steady.show(Judgement(verdict), at_ms=tick * 100)
-    start_ms = len(before) * 100
-    steady.show(Judgement(lasting), at_ms=start_ms)
-    assert steady.show(Judgement(lasting), at_ms=start_ms + BETTER_AFTER_MS).verdict is lasting
