@@ -38,10 +38,11 @@ from trioha.doctor.facts import (
     Thresholds,
 )
 from trioha.doctor.findings import CHECKS, Finding, Severity
-from trioha.doctor.tables import OffsetTable
+from trioha.doctor.tables import OffsetTable, Tables
 
 NAME_SERVER: Final = "10.0.0.5:9876"
 LATE_MS: Final = NOW_MS - 1000
+HANDOVER: Final = Thresholds(handover=True)
 
 
 def listed(
@@ -405,6 +406,21 @@ FAULTS: Final[Mapping[str, list[tuple[Facts | PairFacts, str]]]] = {
         )
     ],
     "delay-offsets-late": [(pair("5.5.0").with_slave(tables=tables(delay=None)), "levels without an offset")],
+    "handover-early": [
+        (Facts(brokers=(pair().master,), thresholds=HANDOVER), "no master with its slave among them"),
+        (late("5.5.0", start=END - 1000, end=END).facts(thresholds=HANDOVER), "1,000 bytes of the log"),
+        *(
+            (pair().with_slave(tables=given).facts(thresholds=HANDOVER), evidence)
+            for given, evidence in (
+                (tables((), changed_ms=LATE_MS), "topics missing at the slave: Orders"),
+                (tables(groups=()), "groups missing at the slave: billing"),
+                (tables(offset=6), "newer offsets of (topic@group): Orders@billing"),
+                (tables(offset=None), "newer offsets of (topic@group): Orders@billing"),
+                (tables(delay=2), "newer delay levels"),
+                (Tables(), "the delay levels of one of them are not known"),
+            )
+        ),
+    ],
     "setting-invalid": [
         (with_file("4.9.7", "slaveTimeout=3s"), "slaveTimeout=3s"),
         (on_file("brokerRole=SYNC"), "brokerRole=SYNC"),
@@ -863,6 +879,12 @@ SOUND: Final[Mapping[str, list[Facts | PairFacts]]] = {
         # It has them in its file only.
         pair("4.9.7").with_slave(tables=tables(delay=None)),
         pair().with_master(tables=tables(delay=0)).with_slave(tables=tables(delay=None)),
+    ],
+    "handover-early": [
+        pair().facts(thresholds=HANDOVER),
+        # A slave may have topics of its own, and be behind where nobody asks.
+        pair().with_slave(tables=tables(("Orders", "BenchmarkTest"))).facts(thresholds=HANDOVER),
+        pair().with_slave(tables=tables(offset=6)),
     ],
     "setting-invalid": [
         on_file("slaveTimeout=+3000; brokerRole=SLAVE; brokerId=1; storePathCommitLog=/a,/b"),

@@ -50,6 +50,7 @@ def doctor(
     rocketmq_version: str | None = None,
     clocks_apart: Annotated[float, Parameter(validator=validators.Number(gte=0))] = 2.0,
     metadata_late: Annotated[int | None, Parameter(validator=validators.Number(gte=0))] = None,
+    handover: bool = False,
     security: SecurityOptions = NO_SECURITY_OPTIONS,
 ) -> int:
     """Check HA pairs of RocketMQ or trioha, and explain what is wrong and what to do.
@@ -82,6 +83,8 @@ def doctor(
         Seconds by which clocks may differ.
     metadata_late
         Seconds in which a slave should have copied a change; by default what its version needs.
+    handover
+        Also find what slaves do not have of their masters at this moment: before roles are exchanged.
     """
     if not (targets or namesrv):
         raise ConfigError("nothing to examine", hint="write trioha doctor HOST:PORT ...")
@@ -107,7 +110,9 @@ def doctor(
             security=client_security,
             source=source,
             assumed_version=rocketmq_version,
-            thresholds=Thresholds(clocks_apart_ms=round(clocks_apart * 1000), metadata_late_s=metadata_late),
+            thresholds=Thresholds(
+                clocks_apart_ms=round(clocks_apart * 1000), metadata_late_s=metadata_late, handover=handover
+            ),
         )
 
     if watch:

@@ -189,6 +189,8 @@ class Thresholds:
     clocks_apart_ms: int = 2000
     metadata_late_s: int | None = None
     """How old a change may be that a slave has not copied; None: two periods of the slave's version."""
+    handover: bool = False
+    """Whether a slave that does not have everything at this moment is a finding."""
 
 
 @frozen(kw_only=True)

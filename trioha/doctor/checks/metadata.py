@@ -190,40 +190,91 @@ def delay_offsets_late(case: Case) -> Iterator[Observation]:
             )
 
 
-def _late(case: Case, name: str) -> Iterator[Observation]:
-    for tables in _both(case, name):
-        pair, master, slave = tables
-        if not _is_late(case, tables):
-            continue
-        missing = sorted(
-            master.entries.keys() - slave.entries.keys(),
-            key=partial(_users_first, pair.slave),
+@check(
+    "handover-early",
+    Severity.WARNING,
+    mend="Stop producers and consumers, wait for the slave's next copy (10 s, 5.x 63 s), and run it again.",
+)
+def handover_early(case: Case) -> Iterator[Observation]:
+    """A slave does not have everything of its master at this moment.
+
+    Only with `--handover`, which asks whether the master can be stopped and the slave started as master
+    without a message that is lost or comes again: the end of the log, topics, groups, each offset of each
+    group, and delay levels. While clients work, some of it is always on its way.
+    """
+    if not case.thresholds.handover:
+        return
+    if not case.pairs:
+        yield Observation(
+            subject="all that was named",
+            evidence="no master with its slave among them",
+            remedy="name both: trioha doctor --handover MASTER SLAVE",
         )
-        other = sorted(
-            key
-            for key, entry in master.entries.items()
-            if key in slave.entries and slave.entries[key] != entry
-        )
-        extra = sorted(
-            key for key in slave.entries.keys() - master.entries.keys() if not _is_local(key, pair.slave)
-        )
-        parts = [
-            f"{what}: {some_of(keys)}"
-            for what, keys in (
-                ("missing at the slave", missing),
-                ("with other settings", other),
-                ("only at the slave", extra),
-            )
-            if keys
-        ]
-        if parts:
+    for pair in case.pairs:
+        if parts := list(_missing_of(pair, case)):
             yield Observation(
                 subject=pair.label,
-                evidence=f"{'; '.join(parts)} ({len(master.entries)} at the master, "
-                f"{len(slave.entries)} at the "
-                "slave)",
-                remedy=_remedy(pair),
+                evidence="; ".join(parts),
+                remedy="stop producers and consumers, wait for the slave's next copy, and run it again",
             )
+
+
+def _missing_of(pair: Pair, case: Case) -> Iterator[str]:
+    """What a slave does not have of its master, and what could not be compared."""
+    end, slave_end = pair.master.max_offset, pair.slave.max_offset
+    if end is None or slave_end is None:
+        yield "the end of a log is not known"
+    elif slave_end < end:
+        yield f"{end - slave_end:,} bytes of the log"
+    for name in ("topics", "groups"):
+        known = [tables for tables in _both(case, name) if tables.pair is pair]
+        if not known:
+            yield f"the {name} of one of them are not known"
+        for tables in known:
+            yield from (f"{name} {part}" for part in _differences(tables))
+    for name, read in (("offsets", _offsets), ("delay levels", _delays)):
+        master, slave = read(pair.master), read(pair.slave)
+        if master is None or slave is None:
+            yield f"the {name} of one of them are not known"
+            continue
+        older = [
+            key
+            for key, queues in sorted(master.offsets.items())
+            if any(offset > slave.offsets.get(key, {}).get(queue, 0) for queue, offset in queues.items())
+        ]
+        if older:
+            yield f"newer {name}" + (f" of (topic@group): {some_of(older)}" if any(older) else "")
+
+
+def _late(case: Case, name: str) -> Iterator[Observation]:
+    for tables in _both(case, name):
+        if _is_late(case, tables) and (parts := _differences(tables)):
+            yield Observation(
+                subject=tables.pair.label,
+                evidence=f"{'; '.join(parts)} ({len(tables.master.entries)} at the master, "
+                f"{len(tables.slave.entries)} at the slave)",
+                remedy=_remedy(tables.pair),
+            )
+
+
+def _differences(tables: _Tables) -> list[str]:
+    pair, master, slave = tables
+    missing = sorted(master.entries.keys() - slave.entries.keys(), key=partial(_users_first, pair.slave))
+    other = sorted(
+        key for key, entry in master.entries.items() if key in slave.entries and slave.entries[key] != entry
+    )
+    extra = sorted(
+        key for key in slave.entries.keys() - master.entries.keys() if not _is_local(key, pair.slave)
+    )
+    return [
+        f"{what}: {some_of(keys)}"
+        for what, keys in (
+            ("missing at the slave", missing),
+            ("with other settings", other),
+            ("only at the slave", extra),
+        )
+        if keys
+    ]
 
 
 def _both(case: Case, name: str) -> Iterator[_Tables]:
@@ -304,8 +355,12 @@ def _offsets(node: Node) -> OffsetTable | None:
     return None if node.broker is None else node.broker.tables.consumer_offsets
 
 
+def _delays(node: Node) -> OffsetTable | None:
+    return None if node.broker is None else node.broker.tables.delay_offsets
+
+
 def _delay_offsets(node: Node) -> Mapping[int, int] | None:
-    table = None if node.broker is None else node.broker.tables.delay_offsets
+    table = _delays(node)
     return None if table is None else table.offsets.get("", {})
 
 
