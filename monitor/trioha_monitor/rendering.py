@@ -10,41 +10,41 @@ from textual.app import App
 from textual.color import Color
 from textual.theme import Theme
 
+from trioha import palette
 from trioha.replica_verdict import Severity, Verdict
 from trioha.unit_texts import format_bytes
 from trioha_monitor.texts import NOTHING, format_offset
 from trioha_monitor.view import Health
 
-DARK = Theme(
-    name="trioha-dark",
-    dark=True,
-    primary="#6CB6FF",
-    secondary="#8DA4BF",
-    accent="#F0A45D",
-    success="#5AC88A",
-    warning="#E9C46A",
-    error="#F47067",
-    foreground="#D5DEE8",
-    background="#0F151C",
-    surface="#141C25",
-    panel="#1D2833",
-    variables={"border": "#2F3E4E", "border-blurred": "#2F3E4E", "footer-background": "#141C25"},
-)
-LIGHT = Theme(
-    name="trioha-light",
-    dark=False,
-    primary="#0B63BF",
-    secondary="#4A6078",
-    accent="#B3500B",
-    success="#17803D",
-    warning="#8F6200",
-    error="#C4232F",
-    foreground="#1E2A36",
-    background="#F4F6F8",
-    surface="#FCFDFE",
-    panel="#E6ECF1",
-    variables={"border": "#B6C3CF", "border-blurred": "#B6C3CF", "footer-background": "#E6ECF1"},
-)
+
+def _theme(name: str, *, dark: bool) -> Theme:
+    def colour(hue: palette.Hue) -> str:
+        return hue.dark if dark else hue.light
+
+    border = colour(palette.BORDER)
+    return Theme(
+        name=name,
+        dark=dark,
+        primary=colour(palette.NOTICE),
+        secondary=colour(palette.MUTED),
+        accent=colour(palette.ACCENT),
+        success=colour(palette.GOOD),
+        warning=colour(palette.WARNING),
+        error=colour(palette.BAD),
+        foreground=colour(palette.TEXT),
+        background=colour(palette.BACKGROUND),
+        surface=colour(palette.SURFACE),
+        panel=colour(palette.PANEL),
+        variables={
+            "border": border,
+            "border-blurred": border,
+            "footer-background": colour(palette.SURFACE if dark else palette.PANEL),
+        },
+    )
+
+
+DARK = _theme("trioha-dark", dark=True)
+LIGHT = _theme("trioha-light", dark=False)
 
 
 @frozen
@@ -76,6 +76,11 @@ class Palette:
     def of(self, severity: Severity) -> Style:
         """The style of a severity."""
         return (self.good, self.notice, self.warn, self.bad)[severity]
+
+    def put_status(self, status: str) -> Style:
+        """The style of a put's status, of the colour that it has everywhere."""
+        hues = {palette.GOOD: self.good, palette.WARNING: self.warn, palette.ACCENT: self.accent}
+        return hues.get(palette.put_status(status), self.bad)
 
     def body(self, severity: Severity) -> Style:
         """The paler style of a graph's body."""

@@ -239,13 +239,12 @@ def log_facts(node: NodeView, view: ClusterView, context: RenderContext, *, widt
     if not log.puts:
         lines.append(row("Puts", text(NOTHING)))
     for index, put in enumerate(log.puts):
-        style = palette.good if put.status == "PUT_OK" else palette.bad if put.per_s else palette.warn
         glyph = "●" if put.status == "PUT_OK" else "✗"
         rate = small("") if put.per_s is None else small(f"  {put.per_s:,.0f}/s")
         lines.append(
             row(
                 "" if index else "Puts",
-                (f"{glyph} {put.status} ", style),
+                (f"{glyph} {put.status} ", palette.put_status(put.status)),
                 text(format_count(put.count)),
                 rate,
             )
