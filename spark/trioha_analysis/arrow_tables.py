@@ -64,6 +64,12 @@ SCHEMAS: Final = {
         *(("closeReason", _TEXT), ("closedAtMs", _DOUBLE), ("awayMs", _DOUBLE)),
         *_longs("previousOffset", "requestOffset", "resentBytes"),
     ),
+    # lagBytes, lagSeconds: the worst of the outage.
+    "outages": _schema(
+        *(("replica", _TEXT), ("conn", _LONG), ("nextConn", _LONG), ("closeReason", _TEXT)),
+        *(("beganAtMs", _DOUBLE), ("awayMs", _DOUBLE), ("ackOffset", _LONG)),
+        *(("lagBytes", _LONG), ("lagSeconds", _DOUBLE)),
+    ),
     # Connections that never requested the log, by host and close reason.
     "probes": _schema(("host", _TEXT), ("reason", _TEXT), ("count", _LONG)),
     # offset: where the logs differ, or the refused offset. maxOffset: end of the node's own log at that time.

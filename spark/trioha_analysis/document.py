@@ -5,7 +5,7 @@ Offsets and sizes are bytes, times ms (since 1970 if a name ends in `AtMs`); unk
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from trioha.distribution import Distribution
@@ -44,6 +44,7 @@ def document(result: ReplayResult, links: Sequence[Link] = ()) -> dict[str, list
         "sessions": [_session_row(session) for session in sessions],
         "connections": [_connection_row(session, one) for session in sessions for one in session.connections],
         "reconnects": [_reconnect_row(session, one) for session in sessions for one in session.reconnects],
+        "outages": [row for session in sessions for row in _outage_rows(session)],
         "probes": [
             {**session_columns(session), "host": one.host, "reason": one.reason, "count": one.count}
             for session in sessions
@@ -142,6 +143,23 @@ def _connection_row(replay: SessionReplay, connection: ConnectionReplay) -> Row:
         "heartbeatsReceived": figures.heartbeats_received,
         "refused": figures.refused,
     }
+
+
+def _outage_rows(replay: SessionReplay) -> Iterator[Row]:
+    for replica in replay.replicas:
+        for one in replica.outages:
+            yield {
+                **session_columns(replay),
+                "replica": replica.name,
+                "conn": one.conn,
+                "nextConn": one.next_conn,
+                "closeReason": one.reason,
+                "beganAtMs": replay.session.wall_of(one.began_ns) / 1e6,
+                "awayMs": (one.ended_ns - one.began_ns) / 1e6,
+                "ackOffset": one.ack_offset,
+                "lagBytes": one.lag_bytes_max,
+                "lagSeconds": None if one.age_ns_max is None else one.age_ns_max / 1e9,
+            }
 
 
 def _reconnect_row(replay: SessionReplay, one: Reconnect) -> Row:

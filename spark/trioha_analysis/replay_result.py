@@ -32,15 +32,16 @@ from trioha.recording.reader import (
     read_facts,
     read_segments,
 )
-from trioha.recording.reconnects import Connection, Span, pair
+from trioha.recording.reconnects import Connection, pair
 from trioha.recording.records import read_segment, record_dtype
 from trioha.recording.role_lives import RoleLife, role_life
 from trioha.recording.time_series import TimeGrid, TimeSeries
 from trioha_analysis.causes import CauseCounts
 from trioha_analysis.parts import RANGE_RECORDS, NodePart, Run, runs_of
+from trioha_analysis.replicas import ReplicaReplay, replica_replays, spans_of
 
 CONNECTIONS_MAX: Final = 12
-"""Connections of a session that get series in a report."""
+"""Connections of a session, and replicas, that get series in a report."""
 CURVE_STEPS: Final = 1500
 """Approximate number of points of a curve: enough for a screen's width."""
 SECONDS_MAX: Final = 86_400
@@ -99,7 +100,9 @@ class SessionReplay:
     """The first records of the kinds `trioha_analysis.parts.EVENT_KINDS`."""
     segments: tuple[Segment, ...]
     log_end_series: TimeSeries
-    """End of the node's log, by the events of all its connections."""
+    """End of the node's log, by its puts and the events of all its connections."""
+    replicas: tuple[ReplicaReplay, ...] = ()
+    """Of a master's session, in the order of their first connections."""
     life: RoleLife | None = None
     """Its role under controllers; None without."""
 
@@ -114,8 +117,12 @@ class SessionReplay:
             return self
         curves = {one.figures.conn for one in busiest_connections(self)} if detail is Detail.CURVES else set()
         thinning = -(-self.grid.steps // (2 * CURVE_STEPS))
+        shown = set(_busiest_replicas(self)) if detail is Detail.CURVES else set()
         return evolve(
             self,
+            replicas=tuple(
+                one.thinned(thinning if number in shown else 0) for number, one in enumerate(self.replicas)
+            ),
             connections=tuple(
                 evolve(
                     one,
@@ -130,6 +137,7 @@ class SessionReplay:
             ),
             events=self.events[self.events["kind"] == Kind.REFUSED],
             log_end_series=self.log_end_series if curves else TimeSeries(),
+            node=evolve(self.node, put_series=TimeSeries()),
         )
 
 
@@ -161,6 +169,13 @@ def busiest_connections(replay: SessionReplay) -> list[ConnectionReplay]:
     """The `CONNECTIONS_MAX` connections that moved the most bytes, by number."""
     busiest = sorted(replay.connections, key=_by_bytes)[:CONNECTIONS_MAX]
     return sorted(busiest, key=_by_conn)
+
+
+def _busiest_replicas(replay: SessionReplay) -> list[int]:
+    """Indices of the `CONNECTIONS_MAX` replicas that moved the most bytes."""
+    moved = {one.figures.conn: one.figures.body_bytes for one in replay.connections}
+    bytes_of = [sum(moved[conn] for conn in one.conns) for one in replay.replicas]
+    return sorted(range(len(bytes_of)), key=bytes_of.__getitem__, reverse=True)[:CONNECTIONS_MAX]
 
 
 def _by_bytes(one: ConnectionReplay) -> int:
@@ -325,6 +340,7 @@ def session_replay(
     own = [one for one in connections if not (session.is_slave and one.figures.conn in served)]
     node = node_result(node_part.counters)
     events = np.concatenate([np.zeros(0, record_dtype(session)), *node_part.events])
+    log_end = sum((one.figures.series["max"] for one in connections), node.put_series)
     return SessionReplay(
         session=session,
         node=node,
@@ -343,7 +359,10 @@ def session_replay(
         causes=node_part.causes.finished(),
         events=events[~np.isin(events["conn"], list(probes))],
         segments=segments.segments,
-        log_end_series=sum((one.figures.series["max"] for one in connections), TimeSeries()),
+        log_end_series=log_end,
+        replicas=()
+        if session.is_slave
+        else replica_replays(connections, grid, log_end, end_ns=node.last_ts_ns or grid.origin_ns),
         life=role_life(session, node_part.roles, facts, last_ts_ns=node.last_ts_ns),
     )
 
@@ -361,16 +380,7 @@ def _reconnects(connections: Sequence[ConnectionReplay], *, is_slave: bool) -> I
             yield Reconnect(connection, previous)
         return
     by_conn = {connection.figures.conn: connection for connection in connections}
-    spans = [
-        Span(
-            Connection(figures.conn, connection.address or "", connection.peer.certificate or ""),
-            figures.requested_ts_ns,
-            figures.closed_ts_ns,
-        )
-        for connection in connections
-        if (figures := connection.figures).requested_ts_ns is not None
-    ]
-    for arrival in pair(spans):
+    for arrival in pair(spans_of(connections)):
         if arrival.is_reconnect:
             before = None if arrival.previous is None else by_conn[arrival.previous]
             yield Reconnect(by_conn[arrival.connection.key], before)

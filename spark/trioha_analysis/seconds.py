@@ -1,7 +1,8 @@
 """Per-second table of connections: lag, latency, offsets, rates and states, from the time series of a replay.
 
-A connection has a row for each second of the wall clock with an event (a heartbeat is enough). In sessions
-longer than a day rows are as far apart as the steps of the time series.
+A connection has a row for each second of the wall clock with an event (a heartbeat is enough), and of a
+master's session for each second of the outage after it (`trioha_analysis.replicas`): so the rows of a replica
+have no hole. In sessions longer than a day rows are as far apart as the steps of the time series.
 
 Lag in seconds is the age of the oldest byte without an ack, the worst in the second. While a slave keeps up
 it is the worst ack latency, which is exact. For bytes that are owed longer, the time series give the step in
@@ -16,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from trioha.recording.events import HaState, Kind, code_name
-from trioha.recording.state_arrays import Ints, first_beyond, rising
+from trioha.recording.state_arrays import Bools, Ints, rising
 from trioha.recording.time_series import TimeSeries
 from trioha_analysis.parts import EVENTS_MAX
 from trioha_analysis.replay_result import ConnectionReplay, ReplayResult, SessionReplay
+from trioha_analysis.replicas import ReplicaOutage, ReplicaReplay, ages_at, ages_before_acks
 
 SECOND_NS: Final = 10**9
 NEVER_NS: Final = np.iinfo(np.int64).max
@@ -30,6 +32,8 @@ SECONDS_SCHEMA: Final = pa.schema(
         ("brokerName", pa.string()),
         ("brokerId", pa.int64()),
         ("conn", pa.int64()),
+        ("replica", pa.string()),
+        ("isConnected", pa.bool_()),
         ("atMs", pa.int64()),
         ("state", pa.string()),
         ("lagBytes", pa.int64()),
@@ -43,23 +47,36 @@ SECONDS_SCHEMA: Final = pa.schema(
         ("reportedOffset", pa.int64()),
     ]
 )
-"""`atMs`: start of the second, since 1970. `state`: at its end. `lagBytes`, `lagSeconds`, `ackLatencyMs`: the
-worst in it. `bytesPerSecond`: log bytes sent (by a master) or received (by a slave). Offsets: at its end.
-Unknown values, and those of the other role, are null."""
+"""`replica`: name of the replica, null in a slave's session. `isConnected`: whether the connection lasted to
+the end of the second; after it `conn` is the last connection, and `state` is null. `atMs`: start of the
+second, since 1970. `state`: at its end. `lagBytes`, `lagSeconds`, `ackLatencyMs`: the worst in it.
+`bytesPerSecond`: log bytes sent (by a master) or received (by a slave). Offsets: at its end. Unknown values,
+and those of the other role, are null."""
 
 _OF_OFFSETS: Final = ("max", "sent", "ack", "received", "reported")
 
 
 def seconds_table(result: ReplayResult) -> pa.Table:
     """The rows of all connections (`SECONDS_SCHEMA`), by session, connection and time."""
-    tables = [
-        _of_connection(replay, connection) for replay in result.sessions for connection in replay.connections
-    ]
+    tables = []
+    for replay in result.sessions:
+        replicas = {conn: one for one in replay.replicas for conn in one.conns}
+        tables += [
+            _of_connection(replay, connection, replicas.get(connection.figures.conn))
+            for connection in replay.connections
+        ]
     return pa.concat_tables([SECONDS_SCHEMA.empty_table(), *tables])
 
 
-def _of_connection(replay: SessionReplay, connection: ConnectionReplay) -> pa.Table:
+def _of_connection(
+    replay: SessionReplay, connection: ConnectionReplay, replica: ReplicaReplay | None
+) -> pa.Table:
     grid, series = replay.grid, connection.figures.series
+    outage = _outage_after(connection, replica)
+    if outage is not None:
+        log_end = TimeSeries(outage.lag.steps, replay.log_end_series.rising_at(outage.lag.steps))
+        series = {**series, "lag": series["lag"] + outage.lag, "max": series["max"] + log_end}
+    last_ns = connection.figures.last_ts_ns if outage is None else outage.ended_ns
     length_ns = max(SECOND_NS, grid.step_ns)
     begin_ns = replay.session.wall_of(grid.origin_ns)
 
@@ -79,10 +96,11 @@ def _of_connection(replay: SessionReplay, connection: ConnectionReplay) -> pa.Ta
         )
         for name in _OF_OFFSETS
     }
-    steps, ages_ns = _ages_before_acks(series["ack"], series["max"], grid.step_ns)
+    ends_ns = np.minimum((seconds + 1) * length_ns, replay.session.wall_of(last_ns))
+    ages = ages_before_acks(series["ack"], replay.log_end_series, grid.step_ns)
     age_ns = np.maximum(
-        _ages_at(columns["ack"], series["max"], begin_ns, grid.step_ns, _ends(replay, connection, seconds)),
-        np.maximum(_at(seconds, *_worst(second_of(steps), ages_ns), carried=False), latency_ns),
+        ages_at(columns["ack"], replay.log_end_series, begin_ns, grid.step_ns, ends_ns),
+        np.maximum(_at(seconds, *_worst(second_of(ages.steps), ages.values), carried=False), latency_ns),
     )
     lag_seconds = np.where(lag_bytes < 0, np.nan, np.maximum(age_ns, 0) / SECOND_NS)
     moved = columns["received" if replay.session.is_slave else "sent"]
@@ -93,8 +111,10 @@ def _of_connection(replay: SessionReplay, connection: ConnectionReplay) -> pa.Ta
             "brokerName": [replay.session.identity.broker_name] * rows,
             "brokerId": [replay.session.identity.broker_id] * rows,
             "conn": np.full(rows, connection.figures.conn),
+            "replica": [None if replica is None else replica.name] * rows,
+            "isConnected": _is_connected(replay, connection, (seconds + 1) * length_ns),
             "atMs": seconds * (length_ns // 10**6),
-            "state": _states(replay, connection, _ends(replay, connection, seconds)),
+            "state": _states(replay, connection, seconds, length_ns),
             "lagBytes": _nullable(lag_bytes),
             "lagSeconds": pa.array(lag_seconds, from_pandas=True),
             "ackLatencyMs": pa.array(latency_ns / 1e6, mask=latency_ns < 0),
@@ -139,39 +159,27 @@ def _rates(moved: Ints, connection: ConnectionReplay, seconds: Ints, length_ns: 
     return pa.array(np.where(moved < 0, 0, np.maximum(moved - before, 0)) / passed)
 
 
-def _ends(replay: SessionReplay, connection: ConnectionReplay, seconds: Ints) -> Ints:
-    """Wall clock at the end of each second, or at the connection's last event if that is before, in ns."""
-    length_ns = max(SECOND_NS, replay.grid.step_ns)
-    last_ns = replay.session.wall_of(connection.figures.last_ts_ns)
-    ends: Ints = np.minimum((seconds + 1) * length_ns, last_ns)
-    return ends
+def _outage_after(connection: ConnectionReplay, replica: ReplicaReplay | None) -> ReplicaOutage | None:
+    outages = () if replica is None else replica.outages
+    return next((one for one in outages if one.conn == connection.figures.conn), None)
 
 
-def _ages_before_acks(ack: TimeSeries, own: TimeSeries, step_ns: int) -> tuple[Ints, Ints]:
-    """Age of the oldest byte without an ack just before each ack: the ack's step and the age in ns."""
-    acks = rising(ack.values)
-    rose = np.flatnonzero(np.diff(acks) > 0) + 1
-    stored = first_beyond(own.values, acks[rose - 1])
-    known = stored < len(own.values)
-    rose, stored = rose[known], stored[known]
-    return ack.steps[rose], np.maximum(ack.steps[rose] - own.steps[stored] - 1, 0) * step_ns
+def _is_connected(replay: SessionReplay, connection: ConnectionReplay, ends_ns: Ints) -> Bools:
+    closed_ns = connection.figures.closed_ts_ns
+    is_open: Bools = np.full(len(ends_ns), True)
+    return is_open if closed_ns is None else ends_ns <= replay.session.wall_of(closed_ns)
 
 
-def _ages_at(ack_offset: Ints, own: TimeSeries, begin_ns: int, step_ns: int, ends_ns: Ints) -> Ints:
-    """Age in ns of the byte at each of `ack_offset` at `ends_ns` (wall clock)."""
-    stored = first_beyond(own.values, ack_offset)
-    stored_ns = begin_ns + (np.append(own.steps, 0)[stored] + 1) * step_ns
-    ages: Ints = np.where((ack_offset < 0) | (stored == len(own.values)), 0, ends_ns - stored_ns)
-    return ages
-
-
-def _states(replay: SessionReplay, connection: ConnectionReplay, ends_ns: Ints) -> pa.Array:
-    """State at each of `ends_ns`; null after the last kept event, if not all events are kept."""
+def _states(replay: SessionReplay, connection: ConnectionReplay, seconds: Ints, length_ns: int) -> pa.Array:
+    """State at the end of each second; null after the connection's last event, and after the last kept event
+    if not all events are kept."""
     events = replay.events
     wall_of = replay.session.wall_of
+    last_ns = wall_of(connection.figures.last_ts_ns)
     known_to_ns = wall_of(int(events["ts_ns"][-1])) if len(events) >= EVENTS_MAX else NEVER_NS
     own = events[(events["conn"] == connection.figures.conn) & (events["kind"] == Kind.STATE)]
     names = [code_name(HaState, flags) for flags in own["flags"].tolist()]
+    ends_ns = np.minimum((seconds + 1) * length_ns, last_ns)
     place = np.searchsorted(wall_of(own["ts_ns"].astype(np.int64)), ends_ns, side="right")
-    place[ends_ns > known_to_ns] = 0
+    place[(ends_ns > known_to_ns) | (seconds > last_ns // length_ns)] = 0
     return pa.array([names[at - 1] if at else None for at in place.tolist()], pa.string())

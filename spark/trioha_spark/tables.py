@@ -21,6 +21,7 @@ class ReplayTables:
     seconds: DataFrame
     events: DataFrame
     reconnects: DataFrame
+    outages: DataFrame
     probes: DataFrame
     gaps: DataFrame
     waits: DataFrame

@@ -105,10 +105,10 @@ def test_waits_have_their_causes(result):
 def test_connections_have_a_row_for_each_second(result):
     rows = arrow_tables(result)["seconds"].to_pylist()
     names = ("brokerId", "conn", "state", "lagBytes", "lagSeconds", "ackLatencyMs")
-    # The last byte of connection 1 was unacknowledged for 10 ms at its end: rounded down to 1 ms.
+    # The byte at 1500 was stored at 10 ms; connection 2 came at 41 ms. Steps are 1 ms.
     assert [tuple(row[name] for name in names) for row in rows] == [
-        (0, 1, "SHUTDOWN", 500, 0.009, 2.0),
-        (0, 2, "TRANSFER", 500, 0.003, 3.0),
+        (0, 1, "SHUTDOWN", 500, 0.03, 2.0),
+        (0, 2, "TRANSFER", 500, 0.033, 3.0),
         (1, 1, "READY", None, None, None),
         (1, 2, "TRANSFER", None, None, None),
     ]
@@ -158,6 +158,54 @@ def test_lag_is_the_maximum_of_each_second(tmp_path):
         (2, 700, 2.3, 2300.0, 0.0),
         (4, 300, 0.845, 100.0, 150.0),
         (6, 0, 0.0, None, 0.0),
+    ]
+
+
+def test_lag_of_a_replica_grows_while_it_is_not_connected(tmp_path):
+    """A slave is away from 2 s to 8 s, and from 12.5 s on; each second has a put of 100 bytes."""
+    s = 1000 * MS
+    events = [
+        *(Event(second * s, Kind.PUT, offset=1100 + 100 * second, size=100) for second in range(15)),
+        Event(100 * MS, Kind.REQUESTED, conn=1, offset=1100, aux=1100),
+        Event(100 * MS, Kind.ACK, conn=1, offset=1100, aux=1100),
+        Event(1 * s, Kind.TRANSFER, conn=1, offset=1100, aux=1200, size=100),
+        Event(1 * s + 5 * MS, Kind.ACK, conn=1, offset=1200, aux=1200),
+        Event(2 * s, Kind.CLOSED, conn=1, offset=1200, aux=1300, flags=CloseReason.EOF),
+        Event(8 * s, Kind.REQUESTED, conn=2, offset=1200, aux=1900),
+        Event(8 * s, Kind.ACK, conn=2, offset=1200, aux=1900),
+        Event(8 * s, Kind.TRANSFER, conn=2, offset=1200, aux=1900, size=700),
+        Event(8 * s + 10 * MS, Kind.ACK, conn=2, offset=1900, aux=1900),
+        Event(12 * s + 10 * MS, Kind.ACK, conn=2, offset=2300, aux=2300),
+        Event(12 * s + 500 * MS, Kind.CLOSED, conn=2, offset=2300, aux=2300, flags=CloseReason.HOUSEKEEPING),
+    ]
+    addresses = {1: "10.0.0.2:41000", 2: "10.0.0.2:41001"}
+    events.sort(key=lambda event: event.ts_ns)
+    result = replay_here(write_session(tmp_path / "session", events, addresses=addresses), range_records=4)
+    (replica,) = result.sessions[0].replicas
+    assert (replica.name, replica.conns, replica.reconnects) == ("10.0.0.2:41001", (1, 2), 1)
+    rows = arrow_tables(result)
+    names = ("conn", "nextConn", "closeReason", "awayMs", "ackOffset", "lagBytes", "lagSeconds")
+    # Steps are 10 ms: the byte at 1200 was stored at 2 s, that at 1900 at 9 s.
+    assert [tuple(row[name] for name in names) for row in rows["outages"].to_pylist()] == [
+        (1, 2, "EOF", 6000.0, 1200, 600, 5.99),
+        (2, None, "HOUSEKEEPING", 1500.0, 2300, 200, 0.99),
+    ]
+    names = ("conn", "isConnected", "lagBytes", "lagSeconds", "maxOffset", "ackOffset", "replica")
+    away = [
+        ((row["atMs"] - WALL_NS // MS) // 1000, *(row[name] for name in names))
+        for row in rows["seconds"].to_pylist()
+        if not row["isConnected"]
+    ]
+    assert away == [
+        (2, 1, False, 100, 0.99, 1300, 1200, replica.name),
+        (3, 1, False, 200, 1.99, 1400, 1200, replica.name),
+        (4, 1, False, 300, 2.99, 1500, 1200, replica.name),
+        (5, 1, False, 400, 3.99, 1600, 1200, replica.name),
+        (6, 1, False, 500, 4.99, 1700, 1200, replica.name),
+        (7, 1, False, 600, 5.99, 1800, 1200, replica.name),
+        (12, 2, False, 400, 3.0, 2300, 2300, replica.name),
+        (13, 2, False, 100, 0.99, 2400, 2300, replica.name),
+        (14, 2, False, 200, 0.99, 2500, 2300, replica.name),
     ]
 
 

@@ -40,8 +40,9 @@ def values_of(part):
             **{
                 name: getattr(node, name)
                 for name in type(node).__slots__
-                if name not in {"waits", "__weakref__"}
+                if name not in {"waits", "put_series", "__weakref__"}
             },
+            "put_series": (node.put_series.steps.tolist(), node.put_series.values.tolist()),
             "waits": [
                 (wait.status, wait.count, wait.waited_us, plain(wait.histogram)) for wait in node.waits
             ],

@@ -2,12 +2,15 @@
 
 from trioha.recording.reconnects import (
     FRESH_NS,
+    LOST_NS,
     LOST_PER_HOST_MAX,
     Arrival,
     Connection,
+    Outage,
     Reconnects,
     Span,
     pair,
+    replicas,
 )
 
 S = 10**9
@@ -230,3 +233,35 @@ def test_probes_between_change_nothing_as_they_are_left_out():
     # With probes the slave would be ambiguous.
     assert next(arrival for arrival in with_probes if arrival.connection.key == 2).previous != 1
     assert [arrival.previous for arrival in pair(slave)] == [None, 1]
+
+
+def test_a_replica_is_its_connections_with_an_outage_after_each_that_ended():
+    found = replicas(
+        [
+            Span(connection(1), 0, 10 * S),
+            Span(connection(2, "10.0.0.3"), 0, None),
+            Span(connection(3), 27 * S, 40 * S),
+        ],
+        end_ns=50 * S,
+    )
+    assert [(one.connections, one.reconnects, one.outages) for one in found] == [
+        ([1, 3], 1, [Outage(1, 10 * S, 27 * S, next=3), Outage(3, 40 * S, 50 * S)]),
+        ([2], 0, []),
+    ]
+
+
+def test_an_outage_ends_when_the_replica_is_forgotten():
+    (replica,) = replicas([Span(connection(1), 0, 10 * S)], end_ns=10_000 * S)
+    assert replica.outages == [Outage(1, 10 * S, 10 * S + LOST_NS)]
+    # Two of one host were away, and two came back: which is which is not known.
+    spans = [
+        *(Span(connection(key), 0, 10 * S) for key in (1, 2)),
+        *(Span(connection(key), key * S * 10, None) for key in (3, 4)),
+    ]
+    found = replicas(spans, end_ns=100 * S)
+    assert [(one.connections, one.reconnects, one.outages) for one in found] == [
+        ([1], 0, [Outage(1, 10 * S, 40 * S)]),
+        ([2], 0, [Outage(2, 10 * S, 40 * S)]),
+        ([3], 1, []),
+        ([4], 1, []),
+    ]

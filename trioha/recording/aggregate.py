@@ -132,7 +132,7 @@ def aggregate(records: Array, *, is_slave: bool, grid: TimeGrid, is_first: bool 
 def aggregate_batch(batch: EventBatch, grid: TimeGrid) -> Part:
     """As `aggregate`, of records that other rules share."""
     raw = batch.raw
-    node = _aggregate_node(batch.columns if batch.repeated is None else Columns(raw), raw)
+    node = _aggregate_node(batch.columns if batch.repeated is None else Columns(raw), raw, grid)
     is_key = None
     if batch.repeated is not None:
         # Unlike invariants, figures need every event that a KEYFRAME repeats.
@@ -202,7 +202,7 @@ def _node_at_keyframes(stated: Columns) -> NodeCounters:
     )
 
 
-def _aggregate_node(columns: Columns, raw: Array) -> NodeCounters:
+def _aggregate_node(columns: Columns, raw: Array, grid: TimeGrid) -> NodeCounters:
     """`columns`: the fields of `raw`, with or without its KEYFRAMEs."""
     if not len(raw):
         return NodeCounters()
@@ -231,6 +231,7 @@ def _aggregate_node(columns: Columns, raw: Array) -> NodeCounters:
         },
         connects=int(np.count_nonzero(linked["flags"] == LinkEvent.CONNECTED)),
         kinds={code: int(counts[code]) for code in np.flatnonzero(counts).tolist()},
+        put_series=TimeSeries.over(grid, puts["ts_ns"], puts["offset"]),
     )
 
 

@@ -104,6 +104,8 @@ class NodeCounters:
     """Connections that a slave made."""
     kinds: Mapping[int, int] = field(factory=dict)
     """Records of each kind."""
+    put_series: TimeSeries = field(factory=TimeSeries)
+    """End of the node's log by its puts, which go on without a connection."""
 
     def __add__(self, later: NodeCounters) -> NodeCounters:
         return NodeCounters(
@@ -127,6 +129,7 @@ class NodeCounters:
                 kind: self.kinds.get(kind, 0) + later.kinds.get(kind, 0)
                 for kind in sorted({*self.kinds, *later.kinds})
             },
+            put_series=self.put_series + later.put_series,
         )
 
 

@@ -130,6 +130,8 @@ class NodeResult:
     """Waits whose end is not in the recording."""
     connects: int
     kinds: Mapping[int, int]
+    put_series: TimeSeries
+    """End of the node's log by its puts; on the part's grid."""
 
 
 def node_result(counters: NodeCounters) -> NodeResult:
@@ -154,4 +156,5 @@ def node_result(counters: NodeCounters) -> NodeResult:
         waits_open=max(0, counters.waits_begun - sum(wait.count for wait in waits)),
         connects=counters.connects,
         kinds=counters.kinds,
+        put_series=counters.put_series,
     )

@@ -22,17 +22,21 @@ has acknowledged, and so does one that lost the tail of its log.
 Only a connection that requested the log takes part, from its request on. Callers leave out probes (health
 checks, port scans).
 
+A replica is its connections one after the other, with an `Outage` after each one that ended: it has its last
+ack then, while the log's end moves on, so its lag goes on growing. The outage ends when the replica is back;
+else with the recording, after `LOST_NS`, or when others have used up its place, and the replica is forgotten.
+
 No clock and no I/O: times are ns on any one clock.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from itertools import groupby
 from typing import Final, Generic, TypeVar
 
-from attrs import define, frozen
+from attrs import define, evolve, field, frozen
 
 K = TypeVar("K", bound=Hashable)
 _STEPS: Final = ("identity", "address", "host")
@@ -40,6 +44,8 @@ _STEPS: Final = ("identity", "address", "host")
 
 FRESH_NS: Final = 300 * 10**9
 """A connection lost within this time is preferred to those lost earlier on the same host."""
+LOST_NS: Final = 300 * 10**9
+"""How long a replica without a connection is shown, and its lag counted: then it is forgotten."""
 LOST_PER_HOST_MAX: Final = 64
 """Lost connections of one host that are kept: the latest ones."""
 
@@ -183,22 +189,82 @@ def pair(spans: Iterable[Span[K]], reconnects: Reconnects[K] | None = None) -> l
     Connections of one time are of one moment (one sample of a monitor); connections lost at that time were
     lost before it.
     """
+    reconnects = Reconnects() if reconnects is None else reconnects
+    return [arrival for _, arrivals in _paired(spans, reconnects) for arrival in arrivals]
+
+
+def _paired(spans: Iterable[Span[K]], reconnects: Reconnects[K]) -> Iterator[tuple[int, list[Arrival[K]]]]:
+    """The arrivals of each moment, with its time; `reconnects` is as of that moment then."""
     turns: list[tuple[int, int, int, Span[K]]] = []
     for number, span in enumerate(spans):
         turns.append((span.came_ns, 1, number, span))
         if span.lost_ns is not None:
             lost_ns = max(span.lost_ns, span.came_ns)
             turns.append((lost_ns, 0 if lost_ns > span.came_ns else 2, number, span))
-    reconnects = Reconnects() if reconnects is None else reconnects
-    arrivals: list[Arrival[K]] = []
     for (at_ns, turn), group in groupby(sorted(turns, key=_turn), key=_moment):
         connections = [span.connection for _, _, _, span in group]
         if turn == 1:
-            arrivals += reconnects.came(connections, at_ns=at_ns)
+            yield at_ns, reconnects.came(connections, at_ns=at_ns)
         else:
             for connection in connections:
                 reconnects.lost(connection, at_ns=at_ns)
-    return arrivals
+
+
+@frozen
+class Outage(Generic[K]):
+    """Time of a replica without a connection."""
+
+    lost: K
+    """Its last connection before."""
+    began_ns: int
+    """When that ended."""
+    ended_ns: int
+    """When the next one requested the log, or the replica was forgotten, or the recording ended."""
+    next: K | None = None
+    """The next connection; None if the replica did not come back, or is not known to be back."""
+
+
+@define(eq=False)
+class Replica(Generic[K]):
+    """One replica of a master: its connections one after the other."""
+
+    connections: list[K]
+    reconnects: int
+    """How often it reconnected, also where its earlier connection is not known."""
+    outages: list[Outage[K]] = field(factory=list)
+    """One after each connection that ended, in their order."""
+
+
+def replicas(spans: Iterable[Span[K]], *, end_ns: int) -> list[Replica[K]]:
+    """The replicas of a recording that ends at `end_ns`, in the order of their first connections."""
+    spans = list(spans)
+    lost_ns = {
+        span.connection.key: max(span.lost_ns, span.came_ns) for span in spans if span.lost_ns is not None
+    }
+    reconnects: Reconnects[K] = Reconnects()
+    found: list[Replica[K]] = []
+    of_connection: dict[K, Replica[K]] = {}
+    for at_ns, arrivals in _paired(spans, reconnects):
+        for arrival in arrivals:
+            key, previous = arrival.connection.key, arrival.previous
+            if previous is None:
+                replica = Replica([key], int(arrival.is_reconnect))
+                found.append(replica)
+            else:
+                replica = of_connection[previous]
+                replica.connections.append(key)
+                replica.reconnects += 1
+                last = replica.outages[-1]
+                replica.outages[-1] = evolve(last, ended_ns=min(last.ended_ns, at_ns), next=key)
+            of_connection[key] = replica
+            if key in lost_ns:
+                began_ns = lost_ns[key]
+                replica.outages.append(Outage(key, began_ns, max(began_ns, min(end_ns, began_ns + LOST_NS))))
+            for candidate in arrival.candidates:
+                if candidate not in reconnects:
+                    place = of_connection[candidate].outages
+                    place[-1] = evolve(place[-1], ended_ns=min(place[-1].ended_ns, at_ns))
+    return found
 
 
 def _places(connection: Connection[K]) -> list[tuple[str, str]]:

@@ -73,6 +73,11 @@ class TimeSeries:
         has_any = np.diff(begins, append=len(ts_ns)) > 0
         return cls(steps[has_any], np.maximum.reduceat(values, begins[has_any]))
 
+    def rising_at(self, steps: Ints) -> Ints:
+        """The largest value up to each of `steps`, -1 before the first one; shape of `steps`."""
+        largest: Ints = np.append(np.int64(-1), np.maximum.accumulate(self.values))
+        return largest[np.searchsorted(self.steps, steps, side="right")]
+
     def __add__(self, other: TimeSeries) -> TimeSeries:
         return TimeSeries.of(
             np.concatenate((self.steps, other.steps)), np.concatenate((self.values, other.values))
