@@ -31,7 +31,7 @@ from trioha.node.logs import configure_logs
 log = structlog.get_logger(__name__)
 
 NICENESS: Final = 10
-"""On a busy machine, puts have priority."""
+"""Of its steps: on a busy machine, puts have priority."""
 
 
 class Node:
@@ -86,6 +86,8 @@ def run(task: ArchiveTask, node: Node) -> None:
             notify=lambda text: log.warning("archive", remark=text),
         )
         archiver.begin()
+        # Not before: on a busy machine the imports and the head alone would take a minute.
+        os.nice(NICENESS)
         while True:
             node.say(asdict(_progress(archiver.step())))
             node.next_line()
@@ -133,7 +135,6 @@ def main(task_text: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         # They are sent to all processes of a terminal or a service; this one ends with its node.
         signal.signal(number, signal.SIG_IGN)
-    os.nice(NICENESS)
     # What any library prints must not come between the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
