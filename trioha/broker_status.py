@@ -266,6 +266,7 @@ class ControlStatus:
         return (
             self.role == "master"
             and self.in_sync_min is not None
+            and self.sync_state_set_epoch is not None
             and len(self.sync_state_set) < self.in_sync_min
         )
 

@@ -28,7 +28,7 @@ from enum import Enum, IntEnum
 
 from attrs import frozen
 
-from trioha.broker_status import BrokerStatus
+from trioha.broker_status import BrokerStatus, ConnectionStatus
 from trioha.unit_texts import format_bytes, format_elapsed
 
 TAIL_CHECK_BYTES = 64 * 1024
@@ -153,7 +153,7 @@ class Facts:
 
     is_connected: bool
     """Whether its master lists it."""
-    unconnected_s: float = 0.0
+    unconnected_s: float | None = None
     """Time since its connection ended, seconds."""
     connected_s: float = 0.0
     """Time since it connected, seconds."""
@@ -176,7 +176,7 @@ class Facts:
     """Whether the master counts it as in sync."""
     lag_s: float | None = None
     """Age of the oldest byte that it has not acknowledged, seconds."""
-    unmoved_s: float = 0.0
+    unmoved_s: float | None = None
     """Time since its ack moved, seconds."""
     is_rejoining: bool = False
     """Whether its lag may be the tail that it compares: see `is_rejoining`."""
@@ -199,7 +199,7 @@ def judge(facts: Facts, limits: Limits, *, shown: Verdict | None = None) -> Judg
     if not facts.master_answers:
         return Judgement(Verdict.STALE, "its master does not answer")
     if not facts.is_connected:
-        return Judgement(Verdict.SILENT, f"not connected for {format_elapsed(facts.unconnected_s)}")
+        return Judgement(Verdict.SILENT, f"not connected{_for(facts.unconnected_s)}")
     return _judge_connected(facts, limits, shown)
 
 
@@ -216,7 +216,7 @@ def _judge_connected(facts: Facts, limits: Limits, shown: Verdict | None) -> Jud
     if facts.is_observer:
         return Judgement(Verdict.OBSERVER, "never acknowledges, as configured")
     lacks_bytes = None if master is None or ack is None else master - ack
-    waits_s = min(facts.unmoved_s, lag_s or 0.0)
+    waits_s = min(facts.unmoved_s or 0.0, lag_s or 0.0)
     if lacks_bytes and waits_s >= limits.slave_timeout_s:
         idle_timeout_s = OBSERVER_HOUSEKEEPINGS * limits.housekeeping_s
         if sent is not None and ack is not None and sent > ack and waits_s >= idle_timeout_s:
@@ -226,10 +226,8 @@ def _judge_connected(facts: Facts, limits: Limits, shown: Verdict | None) -> Jud
         )
     if facts.in_sync is False:
         if lacks_bytes is not None and lacks_bytes < limits.gap_bytes_max:
-            return Judgement(
-                Verdict.NOT_IN_SYNC,
-                f"its master does not count it as in sync: no ack for {format_elapsed(waits_s)}",
-            )
+            no_ack = "" if facts.unmoved_s is None else f": no ack{_for(waits_s)}"
+            return Judgement(Verdict.NOT_IN_SYNC, f"its master does not count it as in sync{no_ack}")
         return Judgement(Verdict.NOT_IN_SYNC, f"lacks {format_bytes(limits.gap_bytes_max)} or more")
     limit_s = limits.slave_timeout_s / (2 if shown is Verdict.FALL_BEHIND else 1)
     if facts.is_rejoining:
@@ -237,6 +235,28 @@ def _judge_connected(facts: Facts, limits: Limits, shown: Verdict | None) -> Jud
     if lag_s is not None and lag_s > limit_s:
         return Judgement(Verdict.FALL_BEHIND, f"lacks bytes that are {format_elapsed(lag_s)} old")
     return Judgement(Verdict.OK)
+
+
+def _for(duration_s: float | None) -> str:
+    return "" if duration_s is None else f" for {format_elapsed(duration_s)}"
+
+
+def end_and_lag(
+    connection: ConnectionStatus, *, max_offset: int, furthest_before: int | None
+) -> tuple[int, int]:
+    """The end of the master's log by an answer that lists `connection`, and what of it is not acknowledged.
+
+    The answers of RocketMQ to 907 and to 28 are of two moments: the difference in 907 fits its own acks.
+    RocketMQ also reads the end of its log before its connections: an offset beyond that end is the slave's
+    fault only if it is beyond it in the next answer, too. `furthest_before` is the larger of the sent and the
+    acknowledged offset of the answer before, if that was beyond its end; else None.
+    """
+    ack = max(connection.ack_offset, 0)
+    end = max(max_offset, ack + connection.lag_bytes)
+    furthest = max(ack, connection.sent_offset)
+    if furthest > end and (furthest_before is None or furthest_before <= end):
+        return furthest, furthest - ack
+    return end, connection.lag_bytes
 
 
 def is_rejoining(ack_offset: int, *, joined_at_offset: int, connected_s: float, limits: Limits) -> bool:

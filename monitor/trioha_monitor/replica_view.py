@@ -80,7 +80,7 @@ def view_replica(
         why=judgement.why,
         state=facts.state,
         is_connected=facts.is_connected,
-        for_s=facts.connected_s if facts.is_connected else facts.unconnected_s,
+        for_s=facts.connected_s if facts.is_connected else facts.unconnected_s or 0.0,
         age_s=age_s,
         master_offset=facts.master_offset,
         sent_offset=facts.sent_offset,

@@ -11,7 +11,7 @@ from attrs import define, field
 
 from trioha.broker_status import BrokerStatus, ConnectionStatus, SlaveStatus
 from trioha.distribution import Distribution
-from trioha.replica_verdict import Facts, Judgement, Limits, Verdict, is_rejoining, judge
+from trioha.replica_verdict import Facts, Judgement, Limits, Verdict, end_and_lag, is_rejoining, judge
 from trioha_monitor.metadata_copy import view_metadata
 from trioha_monitor.replica_view import Measurements, ReplicaNames, SlaveOffsets, in_unit, view_replica
 from trioha_monitor.series import AppendClock, RateMeter, SeriesRecorder, TrendMeter
@@ -161,19 +161,13 @@ class Replica:
         self._judge(master, limits=limits, slave=slave, last_received_s=last_received_s, at_ms=at_ms)
 
     def _measure(self, status: ConnectionStatus, ack: int, master: BrokerStatus) -> None:
-        """Set the end of the master's log and the distance of the ack from it.
-
-        The answers of RocketMQ to 907 and to 28 are of two moments: the difference in 907 fits its own acks.
-        RocketMQ also reads the end of its log before its connections: an offset beyond that end is the
-        slave's fault only if it is beyond it in the next answer, too.
-        """
-        end = max(master.max_offset, ack + status.lag_bytes)
+        """Set the end of the master's log and the distance of the ack from it."""
+        furthest_before = self._beyond_end
         furthest = max(ack, status.sent_offset)
-        earlier, self._beyond_end = self._beyond_end, furthest if furthest > end else None
-        if furthest > end and (earlier is None or earlier <= end):
-            self.master_offset, self.diff_bytes = furthest, furthest - ack
-        else:
-            self.master_offset, self.diff_bytes = end, status.lag_bytes
+        self._beyond_end = furthest if furthest > max(master.max_offset, ack + status.lag_bytes) else None
+        self.master_offset, self.diff_bytes = end_and_lag(
+            status, max_offset=master.max_offset, furthest_before=furthest_before
+        )
 
     def unlisted(
         self,

@@ -13,6 +13,7 @@ from tests.remoting.recorded import answers
 from tests.status_samples import HA_ADDRESS, connection_status, master_status, slave_status
 from trioha.broker_status import (
     ArchiveStatus,
+    BrokerSettings,
     BrokerStatus,
     ControllerLinkStatus,
     ControlStatus,
@@ -21,13 +22,15 @@ from trioha.broker_status import (
     SlaveStatus,
     TableCopyStatus,
 )
-from trioha.cli import main
+from trioha.cli import console, main, status_rows
+from trioha.cli.status_rows import Earlier, second_look_s
 from trioha.controller import protocol
 from trioha.distribution import Distribution
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, request, response_to
 from trioha.remoting.ha_runtime_info import encode_ha_status
 from trioha.remoting.server import Peer, RemotingServer
+from trioha.replica_verdict import Verdict
 
 MASTER = master_status(
     123_456,
@@ -38,6 +41,7 @@ MASTER = master_status(
     connection_status(
         "10.0.0.3:4000", sent=99_999, ack=0, lag=123_456, in_sync=False, state="SUSPEND", connection_id=2
     ),
+    settings=BrokerSettings(slave_timeout_ms=20),
     version="1.0",
     flushed_offset=120_000,
     put_statuses={"PUT_OK": 5_000},
@@ -104,9 +108,9 @@ def rows_of(text: str) -> list[str]:
     ]
 
 
-def test_nodes_their_slaves_and_their_masters_are_shown(capsys):
+def test_all_figures_of_nodes_their_slaves_and_their_masters_are_tables(capsys):
     with brokers(node(MASTER), node(SLAVE)) as (master, slave):
-        assert main(["status", master, slave]) == 0
+        assert main(["status", master, slave, "--wide", "--reachable"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert rows_of(out) == [
@@ -118,6 +122,108 @@ def test_nodes_their_slaves_and_their_masters_are_shown(capsys):
     ]
     assert f"{master} puts: PUT_OK 5,000" in out
     assert f"{master}: a record cannot be dispatched: body CRC 1 is not 2 at offset 119000" in out
+
+
+def narrow(monkeypatch):
+    """Output as on a terminal of 80 columns."""
+    monkeypatch.setattr(console, "PIPE_COLUMNS", 80)
+
+
+def test_each_broker_and_replica_is_one_line_of_80_columns(capsys, monkeypatch):
+    narrow(monkeypatch)
+    client = evolve(SLAVE.client, local_address="10.0.0.2:4000", is_observer=False)
+    refused = evolve(client, local_address=None, verdict="OTHER_MASTER: the broker there is broker-b of c")
+    full = evolve(MASTER, put_refusal="the disk of /var/lib/rocketmq is full", dispatch_fault="")
+    slaves = [evolve(SLAVE, client=client), evolve(SLAVE, client=refused, broker_id=2)]
+    with brokers(node(full), *map(node, slaves)) as (master, slave, other):
+        assert main(["status", master, slave, other]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"CRITICAL: DISK FULL: {master}; 1 replica STALLED; 1 replica REFUSED"
+    assert max(map(len, lines[1:6])) <= 80
+    assert [line.split()[:2] for line in lines[1:6]] == [
+        ["broker", "state"],
+        [master, "DISK"],
+        [slave, "OK"],
+        ["10.0.0.3:4000", "STALLED"],
+        [other, "REFUSED"],
+    ]
+    assert "456 B, 12 ms" in lines[3]
+    assert "121 KiB" in lines[4]
+    # What was cut follows in full.
+    assert lines[6].startswith(f"{master}: disk-full: the disk of /var/lib/rocketmq is full; 0 puts")
+    assert lines[5].endswith("the broker there is broker-b of c")
+
+
+def test_a_sound_pair_is_two_lines_below_the_first_and_exit_code_0(capsys):
+    client = evolve(SLAVE.client, local_address="10.0.0.2:4000", is_observer=False)
+    sound = evolve(MASTER, connections=MASTER.connections[:1], dispatch_fault="")
+    with brokers(node(sound), node(evolve(SLAVE, client=client))) as (master, slave):
+        assert main(["status", master, slave]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["OK:", "2", "brokers,", "1", "replica"],
+        ["broker", "state", "lag"],
+        [master, "OK", "SYNC_MASTER", "broker-a", "(0),", "end", "123,456"],
+        [slave, "OK", "456", "B,", "12", "ms", "SLAVE", "broker-a", "(1),", "end", "123,000"],
+    ]
+
+
+def test_a_broken_replica_is_exit_code_1_unless_only_reachability_counts(capsys):
+    diverged = evolve(SLAVE.client, verdict="DIVERGED: other bytes at 5", is_observer=False)
+    with brokers(node(evolve(SLAVE, client=diverged))) as (slave,):
+        assert main(["status", slave]) == 1
+        assert main(["status", slave, "--reachable"]) == 0
+        capsys.readouterr()
+        assert main(["status", slave, "--json"]) == 1
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["state"] == {"severity": "CRITICAL", "text": "CRITICAL: 1 replica DIVERGED"}
+    assert shown["verdicts"] == [
+        {
+            "address": slave,
+            "master": None,
+            "state": "DIVERGED",
+            "severity": "CRITICAL",
+            "verdict": "DIVERGED",
+            "lagBytes": None,
+            "lagMs": None,
+            "problems": ["other bytes at 5"],
+        }
+    ]
+
+
+def connected(ack: int, *, lag_ms: int | None = 5000) -> BrokerStatus:
+    """A master whose slave has acknowledged up to `ack` of 1000."""
+    connection = connection_status("10.0.0.2:4000", sent=1000, ack=ack, lag_ms=lag_ms)
+    return evolve(master_status(1000, connection), address="m:1", flushed_offset=1000)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "verdict"),
+    [
+        (connected(400), connected(400), Verdict.STALLED),
+        (connected(400), connected(500), Verdict.FALL_BEHIND),
+        (connected(400), connected(1000, lag_ms=0), Verdict.OK),
+        # RocketMQ reports no age: bytes that were there at the first look are as old as that.
+        (connected(400, lag_ms=None), connected(400, lag_ms=None), Verdict.STALLED),
+        (connected(400, lag_ms=None), connected(1000, lag_ms=None), Verdict.OK),
+    ],
+)
+def test_a_second_look_tells_a_stalled_replica_from_one_that_moves(before, now, verdict):
+    assert second_look_s([before]) == 3.0
+    rows = status_rows.rows_of([now], earlier=Earlier([before], ago_s=3.5))
+    assert [row.verdict for row in rows] == [None, verdict]
+
+
+def test_brokers_whose_replicas_do_not_wait_are_asked_once():
+    assert second_look_s([connected(400, lag_ms=2999), connected(1000, lag_ms=0)]) is None
+
+
+def test_an_unconnected_slave_of_a_master_is_silent_with_what_it_lacks():
+    client = evolve(SLAVE.client, is_observer=False, local_address=None)
+    slave = evolve(SLAVE, address="s:1", client=client)
+    rows = status_rows.rows_of([evolve(master_status(200_000), address="m:1"), slave])
+    assert [(row.address, row.master, row.state, row.lag_bytes) for row in rows[1:]] == [
+        ("s:1", "m:1", "SILENT", 77_000)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -133,9 +239,10 @@ def test_nodes_their_slaves_and_their_masters_are_shown(capsys):
         ),
     ],
 )
-def test_real_brokers_are_shown(session, row, capsys):
+def test_real_brokers_are_shown(session, row, capsys, monkeypatch):
+    monkeypatch.setattr("trioha.cli.status.second_look_s", lambda brokers: None)
     with brokers(answers(session)) as (address,):
-        assert main(["status", address]) == 0
+        assert main(["status", address, "--wide", "--reachable"]) == 0
     assert rows_of(capsys.readouterr().out)[0] == f"{address} {row}"
 
 
@@ -152,7 +259,7 @@ def test_the_metadata_of_slaves_is_a_table_with_a_line_for_each_problem(capsys):
         regressions_kept=7,
     )
     with brokers(node(MASTER), node(evolve(SLAVE, metadata=copied))) as (master, slave):
-        assert main(["status", master, slave]) == 0
+        assert main(["status", master, slave, "--wide", "--reachable"]) == 0
     out = capsys.readouterr().out
     assert rows_of(out)[-2:] == [
         f"{slave} 10.0.0.1:10911 groups - - 0 2",
@@ -185,7 +292,7 @@ def test_archives_are_a_table_with_a_line_for_each_problem(capsys):
         master,
         slave,
     ):
-        assert main(["status", master, slave]) == 0
+        assert main(["status", master, slave, "--wide", "--reachable"]) == 0
     out = capsys.readouterr().out
     assert rows_of(out)[-2:] == [
         f"{master} s3://backups/a 0001-5f0c9a12 running 123,000 456 1.2 7 9,000",
@@ -238,7 +345,7 @@ def test_controller_mode_is_two_tables_and_a_line_for_each_problem(capsys):
         master,
         slave,
     ):
-        assert main(["status", master, slave]) == 0
+        assert main(["status", master, slave, "--wide"]) == 1
     out = capsys.readouterr().out
     rows = rows_of(out)
     known = f"{{1, 2}} epoch 9 123,000 {CONTROLLER} 2.5 3 -"
@@ -308,7 +415,7 @@ def test_controller_mode_of_rocketmqs_brokers_comes_from_them_and_their_controll
         addresses = f"{dead_address};{follower}"
         both = [rocketmq_answers(addresses, is_master=is_master) for is_master in (True, False)]
         with brokers(*both) as (master, slave):
-            assert main(["status", master, slave, "--json"]) == 0
+            assert main(["status", master, slave, "--json", "--reachable"]) == 0
     shown = [broker["control"] for broker in json.loads(capsys.readouterr().out)["brokers"]]
     for control in shown:
         assert control.pop("leaderHeardMs") >= 0
@@ -354,7 +461,7 @@ def test_controller_mode_of_rocketmqs_brokers_comes_from_them_and_their_controll
 
 def test_a_broker_in_controller_mode_is_shown_when_no_controller_answers(capsys, dead_address):
     with brokers(rocketmq_answers(dead_address, is_master=True)) as (master,):
-        assert main(["status", master]) == 0
+        assert main(["status", master, "--wide"]) == 0
     out = capsys.readouterr().out
     row = next(row for row in rows_of(out) if "NONE" in row)
     assert row.startswith(f"{master} - master - - - ")
@@ -366,7 +473,7 @@ def test_an_unreachable_broker_is_one_line_and_the_others_are_shown(dead_address
     with brokers(node(SLAVE)) as (slave,):
         assert main(["status", dead_address, slave]) == 1
     out, err = capsys.readouterr()
-    assert rows_of(out)[0].startswith(f"{slave} ")
+    assert out.splitlines()[2].startswith(f"{slave}  OK ")
     assert err == f"trioha: {dead_address}: cannot connect: Connection refused\n"
 
 
@@ -411,7 +518,6 @@ def test_json_has_every_field_and_every_error(dead_address, capsys):
 
 def test_bad_input_is_reported_in_one_line(refusal):
     for arguments, says in (
-        ([], "no broker to ask; write trioha status HOST:PORT"),
         (["127.0.0.1:1", "--group", "a"], "--controller: is missing; give HOST:PORT of a controller"),
         (["--controller", "c0"], "'c0' is not an address"),
         (["localhost"], "'localhost' is not an address"),
@@ -466,7 +572,7 @@ def controlled_group(*, has_master: bool = True) -> Iterator[tuple[str, str, str
 
 def test_controllers_and_their_groups_are_shown(capsys):
     with controlled_group() as (controller, master, slave):
-        arguments = ["--controller", controller, "--group", "broker-x", "--group", "broker-y"]
+        arguments = ["--controller", controller, "--group", "broker-x", "--group", "broker-y", "--wide"]
         assert main(["status", *arguments]) == 0
     out = capsys.readouterr().out
     assert f"Controllers of g: {controller} leads" in out
@@ -496,22 +602,25 @@ def test_json_has_controllers_and_their_groups(capsys):
 
 def test_group_without_a_master_is_a_line_of_its_own(capsys):
     with controlled_group(has_master=False) as (controller, _, _):
-        assert main(["status", "--controller", controller, "--group", "broker-x"]) == 0
+        assert main(["status", "--controller", controller, "--group", "broker-x"]) == 1
     assert "broker-x: no master: no living broker of the sync-state set {1, 2}" in capsys.readouterr().out
 
 
 def test_controller_that_is_not_there_is_one_line(dead_address, capsys):
     assert main(["status", "--controller", dead_address]) == 1
     out, err = capsys.readouterr()
-    assert (out, err) == ("", f"trioha: {dead_address}: cannot connect: Connection refused\n")
+    assert (out, err) == (
+        "CRITICAL: 1 of 1 did not answer\n",
+        f"trioha: {dead_address}: cannot connect: Connection refused\n",
+    )
 
 
 def test_probes_of_the_ha_port_are_one_line_for_each_of_the_busiest_hosts(capsys):
     probes = {f"10.0.1.{number}": {"EOF": 1000 * number, "NO_REQUEST": 1} for number in range(1, 9)}
     with brokers(node(evolve(MASTER, probes=probes))) as (master,):
-        assert main(["status", master]) == 0
+        assert main(["status", master, "--wide", "--reachable"]) == 0
         lines = [line for line in capsys.readouterr().out.splitlines() if "probes" in line]
-        assert main(["status", master, "--json"]) == 0
+        assert main(["status", master, "--json", "--reachable"]) == 0
         assert json.loads(capsys.readouterr().out)["brokers"][0]["probes"] == probes
     assert lines[0] == f"{master} probes of 10.0.1.8 at the HA port: EOF 8,000, NO_REQUEST 1"
     assert lines[5:] == [f"{master} probes of 3 other hosts at the HA port: 6,003"]

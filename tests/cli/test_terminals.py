@@ -28,7 +28,9 @@ from trioha.cli.consume import Output
 from trioha.cli.inspect import inspect
 from trioha.cli.monitor import monitor
 from trioha.cli.offsets import offsets
-from trioha.cli.status import print_statuses
+from trioha.cli.status_lines import print_rows
+from trioha.cli.status_rows import rows_of, summary_of
+from trioha.cli.status_tables import print_statuses
 from trioha.client.messages import ReceivedMessage
 from trioha.client.route import MessageQueue
 from trioha.errors import StoreError, TriohaError
@@ -114,9 +116,14 @@ def test_a_status_shows_a_hostile_broker_as_text(capsys):
         kernel=EVIL,
         probes={EVIL: {EVIL: 1}},
     )
-    print_statuses([evolve(evil, address="[fd00::6]:10911")])
+    brokers = [evolve(evil, address="[fd00::6]:10911")]
+    print_statuses(brokers)
+    tables = assert_harmless(capsys.readouterr().out)
+    rows = rows_of(brokers)
+    print_rows(summary_of(rows), rows)
     out = assert_harmless(capsys.readouterr().out)
-    assert "[/x]" in out
+    assert SHOWN in tables
+    assert "[/x]" in tables
     assert "[fd00::5]:10911" in out
     assert "[fd00::6]:10911" in out
     assert SHOWN in out

@@ -32,7 +32,7 @@ def status(address: str) -> dict[str, Any]:
     brokers: list[dict[str, Any]] = []
 
     def is_answered() -> bool:
-        answer = run_trioha("status", address, "--json")
+        answer = run_trioha("status", address, "--json", "--reachable")
         if answer.exit_code == 0:
             brokers[:] = json.loads(answer.stdout)["brokers"]
         else:

@@ -192,7 +192,7 @@ def test_an_archive_is_tried_again_until_it_can_be_written_and_left_to_a_writer_
     assert "another writer archives here" in status.error
     wait_until(lambda: archivers_of(url) == [])
     send(node, 20)
-    shown = run_trioha("status", node.listen_address)
+    shown = run_trioha("status", "--wide", node.listen_address)
     assert f"{node.listen_address}: archive fenced: {status.error}" in shown.stdout
     node.stop()
 

@@ -335,7 +335,7 @@ def test_status_shows_roles_epochs_sets_and_the_leading_controller(controller, j
     assert after.role_changed_ms is not None
     assert master.role_changed_ms is not None
     assert after.role_changed_ms > master.role_changed_ms
-    shown = run_trioha("status", first.address, second.address)
+    shown = run_trioha("status", "--wide", first.address, second.address)
     assert shown.exit_code == 0
     assert "Controller mode" in shown.stdout
 

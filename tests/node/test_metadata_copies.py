@@ -147,7 +147,7 @@ def test_the_tables_of_a_slave_are_those_of_its_master_and_an_unchanged_file_is_
     assert metadata.master_address == master.listen_address
     assert {copied.error for copied in metadata.tables.values()} == {""}
     assert metadata.tables["topics"].changes >= 1
-    shown = run_trioha("status", slave.listen_address)
+    shown = run_trioha("status", "--wide", slave.listen_address)
     assert "consumerOffsets" in shown.stdout
     assert master.status().metadata is None
     # Deleted and created at the master, deleted and created at the slave.
@@ -310,7 +310,7 @@ def test_an_offset_that_goes_back_at_the_master_is_shown_and_can_be_found_in_the
     assert committed(slave, "Topic", "group") == offset
     metadata = slave.status().metadata
     assert (metadata.policy, metadata.regressions_kept) == (policy, 1 if policy == "keep" else 0)
-    assert f"trioha.offsetRegression={policy}" in run_trioha("status", slave.listen_address).stdout
+    assert f"trioha.offsetRegression={policy}" in run_trioha("status", "--wide", slave.listen_address).stdout
     wait_until(lambda: offset_at(now_ms()) == [10])
     assert offset_at(before_ms) == [40]
 

@@ -146,6 +146,6 @@ def test_a_slave_ahead_of_its_master_is_reported_and_nothing_is_overwritten(tmp_
     verdict = wait_for_verdict(slave, "AHEAD")
     assert str(end_offset) in verdict
     assert slave.max_offset == end_offset
-    assert "AHEAD" in run_trioha("status", slave.listen_address).stdout
+    assert f"{slave.listen_address}  DIVERGED" in run_trioha("status", slave.listen_address).stdout
     slave.stop()
     master.stop()

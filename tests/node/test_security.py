@@ -39,7 +39,7 @@ def test_rules_are_read_again_while_a_node_serves(tmp_path, start_node):
     assert "No accessKey is configured" in refused["remarks"]["SYSTEM_ERROR"]
     found = run_trioha("status", "--json", "--credentials", tools, node.listen_address)
     assert json.loads(found.stdout)["brokers"][0]["aclRefusals"] == 3
-    shown = run_trioha("status", "--credentials", tools, node.listen_address)
+    shown = run_trioha("status", "--wide", "--credentials", tools, node.listen_address)
     assert "requests refused by access control: 3" in " ".join(shown.stdout.split())
     assert run_trioha("status", node.listen_address).exit_code == 1
 

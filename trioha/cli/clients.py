@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, TypeVar
 
@@ -62,16 +62,22 @@ class ClusterAddress:
             if namesrv is not None:
                 raise ConfigError("is given beside --namesrv", key="--broker", hint="use one of them")
             return cls(broker=SingleBroker(str(parse_address(broker)), queues), security=security.read())
-        text = namesrv or os.environ.get(NAME_SERVER_VARIABLE) or NAME_SERVER_DEFAULT
-        try:
-            name_servers = parse_name_servers(text)
-        except ConfigError as error:
-            raise ConfigError(error.reason, key="--namesrv", hint=error.hint) from None
-        return cls(name_servers, security=security.read())
+        return cls(name_servers_of(() if namesrv is None else (namesrv,)), security=security.read())
 
     def open(self) -> AbstractAsyncContextManager[Cluster]:
         """A client of the cluster."""
         return open_cluster(name_servers=self.name_servers, broker=self.broker, security=self.security)
+
+
+def name_servers_of(given: Sequence[str]) -> tuple[str, ...]:
+    """The name servers of the options `--namesrv`; without any those of NAMESRV_ADDR, or the local one.
+
+    Raises ConfigError.
+    """
+    try:
+        return parse_name_servers(given or os.environ.get(NAME_SERVER_VARIABLE) or NAME_SERVER_DEFAULT)
+    except ConfigError as error:
+        raise ConfigError(error.reason, key="--namesrv", hint=error.hint) from None
 
 
 def check_tags(topic: str, tags: str) -> None:

@@ -3,490 +3,259 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, get_origin
+from typing import Annotated, Any, Final, get_origin
 
 import attrs
 import trio
 from cattrs import Converter
 from cattrs.gen import make_dict_unstructure_fn, override
-from rich.table import Table
+from cyclopts import Parameter
 
-from trioha.broker_status import BrokerStatus, ControlStatus
-from trioha.cli.console import err, out, print_json
+from trioha.broker_status import BrokerStatus
+from trioha.cli.clients import name_servers_of
+from trioha.cli.console import err, print_json
 from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
+from trioha.cli.status_lines import print_rows
+from trioha.cli.status_rows import WORDS, Earlier, StatusRow, Summary, rows_of, second_look_s, summary_of
+from trioha.cli.status_tables import print_overview, print_statuses
 from trioha.controller.group_status import fetch_control, is_controlled
-from trioha.controller.overview import GroupView, MemberView, Overview, fetch_overview
+from trioha.controller.overview import Connect, Overview, fetch_overview
 from trioha.errors import ConfigError, RemoteProtocolError, TriohaError
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.client import ClientSecurity, open_client
 from trioha.remoting.fastjson import camel_case
 from trioha.remoting.name_server import fetch_broker_groups
 from trioha.remoting.status_reader import StatusReader
+from trioha.replica_verdict import Severity
 
-UNKNOWN = "-"
-"""Shown for a value that the broker does not report."""
-EPOCHS_SHOWN = 4
-"""Epochs of a broker's log in its row, the last ones."""
-PROBE_HOSTS_MAX = 5
-"""Hosts whose probes get a line each."""
+
+@attrs.frozen
+class Asked:
+    """Whom to ask, and how."""
+
+    addresses: tuple[Address, ...]
+    name_servers: tuple[str, ...]
+    controller: str | None
+    groups: tuple[str, ...]
+    """Of the controllers, beside those of the brokers that answer."""
+    timeout_s: float
+    security: ClientSecurity
+
+
+@attrs.frozen
+class Answers:
+    """What brokers and controllers say."""
+
+    brokers: list[BrokerStatus]
+    errors: list[TriohaError]
+    earlier: Earlier | None = None
+    """The brokers' first answers, if they were asked twice."""
+    overview: Overview | None = None
 
 
 def status(
-    *addresses: str,
+    *addresses: Annotated[str, Parameter(name="HOST:PORT", negative=())],
+    namesrv: tuple[str, ...] = (),
+    name_server: Annotated[tuple[str, ...], Parameter(show=False)] = (),
     controller: str | None = None,
     group: tuple[str, ...] = (),
-    name_server: str | None = None,
+    wide: bool = False,
+    reachable: bool = False,
     timeout: float = 3.0,
     json: bool = False,
     security: SecurityOptions = NO_SECURITY_OPTIONS,
 ) -> int:
-    """Show the replication of running brokers, trioha's or RocketMQ's, and what controllers say of them.
+    """Show in a line each how brokers and replicas are, trioha's or RocketMQ's.
 
-    Exit code 1 if a broker or controller could not be reached; the others are shown all the same.
+    The first line is the state of all. Exit code 1 if that is CRITICAL: a replica is refused, diverged,
+    stalled or not connected, a disk is full, messages are refused, or a broker or controller does not answer.
+    Where a replica lacks bytes for longer than puts wait for it, the brokers are asked again after that time,
+    to see whether it moves.
 
     Parameters
     ----------
     addresses
-        Listen addresses of brokers, HOST:PORT.
-    controller
-        HOST:PORT of one of RocketMQ's controllers: shows the one that leads, and the groups of brokers that
-        --group, --name-server and the brokers named here say.
-    group
-        brokerName of a group that the controllers are asked for; may be repeated.
+        Listen addresses of brokers. Without them and --namesrv or --controller: the brokers of the name
+        servers of NAMESRV_ADDR, or of 127.0.0.1:9876.
+    namesrv
+        Name servers: shows all brokers that they list.
     name_server
-        HOST:PORT of a name server: the controllers are asked for all groups that it knows.
+        The same.
+    controller
+        One of RocketMQ's controllers: shows who leads, and the groups of the brokers that answer.
+    group
+        brokerName of a further group that the controllers are asked for; may be repeated.
+    wide
+        Show all figures, in tables.
+    reachable
+        Exit code 1 only if a broker or controller does not answer.
     timeout
         Seconds for each of them to answer.
     json
-        Print one JSON object instead of tables.
+        Print one JSON object.
     """
-    if not addresses and controller is None:
-        raise ConfigError("no broker to ask", hint="write trioha status HOST:PORT ...")
-    if controller is None and (group or name_server is not None):
+    if controller is None and group:
         raise ConfigError("is missing", key="--controller", hint="give HOST:PORT of a controller")
     if not 0 < timeout < math.inf:
         raise ConfigError(f"{timeout:g} is not more than 0", key="--timeout")
-    asked = [parse_address(address) for address in addresses]
-    for one in (controller, name_server):
-        if one is not None:
-            parse_address(one)
-    rights = security.read()
-    answers = trio.run(_ask_all, asked, timeout, rights)
-    brokers = [answer for answer in answers if isinstance(answer, BrokerStatus)]
-    errors = [answer for answer in answers if isinstance(answer, TriohaError)]
-    overview: Overview | None = None
     if controller is not None:
-        names = [*group, *(broker.broker_name for broker in brokers if broker.broker_name)]
-        overview, problems = trio.run(_ask_controllers, controller, names, name_server, timeout, rights)
-        errors += problems
+        parse_address(controller)
+    named = (*namesrv, *name_server)
+    asked = Asked(
+        tuple(parse_address(address) for address in addresses),
+        name_servers_of(named) if named or not (addresses or controller) else (),
+        controller,
+        group,
+        timeout,
+        security.read(),
+    )
+    answers = trio.run(_ask, asked)
+    rows = rows_of(answers.brokers, earlier=answers.earlier)
+    summary = summary_of(
+        rows,
+        unreachable=len(answers.errors),
+        further=[] if answers.overview is None else _overview_problems(answers.overview),
+    )
     if json:
-        shown = {"brokers": _converter.unstructure(brokers), "errors": [str(error) for error in errors]}
-        if controller is not None:
-            shown["controllers"] = _converter.unstructure(overview)
-        print_json(shown)
+        print_json(_as_json(answers, rows, summary))
     else:
-        if overview is not None:
-            print_overview(overview)
-        if brokers:
-            print_statuses(brokers)
-    for error in errors:
-        err().print(f"trioha: {error}")
-    return 1 if errors else 0
+        _print(answers, rows, summary, wide=wide)
+    for error in answers.errors:
+        err().print(f"trioha: {error}", soft_wrap=True)
+    return 1 if answers.errors or (summary.severity is Severity.BAD and not reachable) else 0
 
 
-async def _ask_all(
-    addresses: Sequence[Address], timeout_s: float, security: ClientSecurity
-) -> list[BrokerStatus | TriohaError]:
-    """One answer or error for each address, in their order, all asked at once."""
-    connect = partial(open_client, connect_timeout_s=timeout_s, security=security)
-    answers: dict[int, BrokerStatus | TriohaError] = {}
+def _print(answers: Answers, rows: Sequence[StatusRow], summary: Summary, *, wide: bool) -> None:
+    print_rows(summary, () if wide else rows)
+    if answers.overview is not None:
+        print_overview(answers.overview, with_epochs=wide)
+    if wide and answers.brokers:
+        print_statuses(answers.brokers)
 
-    async def ask(index: int, address: Address) -> None:
+
+def _as_json(answers: Answers, rows: Sequence[StatusRow], summary: Summary) -> dict[str, Any]:
+    shown = {
+        "state": {"severity": WORDS[summary.severity], "text": summary.text},
+        "verdicts": [
+            {
+                "address": row.address,
+                "master": row.master or None,
+                "state": row.state,
+                "severity": WORDS[row.severity],
+                "verdict": None if row.verdict is None else row.verdict.name,
+                "lagBytes": row.lag_bytes,
+                "lagMs": row.lag_ms,
+                "problems": list(row.problems),
+            }
+            for row in rows
+        ],
+        "brokers": _converter.unstructure(answers.brokers),
+        "errors": [str(error) for error in answers.errors],
+    }
+    if answers.overview is not None:
+        shown["controllers"] = _converter.unstructure(answers.overview)
+    return shown
+
+
+def _overview_problems(overview: Overview) -> list[tuple[Severity, str]]:
+    """What is wrong with controllers and their groups."""
+    problems = [] if overview.leader else [(Severity.BAD, "no controller leads")]
+    problems += [
+        (Severity.WARNING, f"controller {view.address} does not answer")
+        for view in overview.controllers
+        if view.error is not None
+    ]
+    for each in overview.groups:
+        if each.master_id is None:
+            problems.append((Severity.BAD, f"{each.broker_name} has no master"))
+        dead = sum(not member.is_alive for member in each.members)
+        if dead:
+            problems.append(
+                (Severity.WARNING, f"{each.broker_name}: {dead} of {len(each.members)} not alive")
+            )
+    problems += [
+        (Severity.WARNING, f"{name} is not known to the controllers") for name in overview.unknown_groups
+    ]
+    return problems
+
+
+async def _ask(asked: Asked) -> Answers:
+    """Ask all of them; the brokers twice where one answer does not show whether a replica moves."""
+    connect = partial(open_client, connect_timeout_s=asked.timeout_s, security=asked.security)
+    listed, errors = await _ask_name_servers(asked, connect)
+    found = [parse_address(address) for addresses in listed.values() for address in addresses]
+    addresses = tuple(dict.fromkeys((*asked.addresses, *found)))
+    asked_s = trio.current_time()
+    brokers, failures = await _ask_brokers(addresses, asked.timeout_s, connect)
+    earlier: Earlier | None = None
+    if (wait_s := second_look_s(brokers)) is not None:
+        await trio.sleep_until(trio.current_time() + wait_s)
+        first, again_s = brokers, trio.current_time()
+        brokers, failures = await _ask_brokers(addresses, asked.timeout_s, connect)
+        earlier = Earlier(first, again_s - asked_s)
+    overview: Overview | None = None
+    errors += failures
+    if asked.controller is not None:
+        names = [*asked.groups, *(each.broker_name for each in brokers if each.broker_name), *listed]
+        try:
+            overview = await fetch_overview(
+                asked.controller, names, connect=connect, timeout_s=asked.timeout_s
+            )
+        except TriohaError as error:
+            errors.append(_of(asked.controller, error))
+    return Answers(brokers, errors, earlier, overview)
+
+
+async def _ask_name_servers(asked: Asked, connect: Connect) -> tuple[dict[str, list[str]], list[TriohaError]]:
+    """Addresses of brokers by their name, as the first name server that answers lists them; and errors."""
+    errors: list[TriohaError] = []
+    for address in asked.name_servers:
         try:
             async with connect(address) as client:
+                groups = await fetch_broker_groups(client, timeout_s=asked.timeout_s)
+        except TriohaError as error:
+            errors.append(_of(address, error))
+        else:
+            listed: dict[str, list[str]] = {}
+            for each in groups:
+                listed.setdefault(each.broker_name, []).extend(each.addresses.values())
+            return listed, errors
+    return {}, errors
+
+
+async def _ask_brokers(
+    addresses: Sequence[Address], timeout_s: float, connect: Connect
+) -> tuple[list[BrokerStatus], list[TriohaError]]:
+    """Their answers in the order of `addresses`, and the errors of the others; all are asked at once."""
+    answers: dict[Address, BrokerStatus] = {}
+    errors: dict[Address, TriohaError] = {}
+
+    async def ask(address: Address) -> None:
+        try:
+            async with connect(str(address)) as client:
                 reader = StatusReader(client)
                 found = await reader.fetch(timeout_s=timeout_s)
                 if (config := reader.config) is not None and is_controlled(found, config):
                     control = await fetch_control(client, found, config, connect=connect, timeout_s=timeout_s)
                     found = attrs.evolve(found, control=control)
-                answers[index] = found
-        except RemoteProtocolError as error:
-            answers[index] = RemoteProtocolError(f"{address}: {error}")
+                answers[address] = found
         except TriohaError as error:
-            answers[index] = error
+            errors[address] = _of(address, error)
 
     async with trio.open_nursery() as nursery:
-        for index, address in enumerate(addresses):
-            nursery.start_soon(ask, index, address)
-    return [answers[index] for index in range(len(addresses))]
-
-
-async def _ask_controllers(
-    address: str, names: list[str], name_server: str | None, timeout_s: float, security: ClientSecurity
-) -> tuple[Overview | None, list[TriohaError]]:
-    """What the controllers say of the groups `names` and of those that a name server knows; and problems."""
-    connect = partial(open_client, connect_timeout_s=timeout_s, security=security)
-    problems: list[TriohaError] = []
-    if name_server is not None:
-        try:
-            async with connect(name_server) as client:
-                groups = await fetch_broker_groups(client, timeout_s=timeout_s)
-            names = [*names, *(each.broker_name for each in groups)]
-        except RemoteProtocolError as error:
-            problems.append(RemoteProtocolError(f"{name_server}: {error}"))
-        except TriohaError as error:
-            problems.append(error)
-    try:
-        return await fetch_overview(address, names, connect=connect, timeout_s=timeout_s), problems
-    except RemoteProtocolError as error:
-        return None, [*problems, RemoteProtocolError(f"{address}: {error}")]
-    except TriohaError as error:
-        return None, [*problems, error]
-
-
-def print_overview(overview: Overview) -> None:
-    """Print a line of the controllers, and a table of the brokers of each group."""
-    name = f" of {overview.name}" if overview.name else ""
-    others = [view.address for view in overview.controllers if not view.is_leader and view.error is None]
-    leads = f"{overview.leader} leads" if overview.leader else "NONE LEADS"
-    following = f", {', '.join(others)} follow{'s' if len(others) == 1 else ''}" if others else ""
-    out().print(
-        f"Controllers{name}: {leads}{following}",
-        style=None if overview.leader else "red",
-        soft_wrap=True,
+        for address in addresses:
+            nursery.start_soon(ask, address)
+    return (
+        [answers[address] for address in addresses if address in answers],
+        [errors[address] for address in addresses if address in errors],
     )
-    for view in overview.controllers:
-        if view.error is not None:
-            text = f"Controller {view.address}: {view.error}"
-            out().print(text, style="red", soft_wrap=True)
-    for group in overview.groups:
-        _print_group(group)
-    for unknown in overview.unknown_groups:
-        out().print(f"{unknown}: not known to the controllers", style="red", soft_wrap=True)
 
 
-def _print_group(group: GroupView) -> None:
-    members = ", ".join(map(str, group.sync_state_set))
-    table = Table(
-        title=f"{group.broker_name}: epoch {group.master_epoch}, sync-state set {{{members}}} "
-        f"of set epoch {group.sync_state_set_epoch}",
-        title_justify="left",
-    )
-    _add_columns(table, "id", justify_right=True)
-    _add_columns(table, "broker", "role", "alive", "in set")
-    _add_columns(table, "max offset", justify_right=True)
-    _add_columns(table, "epochs (epoch: start)")
-    for member in group.members:
-        table.add_row(
-            str(member.broker_id),
-            member.address,
-            "master" if member.is_master else "slave",
-            "yes" if member.is_alive else "NO",
-            "yes" if member.is_in_sync else "NO",
-            _number(member.max_offset),
-            _epochs(member) or UNKNOWN,
-            style=None if member.is_alive and member.is_in_sync else "red",
-        )
-    out().print(table)
-    if group.master_id is None:
-        text = f"{group.broker_name}: no master: no living broker of the sync-state set {{{members}}}"
-        out().print(text, style="red", soft_wrap=True)
-    for member in group.members:
-        if member.error is not None:
-            text = f"{member.address}: no epochs: {member.error}"
-            out().print(text, style="red", soft_wrap=True)
-
-
-def _epochs(member: MemberView) -> str:
-    """The last epochs, oldest first."""
-    shown = ", ".join(f"{epoch.epoch}: {epoch.start_offset:,}" for epoch in member.epochs[-EPOCHS_SHOWN:])
-    more = len(member.epochs) - EPOCHS_SHOWN
-    return f"{more} older, {shown}" if more > 0 else shown
-
-
-def print_statuses(brokers: Sequence[BrokerStatus]) -> None:
-    """Print tables of brokers, of their slaves, and of slaves' own view of their master."""
-    table = Table(title="Brokers", title_justify="left")
-    _add_columns(table, "broker", "role", "name", "version", "HA address")
-    _add_columns(
-        table, "min offset", "max offset", "flushed", "dispatched", "slaves in sync", justify_right=True
-    )
-    for broker in brokers:
-        table.add_row(
-            broker.address,
-            broker.role,
-            _name(broker),
-            _text(broker.version),
-            _text(broker.ha_address),
-            _number(broker.min_offset),
-            _number(broker.max_offset),
-            _number(broker.flushed_offset),
-            _number(broker.dispatched_offset),
-            _number(broker.in_sync_slaves),
-        )
-    out().print(table)
-    _print_control(brokers)
-    _print_connections(brokers)
-    _print_clients(brokers)
-    _print_metadata(brokers)
-    _print_archives(brokers)
-    for broker in brokers:
-        if broker.dispatch_fault:
-            text = f"{broker.address}: a record cannot be dispatched: {broker.dispatch_fault}"
-            out().print(text, style="red", soft_wrap=True)
-        if broker.put_statuses:
-            counts = ", ".join(f"{name} {number:,}" for name, number in broker.put_statuses.items())
-            out().print(f"{broker.address} puts: {counts}")
-        if broker.kernel:
-            out().print(f"{broker.address} kernel: {broker.kernel}")
-        if broker.acl_refusals:
-            number = f"{broker.acl_refusals:,}"
-            out().print(f"{broker.address} requests refused by access control: {number}")
-        _print_probes(broker)
-
-
-def _print_probes(broker: BrokerStatus) -> None:
-    """A line for each host whose connections to the HA port ask for nothing, the busiest first."""
-    by_host = sorted(broker.probes.items(), key=lambda item: -sum(item[1].values()))
-    for host, reasons in by_host[:PROBE_HOSTS_MAX]:
-        counts = ", ".join(f"{name} {number:,}" for name, number in reasons.items())
-        out().print(f"{broker.address} probes of {host} at the HA port: {counts}")
-    if len(by_host) > PROBE_HOSTS_MAX:
-        number = sum(sum(reasons.values()) for _, reasons in by_host[PROBE_HOSTS_MAX:])
-        hosts = len(by_host) - PROBE_HOSTS_MAX
-        out().print(f"{broker.address} probes of {hosts} other hosts at the HA port: {number:,}")
-
-
-def _print_connections(brokers: Sequence[BrokerStatus]) -> None:
-    rows = [(broker, connection) for broker in brokers for connection in broker.connections]
-    if not rows:
-        return
-    table = Table(title="Slaves, as their master sees them", title_justify="left")
-    _add_columns(table, "master", "slave", "state", "in sync")
-    _add_columns(table, "sent", "ack offset", "lag bytes", "lag ms", "bytes/s", justify_right=True)
-    for broker, connection in rows:
-        table.add_row(
-            broker.address,
-            connection.address,
-            _text(connection.state),
-            "yes" if connection.in_sync else "NO",
-            _number(connection.sent_offset),
-            _number(connection.ack_offset),
-            _number(connection.lag_bytes),
-            _number(connection.lag_ms),
-            _number(connection.transferred_bytes_per_s),
-            style=None if connection.in_sync else "red",
-        )
-    out().print(table)
-
-
-def _print_clients(brokers: Sequence[BrokerStatus]) -> None:
-    rows = [(broker, broker.client) for broker in brokers if broker.client is not None]
-    if not rows:
-        return
-    table = Table(title="Slaves, as they see themselves", title_justify="left")
-    _add_columns(table, "slave", "master", "state")
-    _add_columns(table, "max offset", "reported", "reconnects", "bytes/s", justify_right=True)
-    for broker, client in rows:
-        table.add_row(
-            broker.address,
-            _text(client.master_address),
-            _text(client.state),
-            _number(client.max_offset),
-            _number(client.reported_offset),
-            _number(client.reconnects),
-            _number(client.transferred_bytes_per_s),
-            style="red" if client.verdict else None,
-        )
-    out().print(table)
-    for broker, client in rows:
-        if client.verdict:
-            out().print(f"{broker.address}: {client.verdict}", style="red", soft_wrap=True)
-
-
-def _print_control(brokers: Sequence[BrokerStatus]) -> None:
-    """Tables of brokers in controller mode and of their masters' groups, and what is wrong with them."""
-    rows = [(broker, broker.control) for broker in brokers if broker.control is not None]
-    if not rows:
-        return
-    table = Table(title="Controller mode", title_justify="left")
-    _add_columns(table, "broker")
-    _add_columns(table, "id", justify_right=True)
-    _add_columns(table, "role")
-    _add_columns(table, "epoch", justify_right=True)
-    _add_columns(table, "master", "sync-state set")
-    _add_columns(table, "confirm offset", justify_right=True)
-    _add_columns(table, "leading controller")
-    _add_columns(table, "heard s", "roles", "since s", justify_right=True)
-    for broker, control in rows:
-        table.add_row(
-            broker.address,
-            _number(control.broker_id),
-            control.role,
-            _number(control.master_epoch),
-            UNKNOWN if control.master_id is None else f"{control.master_id} at {control.master_address}",
-            _set_text(control),
-            _number(control.confirm_offset),
-            control.leader or "NONE",
-            _seconds(control.leader_heard_ms),
-            _number(control.role_changes),
-            _seconds(
-                None
-                if control.role_changed_ms is None
-                else max(0, time.time_ns() // 1_000_000 - control.role_changed_ms)
-            ),
-            style="red" if control.leader is None or control.refusal or control.is_set_short else None,
-        )
-    out().print(table)
-    _print_members(rows)
-    for broker, control in rows:
-        for text in _control_problems(control):
-            out().print(f"{broker.address}: {text}", style="red", soft_wrap=True)
-
-
-def _print_members(rows: Sequence[tuple[BrokerStatus, ControlStatus]]) -> None:
-    if not any(control.members for _, control in rows):
-        return
-    table = Table(title="Replicas, as their master sees them", title_justify="left")
-    _add_columns(table, "master")
-    _add_columns(table, "id", justify_right=True)
-    _add_columns(table, "in set", "connected")
-    _add_columns(table, "ack offset", "lag bytes", justify_right=True)
-    for broker, control in rows:
-        for member in control.members:
-            is_well = member.in_set and member.is_connected
-            lag = None if member.ack_offset is None else broker.max_offset - member.ack_offset
-            table.add_row(
-                broker.address,
-                str(member.broker_id),
-                "yes" if member.in_set else "proposed" if member.is_required else "NO",
-                "yes" if member.is_connected else "NO",
-                _number(member.ack_offset),
-                _number(lag),
-                style=None if is_well else "red",
-            )
-    out().print(table)
-
-
-def _control_problems(control: ControlStatus) -> list[str]:
-    """What keeps a broker of controller mode from its work, one line each."""
-    problems = []
-    if control.leader is None:
-        reasons = "; ".join(f"{link.address}: {link.reason}" for link in control.controllers if link.reason)
-        problems.append(f"no controller leads{f': {reasons}' if reasons else ''}")
-    if control.refusal:
-        problems.append(f"refused by the controllers: {control.refusal}")
-    if control.is_set_short:
-        problems.append(
-            f"{len(control.sync_state_set)} in the sync-state set, minInSyncReplicas is "
-            f"{control.in_sync_min}: messages are refused"
-        )
-    return problems
-
-
-def _set_text(control: ControlStatus) -> str:
-    """Members and epoch of the set."""
-    if control.sync_state_set_epoch is None:
-        return UNKNOWN
-    members = ", ".join(map(str, control.sync_state_set))
-    return f"{{{members}}} epoch {control.sync_state_set_epoch}"
-
-
-def _seconds(milliseconds: int | None) -> str:
-    return UNKNOWN if milliseconds is None else f"{milliseconds / 1000:.1f}"
-
-
-def _print_metadata(brokers: Sequence[BrokerStatus]) -> None:
-    """A table of what slaves have copied of their masters' metadata, and a line for offsets that go back."""
-    rows = [(broker, broker.metadata) for broker in brokers if broker.metadata is not None]
-    if not rows:
-        return
-    table = Table(title="Metadata that slaves copy from their masters", title_justify="left")
-    _add_columns(table, "slave", "master", "table")
-    _add_columns(table, "age s", "entries", "changes", "failures", justify_right=True)
-    for broker, metadata in rows:
-        for name, copied in metadata.tables.items():
-            table.add_row(
-                broker.address,
-                _text(metadata.master_address),
-                name,
-                UNKNOWN if copied.age_ms is None else f"{copied.age_ms / 1000:.1f}",
-                _number(None if copied.age_ms is None else copied.entries),
-                _number(copied.changes),
-                _number(copied.failures),
-                style="red" if copied.error else None,
-            )
-    out().print(table)
-    for broker, metadata in rows:
-        for name, copied in metadata.tables.items():
-            if copied.error:
-                text = f"{broker.address}: {name} cannot be copied: {copied.error}"
-                out().print(text, style="red", soft_wrap=True)
-        if metadata.regressions:
-            text = (
-                f"{broker.address}: {metadata.regressions:,} offsets of the master were before the slave's, "
-                f"{metadata.regressions_accepted:,} were taken, {metadata.regressions_kept:,} are kept out "
-                f"(trioha.offsetRegression={metadata.policy})"
-            )
-            out().print(text, style="red", soft_wrap=True)
-
-
-def _print_archives(brokers: Sequence[BrokerStatus]) -> None:
-    """A table of archives, and a line for each that does not run or lacks something."""
-    rows = [(broker, broker.archive) for broker in brokers if broker.archive is not None]
-    if not rows:
-        return
-    table = Table(title="Archives", title_justify="left")
-    _add_columns(table, "broker", "archive", "generation", "state")
-    _add_columns(table, "archived offset", "lag bytes", "age s", "objects", "bytes", justify_right=True)
-    for broker, archive in rows:
-        table.add_row(
-            broker.address,
-            _text(archive.url),
-            _text(archive.generation),
-            _text(archive.state),
-            _number(archive.archived_offset),
-            _number(archive.lag_bytes),
-            UNKNOWN if archive.lag_ms is None else f"{archive.lag_ms / 1000:.1f}",
-            _number(archive.objects),
-            _number(archive.object_bytes),
-            style="red" if archive.error else None,
-        )
-    out().print(table)
-    for broker, archive in rows:
-        if archive.error:
-            text = f"{broker.address}: archive {archive.state}: {archive.error}"
-            out().print(text, style="red", soft_wrap=True)
-        if archive.files_deleted_unarchived:
-            text = (
-                f"{broker.address}: {archive.files_deleted_unarchived:,} log files were deleted before they "
-                "were archived"
-            )
-            out().print(text, style="red", soft_wrap=True)
-
-
-def _add_columns(table: Table, *names: str, justify_right: bool = False) -> None:
-    for name in names:
-        table.add_column(name, justify="right" if justify_right else "left", overflow="fold")
-
-
-def _name(broker: BrokerStatus) -> str:
-    if broker.broker_name is None:
-        return UNKNOWN
-    cluster = f"{broker.cluster_name}/" if broker.cluster_name else ""
-    number = "" if broker.broker_id is None else f" ({broker.broker_id})"
-    return f"{cluster}{broker.broker_name}{number}"
-
-
-def _text(value: str | None) -> str:
-    return value or UNKNOWN
-
-
-def _number(value: int | None) -> str:
-    return UNKNOWN if value is None else f"{value:,}"
+def _of(address: object, error: TriohaError) -> TriohaError:
+    """The error with the address of the peer, which that of an answer does not have."""
+    return RemoteProtocolError(f"{address}: {error}") if isinstance(error, RemoteProtocolError) else error
 
 
 def _fields_hook(kind: type) -> Callable[[Any], dict[str, Any]]:
