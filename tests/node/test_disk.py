@@ -56,6 +56,9 @@ def test_a_full_disk_refuses_puts_until_there_is_space(shimmed, fault):
     assert node.log_path.read_text().count("the disk refuses puts") == 1
     said = run_trioha("doctor", "--json", node.listen_address).stdout
     assert "disk-full" in {finding["id"] for finding in json.loads(said)["findings"]}
+    shown = run_trioha("status", node.listen_address)
+    assert shown.stdout.splitlines()[0] == f"CRITICAL: DISK FULL: {node.listen_address}"
+    assert shown.exit_code == 1
     fault.unlink()
     assert node.load(100, size=(3000, 3000)).statuses == {"PUT_OK": 100}
     node.stop()
