@@ -391,7 +391,7 @@ def view_slave(report: SlaveReport | None, *, now_ms: int) -> SlaveView | None:
         reported_offset=client.reported_offset,
         received_bytes_per_s=float(client.transferred_bytes_per_s),
         read_age_s=max(0, now_ms - report.last_received_ms) / 1000 if client.last_read_ms else None,
-        reconnects=client.reconnects,
+        reconnects=report.reconnects,
         is_observer=client.is_observer,
         complaint=client.verdict or "",
     )

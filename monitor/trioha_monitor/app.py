@@ -19,6 +19,7 @@ from attrs import evolve
 from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.driver import Driver
 from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Input
@@ -34,6 +35,7 @@ from trioha_monitor.playback import Playback, Recording
 from trioha_monitor.rendering import DARK, LIGHT
 from trioha_monitor.replay import open_replay
 from trioha_monitor.screen import MonitorScreen
+from trioha_monitor.terminal import TerminalDriver
 from trioha_monitor.view import ClusterView, ViewFeed
 
 LINE_TIMEOUT_S = 1.0
@@ -105,6 +107,10 @@ class MonitorApp(App[None]):
         self._waiting_keys: deque[events.Key] | None = None
         """Keys that wait until an input line has handled the keys before them; None if no key waits."""
         self._waits = 0
+
+    def get_driver_class(self) -> type[Driver]:
+        """A driver for a terminal that may vanish."""
+        return TerminalDriver
 
     def get_default_screen(self) -> Screen[None]:
         """The main screen; help and dialogs are pushed over it."""

@@ -28,12 +28,17 @@ ERROR_CHARS_MAX: Final = 60
 """How much of an error's text the screen shows."""
 
 
-def log_path() -> Path:
-    """Path of the log: `trioha/monitor.log` in `$XDG_STATE_HOME`, by default `~/.local/state`."""
+def state_folder() -> Path:
+    """The user's state folder: `trioha` in `$XDG_STATE_HOME`, by default in `~/.local/state`."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     if not state.is_absolute():
         state = Path.home() / ".local" / "state"
-    return state / "trioha" / "monitor.log"
+    return state / "trioha"
+
+
+def log_path() -> Path:
+    """Path of the log."""
+    return state_folder() / "monitor.log"
 
 
 class FaultLog:

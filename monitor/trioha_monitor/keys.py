@@ -60,7 +60,7 @@ SCREEN_KEYS: list[BindingType] = [
         "c",
         "copy",
         "Copy",
-        "Copy the replicas as mqadmin haStatus prints them",
+        "Write the replicas to a file, as mqadmin haStatus prints them",
         in_footer=True,
     ),
     _key("monitor.record", "r", "record", "Record", "Start or stop a recording of the views", in_footer=True),

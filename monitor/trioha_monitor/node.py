@@ -373,18 +373,9 @@ class Node:
             self.report = SlaveReport(status, last_received_ms=at_ms, answered_ms=at_ms)
             self.unlisted_since_ms = at_ms
             return True
-        report.answers, report.answered_ms = True, at_ms
-        has_reconnected = False
-        client, earlier = status.client, report.status.client
-        if client is not None and earlier is not None:
-            if client.last_read_ms != earlier.last_read_ms:
-                report.last_received_ms = at_ms
-            has_reconnected = (client.local_address, client.master_address) != (
-                earlier.local_address,
-                earlier.master_address,
-            )
-        report.status = status
-        return has_reconnected
+        connection = report.connection
+        report.answered(status, at_ms=at_ms)
+        return report.connection != connection
 
     def view(self, *, late_after_ms: int, now_ms: int) -> NodeView:
         """The node at `now_ms`; UP is LATE when its last answer is older than `late_after_ms`."""

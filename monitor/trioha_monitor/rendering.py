@@ -207,6 +207,4 @@ class RenderContext:
     def health(self, health: Health) -> Part:
         """Glyph, word and colour."""
         style = self.palette.muted if health is Health.CONNECTING else self.palette.of(health.severity)
-        if health is Health.LATE:
-            style = self.palette.warn
         return (f"{HEALTH_GLYPHS[health]} {health.value}", style)

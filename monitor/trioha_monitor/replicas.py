@@ -30,11 +30,40 @@ class SlaveReport:
     """When it answered."""
     answers: bool = True
     """Whether the slave answers now."""
+    reconnects_before: int = 0
+    """Reconnects until its process started: those of earlier processes, and each restart is one more."""
 
     @property
     def client(self) -> SlaveStatus | None:
         """Its side of the connection."""
         return self.status.client
+
+    @property
+    def reconnects(self) -> int | None:
+        """How often it reconnected, by its own count and over its restarts; None if it does not count."""
+        client = self.client
+        if client is None or client.reconnects is None:
+            return None
+        return self.reconnects_before + client.reconnects
+
+    @property
+    def connection(self) -> tuple[str | None, str | None]:
+        """Both ends of its connection, as far as it reports them."""
+        client = self.client
+        return (None, None) if client is None else (client.local_address, client.master_address)
+
+    def answered(self, status: BrokerStatus, *, at_ms: int) -> None:
+        """It answered."""
+        client, earlier = status.client, self.client
+        if client is not None and earlier is not None:
+            if client.last_read_ms != earlier.last_read_ms:
+                self.last_received_ms = at_ms
+            booted = self.status.table.booted_ms, status.table.booted_ms
+            is_same = None in booted or booted[0] == booted[1]
+            counted = earlier.reconnects or 0
+            if earlier.last_read_ms and (not is_same or (client.reconnects or 0) < counted):
+                self.reconnects_before += counted + 1
+        self.status, self.answered_ms, self.answers = status, at_ms, True
 
     @property
     def has_local_address(self) -> bool:
@@ -290,7 +319,7 @@ class Replica:
         shown = self.shown
         if stale is not None and shown.verdict not in {Verdict.GAP, Verdict.DIVERGED, Verdict.REFUSED}:
             shown = stale
-        reconnects: int | None = self.reconnects
+        reconnects = self.reconnects
         own, metadata = SlaveOffsets(), None
         label = self.address
         if slave is not None:
@@ -304,8 +333,8 @@ class Replica:
                 age_s=answer_age_s,
             )
             label = node_label(status.broker_name, status.broker_id) or label
-            if status.client is not None and status.client.reconnects is not None:
-                reconnects = status.client.reconnects
+            # The slave also counts those between two answers of the master, the master those of its restarts.
+            reconnects = max(reconnects, slave.reconnects or 0)
         return view_replica(
             ReplicaNames(
                 key=self.key,

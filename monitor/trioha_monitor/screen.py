@@ -13,10 +13,11 @@ from textual.binding import BindingType
 from textual.reactive import reactive
 from textual.screen import Screen
 from textual.timer import Timer
-from textual.widgets import ContentSwitcher, Footer, Input
+from textual.widgets import ContentSwitcher, Input
 
 from trioha.errors import TriohaError
 from trioha_monitor.consumption_feed import Demand
+from trioha_monitor.faults import state_folder
 from trioha_monitor.keys import LIVE_ONLY, REPLAY_ONLY, SCREEN_KEYS, help_on_keys
 from trioha_monitor.panes.events import EventsPane
 from trioha_monitor.panes.groups import GroupsPane
@@ -30,6 +31,7 @@ from trioha_monitor.rendering import Part, RenderContext, palette_of
 from trioha_monitor.texts import format_duration
 from trioha_monitor.view import ClusterView
 from trioha_monitor.widgets.dialogs import AskScreen, FilterLine, HelpScreen
+from trioha_monitor.widgets.footer import KeysFooter
 from trioha_monitor.widgets.row_table import RowTable
 from trioha_monitor.widgets.top_bar import ReplayBar, TopBar
 
@@ -48,6 +50,8 @@ PANES = (
 )
 CONTROLLED_PANE = "roles"
 """The pane that the top line names only where a broker is in controller mode."""
+COPY_NAME = "ha-status.txt"
+"""File of the copied table in the state folder: the last copy."""
 JUMP_HINT = "12:03:05 local, or 12:03:05Z · +90s, -5m from here · 25% · end"
 UNTIL_HINT = "lag > 10MB · lag > 3s · event · event lost · event puts of 10.0.0.7"
 
@@ -99,7 +103,7 @@ class MonitorScreen(Screen[None]):
         with ContentSwitcher(initial="replicas", id="panes"):
             yield from self.panes.values()
         yield FilterLine(placeholder="filter: words that a row must have", id="filter", compact=True)
-        yield Footer(compact=True, show_command_palette=False)
+        yield KeysFooter(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
         """Focus the pane, whose keys are then active."""
@@ -216,15 +220,24 @@ class MonitorScreen(Screen[None]):
             self.redraw()
 
     def action_copy(self) -> None:
-        """Copy the table's replicas to the clipboard."""
+        """Write the table's replicas into a file, and offer them to the terminal's clipboard."""
         view = self._held or self._view
         if view is None:
             return
         replicas_pane = self.panes["replicas"]
         assert isinstance(replicas_pane, ReplicasPane)
         replicas = replicas_pane.table.rows or view.replicas
-        self.app.copy_to_clipboard(ha_status_text(view, replicas))
-        self.notify(f"{len(replicas)} replicas as mqadmin haStatus prints them", title="Copied", timeout=3)
+        text, path = ha_status_text(view, replicas), state_folder() / COPY_NAME
+        # A terminal does not say whether it has taken the text.
+        self.app.copy_to_clipboard(text)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            self.notify(f"{path}: {error.strerror}", title="Not written", severity="error", markup=False)
+        else:
+            what = f"{len(replicas)} replicas as mqadmin haStatus prints them, in {path}"
+            self.notify(f"{what}; also offered to the clipboard", title="Written", timeout=10, markup=False)
 
     def action_record(self) -> None:
         """Start or stop a recording."""

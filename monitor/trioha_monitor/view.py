@@ -46,7 +46,12 @@ class Health(Enum):
     @property
     def severity(self) -> Severity:
         """How bad that is."""
-        return {Health.UP: Severity.GOOD, Health.DOWN: Severity.BAD}.get(self, Severity.NOTICE)
+        return {
+            Health.CONNECTING: Severity.NOTICE,
+            Health.UP: Severity.GOOD,
+            Health.LATE: Severity.WARNING,
+            Health.DOWN: Severity.BAD,
+        }[self]
 
 
 class EventKind(Enum):
@@ -393,7 +398,7 @@ class ReplicaView:
     is_closing: bool | None
     """Whether the distance shrinks; None before the rates are known."""
     reconnects: int | None
-    """How often it reconnected, by its own count, else as seen."""
+    """How often it reconnected, restarts included: by its own count, or its master's if that is more."""
     is_rejoining: bool = False
     """Whether its distance may be the tail that it compares after it connected: that is not a lag and not in
     graphs."""

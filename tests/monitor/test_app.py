@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rich.text import Text
 from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Input
+from textual.widgets._footer import FooterKey
 
 from tests.monitor.scenes import (
     END,
@@ -35,10 +37,12 @@ from trioha_monitor.faults import FaultLog
 from trioha_monitor.panes.events import EventsPane
 from trioha_monitor.panes.log import LogPane
 from trioha_monitor.panes.replicas import ReplicasPane
+from trioha_monitor.panes.roles import RolesPane
 from trioha_monitor.panes.slave import SlavePane
 from trioha_monitor.screen import MonitorScreen
-from trioha_monitor.view import ClusterView, EventKind, TimelineEvent
+from trioha_monitor.view import ClusterView, EventKind, NodeView, TimelineEvent
 from trioha_monitor.widgets.dialogs import AskScreen, FilterLine, HelpScreen
+from trioha_monitor.widgets.footer import KeysFooter
 from trioha_monitor.widgets.top_bar import ReplayBar, TopBar
 
 Steps = Callable[[MonitorApp, Pilot[None]], Awaitable[None]]
@@ -151,6 +155,74 @@ def test_every_line_fits_and_the_essential_columns_are_there_at_any_width():
             assert (set(table.shown_columns) == every) == (size == (200, 50))
 
     drive(steps, size=(200, 50))
+
+
+@pytest.mark.parametrize(
+    ("width", "line", "keys"),
+    [
+        (80, "1 Replicas 2 Slave 3 Log 4 Events 5 Groups  ✗ 5 bad ▲ 4 warn", "oSort lLag in s"),
+        (60, "1 Replicas 2 3 4 5  ✗ 5 bad ▲ 4 warn", "oSort lLag in s spacePause /Filter ?Help qQuit"),
+        (40, "1 Replicas  ✗ 5 bad ▲ 4 warn  03:04:05", "oSort lLag in s ?Help qQuit"),
+        (32, "1 Replicas  ✗ 5 bad ▲ 4 warn", "oSort lLag in s ?Help qQuit"),
+    ],
+)
+def test_the_summary_stays_at_any_width_and_hints_go(width, line, keys, monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+    async def steps(app, pilot):
+        await pilot.pause(0.05)
+        assert top(app).startswith(line)
+        assert len(top(app)) == width - 2
+        footer = app.monitor_screen.query_one(KeysFooter)
+        shown = [f"{key.key_display}{key.description}" for key in footer.query(FooterKey)]
+        assert " ".join(shown).startswith(keys)
+        assert shown[-2:] == ["?Help", "qQuit"]
+        assert all(key.region.right <= width for key in footer.query(FooterKey))
+
+    drive(steps, size=(width, 24))
+
+
+def test_a_line_that_is_cut_off_says_so():
+    async def steps(app, pilot):
+        await pilot.press("2")
+        await pilot.pause(0.05)
+        facts = app.monitor_screen.query_one(SlavePane).facts
+        acks = next(y for y, line in enumerate(facts.lines) if line.startswith("Ack time"))
+        assert facts.render_line(acks).text == "Ack time  p50 0.31 ms  p99 2.40 ms  max 18.0 ms  of 182,3…"
+
+    drive(steps, size=(60, 24))
+
+
+def test_histories_are_kept_of_the_replicas_that_are_shown():
+    views = [evolve(calm_view(NOW_MS + key), replicas=(replica(key, Verdict.OK),)) for key in range(1, 40)]
+
+    async def steps(app, pilot):
+        while app.monitor_screen.view != views[-1]:
+            await pilot.pause(0.01)
+        await pilot.pause(0.05)
+        assert list(replicas(app)._sparklines) == [39]
+
+    drive(steps, feed_of(*views, pause_s=0.02))
+
+
+@pytest.mark.parametrize(
+    ("view", "why"),
+    [
+        (busy_view(), "3 nodes report no controllers: roles are as brokerRole says"),
+        (evolve(calm_view(), nodes=(NodeView("127.0.0.1:10911"),)), "No node has answered"),
+    ],
+)
+def test_without_a_broker_in_controller_mode_the_roles_screen_says_why_it_is_empty(view, why):
+    async def steps(app, pilot):
+        await pilot.press("6")
+        await pilot.pause(0.05)
+        roles = app.monitor_screen.query_one(RolesPane)
+        assert title(roles.facts) == "No broker in controller mode"
+        assert " ".join(roles.facts.lines).startswith(why)
+        assert not roles.chart.display
+
+    drive(steps, feed_of(view))
 
 
 @pytest.mark.full
@@ -432,6 +504,8 @@ def test_keys_change_units_copy_the_table_save_a_picture_and_change_the_time_tha
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    copied = tmp_path / "state" / "trioha" / "ha-status.txt"
 
     async def steps(app, pilot):
         for said in ("59.8 KiB", "61.2 kB", "61,234 B", "59.8 KiB"):
@@ -439,10 +513,14 @@ def test_keys_change_units_copy_the_table_save_a_picture_and_change_the_time_tha
             await pilot.press("u")
         # As mqadmin prints it.
         await pilot.press("c")
+        assert app.clipboard == copied.read_text()
         assert app.clipboard.startswith(
             "\n#MasterAddr\t127.0.0.1:10911\n#MasterCommitLogMaxOffset\t196994567\n#SlaveNum\t7\n"
         )
         assert "Fall Behind" in app.clipboard
+        # A terminal may ignore the text: the file is named, and no copy is claimed.
+        (said,) = (notice for notice in app._notifications if notice.title == "Written")
+        assert said.message.startswith(f"9 replicas as mqadmin haStatus prints them, in {copied};")
         await pilot.press("s")
         for keys, span in (
             ([], "-2 min"),

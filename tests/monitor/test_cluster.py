@@ -147,6 +147,26 @@ def test_an_observer_does_not_count_as_out_of_sync():
     assert EventKind.SYNC not in {kind for kind, _ in play.events()}
 
 
+def test_a_restart_of_a_slave_is_a_reconnect_beside_those_that_it_counts_itself():
+    play = Play(MASTER, SLAVE)
+
+    def tell(port, *, reconnects, booted_ms):
+        address = f"10.0.0.1:{port}"
+        client = evolve(
+            slave(1000).client, local_address=address, reconnects=reconnects, last_read_ms=play.now_ms
+        )
+        status = evolve(slave(1000), client=client, table=BrokerRuntimeInfo(booted_ms=booted_ms))
+        play.tell(master(1000, connection(address, sent=1000, ack=1000, lag=0)), status)
+        return play.row().reconnects
+
+    assert tell(50_000, reconnects=4, booted_ms=1) == 4
+    play.fail(SLAVE)
+    play.tell(master(1000))
+    assert tell(50_001, reconnects=0, booted_ms=2) == 5
+    assert tell(50_001, reconnects=0, booted_ms=2) == 5
+    assert tell(50_002, reconnects=1, booted_ms=2) == 6
+
+
 def test_a_slave_that_reconnects_keeps_its_row_and_history():
     play = Play()
     play.tell(master(1000, quiet(A, 1000)), for_s=1)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import termios
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -113,7 +113,7 @@ def test_a_replay_shows_sessions_and_no_nodes(monkeypatch):
 
 @contextmanager
 def terminal(*arguments):
-    """The command on a pseudo terminal of 100 columns and 30 lines."""
+    """The command on a pseudo terminal of 100 columns and 30 lines, which does not control its session."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
     process = subprocess.Popen(
@@ -131,7 +131,8 @@ def terminal(*arguments):
         if process.poll() is None:
             process.kill()
         process.wait(60)
-        os.close(ours)
+        with suppress(OSError):  # a test may have closed it
+            os.close(ours)
 
 
 def read_until(descriptor, wanted, *, timeout_s=20.0):
@@ -168,3 +169,11 @@ def test_sigterm_leaves_the_terminal_as_it_was():
         rest = read_until(descriptor, None)
         assert process.wait(60) == 0
     assert LEAVE_SCREEN in rest
+
+
+@pytest.mark.process
+def test_a_terminal_that_vanishes_without_a_signal_ends_the_monitor():
+    with terminal(f"127.0.0.1:{free_port()}") as (process, descriptor):
+        read_until(descriptor, b"Connection refused")
+        os.close(descriptor)
+        assert process.wait(60) == 0

@@ -119,6 +119,7 @@ def node_columns() -> tuple[Column[NodeView], ...]:
             "end of its log, in bytes",
             lambda node, context: context.offset(node.log.max_offset, is_old=is_old(node)),
             align="right",
+            rank=1,
         ),
         Column(
             "flushed",

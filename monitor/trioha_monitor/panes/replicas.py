@@ -7,7 +7,6 @@ slave. A figure that is not known is `-`.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -53,7 +52,8 @@ class ReplicasPane(Pane):
 
     def __init__(self) -> None:
         super().__init__(id="replicas")
-        self._sparklines: defaultdict[int, Sparkline] = defaultdict(Sparkline)
+        self._sparklines: dict[int, Sparkline] = {}
+        """By the keys of the replicas that are shown."""
         self._in_seconds = False
         self._model: PaneModel | None = None
         self.nodes = RowTable[NodeView](node_columns(), key_of=node_key, id="replicas-nodes")
@@ -103,6 +103,7 @@ class ReplicasPane(Pane):
         context, held = model.context, model.held
         self.nodes.show_rows(held.nodes, context)
         replicas = _with_histories(held, model.view) if model.is_paused else held.replicas
+        self._sparklines = {one.key: self._sparklines.get(one.key) or Sparkline() for one in replicas}
         labels = {"history": f"Lag {format_span(context.span_ms / 1000)}"}
         self.table.show_rows(replicas, context, labels=labels)
         title = title_of("Replicas", self.table, shown=len(self.table.rows), of=len(replicas))
@@ -219,6 +220,7 @@ class ReplicasPane(Pane):
                 "the master's max offset minus the ack, as mqadmin haStatus has it",
                 _diff,
                 align="right",
+                rank=1,
                 order=lambda r: -1 if r.diff_bytes is None else r.diff_bytes,
             ),
             Column(

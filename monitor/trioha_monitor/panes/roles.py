@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from textwrap import wrap
 from typing import Any
 
 from rich.text import Text
@@ -111,9 +112,7 @@ class RolesPane(Pane):
         title = title_of("Controller mode", self.table, shown=len(self.table.rows), of=len(nodes))
         if title != str(self.table.border_title):
             self.table.border_title = Text(title)
-        subtitle = "" if nodes else "no broker in controller mode is known"
-        if subtitle != str(self.table.border_subtitle):
-            self.table.border_subtitle = subtitle
+        self.chart.display = bool(nodes)
         span = f"Roles of the last {format_span(model.context.span_ms / 1000)}"
         if span != str(self.chart.border_title):
             self.chart.border_title = Text(span)
@@ -137,12 +136,14 @@ class RolesPane(Pane):
         if model is None:
             return
         chosen = next((node for node in self.table.rows if node_key(node) == self.table.cursor), None)
-        if chosen is None:
-            self.facts.show_lines([])
-            return
-        if str(self.facts.border_title) != chosen.label:
-            self.facts.border_title = Text(chosen.label)
-        self.facts.show_lines(group_facts(chosen, model.held, model.context))
+        label = "No broker in controller mode" if chosen is None else chosen.label
+        if str(self.facts.border_title) != label:
+            self.facts.border_title = Text(label)
+        if chosen is not None:
+            self.facts.show_lines(group_facts(chosen, model.held, model.context))
+        else:
+            words = wrap(why_empty(model.held), max(16, self.facts.size.width))
+            self.facts.show_lines([((line, model.context.palette.text),) for line in words])
 
     @on(RowTable.Opened, "#roles-changes")
     def _open(self, message: RowTable.Opened) -> None:
@@ -150,6 +151,20 @@ class RolesPane(Pane):
         event = self.changes.event(message.key)
         if event is not None:
             self.post_message(self.MomentChosen(event.time_ms))
+
+
+def why_empty(view: ClusterView) -> str:
+    """Why no broker in controller mode is shown."""
+    if any(node.control is not None for node in view.nodes):
+        return "None matches the filter."
+    answered = sum(bool(node.role) for node in view.nodes)
+    if not answered:
+        return "No node has answered: whether one is in controller mode is not known."
+    return (
+        f"{answered} {'node reports' if answered == 1 else 'nodes report'} no controllers: roles are as "
+        "brokerRole says, and no controller changes them. With enableControllerMode=true in broker.conf "
+        "controllers give the roles."
+    )
 
 
 def role_columns() -> tuple[Column[NodeView], ...]:

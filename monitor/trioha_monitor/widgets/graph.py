@@ -280,8 +280,9 @@ class Graph(LineView):
             return
         worst = curve.series.worst(end_ms=context.end_ms, span_ms=context.span_ms)
         worst_text = "no data" if worst is None else curve.quantity.write(worst.value, context)
+        worst_of_span = f"worst of {format_span(context.span_ms / 1000)}: {worst_text}"
         now = f"now {curve.now} · " if curve.now else ""
-        self._entitle(curve.title, f"{now}worst of {format_span(context.span_ms / 1000)}: {worst_text}")
+        self._entitle(curve.title, f"{now}{worst_of_span}", worst_of_span, f"worst {worst_text}")
         if width < 10 or height < 1:
             self.show_lines([])
             return
@@ -292,10 +293,16 @@ class Graph(LineView):
             self._drawn = drawn
             self.show_lines(_picture(curve, context, columns, marks, height=height))
 
-    def _entitle(self, title: str, subtitle: str) -> None:
+    def _entitle(self, title: str, *subtitles: str) -> None:
+        """Set the titles; of the subtitles, the longest first, the first one that fits the title's line."""
+        subtitle = subtitles[0]
         if subtitle and self.styles.border_bottom[0] in {"", "none", "hidden"}:
             # Without a border there is only the title's line.
-            title, subtitle = f"{title} · {subtitle}", ""
+            lines = [f"{title} · {each}" for each in subtitles]
+            title, subtitle = (
+                next((each for each in lines if cell_len(each) <= self.size.width), lines[-1]),
+                "",
+            )
         if (title, subtitle) != self._titles:
             self._titles = (title, subtitle)
             # A peer's text must not be read as markup.

@@ -11,10 +11,11 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from trioha_monitor.rendering import Line
+from trioha_monitor.widgets.columns import length_of, shorten
 
 
 class LineView(Widget):
-    """Lines from top to bottom; lines that do not fit are cut off."""
+    """Lines from top to bottom; lines that do not fit are cut off, and end with `…` then."""
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
@@ -65,6 +66,8 @@ class LineView(Widget):
                 self._base = self.rich_style
             base = self._base
             line = self._lines[y] if y < len(self._lines) else ()
+            if length_of(line) > self.size.width:
+                line = shorten(line, self.size.width)
             strip = Strip([Segment(text, base + style) for text, style in line])
             strip = strip.adjust_cell_length(self.size.width, base)
             self._strips[y] = strip

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import datetime
-from itertools import pairwise
+from enum import Enum
+from itertools import pairwise, product
 from typing import Final
 
 from rich.cells import cell_len
@@ -21,6 +22,14 @@ from trioha_monitor.widgets.line_view import LineView
 
 WIDE: Final = 95
 """Columns from which on there is room for the program's name and spaces around the names of the panes."""
+
+
+class Among(Enum):
+    """How the visible pane is named among the others."""
+
+    NAMES = "with their names"
+    NUMBERS = "with their numbers"
+    ALONE = "alone"
 
 
 class TopBar(LineView):
@@ -51,43 +60,44 @@ class TopBar(LineView):
         `names` are ids and labels of the panes, `pane` is the id of the visible one.
         """
         palette, width = context.palette, self.size.width
-        left = self._panes(names, pane, context)
-        at = sum(cell_len(text) for text, _ in left)
-        clock = f"{datetime.fromtimestamp(view.time_ms / 1000).astimezone():%H:%M:%S}"
-        right: list[Part] = [(f" {clock}", palette.muted)]
-        for state in reversed(states):
-            right[:0] = [("  ", palette.text), state]
-        middle = summary(view, context)
-        if width - at - sum(cell_len(text) for text, _ in (*middle, *right)) < 2:
-            middle = short_summary(view, context)
+        gap: Part = ("  ", palette.text)
+        shown = [part for state in states for part in (gap, state)]
+        clock: Part = (f" {datetime.fromtimestamp(view.time_ms / 1000).astimezone():%H:%M:%S}", palette.muted)
+        middles = summary(view, context), short_summary(view, context)
+        lefts = [self._panes(names, pane, context, among=among) for among in Among]
+        # The summary stays: where it is narrow, names of other panes go first, then their numbers, then the
+        # clock.
+        for right, (left, places), middle in product(([*shown, clock], shown), lefts, middles):
+            line, self._places = [*left, gap, *middle], places
+            spare = width - sum(cell_len(text) for text, _ in (*line, *right))
+            if spare >= 0:
+                break
         clusters = ", ".join(sorted({node.cluster for node in view.nodes if node.cluster}))
-        spare = width - at - sum(cell_len(text) for text, _ in (*middle, *right)) - 2
-        if clusters and spare > len(clusters) + 4:
-            middle = (*middle, (f"   {clusters}", palette.muted))
-        line: list[Part] = [*left, ("  ", palette.text), *middle]
-        used = sum(cell_len(text) for text, _ in (*line, *right))
-        while used > width and len(line) > len(left) + 2:
-            # Too narrow: the last words are dropped, never the clock.
-            used -= cell_len(line.pop()[0])
-        line.append((" " * max(0, width - used), palette.text))
-        self.show_lines([(*line, *right)])
+        if clusters and spare > len(clusters) + 6:
+            line.append((f"   {clusters}", palette.muted))
+            spare -= len(clusters) + 3
+        self.show_lines([(*line, (" " * max(0, spare), palette.text), *right)])
 
-    def _panes(self, names: tuple[tuple[str, str], ...], pane: str, context: RenderContext) -> list[Part]:
-        """Names of the panes; close together where the terminal is narrow."""
+    def _panes(
+        self, names: tuple[tuple[str, str], ...], pane: str, context: RenderContext, *, among: Among
+    ) -> tuple[list[Part], list[tuple[int, int, str]]]:
+        """Names of the panes, and their places; close together where the terminal is narrow."""
         palette, is_wide = context.palette, self.size.width >= WIDE
         line: list[Part] = [("trioha ", palette.strong + palette.accent)] if is_wide else []
-        at, places = sum(cell_len(text) for text, _ in line), []
+        places: list[tuple[int, int, str]] = []
+        at = sum(cell_len(text) for text, _ in line)
         for number, (name, label) in enumerate(names, start=1):
-            style = palette.strong + palette.reverse if name == pane else palette.muted
-            text = f" {number} {label} " if is_wide else f"{number} {label}"
-            places.append((at, at + len(text), name))
-            line.append((text, style))
-            if not is_wide and number < len(names):
+            if name != pane and among is Among.ALONE:
+                continue
+            text = f"{number} {label}" if name == pane or among is Among.NAMES else f"{number}"
+            text = f" {text} " if is_wide else text
+            if places and not is_wide:
                 line.append((" ", palette.muted))
                 at += 1
+            line.append((text, palette.strong + palette.reverse if name == pane else palette.muted))
+            places.append((at, at + len(text), name))
             at += len(text)
-        self._places = places
-        return line
+        return line, places
 
     def on_click(self, event: events.Click) -> None:
         """Open the pane whose name was clicked."""
@@ -100,17 +110,19 @@ class TopBar(LineView):
 
 
 def short_summary(view: ClusterView, context: RenderContext) -> Line:
-    """The shortest text: how many nodes and replicas are bad, and how many in warning."""
-    severities = Counter(node.health.severity for node in view.nodes if node.health is not Health.LATE)
-    severities[Severity.WARNING] += sum(node.health is Health.LATE for node in view.nodes)
+    """The shortest text: how many nodes and replicas are bad, and how many in warning; else what is up."""
+    severities = Counter(node.health.severity for node in view.nodes)
     severities.update(replica.verdict.severity for replica in view.replicas)
+    severities.update(server.health.severity for server in view.name_servers)
     palette = context.palette
     words = ((Severity.BAD, "✗", "bad"), (Severity.WARNING, "▲", "warn"))
-    return tuple(
+    bad = tuple(
         (f"{glyph} {severities[severity]} {word} ", palette.of(severity))
         for severity, glyph, word in words
         if severities[severity]
     )
+    up = sum(node.health is Health.UP for node in view.nodes)
+    return bad or ((f"● {up} up", palette.good) if up else ("◌ connecting", palette.muted),)
 
 
 def summary(view: ClusterView, context: RenderContext) -> Line:
@@ -121,8 +133,8 @@ def summary(view: ClusterView, context: RenderContext) -> Line:
     health = Counter(node.health for node in view.nodes)
     for state in (Health.DOWN, Health.LATE):
         if health[state]:
-            style = palette.bad if state is Health.DOWN else palette.warn
-            parts.append((f"{HEALTH_GLYPHS[state]} {health[state]} {state.value.lower()}", style))
+            text = f"{HEALTH_GLYPHS[state]} {health[state]} {state.value.lower()}"
+            parts.append((text, palette.of(state.severity)))
     for verdict in sorted(verdicts, key=lambda verdict: -verdict.severity):
         if verdict not in {Verdict.OK, Verdict.OBSERVER}:
             word = verdict.value.partition(":")[0].lower()
