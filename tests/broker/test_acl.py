@@ -47,8 +47,12 @@ def served(asked, peer):
     return response_to(asked, ResponseCode.SUCCESS)
 
 
-def control():
-    return AccessControl(parse_acl(RULES, file=FILE), served)
+TOPICS = {100: "Orders", 200: "Other", 300: "%RETRY%workers", 400: "%RETRY%others"}
+"""Of the records at these offsets of the log."""
+
+
+def control(**options):
+    return AccessControl(parse_acl(RULES, file=FILE), served, topic_at=TOPICS.get, **options)
 
 
 def ask(acl, asked, host=PEER.address.host):
@@ -97,6 +101,11 @@ def with_fields(code, **fields):
     return request(code, ext_fields=fields)
 
 
+def locks(code, group):
+    queues = [{"topic": "Orders", "brokerName": "b", "queueId": 0}]
+    return request(code, body=json.dumps({"consumerGroup": group, "clientId": "c", "mqSet": queues}).encode())
+
+
 NO = EXCEPTION + "No default permission for "
 
 
@@ -128,6 +137,25 @@ NO = EXCEPTION + "No default permission for "
         ("consumer-only", with_fields(15, topic="Orders", consumerGroup="others"), NO + "group:others"),
         ("consumer-only", with_fields(36, group="others"), NO + "group:others"),
         ("consumer-only", with_fields(36, group="workers"), None),
+        ("consumer-only", with_fields(36, group="workers", offset="100"), None),
+        ("consumer-only", with_fields(36, group="workers", offset="300"), None),
+        ("consumer-only", with_fields(36, group="workers", offset="200"), NO + "topic:Other"),
+        ("consumer-only", with_fields(36, group="workers", offset="400"), NO + "group:others"),
+        ("consumer-only", with_fields(33, offset="100"), None),
+        ("consumer-only", with_fields(33, offset="200"), NO + "topic:Other"),
+        # No record starts there: its handler says so.
+        ("consumer-only", with_fields(33, offset="101"), None),
+        (
+            "consumer-only",
+            with_fields(33, offset="x"),
+            "request header field offset: 'x' is not a whole number",
+        ),
+        ("consumer-only", locks(41, "workers"), None),
+        ("consumer-only", locks(41, "others"), NO + "group:others"),
+        ("consumer-only", locks(42, "others"), NO + "group:others"),
+        ("consumer-only", with_fields(222, topic="Orders", group="others"), NO + "group:others"),
+        ("everything", with_fields(11, topic="Any", consumerGroup="any"), None),
+        ("everything", with_fields(11, topic="SCHEDULE_TOPIC_XXXX"), NO + "topic:SCHEDULE_TOPIC_XXXX"),
         ("consumer-only", with_fields(38, consumerGroup="others"), NO + "group:others"),
         ("consumer-only", with_fields(35, clientID="c", consumerGroup="others"), NO + "group:others"),
         ("consumer-only", with_fields(35, clientID="c", producerGroup="others"), None),
@@ -135,8 +163,9 @@ NO = EXCEPTION + "No default permission for "
         ("consumer-only", heartbeat("workers", "Orders", "Other"), NO + "topic:Other"),
         ("consumer-only", heartbeat("others", "Orders"), NO + "group:others"),
         ("consumer-only", with_fields(30, topic="Other", queueId="0"), None),
-        # A decision names its half message by offsets that only its producer was given.
-        ("producer-only", with_fields(37, producerGroup="others", topic="Logs"), None),
+        ("producer-only", with_fields(37, commitLogOffset="100"), None),
+        # What the request says of the topic does not count.
+        ("producer-only", with_fields(37, commitLogOffset="200", topic="Orders"), NO + "topic:Other"),
         ("consumer-only", send("RMQ_SYS_TRACE_TOPIC"), None),
         (
             "consumer-only",
@@ -229,7 +258,7 @@ async def test_an_awaitable_of_the_handler_is_passed_on():
     async def later(asked):
         return response_to(asked, ResponseCode.SUCCESS)
 
-    acl = AccessControl(parse_acl(RULES, file=FILE), lambda asked, _: later(asked))
+    acl = AccessControl(parse_acl(RULES, file=FILE), lambda asked, _: later(asked), topic_at=TOPICS.get)
     answer = acl(signed(send("Orders"), ACCOUNTS["producer-only"]), PEER)
     assert inspect.isawaitable(answer)
     assert (await answer).code == ResponseCode.SUCCESS
@@ -237,7 +266,7 @@ async def test_an_awaitable_of_the_handler_is_passed_on():
 
 def test_refusals_are_logged_once_a_minute_with_their_number():
     moments_s = [0.0, 1.0, 59.9, 60.0, 61.0]
-    acl = AccessControl(parse_acl(RULES, file=FILE), served, clock=iter(moments_s).__next__)
+    acl = control(clock=iter(moments_s).__next__)
     with capture_logs() as lines:
         for _ in moments_s:
             ask(acl, send("Orders"))
@@ -253,27 +282,43 @@ NEEDS = {
     **dict.fromkeys((10, 310, 320), "PUB topic:T"),
     **dict.fromkeys((11, 15, 361), "SUB topic:T, SUB group:G"),
     12: "SUB topic:T",
-    **dict.fromkeys((35, 36, 38), "SUB group:G"),
+    33: "SUB topic:There",
+    36: "SUB topic:There, SUB group:G",
+    37: "PUB topic:There",
+    222: "SUB topic:T, SUB group:G",
+    **dict.fromkeys((35, 38, 41, 42), "SUB group:G"),
     34: "SUB group:G, SUB topic:T",
     **dict.fromkeys((17, 25, 200, 207, 215), "admin"),
     **dict.fromkeys(
         (
-            14, 21, 26, 28, 29, 30, 31, 32, 33, 37, 41, 42, 43, 45, 46, 60, 61, 201, 202, 203, 204, 208, 222,
-            300, 305, 315, 317, 351, 352, 402, 907,
+            14, 21, 26, 28, 29, 30, 31, 32, 43, 45, 46, 60, 61, 201, 202, 203, 204, 208, 300, 305, 315, 317,
+            351, 352, 402, 907,
         ),
         "a signature",
     ),
 }  # fmt: skip
-"""What a real 4.9.7 broker asks for, but for 320 and 361, which are as sends and pulls."""
+"""What a real 4.9.7 broker asks for, but for 320 and 361, which are as sends and pulls, and for 33, 36, 37,
+41, 42 and 222, which it gives to any account: a message named by its offset needs its own topic."""
 
 
-def test_each_request_that_is_served_needs_what_a_real_broker_asks_for():
+def test_each_request_that_is_served_needs_what_is_listed():
     """A new request code must be listed here with a decision."""
-    fields = {"topic": "T", "b": "T", "group": "G", "consumerGroup": "G", "a": "G"}
+    fields = {
+        "topic": "T",
+        "b": "T",
+        "group": "G",
+        "consumerGroup": "G",
+        "a": "G",
+        "offset": "7",
+        "commitLogOffset": "7",
+    }
+    bodies = {RequestCode.HEART_BEAT: heartbeat("G", "T")}
+    bodies |= {code: locks(code, "G") for code in (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ)}
     found = {}
     for code in SERVED:
-        asked = heartbeat("G", "T") if code == RequestCode.HEART_BEAT else request(code, ext_fields=fields)
-        needs = ", ".join(f"{permission.name} {resource}" for resource, permission in needs_of(asked))
+        asked = bodies.get(code) or request(code, ext_fields=fields)
+        needed = needs_of(asked, {7: "There"}.get)
+        needs = ", ".join(f"{permission.name} {resource}" for resource, permission in needed)
         assert not (needs and code in ADMIN_CODES)
         found[int(code)] = "admin" if code in ADMIN_CODES else needs or "a signature"
     assert found == NEEDS

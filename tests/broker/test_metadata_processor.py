@@ -8,7 +8,7 @@ import trio
 
 from tests.metadata.test_replica import SYNC_SESSIONS, replica, store, take
 from tests.remoting.recorded import VECTORS, answers, commands
-from trioha.broker.metadata_processor import TIMER_TOPIC, MetadataProcessor
+from trioha.broker.metadata_processor import MetadataProcessor
 from trioha.metadata.documents import TimerCheckPoint
 from trioha.metadata.pretty_json import parse_pretty
 from trioha.metadata.replica import CopiedTable
@@ -17,6 +17,7 @@ from trioha.remoting.address import Address
 from trioha.remoting.codes import RequestCode, Version
 from trioha.remoting.command import BadRequestError, RemotingCommand
 from trioha.remoting.serving import Peer
+from trioha.store.topics import TIMER_TOPIC
 
 PEER = Peer(Address("192.0.2.1", 1), 1)
 NAMES = [f"T{number}" for number in range(10)]

@@ -7,20 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.levels import by_level
-from trioha.broker.half_messages import (
-    HALF_TOPIC,
-    HalfMessage,
-    half_message,
-    is_half_message,
-    op_body,
-    op_offsets,
-)
+from trioha.broker.half_messages import HalfMessage, half_message, is_half_message, op_body, op_offsets
 from trioha.broker.transaction_restore import TransactionRestore
 from trioha.broker.transaction_table import CheckSchedule, OpenTransaction, Position, TransactionTable
 from trioha.store.message_properties import encode_properties, parse_properties
 from trioha.store.messages import Message
 from trioha.store.record import Host, Record, encode_record
 from trioha.store.record_layout import MAGIC_V1, body_crc
+from trioha.store.topics import HALF_TOPIC
 
 HOST = Host.parse("127.0.0.1", 10911)
 

@@ -10,12 +10,16 @@ import pytest
 import trio
 import trustme
 
+from tests.node.wire import Wire, send_to
 from tests.node_process import run_node, run_trioha
 from tests.ports import free_port
 from tests.waiting import wait_until
 from trioha.net.tls import client_context
 from trioha.remoting.client import ClientSecurity, open_client
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import request
 from trioha.remoting.name_server import fetch_broker_groups
+from trioha.remoting.signature import Credentials, signed
 
 pytestmark = pytest.mark.process
 
@@ -54,6 +58,35 @@ def test_rules_are_read_again_while_a_node_serves(tmp_path, start_node):
     # One line for the bad file, no traceback.
     assert node.log().count("stay as they were") == 1
     assert "Traceback" not in node.log()
+
+
+def test_a_message_that_is_named_by_its_offset_needs_its_own_topic(tmp_path, start_node):
+    rules = tmp_path / "plain_acl.yml"
+    rules.write_text(
+        "accounts:\n"
+        "- {accessKey: account-1, secretKey: secret-1, defaultTopicPerm: PUB}\n"
+        "- {accessKey: account-2, secretKey: secret-2, topicPerms: [Mine=SUB], groupPerms: [mine=SUB]}\n"
+    )
+    owner, reader = Credentials("account-1", "secret-1"), Credentials("account-2", "secret-2")
+    node = start_node(role="ASYNC_MASTER", aclEnable="true", **{"trioha.aclFile": rules})
+    with Wire(node.listen_address) as wire:
+
+        def answers(topic: str, properties: str = "") -> list[str | None]:
+            """The remarks of a send-back and of a view of a message of this topic."""
+            stored = wire.ask(signed(send_to(topic, b"body", properties=properties), owner))
+            fields = {
+                "offset": str(int(stored.ext_fields["msgId"][16:], 16)),
+                "group": "mine",
+                "delayLevel": "1",
+            }
+            asked = (RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.VIEW_MESSAGE_BY_ID)
+            return [wire.ask(signed(request(code, ext_fields=fields), reader)).remark for code in asked]
+
+        assert answers("Mine") == [None, None]
+        refusal = "org.apache.rocketmq.acl.common.AclException: No default permission for topic:Theirs"
+        assert answers("Theirs") == [refusal, refusal]
+        # It waits in another topic until its time.
+        assert answers("Theirs", "DELAY\x0118\x02") == [refusal, refusal]
 
 
 @pytest.mark.parametrize(

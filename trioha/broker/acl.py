@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from trioha.broker.acl_resources import ADMIN_CODES, OPEN_CODES, needs_of
+from trioha.broker.acl_resources import ADMIN_CODES, OPEN_CODES, TopicAt, needs_of
 from trioha.broker.acl_rules import AclRules
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand
@@ -44,9 +44,15 @@ class AccessControl:
     """The handler in front of a broker's handler."""
 
     def __init__(
-        self, rules: AclRules, handler: Handler, *, clock: Callable[[], float] = time.monotonic
+        self,
+        rules: AclRules,
+        handler: Handler,
+        *,
+        topic_at: TopicAt,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` gives seconds."""
+        """`topic_at` tells of messages that are named by their offset; `clock` gives seconds."""
+        self._topic_at = topic_at
         self._clock = clock
         self._reported_s = -REPORT_INTERVAL_S
         self._unreported = 0
@@ -96,7 +102,7 @@ class AccessControl:
             raise AclError(
                 f"Need admin permission for request code={request.code}, but accessKey={access_key} is not"
             )
-        for resource, permission in needs_of(request):
+        for resource, permission in needs_of(request, self._topic_at):
             if not account.may(permission, resource):
                 raise AclError(f"No default permission for {str(resource)[:300]}")
 

@@ -26,6 +26,7 @@ from attrs import field, frozen
 from trioha.broker.address_pattern import NO_ADDRESS, AddressPattern
 from trioha.config.yaml_file import YamlFields, YamlNode, parse_yaml
 from trioha.errors import ConfigError
+from trioha.store.topics import HOLDING_TOPICS
 
 KEY_CHARS_MIN: Final = 7
 """Of accessKey and secretKey: RocketMQ refuses shorter ones."""
@@ -102,12 +103,14 @@ class Account:
     def may(self, needed: Permission, resource: Resource) -> bool:
         """Whether the account has the permission `needed` for `resource`.
 
-        An admin without a list may do everything.
+        An admin without a list may do everything. Defaults do not open the `HOLDING_TOPICS`.
         """
         if self.is_admin and not self.permissions:
             return True
         owned = self.permissions.get(resource)
         if owned is None:
+            if resource.name in HOLDING_TOPICS and not resource.is_group:
+                return False
             owned = self.default_group if resource.is_group else self.default_topic
         return needed in owned
 

@@ -24,7 +24,7 @@ from trioha.store.message_properties import encode_properties, parse_properties
 from trioha.store.messages import Message
 from trioha.store.record import Record
 from trioha.store.tags import DelayLevels
-from trioha.store.topics import SCHEDULE_TOPIC
+from trioha.store.topics import HALF_TOPIC, HOLDING_TOPICS, SCHEDULE_TOPIC
 
 DELAY: Final = "DELAY"
 REAL_TOPIC: Final = "REAL_TOPIC"
@@ -32,8 +32,15 @@ REAL_QUEUE_ID: Final = "REAL_QID"
 _DELAY_BYTES: Final = b"DELAY\x01"
 _TIMER_BYTES: Final = b"TIMER_"
 _TIMER_PROPERTIES: Final = frozenset(("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"))
-NOT_DELIVERABLE: Final = frozenset((SCHEDULE_TOPIC, "RMQ_SYS_TRANS_HALF_TOPIC"))
+NOT_DELIVERABLE: Final = frozenset((SCHEDULE_TOPIC, HALF_TOPIC))
 """Real topics to which nothing is delivered."""
+
+
+def topic_sent_to(record: Record) -> str:
+    """The topic that a record's message was sent to, also where it waits in another."""
+    if record.topic not in HOLDING_TOPICS:
+        return record.topic
+    return parse_properties(record.properties_raw).get(REAL_TOPIC, record.topic)
 
 
 def scheduled(message: Message, levels: DelayLevels) -> Message:

@@ -42,12 +42,12 @@ from trioha.remoting.fastjson import parse_json
 from trioha.remoting.header_fields import HeaderFields
 from trioha.remoting.serving import Handler, Peer
 from trioha.store.message_store import MessageStore
+from trioha.store.topics import TIMER_TOPIC
 
 BODY_BYTES_MAX: Final = 15 * 1024 * 1024
 """Of one answer: RocketMQ's slaves read frames of 16 MiB."""
 SLICE_ENTRIES: Final = 64
 """Entries that are encoded before other requests are served."""
-TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 _NO_MAPPINGS: Final = {"topicQueueMappingDetailMap": "{}", "topicQueueMappingInfoMap": "{}"}
 
 Named = TopicConfig | SubscriptionGroup

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import trio
 from attrs import define, frozen
@@ -142,7 +142,7 @@ class QueueLocks:
 
     def answer_lock(self, request: RemotingCommand, peer: Peer) -> RemotingCommand:
         """The response to LOCK_BATCH_MQ. Raises BadRequestError."""
-        group, client_id, queues = _asked(request)
+        group, client_id, queues = asked_locks(request)
         locked = self.lock(group, client_id, queues, connection=peer.connection)
         body = json.dumps(
             {"lockOKMQSet": [queue.to_json() for queue in locked]}, separators=(",", ":"), ensure_ascii=False
@@ -151,12 +151,20 @@ class QueueLocks:
 
     def answer_unlock(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand:
         """The response to UNLOCK_BATCH_MQ. Raises BadRequestError."""
-        self.unlock(*_asked(request))
+        self.unlock(*asked_locks(request))
         return response_to(request, ResponseCode.SUCCESS)
 
 
-def _asked(request: RemotingCommand) -> tuple[str, str, list[MessageQueue]]:
-    """Group, client and queues of a request."""
+class AskedLocks(NamedTuple):
+    """What LOCK_BATCH_MQ and UNLOCK_BATCH_MQ ask for."""
+
+    group: str
+    client_id: str
+    queues: list[MessageQueue]
+
+
+def asked_locks(request: RemotingCommand) -> AskedLocks:
+    """Of the body of a request. Raises BadRequestError."""
     if len(request.body) > _BODY_BYTES_MAX:
         raise BadRequestError(f"a body of {len(request.body)} bytes; at most {_BODY_BYTES_MAX} are accepted")
     try:
@@ -168,7 +176,7 @@ def _asked(request: RemotingCommand) -> tuple[str, str, list[MessageQueue]]:
     queues = body.get("mqSet") or []
     if not isinstance(queues, list):
         raise BadRequestError("mqSet is not a list")
-    return (
+    return AskedLocks(
         _text(body, "consumerGroup"),
         _text(body, "clientId"),
         [_queue(queue) for queue in queues],

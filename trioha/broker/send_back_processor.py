@@ -17,7 +17,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from trioha.broker.delayed_messages import DELAY, scheduled
+from trioha.broker.delayed_messages import DELAY, scheduled, topic_sent_to
 from trioha.broker.puts import PutResult, PutService
 from trioha.broker.remarks import broker_refuses_sends
 from trioha.broker.retries import Retries, allowed_retries
@@ -137,11 +137,29 @@ class SendBackProcessor:
         return properties["RETRY_TOPIC"], topic.name, message
 
     def _record(self, offset: int) -> Record:
-        try:
-            view = self._reads.record_at(offset)
-            record = None if view is None else decode_record(view)
-        except (StoreError, RecordError) as error:
-            raise BadRequestError(f"look message by offset failed, {offset}: {error}") from error
-        if not isinstance(record, Record):
+        record = record_at(self._reads, offset)
+        if record is None:
             raise BadRequestError(f"look message by offset failed, {offset}")
         return record
+
+
+def record_at(reads: MessageReader, offset: int) -> Record | None:
+    """The record that starts at `offset`, which may be any number; None if none does.
+
+    Raises BadRequestError for bytes that cannot be read, or are no record.
+    """
+    try:
+        view = reads.record_at(offset)
+        record = None if view is None else decode_record(view)
+    except (StoreError, RecordError) as error:
+        raise BadRequestError(f"look message by offset failed, {offset}: {error}") from error
+    return record if isinstance(record, Record) else None
+
+
+def topic_at(reads: MessageReader, offset: int) -> str | None:
+    """The topic that the record at an offset was sent to; None if no record starts there.
+
+    Raises BadRequestError as `record_at` does.
+    """
+    record = record_at(reads, offset)
+    return None if record is None else topic_sent_to(record)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final
 
 from trioha.broker.delayed_messages import DELAY, delay_level, scheduled
-from trioha.broker.half_messages import HALF_TOPIC, is_half_message
+from trioha.broker.half_messages import is_half_message
 from trioha.broker.puts import PutResult, PutService
 from trioha.broker.remarks import SEE_FAQ, broker_refuses_sends, topic_refuses_sends
 from trioha.broker.retries import Retries
@@ -32,15 +32,15 @@ from trioha.store.put_status import PutStatus
 from trioha.store.record import Host
 from trioha.store.record_layout import TRANSACTION_MASK
 from trioha.store.tags import DelayLevels
-from trioha.store.topics import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
+from trioha.store.topics import GIVEN_UP_TOPIC, HALF_TOPIC, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
 from trioha.watermark import Watermark
 
 FORBIDDEN_TOPICS: Final = frozenset(
     {
         SCHEDULE_TOPIC,
-        "RMQ_SYS_TRANS_HALF_TOPIC",
+        HALF_TOPIC,
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
+        GIVEN_UP_TOPIC,
         "SELF_TEST_TOPIC",
         "OFFSET_MOVED_EVENT",
     }

@@ -39,9 +39,10 @@ from trioha.metadata.groups import GroupTable, SubscriptionGroup
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.table import MetadataTable
 from trioha.metadata.table_reader import TableReader, int_map_at
-from trioha.metadata.topics import SCHEDULE_TOPIC, TopicConfig, TopicTable
+from trioha.metadata.topics import TopicConfig, TopicTable
 from trioha.numbers import I32, NATURAL64, Range, parse_int
 from trioha.remoting.fastjson import parse_json, shown
+from trioha.store.topics import SCHEDULE_TOPIC
 
 log = structlog.get_logger(__name__)
 

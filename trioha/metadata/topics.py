@@ -14,12 +14,12 @@ from trioha.metadata.data_version import DataVersion
 from trioha.metadata.table import MetadataTable, TableFull, wall_clock_ms
 from trioha.metadata.values import flag, members, number, pop_value, sorted_members, text
 from trioha.numbers import I32, Range
+from trioha.store.topics import HALF_TOPIC, SCHEDULE_TOPIC
 
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
 DEFAULT_TOPIC: Final = "TBW102"
 """The topic that stands model for topics made by a first send."""
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 QUEUES_PER_TOPIC_MAX: Final = 65536
 
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
@@ -168,7 +168,7 @@ def system_topics(settings: TopicSettings) -> tuple[TopicConfig, ...]:
         topic("OFFSET_MOVED_EVENT"),
         topic(SCHEDULE_TOPIC, settings.delay_levels),
         topic(f"{settings.cluster_name}_REPLY_TOPIC"),
-        topic("RMQ_SYS_TRANS_HALF_TOPIC"),
+        topic(HALF_TOPIC),
         topic("RMQ_SYS_TRANS_OP_HALF_TOPIC"),
     )
 

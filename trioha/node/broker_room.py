@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from attrs import frozen
 
@@ -13,7 +14,7 @@ from trioha.broker.metadata_processor import MetadataProcessor
 from trioha.broker.processor import BrokerProcessor
 from trioha.broker.puts import PutService
 from trioha.broker.retries import Retries
-from trioha.broker.send_back_processor import SendBackProcessor
+from trioha.broker.send_back_processor import SendBackProcessor, topic_at
 from trioha.broker.send_processor import SendProcessor
 from trioha.broker.send_runs import SendRuns
 from trioha.broker.status_publisher import StatusPublisher
@@ -166,7 +167,9 @@ class BrokerRoom:
             puts, topics=metadata.topics, cluster_name=config.broker_cluster_name, send=send
         )
         forms: PullForms | None = PullForms()
-        if (control := security.access_control(processor)) is not None:
+        if (
+            control := security.access_control(processor, topic_at=partial(topic_at, store.reads))
+        ) is not None:
             handler = control
             # Each request has a signature of its own.
             runs = forms = None

@@ -19,6 +19,7 @@ from trioha.remoting.signature import Credentials
 if TYPE_CHECKING:
     from trioha.broker.acl import AccessControl
     from trioha.broker.acl_file import AclFile
+    from trioha.broker.acl_resources import TopicAt
 
 _VERIFY_MODES: Final = {
     ClientAuth.NONE: ssl.CERT_NONE,
@@ -51,13 +52,13 @@ class SecurityRoom:
         client_tls = await run_in_thread(partial(_client_tls, config))
         return cls(tls, acl, ClientSecurity(_credentials(config), client_tls))
 
-    def access_control(self, handler: Handler) -> AccessControl | None:
+    def access_control(self, handler: Handler, *, topic_at: TopicAt) -> AccessControl | None:
         """Access control in front of `handler`; None if it is not enabled."""
         if self.acl is None:
             return None
         from trioha.broker.acl import AccessControl  # noqa: PLC0415
 
-        control = AccessControl(self.acl.rules, handler)
+        control = AccessControl(self.acl.rules, handler, topic_at=topic_at)
         self.acl.on_change = control.replace
         return control
 

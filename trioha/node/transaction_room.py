@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import frozen
 
 from trioha.broker.clients import ClientRegistry
-from trioha.broker.half_messages import HALF_TOPIC
 from trioha.broker.puts import PutService
 from trioha.broker.transaction_processor import TransactionProcessor
 from trioha.broker.transaction_service import TransactionService, TransactionSettings
@@ -19,6 +18,7 @@ from trioha.remoting.serving import Handler
 from trioha.store.consume_queues import Queue
 from trioha.store.message_store import MessageStore
 from trioha.store.messages import Message
+from trioha.store.topics import HALF_TOPIC
 
 
 @frozen

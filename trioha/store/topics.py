@@ -6,6 +6,14 @@ from typing import Final
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 """Delayed messages wait in it."""
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+"""Messages wait in it until their transaction ends."""
+GIVEN_UP_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+"""Messages whose transaction never ended."""
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+"""Messages with a time of their own wait in it, with RocketMQ 5."""
+HOLDING_TOPICS: Final = frozenset((SCHEDULE_TOPIC, HALF_TOPIC, GIVEN_UP_TOPIC, TIMER_TOPIC))
+"""They hold messages that were sent to other topics: the property REAL_TOPIC names these."""
 RETRY_TOPIC_PREFIX: Final = "%RETRY%"
 LMQ_PREFIX: Final = "%LMQ%"
 """Light queues: names that are not topics, each with one queue."""
