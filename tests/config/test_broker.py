@@ -517,6 +517,8 @@ brokerHeartbeatInterval=10000
     count as dead; lower it
 brokerId=-1
     1: brokerId: is -1, but enableControllerMode is false; give 0 or more
+minInSyncReplicas=3
+    1: minInSyncReplicas: is 3, but inSyncReplicas is only 1; raise inSyncReplicas
 brokerRole=SLAVE
 brokerId=-1
 haMasterAddress=h:1

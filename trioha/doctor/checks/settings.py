@@ -33,30 +33,22 @@ def setting_invalid(case: Case) -> Iterator[Observation]:
     """A value in a broker.conf cannot be used.
 
     RocketMQ keeps the default without a word where a number or name cannot be parsed (4.9 also where a
-    blank follows a number), and uses numbers that make no sense as they are. trioha refuses the whole file:
-    then it is critical.
+    blank follows a number), and uses numbers that make no sense as they are. trioha refuses the whole file,
+    also for settings that contradict each other: then it is critical. Of a file that may be either's it is a
+    warning, and critical for an address with which neither can work.
     """
     for node, conf in case.with_files:
-        if node.is_trioha:
-            for problem in _problems(conf):
-                yield Observation(
-                    subject=conf.path,
-                    evidence=str(problem),
-                    remedy=problem.hint or "correct the line",
-                    severity=Severity.CRITICAL,
-                )
-            continue
+        if not node.version.is_rocketmq:
+            yield from _refused(node, conf)
+        else:
+            yield from _unread(conf)
         for value in conf.values.values():
-            problem_text = _problem_of(value)
-            if problem_text is not None:
-                reason, hint = problem_text
-                yield Observation(
-                    subject=conf.path,
-                    evidence=f"line {value.line}: {value.key}={value.value}: {reason}; RocketMQ says nothing",
-                    remedy=f"{value.key}: {hint or 'give another value'}",
-                    severity=Severity.CRITICAL if _is_address(value) else None,
-                )
-            elif value.has_blanks and not node.version.is_5 and _is_number(value.value):
+            if (
+                value.has_blanks
+                and _may_be_4(node)
+                and _is_number(value.value)
+                and _problem_of(value) is None
+            ):
                 yield Observation(
                     subject=conf.path,
                     evidence=f"line {value.line}: {value.key}={value.value} with a blank after it, for "
@@ -64,6 +56,40 @@ def setting_invalid(case: Case) -> Iterator[Observation]:
                     "keeps the default",
                     remedy=f"{value.key}={value.value} without the blank",
                 )
+
+
+def _may_be_4(node: Node) -> bool:
+    return not (node.is_trioha or node.version.is_5)
+
+
+def _refused(node: Node, conf: ConfFacts) -> Iterator[Observation]:
+    """What `trioha node` refuses in a file that is trioha's, or may be."""
+    for problem in _problems(conf):
+        severity = Severity.CRITICAL
+        if not node.is_trioha:
+            if problem.key is not None and not is_known_key(problem.key):
+                # setting-unknown reports it.
+                continue
+            severity = Severity.CRITICAL if _is_address(problem.key) else Severity.WARNING
+        yield Observation(
+            subject=conf.path,
+            evidence=str(problem) + ("" if node.is_trioha else "; `trioha node` refuses the file"),
+            remedy=problem.hint or "correct the line",
+            severity=severity,
+        )
+
+
+def _unread(conf: ConfFacts) -> Iterator[Observation]:
+    """Values that a broker of RocketMQ cannot use."""
+    for value in conf.values.values():
+        if (found := _problem_of(value)) is not None:
+            reason, hint = found
+            yield Observation(
+                subject=conf.path,
+                evidence=f"line {value.line}: {value.key}={value.value}: {reason}; RocketMQ says nothing",
+                remedy=f"{value.key}: {hint or 'give another value'}",
+                severity=Severity.CRITICAL if _is_address(value.key) else None,
+            )
 
 
 @check(
@@ -318,8 +344,8 @@ def _problems(conf: ConfFacts) -> tuple[ConfigError, ...]:
             return ()
 
 
-def _is_address(value: ConfValue) -> bool:
-    found = find_setting(value.key)
+def _is_address(key: str | None) -> bool:
+    found = None if key is None else find_setting(key)
     return found is not None and found[0] in ADDRESSES
 
 

@@ -1,0 +1,48 @@
+"""What `trioha node` refuses in a broker.conf, the doctor finds in it: both read it by one reader."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.config.test_broker import REFUSED, cases
+from trioha.config import broker
+from trioha.config.model import broker_settings
+from trioha.doctor.conf_files import conf_facts
+from trioha.doctor.diagnosis import diagnose
+from trioha.doctor.facts import Facts
+from trioha.doctor.findings import Severity
+
+
+ALL = [
+    *cases(REFUSED),
+    # It depends on ROCKETMQ_HOME.
+    (
+        "aclEnable=true",
+        " trioha.aclFile: is missing, but aclEnable is true; give the path of a plain_acl.yml",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "refusal"), ALL)
+def test_what_a_node_refuses_in_a_file_is_a_finding_whoever_the_file_is_for(text, refusal, monkeypatch):
+    for variable in ("NAMESRV_ADDR", "ROCKETMQ_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    conf = conf_facts(text.encode(), path="broker.conf")
+    unknown = diagnose(Facts(files=(conf,)), least=Severity.WARNING)
+    assert unknown, "exit code 1"
+    own = diagnose(Facts(files=(conf,), assumed_version="trioha"), least=Severity.CRITICAL)
+    assert f"broker.conf:{refusal}".strip() in {finding.evidence for finding in own}
+
+
+def test_the_refusals_above_are_those_of_all_settings_that_are_checked_together():
+    tree = ast.parse(Path(broker.__file__).read_text())
+    checked = {
+        call.args[0].value
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "self._problem"
+        if isinstance(call.args[0], ast.Constant)
+    }
+    settings = broker_settings()
+    said = " ".join(refusal for _, refusal in ALL)
+    assert {name for name in checked if f" {settings[name].key}: " not in said} == set()
