@@ -72,6 +72,8 @@ REPLICAS: Final = (
 )
 """Of replicas side by side, which have no meaning of their own: neither green nor red."""
 
+PERCENTILES: Final[Mapping[str, Hue]] = {"p50": NOTICE, "p90": _VIOLET, "p99": ACCENT}
+
 
 def put_status(status: str) -> Hue:
     """The colour of a put's status: green is stored as promised, amber a timeout, red not available."""

@@ -26,6 +26,7 @@ from trioha.recording.records import read_segment, record_dtype
 from trioha.recording.role_lives import RoleEvents
 from trioha.recording.time_series import TimeGrid
 from trioha_analysis.causes import BEFORE_RECORDS, CauseCounts, count_causes
+from trioha_analysis.wait_history import WaitHistory
 
 RANGE_RECORDS: Final = 2 * BLOCK_RECORDS
 """Records of a range: 12 MB, and whole row groups of packed segments. Arrays of this length stay in a
@@ -85,6 +86,7 @@ class NodePart:
     neither a part nor events."""
     roles: RoleEvents = field(factory=RoleEvents)
     """Of controller mode."""
+    waits: WaitHistory = field(factory=WaitHistory)
 
 
 @frozen
@@ -198,6 +200,7 @@ def aggregate_range(work: Range) -> tuple[NodePart, dict[int, ConnectionPart]]:
         (events[:EVENTS_MAX],),
         part.probes,
         RoleEvents.of(batch),
+        WaitHistory.of(records.array, work.grid),
     )
     return node, dict(part.connections)
 
@@ -212,6 +215,7 @@ def join_node(parts: Sequence[NodePart]) -> NodePart:
         _first_events([events for part in parts for events in part.events]),
         {conn: reason for part in parts for conn, reason in part.probes.items()},
         reduce(RoleEvents.__add__, (part.roles for part in parts)),
+        reduce(WaitHistory.__add__, (part.waits for part in parts)),
     )
 
 

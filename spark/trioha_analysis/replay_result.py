@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
 from trioha.archive.session_paths import find_recordings
@@ -39,6 +39,7 @@ from trioha.recording.time_series import TimeGrid, TimeSeries
 from trioha_analysis.causes import CauseCounts
 from trioha_analysis.parts import RANGE_RECORDS, NodePart, Run, runs_of
 from trioha_analysis.replicas import ReplicaReplay, replica_replays, spans_of
+from trioha_analysis.wait_history import WaitHistory
 
 CONNECTIONS_MAX: Final = 12
 """Connections of a session, and replicas, that get series in a report."""
@@ -101,6 +102,8 @@ class SessionReplay:
     segments: tuple[Segment, ...]
     log_end_series: TimeSeries
     """End of the node's log, by its puts and the events of all its connections."""
+    waits: WaitHistory = field(factory=WaitHistory)
+    """How group-commit waits ended, over time."""
     replicas: tuple[ReplicaReplay, ...] = ()
     """Of a master's session, in the order of their first connections."""
     life: RoleLife | None = None
@@ -115,7 +118,9 @@ class SessionReplay:
         """The result with what `detail` names."""
         if detail is Detail.WHOLE:
             return self
-        curves = {one.figures.conn for one in busiest_connections(self)} if detail is Detail.CURVES else set()
+        # Of a master's session the replicas' series are shown.
+        has_curves = detail is Detail.CURVES and self.session.is_slave
+        curves = {one.figures.conn for one in busiest_connections(self)} if has_curves else set()
         thinning = -(-self.grid.steps // (2 * CURVE_STEPS))
         shown = set(_busiest_replicas(self)) if detail is Detail.CURVES else set()
         return evolve(
@@ -136,7 +141,8 @@ class SessionReplay:
                 for one in self.connections
             ),
             events=self.events[self.events["kind"] == Kind.REFUSED],
-            log_end_series=self.log_end_series if curves else TimeSeries(),
+            log_end_series=self.log_end_series if detail is Detail.CURVES else TimeSeries(),
+            waits=self.waits if detail is Detail.CURVES else WaitHistory(),
             node=evolve(self.node, put_series=TimeSeries()),
         )
 
@@ -360,6 +366,7 @@ def session_replay(
         events=events[~np.isin(events["conn"], list(probes))],
         segments=segments.segments,
         log_end_series=log_end,
+        waits=node_part.waits,
         replicas=()
         if session.is_slave
         else replica_replays(connections, grid, log_end, end_ns=node.last_ts_ns or grid.origin_ns),

@@ -44,7 +44,8 @@ def replay(
     master
         Where Spark runs: local[*], local[N] or spark://HOST:PORT.
     report
-        HTML file to write, with time series of offsets and lag, and histograms; it needs no other file.
+        HTML file to write: what happened in words, and charts of offsets, lag, put statuses and latency; it
+        needs no other file.
     tables
         Folder to write the results to as Parquet tables; created if missing. Executors write the long ones:
         on a cluster it is a folder that all machines share.

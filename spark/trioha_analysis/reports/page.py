@@ -1,7 +1,9 @@
 """The HTML page of a report: sections of text, tables and figures in one file that fetches nothing.
 
-The file contains plotly.js (4 to 5 MB). Jinja2 escapes all text, pandas the cells of tables; texts inside of
-figures, where Plotly knows some tags, are escaped by `label`.
+Charts are SVG (`trioha_analysis.reports.charts`); a page with a figure of Plotly contains plotly.js (5 MB),
+one without does not. Jinja2 escapes all text, pandas the cells of tables; texts inside of Plotly's figures,
+which know some tags, are escaped by `label`. Colours are of `trioha.palette`: light or dark as the viewer
+prefers, and light on paper.
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly import graph_objects, offline
 
+from trioha import palette
 from trioha.errors import StoreError
+from trioha.replica_verdict import Severity
+from trioha_analysis.reports.charts import PLOT_HEIGHT, TOP
+from trioha_analysis.reports.session_summary import Point
 
 ROWS_MAX: Final = 500
 """Rows of a table that are shown."""
@@ -29,16 +35,40 @@ _NULLABLE: Final = {
 }
 """Types in which a null does not turn integers into floats."""
 
+_COLORS: Final[Mapping[str, palette.Hue]] = {
+    "text": palette.TEXT,
+    "muted": palette.MUTED,
+    "ground": palette.SURFACE,
+    "panel": palette.PANEL,
+    "border": palette.BORDER,
+    "good": palette.GOOD,
+    "notice": palette.NOTICE,
+    "warning": palette.WARNING,
+    "bad": palette.BAD,
+}
+"""Of style sheets, by name."""
+_LOOKS: Final = {
+    Severity.GOOD: ("good", "\N{BLACK CIRCLE}"),
+    Severity.NOTICE: ("notice", "\N{WHITE CIRCLE}"),
+    Severity.WARNING: ("warning", "\N{BLACK UP-POINTING TRIANGLE}"),
+    Severity.BAD: ("bad", "\N{BALLOT X}"),
+}
+"""Colour and glyph of a point."""
+
 
 @frozen(eq=False)
 class Section:
-    """A part of a page: texts, then a table, then figures."""
+    """A part of a page: texts, then points, then a table, then figures."""
 
     heading: str | None = None
+    subheading: str | None = None
+    """Of a part of the section before it."""
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    points: Sequence[Point] = ()
     table: Markup | None = None
-    figures: Sequence[graph_objects.Figure] = ()
+    figures: Sequence[Markup | graph_objects.Figure] = ()
+    """Charts as SVG, or figures of Plotly."""
 
 
 @frozen(eq=False)
@@ -61,8 +91,20 @@ class Page:
         environment.filters["figure_html"] = _figure_html
         return environment.get_template("page.html.j2").render(
             page=self,
+            colors=_COLORS,
+            looks=_LOOKS,
+            top=TOP,
+            plot_height=PLOT_HEIGHT,
             # Code of the library, not text of a recording.
-            plotly_js=Markup(offline.get_plotlyjs()),  # noqa: S704
+            plotly_js=Markup(offline.get_plotlyjs()) if self._has_plotly else "",  # noqa: S704
+        )
+
+    @property
+    def _has_plotly(self) -> bool:
+        return any(
+            isinstance(figure, graph_objects.Figure)
+            for section in self.sections
+            for figure in section.figures
         )
 
     def write(self, path: Path) -> None:
@@ -73,7 +115,9 @@ class Page:
             raise StoreError(f"the report cannot be written: {error.strerror or error}", path=path) from error
 
 
-def _figure_html(figure: graph_objects.Figure) -> Markup:
+def _figure_html(figure: Markup | graph_objects.Figure) -> Markup:
+    if isinstance(figure, Markup):
+        return figure
     # Plotly writes its JSON without < and >.
     html = figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False})
     return Markup(html)  # noqa: S704

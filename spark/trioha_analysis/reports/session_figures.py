@@ -1,7 +1,7 @@
-"""Figures of a session: offsets, lag, latencies and causes.
+"""Charts of a session: offsets of the log and of each replica, lag, put statuses and latencies over time.
 
-Curves have at most `2 * CURVE_STEPS` points, and only the busiest connections get one: the size of a report
-does not grow with the recording.
+They have at most `POINTS_MAX` points for each series and `SERIES_MAX` series, so the size of a report does
+not grow with the recording.
 """
 
 from __future__ import annotations
@@ -12,284 +12,187 @@ from typing import Final
 
 import numpy as np
 from attrs import frozen
-from numpy.typing import NDArray
-from plotly.graph_objects import Bar, Figure, Heatmap, Scatter
 
-from trioha.recording.clocks import Link
+from trioha.palette import GOOD, MUTED, PERCENTILES, REPLICAS, put_status
 from trioha.recording.events import PutStatus, code_name
-from trioha.recording.histogram import Histogram
-from trioha.recording.state_arrays import first_covering, lag_bytes
 from trioha.recording.time_series import TimeSeries
-from trioha.times import offset_ns
-from trioha_analysis.causes import ACK, CAUSES
-from trioha_analysis.document import ack_mostly
-from trioha_analysis.replay_result import CURVE_STEPS, ConnectionReplay, SessionReplay
-from trioha_analysis.reports.page import label, new_figure
+from trioha_analysis.replay_result import SessionReplay
+from trioha_analysis.replicas import ReplicaReplay
+from trioha_analysis.reports.charts import SERIES_MAX, Band, Floats, Ints, Series, TimeAxis, TimeChart
+from trioha_analysis.wait_history import period_steps
 
-QUARTER_NS: Final = 900 * 10**9
-"""A zone's offset from UTC is constant within a quarter of an hour."""
-HISTOGRAM_BARS: Final = 60
-LOG_RANGES: Final = 160
-"""Ranges of the log in the figure of their times to ack."""
-
-_BLUE, _GREEN, _RED, _GREY, _YELLOW = "#2f6fde", "#1a9e6b", "#b42318", "#7a869a", "#d9a50f"
-_OFFSETS: Final = {
-    "max": ("max offset", _GREY),
-    "sent": ("sent", _BLUE),
-    "ack": ("acknowledged", _GREEN),
-    "received": ("received", _BLUE),
-    "reported": ("reported", _GREEN),
-}
-"""Name and colour by time series."""
-_CAUSE_COLORS: Final = {
-    "nothing": "#b8c1ce",
-    "send": _BLUE,
-    "ack": _GREEN,
-    "flush": _YELLOW,
-    "no slave": _RED,
-    "unknown": _GREY,
-}
+POINTS_MAX: Final = 480
+"""Of a series over time."""
 
 
-def session_figures(
-    replay: SessionReplay, connections: Sequence[ConnectionReplay], links: Sequence[Link], zone: tzinfo | None
-) -> list[Figure]:
-    """The figures that have data; `connections` are those with series, times are those of `zone`."""
-    series = _TimeSeries(replay, connections, zone)
-    every = [
-        series.offsets(),
-        series.lag(),
-        _latency_figure(connections),
-        _waits_figure(replay),
-        _causes_figure(replay, links),
-        _log_ranges_figure(replay, connections),
-    ]
-    return [figure for figure in every if figure is not None and figure.data]
+def session_charts(replay: SessionReplay, names: Mapping[int, str], zone: tzinfo | None) -> list[TimeChart]:
+    """The charts that have data, in times of `zone`; `names` of the replicas by their last connection."""
+    first_ns, last_ns = replay.node.first_ts_ns, replay.node.last_ts_ns
+    if first_ns is None or last_ns is None:
+        return []
+    wall_of = replay.session.wall_of
+    own = _Charts(replay, names, TimeAxis.over(wall_of(first_ns), wall_of(last_ns), zone))
+    every = [own.offsets(), own.lag(), own.statuses(), own.latencies()]
+    return [chart for chart in every if chart is not None]
 
 
 @frozen(eq=False)
-class _TimeSeries:
-    """Curves over time of a session's connections."""
-
+class _Charts:
     replay: SessionReplay
-    connections: Sequence[ConnectionReplay]
-    zone: tzinfo | None
+    names: Mapping[int, str]
+    axis: TimeAxis
 
-    def offsets(self) -> Figure:
-        figure = new_figure("Offsets over time", y_title="bytes", yaxis_rangemode="tozero")
-        for connection in self.connections:
-            for series, (name, color) in _OFFSETS.items():
-                curve = self._risen(connection.figures.series[series])
-                self._add(figure, connection, curve, name=f" {name}", color=color)
-        return figure
+    def offsets(self) -> TimeChart | None:
+        periods = self._periods(min(self.replay.grid.steps, POINTS_MAX))
+        series = [Series("end of the log", MUTED, periods.at_end(self.replay.log_end_series), is_wide=True)]
+        if self.replay.session.is_slave:
+            title, note = "Offsets of the log, and reported to the master", ""
+            reported = (one.figures.series["reported"] for one in self.replay.connections)
+            values = periods.at_end(sum(reported, TimeSeries()))
+            series.append(Series("reported", GOOD, values))
+        else:
+            title, note = "Offsets of the log, and acknowledged by each replica", self._note()
+            for number, replica in enumerate(self._shown()):
+                values = periods.at_end(replica.ack)
+                values[self._is_away(replica, periods)] = np.nan
+                series.append(Series(self._name(replica), REPLICAS[number], values))
+        known = [one for one in series if np.isfinite(one.values).any()]
+        return self._chart(title, periods, known, "bytes", from_zero=False, note=note)
 
-    def lag(self) -> Figure:
-        """With the connections' starts and ends."""
-        figure = new_figure("Lag over time (maximum of each step)", y_title="bytes", yaxis_rangemode="tozero")
-        for connection in self.connections:
-            self._add(figure, connection, self._lag(connection.figures.series))
-        for connection in self.connections:
-            found = connection.figures
-            self._mark(figure, found.first_ts_ns, f"conn {found.conn} opened", _BLUE)
-            if found.closed_ts_ns is not None:
-                self._mark(
-                    figure, found.closed_ts_ns, f"conn {found.conn} {found.close_reason or 'closed'}", _RED
-                )
-        return figure
+    def lag(self) -> TimeChart | None:
+        """The worst of each period, and the time of each outage."""
+        periods = self._periods(min(self.replay.grid.steps, POINTS_MAX))
+        series = [
+            Series(self._name(replica), REPLICAS[number], periods.worst(replica.age) / 1e9)
+            for number, replica in enumerate(self._shown())
+            if len(replica.age.steps)
+        ]
+        return self._chart("Lag: age of the oldest byte without an ack", periods, series, "s")
 
-    def _lag(self, series: Mapping[str, TimeSeries]) -> TimeSeries:
-        """The maximum of each step; after it the lag at the step's end, if the next step has no event."""
-        worst = self._thinned(series["lag"])
-        if not len(worst.steps):
-            return worst
-        own, ack = (
-            curve.values[np.searchsorted(curve.steps, worst.steps, side="right") - 1]
-            for curve in (self._risen(series["max"]), self._risen(series["ack"]))
+    def statuses(self) -> TimeChart | None:
+        """Ended puts per second, by status."""
+        periods = self._wait_periods()
+        waits = self.replay.waits.waited_us
+        # Also of the last one, which the recording may not fill: a rate of a few ms would be a spike.
+        period_s = period_steps(self.replay.grid) * self.replay.grid.step_ns / 1e9
+        totals: dict[int, Floats] = {}
+        for (status, period), waited_us in waits.items():
+            totals.setdefault(status, np.zeros(len(periods.steps)))[period] = waited_us.total
+        # What failed most often keeps its own colour if there are too many of them.
+        order = sorted(totals, key=lambda status: (status != PutStatus.PUT_OK, -totals[status].sum()))
+        series = [
+            Series(name, put_status(name), totals[status] / period_s)
+            for status in order[:SERIES_MAX]
+            for name in [code_name(PutStatus, status)]
+        ]
+        return self._chart("Puts by status", periods, series, "puts/s", is_stacked=True)
+
+    def latencies(self) -> TimeChart | None:
+        """Percentiles from append to answer of the puts that were PUT_OK."""
+        periods = self._wait_periods()
+        waits = self.replay.waits.waited_us
+        found = {name: np.full(len(periods.steps), np.nan) for name in ("p50", "p99")}
+        for (status, period), waited_us in waits.items():
+            if status == PutStatus.PUT_OK:
+                for name, values in found.items():
+                    percentile = waited_us.percentile(float(name[1:]))
+                    values[period] = np.nan if percentile is None else max(percentile, 1) / 1000
+        series = [
+            Series(name, PERCENTILES[name], values)
+            for name, values in found.items()
+            if np.isfinite(values).any()
+        ]
+        return self._chart("Put to ack of PUT_OK: percentiles", periods, series, "ms", is_logarithmic=True)
+
+    def _chart(
+        self, title: str, periods: _Periods, series: Sequence[Series], unit: str, **kind: bool | str
+    ) -> TimeChart | None:
+        if not series:
+            return None
+        return TimeChart(
+            title=title,
+            axis=self.axis,
+            period_ns=periods.begin_ns,
+            end_ns=periods.end_ns,
+            series=series,
+            unit=unit,
+            bands=self._bands(),
+            **kind,  # type: ignore[arg-type]
         )
-        quiet = np.flatnonzero(np.diff(worst.steps) > 1)
-        return worst + TimeSeries(worst.steps[quiet] + 1, lag_bytes(own, ack)[quiet])
 
-    @property
-    def _thinning(self) -> int:
-        """Steps of the session's grid for each step of a curve."""
-        return -(-self.replay.grid.steps // (2 * CURVE_STEPS))
+    def _shown(self) -> list[ReplicaReplay]:
+        """The replicas that are drawn, those with the worst lag if there are too many, in their order."""
+        every = [one for one in self.replay.replicas if len(one.ack.steps)]
+        worst = sorted(every, key=_worst_age_ns, reverse=True)[: len(REPLICAS)]
+        return [one for one in every if one in worst]
 
-    def _thinned(self, series: TimeSeries) -> TimeSeries:
-        return TimeSeries.of(series.steps // self._thinning, series.values)
+    def _note(self) -> str:
+        shown, every = self._shown(), self.replay.replicas
+        if len(shown) == len(every):
+            return ""
+        others = max((_worst_age_ns(one) for one in every if one not in shown), default=0) / 1e9
+        return (
+            f"{len(shown)} of {len(every)} replicas, those with the worst lag; "
+            f"the others were at most {others:,.3g} s behind."
+        )
 
-    def _risen(self, series: TimeSeries) -> TimeSeries:
-        """Of an offset, which does not decrease."""
-        return self._thinned(TimeSeries(series.steps, np.maximum.accumulate(series.values)))
+    def _name(self, replica: ReplicaReplay) -> str:
+        return self.names[replica.conns[-1]]
 
-    def _add(
-        self,
-        figure: Figure,
-        connection: ConnectionReplay,
-        curve: TimeSeries,
-        *,
-        name: str = "",
-        color: str | None = None,
-    ) -> None:
-        if not len(curve.steps):
-            return
+    def _bands(self) -> list[Band]:
+        wall_of = self.replay.session.wall_of
+        return [
+            Band(wall_of(one.began_ns), wall_of(one.ended_ns), f"{self._name(replica)} away: {one.reason}")
+            for replica in self.replay.replicas
+            for one in replica.outages
+        ]
+
+    def _is_away(self, replica: ReplicaReplay, periods: _Periods) -> Ints:
+        """Whether it had no connection in all of a period."""
+        ends_ns = np.append(periods.begin_ns[1:], periods.end_ns)
+        is_away = np.zeros(len(ends_ns), np.bool_)
+        for one in replica.outages:
+            began_ns, ended_ns = map(self.replay.session.wall_of, (one.began_ns, one.ended_ns))
+            is_away |= (periods.begin_ns >= began_ns) & ((ends_ns <= ended_ns) | (one.next_conn is None))
+        return np.flatnonzero(is_away)
+
+    def _periods(self, count: int) -> _Periods:
+        return self._periods_from(np.arange(count, dtype=np.int64) * self.replay.grid.steps // count)
+
+    def _wait_periods(self) -> _Periods:
         grid = self.replay.grid
-        figure.add_trace(
-            Scatter(
-                x=self._times(grid.origin_ns + curve.steps * self._thinning * grid.step_ns),
-                y=curve.values.tolist(),
-                name=_label(connection) + name,
-                legendgroup=_label(connection),
-                mode="lines",
-                line={"shape": "hv", "width": 1.5, "color": color},
-            )
-        )
+        return self._periods_from(np.arange(0, grid.steps, period_steps(grid)))
 
-    def _mark(self, figure: Figure, ts_ns: int, text: str, color: str) -> None:
-        (time,) = self._times(np.array([ts_ns]))
-        line = {"color": color, "dash": "dot", "width": 1}
-        figure.add_shape(type="line", x0=time, x1=time, y0=0, y1=1, yref="paper", line=line)
-        figure.add_annotation(
-            x=time,
-            y=1,
-            yref="paper",
-            text=label(text),
-            showarrow=False,
-            textangle=-90,
-            yanchor="top",
-            xanchor="left",
-            font={"size": 10, "color": color},
-        )
-
-    def _times(self, ts_ns: NDArray[np.int64]) -> list[str]:
-        """Times of the monotonic clock as the wall clock of `zone`."""
-        session = self.replay.session
-        return wall_times(ts_ns - session.monotonic_ns + session.wall_ns, self.zone)
+    def _periods_from(self, steps: Ints) -> _Periods:
+        grid, wall_of = self.replay.grid, self.replay.session.wall_of
+        begin_ns = wall_of(grid.origin_ns) + steps * grid.step_ns
+        return _Periods(steps, grid.steps, begin_ns, wall_of(grid.origin_ns + grid.steps * grid.step_ns))
 
 
-def wall_times(wall_ns: NDArray[np.int64], zone: tzinfo | None) -> list[str]:
-    """Times, ns since 1970, on a clock of `zone`, as Plotly reads them."""
-    quarters, places = np.unique(wall_ns // QUARTER_NS, return_inverse=True)
-    zone_ns = np.array([offset_ns(int(quarter) * QUARTER_NS, zone) for quarter in quarters], np.int64)
-    moments = (wall_ns + zone_ns[places]).astype("datetime64[ns]")
-    return [str(time) for time in np.datetime_as_string(moments, unit="us")]
+@frozen(eq=False)
+class _Periods:
+    """Periods of a chart, one after the other."""
+
+    steps: Ints
+    """First step of each on the session's grid."""
+    end_step: int
+    begin_ns: Ints
+    """Since 1970."""
+    end_ns: int
+
+    def at_end(self, series: TimeSeries) -> Floats:
+        """The value of a rising series at the end of each; NaN before its first one."""
+        values = series.rising_at(np.append(self.steps[1:], self.end_step) - 1).astype(np.float64)
+        values[values < 0] = np.nan
+        return values
+
+    def worst(self, series: TimeSeries) -> Floats:
+        """The largest value in each; NaN without one."""
+        values = np.full(len(self.steps), -1, np.int64)
+        np.maximum.at(values, np.searchsorted(self.steps, series.steps, side="right") - 1, series.values)
+        found: Floats = np.where(values < 0, np.nan, values.astype(np.float64))
+        return found
 
 
-def _latency_figure(connections: Sequence[ConnectionReplay]) -> Figure:
-    figure = new_figure("Ack latency", x_title="ms, logarithmic", xaxis_type="log", y_title="frames")
-    for connection in connections:
-        _add_histogram(
-            figure, connection.figures.ack_latency_histogram, per_ms=1_000_000, name=_label(connection)
-        )
-    return figure
-
-
-def _waits_figure(replay: SessionReplay) -> Figure:
-    figure = new_figure(
-        "Group-commit wait by put status", x_title="ms, logarithmic", xaxis_type="log", y_title="puts"
-    )
-    for wait in replay.node.waits:
-        color = _GREEN if wait.status == PutStatus.PUT_OK.name else None
-        _add_histogram(
-            figure, wait.histogram, per_ms=1000, name=f"{wait.status} ({wait.count:,})", color=color
-        )
-    return figure
-
-
-def _add_histogram(
-    figure: Figure, histogram: Histogram, *, per_ms: float, name: str, color: str | None = None
-) -> None:
-    """As an outline of bars of equal width on the logarithmic axis: Plotly's bars have linear widths."""
-    values = np.maximum(histogram.uppers(), 1).astype(np.float64)
-    if not len(values):
-        return
-    edges = np.geomspace(values.min() * 0.99, values.max() * 1.01, HISTOGRAM_BARS + 1)
-    counts, _ = np.histogram(values, bins=edges, weights=histogram.weights)
-    figure.add_trace(
-        Scatter(
-            x=(edges / per_ms).tolist(),
-            y=[*counts.astype(np.int64).tolist(), 0],
-            name=name,
-            mode="lines",
-            line={"shape": "hv", "width": 1, "color": color},
-            fill="tozeroy",
-        )
-    )
-
-
-def _causes_figure(replay: SessionReplay, links: Sequence[Link]) -> Figure:
-    """A bar for each put status, divided by cause."""
-    mostly = ack_mostly(replay, links)
-    labels = {connection.figures.conn: _label(connection) for connection in replay.connections}
-    statuses = {status for status, _, _ in replay.causes.waited_us}
-    figure = new_figure(
-        "What puts waited for", x_title="puts", barmode="stack", height=140 + 70 * len(statuses)
-    )
-    for (status, cause, conn), waited_us in replay.causes.waited_us.items():
-        waited = waited_us.distribution()
-        assert waited is not None, "each cause has a wait"
-        part = mostly.get(conn) if cause == ACK else None
-        name = CAUSES[cause] + (f" ({part})" if part else "")
-        if conn in labels:
-            name += f", {labels[conn]}"
-        figure.add_trace(
-            Bar(
-                y=[code_name(PutStatus, status)],
-                x=[waited_us.total],
-                name=name,
-                orientation="h",
-                text=name,
-                hovertext=f"{name}: {waited_us.total:,} puts, ms p50 {waited.p50 / 1000:,.3f}, "
-                f"p99 {waited.p99 / 1000:,.3f}, max {waited.largest / 1000:,.3f}",
-                hoverinfo="text",
-                marker={"color": _CAUSE_COLORS[CAUSES[cause]], "line": {"color": "white", "width": 1}},
-                showlegend=False,
-            )
-        )
-    return figure
-
-
-def _log_ranges_figure(replay: SessionReplay, connections: Sequence[ConnectionReplay]) -> Figure | None:
-    """Time from append to ack of each range of the log, a row for each connection."""
-    acked = [one for one in connections if len(one.figures.series["ack"].steps)]
-    if replay.session.is_slave or not acked:
-        return None
-    own = replay.log_end_series
-    begin = min(max(0, one.figures.request_offset or 0) for one in acked)
-    end = max(int(one.figures.series["ack"].values.max()) for one in acked)
-    edges = np.unique(np.linspace(begin, end, LOG_RANGES + 1).astype(np.int64))
-    if len(edges) < 2:
-        return None
-    ends = edges[1:]
-    step_s = replay.grid.step_ns / 1e9
-    rows = []
-    for one in acked:
-        ack = one.figures.series["ack"]
-        stored, arrived = first_covering(own.values, ends), first_covering(ack.values, ends)
-        # Ranges below the request offset were acknowledged on an earlier connection.
-        requested = one.figures.request_offset or 0
-        known = (arrived < len(ack.values)) & (stored < len(own.values)) & (ends > requested)
-        waited = np.full(len(ends), np.nan)
-        waited[known] = (ack.steps[arrived[known]] - own.steps[stored[known]]).clip(min=0) * step_s
-        rows.append([None if np.isnan(value) else float(value) for value in waited])
-    figure = new_figure(
-        f"Time to ack by log range (resolution {step_s:g} s)",
-        x_title="offset, bytes",
-        height=160 + 32 * len(acked),
-        margin_l=190,
-        yaxis={"autorange": "reversed", "type": "category"},
-    )
-    return figure.add_trace(
-        Heatmap(
-            x=((edges[:-1] + edges[1:]) / 2).tolist(),
-            y=[_label(one) for one in acked],
-            z=rows,
-            colorscale="YlOrRd",
-            zmin=0,
-            colorbar={"title": "s"},
-            hovertemplate="offset %{x:,.0f}<br>%{y}<br>%{z:.3f} s<extra></extra>",
-        )
-    )
-
-
-def _label(connection: ConnectionReplay) -> str:
-    return label(f"conn {connection.figures.conn} {connection.address or ''}".rstrip())
+def _worst_age_ns(replica: ReplicaReplay) -> int:
+    return int(replica.age.values.max(initial=0))

@@ -1,4 +1,4 @@
-"""The report of a replay: invariants, connections, refused offsets, clocks, and figures of each session."""
+"""The report of a replay: what happened in words, charts of each session, and tables of the details."""
 
 from __future__ import annotations
 
@@ -12,21 +12,30 @@ from trioha.recording.clocks import Link
 from trioha.recording.invariants import Verdict
 from trioha.recording.invariants.group import GroupVerdict, groups_of
 from trioha.recording.probes import probes_line
+from trioha.replica_verdict import Severity
 from trioha.times import clock_text, zone_text
 from trioha_analysis.arrow_tables import row_tables
 from trioha_analysis.document import document
-from trioha_analysis.replay_result import ReplayResult, SessionReplay, busiest_connections
+from trioha_analysis.replay_result import ReplayResult, SessionReplay
 from trioha_analysis.reports.page import ROWS_MAX, Page, Section, table_html, to_frame
 from trioha_analysis.reports.role_timeline import role_timeline
-from trioha_analysis.reports.session_figures import session_figures
+from trioha_analysis.reports.session_figures import session_charts
+from trioha_analysis.reports.session_summary import (
+    Point,
+    failovers,
+    replica_names,
+    restarts,
+    session_points,
+    slave_points,
+)
 
-NOTE: Final = (
-    "Lag is the master's max offset minus the slave's ack offset, weighted by time: the lag after an "
+LAG_NOTE: Final = (
+    "Lag is the end of the master's log minus the slave's ack offset, weighted by time: the lag after an "
     "event counts until the next one. Ack latency is the time from a frame's transfer to the first ack at "
     "or beyond its end."
 )
 VIOLATIONS_MAX: Final = 20
-"""Violations of one invariant of a session that are listed."""
+"""Violations of one invariant of a session that the table lists."""
 DAMAGE_MAX: Final = 20
 """Damaged places of a session that are listed."""
 
@@ -40,7 +49,7 @@ _VIOLATIONS: Final = {
 }
 _CONNECTIONS: Final = {
     ("", "node"): "node",
-    ("", "connection"): "conn",
+    ("", "conn"): "conn",
     ("", "address"): "address",
     ("", "state"): "state",
     ("", "close reason"): "closeReason",
@@ -48,7 +57,8 @@ _CONNECTIONS: Final = {
     ("", "frames"): "frames",
     **{("lag (bytes)", name): f"lagBytes.{name}" for name in ("p50", "p99", "max")},
     **{("ack latency (ms)", name): f"ackLatencyMs.{name}" for name in ("p50", "p99", "max")},
-    **{("offset", name): f"{name}Offset" for name in ("sent", "ack", "received", "reported")},
+    ("offset", "sent or received"): "movedOffset",
+    ("offset", "ack or reported"): "confirmedOffset",
 }
 _GAPS: Final = {
     ("", "node"): "node",
@@ -64,6 +74,15 @@ _ROLES: Final = {
     ("", "role"): "role",
     ("", "epoch"): "epoch",
     ("", "description"): "sentence",
+}
+_CAUSES: Final = {
+    ("", "node"): "node",
+    ("", "status"): "status",
+    ("", "waited for"): "cause",
+    ("", "of connection"): "address",
+    ("", "mostly"): "ackMostly",
+    ("", "puts"): "count",
+    **{("waited (ms)", name): f"waitedMs.{name}" for name in ("p50", "p99", "max")},
 }
 _LINKS: Final = {
     ("master", "broker"): "brokerName",
@@ -85,7 +104,7 @@ def session_report(result: ReplayResult, links: Sequence[Link] = (), *, zone: tz
     `links` as `trioha.recording.clocks.links` finds them.
     """
     frames = {name: to_frame(table) for name, table in row_tables(document(result, links)).items()}
-    for name in ("violations", "connections", "gaps", "roles"):
+    for name in ("violations", "connections", "gaps", "roles", "causes"):
         frame = frames[name]
         frame["node"] = frame["brokerName"] + " " + frame["brokerId"].astype("string")
         if "atMs" in frame:
@@ -94,15 +113,62 @@ def session_report(result: ReplayResult, links: Sequence[Link] = (), *, zone: tz
         title=f"trioha replay: {', '.join(replay.name for replay in result.sessions)}",
         heading="Replay of recorded sessions",
         sections=[
-            Section(notes=[NOTE, f"Times are {_zone_text(result, zone)}."]),
-            _invariants(result, frames["violations"]),
-            *_roles(result, frames["roles"], zone),
-            *_tables("Connections", frames["connections"], _CONNECTIONS, text_columns=5),
+            *_summary(result, links, frames["violations"], zone),
+            *_roles(result, zone),
+            *(_session(replay, links, zone) for replay in _drawn(result)),
+            *_tables("Violations", _first_violations(frames["violations"]), _VIOLATIONS, text_columns=6),
+            *_tables("Role events", _role_rows(frames["roles"]), _ROLES, text_columns=5),
+            *_tables("What puts waited for", frames["causes"], _CAUSES, text_columns=5),
+            *_tables(
+                "Connections",
+                _connection_rows(frames["connections"]),
+                _CONNECTIONS,
+                text_columns=5,
+                note=LAG_NOTE,
+            ),
             *_tables("Refused offsets", frames["gaps"], _GAPS, text_columns=6),
             *_tables("Clock offsets and one-way delays", frames["links"], _LINKS, text_columns=1),
-            *(_session(replay, links, zone) for replay in result.sessions),
+            _recordings(result),
         ],
     )
+
+
+def _summary(
+    result: ReplayResult, links: Sequence[Link], violations: pd.DataFrame, zone: tzinfo | None
+) -> Iterator[Section]:
+    """What happened, of each node, and whether the invariants hold."""
+    drawn = _drawn(result)
+    common = [*failovers(result, zone), *restarts(result, zone), *_invariants(result, violations)]
+    notes = [f"Times are {_zone_text(result, zone)}."]
+    yield Section("What happened", notes=notes, points=common if len(drawn) != 1 else ())
+    for replay in drawn:
+        if replay.session.is_slave:
+            points = slave_points(replay, zone)
+        else:
+            points = session_points(replay, replica_names(replay, links), zone)
+        yield Section(subheading=_node_name(replay), points=[*points, *(common if len(drawn) == 1 else ())])
+
+
+def _drawn(result: ReplayResult) -> list[SessionReplay]:
+    """The sessions with charts: those of masters, and of slaves whose master has none."""
+    masters = {_group_of(replay) for replay in result.sessions if not replay.session.is_slave}
+    return [
+        replay
+        for replay in result.sessions
+        if not replay.session.is_slave or _group_of(replay) not in masters
+    ]
+
+
+def _group_of(replay: SessionReplay) -> tuple[str, str]:
+    return replay.session.identity.cluster_name, replay.session.identity.broker_name
+
+
+def _node_name(replay: SessionReplay) -> str:
+    identity, life = replay.session.identity, replay.life
+    name = f"{identity.broker_name} {identity.broker_id}, {identity.role}"
+    if life is not None and life.epoch >= 0:
+        name += f", broker {life.broker_id} in epoch {life.epoch}"
+    return name
 
 
 def _zone_text(result: ReplayResult, zone: tzinfo | None) -> str:
@@ -117,69 +183,84 @@ def _zone_text(result: ReplayResult, zone: tzinfo | None) -> str:
     )
 
 
-def _roles(result: ReplayResult, rows: pd.DataFrame, zone: tzinfo | None) -> Iterator[Section]:
-    """Roles of each group of brokers over time, and what happened to them as a table."""
-    groups = groups_of(result.lives)
-    if not groups:
-        return
-    ids = rows["brokerControllerId"].astype("string").fillna("without id")
-    rows = rows.assign(member=rows["brokerName"] + " " + ids).sort_values("atMs", kind="stable")
-    yield Section(
-        "Roles",
-        figures=[
-            role_timeline(lives, zone) for lives in groups if any(life.broker_id >= 0 for life in lives)
-        ],
+def _roles(result: ReplayResult, zone: tzinfo | None) -> Iterator[Section]:
+    """Roles of each group of brokers over time."""
+    groups = [lives for lives in groups_of(result.lives) if any(life.broker_id >= 0 for life in lives)]
+    if groups:
+        yield Section("Roles", figures=[role_timeline(lives, zone) for lives in groups])
+
+
+def _connection_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """A master sends and gets acks, a slave receives and reports."""
+    return rows.assign(
+        movedOffset=rows["sentOffset"].fillna(rows["receivedOffset"]),
+        confirmedOffset=rows["ackOffset"].fillna(rows["reportedOffset"]),
     )
-    yield from _tables("Role events", rows, _ROLES, text_columns=5)
 
 
-def _invariants(result: ReplayResult, violations: pd.DataFrame) -> Section:
+def _role_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    ids = rows["brokerControllerId"].astype("string").fillna("without id")
+    return rows.assign(member=rows["brokerName"] + " " + ids).sort_values("atMs", kind="stable")
+
+
+def _invariants(result: ReplayResult, violations: pd.DataFrame) -> Iterator[Point]:
+    """Whether all hold; of those that do not the first violation."""
     judged: list[Verdict | GroupVerdict] = [
         verdict for replay in result.sessions for verdict in replay.verdicts if verdict.is_judged
     ]
     judged += [verdict for group in result.groups for verdict in group.verdicts if verdict.checked]
-    broken = [verdict for verdict in judged if verdict.count]
-    if not broken:
-        return Section(notes=[f"All invariants hold ({len(judged)} were judged in all)."])
-    count = sum(verdict.count for verdict in broken)
-    shown = violations.groupby(["session", "brokerName", "brokerId", "invariant"]).head(VIOLATIONS_MAX)
-    return Section(
-        "Invariants",
-        warnings=[f"{len(broken)} of {len(judged)} invariants do not hold: {count:,} violations."],
-        table=table_html(shown, _VIOLATIONS, text_columns=6),
-    )
+    count = sum(verdict.count for verdict in judged)
+    if not count:
+        yield Point(Severity.GOOD, f"All {len(judged)} invariants that were judged hold.")
+        return
+    broken = sum(bool(verdict.count) for verdict in judged)
+    text = f"{broken} of {len(judged)} invariants do not hold: {count:,} violations."
+    yield Point(Severity.BAD, text)
+    for row in violations.drop_duplicates("invariant").to_dict("records"):
+        yield Point(Severity.BAD, f"{row['invariant']}, at {row['time']}: {row['sentence']}.")
+
+
+def _first_violations(violations: pd.DataFrame) -> pd.DataFrame:
+    """Of each invariant of a session, or of a group, which has no session."""
+    keys = ["session", "brokerName", "brokerId", "invariant"]
+    return violations.groupby(keys, dropna=False).head(VIOLATIONS_MAX)
 
 
 def _tables(
-    heading: str, frame: pd.DataFrame, columns: dict[tuple[str, str], str], *, text_columns: int
+    heading: str,
+    frame: pd.DataFrame,
+    columns: dict[tuple[str, str], str],
+    *,
+    text_columns: int,
+    note: str = "",
 ) -> Iterator[Section]:
     """A section with the table, if it has rows."""
     if len(frame):
         hidden = len(frame) - ROWS_MAX
-        notes = [f"The first {ROWS_MAX} of {len(frame):,} rows."] if hidden > 0 else []
+        notes = [note] if note else []
+        if hidden > 0:
+            notes.append(f"The first {ROWS_MAX} of {len(frame):,} rows.")
         yield Section(heading, notes=notes, table=table_html(frame, columns, text_columns=text_columns))
 
 
 def _session(replay: SessionReplay, links: Sequence[Link], zone: tzinfo | None) -> Section:
-    identity, node = replay.session.identity, replay.node
-    connections = busiest_connections(replay)
-    counts = f"{len(replay.connections)} connections, {len(replay.reconnects)} reconnects"
-    notes = [f"Session {replay.name}: {node.events:,} events, {node.puts:,} puts, {counts}."]
-    if replay.probes:
-        notes.append(f"{probes_line(replay.probes)}.")
-    if len(connections) < len(replay.connections):
-        notes.append(f"Curves of the {len(connections)} busiest connections.")
-    warnings = [f"{node.dropped:,} events were dropped while recording."] if node.dropped else []
-    warnings += [
-        f"Damage: {damage.path} at byte {damage.position}: {damage.reason}"
-        for damage in replay.damage[:DAMAGE_MAX]
-    ]
-    heading = f"{identity.broker_name} {identity.broker_id}, {identity.role}"
-    if replay.life is not None and replay.life.epoch >= 0:
-        heading += f": broker {replay.life.broker_id} in epoch {replay.life.epoch}"
-    return Section(
-        heading,
-        notes=notes,
-        warnings=warnings,
-        figures=session_figures(replay, connections, links, zone),
-    )
+    charts = session_charts(replay, replica_names(replay, links), zone)
+    return Section(_node_name(replay), figures=[chart.html() for chart in charts])
+
+
+def _recordings(result: ReplayResult) -> Section:
+    """The sessions that were read, and what is missing of them."""
+    notes, points = [], []
+    for replay in result.sessions:
+        node = replay.node
+        counts = f"{len(replay.connections)} connections, {len(replay.reconnects)} reconnects"
+        notes.append(f"{_node_name(replay)}, {replay.name}: {node.events:,} events, {counts}.")
+        if replay.probes:
+            notes.append(f"{probes_line(replay.probes)}.")
+        if node.dropped:
+            points.append(Point(Severity.WARNING, f"{node.dropped:,} events were dropped while recording."))
+        points += [
+            Point(Severity.BAD, f"Damage: {damage.path} at byte {damage.position}: {damage.reason}")
+            for damage in replay.damage[:DAMAGE_MAX]
+        ]
+    return Section("Recordings", notes=notes, points=points)

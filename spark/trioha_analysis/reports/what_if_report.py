@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from plotly import graph_objects
 
+from trioha.palette import PERCENTILES, put_status
 from trioha_analysis.reports.page import Page, Section, label, new_figure
 from trioha_analysis.whatif.answer import Answer
 from trioha_analysis.whatif.figures import Figures
-
-_BARS: Final = (("p50", "#2f6fde"), ("p90", "#d9a50f"), ("p99", "#d9480f"))
 
 
 def what_if_report(answer: Answer) -> Page:
@@ -35,12 +33,12 @@ def _percentile_bars(
 ) -> graph_objects.Figure:
     figure = new_figure(title, y_title=unit)
     known = [(name, found) for name, found in rows if found is not None]
-    for percentile, color in _BARS:
+    for percentile, hue in PERCENTILES.items():
         figure.add_bar(
             x=[name for name, _ in known],
             y=[found[percentile] for _, found in known],
             name=percentile,
-            marker_color=color,
+            marker_color=hue.fill,
         )
     return figure
 
@@ -54,5 +52,6 @@ def _status_bars(rows: Sequence[tuple[str, Figures]]) -> graph_objects.Figure:
                 100 * found.statuses.get(status, 0) / (sum(found.statuses.values()) or 1) for _, found in rows
             ],
             name=status,
+            marker_color=put_status(status).fill,
         )
     return figure
