@@ -173,6 +173,25 @@ def test_report_of_a_single_event(tmp_path):
     assert points_of(html)[0].endswith(".005: 1 put, 500 B.")
 
 
+def test_report_of_a_slave_alone_says_when_it_was_without_its_master(tmp_path):
+    events = [
+        Event(0, Kind.RECEIVED, conn=1, offset=0, aux=500, size=500),
+        Event(1 * MS, Kind.REPORTED, conn=1, offset=500, aux=500),
+        Event(1000 * MS, Kind.CLOSED, conn=1, offset=500, aux=500, flags=CloseReason.EOF),
+        Event(3000 * MS, Kind.REPORTED, conn=2, offset=500, aux=500),
+        Event(3001 * MS, Kind.RECEIVED, conn=2, offset=500, aux=900, size=400),
+        Event(3002 * MS, Kind.REPORTED, conn=2, offset=900, aux=900),
+    ]
+    html = session_report(
+        replay_here(write_session(tmp_path / "s", events, role="SLAVE", broker_id=1))
+    ).html()
+    assert any(re.match("Without its master for 2 s from .* \\(EOF\\)", point) for point in points_of(html))
+    (chart,) = charts_of(html).values()
+    assert [(name, values[-1]) for name, values in zip(chart["names"], chart["values"], strict=True)] == [
+        *(("end of the log", 900), ("reported", 900))
+    ]
+
+
 def test_report_says_when_a_group_had_no_master_and_draws_its_roles(tmp_path):
     folder = write_group(tmp_path, failover().values())
     points = points_of(session_report(replay_here(folder), zone=UTC).html())

@@ -86,9 +86,9 @@ _CAUSES: Final = {
 }
 _LINKS: Final = {
     ("master", "broker"): "brokerName",
-    ("master", "connection"): "conn",
+    ("master", "conn"): "conn",
     ("slave", "broker id"): "slaveBrokerId",
-    ("slave", "connection"): "slaveConn",
+    ("slave", "conn"): "slaveConn",
     ("", "frames in both"): "frames",
     ("clock offset (ms)", "slave ahead"): "aheadMs",
     ("clock offset (ms)", "± error"): "uncertainMs",
@@ -253,7 +253,7 @@ def _recordings(result: ReplayResult) -> Section:
     notes, points = [], []
     for replay in result.sessions:
         node = replay.node
-        counts = f"{len(replay.connections)} connections, {len(replay.reconnects)} reconnects"
+        counts = f"connections: {len(replay.connections)}, reconnects: {len(replay.reconnects)}"
         notes.append(f"{_node_name(replay)}, {replay.name}: {node.events:,} events, {counts}.")
         if replay.probes:
             notes.append(f"{probes_line(replay.probes)}.")
