@@ -34,7 +34,6 @@ from trioha.net.border import ConnectionBorder
 from trioha.outside_text import clean
 from trioha.remoting.address import parse_address
 from trioha.remoting.client import NO_SECURITY, ClientSecurity, open_client
-from trioha.remoting.codes import ResponseCode
 from trioha.remoting.fastjson import JsonLimits
 from trioha.remoting.name_server import BrokerGroup, fetch_broker_groups
 from trioha.remoting.status_reader import StatusReader
@@ -186,8 +185,6 @@ def reason_of(group: BaseExceptionGroup[BaseException], times: FeedTimes) -> str
     match error:
         case trio.TooSlowError():
             return f"no answer within {times.request_timeout_s:g} s"
-        case PeerError(code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED):
-            return "not a broker: it knows no request for its status"
         case PeerError():
             return error.reason.removeprefix("cannot connect: ")
         case OSError():

@@ -15,6 +15,7 @@ from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import response_to
 from trioha.remoting.ha_runtime_info import encode_ha_status
+from trioha.remoting.wrong_port import UNANSWERED
 from trioha_monitor.live import FeedTimes, LiveSettings, live_views
 from trioha_monitor.view import Health
 
@@ -82,11 +83,22 @@ async def hangs_up(stream):
     await stream.receive_some(1)
 
 
-async def not_a_broker(stream):
-    def unsupported(command):
-        return encode(response_to(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark="no"))
+def knowing(*codes):
+    """A server that knows no other requests."""
 
-    await each_request(stream, unsupported)
+    def answer(command):
+        known = command.code in codes
+        code = ResponseCode.SUCCESS if known else ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        return encode(response_to(command, code))
+
+    async def peer(stream):
+        await each_request(stream, answer)
+
+    return peer
+
+
+no_server_that_is_known = knowing()
+a_name_server = knowing(RequestCode.GET_BROKER_CLUSTER_INFO)
 
 
 def answering(body):
@@ -166,9 +178,10 @@ async def test_a_node_that_stops_is_down_and_is_up_after_a_restart():
         (half_an_answer, "no answer"),
         (silence, "no answer"),
         (half_an_answer_and_gone, "closed the connection"),
-        (hangs_up, "connection"),
-        (garbage, "does not speak remoting"),
-        (not_a_broker, "not a broker"),
+        (hangs_up, UNANSWERED),
+        (garbage, "this port speaks HTTP"),
+        (no_server_that_is_known, "neither a broker nor a name server nor a controller"),
+        (a_name_server, "this is a name server (its option is --namesrv): a broker was expected"),
         (answering(b'{"master":"yes"}'), "true or false"),
         (answering(b"{{{"), "JSON"),
         (answering(ABSURD), "masterCommitLogMaxOffset is not an integer"),

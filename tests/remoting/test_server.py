@@ -20,6 +20,7 @@ from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.command import BadRequestError, SerializeType, request, response_to
 from trioha.remoting.server import Peer, RemotingServer, ServerLimits
 from trioha.remoting.server_connection import REQUEST_BYTES
+from trioha.remoting.wrong_port import UNANSWERED
 
 
 @pytest.mark.parametrize("serialize_type", SerializeType)
@@ -348,7 +349,7 @@ async def test_a_late_answer_is_ignored_and_counted(autojump_clock):
 
 @pytest.mark.parametrize(
     ("end", "says"),
-    [(b"", "the peer closed the connection"), (b"HTTP/1.1 400 Bad\r\n", "does not speak remoting")],
+    [(b"", UNANSWERED), (b"HTTP/1.1 400 Bad\r\n", "speaks HTTP"), (bytes(4), "does not speak remoting")],
 )
 async def test_every_waiting_request_fails_when_the_connection_ends(end, says):
     reasons: list[str] = []

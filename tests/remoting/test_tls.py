@@ -1,5 +1,6 @@
 """TLS by first byte: modes, deadlines, limits and draining, with real handshakes."""
 
+import re
 import ssl
 
 import pytest
@@ -16,6 +17,7 @@ from trioha.remoting.client import ClientSecurity, ConnectionLostError, open_cli
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.command import request
 from trioha.remoting.server import RemotingServer, ServerLimits
+from trioha.remoting.wrong_port import NO_TLS, WANTS_TLS
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +72,9 @@ async def test_one_port_serves_many_requests_with_and_without_tls(tls, files):
         assert server.statistics.requests == 302
 
 
-async def test_enforcing_closes_plain_connections_without_an_answer(tls, files):
+async def test_enforcing_tells_plain_connections_that_it_wants_tls_and_closes_them(tls, files):
     async with serving(tls=evolve(tls, is_required=True)) as (server, address):
-        with capture_logs() as lines, pytest.raises(ConnectionLostError):
+        with capture_logs() as lines, pytest.raises(ConnectionLostError, match=re.escape(WANTS_TLS)):
             await asked_over(address, None)
         assert "enforcing" in lines[0]["reason"]
         assert await asked_over(address, trusting(files)) == b"body"
@@ -81,7 +83,10 @@ async def test_enforcing_closes_plain_connections_without_an_answer(tls, files):
 
 async def test_without_tls_a_handshake_is_closed(files):
     async with serving() as (server, address):
-        with capture_logs(), pytest.raises(ConnectionLostError, match="cannot connect: TLS"):
+        with (
+            capture_logs(),
+            pytest.raises(ConnectionLostError, match=re.escape(f"cannot connect: TLS: {NO_TLS}")),
+        ):
             await asked_over(address, trusting(files))
         assert await asked_over(address, None) == b"body"
         assert server.statistics.protocol_errors == 1

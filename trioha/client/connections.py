@@ -22,7 +22,9 @@ from trioha.remoting.client import (
     RemotingClient,
     open_client,
 )
+from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import RemotingCommand
+from trioha.remoting.wrong_port import check_kind
 
 CONNECTIONS_MAX: Final = 1024
 
@@ -94,9 +96,15 @@ class Connections:
     async def request(
         self, address: str, command: RemotingCommand, *, timeout_s: float = 3.0
     ) -> RemotingCommand:
-        """Send `command` to `address`; its response, of any code. Raises PeerError without a response."""
+        """Send `command` to `address`; its response, of any code.
+
+        Raises PeerError without a response, and if a server of another kind answers there.
+        """
         client = await self.get(address)
-        return await client.request(command, timeout_s=timeout_s)
+        answer = await client.request(command, timeout_s=timeout_s)
+        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            await check_kind(client, command.code, timeout_s=timeout_s)
+        return answer
 
     async def _keep(self, address: str, connection: _Connection) -> None:
         try:

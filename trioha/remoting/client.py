@@ -26,12 +26,15 @@ from trioha.remoting.address import Address, parse_address
 from trioha.remoting.codec import FRAME_BYTES_MAX, FrameDecoder, encode
 from trioha.remoting.command import RemotingCommand
 from trioha.remoting.signature import Credentials, signed
+from trioha.remoting.wrong_port import NO_TLS, UNANSWERED, words_of_bytes, words_of_handshake
 
 RECEIVE_BYTES_MAX = 256 * 1024
 """Bytes of one read from the socket."""
 SEND_TIMEOUT_S = 10.0
 """The connection ends when the server receives nothing for so long."""
 OPAQUE_MAX = 2**31 - 1
+FIRST_BYTES = 8
+"""Bytes that show which protocol a peer speaks that does not speak remoting."""
 BORDER = ConnectionBorder("connection to a remoting server")
 """Shared by all clients of this process."""
 
@@ -88,6 +91,8 @@ class RemotingClient:
         self._outbox: list[bytes] = []
         self._outbox_filled = trio.Event()
         self._opaque = 0
+        self._first_bytes = b""
+        """Start of what was received."""
         self._lost_because: str | None = None
         self._lost = trio.Event()
         self._requests = 0
@@ -194,15 +199,17 @@ class RemotingClient:
             while True:
                 data = await self._stream.receive_some(RECEIVE_BYTES_MAX)
                 if not data:
-                    self._lose("the peer closed the connection")
+                    self._lose(self._end_of("the peer closed the connection"))
                     break
+                self._first_bytes = self._first_bytes or bytes(data[:FIRST_BYTES])
                 self._decoder.feed(data)
                 while (command := self._decoder.next_command()) is not None:
                     self._receive(command)
         except trio.BrokenResourceError as error:
-            self._lose(f"the connection broke: {_reason(error)}")
+            self._lose(self._end_of(f"the connection broke: {_reason(error)}"))
         except RemoteProtocolError as error:
-            self._lose(f"the peer does not speak remoting: {error}")
+            words = None if self._responses else words_of_bytes(self._first_bytes)
+            self._lose(words or f"the peer does not speak remoting: {error}")
         connection.cancel()
 
     def _receive(self, command: RemotingCommand) -> None:
@@ -229,10 +236,14 @@ class RemotingClient:
                 with trio.fail_after(SEND_TIMEOUT_S):
                     await self._stream.send_all(batch)
         except trio.BrokenResourceError as error:
-            self._lose(f"the connection broke: {_reason(error)}")
+            self._lose(self._end_of(f"the connection broke: {_reason(error)}"))
         except trio.TooSlowError:
             self._lose(f"the peer took nothing for {SEND_TIMEOUT_S:g} s")
         connection.cancel()
+
+    def _end_of(self, reason: str) -> str:
+        """Why the peer has ended the connection: `reason`, unless it never answered a request."""
+        return UNANSWERED if self._requests and not self._first_bytes else reason
 
     def _lose(self, reason: str) -> None:
         """End the connection with its first reason, with which every waiting request fails."""
@@ -308,6 +319,7 @@ async def _connect(
     address: Address, timeout_s: float, tls: ssl.SSLContext | None
 ) -> tuple[trio.abc.Stream, Address | None, str | None]:
     """A stream to the peer, its local address, and the peer's IP address."""
+    stream: trio.SocketStream | None = None
     try:
         with trio.fail_after(timeout_s):
             stream = await trio.open_tcp_stream(address.host, address.port)
@@ -315,9 +327,10 @@ async def _connect(
             encrypted = stream if tls is None else await _encrypted(stream, address, tls)
             return encrypted, local, peer_host
     except trio.TooSlowError:
-        raise ConnectionLostError(
-            f"cannot connect: no answer in {timeout_s:g} s", address=str(address)
-        ) from None
+        reason = f"cannot connect: no answer in {timeout_s:g} s"
+        if stream is not None:
+            reason = f"cannot connect: TLS: no answer in {timeout_s:g} s: {NO_TLS}"
+        raise ConnectionLostError(reason, address=str(address)) from None
     except OSError as error:
         raise ConnectionLostError(f"cannot connect: {_reason(error)}", address=str(address)) from error
     except ValueError as error:
@@ -335,11 +348,10 @@ async def _encrypted(stream: trio.SocketStream, address: Address, tls: ssl.SSLCo
     except trio.BrokenResourceError as error:
         await trio.aclose_forcefully(stream)
         cause = error.__cause__
-        reason = "the peer closed the connection"
         if isinstance(cause, ssl.SSLCertVerificationError):
             reason = cause.verify_message
-        elif isinstance(cause, ssl.SSLError) and cause.reason is not None:
-            reason = cause.reason
+        else:
+            reason = words_of_handshake(cause.reason if isinstance(cause, ssl.SSLError) else None)
         raise ConnectionLostError(f"cannot connect: TLS: {reason}", address=str(address)) from error
     except BaseException:
         await trio.aclose_forcefully(stream)

@@ -17,6 +17,7 @@ from trioha.remoting.client import RemotingClient
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
 from trioha.remoting.command import request
 from trioha.remoting.fastjson import as_text, parse_json, shown
+from trioha.remoting.wrong_port import check_kind
 
 BROKERS_MAX = 1024
 """Addresses that are read from one answer."""
@@ -39,6 +40,8 @@ async def fetch_broker_groups(client: RemotingClient, *, timeout_s: float = 3.0)
     code), RemoteProtocolError if its answer makes no sense.
     """
     answer = await client.request(request(RequestCode.GET_BROKER_CLUSTER_INFO), timeout_s=timeout_s)
+    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        await check_kind(client, RequestCode.GET_BROKER_CLUSTER_INFO, timeout_s=timeout_s)
     if answer.code != ResponseCode.SUCCESS:
         raise PeerError(
             f"GET_BROKER_CLUSTER_INFO was answered with {response_code_name(answer.code)} ({answer.code})",

@@ -2,12 +2,14 @@
 
 A TLS handshake starts with 0x16, a remoting frame never does: it would be 369 MB long. The byte is looked at
 without being consumed. A connection that sends nothing is closed at the idle timeout, as any other; one that
-starts TLS must complete the handshake within `ServerTls.handshake_timeout_s`.
+starts TLS must complete the handshake within `ServerTls.handshake_timeout_s`. Where TLS is required, a plain
+request gets a TLS alert, from which clients know the reason.
 """
 
 from __future__ import annotations
 
 import ssl
+from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
 import trio
@@ -15,8 +17,11 @@ import trio
 from trioha.net.tls import ServerTls, TlsTransport
 from trioha.remoting.closures import ClosureLog
 from trioha.remoting.serving import Peer, ServerLimits, ServerStatistics
+from trioha.remoting.wrong_port import UNEXPECTED_MESSAGE
 
 TLS_HANDSHAKE = b"\x16"
+UNREAD_BYTES_MAX = 64 * 1024
+"""Bytes of a request without TLS that are read before the connection is closed."""
 
 
 @runtime_checkable
@@ -57,10 +62,19 @@ async def open_stream(
         return await _handshake(stream, peer, tls=tls, counters=counters, closures=closures)
     if tls.is_required:
         if first:
+            await _send_alert(stream, timeout_s=tls.handshake_timeout_s)
             counters.tls_failures += 1
             closures.closed(str(peer), "it does not start TLS, which tls.server.mode=enforcing requires")
         return None
     return stream
+
+
+async def _send_alert(stream: trio.abc.Stream, *, timeout_s: float) -> None:
+    """Tell a client that does not start TLS that it must, as far as its connection takes it."""
+    with trio.move_on_after(timeout_s), suppress(trio.BrokenResourceError):
+        # A connection that is closed with unread bytes is reset, and the alert with it.
+        await stream.receive_some(UNREAD_BYTES_MAX)
+        await stream.send_all(UNEXPECTED_MESSAGE)
 
 
 async def _handshake(

@@ -30,6 +30,7 @@ from trioha.remoting.runtime_table import (
     settings_of,
 )
 from trioha.remoting.status_subscription import StatusSubscription
+from trioha.remoting.wrong_port import check_kind
 
 TABLE_INTERVAL_S = 1.0
 """How often the runtime table of a broker that answers 907 is requested: it is long, and its figures beside
@@ -127,6 +128,8 @@ class StatusReader:
             if runtime_info.code == ResponseCode.SUCCESS:
                 self._handle_table(runtime_info.body)
             elif not is_trioha:
+                if runtime_info.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    await check_kind(self._client, RequestCode.GET_BROKER_RUNTIME_INFO, timeout_s=timeout_s)
                 raise _refused(self._client, RequestCode.GET_BROKER_RUNTIME_INFO, runtime_info)
         if status is not None and is_trioha:
             return status
