@@ -1,6 +1,7 @@
 """A broker.conf is read as by RocketMQ; a broker.conf with errors is refused with their places and
 reasons."""
 
+import ast
 import re
 from collections.abc import Iterator
 from ipaddress import ip_network
@@ -626,6 +627,20 @@ def test_every_key_without_the_trioha_prefix_is_a_key_of_rocketmq():
     for setting in broker_settings().values():
         for key in (setting.key, *setting.aliases):
             assert key in ROCKETMQ_KEYS or key.startswith("trioha."), key
+
+
+def test_each_setting_is_read_by_a_part_of_the_node():
+    """A key that is accepted changes something; one that has no effect yet is named in a warning instead."""
+    read = {
+        node.attr
+        for path in (ROOT / "trioha").rglob("*.py")
+        if path.parent.name not in {"config", "doctor", "cli"}
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+    }
+    unread = {setting.name for setting in attrs.fields(BrokerConfig)} - read
+    # Other settings are made from them, or checked against them.
+    assert unread == {"archive_keep", "rocketmq_home", "tls_config_file", "total_replicas"}
 
 
 @pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])

@@ -330,8 +330,8 @@ class Controller:
 def kept(log, nursery):
     """Begins a life with a controller: (life, controller)."""
 
-    def kept(**options):
-        life = begin_life(log)
+    def kept(*, set_check_interval_s=5.0, **options):
+        life = begin_life(log, set_check_interval_s=set_check_interval_s)
         controller = Controller(**options)
         nursery.start_soon(partial(life.keeper.run, life.set, controller.alter))
         return life, controller
@@ -425,6 +425,22 @@ async def test_a_slave_that_hangs_leaves_the_set_15_s_after_the_byte_that_it_doe
             await two.report(held_offset)
             await trio.sleep(2.0)
         assert life.set.members == {1}
+
+
+@pytest.mark.parametrize("interval_s", [1.0, 30.0])
+async def test_a_member_that_fell_back_is_found_as_often_as_configured(kept, autojump_clock, interval_s):
+    life, _ = kept(set_check_interval_s=interval_s)
+    async with connected(life) as two:
+        await two.join(life.log.max_offset)
+        await trio.sleep(FIRST_TICK_S + 0.1)
+        held_offset = life.log.max_offset
+        life.log.append(message())
+        while 2 in life.set.members:
+            await two.report(held_offset)
+            await trio.sleep(0.1)
+        # With the first look 15 s after the byte that it does not acknowledge.
+        looks = math.ceil(15.1 / interval_s)
+        assert trio.current_time() == pytest.approx(FIRST_TICK_S + looks * interval_s, abs=0.3)
 
 
 async def test_a_lost_member_leaves_and_comes_back(kept, autojump_clock):

@@ -136,7 +136,7 @@ def build_controlled(
     """
     role = control.role
     is_master = role is not None and role.is_master
-    keeper = SetKeeper()
+    keeper = SetKeeper(check_interval_s=config.check_sync_state_set_period / 1000)
     log_ = store.commit_log
     epochs = epochs_of(store).entries
     own_id = NO_ID if role is None else role.broker_id

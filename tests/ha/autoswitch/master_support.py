@@ -67,10 +67,11 @@ def begin_life(
     min_in_sync_replicas=1,
     sync_flush=False,
     settings=SETTINGS,
+    set_check_interval_s=5.0,
     **options,
 ):
     events = Events()
-    keeper = SetKeeper()
+    keeper = SetKeeper(check_interval_s=set_check_interval_s)
     epochs = epochs or table((1, 0))
     sync_state_set = SyncStateSet(
         own_id,

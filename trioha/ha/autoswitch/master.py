@@ -33,8 +33,7 @@ from trioha.store.epochs import EpochTable
 log = structlog.get_logger(__name__)
 
 FIRST_TICK_S: Final = 3.0
-TICK_S: Final = 5.0
-"""When the set is looked at (spec ha 5.5)."""
+"""When the set is looked at first (spec ha 5.5)."""
 
 
 class AutoSwitchMaster(HaMaster):
@@ -145,7 +144,9 @@ came, or none that decides: it may have accepted."""
 class SetKeeper:
     """Asks the controller for the sets that a `SyncStateSet` proposes, and keeps that set's time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, check_interval_s: float = 5.0) -> None:
+        """`check_interval_s`: checkSyncStateSetPeriod, between two looks for members that fell back."""
+        self._check_interval_s = check_interval_s
         self._proposal: Proposal | None = None
         """The next one to ask for."""
         self._proposed = trio.Event()
@@ -200,9 +201,8 @@ class SetKeeper:
                 await trio.sleep_until(until_s)
                 sync_state_set.end_joins(trio.current_time())
 
-    @staticmethod
-    async def _tick(sync_state_set: SyncStateSet) -> None:
+    async def _tick(self, sync_state_set: SyncStateSet) -> None:
         await trio.sleep(FIRST_TICK_S)
         while True:
             sync_state_set.tick(trio.current_time())
-            await trio.sleep(TICK_S)
+            await trio.sleep(self._check_interval_s)
