@@ -1,16 +1,11 @@
 """What commands print on terminals: nothing that a terminal obeys, and no failure where it has no UTF-8."""
 
 import ast
-import fcntl
 import io
 import json
-import os
-import pty
 import re
-import struct
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
@@ -23,6 +18,7 @@ import trioha.cli
 from tests.node_process import run_trioha
 from tests.status_samples import connection_status, master_status
 from tests.store.support import message, open_store
+from tests.terminals import read_until, terminal
 from trioha.cli import console, main, print_traceback
 from trioha.cli.consume import Output
 from trioha.cli.inspect import inspect
@@ -215,27 +211,10 @@ def test_log_lines_are_escaped_in_event_values_and_tracebacks(as_json, monkeypat
 
 def on_terminal(*arguments, **environment):
     """Exit code and output of a command on a pseudo terminal of 200 columns."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 200, 0, 0))
-    process = subprocess.Popen(
-        [*TRIOHA, *map(str, arguments)],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "200", **environment},
-        start_new_session=True,
-    )
-    os.close(theirs)
-    data = b""
-    try:
-        while part := os.read(ours, 65536):
-            data += part
-    except OSError:
-        # Linux's way to say that the process has closed its terminal.
-        pass
-    finally:
-        os.close(ours)
-    return process.wait(60), data
+    given = {"COLUMNS": "200", **environment}
+    with terminal([*TRIOHA, *map(str, arguments)], columns=200, environment=given) as (process, descriptor):
+        data = read_until(descriptor, None, timeout_s=120)
+        return process.wait(60), data
 
 
 @pytest.mark.process

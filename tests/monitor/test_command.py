@@ -1,16 +1,8 @@
 """`trioha monitor` up to the point where the screen opens, and on a real terminal."""
 
-import fcntl
 import os
-import pty
-import selectors
 import signal
-import struct
-import subprocess
 import sys
-import termios
-import time
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +10,7 @@ import pytest
 import trioha_monitor
 from tests.monitor.builders import MASTER
 from tests.ports import free_port
+from tests.terminals import read_until, terminal
 from trioha.cli import monitor as command_module
 from trioha.cli.monitor import monitor
 from trioha.errors import ConfigError, TriohaError
@@ -111,50 +104,9 @@ def test_a_replay_shows_sessions_and_no_nodes(monkeypatch):
         monitor(MASTER, replay=(Path("a"),))
 
 
-@contextmanager
-def terminal(*arguments):
-    """The command on a pseudo terminal of 100 columns and 30 lines, which does not control its session."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm-256color"},
-        start_new_session=True,
-    )
-    os.close(theirs)
-    try:
-        yield process, ours
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait(60)
-        with suppress(OSError):  # a test may have closed it
-            os.close(ours)
-
-
-def read_until(descriptor, wanted, *, timeout_s=20.0):
-    """What the terminal got until `wanted` appeared, or until its other end closed if that is None."""
-    deadline = time.monotonic() + timeout_s
-    seen = b""
-    while wanted is None or wanted not in seen:
-        # Not select(), which knows no descriptor above 1023.
-        with selectors.DefaultSelector() as selector:
-            selector.register(descriptor, selectors.EVENT_READ)
-            ready = selector.select(max(0.0, deadline - time.monotonic()))
-        if not ready:
-            raise AssertionError(f"{wanted!r} did not appear in: {seen[-2000:]!r}")
-        try:
-            data = os.read(descriptor, 65536)
-        except OSError:  # Linux: the other end of the terminal is closed
-            data = b""
-        if not data:
-            assert wanted is None, f"ended before {wanted!r}: {seen[-2000:]!r}"
-            return seen
-        seen += data
-    return seen
+def command_for_nobody():
+    """The monitor of an address at which nothing listens."""
+    return [sys.executable, "-c", SCRIPT, f"127.0.0.1:{free_port()}"]
 
 
 LEAVE_SCREEN = b"\x1b[?1049l"
@@ -163,7 +115,7 @@ LEAVE_SCREEN = b"\x1b[?1049l"
 @pytest.mark.full
 @pytest.mark.process
 def test_sigterm_leaves_the_terminal_as_it_was():
-    with terminal(f"127.0.0.1:{free_port()}") as (process, descriptor):
+    with terminal(command_for_nobody()) as (process, descriptor):
         read_until(descriptor, b"Connection refused")
         process.send_signal(signal.SIGTERM)
         rest = read_until(descriptor, None)
@@ -173,7 +125,7 @@ def test_sigterm_leaves_the_terminal_as_it_was():
 
 @pytest.mark.process
 def test_a_terminal_that_vanishes_without_a_signal_ends_the_monitor():
-    with terminal(f"127.0.0.1:{free_port()}") as (process, descriptor):
+    with terminal(command_for_nobody()) as (process, descriptor):
         read_until(descriptor, b"Connection refused")
         os.close(descriptor)
         assert process.wait(60) == 0

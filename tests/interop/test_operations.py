@@ -1,0 +1,273 @@
+"""The commands of docs/operations.md, as they stand there, between a real broker and real clients.
+
+The page's first block names what an installation has. The test replaces its values and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.interop.asking import committed, max_offsets
+from tests.interop.java import LOGBACK, PATIENT, JavaDriver
+from tests.interop.java_process import JVM_FLAGS
+from tests.interop.messages import bodies, expected
+from tests.interop.name_server import name_server
+from tests.interop.rocketmq import class_path, home_flags, java_tool
+from tests.node_process import verify
+from tests.ports import free_port
+from tests.processes import DIE_WITH_PARENT, environment_of_ours
+from tests.terminals import read_until, terminal
+from tests.waiting import wait_until
+from trioha.config.model import local_address
+
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
+
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+SECTION = re.compile(r"^## Beside a RocketMQ broker\n(.*?)^## ", re.DOTALL | re.MULTILINE)
+STEP = re.compile(r"^### (.*?)\n(.*?)(?=^### |\Z)", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
+NAME = re.compile(r"^((?:export )?(\w+)=)([^$\s]+)(?=\s|$)", re.MULTILINE)
+BLOCK_WITHIN_S = 240.0
+"""For a block: JVMs start and stop, and a copy of offsets comes each 10 s."""
+TOPIC = "Orders"
+GROUP = "billing"
+
+
+def page() -> tuple[str, dict[str, list[str]]]:
+    """The block of names, and the blocks of each step."""
+    section = SECTION.search(PAGE.read_text())
+    assert section is not None
+    names, *rest = BLOCK.findall(section[1])
+    steps = {step: BLOCK.findall(text) for step, text in STEP.findall(section[1])}
+    assert rest == [block for blocks in steps.values() for block in blocks]
+    return names, steps
+
+
+def with_values(names: str, values: Mapping[str, object]) -> str:
+    """The block of names with these values, each of which it must have, and no other that is not derived."""
+    assert {name for _, name, _ in NAME.findall(names)} == set(values)
+    return NAME.sub(lambda found: found[1] + shlex.quote(str(values[found[2]])), names)
+
+
+class Shell:
+    """One shell in which the page's blocks run after each other, and what they print."""
+
+    def __init__(self, folder: Path, programs: Path) -> None:
+        self._folder = folder
+        self._log_path = folder / "shell.log"
+        self._names = folder / "names.sh"
+        self._number = 0
+        self.environment = {**environment_of_ours(), "PATH": f"{programs}:{os.environ['PATH']}"}
+        with self._log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                ["bash", "-e"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+                env=self.environment,
+                start_new_session=True,
+            )
+
+    def name(self, block: str) -> None:
+        """Set the names of the page."""
+        self._names.write_text(block)
+        self.run(block)
+
+    def run(self, block: str) -> str:
+        """Run a block to its end, in which every command must succeed; what it printed."""
+        self._number += 1
+        script, done = (self._folder / f"block-{self._number}.{end}" for end in ("sh", "done"))
+        script.write_text(block)
+        printed = len(self.log())
+        assert self._process.stdin is not None
+        self._process.stdin.write(f". {script} < /dev/null; touch {done}\n".encode())
+        self._process.stdin.flush()
+        try:
+            wait_until(
+                lambda: done.exists() or self._process.poll() is not None, block, within_s=BLOCK_WITHIN_S
+            )
+            assert done.exists(), f"a command failed in:\n{block}"
+        except AssertionError as problem:
+            raise AssertionError(f"{problem}\n{self.log()[printed:]}\n{self._logs()}") from None
+        return self.log()[printed:]
+
+    def run_on_terminal(self, block: str, wanted: bytes, *, key: bytes) -> None:
+        """Run a block on a terminal until it shows this, press the key, and wait until it has ended well."""
+        command = ["bash", "-e", "-c", f". {self._names}\n{block}"]
+        with terminal(command, environment=self.environment) as (process, descriptor):
+            read_until(descriptor, wanted, timeout_s=60)
+            os.write(descriptor, key)
+            read_until(descriptor, None, timeout_s=60)
+            assert process.wait(60) == 0
+
+    def log(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
+    def _logs(self) -> str:
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}"
+            for path in (self._folder / "logs").glob("*")
+        )
+
+    def close(self) -> None:
+        """End it and all that it has started."""
+        with self._process:
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def shell(folder: Path, programs: Path) -> Iterator[Shell]:
+    started = Shell(folder, programs)
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+def program(path: Path, lines: str) -> None:
+    """An executable script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{lines}\n")
+    path.chmod(0o755)
+
+
+def distribution(home: Path, version: str) -> None:
+    """`mqbroker` and `mqshutdown` of RocketMQ, of the jars from Maven Central.
+
+    As those of the distribution, but for the JVM's flags, and that `mqshutdown` ends its own broker only.
+    """
+    (home / "conf").mkdir(parents=True)
+    logback = home / "conf" / "logback.xml"
+    logback.write_text(LOGBACK)
+    java = [
+        *DIE_WITH_PARENT, java_tool("java"), *JVM_FLAGS, *home_flags(home),
+        f"-Drmq.logback.configurationFile={logback}",
+        "-cp", class_path(version), "org.apache.rocketmq.broker.BrokerStartup",
+    ]  # fmt: skip
+    program(home / "bin" / "mqbroker", f'echo $$ > {home}/pid\nexec {shlex.join(java)} "$@"')
+    program(home / "bin" / "mqshutdown", f'test "$1" = broker\nkill "$(cat {home}/pid)"')
+
+
+class Clients:
+    """A Java producer and the consumers of one group, and all that they have sent."""
+
+    def __init__(self, java: JavaDriver, names: str) -> None:
+        self._java, self._names = java, names
+        self.sent: Counter[str] = Counter()
+
+    def send(self, prefix: str) -> Counter[str]:
+        """Send twenty messages, all of which are SEND_OK."""
+        assert self._java.produce(self._names, 20, topic=TOPIC, prefix=prefix) == {"SEND_OK": 20}
+        self.sent += expected(20, prefix)
+        return expected(20, prefix)
+
+    def receive(self, group: str, wanted: Counter[str]) -> None:
+        """The group receives these messages, each once and no others, and commits its offsets."""
+        consumer = self._java.consume(self._names, group=group, topic=TOPIC)
+        consumer.received(wanted.total())
+        assert bodies(consumer.end()) == wanted
+
+    def assert_kept(self, broker: str) -> None:
+        """The broker has each message that was sent, and the group has consumed all but twenty of them."""
+        assert sum(max_offsets(broker, TOPIC).values()) == self.sent.total()
+        assert sum(committed(broker, GROUP, TOPIC).values()) == self.sent.total() - 20
+
+
+def test_the_page_puts_a_replica_beside_a_broker_and_back(newest: JavaDriver, tmp_path: Path) -> None:
+    block, steps = page()
+    host = local_address()
+    if host.startswith("127."):
+        pytest.skip("brokers announce an address that others reach, and this machine has none")
+    ports = {"broker": free_port(), "replica": free_port()}
+    rocketmq, programs, logs = tmp_path / "rocketmq", tmp_path / "bin", tmp_path / "logs"
+    logs.mkdir()
+    distribution(rocketmq, newest.version)
+    program(programs / "trioha", f'exec {shlex.join([*DIE_WITH_PARENT, sys.executable])} -m trioha "$@"')
+    conf, stores = rocketmq / "conf" / "broker.conf", [tmp_path / "broker-store", tmp_path / "replica-store"]
+    with name_server(newest.version, folder=tmp_path / "names") as names, shell(tmp_path, programs) as run:
+        settings = {
+            "brokerClusterName": "DefaultCluster",
+            "brokerName": "broker-a",
+            "brokerId": 0,
+            "brokerRole": "ASYNC_MASTER",
+            "deleteWhen": "04",
+            "fileReservedTime": 48,
+            "flushDiskType": "ASYNC_FLUSH",
+            "namesrvAddr": names,
+            "brokerIP1": host,
+            "listenPort": ports["broker"],
+            "haListenPort": ports["broker"] + 1,
+            "storePathRootDir": stores[0],
+            "mappedFileSizeCommitLog": 16 << 20,
+            "diskMaxUsedSpaceRatio": 99,
+            **PATIENT,
+        }
+        conf.write_text("".join(f"{key} = {value!s}\n" for key, value in settings.items()))
+        broker, replica = (f"{host}:{port}" for port in ports.values())
+        run.name(
+            with_values(
+                block,
+                {
+                    "NAMESRV_ADDR": names,
+                    "ROCKETMQ_HOME": rocketmq,
+                    "BROKER_CONF": conf,
+                    "BROKER": broker,
+                    "BROKER_HA": f"{host}:{ports['broker'] + 1}",
+                    "REPLICA_CONF": tmp_path / "replica.conf",
+                    "REPLICA_STORE": stores[1],
+                    "REPLICA_IP": host,
+                    "REPLICA_PORT": ports["replica"],
+                    "REPLICA_HA_PORT": ports["replica"] + 1,
+                    "LOGS": logs,
+                },
+            )
+        )
+        # The broker that runs before the page begins, with messages of which a group has consumed a part.
+        run.run(
+            'nohup sh "$ROCKETMQ_HOME/bin/mqbroker" -c "$BROKER_CONF" >> "$LOGS/broker.log" 2>&1 &\n'
+            'until trioha doctor --severity warning --namesrv "$NAMESRV_ADDR" "$BROKER"; do sleep 1; done'
+        )
+        clients = Clients(newest, names)
+        clients.receive(GROUP, clients.send("first"))
+        unread = clients.send("unread")
+
+        for start in steps.pop("Start the replica"):
+            run.run(start)
+        # What comes while it runs is there, too.
+        unread += clients.send("while-it-runs")
+        status, monitor = steps.pop("Watch it")
+        said = run.run(status)
+        assert broker in said
+        assert replica in said
+        run.run_on_terminal(monitor, b"broker-a", key=b"q")
+
+        clients.receive(GROUP, unread)
+        unread = clients.send("before-take-over")
+        for take_over in steps.pop("Let it take over"):
+            run.run(take_over)
+        clients.assert_kept(replica)
+        unread += clients.send("after-take-over")
+        clients.receive(GROUP, unread)
+
+        unread = clients.send("before-return")
+        for go_back in steps.pop("Go back"):
+            run.run(go_back)
+        clients.assert_kept(broker)
+        unread += clients.send("after-return")
+        clients.receive(GROUP, unread)
+        clients.receive("audit", clients.sent)
+        wait_until(lambda: max_offsets(replica, TOPIC) == max_offsets(broker, TOPIC), "the replica follows")
+        assert verify(stores[0], "--against", stores[1], "--prefix")["ok"]
+    assert [step for step, blocks in steps.items() if blocks] == []
