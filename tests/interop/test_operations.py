@@ -24,7 +24,7 @@ from tests.interop.java_process import JVM_FLAGS
 from tests.interop.messages import bodies, expected
 from tests.interop.name_server import name_server
 from tests.interop.rocketmq import class_path, home_flags, java_tool
-from tests.node_process import verify
+from tests.node_process import broker_status, verify
 from tests.ports import free_port
 from tests.processes import DIE_WITH_PARENT, environment_of_ours
 from tests.terminals import read_until, terminal
@@ -37,6 +37,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 SECTION = re.compile(r"^## Beside a RocketMQ broker\n(.*?)^## ", re.DOTALL | re.MULTILINE)
 STEP = re.compile(r"^### (.*?)\n(.*?)(?=^### |\Z)", re.DOTALL | re.MULTILINE)
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
+SAMPLE = re.compile(r"^```\n(OK: .*?)^```", re.DOTALL | re.MULTILINE)
 NAME = re.compile(r"^((?:export )?(\w+)=)([^$\s]+)(?=\s|$)", re.MULTILINE)
 BLOCK_WITHIN_S = 240.0
 """For a block: JVMs start and stop, and a copy of offsets comes each 10 s."""
@@ -44,14 +45,22 @@ TOPIC = "Orders"
 GROUP = "billing"
 
 
-def page() -> tuple[str, dict[str, list[str]]]:
-    """The block of names, and the blocks of each step."""
+def page() -> tuple[str, str, dict[str, list[str]]]:
+    """The block of names, what `trioha status` prints, and the blocks of each step."""
     section = SECTION.search(PAGE.read_text())
     assert section is not None
     names, *rest = BLOCK.findall(section[1])
     steps = {step: BLOCK.findall(text) for step, text in STEP.findall(section[1])}
     assert rest == [block for blocks in steps.values() for block in blocks]
-    return names, steps
+    (sample,) = SAMPLE.findall(section[1])
+    return names, sample, steps
+
+
+def with_addresses(text: str, addresses: Mapping[str, str]) -> list[list[str]]:
+    """The words of each line, with other addresses, and without the length of the log."""
+    for old, new in addresses.items():
+        text = text.replace(old, new)
+    return [line.split() for line in re.sub(r"end [\d,]+", "end", text).splitlines()]
 
 
 def with_values(names: str, values: Mapping[str, object]) -> str:
@@ -186,7 +195,7 @@ class Clients:
 
 
 def test_the_page_puts_a_replica_beside_a_broker_and_back(newest: JavaDriver, tmp_path: Path) -> None:
-    block, steps = page()
+    block, sample, steps = page()
     host = local_address()
     if host.startswith("127."):
         pytest.skip("brokers announce an address that others reach, and this machine has none")
@@ -248,9 +257,9 @@ def test_the_page_puts_a_replica_beside_a_broker_and_back(newest: JavaDriver, tm
         # What comes while it runs is there, too.
         unread += clients.send("while-it-runs")
         status, monitor = steps.pop("Watch it")
-        said = run.run(status)
-        assert broker in said
-        assert replica in said
+        shown = with_addresses(sample, {"10.0.0.5:10911": broker, "10.0.0.6:10911": replica})
+        wait_until(lambda: broker_status(broker).max_offset == broker_status(replica).max_offset, "no lag")
+        assert with_addresses(run.run(status), {}) == shown
         run.run_on_terminal(monitor, b"broker-a", key=b"q")
 
         clients.receive(GROUP, unread)
