@@ -42,14 +42,19 @@ def test_a_node_prints_ready_once_and_stops_cleanly(start_node, number):
     assert {"store opened", "serving", "store closed"} <= set(events)
 
 
-def test_a_second_node_on_the_same_store_is_refused_by_the_lock(start_node):
+def test_a_second_node_on_the_same_store_or_on_its_log_is_refused_by_the_lock(start_node, tmp_path):
     node = start_node(role="ASYNC_MASTER")
-    refused = run_node(node.root, role="ASYNC_MASTER")
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert refused.stderr.splitlines()[-1] == (
-        f"trioha: {node.root / 'lock'}: the store is locked by another process; stop the broker or "
-        "node that uses it, or give this one another storePathRootDir"
-    )
+    log = {"storePathCommitLog": node.root / "commitlog"}
+    for root, given, key in (
+        (node.root, {}, "storePathRootDir"),
+        (tmp_path / "other", log, "storePathCommitLog"),
+    ):
+        refused = run_node(root, role="ASYNC_MASTER", **given)
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert refused.stderr.splitlines()[-1] == (
+            f"trioha: {node.root / 'lock'}: the store is locked by another process; stop the broker or "
+            f"node that uses it, or give this one another {key}"
+        )
     assert node.is_running
     node.stop()
 

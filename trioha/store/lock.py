@@ -29,41 +29,50 @@ def boot_id() -> str:
 
 
 class StoreLock:
-    """RocketMQ's lock: an exclusive fcntl lock on the first byte of `lock`, held until `release`."""
+    """RocketMQ's lock: an exclusive fcntl lock on the first byte of `lock`, held until `release`.
 
-    def __init__(self, root: Path) -> None:
+    A commit log in the folder of another store (storePathCommitLog) is locked with that store's file, too:
+    a copy of a broker's file with another storePathRootDir names the log of the broker that runs.
+    """
+
+    def __init__(self, root: Path, *, commit_log: Path | None = None) -> None:
         self.path = root / "lock"
-        self._fd = -1
+        self._other = None if commit_log is None or commit_log.parent == root else commit_log.parent / "lock"
+        self._fds: list[int] = []
 
     def acquire(self) -> None:
         """Take the lock. Raises StoreError if another process has it, a RocketMQ broker included."""
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._lock(self.path, "storePathRootDir")
+            if self._other is not None and self._other.exists():
+                self._lock(self._other, "storePathCommitLog")
+        except BaseException:
+            self.release()
+            raise
+
+    def _lock(self, path: Path, key: str) -> None:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise StoreError(f"cannot be opened: {error.strerror}", path=self.path) from error
+            raise StoreError(f"cannot be opened: {error.strerror}", path=path) from error
+        self._fds.append(fd)
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
         except OSError as error:
-            os.close(fd)
             raise StoreError(
                 "the store is locked by another process",
-                path=self.path,
-                hint="stop the broker or node that uses it, or give this one another storePathRootDir",
+                path=path,
+                hint=f"stop the broker or node that uses it, or give this one another {key}",
             ) from error
         try:
             os.pwrite(fd, LOCK_TEXT, 0)
-        except BaseException as error:
-            os.close(fd)
-            if not isinstance(error, OSError):
-                raise
-            raise StoreError(f"cannot be written: {error.strerror}", path=self.path) from error
-        self._fd = fd
+        except OSError as error:
+            raise StoreError(f"cannot be written: {error.strerror}", path=path) from error
 
     def release(self) -> None:
         """Release the lock, if it is held."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        while self._fds:
+            os.close(self._fds.pop())
 
 
 class AbortFile:

@@ -227,7 +227,7 @@ class MessageStore:
             settings.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"cannot be made: {error.strerror}", path=settings.root) from error
-        lock = StoreLock(settings.root)
+        lock = StoreLock(settings.root, commit_log=settings.commit_log_directory)
         lock.acquire()
         try:
             with ExitStack() as opened:
