@@ -230,14 +230,18 @@ def test_values_of_a_bytes_axis_are_round_and_differ(low, high, texts):
 
 
 def test_colours_stand_in_one_table():
-    """Monitor and reports name none of their own."""
+    """Monitor, reports and commands name none of their own."""
     root = Path(__file__).parents[2]
+    names = "red|green|yellow|cyan|magenta|blue|orange|white|black"
+    color = re.compile(
+        rf"""(?<!&)#[0-9a-fA-F]{{6}}\b|:\s*#[0-9a-fA-F]{{3}}\b|["'](?:bold )?(?:{names})["']"""
+    )
     found = {
-        f"{path.relative_to(root)}: {color}"
+        f"{path.relative_to(root)}: {literal}"
         for folder in ("monitor", "spark", "trioha")
         for path in (root / folder).rglob("*")
         if path.suffix in {".py", ".tcss", ".j2"} and path != root / "trioha" / "palette.py"
-        for color in re.findall(r"(?<!&)#[0-9a-fA-F]{6}\b|:\s*#[0-9a-fA-F]{3}\b", path.read_text())
+        for literal in color.findall(path.read_text())
     }
     assert found == set()
     assert {name: put_status(name) for name in ("PUT_OK", "FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE")} == {

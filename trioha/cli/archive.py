@@ -30,6 +30,7 @@ from trioha.archive.objects import ObjectFolder
 from trioha.archive.settings import ArchiveSettings
 from trioha.cli.console import err, out, print_json
 from trioha.errors import ConfigError, StoreError
+from trioha.palette import BAD
 from trioha.times import time_text
 
 PAUSE_FIRST_S: Final = 1.0
@@ -227,7 +228,7 @@ class _Screen:
 
     def problem(self, text: str) -> None:
         """Show an error that does not end the command, or the one that does."""
-        err().print(text, style="red", soft_wrap=True)
+        err().print(text, style=BAD.terminal, soft_wrap=True)
 
     def summary(self) -> None:
         """What was done, in one line."""

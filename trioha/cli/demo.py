@@ -24,6 +24,7 @@ from trioha.cli.demo_run import BRISK, CHECKS, WATCHED, DemoRun, Plan, run_demo
 from trioha.errors import ConfigError, TriohaError
 from trioha.extras import how_to_install
 from trioha.node.logs import configure_logs
+from trioha.palette import BAD, GOOD
 
 COUNT_DEFAULT: Final = 20_000
 COUNT_MIN: Final = 100
@@ -221,9 +222,9 @@ def _print_summary(plan: Plan, demo_run: DemoRun, kept: Path | None) -> None:
     out().print()
     checks = Table("check", "", "seen", box=None)
     for check in demo_run.checks:
-        verdict = Text("\N{BALLOT X} FAILED", "bold red")
+        verdict = Text("\N{BALLOT X} FAILED", f"bold {BAD.terminal}")
         if check.held:
-            verdict = Text("\N{CHECK MARK} held", "green")
+            verdict = Text("\N{CHECK MARK} held", GOOD.terminal)
         checks.add_row(check.name, verdict, check.seen)
     out().print(checks)
     out().print()
@@ -234,7 +235,7 @@ def _print_summary(plan: Plan, demo_run: DemoRun, kept: Path | None) -> None:
     held = sum(check.held for check in demo_run.checks)
     out().print(
         f"{held} of {len(demo_run.checks)} checks held",
-        style=f"bold {'green' if demo_run.all_held else 'red'}",
+        style=f"bold {(GOOD if demo_run.all_held else BAD).terminal}",
     )
 
 

@@ -31,9 +31,14 @@ from trioha.doctor.history import Course, History
 from trioha.doctor.versions import BrokerVersion
 from trioha.errors import ConfigError
 from trioha.outside_text import escaped
+from trioha.palette import BAD, GOOD, NOTICE, WARNING
 from trioha.remoting.address import parse_address
 
-COLORS: Final = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.NOTICE: "cyan"}
+COLORS: Final = {
+    Severity.CRITICAL: f"bold {BAD.terminal}",
+    Severity.WARNING: WARNING.terminal,
+    Severity.NOTICE: NOTICE.terminal,
+}
 INTERVAL_S: Final = 10.0
 CONF_ENDINGS: Final = (".conf", ".properties")
 
@@ -212,7 +217,7 @@ def report(
     for course in ended:
         assert course.ended_ms is not None, "they have ended"
         text = f"ended {_clock(course.ended_ms)}  {course.finding.id}  {escaped(course.finding.subject)}"
-        parts.append(Text(text, style="green"))
+        parts.append(Text(text, style=GOOD.terminal))
     return Group(*parts)
 
 
@@ -256,7 +261,7 @@ def _head(case: Case, findings: Sequence[Finding]) -> Text:
     )
     if not findings:
         return Text.assemble(
-            f"{examined or 'nothing'}: ", ("no findings", "bold green"), f" ({len(CHECKS)} checks)"
+            f"{examined or 'nothing'}: ", ("no findings", f"bold {GOOD.terminal}"), f" ({len(CHECKS)} checks)"
         )
     counts = [
         (

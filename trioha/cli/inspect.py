@@ -12,6 +12,7 @@ from rich.text import Text
 
 from trioha.cli.console import err, out, print_json
 from trioha.outside_text import escaped
+from trioha.palette import NOTICE
 from trioha.store.message_properties import parse_properties
 from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record import Blank, Record
@@ -90,7 +91,7 @@ def _as_line(record: Record | Blank) -> Text:
     body = record.body[:BODY_SHOWN_BYTES].decode("utf-8", "backslashreplace")
     more = f" +{len(record.body) - BODY_SHOWN_BYTES} B" if len(record.body) > BODY_SHOWN_BYTES else ""
     properties = " ".join(f"{key}={value}" for key, value in parse_properties(record.properties_raw).items())
-    line.append(escaped(record.topic), "cyan")
+    line.append(escaped(record.topic), NOTICE.terminal)
     line.append(f"@{record.queue_id}:{record.queue_offset}  {_moment(record.store_timestamp_ms)}  ")
     line.append(escaped(body)).append(more, "dim")
     return line.append(f"  {escaped(properties)}", "dim")

@@ -32,6 +32,7 @@ from trioha.distribution import nearest_rank
 from trioha.errors import ConfigError, PeerError
 from trioha.node.logs import configure_logs
 from trioha.numbers import NATURAL32, parse_int
+from trioha.palette import put_status
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.client import (
     NO_SECURITY,
@@ -539,7 +540,7 @@ def _print_tables(result: LoadResult) -> None:
     statuses = Table("put status", title=None, box=None)
     statuses.add_column("messages", justify="right")
     for status, number in result.statuses.items():
-        statuses.add_row(status, f"{number:,}", style="green" if status == PUT_OK else "red")
+        statuses.add_row(status, f"{number:,}", style=put_status(status).terminal)
     out().print(statuses)
     if result.latency_ms:
         latencies = Table("latency", box=None)

@@ -16,6 +16,7 @@ from trioha.archive.session_paths import find_recordings
 from trioha.cli.console import out, print_json
 from trioha.cli.spark import progress, spark_module
 from trioha.errors import TriohaError
+from trioha.palette import BAD
 from trioha.recording.probes import ProbeCount, probes_line
 from trioha.recording.reader import open_session
 from trioha.times import clock_text, zone_text
@@ -348,7 +349,8 @@ def _print_violations(document: dict[str, list[dict[str, Any]]]) -> None:
         out().print(f"{count:,} violations in all", style="dim")
     held = sum(1 for row in judged if not row["violations"])
     out().print(
-        f"invariants: {held} hold, {len(judged) - held} do not", style="red" if held < len(judged) else "dim"
+        f"invariants: {held} hold, {len(judged) - held} do not",
+        style=BAD.terminal if held < len(judged) else "dim",
     )
 
 

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from trioha.cli.console import err, out, print_json
 from trioha.cli.spark import spark_module
 from trioha.errors import StoreError, TriohaError
+from trioha.palette import BAD
 from trioha.recording.reader import find_sessions, open_session
 
 
@@ -100,5 +101,5 @@ def session(
             text += f", {before / after:.1f} times smaller"
         out().print(text if done else f"nothing to {action}", soft_wrap=True)
         for problem in problems:
-            err().print(problem, style="red", soft_wrap=True)
+            err().print(problem, style=BAD.terminal, soft_wrap=True)
     return 1 if problems else 0

@@ -14,14 +14,15 @@ from rich.text import Text
 from trioha.cli.console import out
 from trioha.cli.status_rows import StatusRow, Summary
 from trioha.outside_text import escaped
+from trioha.palette import BAD, GOOD, NOTICE, WARNING
 from trioha.replica_verdict import Severity
 from trioha.unit_texts import format_bytes, format_elapsed
 
 _STYLES: Final = {
-    Severity.GOOD: "green",
-    Severity.NOTICE: "cyan",
-    Severity.WARNING: "yellow",
-    Severity.BAD: "bold red",
+    Severity.GOOD: GOOD.terminal,
+    Severity.NOTICE: NOTICE.terminal,
+    Severity.WARNING: WARNING.terminal,
+    Severity.BAD: f"bold {BAD.terminal}",
 }
 _HEADS: Final = ("broker", "state", "lag")
 _REMARK_COLUMNS_MIN: Final = 20

@@ -11,6 +11,7 @@ from trioha.broker_status import BrokerStatus, ControlStatus
 from trioha.cli.console import out
 from trioha.cli.status_rows import control_problems
 from trioha.controller.overview import GroupView, MemberView, Overview
+from trioha.palette import BAD
 
 UNKNOWN = "-"
 """Shown for a value that the broker does not report."""
@@ -28,17 +29,17 @@ def print_overview(overview: Overview, *, with_epochs: bool = True) -> None:
     following = f", {', '.join(others)} follow{'s' if len(others) == 1 else ''}" if others else ""
     out().print(
         f"Controllers{name}: {leads}{following}",
-        style=None if overview.leader else "red",
+        style=None if overview.leader else BAD.terminal,
         soft_wrap=True,
     )
     for view in overview.controllers:
         if view.error is not None:
             text = f"Controller {view.address}: {view.error}"
-            out().print(text, style="red", soft_wrap=True)
+            out().print(text, style=BAD.terminal, soft_wrap=True)
     for group in overview.groups:
         _print_group(group, with_epochs=with_epochs)
     for unknown in overview.unknown_groups:
-        out().print(f"{unknown}: not known to the controllers", style="red", soft_wrap=True)
+        out().print(f"{unknown}: not known to the controllers", style=BAD.terminal, soft_wrap=True)
 
 
 def _print_group(group: GroupView, *, with_epochs: bool) -> None:
@@ -62,16 +63,16 @@ def _print_group(group: GroupView, *, with_epochs: bool) -> None:
             "yes" if member.is_in_sync else "NO",
             _number(member.max_offset),
             *([_epochs(member) or UNKNOWN] if with_epochs else []),
-            style=None if member.is_alive and member.is_in_sync else "red",
+            style=None if member.is_alive and member.is_in_sync else BAD.terminal,
         )
     out().print(table)
     if group.master_id is None:
         text = f"{group.broker_name}: no master: no living broker of the sync-state set {{{members}}}"
-        out().print(text, style="red", soft_wrap=True)
+        out().print(text, style=BAD.terminal, soft_wrap=True)
     for member in group.members:
         if member.error is not None:
             text = f"{member.address}: no epochs: {member.error}"
-            out().print(text, style="red", soft_wrap=True)
+            out().print(text, style=BAD.terminal, soft_wrap=True)
 
 
 def _epochs(member: MemberView) -> str:
@@ -110,7 +111,7 @@ def print_statuses(brokers: Sequence[BrokerStatus]) -> None:
     for broker in brokers:
         if broker.dispatch_fault:
             text = f"{broker.address}: a record cannot be dispatched: {broker.dispatch_fault}"
-            out().print(text, style="red", soft_wrap=True)
+            out().print(text, style=BAD.terminal, soft_wrap=True)
         if broker.put_statuses:
             counts = ", ".join(f"{name} {number:,}" for name, number in broker.put_statuses.items())
             out().print(f"{broker.address} puts: {counts}")
@@ -152,7 +153,7 @@ def _print_connections(brokers: Sequence[BrokerStatus]) -> None:
             _number(connection.lag_bytes),
             _number(connection.lag_ms),
             _number(connection.transferred_bytes_per_s),
-            style=None if connection.in_sync else "red",
+            style=None if connection.in_sync else BAD.terminal,
         )
     out().print(table)
 
@@ -173,12 +174,12 @@ def _print_clients(brokers: Sequence[BrokerStatus]) -> None:
             _number(client.reported_offset),
             _number(client.reconnects),
             _number(client.transferred_bytes_per_s),
-            style="red" if client.verdict else None,
+            style=BAD.terminal if client.verdict else None,
         )
     out().print(table)
     for broker, client in rows:
         if client.verdict:
-            out().print(f"{broker.address}: {client.verdict}", style="red", soft_wrap=True)
+            out().print(f"{broker.address}: {client.verdict}", style=BAD.terminal, soft_wrap=True)
 
 
 def _print_control(brokers: Sequence[BrokerStatus]) -> None:
@@ -212,13 +213,13 @@ def _print_control(brokers: Sequence[BrokerStatus]) -> None:
                 if control.role_changed_ms is None
                 else max(0, time.time_ns() // 1_000_000 - control.role_changed_ms)
             ),
-            style="red" if control.leader is None or control.refusal or control.is_set_short else None,
+            style=BAD.terminal if control.leader is None or control.refusal or control.is_set_short else None,
         )
     out().print(table)
     _print_members(rows)
     for broker, control in rows:
         for _, text in control_problems(control):
-            out().print(f"{broker.address}: {text}", style="red", soft_wrap=True)
+            out().print(f"{broker.address}: {text}", style=BAD.terminal, soft_wrap=True)
 
 
 def _print_members(rows: Sequence[tuple[BrokerStatus, ControlStatus]]) -> None:
@@ -240,7 +241,7 @@ def _print_members(rows: Sequence[tuple[BrokerStatus, ControlStatus]]) -> None:
                 "yes" if member.is_connected else "NO",
                 _number(member.ack_offset),
                 _number(lag),
-                style=None if is_well else "red",
+                style=None if is_well else BAD.terminal,
             )
     out().print(table)
 
@@ -275,21 +276,21 @@ def _print_metadata(brokers: Sequence[BrokerStatus]) -> None:
                 _number(None if copied.age_ms is None else copied.entries),
                 _number(copied.changes),
                 _number(copied.failures),
-                style="red" if copied.error else None,
+                style=BAD.terminal if copied.error else None,
             )
     out().print(table)
     for broker, metadata in rows:
         for name, copied in metadata.tables.items():
             if copied.error:
                 text = f"{broker.address}: {name} cannot be copied: {copied.error}"
-                out().print(text, style="red", soft_wrap=True)
+                out().print(text, style=BAD.terminal, soft_wrap=True)
         if metadata.regressions:
             text = (
                 f"{broker.address}: {metadata.regressions:,} offsets of the master were before the slave's, "
                 f"{metadata.regressions_accepted:,} were taken, {metadata.regressions_kept:,} are kept out "
                 f"(trioha.offsetRegression={metadata.policy})"
             )
-            out().print(text, style="red", soft_wrap=True)
+            out().print(text, style=BAD.terminal, soft_wrap=True)
 
 
 def _print_archives(brokers: Sequence[BrokerStatus]) -> None:
@@ -311,19 +312,19 @@ def _print_archives(brokers: Sequence[BrokerStatus]) -> None:
             UNKNOWN if archive.lag_ms is None else f"{archive.lag_ms / 1000:.1f}",
             _number(archive.objects),
             _number(archive.object_bytes),
-            style="red" if archive.error else None,
+            style=BAD.terminal if archive.error else None,
         )
     out().print(table)
     for broker, archive in rows:
         if archive.error:
             text = f"{broker.address}: archive {archive.state}: {archive.error}"
-            out().print(text, style="red", soft_wrap=True)
+            out().print(text, style=BAD.terminal, soft_wrap=True)
         if archive.files_deleted_unarchived:
             text = (
                 f"{broker.address}: {archive.files_deleted_unarchived:,} log files were deleted before they "
                 "were archived"
             )
-            out().print(text, style="red", soft_wrap=True)
+            out().print(text, style=BAD.terminal, soft_wrap=True)
 
 
 def _add_columns(table: Table, *names: str, justify_right: bool = False) -> None:

@@ -15,6 +15,7 @@ from trioha.archive.reader import ArchiveReader
 from trioha.archive.verification import Verification, verify_archive
 from trioha.cli.console import err, out, print_json
 from trioha.errors import ConfigError
+from trioha.palette import BAD
 from trioha.store.read_only_commit_log import LogCheck, ReadOnlyCommitLog
 
 SHOWN: Final = 20
@@ -104,9 +105,9 @@ def _shown_by(progress: Progress) -> Callable[[str, int, int], None]:
 
 def _print_problems(problems: list[str], count: int) -> None:
     for problem in problems[:SHOWN]:
-        err().print(problem, style="red", soft_wrap=True)
+        err().print(problem, style=BAD.terminal, soft_wrap=True)
     if count > min(len(problems), SHOWN):
-        err().print(f"{count - min(len(problems), SHOWN)} more", style="red", soft_wrap=True)
+        err().print(f"{count - min(len(problems), SHOWN)} more", style=BAD.terminal, soft_wrap=True)
 
 
 # -- archives -----------------------------------------------------------------------------------------------
@@ -283,7 +284,7 @@ def _verify_stores(
         if compared is not None and difference is None:
             out().print(f"equal from offset {compared[0]} to {compared[1]}")
         for problem in problems:
-            err().print(problem, style="red", soft_wrap=True)
+            err().print(problem, style=BAD.terminal, soft_wrap=True)
     return 1 if problems else 0
 
 
