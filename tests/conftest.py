@@ -39,6 +39,8 @@ TOGETHER = frozenset(("spark",))
 FIRST = ("spark", "interop", "faults", "hostile", "simulation", "node", "cli", "monitor", "archive")
 """Folders whose tests wait for processes. They start first: at the end no process of tests runs alone."""
 
+ID_CHARS_MAX = 80
+"""Of a value in the id of a test."""
 NIGHTLY_TIMEOUT_S = 3600
 """For a test whose examples are thousands; others end within the time of `pyproject.toml`."""
 
@@ -46,6 +48,13 @@ LEFT_OUT = pytest.StashKey[Counter[str]]()
 """How many tests a level leaves out, by mark."""
 CALL_FAILED = pytest.StashKey[bool]()
 """Whether a test, or its set-up, failed."""
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Of a long value its begin and its length: an id is printed, and passed between processes."""
+    if isinstance(val, str | bytes) and len(val) > ID_CHARS_MAX:
+        return f"{val[:ID_CHARS_MAX]!r}, {len(val)} long"
+    return None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

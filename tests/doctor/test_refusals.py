@@ -13,7 +13,6 @@ from trioha.doctor.diagnosis import diagnose
 from trioha.doctor.facts import Facts
 from trioha.doctor.findings import Severity
 
-
 ALL = [
     *cases(REFUSED),
     # It depends on ROCKETMQ_HOME.
