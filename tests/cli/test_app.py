@@ -160,10 +160,16 @@ def test_an_interrupt_inside_a_nursery_ends_quietly(status):
     assert main(["status"]) == 130
 
 
-def test_a_closed_pipe_ends_a_command_without_an_error():
+@pytest.mark.parametrize(
+    "failure", ["error", "ExceptionGroup('nursery', [error, ExceptionGroup('', [error])])"]
+)
+def test_a_closed_pipe_ends_a_command_without_an_error(failure):
     code = (
-        "import sys, types; module = types.ModuleType('trioha.cli.status');"
-        "module.status = lambda: [print('x' * 100) for _ in range(100000)] and None;"
+        "import sys, types; module = types.ModuleType('trioha.cli.status')\n"
+        "def status():\n"
+        "    try: [print('x' * 100) for _ in range(100000)]\n"
+        f"    except BrokenPipeError as error: raise {failure}\n"
+        "module.status = status\n"
         "sys.modules['trioha.cli.status'] = module;"
         "from trioha.cli import main; sys.exit(main(['status']))"
     )

@@ -102,13 +102,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(str(error))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has ended (`trioha inspect | head`): discard what is still buffered.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except BrokenPipeError as error:
+        return _end([error])
     except BaseExceptionGroup as group:
         # Raised in a nursery.
-        expected, bugs = group.split((TriohaError, KeyboardInterrupt))
+        expected, bugs = group.split((TriohaError, KeyboardInterrupt, BrokenPipeError))
         if bugs is not None or expected is None:
             raise
         return _end(leaves_of(expected))
@@ -148,6 +146,10 @@ def _call(tokens: list[str]) -> object:
 
 
 def _end(errors: list[BaseException]) -> int:
+    if any(isinstance(error, BrokenPipeError) for error in errors):
+        # The reader of our output has ended (`trioha inspect | head`): discard what is still buffered.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     codes = [_refuse(str(error)) for error in errors if isinstance(error, TriohaError)]
     return codes[0] if codes else EXIT_INTERRUPTED
 
