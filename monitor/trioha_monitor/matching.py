@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from trioha.broker_status import ConnectionStatus
-from trioha.recording.reconnects import Arrival, Connection
+from trioha.recording.reconnects import LOST_NS, Arrival, Connection
 from trioha.replica_verdict import Judgement, Severity, Verdict
 from trioha.unit_texts import format_bytes, format_elapsed
 from trioha_monitor.answers import CONNECTIONS_MAX
@@ -286,11 +286,11 @@ class _MasterRows:
         return row
 
 
-LOST_KEPT_MS: Final = 300_000
+NS_PER_MS: Final = 1_000_000
+LOST_KEPT_MS: Final = LOST_NS // NS_PER_MS
 """How long a lost connection, or a node that the name server no longer lists, is shown."""
 HISTORY_MS: Final = 900_000
 """How far back series go."""
-NS_PER_MS: Final = 1_000_000
 
 
 class ConnectionRows:

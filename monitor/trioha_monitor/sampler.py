@@ -303,6 +303,9 @@ class Sampler:
             state = _state_of(row.state)
             ack = -1 if row.ack_offset is None else row.ack_offset
             if ack != known.ack and ack >= 0:
+                if known.ack < 0 and row.is_rejoining:
+                    # What it lacks now may be the tail that it compares: a replay shows it so, too.
+                    emit(Kind.REQUESTED, conn=known.conn, offset=ack, aux=aux)
                 known.ack = ack
                 emit(Kind.ACK, conn=known.conn, offset=ack, aux=aux)
             if state != known.state:

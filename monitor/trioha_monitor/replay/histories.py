@@ -69,7 +69,7 @@ class LogEndHistory:
     """Times and end offsets of the log of one session's node."""
 
     def __init__(self, run: SessionRun, *, bucket_ns: int) -> None:
-        self._run = run
+        self.run = run
         self._bucket_ns = bucket_ns
         self.curve: Curve | None = None
         """End of the log at the end of each bucket; None before the first record that names it."""
@@ -97,14 +97,14 @@ class LogEndHistory:
         np.maximum.accumulate(changed, out=changed)
         dropped = len(self._times) - self._last_count
         self._has_all = self._has_all and not dropped
-        times = ts_ns + self._run.wall_of(0)
+        times = ts_ns + self.run.wall_of(0)
         self._times = np.maximum.accumulate(np.concatenate((self._times[dropped:], times)))
         self._ends = np.maximum.accumulate(np.concatenate((self._ends[dropped:], ends)))
         self._last_count = len(ts_ns)
 
     def buckets(self, ts_ns: Ints) -> Ints:
         """Bucket of each of the session's times; where a damaged clock goes back, the bucket before it."""
-        buckets: Ints = (ts_ns + self._run.wall_of(0)) // self._bucket_ns
+        buckets: Ints = (ts_ns + self.run.wall_of(0)) // self._bucket_ns
         if self.curve is not None:
             np.maximum(buckets, self.curve.first, out=buckets)
         return np.maximum.accumulate(buckets)
@@ -202,5 +202,8 @@ class LagHistory:
             return
         ends = curve.values[begin - curve.first : end - curve.first]
         self.lag.raise_between(begin, begin + len(ends), ends - ack)
-        ends_ns = np.arange(begin + 1, end + 1, dtype=np.int64) * self.bucket_ns
+        # While its master does not answer, nothing is known.
+        ends_ns = self.log_ends.run.answered_ns(
+            np.arange(begin + 1, end + 1, dtype=np.int64) * self.bucket_ns
+        )
         self.age.raise_between(begin, end, np.maximum(ends_ns - stored_ns, 0))

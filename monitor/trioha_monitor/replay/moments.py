@@ -3,31 +3,37 @@
 A slave's port changes with every connection. Connections are joined into rows as in the live view, by the one
 rule of `trioha.recording.reconnects`; where the slave recorded a session of its own, the times of its
 connections identify it. A connection on which nothing was requested is a probe and has no row.
+
+A master that is started again goes on with its replicas, though it has another session: connections that were
+open at the end of the session before are lost then.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from attrs import define, field, frozen
+import numpy as np
+from attrs import evolve, frozen
 
 from trioha.recording.events import Kind
-from trioha.recording.reconnects import Connection, Reconnects, Span, pair
+from trioha.recording.reconnects import LOST_NS, Connection, Outage, Span, replicas
 from trioha.recording.snapshot import ConnectionState, Ended, Snapshot, connection_state
 from trioha.recording.state import known
 from trioha_monitor.replay.replay_timeline import NS_PER_S, ReplayTimeline, SessionRun
 
 RATE_NS: Final = 2 * NS_PER_S
 """Rates are means over this time, as in the live view."""
-LOST_NS: Final = 300 * NS_PER_S
-"""How long a lost connection is shown."""
 SAME_CONNECTION_NS_MAX: Final = 2 * NS_PER_S
 """Largest difference between the times that master and slave recorded for one connection: two clocks."""
 _CACHE_MAX: Final = 64
 """Moments, and answers of `ReplicaRows`, that are cached: views that follow each other share connections."""
+_NEVER: Final = int(np.iinfo(np.int64).max)
+
+Key = tuple[int, int]
+"""A connection: number of its run, and its number there."""
 
 
 @frozen(eq=False)
@@ -55,47 +61,54 @@ class Moment:
         """Number and state of the only connection that a slave's session has; both None without one."""
         return next(iter(self.connections.items()), (None, None))
 
-    def lag_s(self, ack_offset: int | None) -> float | None:
-        """Age of the oldest byte that is not acknowledged; 0 if all are, None if it is not known."""
-        if ack_offset is None or self.log_end is None:
-            return None
-        if self.log_end <= ack_offset:
-            return 0.0
-        stored_ts_ns = self.run.reader.max_passed_ns(ack_offset, self.position)
-        return None if stored_ts_ns is None else self.run.age_s(stored_ts_ns, self.at_ns)
-
-
-@define(eq=False)
-class ReplicaRow:
-    """One replica: its connections one after the other."""
-
-    conns: list[int] = field(factory=list)
-    """Numbers of the connections; the last one is the present one."""
-    reconnects: int = 0
-    """How often the replica reconnected, also where its earlier connection is not known."""
-    ended: Ended | None = None
-    """End of the last connection; None while it is open."""
-
-    @property
-    def conn(self) -> int:
-        """The present or last connection."""
-        return self.conns[-1]
-
-    @property
-    def first_conn(self) -> int:
-        """The first connection: it identifies the row."""
-        return self.conns[0]
-
 
 @frozen(eq=False)
 class ReplicaConnection:
     """A connection of a master's session on which the log was requested."""
 
+    run: SessionRun
     conn: int
     began_ns: int
     ended_ns: int | None = None
     """None while it is open."""
-    ended: Ended | None = None
+    last: ConnectionState | None = None
+    """State at its end; None while it is open."""
+
+    @property
+    def key(self) -> Key:
+        """Its key among all connections."""
+        return self.run.number, self.conn
+
+
+@frozen(eq=False)
+class ReplicaRow:
+    """One replica: its connections one after the other."""
+
+    connections: tuple[ReplicaConnection, ...]
+    """The last one is the present one."""
+    reconnects: int
+    """How often the replica reconnected, also where its earlier connection is not known."""
+    outages: tuple[Outage[Key], ...]
+    """As far as they are known at the moment: the last one may end earlier."""
+
+    @property
+    def present(self) -> ReplicaConnection:
+        """The present or last connection."""
+        return self.connections[-1]
+
+    @property
+    def key(self) -> Key:
+        """The first connection: it identifies the row."""
+        return self.connections[0].key
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the last connection is open."""
+        return self.present.ended_ns is None
+
+    def is_shown(self, at_ns: int) -> bool:
+        """Whether it is connected, or not forgotten yet."""
+        return self.is_connected or at_ns <= self.outages[-1].ended_ns
 
 
 class Moments:
@@ -106,6 +119,8 @@ class Moments:
         self._rows = ReplicaRows(SlaveConnections(timeline))
         self._ended: dict[tuple[int, int], ReplicaConnection | None] = {}
         """Ended connections by run and seq of the record that ended them; None for a probe."""
+        self._before: dict[int, tuple[bool, list[ReplicaConnection]]] = {}
+        """By run: connections of the sessions before it, and whether these are all."""
         self._cache: OrderedDict[tuple[int, int], Moment] = OrderedDict()
 
     def at(self, run: SessionRun, at_ns: int) -> Moment:
@@ -157,18 +172,40 @@ class Moments:
         return reader.ended_between(first, moment.position)
 
     def rows(self, moment: Moment) -> list[ReplicaRow]:
-        """The replicas of a master's session, with those that were lost within `LOST_NS`."""
+        """The replicas of a master's session, with those that are lost and not forgotten."""
+        return [row for row in self.replicas(moment) if row.is_shown(moment.at_ns)]
+
+    def replicas(self, moment: Moment) -> tuple[ReplicaRow, ...]:
+        """All replicas of a master's session, in the order of their first connections."""
+        return self._rows.of(moment.run, self._connections(moment))
+
+    def _connections(self, moment: Moment) -> list[ReplicaConnection]:
         run = moment.run
-        connections = [ReplicaConnection(conn, _began_ns(run, conn)) for conn in moment.connections]
+        found = list(self._connections_before(run))
+        found += [ReplicaConnection(run, conn, _began_ns(run, conn)) for conn in moment.connections]
         for ended in self.ended(moment):
             connection = self.replica_connection(run, ended)
             if connection is not None:
-                connections.append(connection)
-        return [
-            row
-            for row in self._rows.of(run, connections)
-            if row.ended is None or moment.at_ns - ended_ns(run, row.ended) <= LOST_NS
-        ]
+                found.append(connection)
+        return found
+
+    def _connections_before(self, run: SessionRun) -> list[ReplicaConnection]:
+        """Those of the sessions that `run` goes on from; all of them are lost."""
+        before = self._timeline.continued(run)
+        if before is None:
+            return []
+        knows_all, found = self._before.get(run.number, (False, []))
+        if not knows_all:
+            knows_all = before.reader.knows_all_before(before.reader.end_seq)
+            moment = self.at(before, before.end_ns)
+            found = [
+                one
+                if one.ended_ns is not None
+                else evolve(one, ended_ns=run.start_ns, last=moment.connections[one.conn])
+                for one in self._connections(moment)
+            ]
+            self._before[run.number] = knows_all, found
+        return found
 
     def replica_connection(self, run: SessionRun, ended: Ended) -> ReplicaConnection | None:
         """A connection of a master's session that ended; None for a probe."""
@@ -176,30 +213,47 @@ class Moments:
         if key not in self._ended:
             state = connection_state(ended.records, is_slave=False)
             self._ended[key] = (
-                ReplicaConnection(ended.conn, _began_ns(run, ended.conn), ended_ns(run, ended), ended)
+                ReplicaConnection(run, ended.conn, _began_ns(run, ended.conn), ended_ns(run, ended), state)
                 if is_replica(state)
                 else None
             )
         return self._ended[key]
 
-    def ages_ns(self, at_ns: int, *, of: str = "") -> dict[tuple[int, int], int]:
-        """Age of the oldest byte that each connected replica lacks, by run and connection.
+    def state_of(self, moment: Moment, row: ReplicaRow) -> ConnectionState:
+        """State of a row's present connection, or of its last one at its end."""
+        last = row.present.last
+        return moment.connections[row.present.conn] if last is None else last
+
+    def lag_s(self, moment: Moment, ack_offset: int | None, *, at_ns: int | None = None) -> float | None:
+        """Age of the oldest byte that is not acknowledged; 0 if all are, None if it is not known.
+
+        At the moment, or earlier at `at_ns`.
+        """
+        if ack_offset is None or moment.log_end is None:
+            return None
+        if moment.log_end <= ack_offset:
+            return 0.0
+        stored_ns = self._timeline.stored_ns(moment.run, ack_offset, moment.position)
+        at_ns = moment.at_ns if at_ns is None else at_ns
+        return None if stored_ns is None else max(0, at_ns - stored_ns) / NS_PER_S
+
+    def ages_ns(self, at_ns: int, *, of: str = "") -> dict[Key, int]:
+        """Age of the oldest byte that each replica lacks, connected or not, by its row.
 
         `of`: only replicas whose address contains it.
         """
-        ages: dict[tuple[int, int], int] = {}
+        ages: dict[Key, int] = {}
         for node in self._timeline.nodes:
             run = node.run_at(at_ns)
             if run.is_slave or not run.start_ns <= at_ns <= run.end_ns:
                 continue
             moment = self.at(run, at_ns)
-            for conn, state in moment.connections.items():
-                if state.ack_offset < 0 or of not in run.addresses.get(conn, ""):
+            for row in self.rows(moment):
+                if of not in row.present.run.addresses.get(row.present.conn, ""):
                     continue
-                stored_ns = None
-                if (moment.log_end or 0) > state.ack_offset:
-                    stored_ns = run.reader.max_passed_ns(state.ack_offset, moment.position)
-                ages[run.number, conn] = 0 if stored_ns is None else max(0, at_ns - run.wall_of(stored_ns))
+                lag_s = self.lag_s(moment, known(self.state_of(moment, row).ack_offset))
+                if lag_s is not None:
+                    ages[row.key] = round(lag_s * NS_PER_S)
         return ages
 
 
@@ -211,44 +265,33 @@ class ReplicaRows:
         self._cache: OrderedDict[tuple[object, ...], tuple[ReplicaRow, ...]] = OrderedDict()
 
     def of(self, run: SessionRun, connections: Sequence[ReplicaConnection]) -> tuple[ReplicaRow, ...]:
-        """The rows of these connections of a master's session, in the order of their first connections.
-
-        A lost connection that another one has replaced has no row.
-        """
-        key = (run.number, *((connection.conn, connection.ended_ns) for connection in connections))
+        """The rows of these connections of a master, in the order of their first connections."""
+        key = (run.number, *((connection.key, connection.ended_ns) for connection in connections))
         found = self._cache.get(key)
         if found is None:
-            found = self._cache[key] = tuple(self._find(run, connections))
+            by_key = {one.key: one for one in connections}
+            spans = [Span(self._identified(one), one.began_ns, one.ended_ns) for one in connections]
+            found = self._cache[key] = tuple(
+                ReplicaRow(
+                    tuple(by_key[key] for key in replica.connections),
+                    replica.reconnects,
+                    tuple(replica.outages),
+                )
+                for replica in replicas(spans, end_ns=_NEVER)
+            )
             while len(self._cache) > _CACHE_MAX:
                 self._cache.popitem(last=False)
         return found
 
-    def _find(self, run: SessionRun, connections: Sequence[ReplicaConnection]) -> Iterable[ReplicaRow]:
-        by_conn = {connection.conn: connection for connection in connections}
-        spans = [Span(self._identified(run, one.conn), one.began_ns, one.ended_ns) for one in connections]
-        reconnects: Reconnects[int] = Reconnects()
-        rows: list[ReplicaRow] = []
-        of_conn: dict[int, ReplicaRow] = {}
-        for arrival in pair(spans, reconnects):
-            row = None if arrival.previous is None else of_conn.get(arrival.previous)
-            if row is None:
-                row = ReplicaRow()
-                rows.append(row)
-            conn = arrival.connection.key
-            row.conns.append(conn)
-            row.reconnects += arrival.is_reconnect
-            row.ended = by_conn[conn].ended
-            of_conn[conn] = row
-        return (row for row in rows if row.ended is None or row.conn in reconnects)
-
-    def _identified(self, run: SessionRun, conn: int) -> Connection[int]:
+    def _identified(self, connection: ReplicaConnection) -> Connection[Key]:
+        run, conn = connection.run, connection.conn
         identity = run.certificates.get(conn, "")
         if not identity and conn in run.broker_ids:
             identity = f"broker {run.broker_ids[conn]}"
         elif not identity and (slave := self._slave_connections.of(run, conn)) is not None:
             session = slave[0].reader.session.identity
             identity = f"{session.cluster_name}/{session.broker_name}/{session.broker_id}"
-        return Connection(conn, run.addresses.get(conn, ""), identity)
+        return Connection(connection.key, run.addresses.get(conn, ""), identity)
 
 
 class SlaveConnections:

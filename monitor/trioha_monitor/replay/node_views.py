@@ -64,8 +64,7 @@ class NodeViews:
         health, reason, since_ns = health_of(node, moment, is_growing=is_growing)
         sample = run.sample_at(at_ns)
         ended, probes = self._ended_connections(moment)
-        last = run.reader.record_before(moment.position)
-        age_ns = at_ns - (run.start_ns if last is None else run.wall_of(int(last["ts_ns"])))
+        age_ns = at_ns - run.last_ns(moment.position)
         counted = [replica for replica in replicas if replica.verdict is not Verdict.OBSERVER]
         in_sync = sum(replica.in_sync is True for replica in counted)
         control = self._control(node, moment)

@@ -2,7 +2,8 @@
 
 `work` reads the sessions chunk by chunk in the order of time, a few milliseconds at a time between two views.
 Figures of what has been read are available all the while. When `is_complete`, they are exact: each bucket has
-the largest lag of any moment in it, also of connections that have no record in it.
+the largest lag of any moment in it, also of connections that have no record in it, and of replicas without a
+connection.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from attrs import define, evolve, field
 from trioha.recording.batch_stats import control_records, marks_of
 from trioha.recording.events import Kind, PutStatus
 from trioha.recording.lags import Lags, lags
+from trioha.recording.reconnects import Outage
 from trioha.recording.segment_cache import Chunk
 from trioha.recording.state import UNKNOWN
 from trioha.recording.state_arrays import Array, Ints
-from trioha.replica_verdict import OBSERVER_HOUSEKEEPINGS, Limits, Severity
+from trioha.replica_verdict import OBSERVER_HOUSEKEEPINGS, Limits, Severity, is_rejoining
 from trioha_monitor.replay.histories import LagHistory, LogEndHistory
-from trioha_monitor.replay.moments import SlaveConnections
+from trioha_monitor.replay.moments import Key, Moments, ReplicaRow, SlaveConnections
 from trioha_monitor.replay.recorded_control import (
     RecordedControl,
     after,
@@ -74,6 +76,10 @@ class _RunProgress:
     """Whether the last wait failed."""
     lags: dict[int, LagHistory] = field(factory=dict)
     """By connection."""
+    acks: dict[int, int] = field(factory=dict)
+    """The last ack of each connection."""
+    requests: dict[int, tuple[int, int]] = field(factory=dict)
+    """By connection: end of the log at its request, and when that was, on the axis."""
     control: RecordedControl | None = None
     """In controller mode after the last record that has been read; None before the first one."""
 
@@ -81,8 +87,8 @@ class _RunProgress:
 class Overview:
     """Histories and events of a replay; fed by `work`."""
 
-    def __init__(self, timeline: ReplayTimeline) -> None:
-        self._timeline = timeline
+    def __init__(self, timeline: ReplayTimeline, moments: Moments) -> None:
+        self._timeline, self._moments = timeline, moments
         span_ms = (timeline.end_ns - timeline.start_ns) // NS_PER_MS
         self.bucket_ms = next((ms for ms in _BUCKETS_MS if span_ms // ms < BUCKETS_MAX), _BUCKETS_MS[-1])
         self.event_log = EventLog()
@@ -98,6 +104,12 @@ class Overview:
         }
         self._series: OrderedDict[tuple[object, ...], tuple[tuple[int, int], Series]] = OrderedDict()
         """Series by name, each with the bucket and the number of records that it was made for."""
+        self._replicas: tuple[int, list[ReplicaRow]] = (-1, [])
+        """All replicas, as of that many records."""
+        self._returns: dict[Key, int] = {}
+        """End of the log just before the connections with which replicas were back."""
+        self._ages: tuple[int, Ints] = (-1, np.zeros(0, np.int64))
+        """Greatest age of all replicas in each bucket of the axis, as of that many records."""
 
     @property
     def share(self) -> float:
@@ -139,6 +151,11 @@ class Overview:
         last_ns = run.wall_of(int(records["ts_ns"].max()))
         progress.last_bucket = max(last_ns // self._bucket_ns, progress.last_bucket)
         progress.requested |= requested_conns(records)
+        requests = records[records["kind"] == Kind.REQUESTED]
+        for conn, ts_ns, log_end in zip(
+            *(requests[name].tolist() for name in ("conn", "ts_ns", "aux")), strict=True
+        ):
+            progress.requests.setdefault(conn, (log_end, run.wall_of(ts_ns)))
         marks = marks_of(records, was_failing=progress.is_failing)
         if not run.is_slave:
             marks = without_probes(marks, progress.requested | requested_conns(snapshot.records))
@@ -183,14 +200,23 @@ class Overview:
     def _add_lags(self, run: SessionRun, progress: _RunProgress, found: Lags) -> None:
         known = found.worst >= 0
         conn, closed, ts_ns = found.conn[known], found.closed[known], found.ts_ns[known]
-        worst, ack = found.worst[known], found.ack_after[known]
+        worst, after, ack = found.worst[known], found.after[known], found.ack_after[known]
         ack_before = found.ack_before[known]
         if not len(conn):
             return
         begins = np.flatnonzero(np.diff(conn, prepend=-1) != 0).tolist()
         for begin, end in zip(begins, [*begins[1:], len(conn)], strict=True):
             number = int(conn[begin])
-            part = slice(begin, end)
+            progress.acks[number] = int(ack[end - 1])
+            first = begin
+            if number not in progress.lags:
+                first += self._rejoining(run, progress.requests.get(number), ack[begin:end], ts_ns[begin:end])
+                if first == end:
+                    continue
+                if first > begin:
+                    # What it lacked before was not a lag.
+                    worst[first], ack_before[first] = after[first], UNKNOWN
+            part = slice(first, end)
             buckets = progress.log_ends.buckets(ts_ns[part])
             history = progress.lags.get(number)
             if history is None:
@@ -206,6 +232,22 @@ class Overview:
                 ack=ack[part],
             )
             history.is_open = not closed[part].any()
+
+    @staticmethod
+    def _rejoining(run: SessionRun, request: tuple[int, int] | None, acks: Ints, ts_ns: Ints) -> int:
+        """How many of the first events of a connection are of a replica that compares its tail.
+
+        What it lacks then is not a lag, as in the live view. `request`: end of the log at the connection's
+        request, and when that was.
+        """
+        if request is None:
+            return 0
+        log_end, requested_ns = request
+        for number, (ack, at_ns) in enumerate(zip(acks.tolist(), ts_ns.tolist(), strict=True)):
+            connected_s = (run.wall_of(at_ns) - requested_ns) / NS_PER_S
+            if not is_rejoining(ack, joined_at_offset=log_end, connected_s=connected_s, limits=run.limits):
+                return number
+        return len(acks)
 
     def _add_session_marks(self) -> None:
         end_ns = self._timeline.end_ns
@@ -231,9 +273,13 @@ class Overview:
         observer_ns = round(OBSERVER_HOUSEKEEPINGS * limits.housekeeping_s * NS_PER_S)
         first, last = self._timeline.start_ns // self._bucket_ns, self._timeline.end_ns // self._bucket_ns
         worst = np.full(last - first + 1, UNKNOWN, np.int64)
-        for history in self._extended_histories():
-            if history.has_moved or history.duration_ns <= observer_ns:
-                np.maximum(worst, history.lag.part(first, len(worst)), out=worst)
+        for row in self.replicas():
+            for key in (one.key for one in row.connections):
+                history = self._history(key)
+                if history is not None and (history.has_moved or history.duration_ns <= observer_ns):
+                    parts = [history.lag.part(first, len(worst))]
+                    parts += [self._away(one, first, len(worst))[0] for one in row.outages if one.lost == key]
+                    worst = _largest([worst, *parts], len(worst))
         return _series(worst, first, self.bucket_ms, limit=limits.gap_bytes_max)
 
     def may_lack(self, at_ns: int, age_ns: int) -> bool:
@@ -241,49 +287,115 @@ class Overview:
 
         False is certain once everything has been read.
         """
-        bucket = at_ns // self._bucket_ns
-        return any(history.age.part(bucket, 1)[0] >= age_ns for history in self._extended_histories())
+        first, last = self._timeline.start_ns // self._bucket_ns, self._timeline.end_ns // self._bucket_ns
+        if self._ages[0] != self._records:
+            count = last - first + 1
+            parts = [part for row in self.replicas() for part in self._age_parts(row, first, count)]
+            self._ages = self._records, _largest(parts, count)
+        place = at_ns // self._bucket_ns - first
+        ages = self._ages[1]
+        return 0 <= place < len(ages) and bool(ages[place] >= age_ns)
 
-    def _extended_histories(self) -> Iterator[LagHistory]:
-        for progress in self._runs.values():
-            for history in progress.lags.values():
-                history.extend_to(progress.last_bucket)
-                yield history
+    def replicas(self) -> list[ReplicaRow]:
+        """All replicas of all masters, as far as they are known."""
+        if self._replicas[0] != self._records:
+            going_on = {self._timeline.continued(run) for run in self._timeline.runs}
+            found = [
+                row
+                for run in self._timeline.runs
+                # Those of a session that another one goes on from are in that one's.
+                if not run.is_slave and run not in going_on
+                for row in self._moments.replicas(self._moments.at(run, run.end_ns))
+            ]
+            self._replicas = self._records, found
+        return self._replicas[1]
 
-    def lag_series(
-        self, run: SessionRun, conns: tuple[int, ...], *, at_ns: int, now: int | None, limits: Limits
-    ) -> Series:
-        """Worst lag in bytes of the replica that had the connections `conns`, in the time before `at_ns`.
+    def ack_of(self, key: Key) -> int | None:
+        """The last ack of a connection; None without one."""
+        return self._runs[key[0]].acks.get(key[1])
+
+    def lag_series(self, row: ReplicaRow, *, at_ns: int, now: int | None, limits: Limits) -> Series:
+        """Worst lag in bytes of a replica in the time before `at_ns`.
 
         `now` is the worst lag in the bucket that holds `at_ns`, up to there; None if it is not known.
         """
 
         def find(first: int, count: int) -> Ints:
-            return _largest([one.lag.part(first, count) for one in self._histories_of(run, conns)], count)
+            histories = [self._history(one.key) for one in row.connections]
+            parts = [one.lag.part(first, count) for one in histories if one is not None]
+            return _largest(parts + [self._away(one, first, count)[0] for one in row.outages], count)
 
         limit = limits.gap_bytes_max
-        series = self._before(("lag", run.number, conns), run, find, at_ns, limit=limit)
+        series = self._before(("lag", *_keys(row)), row.connections[0].run, find, at_ns, limit=limit)
         return self._up_to(series, at_ns, None if now is None else _bucket(now, limit))
 
-    def age_series(
-        self,
-        run: SessionRun,
-        conns: tuple[int, ...],
-        *,
-        at_ns: int,
-        now_s: float | None,
-        limits: Limits,
-    ) -> Series:
+    def age_series(self, row: ReplicaRow, *, at_ns: int, now_s: float | None, limits: Limits) -> Series:
         """As `lag_series`: greatest age in seconds of the oldest byte that the replica lacked."""
 
         def find(first: int, count: int) -> Ints:
-            return _largest([one.age.part(first, count) for one in self._histories_of(run, conns)], count)
+            return _largest(self._age_parts(row, first, count), count)
 
         limit, per = round(limits.slave_timeout_s * NS_PER_S), float(NS_PER_S)
-        key = ("age", run.number, conns)
-        series = self._before(key, run, find, at_ns, limit=limit, per=per)
+        key = ("age", *_keys(row))
+        series = self._before(key, row.connections[0].run, find, at_ns, limit=limit, per=per)
         now = None if now_s is None else _bucket(round(now_s * NS_PER_S), limit, per)
         return self._up_to(series, at_ns, now)
+
+    def _age_parts(self, row: ReplicaRow, first: int, count: int) -> list[Ints]:
+        histories = [self._history(one.key) for one in row.connections]
+        parts = [one.age.part(first, count) for one in histories if one is not None]
+        return parts + [self._away(one, first, count)[1] for one in row.outages]
+
+    def _away(self, outage: Outage[Key], first: int, count: int) -> tuple[Ints, Ints]:
+        """Worst lag and greatest age of a replica without a connection, as `Curve.part` has them."""
+        lag, age = np.full(count, UNKNOWN, np.int64), np.full(count, UNKNOWN, np.int64)
+        begin = max(outage.began_ns // self._bucket_ns - first, 0)
+        end = min(outage.ended_ns // self._bucket_ns - first + 1, count)
+        ack = self.ack_of(outage.lost)
+        if ack is None or begin >= end:
+            return lag, age
+        runs = self._nodes[outage.lost[0]].runs
+        runs = runs[[run.number for run in runs].index(outage.lost[0]) :]
+        if outage.next is not None:
+            runs = runs[: [run.number for run in runs].index(outage.next[0]) + 1]
+        ends = self._log_ends(runs, first + begin, end - begin)
+        if outage.next is not None and outage.ended_ns // self._bucket_ns - first + 1 == end:
+            # The log has grown on in that bucket.
+            ends[-1] = self._log_end_before_return(runs[-1], outage.next, outage.ended_ns)
+        is_known = ends >= 0
+        lag[begin:end] = np.where(is_known, np.maximum(ends - ack, 0), UNKNOWN)
+        stored_ns = self._timeline.stored_ns(runs[-1], ack)
+        at_ns = runs[0].answered_ns(np.arange(first + begin + 1, first + end + 1) * self._bucket_ns)
+        ages = np.minimum(at_ns, outage.ended_ns) - (outage.ended_ns if stored_ns is None else stored_ns)
+        age[begin:end] = np.where(is_known, np.maximum(ages, 0), UNKNOWN)
+        return lag, age
+
+    def _log_end_before_return(self, run: SessionRun, conn: Key, at_ns: int) -> int:
+        """End of the log just before the connection `conn` requested it at `at_ns`."""
+        if conn not in self._returns:
+            log_end = self._moments.at(run, at_ns - 1).log_end
+            self._returns[conn] = UNKNOWN if log_end is None else log_end
+        return self._returns[conn]
+
+    def _log_ends(self, runs: Sequence[SessionRun], first: int, count: int) -> Ints:
+        """End of a node's log at the end of each bucket, by its sessions `runs`."""
+        found = np.full(count, UNKNOWN, np.int64)
+        for run in runs:
+            progress = self._runs[run.number]
+            curve = progress.log_ends.curve
+            if curve is not None:
+                curve.extend_to(progress.last_bucket)
+                part = curve.part(first, count)
+                found = np.where(part >= 0, part, found)
+        return found
+
+    def _history(self, key: Key) -> LagHistory | None:
+        """The history of a connection up to what has been read; None if it has no ack."""
+        progress = self._runs[key[0]]
+        history = progress.lags.get(key[1])
+        if history is not None:
+            history.extend_to(progress.last_bucket)
+        return history
 
     def append_series(self, runs: Sequence[SessionRun], *, at_ns: int, log_end: int | None) -> Series:
         """How fast a node's log grew in each bucket up to `at_ns`, in bytes per second.
@@ -291,19 +403,8 @@ class Overview:
         `runs` are its sessions up to that moment, at least one; `log_end` is the end of its log then.
         """
 
-        def ends(first: int, count: int) -> Ints:
-            found = np.full(count, UNKNOWN, np.int64)
-            for run in runs:
-                progress = self._runs[run.number]
-                curve = progress.log_ends.curve
-                if curve is not None:
-                    curve.extend_to(progress.last_bucket)
-                    part = curve.part(first, count)
-                    found = np.where(part >= 0, part, found)
-            return found
-
         def find(first: int, count: int) -> Ints:
-            found = ends(first - 1, count + 1)
+            found = self._log_ends(runs, first - 1, count + 1)
             is_known = (found[1:] >= 0) & (found[:-1] >= 0)
             # A log that was cut has not grown.
             return np.where(is_known, np.maximum(np.diff(found), 0), UNKNOWN)
@@ -313,16 +414,9 @@ class Overview:
         series = self._before(name, runs[0], find, at_ns, limit=None, per=per)
         now = None
         if log_end is not None:
-            before = int(ends(at_ns // self._bucket_ns - 1, 1)[0])
+            before = int(self._log_ends(runs, at_ns // self._bucket_ns - 1, 1)[0])
             now = _bucket(max(0, log_end - before), None, per) if before >= 0 else None
         return self._up_to(series, at_ns, now)
-
-    def _histories_of(self, run: SessionRun, conns: tuple[int, ...]) -> list[LagHistory]:
-        progress = self._runs[run.number]
-        histories = [progress.lags[conn] for conn in conns if conn in progress.lags]
-        for history in histories:
-            history.extend_to(progress.last_bucket)
-        return histories
 
     def _before(
         self,
@@ -359,6 +453,10 @@ class Overview:
         gap = current - begin - len(series.buckets)
         past = (*series.buckets, *[None] * gap)
         return Series(self.bucket_ms, begin, past, now, revision=series.revision)
+
+
+def _keys(row: ReplicaRow) -> tuple[Key, ...]:
+    return tuple(one.key for one in row.connections)
 
 
 def _largest(parts: list[Ints], count: int) -> Ints:

@@ -20,6 +20,7 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 from attrs import define, field
 
 from trioha.errors import StoreError
@@ -31,6 +32,7 @@ from trioha.recording.layout import SOURCE_MONITOR
 from trioha.recording.reader import find_sessions
 from trioha.recording.role_lives import RoleEvents, RoleLife, role_life
 from trioha.recording.session_reader import SessionReader
+from trioha.recording.state_arrays import Ints
 from trioha.replica_verdict import Limits
 from trioha_monitor.replay.clock_offsets import (
     RESTART_ERROR_NS,
@@ -151,6 +153,16 @@ class SessionRun:
         ended = bisect_right(self.answers, self.ts_of(at_ns), key=_changed_ns)
         return [(self.wall_of(ts_ns), does_answer) for ts_ns, does_answer in self.answers[:ended]]
 
+    def answered_ns(self, at_ns: Ints) -> Ints:
+        """The times; where the node did not answer the monitor, when it stopped answering."""
+        if not self.answers:
+            return at_ns
+        changed_ns = self.wall_of(0) + np.array([ts_ns for ts_ns, _ in self.answers], np.int64)
+        place = np.searchsorted(changed_ns, at_ns) - 1
+        is_down = (place >= 0) & ~np.array([does_answer for _, does_answer in self.answers])[place]
+        answered: Ints = np.where(is_down, changed_ns[place], at_ns)
+        return answered
+
     def min_offset_at(self, at_ns: int) -> int | None:
         """Start of the node's log as a monitor sampled it; None if it is not known."""
         min_offset = self.sample_at(at_ns).get("min_offset")
@@ -159,6 +171,11 @@ class SessionRun:
     def age_s(self, ts_ns: int, at_ns: int) -> float | None:
         """How long before `at_ns` a time of the session was, seconds; None for UNKNOWN."""
         return None if ts_ns < 0 else max(0, at_ns - self.wall_of(ts_ns)) / NS_PER_S
+
+    def last_ns(self, position: int) -> int:
+        """Time of the last record before a position, on the axis."""
+        last = self.reader.record_before(position)
+        return self.start_ns if last is None else self.wall_of(int(last["ts_ns"]))
 
     def begin_ns(self, conn: int) -> int | None:
         """When a connection began, on the axis; None if that is not recorded."""
@@ -261,6 +278,7 @@ class ReplayTimeline:
     def __init__(self, readers: Iterable[SessionReader], *, paths: Iterable[Path] = ()) -> None:
         """Put `readers` (at least one) on one axis; `paths` is where more sessions may appear."""
         self._paths = tuple(paths)
+        self._log_ends: dict[int, int] = {}
         runs = [
             SessionRun(number, reader, limits_of(reader), life_of(reader))
             for number, reader in enumerate(sorted(readers, key=_begins_ns))
@@ -365,6 +383,33 @@ class ReplayTimeline:
             and other.start_ns <= at_ns
             for other in self.runs
         )
+
+    def continued(self, run: SessionRun) -> SessionRun | None:
+        """The master's session before `run` whose replicas `run` goes on with; None if there is none.
+
+        In controller mode a node that is started again waits for a role first.
+        """
+        if run.is_slave or run.life is not None:
+            return None
+        before = self.node_of(run).before(run)
+        return None if before is None or before.is_slave or before.life is not None else before
+
+    def stored_ns(self, run: SessionRun, offset: int, position: int | None = None) -> int | None:
+        """When a master's log first went beyond `offset`, on the axis; None if it has not.
+
+        Before `position` of `run`, in it or in the sessions that it goes on from.
+        """
+        position = run.reader.end_seq if position is None else position
+        while (before := self.continued(run)) is not None and self._log_end_of(before) > offset:
+            run, position = before, before.reader.end_seq
+        ts_ns = run.reader.max_passed_ns(offset, position)
+        return None if ts_ns is None else run.wall_of(ts_ns)
+
+    def _log_end_of(self, run: SessionRun) -> int:
+        """End of the log at the end of a session that another one goes on from."""
+        if run.number not in self._log_ends:
+            self._log_ends[run.number] = run.reader.snapshot_at(run.reader.end_seq).log_end_offset
+        return self._log_ends[run.number]
 
     def refresh(self) -> bool:
         """Read records that were added to the sessions; returns whether there are any."""

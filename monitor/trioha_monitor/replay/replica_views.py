@@ -11,7 +11,7 @@ from trioha.recording.aggregate import aggregate
 from trioha.recording.events import CloseReason, HaState, Kind, code_name
 from trioha.recording.histogram import Histogram
 from trioha.recording.lags import lags
-from trioha.recording.snapshot import ConnectionState, connection_state
+from trioha.recording.snapshot import ConnectionState
 from trioha.recording.state import known, lag_bytes
 from trioha.recording.sync import SyncRule
 from trioha.recording.time_series import TimeGrid
@@ -66,30 +66,31 @@ class ReplicaViews:
 
     def view(self, node: RecordedNode, moment: Moment, row: ReplicaRow) -> ReplicaView:
         """One replica of the master `node`."""
-        run, at_ns, conn, limits = moment.run, moment.at_ns, row.conn, moment.run.limits
-        if row.ended is None:
-            connection = moment.connections[conn]
-            began_ns = run.begin_ns(conn)
-            since_ns = run.start_ns if began_ns is None else began_ns
-        else:
-            connection = connection_state(row.ended.records, is_slave=False)
-            since_ns = ended_ns(run, row.ended)
+        at_ns, limits = moment.at_ns, moment.run.limits
+        # Of a master that was started again, the run may be one before.
+        run, conn = row.present.run, row.present.conn
+        connection = self._moments.state_of(moment, row)
+        since_ns = row.present.began_ns if row.present.ended_ns is None else row.present.ended_ns
         slave_node, slave_moment = self._slave_of(run, conn, at_ns)
         facts = self._facts(node, moment, row, connection, since_ns=since_ns, slave=slave_moment)
         diff_bytes = (
             None if facts.ack_offset is None or moment.log_end is None else moment.log_end - facts.ack_offset
         )
-        worst_now = self._recent.worst_lag(moment, row, bucket_ms=self._overview.bucket_ms)
-        conns = tuple(row.conns)
-        lag_history = self._overview.lag_series(run, conns, at_ns=at_ns, now=worst_now, limits=limits)
-        lag_s_now = facts.lag_s if facts.is_connected else None
-        lag_s_history = self._overview.age_series(run, conns, at_ns=at_ns, now_s=lag_s_now, limits=limits)
-        sent_rate, ack_rate = self._rates(moment, conn)
-        latency, frames = self._recent.distributions(moment, conn) if facts.is_connected else (None, None)
+        worst_now = lag_s_now = None
+        if facts.master_answers:
+            worst_now = self._worst_now(moment, row, None if facts.is_rejoining else diff_bytes)
+            lag_s_now = None if facts.is_rejoining else facts.lag_s
+        lag_history = self._overview.lag_series(row, at_ns=at_ns, now=worst_now, limits=limits)
+        lag_s_history = self._overview.age_series(row, at_ns=at_ns, now_s=lag_s_now, limits=limits)
+        sent_rate = ack_rate = shrinks_per_s = latency = frames = None
+        if row.is_connected:
+            sent_rate, ack_rate = self._rates(moment, conn)
+            shrinks_per_s = self._shrinks_per_s(moment, conn, diff_bytes, lag_s=facts.lag_s)
+            latency, frames = self._recent.distributions(moment, conn)
         address = run.address_of(conn)
         return view_replica(
             ReplicaNames(
-                key=run.number * ROWS + row.first_conn,
+                key=row.key[0] * ROWS + row.key[1],
                 master=node.key,
                 master_label=node.key,
                 address=address,
@@ -104,7 +105,7 @@ class ReplicaViews:
                 diff_bytes=diff_bytes,
                 sent_bytes_per_s=sent_rate,
                 ack_bytes_per_s=ack_rate,
-                shrinks_per_s=self._shrinks_per_s(moment, conn, diff_bytes, lag_s=facts.lag_s),
+                shrinks_per_s=shrinks_per_s,
                 reconnects=row.reconnects,
                 ack_latency_ms=latency,
                 frame_bytes=frames,
@@ -132,11 +133,15 @@ class ReplicaViews:
         slave: Moment | None,
     ) -> Facts:
         run, at_ns, limits = moment.run, moment.at_ns, moment.run.limits
-        is_connected = row.ended is None
+        is_connected = row.is_connected
         for_s = max(0, at_ns - since_ns) / NS_PER_S
         ack = known(connection.ack_offset)
-        lag_s = moment.lag_s(ack)
-        acked_ns = moment.acked_ns.get(row.conn)
+        master_answers = health_of(node, moment, is_growing=False)[0] is Health.UP
+        # As of the master's last answer: nothing is known of what came after it.
+        lag_s = self._moments.lag_s(
+            moment, ack, at_ns=at_ns if master_answers else run.last_ns(moment.position)
+        )
+        acked_ns = moment.acked_ns.get(row.present.conn) if is_connected else None
         complaint = ""
         if not is_connected and connection.close_reason in GAP_REASONS:
             reason = CloseReason(connection.close_reason)
@@ -147,8 +152,7 @@ class ReplicaViews:
             is_connected=is_connected,
             unconnected_s=for_s,
             connected_s=for_s,
-            master_answers=health_of(node, moment, is_growing=True)[0] is Health.UP
-            and (at_ns <= run.end_ns or not run.reader.ended_in_order),
+            master_answers=master_answers,
             # A monitor's session has no record of what a node received.
             last_received_s=(
                 run.age_s(connection.last_received_ts_ns, at_ns)
@@ -161,7 +165,7 @@ class ReplicaViews:
             master_offset=moment.log_end,
             sent_offset=known(connection.sent_offset),
             ack_offset=ack,
-            in_sync=is_connected and self._is_in_sync(node, moment, row.conn, ack=ack, lag_s=lag_s),
+            in_sync=is_connected and self._is_in_sync(node, moment, row.present.conn, ack=ack, lag_s=lag_s),
             lag_s=lag_s,
             unmoved_s=max(0, at_ns - (since_ns if acked_ns is None else acked_ns)) / NS_PER_S,
             is_rejoining=is_connected
@@ -171,6 +175,28 @@ class ReplicaViews:
                 ack, joined_at_offset=connection.request_max_offset, connected_s=for_s, limits=limits
             ),
         )
+
+    def _worst_now(self, moment: Moment, row: ReplicaRow, diff_bytes: int | None) -> int | None:
+        """Worst lag of a row in the history's bucket that holds the moment, up to the moment."""
+        bucket_ms = self._overview.bucket_ms
+        begin_ns = moment.at_ns - moment.at_ns % (bucket_ms * NS_PER_MS)
+        of_connections = self._recent.worst_lags(moment, bucket_ms=bucket_ms)
+        heartbeat_ns = round(moment.run.limits.heartbeat_s * NS_PER_S)
+        worst = [
+            of_connections.get(one.conn, -1)
+            for one in row.connections
+            # Until a heartbeat after it connected it may have been rejoining in this bucket.
+            if one.run is moment.run and one.began_ns + heartbeat_ns < begin_ns
+        ]
+        worst.append(-1 if diff_bytes is None else max(diff_bytes, 0))
+        by_key = {one.key: one for one in row.connections}
+        for outage in row.outages:
+            if outage.next in by_key and begin_ns <= outage.ended_ns <= moment.at_ns:
+                lost = by_key[outage.lost].last
+                at_return = self._moments.at(moment.run, outage.ended_ns - 1)
+                now = lag_bytes(at_return.log_end, None if lost is None else known(lost.ack_offset))
+                worst.append(-1 if now is None else now)
+        return known(max(worst))
 
     def _is_in_sync(
         self, node: RecordedNode, moment: Moment, conn: int, *, ack: int | None, lag_s: float | None
@@ -286,7 +312,7 @@ class ReplicaViews:
     def _has_row_of(self, master: SessionRun, node: RecordedNode, at_ns: int) -> bool:
         """Whether one of a master's rows at a moment is known to be the slave `node`."""
         for row in self._moments.rows(self._moments.at(master, at_ns)):
-            found = self._slave_connections.of(master, row.conn)
+            found = self._slave_connections.of(row.present.run, row.present.conn)
             if found is not None and self._timeline.node_of(found[0]) is node:
                 return True
         return False
@@ -312,15 +338,11 @@ class RecentFigures:
             cached = self._distributions[run.number] = (at_ns, _distributions_at(run, at_ns))
         return cached[1].get(conn, (None, None))
 
-    def worst_lag(self, moment: Moment, row: ReplicaRow, *, bucket_ms: int) -> int | None:
-        """Worst lag of a row in the history's bucket that holds the moment, up to the moment."""
+    def worst_lags(self, moment: Moment, *, bucket_ms: int) -> dict[int, int]:
+        """Worst lag of each connection in the history's bucket that holds the moment, up to the moment."""
         if self._worst_of != (moment, bucket_ms):
             self._worst_of, self._worst = (moment, bucket_ms), _worst_lags(moment, bucket_ms)
-        worst = self._worst.get(row.conn, -1)
-        if row.ended is None:
-            now = lag_bytes(moment.log_end or 0, known(moment.connections[row.conn].ack_offset))
-            worst = max(worst, -1 if now is None else now)
-        return known(worst)
+        return self._worst
 
 
 def _distributions_at(run: SessionRun, at_ns: int) -> dict[int, Distributions]:

@@ -10,9 +10,10 @@ Times are those of `trioha.times`, as `trioha replay --at` reads them: a clock t
 | `lag > 3s` | the age of the oldest byte that a replica lacks does |
 | `... of TEXT` | after event or lag: only of replicas whose address, or name, contains TEXT |
 
-`search_lag` and `search_age` search in slices of some milliseconds. Of lag in bytes the moment is exact. Lag
-in seconds grows with the clock alone: it is evaluated once in `STEP_NS`, and buckets of the overview in which
-no replica can lack a byte that old are skipped.
+`search_lag` and `search_age` search in slices of some milliseconds, when the overview has read everything. A
+replica that is not connected lags on: its lag only grows then, and goes on in its next connection. Of lag in
+bytes the moment is exact. Lag in seconds grows with the clock alone: it is evaluated once in `STEP_NS`, and
+buckets of the overview in which no replica can lack a byte that old are skipped.
 """
 
 from __future__ import annotations
@@ -141,23 +142,35 @@ STEP_NS: Final = 100_000_000
 
 
 def search_lag(
-    timeline: ReplayTimeline, goal: AtLag, *, from_ns: int, forward: bool = True
+    timeline: ReplayTimeline, overview: Overview, goal: AtLag, *, from_ns: int, forward: bool = True
 ) -> Iterator[int | None]:
     """Search for the first moment after `from_ns` at which the lag of a replica begins to fulfil `goal`.
 
     Not `forward`: for the last moment before `from_ns`. Yields None while it searches, and at last the moment
     if there is one: nanoseconds on the axis of the timeline.
     """
-    best: int | None = None
+    while not overview.is_complete:
+        # `ReplaySource.work` continues the overview between the steps of a search.
+        yield None
+    away = _while_away(timeline, overview, goal)
+    away = [at_ns for at_ns in away if (at_ns > from_ns if forward else at_ns < from_ns)]
+    best = (min if forward else max)(away, default=None)
+    acks_before = {
+        outage.next: ack
+        for row in overview.replicas()
+        for outage in row.outages
+        if outage.next is not None and (ack := overview.ack_of(outage.lost)) is not None
+    }
     for run in timeline.runs:
         if run.is_slave:
             continue
+        of_run = {key[1]: ack for key, ack in acks_before.items() if key[0] == run.number}
         for chunk in run.reader.chunks_around(run.position_at(from_ns), forward=forward):
             if len(chunk.records):
                 edge_ns = run.wall_of(int(chunk.records["ts_ns"][0 if forward else -1]))
                 if best is not None and (edge_ns > best if forward else edge_ns < best):
                     break
-                moments = _crossings(run, goal, chunk)
+                moments = _crossings(run, goal, chunk, of_run)
                 moments = moments[moments > from_ns] if forward else moments[moments < from_ns]
                 if len(moments):
                     found = int(moments.min() if forward else moments.max())
@@ -200,9 +213,30 @@ def search_age(
         number += 1 if forward else -1
 
 
-def _crossings(run: SessionRun, goal: AtLag, chunk: Chunk) -> Ints:
+def _while_away(timeline: ReplayTimeline, overview: Overview, goal: AtLag) -> list[int]:
+    """When the lag of each replica begins to fulfil `goal` while it is not connected: it only grows then."""
+    found: list[int] = []
+    if goal.comparison not in {">", ">="}:
+        return found
+    limit = goal.limit if goal.comparison == ">" else goal.limit - 1
+    runs = {run.number: run for run in timeline.runs}
+    for row in overview.replicas():
+        for outage in row.outages:
+            run = runs[outage.lost[0]]
+            ack = overview.ack_of(outage.lost)
+            if ack is None or goal.of not in run.addresses.get(outage.lost[1], ""):
+                continue
+            last = row.connections[-1].run
+            stored_ns = timeline.stored_ns(timeline.node_of(last).runs[-1], ack + limit)
+            if stored_ns is not None and outage.began_ns <= stored_ns < outage.ended_ns:
+                found.append(stored_ns)
+    return found
+
+
+def _crossings(run: SessionRun, goal: AtLag, chunk: Chunk, acks_before: Mapping[int, int]) -> Ints:
     """When the lag of each connection begins to fulfil `goal`, among the records of `chunk`.
 
+    `acks_before`: last ack of each replica's connection before, by that after it; the lag goes on between.
     A lag shrinks at an ack, which is an event of the connection. It grows with every put: the connection's
     next event shows it, and the moment is that of the put.
     """
@@ -219,11 +253,15 @@ def _crossings(run: SessionRun, goal: AtLag, chunk: Chunk) -> Ints:
     )
     was = (found.ack_before >= 0) & goal.holds(np.maximum(earlier_lag, 0))
     before = (found.before >= 0) & goal.holds(found.before)
+    for row in np.flatnonzero((found.ack_before < 0) & (found.after >= 0)).tolist():
+        ack_before = acks_before.get(int(found.conn[row]))
+        if ack_before is not None:
+            before[row] = goal.holds(int(found.after[row] + found.ack_after[row]) - ack_before)
     after = (found.after >= 0) & goal.holds(found.after) & ~found.closed
     moments = found.ts_ns[known & after & ~before].tolist()
     limit = goal.limit if goal.comparison == ">" else goal.limit - 1
     last_seq = int(chunk.records["seq"][-1]) + 1
-    for row in np.flatnonzero(known & before & ~was).tolist():
+    for row in np.flatnonzero(known & before & ~was & (found.ack_before >= 0)).tolist():
         stored_ns = run.reader.max_passed_ns(int(found.ack_before[row]) + limit, last_seq)
         ts_ns = int(found.ts_ns[row])
         moments.append(ts_ns if stored_ns is None else min(ts_ns, stored_ns))

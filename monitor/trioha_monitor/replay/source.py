@@ -66,9 +66,9 @@ class ReplaySource:
     def _use(self, timeline: ReplayTimeline) -> None:
         """Replay the sessions of `timeline`: they are read from their start."""
         self._timeline = timeline
-        self._overview = Overview(timeline)
-        self._work: Iterator[None] | None = self._overview.work()
         self._moments = Moments(timeline)
+        self._overview = Overview(timeline, self._moments)
+        self._work: Iterator[None] | None = self._overview.work()
         controls = RecordedControls()
         self._nodes = NodeViews(self._moments, self._overview, controls)
         self._replicas = ReplicaViews(timeline, self._moments, self._overview, controls)
@@ -225,7 +225,7 @@ class ReplaySource:
             )
             self._start_search(search, condition)
         else:
-            search = search_lag(self._timeline, goal, from_ns=position.at_ns, forward=forward)
+            search = search_lag(self._timeline, self._overview, goal, from_ns=position.at_ns, forward=forward)
             self._start_search(search, condition)
 
     def stop_search(self) -> None:
