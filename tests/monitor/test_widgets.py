@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.style import Style
 
-from tests.monitor.scenes import NOW_MS, busy_view, lag_series, replica
+from tests.monitor.scenes import NOW_MS, busy_view, controlled_view, lag_series, replica
 from trioha.replica_verdict import Severity, Verdict
 from trioha_monitor.panes.log import log_columns, log_facts, probe_parts
 from trioha_monitor.panes.pane import node_columns
@@ -195,6 +195,8 @@ def test_the_summary_has_the_worst_first():
         "△ 1 not in sync", "◐ 1 stale",
     ]  # fmt: skip
     assert plain(short_summary(view, LOOK)) == "✗ 5 bad ▲ 4 warn "
+    assert plain(summary(controlled_view(), LOOK)) == "▲ 1 without controller"
+    assert plain(short_summary(controlled_view(), LOOK)) == "▲ 1 warn "
     assert plain(summary(ClusterView(NOW_MS), LOOK)) == "◌ connecting"
 
 

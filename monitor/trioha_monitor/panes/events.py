@@ -7,7 +7,6 @@ from datetime import datetime
 from textwrap import wrap
 from typing import Any
 
-from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 
@@ -16,6 +15,7 @@ from trioha_monitor.rendering import SEVERITY_GLYPHS, Line, RenderContext
 from trioha_monitor.texts import format_age
 from trioha_monitor.view import EventKind, TimelineEvent
 from trioha_monitor.widgets.columns import Column
+from trioha_monitor.widgets.frame import entitle
 from trioha_monitor.widgets.line_view import LineView
 from trioha_monitor.widgets.row_table import RowTable
 
@@ -100,12 +100,9 @@ class EventsPane(Pane):
         events, self._render_context = model.held.events, model.context
         self.table.show_events(events, model.context)
         title = title_of("Events", self.table, shown=len(self.table.rows), of=len(events))
-        if title != str(self.table.border_title):
-            self.table.border_title = Text(title)
         dropped = events[-1].number - len(events) if events else 0
         subtitle = f"{dropped:,} older ones were dropped" if dropped else "" if events else "no events yet"
-        if subtitle != str(self.table.border_subtitle):
-            self.table.border_subtitle = subtitle
+        entitle(self.table, title, subtitle)
         self._show_chosen()
 
     @on(RowTable.Selected, "#events-table")
@@ -114,13 +111,12 @@ class EventsPane(Pane):
         event = self.table.event(self.table.cursor)
         context = self._render_context
         if event is None or context is None:
-            self.chosen.border_title = ""
+            entitle(self.chosen, "")
             self.chosen.show_lines([])
             return
         moment = datetime.fromtimestamp(event.time_ms / 1000).astimezone()
         title = f"{moment:%Y-%m-%d %H:%M:%S}.{event.time_ms % 1000:03d} · {event.kind.value}"
-        if title != str(self.chosen.border_title):
-            self.chosen.border_title = Text(title)
+        entitle(self.chosen, title)
         seen_by = f" (seen by {event.node})" if event.node and event.replica else ""
         words = f"{event.replica or event.node}{seen_by}: {words_of(event)}".removeprefix(": ")
         lines = wrap(words, max(16, self.chosen.size.width))
@@ -174,7 +170,7 @@ def event_columns() -> tuple[Column[TimelineEvent], ...]:
             lambda event, context: (
                 (words_of(event), context.palette.bad if event.severity == 3 else context.palette.text),
             ),
-            flexible_min=24,
+            flexible_min=40,
         ),
     )
 

@@ -15,6 +15,7 @@ from trioha_monitor.rendering import Line, RenderContext
 from trioha_monitor.texts import NOTHING, format_age, format_count, format_duration
 from trioha_monitor.view import ConsumptionView, GroupView
 from trioha_monitor.widgets.columns import Column
+from trioha_monitor.widgets.frame import entitle
 from trioha_monitor.widgets.line_view import LineView
 from trioha_monitor.widgets.row_table import RowTable
 
@@ -62,8 +63,7 @@ class GroupsPane(Pane):
         shown = view or _EMPTY
         self.table.show_rows(shown.rows, model.context)
         title = title_of("Topics and groups", self.table, shown=len(self.table.rows), of=len(shown.rows))
-        if title != str(self.table.border_title):
-            self.table.border_title = Text(title)
+        entitle(self.table, title)
         self._note = _note(view, is_live=model.held.is_live)
         if self._note != str(self.table.border_subtitle):
             self.table.border_subtitle = Text(self._note)
@@ -77,8 +77,7 @@ class GroupsPane(Pane):
         if context is None:
             return
         title = "" if row is None else f"{row.group or 'no group'} · {row.topic} · {row.broker}"
-        if title != str(self.chosen.border_title):
-            self.chosen.border_title = Text(title)
+        entitle(self.chosen, title)
         palette = context.palette
         details = [] if row is None else [(text, palette.text) for text in details_of(row)]
         if row is None or not self.screen.has_class(HAS_SUBTITLES):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 
 from trioha_monitor.panes.pane import (
+    FactWriter,
     HelpTopic,
     Pane,
     PaneModel,
@@ -26,6 +26,7 @@ from trioha_monitor.rendering import Line, Part, RenderContext
 from trioha_monitor.texts import NOTHING, format_count, format_duration, format_offset
 from trioha_monitor.view import ArchiveView, ClusterView, LogView, NodeView
 from trioha_monitor.widgets.columns import Column
+from trioha_monitor.widgets.frame import entitle
 from trioha_monitor.widgets.graph import Curve, Graph, Mark, Quantity, bar
 from trioha_monitor.widgets.line_view import LineView
 from trioha_monitor.widgets.row_table import RowTable
@@ -84,8 +85,7 @@ class LogPane(Pane):
         nodes = model.held.nodes
         self.table.show_rows(nodes, model.context)
         title = title_of("Logs", self.table, shown=len(self.table.rows), of=len(nodes))
-        if title != str(self.table.border_title):
-            self.table.border_title = Text(title)
+        entitle(self.table, title)
         self._draw_chosen()
 
     @on(RowTable.Selected, "#log-table")
@@ -98,8 +98,7 @@ class LogPane(Pane):
             self.facts.show_lines([])
             self.graph.show(None, model.context)
             return
-        if str(self.facts.border_title) != chosen.label:
-            self.facts.border_title = Text(chosen.label)
+        entitle(self.facts, chosen.label)
         self.facts.show_lines(log_facts(chosen, model.held, model.context, width=self.facts.size.width))
         newest = model.view.node(chosen.address) or chosen
         rate = newest.log.append_bytes_per_s
@@ -201,15 +200,8 @@ def log_columns() -> tuple[Column[NodeView], ...]:
 def log_facts(node: NodeView, view: ClusterView, context: RenderContext, *, width: int) -> list[Line]:
     """Facts on a node's log, one a line."""
     log, palette = node.log, context.palette
-
-    def row(label: str, *parts: Part) -> Line:
-        return ((label.ljust(LABEL_WIDTH), palette.muted), *parts)
-
-    def text(figure: str) -> Part:
-        return (figure, palette.muted if figure == NOTHING else palette.text)
-
-    def small(label: str) -> Part:
-        return (label, palette.muted)
+    write = FactWriter(palette, LABEL_WIDTH)
+    row, text, small = write.row, write.text, write.small
 
     def stage(label: str, offset: int | None, waiting: int | None) -> Line:
         left = (

@@ -11,7 +11,7 @@ from textual.containers import Vertical
 from textual.message import Message
 
 from trioha.broker_status import ControlStatus
-from trioha_monitor.rendering import Line, Part, RenderContext
+from trioha_monitor.rendering import Line, Palette, Part, RenderContext
 from trioha_monitor.roles import set_text
 from trioha_monitor.texts import NOTHING, format_age, format_offset, format_seconds
 from trioha_monitor.view import ClusterView, Health, NodeView
@@ -43,6 +43,26 @@ class HelpTopic:
 
     title: str
     terms: Sequence[tuple[str, str]]
+
+
+@frozen
+class FactWriter:
+    """Writes facts, one a line: a label, then figures with small words between them."""
+
+    palette: Palette
+    label_width: int
+
+    def row(self, label: str, *parts: Part) -> Line:
+        """A whole line."""
+        return ((label.ljust(self.label_width), self.palette.muted), *parts)
+
+    def text(self, figure: str) -> Part:
+        """A figure; muted if it is not known."""
+        return (figure, self.palette.muted if figure == NOTHING else self.palette.text)
+
+    def small(self, words: str) -> Part:
+        """Words beside figures."""
+        return (words, self.palette.muted)
 
 
 class Pane(Vertical):

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from attrs import evolve
-from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -22,6 +21,7 @@ from trioha_monitor.rendering import VERDICT_GLYPHS, Line, RenderContext
 from trioha_monitor.texts import NOTHING, format_age, format_duration, format_seconds, format_span
 from trioha_monitor.view import ClusterView, NodeView, ReplicaView
 from trioha_monitor.widgets.columns import Column
+from trioha_monitor.widgets.frame import entitle
 from trioha_monitor.widgets.graph import Graph, Sparkline, lag_curve
 from trioha_monitor.widgets.row_table import RowTable
 
@@ -103,15 +103,13 @@ class ReplicasPane(Pane):
         context, held = model.context, model.held
         self.nodes.show_rows(held.nodes, context)
         replicas = _with_histories(held, model.view) if model.is_paused else held.replicas
-        self._sparklines = {one.key: self._sparklines.get(one.key) or Sparkline() for one in replicas}
+        self._sparklines = {
+            one.key: self._sparklines[one.key] for one in replicas if one.key in self._sparklines
+        }
         labels = {"history": f"Lag {format_span(context.span_ms / 1000)}"}
         self.table.show_rows(replicas, context, labels=labels)
         title = title_of("Replicas", self.table, shown=len(self.table.rows), of=len(replicas))
-        if title != self.table.border_title:
-            self.table.border_title = Text(title)
-        subtitle = "" if replicas else "no replica is known"
-        if subtitle != self.table.border_subtitle:
-            self.table.border_subtitle = subtitle
+        entitle(self.table, title, "" if replicas else "no replica is known")
         self._draw_graph()
 
     def action_toggle_quantity(self) -> None:
@@ -146,7 +144,7 @@ class ReplicasPane(Pane):
 
     def _columns(self) -> tuple[Column[ReplicaView], ...]:
         def history(replica: ReplicaView, context: RenderContext, width: int) -> Line:
-            return self._sparklines[replica.key].draw(
+            return self._sparklines.setdefault(replica.key, Sparkline()).draw(
                 replica.lag_history,
                 width,
                 end_ms=context.end_ms,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from textwrap import wrap
 from typing import Any
 
-from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal
@@ -14,6 +13,7 @@ from textual.containers import Horizontal
 from trioha.broker_status import ControlStatus
 from trioha_monitor.panes.events import EventList
 from trioha_monitor.panes.pane import (
+    FactWriter,
     HelpTopic,
     Pane,
     PaneModel,
@@ -37,6 +37,7 @@ from trioha_monitor.texts import (
 )
 from trioha_monitor.view import ClusterView, EventKind, NodeView
 from trioha_monitor.widgets.columns import Column
+from trioha_monitor.widgets.frame import entitle
 from trioha_monitor.widgets.line_view import LineView
 from trioha_monitor.widgets.role_chart import role_chart
 from trioha_monitor.widgets.row_table import RowTable
@@ -110,19 +111,14 @@ class RolesPane(Pane):
         nodes = [node for node in model.held.nodes if node.control is not None]
         self.table.show_rows(nodes, model.context)
         title = title_of("Controller mode", self.table, shown=len(self.table.rows), of=len(nodes))
-        if title != str(self.table.border_title):
-            self.table.border_title = Text(title)
+        entitle(self.table, title)
         self.chart.display = bool(nodes)
-        span = f"Roles of the last {format_span(model.context.span_ms / 1000)}"
-        if span != str(self.chart.border_title):
-            self.chart.border_title = Text(span)
+        entitle(self.chart, f"Roles of the last {format_span(model.context.span_ms / 1000)}")
         newest = [node for node in model.view.nodes if node.control is not None]
         self.chart.show_lines(role_chart(newest, model.context, width=self.chart.size.width))
         self.changes.show_events(model.held.events, model.context, kinds=KINDS)
         shown = len(self.changes.rows)
-        title = f"Changes · {shown:,}" if shown else "Changes"
-        if title != str(self.changes.border_title):
-            self.changes.border_title = Text(title)
+        entitle(self.changes, f"Changes · {shown:,}" if shown else "Changes")
         self._show_chosen()
 
     def on_resize(self) -> None:
@@ -136,9 +132,7 @@ class RolesPane(Pane):
         if model is None:
             return
         chosen = next((node for node in self.table.rows if node_key(node) == self.table.cursor), None)
-        label = "No broker in controller mode" if chosen is None else chosen.label
-        if str(self.facts.border_title) != label:
-            self.facts.border_title = Text(label)
+        entitle(self.facts, "No broker in controller mode" if chosen is None else chosen.label)
         if chosen is not None:
             self.facts.show_lines(group_facts(chosen, model.held, model.context))
         else:
@@ -289,22 +283,12 @@ def _since(node: NodeView, context: RenderContext) -> Line:
 def group_facts(node: NodeView, view: ClusterView, context: RenderContext) -> list[Line]:
     """Facts on the group of a broker, one a line: its replicas as their master reports them, if that is
     watched, all else as the broker does."""
-    control, palette = _control_of(node), context.palette
-    master = master_of(node, view)
-
-    def row(label: str, *parts: Part) -> Line:
-        return ((label.ljust(LABEL_WIDTH), palette.muted), *parts)
-
-    def text(words: str) -> Part:
-        return (words, palette.muted if words == NOTHING else palette.text)
-
-    def small(words: str) -> Part:
-        return (words, palette.muted)
-
+    control, master = _control_of(node), master_of(node, view)
+    write = FactWriter(context.palette, LABEL_WIDTH)
     return [
-        *_identity_facts(control, context, row=row, text=text, small=small),
-        *([] if master is None else _member_facts(master, _control_of(master), context, row=row)),
-        *_controller_facts(node, control, context, row=row),
+        *_identity_facts(control, write),
+        *([] if master is None else _member_facts(master, _control_of(master), context, write)),
+        *_controller_facts(node, control, write),
     ]
 
 
@@ -320,18 +304,8 @@ def master_of(node: NodeView, view: ClusterView) -> NodeView | None:
     return max(masters, key=lambda each: _control_of(each).master_epoch or 0, default=None)
 
 
-Row = Callable[..., Line]
-
-
-def _identity_facts(
-    control: ControlStatus,
-    context: RenderContext,
-    *,
-    row: Row,
-    text: Callable[[str], Part],
-    small: Callable[[str], Part],
-) -> list[Line]:
-    palette = context.palette
+def _identity_facts(control: ControlStatus, write: FactWriter) -> list[Line]:
+    palette, row, text, small = write.palette, write.row, write.text, write.small
     epoch = NOTHING if control.master_epoch is None else str(control.master_epoch)
     log_epoch = NOTHING if control.log_epoch is None else str(control.log_epoch)
     own_id = NOTHING if control.broker_id is None else str(control.broker_id)
@@ -358,7 +332,9 @@ def _identity_facts(
     return lines
 
 
-def _member_facts(node: NodeView, control: ControlStatus, context: RenderContext, *, row: Row) -> list[Line]:
+def _member_facts(
+    node: NodeView, control: ControlStatus, context: RenderContext, write: FactWriter
+) -> list[Line]:
     palette, lines = context.palette, []
     for index, member in enumerate(control.members):
         if member.in_set and member.is_connected:
@@ -377,14 +353,12 @@ def _member_facts(node: NodeView, control: ControlStatus, context: RenderContext
             parts.append(("  master", palette.muted))
         elif ack is not None and end is not None and ack != end:
             parts.append((f"  {context.size(ack - end)}", palette.muted))
-        lines.append(row("" if index else "Replicas", *parts))
+        lines.append(write.row("" if index else "Replicas", *parts))
     return lines
 
 
-def _controller_facts(
-    node: NodeView, control: ControlStatus, context: RenderContext, *, row: Row
-) -> list[Line]:
-    palette, lines = context.palette, []
+def _controller_facts(node: NodeView, control: ControlStatus, write: FactWriter) -> list[Line]:
+    palette, lines = write.palette, []
     for index, link in enumerate(control.controllers):
         if link.is_leader:
             parts: tuple[Part, ...] = (("● ", palette.good), (f"{link.address} leads", palette.text))
@@ -394,9 +368,9 @@ def _controller_facts(
         else:
             glyph, style = ("○ ", palette.muted) if link.is_connected else ("✗ ", palette.bad)
             parts = ((glyph, style), (link.address, palette.text), (f"  {link.reason}", palette.muted))
-        lines.append(row("" if index else "Controllers", *parts))
+        lines.append(write.row("" if index else "Controllers", *parts))
     if control.step and control.step != "following":
-        lines.append(row("Asks", (control.step, palette.warn)))
+        lines.append(write.row("Asks", (control.step, palette.warn)))
     if control.refusal:
         lines.append(((f"✗ refused: {control.refusal}", palette.bad),))
     return lines

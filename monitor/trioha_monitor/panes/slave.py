@@ -7,14 +7,13 @@ from textwrap import wrap
 from typing import ClassVar
 
 from rich.style import Style
-from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 
 from trioha.distribution import Distribution
 from trioha.replica_verdict import Verdict
-from trioha_monitor.panes.pane import HelpTopic, Pane, PaneModel
+from trioha_monitor.panes.pane import FactWriter, HelpTopic, Pane, PaneModel
 from trioha_monitor.panes.replicas import eta_cell, metadata_cell, verdict_cell
 from trioha_monitor.rendering import Line, Part, RenderContext
 from trioha_monitor.texts import (
@@ -26,6 +25,7 @@ from trioha_monitor.texts import (
     format_seconds,
 )
 from trioha_monitor.view import MetadataView, NodeView, ReplicaView
+from trioha_monitor.widgets.frame import entitle
 from trioha_monitor.widgets.graph import Graph, bar, lag_curve
 from trioha_monitor.widgets.line_view import LineView
 
@@ -106,14 +106,14 @@ class SlavePane(Pane, can_focus=True):
         context = model.context
         replica = _chosen(model.held.replicas, model.replica)
         if replica is None:
-            self._entitle("Slave", "")
+            entitle(self.facts, "Slave")
             self.facts.show_lines([(("No replica is known.", context.palette.muted),)])
             self.ladder.show_lines([])
             self.graph.show(None, context)
             self.seconds_graph.show(None, context)
             return
         place = model.held.replicas.index(replica) + 1
-        self._entitle(replica.label, f"{place} of {len(model.held.replicas)}")
+        entitle(self.facts, replica.label, f"{place} of {len(model.held.replicas)}")
         node = model.held.node(replica.node) if replica.node is not None else None
         self.facts.show_lines(facts_of(replica, node, context, width=self.facts.size.width))
         is_live = model.held.is_live
@@ -143,10 +143,6 @@ class SlavePane(Pane, can_focus=True):
         place = min(max(replicas.index(chosen) + steps, 0), len(replicas) - 1)
         self.post_message(self.ReplicaChosen(replicas[place].key))
 
-    def _entitle(self, title: str, subtitle: str) -> None:
-        if str(self.facts.border_title) != title or str(self.facts.border_subtitle) != subtitle:
-            self.facts.border_title, self.facts.border_subtitle = Text(title), Text(subtitle)
-
 
 def _chosen(replicas: Sequence[ReplicaView], key: int | None) -> ReplicaView | None:
     return next((replica for replica in replicas if replica.key == key), replicas[0] if replicas else None)
@@ -157,15 +153,8 @@ def facts_of(
 ) -> list[Line]:
     """Facts on a replica, one a line; a long reason of its verdict is wrapped at `width`."""
     palette = context.palette
-
-    def row(label: str, *parts: Part) -> Line:
-        return ((label.ljust(LABEL_WIDTH), palette.muted), *parts)
-
-    def text(figure: str) -> Part:
-        return (figure, palette.muted if figure == NOTHING else palette.text)
-
-    def small(label: str) -> Part:
-        return (label, palette.muted)
+    write = FactWriter(palette, LABEL_WIDTH)
+    row, text, small = write.row, write.text, write.small
 
     since = f"{replica.state or 'connected'} for" if replica.is_connected else "gone for"
     sync = {
@@ -206,8 +195,8 @@ def facts_of(
             small("  acked "),
             text(context.rate(replica.ack_bytes_per_s)),
         ),
-        row("Ack time", *_distribution(replica.ack_latency_ms, format_latency, text, small)),
-        row("Frames", *_distribution(replica.frame_bytes, context.size, text, small)),
+        row("Ack time", *_distribution(replica.ack_latency_ms, format_latency, write)),
+        row("Frames", *_distribution(replica.frame_bytes, context.size, write)),
     ]
     if node is not None and node.slave is not None:
         slave = node.slave
@@ -250,21 +239,18 @@ def _verdict_lines(
 
 
 def _distribution(
-    distribution: Distribution[float] | None,
-    write: Callable[[float], str],
-    text: Callable[[str], Part],
-    small: Callable[[str], Part],
+    distribution: Distribution[float] | None, format_value: Callable[[float], str], write: FactWriter
 ) -> tuple[Part, ...]:
     if distribution is None:
-        return (text(NOTHING),)
+        return (write.text(NOTHING),)
     return (
-        small("p50 "),
-        text(write(distribution.p50)),
-        small("  p99 "),
-        text(write(distribution.p99)),
-        small("  max "),
-        text(write(distribution.largest)),
-        small(f"  of {distribution.count:,}"),
+        write.small("p50 "),
+        write.text(format_value(distribution.p50)),
+        write.small("  p99 "),
+        write.text(format_value(distribution.p99)),
+        write.small("  max "),
+        write.text(format_value(distribution.largest)),
+        write.small(f"  of {distribution.count:,}"),
     )
 
 

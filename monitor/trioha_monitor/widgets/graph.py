@@ -12,7 +12,6 @@ from math import ceil
 from attrs import define, field, frozen
 from rich.cells import cell_len
 from rich.style import Style
-from rich.text import Text
 
 from trioha.replica_verdict import Severity
 from trioha.unit_texts import format_bytes
@@ -20,6 +19,7 @@ from trioha_monitor.rendering import ByteUnits, Line, Palette, Part, RenderConte
 from trioha_monitor.series import Bucket, Series
 from trioha_monitor.texts import format_duration, format_scale, format_seconds, format_span
 from trioha_monitor.view import ClusterView, EventKind, ReplicaView, TimelineEvent
+from trioha_monitor.widgets.frame import entitle
 from trioha_monitor.widgets.line_view import LineView
 
 SPARK_MIN_BYTES = 262_144
@@ -254,7 +254,6 @@ class Graph(LineView):
         self._render_context: RenderContext | None = None
         self._cache = ColumnCache()
         self._drawn: object = None
-        self._titles = ("", "")
 
     def show(self, curve: Curve | None, context: RenderContext) -> None:
         """Show `curve`; None if there is nothing to draw."""
@@ -274,7 +273,7 @@ class Graph(LineView):
             return
         width, height = size.width - GUTTER, size.height - 2
         if curve is None:
-            self._entitle("", "")
+            entitle(self, "")
             self.show_lines([((self._empty, context.palette.muted),)])
             self._drawn = None
             return
@@ -282,7 +281,7 @@ class Graph(LineView):
         worst_text = "no data" if worst is None else curve.quantity.write(worst.value, context)
         worst_of_span = f"worst of {format_span(context.span_ms / 1000)}: {worst_text}"
         now = f"now {curve.now} · " if curve.now else ""
-        self._entitle(curve.title, f"{now}{worst_of_span}", worst_of_span, f"worst {worst_text}")
+        entitle(self, curve.title, f"{now}{worst_of_span}", worst_of_span, f"worst {worst_text}")
         if width < 10 or height < 1:
             self.show_lines([])
             return
@@ -292,21 +291,6 @@ class Graph(LineView):
         if drawn != self._drawn:
             self._drawn = drawn
             self.show_lines(_picture(curve, context, columns, marks, height=height))
-
-    def _entitle(self, title: str, *subtitles: str) -> None:
-        """Set the titles; of the subtitles, the longest first, the first one that fits the title's line."""
-        subtitle = subtitles[0]
-        if subtitle and self.styles.border_bottom[0] in {"", "none", "hidden"}:
-            # Without a border there is only the title's line.
-            lines = [f"{title} · {each}" for each in subtitles]
-            title, subtitle = (
-                next((each for each in lines if cell_len(each) <= self.size.width), lines[-1]),
-                "",
-            )
-        if (title, subtitle) != self._titles:
-            self._titles = (title, subtitle)
-            # A peer's text must not be read as markup.
-            self.border_title, self.border_subtitle = Text(title), Text(subtitle)
 
     def _marks(self, curve: Curve, context: RenderContext, width: int) -> Ticks:
         """Columns of the events in the time that is drawn, with the worst severity and the glyph of each."""

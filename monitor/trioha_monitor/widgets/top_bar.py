@@ -114,6 +114,7 @@ def short_summary(view: ClusterView, context: RenderContext) -> Line:
     severities = Counter(node.health.severity for node in view.nodes)
     severities.update(replica.verdict.severity for replica in view.replicas)
     severities.update(server.health.severity for server in view.name_servers)
+    severities[Severity.WARNING] += without_leader(view)
     palette = context.palette
     words = ((Severity.BAD, "✗", "bad"), (Severity.WARNING, "▲", "warn"))
     bad = tuple(
@@ -123,6 +124,14 @@ def short_summary(view: ClusterView, context: RenderContext) -> Line:
     )
     up = sum(node.health is Health.UP for node in view.nodes)
     return bad or ((f"● {up} up", palette.good) if up else ("◌ connecting", palette.muted),)
+
+
+def without_leader(view: ClusterView) -> int:
+    """How many nodes that answer know no leading controller: their group gets no new master."""
+    return sum(
+        node.health is Health.UP and node.control is not None and node.control.leader is None
+        for node in view.nodes
+    )
 
 
 def summary(view: ClusterView, context: RenderContext) -> Line:
@@ -141,6 +150,8 @@ def summary(view: ClusterView, context: RenderContext) -> Line:
             parts.append(
                 (f"{VERDICT_GLYPHS[verdict]} {verdicts[verdict]} {word}", palette.of(verdict.severity))
             )
+    if lost := without_leader(view):
+        parts.append((f"▲ {lost} without controller", palette.warn))
     if not parts and health[Health.UP]:
         ok = verdicts[Verdict.OK]
         text = f"● {health[Health.UP]} up, {ok} in step" if view.replicas else f"● {health[Health.UP]} up"
