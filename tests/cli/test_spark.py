@@ -1,5 +1,6 @@
-"""The progress bar of commands on Spark."""
+"""Progress of commands on Spark."""
 
+import io
 import os
 import pty
 import sys
@@ -7,7 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from trioha.cli.spark import progress
+from trioha.cli.console import PlainConsole
+from trioha.cli.spark import ProgressLines, progress
 
 
 def shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, *, shown: bool) -> str:
@@ -19,9 +21,7 @@ def shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, *, shown: bool) -> str:
             monkeypatch.setattr(sys, "stderr", stderr)
             monkeypatch.setenv("TERM", "xterm-256color")
             with progress("replaying on Spark", shown=shown) as watch:
-                assert (watch is not None) == shown
-                if watch is not None:
-                    watch(3, 8)
+                watch(3, 8)
         text = b""
         # The other end is closed: what is on its way comes, and then EIO.
         with suppress(OSError):
@@ -39,5 +39,17 @@ def test_terminal_shows_how_many_tasks_are_done(monkeypatch):
     assert "3/8" in text
 
 
-def test_nothing_is_shown_without_a_terminal(monkeypatch):
+def test_progress_without_a_terminal_is_a_line_every_five_seconds():
+    now_s, said = [100.0], io.StringIO()
+    lines = ProgressLines("replaying on Spark", PlainConsole(file=said), clock=lambda: now_s[0])
+    for second in range(12):
+        now_s[0] = 100.0 + second
+        lines.watch(second, 20)
+    assert said.getvalue().splitlines() == [
+        "replaying on Spark: 5 of 20 tasks after 5 s",
+        "replaying on Spark: 10 of 20 tasks after 10 s",
+    ]
+
+
+def test_progress_that_is_short_says_nothing_without_a_terminal(monkeypatch):
     assert shown_on_a_terminal(monkeypatch, shown=False) == ""
