@@ -1,5 +1,6 @@
 """The command root: errors, imports and exit codes."""
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import trio
 
 from trioha import __version__
 from trioha.cli import COMMANDS, main
+from trioha.cli.app import unwrapped
 from trioha.errors import ConfigError, PeerError
 from trioha.remoting.compiled import DESCRIPTION
 
@@ -45,7 +47,7 @@ def test_help_names_every_command_without_importing_any(arguments):
     for command, summary in COMMANDS.items():
         assert command in done.stdout
         assert summary in done.stdout
-    assert done.stdout.endswith("IMPORTED []\n")
+    assert done.stdout.endswith("IMPORTED ['trioha.cli.app']\n")
     assert done.stderr == ""
 
 
@@ -77,6 +79,48 @@ def test_the_help_of_a_command_is_its_docstring(status, capsys):
     for text in ("First line.", "Second paragraph.", "--json", "For machines."):
         assert text in out
     assert "--no-json" not in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_80_columns_and_says_nothing_empty(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([command, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not {word for word in ("False]", "()]", "None]", "inf]") if any(word in line for line in lines)}
+    # The summary is one line, and no line of a paragraph ends where the next word would have had room.
+    assert lines[3] == ""
+    text = lines[: next(index for index, line in enumerate(lines) if line.startswith("╭"))]
+    for line, following in itertools.pairwise(text):
+        if line and following:
+            assert len(line.rstrip()) + 1 + len(following.split()[0]) >= 80, line
+
+
+def test_a_docstring_is_one_line_for_each_paragraph_and_parameter():
+    text = """First.
+
+    One two
+    three.
+
+    Parameters
+    ----------
+    one
+        Of one
+        thing.
+    two
+        Of two.
+    """
+    lines = ["First.", "", "One two three.", "", "Parameters", "----------"]
+    assert unwrapped(text).splitlines() == [*lines, "one", "    Of one thing.", "two", "    Of two."]
+
+
+def test_a_shell_completes_commands_and_options(tmp_path):
+    script = tmp_path / "trioha.bash"
+    assert main(["--install-completion", "--shell", "bash", "--output", str(script)]) == 0
+    for words, number, found in (("trioha sta", 1, "status"), ("trioha status --wi", 2, "--wide")):
+        ask = f"source {script}; COMP_WORDS=({words}); COMP_CWORD={number}; _trioha; echo ${{COMPREPLY[@]}}"
+        done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout.split() == [found]
 
 
 def test_python_m_trioha_is_the_command():

@@ -155,7 +155,6 @@ def test_a_dead_address_is_a_finding_and_the_others_are_examined(capsys, dead_ad
 
 def test_input_that_cannot_be_used_is_one_line_and_exit_code_2(refusal):
     for arguments, says in (
-        ([], "nothing to examine"),
         (["somewhere"], "'somewhere' is not an address: it has no port"),
         (["/nowhere/broker.conf"], "/nowhere/broker.conf: cannot be read"),
         (["broker-that-is-not-there.conf"], "cannot be read"),

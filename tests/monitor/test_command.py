@@ -33,12 +33,18 @@ def _on_a_terminal(monkeypatch):
         monkeypatch.setattr(getattr(sys, name), "isatty", lambda: True, raising=False)
 
 
-def test_without_an_address_the_error_names_the_arguments():
-    with pytest.raises(TriohaError) as caught:
-        monitor()
-    assert one_line(caught.value) == (
-        "monitor: no node to watch; name one or more, as in: trioha monitor 127.0.0.1:10911"
-    )
+@pytest.mark.usefixtures("_on_a_terminal")
+def test_without_an_address_the_name_servers_of_the_environment_are_asked(monkeypatch):
+    asked = []
+
+    def run_monitor(addresses, **options):
+        asked.append((addresses, options["name_servers"]))
+        return 0
+
+    monkeypatch.setattr(trioha_monitor, "run_monitor", run_monitor)
+    monkeypatch.setenv("NAMESRV_ADDR", "a:9876;b:9876")
+    assert monitor() == 0
+    assert asked == [((), ("a:9876", "b:9876"))]
 
 
 def test_an_invalid_address_is_refused_with_the_reason():

@@ -11,71 +11,50 @@ import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from trioha import __version__
 from trioha.errors import TriohaError, leaves_of
-
-if TYPE_CHECKING:
-    from cyclopts import App
 
 EXIT_REFUSED: Final = 2
 """Exit code for bad input: arguments, settings, files or peers that cannot be used."""
 EXIT_INTERRUPTED: Final = 130
 """Exit code after Ctrl-C, as a shell reports it."""
 
-COMMANDS: Final = {
-    "node": "Run a master or a slave.",
-    "namesrv": "Run a name server.",
-    "produce": "Send the lines of stdin as messages.",
-    "consume": "Print the messages of a topic.",
-    "copy": "Send the messages of a topic to another cluster.",
-    "load": "Send messages to a broker and measure it.",
-    "status": "Show the replication of running brokers.",
-    "doctor": "Check HA pairs, and explain what is wrong and what to do.",
-    "inspect": "Print the records of a store.",
-    "offsets": "Print consumer groups' offsets, now or in the past.",
-    "verify": "Check a store or an archive, or compare two.",
-    "archive": "Archive a store to an object storage, once or continuously.",
-    "restore": "Make a store from an archive, as of a time or an offset.",
-    "monitor": "Watch replication live in the terminal.",
-    "replay": "Replay recorded sessions on Spark.",
-    "what-if": "Predict puts with other settings from a recorded session.",
-    "session": "Pack recorded sessions for keeping, and unpack them.",
-    "demo": "Show it all: replicate, break, recover, verify, replay.",
+GROUPS: Final = {
+    "Run": {
+        "node": "Run a master or a slave.",
+        "namesrv": "Run a name server.",
+        "demo": "Show it all: replicate, break, recover, verify, replay.",
+    },
+    "Use": {
+        "produce": "Send the lines of stdin as messages.",
+        "consume": "Print the messages of a topic.",
+        "copy": "Send the messages of a topic to another cluster.",
+        "load": "Send messages to a broker and measure it.",
+    },
+    "Look": {
+        "status": "Show in a line each how brokers and replicas are.",
+        "monitor": "Watch replication live in the terminal.",
+        "doctor": "Check HA pairs, and explain what is wrong and what to do.",
+        "inspect": "Print the records of a store.",
+        "offsets": "Print consumer groups' offsets, now or in the past.",
+        "verify": "Check a store or an archive, or compare two.",
+    },
+    "Archive": {
+        "archive": "Archive a store to an object storage.",
+        "restore": "Make a store from an archive, as of a time or an offset.",
+    },
+    "Analyse": {
+        "replay": "Replay recorded sessions on Spark.",
+        "what-if": "Predict puts with other settings from a recorded session.",
+        "session": "Pack recorded sessions for keeping, and unpack them.",
+    },
 }
-"""Commands and their summaries in the help. Each is a function in a module, both of its name with _ for -."""
+"""Commands and their summaries in the help, by group."""
+COMMANDS: Final = {name: text for commands in GROUPS.values() for name, text in commands.items()}
+"""Each is a function in a module, both of its name with _ for -."""
 
-FLAGS: Final = ("--help", "-h", "--version")
-
-
-def _version() -> str:
-    """The version, and how the loops over records run."""
-    # Only here: no other command's start waits for it.
-    from trioha.remoting.compiled import DESCRIPTION  # noqa: PLC0415
-
-    return f"{__version__} (kernel: {DESCRIPTION})"
-
-
-def _app(called: str | None) -> App:
-    """All commands; the help of `called` is its docstring, that of the others their summary."""
-    from cyclopts import App, Parameter  # noqa: PLC0415
-
-    app = App(
-        name="trioha",
-        help="A RocketMQ-compatible replica that needs no JVM and never lies about an acknowledgement.",
-        version=_version,
-        help_format="plaintext",
-        default_parameter=Parameter(negative=()),
-        print_error=False,
-        exit_on_error=False,
-        suppress_keyboard_interrupt=False,
-        result_action="return_int_as_exit_code_else_zero",
-    )
-    for command, summary in COMMANDS.items():
-        name = command.replace("-", "_")
-        app.command(f"trioha.cli.{name}:{name}", name=command, help=None if command == called else summary)
-    return app
+FLAGS: Final = ("--help", "-h", "--version", "--install-completion")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -139,8 +118,10 @@ def _call(tokens: list[str]) -> object:
             return start_node(arguments)
     from cyclopts import CycloptsError  # noqa: PLC0415
 
+    from trioha.cli.app import command_line  # noqa: PLC0415
+
     try:
-        return _app(tokens[0] if tokens else None)(tokens)
+        return command_line(tokens[0] if tokens else None)(tokens)
     except CycloptsError as error:
         return _refuse(" ".join(str(error).split()), hint=_help_hint(tokens))
 

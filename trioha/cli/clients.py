@@ -16,9 +16,10 @@ from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
 from trioha.client.cluster import Cluster, open_cluster, parse_name_servers
 from trioha.client.messages import Message, ReceivedMessage
 from trioha.client.routes import SingleBroker
-from trioha.errors import ConfigError, leaves_of
-from trioha.remoting.address import parse_address
-from trioha.remoting.client import NO_SECURITY, ClientSecurity
+from trioha.errors import ConfigError, PeerError, RemoteProtocolError, TriohaError, leaves_of
+from trioha.remoting.address import Address, parse_address
+from trioha.remoting.client import NO_SECURITY, ClientSecurity, open_client
+from trioha.remoting.name_server import fetch_broker_groups
 from trioha.remoting.subscriptions import Subscription
 
 NAME_SERVER_VARIABLE: Final = "NAMESRV_ADDR"
@@ -78,6 +79,34 @@ def name_servers_of(given: Sequence[str]) -> tuple[str, ...]:
         return parse_name_servers(given or os.environ.get(NAME_SERVER_VARIABLE) or NAME_SERVER_DEFAULT)
     except ConfigError as error:
         raise ConfigError(error.reason, key="--namesrv", hint=error.hint) from None
+
+
+async def find_master(
+    name_servers: Sequence[str], name: str | None, *, timeout_s: float, security: ClientSecurity
+) -> Address:
+    """The master of the brokers `name`, or of the only ones, by the first name server that answers.
+
+    Raises PeerError or RemoteProtocolError if none answers, ConfigError if the master cannot be told.
+    """
+    failure: TriohaError | None = None
+    for address in name_servers:
+        try:
+            async with open_client(address, connect_timeout_s=timeout_s, security=security) as client:
+                groups = await fetch_broker_groups(client, timeout_s=timeout_s)
+        except (PeerError, RemoteProtocolError) as error:
+            failure = error
+            continue
+        masters = {group.broker_name: found for group in groups if (found := group.addresses.get(0))}
+        if name in masters or (name is None and len(masters) == 1):
+            return parse_address(masters[name] if name is not None else next(iter(masters.values())))
+        known = f"there are masters of {', '.join(masters)}" if masters else "no master is registered"
+        raise ConfigError(
+            f"{address} lists no master of {name!r}" if name is not None else "is needed",
+            key="--broker",
+            hint=f"{known}: give HOST:PORT, or one of these names" if masters else f"{known} at {address}",
+        )
+    assert failure is not None, "there is a name server"
+    raise failure
 
 
 def check_tags(topic: str, tags: str) -> None:

@@ -20,6 +20,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from trioha.cli.clients import name_servers_of
 from trioha.cli.console import out, print_json
 from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
 from trioha.doctor.case import Case
@@ -67,9 +68,10 @@ def doctor(
     ----------
     targets
         Listen addresses of brokers, HOST:PORT, and paths of broker.conf files, of one or more pairs. A file
-        and a running broker of the same cluster, name and id are examined together.
+        and a running broker of the same cluster, name and id are examined together. Without them and
+        --namesrv: the brokers of the name servers of NAMESRV_ADDR, or of 127.0.0.1:9876.
     namesrv
-        Name server, HOST:PORT: examines all brokers that it lists, and whether the named ones are listed.
+        Name servers: examines all brokers that they list, and whether the named ones are listed.
     watch
         Examine again and again, until Ctrl-C; the exit code is that of the last examination.
     interval
@@ -91,8 +93,6 @@ def doctor(
     handover
         Also find what slaves do not have of their masters at this moment: before roles are exchanged.
     """
-    if not (targets or namesrv):
-        raise ConfigError("nothing to examine", hint="write trioha doctor HOST:PORT ...")
     if not 0 < timeout < math.inf:
         raise ConfigError(f"{timeout:g} is not more than 0", key="--timeout")
     if source is not None:
@@ -105,7 +105,7 @@ def doctor(
                 key="--rocketmq-version",
                 hint="as in 4.9.7 or 5.5.0",
             )
-    wanted = _targets(targets, namesrv)
+    wanted = _targets(targets, name_servers_of(namesrv) if namesrv or not targets else ())
     client_security = security.read()
 
     def open_collector() -> Collector:

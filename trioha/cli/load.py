@@ -24,6 +24,7 @@ from cyclopts import Parameter
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from trioha.cli.clients import find_master, name_servers_of
 from trioha.cli.console import err, out, print_json
 from trioha.cli.load_consumption import LOAD_PROPERTY, Consumption, LoadConsumer
 from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
@@ -415,7 +416,8 @@ async def run_load(plan: LoadPlan, *, on_tick: Callable[[Load], None] | None = N
 
 def load(
     *,
-    broker: str,
+    broker: str | None = None,
+    namesrv: str | None = None,
     topic: str = "TopicLoad",
     count: int | None = None,
     size: str = "1024",
@@ -439,7 +441,10 @@ def load(
     Parameters
     ----------
     broker
-        The broker's listen address, HOST:PORT.
+        The broker's listen address, HOST:PORT, or a brokerName whose master the name servers tell; not needed
+        where they list one master only.
+    namesrv
+        Name servers, HOST:PORT with ; between them; NAMESRV_ADDR, or 127.0.0.1:9876, if not given.
     topic
         The topic to send to.
     count
@@ -482,8 +487,9 @@ def load(
     if count is None:
         count = COUNT_DEFAULT if lines is None else len(lines)
     size_bytes_min, size_bytes_max = parse_size(size)
+    client_security = security.read()
     plan = LoadPlan(
-        broker=parse_address(broker),
+        broker=_address_of(broker, namesrv, timeout_s=timeout, security=client_security),
         topic=topic,
         count=count,
         size_bytes_min=size_bytes_min,
@@ -496,7 +502,7 @@ def load(
         reconnect_timeout_s=reconnect,
         seed=seed,
         consume=consume,
-        security=security.read(),
+        security=client_security,
     )
     if consume:
         # Consumers log what they retry.
@@ -511,6 +517,18 @@ def load(
     if not result.complete:
         err().print(f"ended early: {result.count} of {plan.count} messages were sent")
     return 0 if result.all_ok else 1
+
+
+def _address_of(
+    broker: str | None, namesrv: str | None, *, timeout_s: float, security: ClientSecurity
+) -> Address:
+    """The address of the options `--broker` and `--namesrv`. Raises TriohaError."""
+    if broker is not None and ":" in broker:
+        if namesrv is not None:
+            raise ConfigError("is an address, and --namesrv is given", key="--broker", hint="use one of them")
+        return parse_address(broker)
+    name_servers = name_servers_of(() if namesrv is None else (namesrv,))
+    return trio.run(partial(find_master, name_servers, broker, timeout_s=timeout_s, security=security))
 
 
 def _run_with_progress(plan: LoadPlan) -> LoadResult:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
+from trioha.cli.clients import name_servers_of
 from trioha.cli.console import err, is_utf8
 from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
 from trioha.errors import TriohaError
@@ -33,17 +34,18 @@ def monitor(
     replay: Annotated[tuple[Path, ...], Parameter(name="--replay", negative=(), consume_multiple=True)] = (),
     security: SecurityOptions = NO_SECURITY_OPTIONS,
 ) -> int:
-    """Show nodes and their replicas live: verdicts, offsets, lag, logs, events; or replay recorded sessions.
+    """Show nodes and their replicas live, or recorded ones.
 
-    Works on trioha nodes and on RocketMQ brokers, over their remoting port. q quits, ? explains the screen,
-    r starts and stops a recording.
+    Verdicts, offsets, lag, logs and events. Works on trioha nodes and on RocketMQ brokers, over their
+    remoting port. q quits, ? explains the screen, r starts and stops a recording.
 
     Parameters
     ----------
     addresses
-        Listen addresses of the nodes.
+        Listen addresses of the nodes. Without them, --namesrv and --replay: the brokers of the name servers
+        of NAMESRV_ADDR, or of 127.0.0.1:9876.
     namesrv
-        Name server, HOST:PORT: shows all brokers that it lists, and follows its list.
+        Name servers: shows all brokers that they list, and follows their lists.
     interval
         Pause between two requests to a node, in seconds.
     record_dir
@@ -53,12 +55,8 @@ def monitor(
     """
     if replay and (addresses or namesrv):
         raise TriohaError("monitor: --replay shows sessions, not nodes; leave out either of them")
-    if not (addresses or namesrv or replay):
-        raise TriohaError(
-            "monitor: no node to watch; name one or more, as in: trioha monitor 127.0.0.1:10911"
-        )
     watched = tuple(str(parse_address(address)) for address in addresses)
-    name_servers = tuple(str(parse_address(address)) for address in namesrv)
+    name_servers = name_servers_of(namesrv) if namesrv or not (addresses or replay) else ()
     client_security = security.read()
     package = _monitor_package()
     # Textual reads the keyboard from stdin and draws on stderr; a redirected stdout asks for text, too.

@@ -33,10 +33,10 @@ def replay(
     explain: str | None = None,
     json: bool = False,
 ) -> int:
-    """Replay recorded sessions on Spark: lag, ack latency, group commit and final offsets of each connection.
+    """Replay recorded sessions on Spark.
 
-    With --at or --explain only that is answered, without Spark; --explain of more than a hundred million
-    events uses it.
+    Shows lag, ack latency, group commit and final offsets of each connection. With --at or --explain only
+    that is answered, without Spark; --explain of more than a hundred million events uses it.
 
     Parameters
     ----------

@@ -35,10 +35,11 @@ def restore(
     list: bool = False,  # noqa: A002 (the option's name)
     json: bool = False,
 ) -> int:
-    """Make a store from an archive, which RocketMQ and trioha open: log, config files and checkpoint.
+    """Make a store from an archive, for RocketMQ or trioha.
 
-    Every record is checked with its CRC. A restore that was interrupted, or refused by a full disk, goes on
-    when the same command runs again: log files that are whole stay.
+    It has the log, the config files and the checkpoint. Every record is checked with its CRC. A restore
+    that was interrupted, or refused by a full disk, goes on when the same command runs again: log files
+    that are whole stay.
 
     Parameters
     ----------

@@ -25,11 +25,12 @@ def session(
     all: bool = False,  # noqa: A002 (the option's name)
     json: bool = False,
 ) -> int:
-    """Pack recorded sessions into Parquet, several times smaller, or unpack them byte for byte.
+    """Pack recorded sessions for keeping, or unpack them byte for byte.
 
-    `pack` packs the segments that are complete and deletes each after its packed file has been read back and
-    is the same. `trioha replay`, `trioha what-if`, `monitor --replay` and Spark read packed sessions as they
-    are, where PyArrow is installed. Exit code 1 if a segment could not be packed or unpacked.
+    Packed ones are Parquet, and several times smaller. `pack` packs the segments that are complete and
+    deletes each after its packed file has been read back and is the same. `trioha replay`, `trioha what-
+    if`, `monitor --replay` and Spark read packed sessions as they are, where PyArrow is installed. Exit
+    code 1 if a segment could not be packed or unpacked.
 
     Parameters
     ----------

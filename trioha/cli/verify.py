@@ -31,7 +31,7 @@ def verify(
     generation: str | None = None,
     json: bool = False,
 ) -> int:
-    """Check every record of a commit log or an archive, or compare a store with another or with an archive.
+    """Check every record of a store or an archive, or compare two.
 
     Of a store's records length, magic, position and the CRC of the body are checked. RocketMQ has no checksum
     over the other fields: a comparison with another store or an archive finds what is wrong there. Of an

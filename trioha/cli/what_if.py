@@ -45,7 +45,7 @@ def what_if(
     report: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Predict latencies and statuses of puts with other settings, another link or other producers.
+    """Predict puts with other settings, another link or other producers.
 
     A simulation of master, links and slaves, calibrated from the session of a master, repeats the recorded
     puts. It first predicts the settings as recorded and reports its own error. Options that are given more
