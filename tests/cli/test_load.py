@@ -14,10 +14,12 @@ import pytest
 import trio
 import trio.testing
 
+from trioha.cli import main
 from trioha.cli.load import Load, LoadPlan, LoadResult, parse_size, percentiles_ms, read_lines
 from trioha.errors import ConfigError, PeerError
 from trioha.recording.events import PutStatus
 from trioha.remoting.address import Address
+from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import RemotingCommand, response_to
 from trioha.remoting.send_message import (
     SendMessageRequestHeader,
@@ -305,6 +307,37 @@ def test_the_command_prints_one_json_object_and_exits_0_if_all_was_put():
     assert 2000 <= figures["bytes"] <= 4000
 
 
+def name_server_of(masters: dict[str, str]) -> Handler:
+    """A name server that lists a master of each name."""
+    table = {
+        name: {"brokerName": name, "cluster": "c", "brokerAddrs": {"0": address}}
+        for name, address in masters.items()
+    }
+
+    def answer(asked: RemotingCommand, peer: Peer) -> RemotingCommand:
+        assert asked.code == RequestCode.GET_BROKER_CLUSTER_INFO
+        return response_to(asked, 0, body=json.dumps({"brokerAddrTable": table}).encode())
+
+    return answer
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_master_of_a_load_is_that_of_a_name_server(named, capsys, refusal):
+    broker = Broker()
+    with broker_thread(broker) as address:
+        masters = {"broker-a": address, **({"broker-b": "127.0.0.1:1"} if named else {})}
+        with broker_thread(name_server_of(masters)) as name_server:
+            arguments = ["load", "--namesrv", name_server, "--count", "3", "--json"]
+            assert main([*arguments, *(["--broker", "broker-a"] if named else [])]) == 0
+            assert json.loads(capsys.readouterr().out)["statuses"] == {"PUT_OK": 3}
+            if named:
+                both = "there are masters of broker-a, broker-b: give HOST:PORT, or one of these names"
+                assert f"--broker: is needed; {both}" in refusal(*arguments)
+            unknown = refusal(*arguments, "--broker", "broker-x")
+            assert "lists no master of 'broker-x'" in unknown
+            assert "is an address, and --namesrv is given" in refusal(*arguments, "--broker", "a:1")
+
+
 @pytest.mark.process
 def test_the_command_sends_each_line_of_a_file_once_and_exits_1_if_not_all_was_put(tmp_path):
     file = tmp_path / "lines"
@@ -348,7 +381,8 @@ def test_an_interrupt_ends_the_command_with_the_figures_so_far(number):
 def test_bad_input_is_reported_in_one_line_with_exit_code_2(refusal):
     for arguments, says in (
         (["--broker", "127.0.0.1:1"], "127.0.0.1:1: cannot connect: Connection refused"),
-        (["--broker", "nowhere"], "it has no port"),
+        (["--broker", "nowhere:"], "'nowhere:' is not an address"),
+        (["--namesrv", "127.0.0.1:1"], "127.0.0.1:1: cannot connect: Connection refused"),
         (["--broker", "127.0.0.1:1", "--count", "0"], "--count: 0 is too few"),
         (["--broker", "127.0.0.1:1", "--rate", "0"], "--rate: 0 is not more than 0"),
         (["--broker", "127.0.0.1:1", "--rate", "nan"], "--rate: nan"),

@@ -9,7 +9,7 @@ from cyclopts import CycloptsError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trioha.cli import _app
+from trioha.cli.app import command_line
 from trioha.cli.node_start import NodeArguments, imported_on_use, usual_arguments
 
 WORDS = (
@@ -23,7 +23,7 @@ WORDS = (
 def parsed(tokens: list[str]) -> NodeArguments | None:
     """What the parser of all commands makes of `tokens`; None if it refuses them."""
     try:
-        command, bound, *_ = _app("node").parse_args(
+        command, bound, *_ = command_line("node").parse_args(
             ["node", *tokens], print_error=False, exit_on_error=False
         )
     except CycloptsError:

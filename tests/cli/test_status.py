@@ -477,6 +477,36 @@ def test_an_unreachable_broker_is_one_line_and_the_others_are_shown(dead_address
     assert err == f"trioha: {dead_address}: cannot connect: Connection refused\n"
 
 
+def cluster_of(*addresses: str) -> Answers:
+    """The answers of a name server that lists these brokers, of one name, the first one as the master."""
+    table = {
+        "broker-a": {
+            "cluster": "c",
+            "brokerAddrs": {str(number): each for number, each in enumerate(addresses)},
+        }
+    }
+    code = RequestCode.GET_BROKER_CLUSTER_INFO
+    return {code: response_to(request(code), 0, body=json.dumps({"brokerAddrTable": table}).encode())}
+
+
+@pytest.mark.parametrize("option", [None, "--namesrv", "--name-server"])
+def test_all_brokers_of_a_name_server_are_shown(option, capsys, monkeypatch, dead_address):
+    sound = evolve(MASTER, connections=MASTER.connections[:1], dispatch_fault="")
+    with brokers(node(sound)) as (master,), brokers(cluster_of(master)) as (name_server,):
+        monkeypatch.setenv("NAMESRV_ADDR", dead_address if option else f"{dead_address};{name_server}")
+        assert main(["status", *([option, name_server] if option else [])]) == (0 if option else 1)
+    assert capsys.readouterr().out.splitlines()[2].split()[:2] == [master, "OK"]
+
+
+def test_without_any_broker_or_name_server_the_error_says_what_to_write(capsys, monkeypatch, dead_address):
+    monkeypatch.setenv("NAMESRV_ADDR", dead_address)
+    assert main(["status"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        f"trioha: {dead_address}: cannot connect: Connection refused",
+        "trioha: no broker was named; write trioha status HOST:PORT ..., or --namesrv HOST:PORT",
+    ]
+
+
 def test_an_invalid_answer_is_one_line_with_the_brokers_address(capsys):
     code = RequestCode.GET_BROKER_HA_STATUS
     with brokers({code: response_to(request(code), 0, body=b"{]")}) as (address,):
