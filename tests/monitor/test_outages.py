@@ -4,16 +4,21 @@ A master and two slaves of a script, 60 s in virtual time. The live view gets a 
 a second. The replay gets what the monitor recorded of the live view, or what the master recorded of itself.
 """
 
+from functools import partial
+
 import pytest
+import trio
 from attrs import define, evolve, field
 
 from tests.analysis.replays import replay_here
 from tests.monitor.builders import MASTER, connection, master
+from tests.monitor.watching import Watch
 from tests.recording.sessions import WALL_NS, Event, write_session
 from trioha.recording.events import CloseReason, HaState, Kind
 from trioha_analysis.arrow_tables import arrow_tables
 from trioha_monitor.capture import MonitorRecording
 from trioha_monitor.cluster import Cluster, Sample
+from trioha_monitor.live import live_views
 from trioha_monitor.replay import open_replay
 from trioha_monitor.view import Verdict
 
@@ -211,3 +216,67 @@ def test_the_table_of_seconds_has_the_lag_that_the_live_view_showed(scripted, re
         live_bytes, live_s = (max(values) for values in zip(*shown_, strict=True))
         assert bytes_ == live_bytes, second
         assert 0 <= round(seconds - live_s, 6) <= TICK_MS / 1000, second
+
+
+@pytest.mark.full
+async def test_a_slave_killed_under_load_is_replayed_as_it_was_seen(start_node, tmp_path):
+    """Its process, and puts without it until it is back: by the monitor's recording, and the master's."""
+    recorded = {"trioha.recordDir": tmp_path / "recorded"}
+    master_node = start_node("m", role="SYNC_MASTER", **recorded)
+    start_slave = partial(start_node, "s", role="SLAVE", ha_master_address=master_node.ha_address)
+    slave_node = start_slave()
+    watch, views = Watch(), []
+    recording = MonitorRecording(tmp_path / "monitor")
+    seen_by_monitor = recording.start()
+
+    def show(view):
+        views.append(view)
+        recording.note(view)
+        watch.show(view)
+
+    async def load(count):
+        await trio.to_thread.run_sync(master_node.load, count)
+
+    def is_in_step(view):
+        return any(row.is_connected and row.ack_offset == row.master_offset for row in view.replicas)
+
+    async with trio.open_nursery() as nursery:
+        feed = live_views([master_node.listen_address])
+        nursery.start_soon(feed, show)
+        await watch.until(is_in_step)
+        await load(100)
+        end = await trio.to_thread.run_sync(lambda: master_node.max_offset)
+        # Of an ack between its last two answers the monitor would not know.
+        await watch.until(lambda view: any(row.ack_offset == end for row in view.replicas))
+        slave_node.kill()
+        await load(100)
+        away = await watch.until(lambda view: any((row.lag_s or 0) > 2 for row in view.replicas))
+        await trio.to_thread.run_sync(start_slave)
+        back = await watch.until(is_in_step)
+        nursery.cancel_scope.cancel()
+    recording.stop()
+    lost = away.replicas[0]
+    assert not lost.is_connected
+    assert lost.diff_bytes > 10_000
+    by_monitor = replayed(seen_by_monitor)
+    for live in views:
+        again = by_monitor.view_at(live.time_ms * MS)
+        assert [row[:4] for row in shown(again).values()] == [row[:4] for row in shown(live).values()]
+    for path in (seen_by_monitor, tmp_path / "recorded"):
+        source = replayed(path)
+        (row,) = source.view_at(away.time_ms * MS).replicas
+        assert (row.is_connected, row.diff_bytes, row.ack_offset) == (False, lost.diff_bytes, lost.ack_offset)
+        (row,) = source.view_at(back.time_ms * MS).replicas
+        (now,) = back.replicas
+        assert (row.is_connected, row.reconnects) == (True, 1)
+        # The master recorded what was between two answers, too.
+        is_exact = path == seen_by_monitor
+        seen = worst(now.lag_history, back)
+        assert worst(row.lag_history, back) == seen if is_exact else worst(row.lag_history, back) >= seen
+        assert seen >= lost.diff_bytes
+        assert worst(row.lag_s_history, back) > 2
+        source.run_until("begin")
+        source.run_until("lag > 2s")
+        while source.work(for_s=1.0):
+            pass
+        assert not source.view().replicas[0].is_connected
