@@ -162,9 +162,16 @@ def test_a_sound_pair_is_two_lines_below_the_first_and_exit_code_0(capsys):
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
         ["OK:", "2", "brokers,", "1", "replica"],
         ["broker", "state", "lag"],
-        [master, "OK", "SYNC_MASTER", "broker-a", "(0),", "end", "123,456"],
-        [slave, "OK", "456", "B,", "12", "ms", "SLAVE", "broker-a", "(1),", "end", "123,000"],
+        [master, "OK", "end", "123,456,", "SYNC_MASTER", "broker-a", "(0)"],
+        [slave, "OK", "456", "B,", "12", "ms", "end", "123,000,", "SLAVE", "broker-a", "(1)"],
     ]
+
+
+def test_what_is_wrong_with_a_master_itself_is_in_the_first_line(capsys):
+    alone = evolve(MASTER, connections=(), in_sync_slaves=0, dispatch_fault="")
+    with brokers(node(alone)) as (master,):
+        assert main(["status", master]) == 1
+    assert capsys.readouterr().out.splitlines()[0] == f"CRITICAL: {master}: too-few-slaves-in-sync"
 
 
 def test_a_broken_replica_is_exit_code_1_unless_only_reachability_counts(capsys):

@@ -124,7 +124,7 @@ def status(
         _print(answers, rows, summary, wide=wide)
     for error in answers.errors:
         err().print(f"trioha: {error}", soft_wrap=True)
-    if answers.errors and not (addresses or named or controller):
+    if not (answers.brokers or addresses or named or controller):
         err().print("trioha: no broker was named; write trioha status HOST:PORT ..., or --namesrv HOST:PORT")
     return 1 if answers.errors or (summary.severity is Severity.BAD and not reachable) else 0
 

@@ -42,7 +42,8 @@ def print_rows(summary: Summary, rows: Sequence[StatusRow]) -> None:
     for row, texts in zip(rows, cells, strict=True):
         remark = Text(escaped("; ".join(row.problems) or row.name))
         if remark.cell_len > room:
-            cut.append(Text(f"{texts[0].strip()}: {remark}", style=_STYLES[row.severity]))
+            if row.problems:
+                cut.append(Text(f"{texts[0].strip()}: {remark}", style=_STYLES[row.severity]))
             remark.truncate(room, overflow="ellipsis")
         line = Text(_line(texts, widths))
         start = widths[0] + 2

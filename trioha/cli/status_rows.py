@@ -78,7 +78,7 @@ class StatusRow:
     master: str = ""
     """Address of the master that has it as a replica; empty in other rows."""
     name: str = ""
-    """Role, name and id, and the end of the log; empty where the broker itself was not asked."""
+    """End of the log, role, name and id; empty where the broker itself was not asked."""
     state: str
     """A verdict, DISK FULL, or one of `WORDS`."""
     severity: Severity
@@ -346,7 +346,7 @@ def _row(
 
 def _name(broker: BrokerStatus) -> str:
     number = "" if broker.broker_id is None else f" ({broker.broker_id})"
-    return f"{broker.role} {broker.broker_name or ''}{number}".rstrip() + f", end {broker.max_offset:,}"
+    return f"end {broker.max_offset:,}, {broker.role} {broker.broker_name or ''}{number}".rstrip()
 
 
 # -- all of it -----------------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ def summary_of(
     )
     parts += [f"{_count(number, 'replica')} {state}" for state, number in states.items()]
     parts += [
-        f"{row.address} {row.state}"
+        f"{row.address}: {row.problems[0].partition(':')[0]}"
         for row in rows
         if row.verdict is None and row.severity >= Severity.WARNING and row.state != "DISK FULL"
     ]
