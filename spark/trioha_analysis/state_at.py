@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import tzinfo
 from pathlib import Path
 from typing import Any
 
+from attrs import evolve
+
 from trioha.archive.session_paths import find_recordings
 from trioha.errors import TriohaError
 from trioha.recording.events import HaState, Kind, code_name
-from trioha.recording.reader import peers_of
+from trioha.recording.reader import Peer, peers_of
+from trioha.recording.reconnects import LOST_NS, Connection, Span, replicas
 from trioha.recording.session_reader import SessionReader
 from trioha.recording.snapshot import ConnectionState, connection_state
-from trioha.recording.state import known
+from trioha.recording.state import UNKNOWN, known
 from trioha.times import MOMENT_HINT, MomentError, parse_moment
 
 Row = dict[str, Any]
@@ -41,7 +44,8 @@ def wall_time(text: str, readers: Sequence[SessionReader], *, zone: tzinfo | Non
 def moment(readers: Sequence[SessionReader], wall_ns: int) -> dict[str, Any]:
     """`atMs`, and the state of `nodes` and `connections` of the sessions that cover that time.
 
-    `probes` of a node: open connections without a request.
+    `probes` of a node: open connections without a request. A master's replica without a connection has the
+    row of its last one: its lag goes on (`trioha.recording.reconnects`).
     """
     nodes: list[Row] = []
     connections: list[Row] = []
@@ -73,6 +77,7 @@ def _node(reader: SessionReader, ts_ns: int) -> tuple[Row, list[Row]]:
         "dispatchedOffset": snapshot.of_node(Kind.DISPATCHED),
     }
     rows = []
+    spans = []
     peers = peers_of(reader.facts)
     waiting = 0
     for conn, records in snapshot.connections():
@@ -81,14 +86,58 @@ def _node(reader: SessionReader, ts_ns: int) -> tuple[Row, list[Row]]:
         if is_served and not at.has_requested:
             waiting += 1
             continue
-        rows.append({**whose, "conn": conn, "address": addresses.get(conn), **_connection(at, ts_ns)})
+        if not session.is_slave:
+            spans.append(_span(reader, peers, conn))
+            at = evolve(at, max_offset=snapshot.log_end_offset)
+        row = _connection(at, ts_ns)
+        if not session.is_slave:
+            row["lagSeconds"] = _lag_s(reader, at, position, ts_ns)
+        rows.append({**whose, "conn": conn, "address": addresses.get(conn), **row})
+    if not session.is_slave:
+        lost = {}
+        for ended in reader.ended_between(reader.position_at(ts_ns - LOST_NS), position):
+            at = connection_state(ended.records, is_slave=False)
+            if at.has_requested:
+                lost[ended.conn] = at
+                ended_ns = at.last_ts_ns if at.closed_ts_ns < 0 else at.closed_ts_ns
+                spans.append(_span(reader, peers, ended.conn, ended_ns))
+        for replica in replicas(spans, end_ns=ts_ns):
+            conn = replica.connections[-1]
+            if conn in lost and replica.outages[-1].ended_ns == ts_ns:
+                at = evolve(lost[conn], state=UNKNOWN, max_offset=snapshot.log_end_offset)
+                row = {**_connection(at, ts_ns), "isConnected": False}
+                row["lagSeconds"] = _lag_s(reader, at, position, ts_ns)
+                rows.append({**whose, "conn": conn, "address": addresses.get(conn), **row})
     return {**node, "probes": waiting}, rows
+
+
+def _span(
+    reader: SessionReader, peers: Mapping[int, Peer], conn: int, lost_ns: int | None = None
+) -> Span[int]:
+    peer = peers.get(conn, Peer(None, None, None))
+    began = next((fact.seq for fact in reader.facts if fact.fields.get("conn") == conn), None)
+    came_ns = None if began is None else reader.time_of(began)
+    return Span(
+        Connection(conn, peer.address or "", peer.certificate or ""),
+        reader.first_ts_ns if came_ns is None else came_ns,
+        lost_ns,
+    )
+
+
+def _lag_s(reader: SessionReader, at: ConnectionState, position: int, ts_ns: int) -> float | None:
+    """Age of the oldest byte of a master's log without an ack, seconds."""
+    if at.lag_bytes is None:
+        return None
+    stored_ns = reader.max_passed_ns(at.ack_offset, position)
+    return 0.0 if stored_ns is None else max(0, ts_ns - stored_ns) / 1e9
 
 
 def _connection(at: ConnectionState, ts_ns: int) -> Row:
     return {
         "state": None if at.state < 0 else code_name(HaState, at.state),
+        "isConnected": True,
         "lagBytes": at.lag_bytes,
+        "lagSeconds": None,
         "heardMsAgo": None if at.last_received_ts_ns < 0 else (ts_ns - at.last_received_ts_ns) / 1e6,
         "requestOffset": known(at.request_offset),
         "sentOffset": known(at.sent_offset),

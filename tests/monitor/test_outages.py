@@ -16,6 +16,7 @@ from tests.monitor.watching import Watch
 from tests.recording.sessions import WALL_NS, Event, write_session
 from trioha.recording.events import CloseReason, HaState, Kind
 from trioha_analysis.arrow_tables import arrow_tables
+from trioha_analysis.state_at import moment, open_readers
 from trioha_monitor.capture import MonitorRecording
 from trioha_monitor.cluster import Cluster, Sample
 from trioha_monitor.live import live_views
@@ -198,6 +199,22 @@ def test_searches_stop_where_the_live_view_began_to_show_it(scripted, recorded_b
             if any(row.address.startswith(NEAR) and is_so(row) for row in view.replicas)
         )
         assert source.position.at_ns // MS == first_ms - SAMPLED_AFTER_MS
+
+
+@pytest.mark.parametrize("tick", [50, 200, 300])
+def test_the_state_at_a_time_has_the_lag_that_the_live_view_showed(scripted, recorded_by_master, tick):
+    view = scripted.views[tick]
+    rows = moment(open_readers([recorded_by_master / "0"]), view.time_ms * MS)["connections"]
+    assert {
+        row["address"]: (row["isConnected"], row["ackOffset"], row["lagBytes"], round(row["lagSeconds"], 6))
+        for row in rows
+    } == {
+        row.address: (
+            *(row.is_connected, row.ack_offset, row.diff_bytes),
+            round(row.lag_s + SAMPLED_AFTER_MS / 1000, 6),
+        )
+        for row in view.replicas
+    }
 
 
 def test_the_table_of_seconds_has_the_lag_that_the_live_view_showed(scripted, recorded_by_master):

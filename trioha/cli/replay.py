@@ -157,7 +157,7 @@ def _print_moment(moment: dict[str, Any]) -> None:
         nodes.add_row(_node(row), row["role"], *map(_number, offsets))
     out().print(nodes)
     if moment["connections"]:
-        table = _table("Connections", "node", "conn", "state", "lag", "last received s ago")
+        table = _table("Connections", "node", "conn", "state", "lag", "lag s", "last received s ago")
         for title in ("sent", "ack", "received", "reported"):
             table.add_column(title, justify="right")
         for row in moment["connections"]:
@@ -165,8 +165,9 @@ def _print_moment(moment: dict[str, Any]) -> None:
             table.add_row(
                 _node(row),
                 f"{row['conn']} {row['address'] or ''}".rstrip(),
-                row["state"] or "-",
+                (row["state"] or "-") if row["isConnected"] else "not connected",
                 _number(row["lagBytes"]),
+                "-" if row["lagSeconds"] is None else f"{row['lagSeconds']:,.3f}",
                 "-" if received_ms is None else f"{received_ms / 1000:,.3f}",
                 *(_number(row[f"{name}Offset"]) for name in ("sent", "ack", "received", "reported")),
             )
