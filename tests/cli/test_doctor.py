@@ -147,9 +147,11 @@ def test_a_file_and_its_running_broker_are_one_node(tmp_path, capsys):
 
 def test_a_dead_address_is_a_finding_and_the_others_are_examined(capsys, dead_address):
     with brokers(answers(REAL_4)) as (address,):
-        code, whole = found_json(capsys, dead_address, address)
+        names = [dead_address, "127.0.0.1:1"]
+        code, whole = found_json(capsys, dead_address, address, "--namesrv", ";".join(names))
     assert code == 1
     assert [node["answers"] for node in whole["nodes"]] == [False, True]
+    assert whole["nameServers"] == names
     assert "broker-unreachable" in {one["id"] for one in whole["findings"]}
 
 
