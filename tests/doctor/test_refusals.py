@@ -8,7 +8,7 @@ import pytest
 from tests.config.test_broker import REFUSED, cases
 from trioha.config import broker
 from trioha.config.model import broker_settings
-from trioha.doctor.conf_files import conf_facts
+from trioha.doctor.conf_files import conf_facts, read_conf
 from trioha.doctor.diagnosis import diagnose
 from trioha.doctor.facts import Facts
 from trioha.doctor.findings import Severity
@@ -45,3 +45,37 @@ def test_the_refusals_above_are_those_of_all_settings_that_are_checked_together(
     settings = broker_settings()
     said = " ".join(refusal for _, refusal in ALL)
     assert {name for name in checked if f" {settings[name].key}: " not in said} == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "evidence"),
+    [
+        ("aclEnable=true\ntrioha.aclFile=@/none.yml", "none.yml: cannot be read"),
+        ("aclEnable=true\ntrioha.aclFile=@/bad", "is not YAML"),
+        (
+            "trioha.haTlsCert=@/bad\ntrioha.haTlsKey=@/bad\ntrioha.haTlsCa=@/bad",
+            "trioha.haTlsCert: ",
+        ),
+        ("tls.server.certPath=@/none.pem\ntls.server.keyPath=@/none.pem", "tls.server.certPath: "),
+        (
+            "tls.enable=true\ntls.client.authServer=true\ntls.client.trustCertPath=@/bad",
+            "tls.client.trustCertPath: ",
+        ),
+    ],
+)
+def test_files_that_a_node_could_not_use_are_findings(tmp_path, text, evidence):
+    (tmp_path / "bad").write_text("accounts: [")
+    path = tmp_path / "broker.conf"
+    path.write_text(text.replace("@", str(tmp_path)))
+    conf = read_conf(path)
+    assert len(conf.file_problems) == 1
+    of_trioha = "trioha." in text
+    for version in ("trioha", None, "5.5.0"):
+        found = diagnose(Facts(files=(conf,), assumed_version=version))
+        severities = [one.severity for one in found if "on this host" in one.evidence]
+        if of_trioha or version == "trioha":
+            assert severities == [Severity.CRITICAL]
+        else:
+            # RocketMQ has its own ways to open them.
+            assert severities == ([] if version else [Severity.WARNING])
+        assert all(evidence in one.evidence for one in found if "on this host" in one.evidence)

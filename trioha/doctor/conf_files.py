@@ -6,6 +6,7 @@ from pathlib import Path
 
 from attrs import evolve
 
+from trioha.broker.security_files import problems_of_files
 from trioha.config.broker import LoadedConfig, check_config, read_config_file
 from trioha.config.properties_file import PropertiesDocument
 from trioha.controller.identity import read_identity
@@ -18,6 +19,8 @@ from trioha.store.epochs import FILE_NAME, EpochTable
 def read_conf(path: Path) -> ConfFacts:
     """The facts of the file at `path`. Blocks. Raises ConfigError for one that cannot be read."""
     facts = conf_facts(read_config_file(path), path=str(path))
+    if isinstance(facts.loaded, LoadedConfig):
+        facts = evolve(facts, file_problems=problems_of_files(facts.loaded.config))
     if (value := facts.values.get("enableControllerMode")) is None or value.value.lower() != "true":
         return facts
     return evolve(facts, identity=_identity(facts), epoch_file=_epoch_file(facts))

@@ -140,6 +140,8 @@ class ConfFacts:
     """The last line of each key, which is the one that counts."""
     loaded: LoadedConfig | ConfigError | None = None
     """What `trioha node` makes of the file: settings with warnings, or why it refuses it."""
+    file_problems: tuple[ConfigError, ...] = ()
+    """What keeps `trioha node` from starting in the files that it names, as they are on this host."""
     identity: IdentityFacts | None = None
     """In controller mode: of its store, if that is on this host and has an id."""
     epoch_file: EpochFileFacts | None = None

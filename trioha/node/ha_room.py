@@ -12,6 +12,7 @@ import structlog
 import trio
 from attrs import field, frozen
 
+from trioha.broker.security_files import mutual_tls_files
 from trioha.config.broker import BrokerConfig, BrokerRole, DistinctBy, FlushDiskType
 from trioha.config.model import HaRole
 from trioha.errors import ConfigError
@@ -23,7 +24,7 @@ from trioha.ha.replicas import Replicas
 from trioha.ha.settings import HaSettings
 from trioha.net.busy_poll import has_cores_to_spare
 from trioha.net.descriptors import Gate
-from trioha.net.tls import MutualTlsFiles, mutual_client_context, mutual_server_context
+from trioha.net.tls import mutual_client_context, mutual_server_context
 from trioha.net.transport import SocketTransport
 from trioha.node.budget import DescriptorBudget
 from trioha.recording.events import EventSink
@@ -124,7 +125,7 @@ class HaRoom:
             first_report_timeout_s=config.ha_first_report_timeout / 1000,
             busy_poll_s=config.ha_busy_poll / 1e6 if has_cores_to_spare() else 0.0,
         )
-        tls_files = _tls_files(config)
+        tls_files = mutual_tls_files(config)
         if control is not None:
             return cls._controlled(
                 config, store, control, settings=settings, sink=sink, budget=budget, security=security
@@ -186,7 +187,7 @@ class HaRoom:
     ) -> HaRoom:
         from trioha.node.controlled_ha import NamedMaster, build_controlled, build_follower  # noqa: PLC0415
 
-        tls_files = _tls_files(config)
+        tls_files = mutual_tls_files(config)
         connection_ids = count(1)
         ha = build_controlled(
             config,
@@ -296,7 +297,7 @@ def _slave(
     from trioha.ha.replication_session import ReplicationSettings  # noqa: PLC0415
     from trioha.ha.slave import HaSlave  # noqa: PLC0415
 
-    tls_files = _tls_files(config)
+    tls_files = mutual_tls_files(config)
     return HaSlave(
         master_address=str(location),
         connect=partial(
@@ -332,9 +333,3 @@ async def _connect(location: MasterLocation | NamedMaster, tls: ssl.SSLContext |
         await trio.aclose_forcefully(stream)
         raise
     return stream
-
-
-def _tls_files(config: BrokerConfig) -> MutualTlsFiles | None:
-    if config.ha_tls_cert is None or config.ha_tls_key is None or config.ha_tls_ca is None:
-        return None
-    return MutualTlsFiles(certificate=config.ha_tls_cert, key=config.ha_tls_key, authority=config.ha_tls_ca)

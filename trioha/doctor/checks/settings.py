@@ -35,10 +35,11 @@ def setting_invalid(case: Case) -> Iterator[Observation]:
     RocketMQ keeps the default without a word where a number or name cannot be parsed (4.9 also where a
     blank follows a number), and uses numbers that make no sense as they are. trioha refuses the whole file,
     also for settings that contradict each other: then it is critical. Of a file that may be either's it is a
-    warning, and critical for an address with which neither can work.
+    warning, and critical for an address with which neither can work. Files that it names (certificates, rules
+    of access control) are opened as the node would.
     """
     for node, conf in case.with_files:
-        if not node.version.is_rocketmq:
+        if node.is_trioha or not node.version.is_rocketmq:
             yield from _refused(node, conf)
         else:
             yield from _unread(conf)
@@ -64,6 +65,13 @@ def _may_be_4(node: Node) -> bool:
 
 def _refused(node: Node, conf: ConfFacts) -> Iterator[Observation]:
     """What `trioha node` refuses in a file that is trioha's, or may be."""
+    for problem in conf.file_problems:
+        yield Observation(
+            subject=conf.path,
+            evidence=f"{problem} (on this host): `trioha node` does not start",
+            remedy=problem.hint or "correct that file, or the setting that names it",
+            severity=Severity.CRITICAL if node.is_trioha else Severity.WARNING,
+        )
     for problem in _problems(conf):
         severity = Severity.CRITICAL
         if not node.is_trioha:
