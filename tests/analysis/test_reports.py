@@ -162,6 +162,7 @@ def test_a_chart_has_at_most_8_series_and_says_what_it_leaves_out(tmp_path):
     ordered = sorted(events, key=lambda event: event.ts_ns)
     html = session_report(replay_here(write_session(tmp_path / "s", ordered, addresses=addresses))).html()
     charts = charts_of(html)
+    assert points_of(html)[0].endswith(": the log grew by 0 B.")
     assert {title: len(chart["names"]) for title, chart in charts.items()} == {OFFSETS: 8, LAG: 7}
     assert "7 of 10 replicas, those with the worst lag" in html
 

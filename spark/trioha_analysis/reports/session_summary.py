@@ -62,8 +62,13 @@ def replica_names(replay: SessionReplay, links: Sequence[Link]) -> dict[int, str
 def session_points(replay: SessionReplay, names: Mapping[int, str], zone: tzinfo | None) -> Iterator[Point]:
     """What happened in a master's session."""
     node = replay.node
-    puts = f"{_counted(node.puts, 'put')}, {format_bytes(node.put_bytes)}"
-    yield Point(Severity.NOTICE, f"{_span(replay, zone)}: {puts}.")
+    ends = replay.log_end_series.values
+    if node.puts:
+        stored = f"{_counted(node.puts, 'put')}, {format_bytes(node.put_bytes)}"
+    else:
+        # A monitor records offsets, not puts.
+        stored = f"the log grew by {format_bytes(int(ends.max() - ends[0]) if len(ends) else 0)}"
+    yield Point(Severity.NOTICE, f"{_span(replay, zone)}: {stored}.")
     yield from _outages(replay, names, zone)
     yield from _statuses(replay, zone)
     yield from _worst_lag(replay, names, zone)
