@@ -175,6 +175,8 @@ def test_a_replay_shows_at_each_moment_what_the_live_view_showed(scripted, by, r
             unseen = unseen_s if was.diff_bytes else 0.0
             assert one.lag_s == pytest.approx(was.lag_s + unseen, abs=1e-9), live.time_ms - WALL_NS // MS
             assert worst(one.lag_history, again) == worst(was.lag_history, live)
+            if not was.is_connected and was.for_s > 5 and was.verdict is not Verdict.STALE:
+                assert one.lag_history.current.severity is was.lag_history.current.severity
             if (oldest_s := worst(was.lag_s_history, live)) is not None:
                 # The monitor does not ask just before an ack.
                 assert 0 <= round(worst(one.lag_s_history, again) - oldest_s, 6) <= TICK_MS / 1000

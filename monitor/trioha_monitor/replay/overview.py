@@ -24,7 +24,7 @@ from trioha.recording.reconnects import Outage
 from trioha.recording.segment_cache import Chunk
 from trioha.recording.state import UNKNOWN
 from trioha.recording.state_arrays import Array, Ints
-from trioha.replica_verdict import OBSERVER_HOUSEKEEPINGS, Limits, Severity, is_rejoining
+from trioha.replica_verdict import OBSERVER_HOUSEKEEPINGS, Limits, Severity, Verdict, is_rejoining
 from trioha_monitor.replay.histories import LagHistory, LogEndHistory
 from trioha_monitor.replay.moments import Key, Moments, ReplicaRow, SlaveConnections
 from trioha_monitor.replay.recorded_control import (
@@ -272,15 +272,15 @@ class Overview:
         limits = self._timeline.runs[0].limits
         observer_ns = round(OBSERVER_HOUSEKEEPINGS * limits.housekeeping_s * NS_PER_S)
         first, last = self._timeline.start_ns // self._bucket_ns, self._timeline.end_ns // self._bucket_ns
-        worst = np.full(last - first + 1, UNKNOWN, np.int64)
+        worst = away = np.full(last - first + 1, UNKNOWN, np.int64)
         for row in self.replicas():
             for key in (one.key for one in row.connections):
                 history = self._history(key)
                 if history is not None and (history.has_moved or history.duration_ns <= observer_ns):
-                    parts = [history.lag.part(first, len(worst))]
-                    parts += [self._away(one, first, len(worst))[0] for one in row.outages if one.lost == key]
-                    worst = _largest([worst, *parts], len(worst))
-        return _series(worst, first, self.bucket_ms, limit=limits.gap_bytes_max)
+                    outages = [self._away(one, first, len(away))[0] for one in row.outages if one.lost == key]
+                    away = _largest([away, *outages], len(away))
+                    worst = _largest([worst, history.lag.part(first, len(worst))], len(worst))
+        return _series(worst, away, first, self.bucket_ms, limit=limits.gap_bytes_max)
 
     def may_lack(self, at_ns: int, age_ns: int) -> bool:
         """Whether a replica may lack a byte older than `age_ns` at a moment.
@@ -290,7 +290,7 @@ class Overview:
         first, last = self._timeline.start_ns // self._bucket_ns, self._timeline.end_ns // self._bucket_ns
         if self._ages[0] != self._records:
             count = last - first + 1
-            parts = [part for row in self.replicas() for part in self._age_parts(row, first, count)]
+            parts = [part for row in self.replicas() for part in self._ages_of(row, first, count)]
             self._ages = self._records, _largest(parts, count)
         place = at_ns // self._bucket_ns - first
         ages = self._ages[1]
@@ -320,31 +320,37 @@ class Overview:
         `now` is the worst lag in the bucket that holds `at_ns`, up to there; None if it is not known.
         """
 
-        def find(first: int, count: int) -> Ints:
+        def find(first: int, count: int) -> tuple[Ints, Ints]:
             histories = [self._history(one.key) for one in row.connections]
             parts = [one.lag.part(first, count) for one in histories if one is not None]
-            return _largest(parts + [self._away(one, first, count)[0] for one in row.outages], count)
+            away = [self._away(one, first, count)[0] for one in row.outages]
+            return _largest(parts, count), _largest(away, count)
 
         limit = limits.gap_bytes_max
         series = self._before(("lag", *_keys(row)), row.connections[0].run, find, at_ns, limit=limit)
-        return self._up_to(series, at_ns, None if now is None else _bucket(now, limit))
+        is_away = not row.is_connected
+        return self._up_to(series, at_ns, None if now is None else _bucket(now, limit, is_away=is_away))
 
     def age_series(self, row: ReplicaRow, *, at_ns: int, now_s: float | None, limits: Limits) -> Series:
         """As `lag_series`: greatest age in seconds of the oldest byte that the replica lacked."""
 
-        def find(first: int, count: int) -> Ints:
-            return _largest(self._age_parts(row, first, count), count)
+        def find(first: int, count: int) -> tuple[Ints, Ints]:
+            return self._ages_of(row, first, count)
 
         limit, per = round(limits.slave_timeout_s * NS_PER_S), float(NS_PER_S)
         key = ("age", *_keys(row))
         series = self._before(key, row.connections[0].run, find, at_ns, limit=limit, per=per)
-        now = None if now_s is None else _bucket(round(now_s * NS_PER_S), limit, per)
+        now = None
+        if now_s is not None:
+            now = _bucket(round(now_s * NS_PER_S), limit, per, is_away=not row.is_connected)
         return self._up_to(series, at_ns, now)
 
-    def _age_parts(self, row: ReplicaRow, first: int, count: int) -> list[Ints]:
+    def _ages_of(self, row: ReplicaRow, first: int, count: int) -> tuple[Ints, Ints]:
+        """Greatest ages of a replica: with a connection, and without one."""
         histories = [self._history(one.key) for one in row.connections]
         parts = [one.age.part(first, count) for one in histories if one is not None]
-        return parts + [self._away(one, first, count)[1] for one in row.outages]
+        away = [self._away(one, first, count)[1] for one in row.outages]
+        return _largest(parts, count), _largest(away, count)
 
     def _away(self, outage: Outage[Key], first: int, count: int) -> tuple[Ints, Ints]:
         """Worst lag and greatest age of a replica without a connection, as `Curve.part` has them."""
@@ -403,11 +409,11 @@ class Overview:
         `runs` are its sessions up to that moment, at least one; `log_end` is the end of its log then.
         """
 
-        def find(first: int, count: int) -> Ints:
+        def find(first: int, count: int) -> tuple[Ints, Ints]:
             found = self._log_ends(runs, first - 1, count + 1)
             is_known = (found[1:] >= 0) & (found[:-1] >= 0)
             # A log that was cut has not grown.
-            return np.where(is_known, np.maximum(np.diff(found), 0), UNKNOWN)
+            return np.where(is_known, np.maximum(np.diff(found), 0), UNKNOWN), _largest([], count)
 
         per = self.bucket_ms / 1000
         name = ("append", runs[-1].number)
@@ -422,7 +428,7 @@ class Overview:
         self,
         name: tuple[object, ...],
         run: SessionRun,
-        find: Callable[[int, int], Ints],
+        find: Callable[[int, int], tuple[Ints, Ints]],
         at_ns: int,
         *,
         limit: int | None,
@@ -434,8 +440,8 @@ class Overview:
         cached_key, series = self._series.get(name, (None, None))
         if cached_key != key or series is None:
             first = max(current - HISTORY_MS // self.bucket_ms, run.start_ns // self._bucket_ns)
-            values = find(first, max(0, current - first))
-            series = _series(values, first, self.bucket_ms, limit=limit, per=per)
+            found, away = find(first, max(0, current - first))
+            series = _series(found, away, first, self.bucket_ms, limit=limit, per=per)
             series = evolve(series, revision=self._records)
             self._series[name] = (key, series)
             while len(self._series) > SERIES_MAX:
@@ -464,19 +470,29 @@ def _largest(parts: list[Ints], count: int) -> Ints:
     return largest
 
 
-def _series(values: Ints, first: int, bucket_ms: int, *, limit: int | None, per: float = 1.0) -> Series:
-    """The known ones of `values` as a series, from the bucket `first` on; `per` of them make one unit."""
-    known = np.flatnonzero(values >= 0)
+def _series(
+    values: Ints, away: Ints, first: int, bucket_ms: int, *, limit: int | None, per: float = 1.0
+) -> Series:
+    """The known ones of `values`, and of those without a connection, as a series, from the bucket `first` on.
+
+    `per` of them make one unit.
+    """
+    worst = np.maximum(values, away)
+    known = np.flatnonzero(worst >= 0)
     if not len(known):
         return Series(bucket_ms)
     begin, end = int(known[0]), int(known[-1]) + 1
-    buckets = [None if value < 0 else _bucket(value, limit, per) for value in values[begin:end].tolist()]
+    buckets = [
+        None if value < 0 else _bucket(value, limit, per, is_away=is_away)
+        for value, is_away in zip(worst[begin:end].tolist(), (away[begin:end] >= 0).tolist(), strict=True)
+    ]
     return Series(bucket_ms, first + begin, tuple(buckets[:-1]), buckets[-1])
 
 
-def _bucket(value: int, limit: int | None, per: float = 1.0) -> Bucket:
-    is_good = limit is None or value < limit
-    return Bucket(value if per == 1.0 else value / per, Severity.GOOD if is_good else Severity.WARNING)
+def _bucket(value: int, limit: int | None, per: float = 1.0, *, is_away: bool = False) -> Bucket:
+    """`is_away`: of a replica without a connection, which is bad however small the lag is."""
+    severity = Severity.GOOD if limit is None or value < limit else Severity.WARNING
+    return Bucket(value if per == 1.0 else value / per, Verdict.SILENT.severity if is_away else severity)
 
 
 def _begins_ns(item: tuple[SessionRun, Chunk]) -> int:
