@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import sys
-import threading
 import traceback
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -136,7 +133,6 @@ class MonitorApp(App[None]):
         self.register_theme(DARK)
         self.register_theme(LIGHT)
         self.theme = DARK.name
-        self._handle_signals()
         self._guest.start()
 
     async def on_event(self, event: events.Event) -> None:
@@ -247,14 +243,6 @@ class MonitorApp(App[None]):
             self.crash = error
             self.failure = f"the screen failed: {_where(error)}"
         super()._handle_exception(error)
-
-    def _handle_signals(self) -> None:
-        """Restore the terminal also at SIGTERM and SIGHUP."""
-        if self.is_headless or threading.current_thread() is not threading.main_thread():
-            return
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self.exit)
 
 
 def run(

@@ -110,9 +110,9 @@ def test_a_replay_shows_sessions_and_no_nodes(monkeypatch):
         monitor(MASTER, replay=(Path("a"),))
 
 
-def command_for_nobody():
-    """The monitor of an address at which nothing listens."""
-    return [sys.executable, "-c", SCRIPT, f"127.0.0.1:{free_port()}"]
+def command_for_nobody(*, before=""):
+    """The monitor of an address at which nothing listens; `before` are statements that run first."""
+    return [sys.executable, "-c", before + SCRIPT, f"127.0.0.1:{free_port()}"]
 
 
 LEAVE_SCREEN = b"\x1b[?1049l"
@@ -135,3 +135,26 @@ def test_a_terminal_that_vanishes_without_a_signal_ends_the_monitor():
         read_until(descriptor, b"Connection refused")
         os.close(descriptor)
         assert process.wait(60) == 0
+
+
+TAKES_NOTHING = """
+import threading
+from trioha_monitor import terminal
+terminal.END_TIMEOUT_S = 1.0
+write = terminal._Output.write
+def write_then_hang(output, text):
+    write(output, text)
+    output.flush()
+    if "Connection refused" in text:
+        threading.Event().wait()
+terminal._Output.write = write_then_hang
+"""
+
+
+@pytest.mark.full
+@pytest.mark.process
+def test_sigterm_ends_the_monitor_also_if_the_terminal_takes_nothing():
+    with terminal(command_for_nobody(before=TAKES_NOTHING)) as (process, descriptor):
+        read_until(descriptor, b"Connection refused")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 1

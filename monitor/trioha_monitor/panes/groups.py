@@ -72,7 +72,7 @@ class GroupsPane(Pane):
     @on(RowTable.Selected, "#groups-table")
     def _show_chosen(self) -> None:
         """Show the row under the cursor in full."""
-        row = next((row for row in self.table.rows if row.key == self.table.cursor), None)
+        row = self.table.chosen
         context = self._render_context
         if context is None:
             return

@@ -93,7 +93,7 @@ class LogPane(Pane):
         model = self._model
         if model is None:
             return
-        chosen = next((node for node in self.table.rows if node_key(node) == self.table.cursor), None)
+        chosen = self.table.chosen
         if chosen is None:
             self.facts.show_lines([])
             self.graph.show(None, model.context)

@@ -131,7 +131,7 @@ class RolesPane(Pane):
         model = self._model
         if model is None:
             return
-        chosen = next((node for node in self.table.rows if node_key(node) == self.table.cursor), None)
+        chosen = self.table.chosen
         entitle(self.facts, "No broker in controller mode" if chosen is None else chosen.label)
         if chosen is not None:
             self.facts.show_lines(group_facts(chosen, model.held, model.context))

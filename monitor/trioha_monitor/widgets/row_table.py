@@ -133,6 +133,12 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
         return self._rows
 
     @property
+    def chosen(self) -> T | None:
+        """The row under the cursor; None without one."""
+        place = None if self.cursor is None else self._places.get(self.cursor)
+        return None if place is None else self._rows[place]
+
+    @property
     def lines(self) -> list[str]:
         """All rows as plain text, also those that are scrolled out."""
         context = self._render_context
