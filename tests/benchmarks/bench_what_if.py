@@ -7,11 +7,13 @@ recording of the base settings and predicts the changed ones, of which it sees n
 over the recordings of p50 and p99 of put latency (from a put's append to the end of its wait, as sessions
 have them).
 
+`range` is that which the answer has beside it: medians of its ends.
+
 `noise` is how far two recordings of one setting differ: the median, over all pairs of them, of the larger
 over the smaller less one. Where it exceeds the goal, the error cannot be smaller either, but by chance.
 
-Questions are those of README's table; `--set others` asks about other settings and loads. The model knows
-neither: its constants come from neither.
+Questions are those of README's table; `--set others` asks about other settings and loads. The model has
+no constant that comes from either.
 
 It prints the table of docs/session-analysis.md:
 
@@ -22,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -30,7 +31,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from itertools import combinations
 from pathlib import Path
@@ -43,18 +43,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.benchmarks.rivals.even_link import EvenLink, round_trip_s
 from tests.node_process import TriohaNode
 from trioha.config.model import AckMode
-from trioha.recording.reader import Session
 from trioha.recording.records import read_records
-from trioha_analysis.whatif.answer import combine_repeats
-from trioha_analysis.whatif.figures import Figures, figures, outcome_of
-from trioha_analysis.whatif.model import Model, find_model_sessions, model_of, play
-from trioha_analysis.whatif.scenario import Scenario
-from trioha_analysis.whatif.trace import Trace, trace_of
+from trioha_analysis.whatif.model import Answer, Model, find_model_sessions, model_of, predict
+from trioha_analysis.whatif.scenario import Point
 
 RECORDINGS: Final = 5
 """Of each setting."""
-REPEATS: Final = 3
-"""Simulations of each prediction, as the command's default."""
 WARM_UP_PUTS: Final = 300
 GOAL: Final = 0.25
 PARTS: Final = ("p50", "p99")
@@ -177,15 +171,13 @@ class Recording:
     window_ns: tuple[int, int]
     """Of the load, by the monotonic clock."""
 
-    def sessions(self) -> tuple[Session, list[Session]]:
-        """Of the master and its slaves."""
-        return find_model_sessions([self.folder])
-
-    def trace(self) -> Trace:
-        """The master's session during the load."""
-        records = read_records(self.sessions()[0]).array
+    def model(self) -> Model:
+        """Of the load alone."""
+        master, slaves = find_model_sessions([self.folder])
+        records = read_records(master).array
         low, high = self.window_ns
-        return trace_of(records[(records["ts_ns"] >= low) & (records["ts_ns"] <= high)])
+        of_load = records[(records["ts_ns"] >= low) & (records["ts_ns"] <= high)]
+        return model_of(master, slaves, windows=[of_load])
 
 
 def record(setup: Setup, folder: Path) -> Recording:
@@ -237,30 +229,16 @@ def load(master: TriohaNode, *, writers: int, puts: int, rate: float | None) -> 
 # -- predictions ---------------------------------------------------------------------------------------------
 
 
-def fitted(recording: Recording) -> Model:
-    """The model of a recording: all processes were on this machine."""
-    master, slaves = recording.sessions()
-    return model_of(master, slaves, traces=[recording.trace()], cores=os.cpu_count())
+def answered(recording: Recording, asked: Sequence[Mapping[str, Any]]) -> Answer:
+    """Predictions of the changes asked, as the command computes them."""
+    model = recording.model()
+    return predict(model, [Point("", evolve(model.scenario, **changes)) for changes in asked])
 
 
-def predicted(recording: Recording, asked: Sequence[Mapping[str, Any]]) -> list[Figures]:
-    """For each question about the recording, as the command computes it."""
-    model = fitted(recording)
-
-    def answer(scenario: Scenario) -> Figures:
-        return combine_repeats([figures([play(model, scenario, repeat=repeat)]) for repeat in range(REPEATS)])
-
-    return [answer(evolve(model.scenario, **changes)) for changes in asked]
-
-
-def measured(recording: Recording) -> Figures:
-    """What happened, computed as the model computes it."""
-    return figures([outcome_of(recording.trace())])
-
-
-def latency_ms(found: Iterable[Figures], part: str) -> list[float]:
-    """That percentile of each."""
-    return [one.latency_ms[part] for one in found if one.latency_ms is not None]
+def measured_ms(recordings: Iterable[Recording], part: str) -> list[float]:
+    """That percentile of put latency of each, computed as the model computes it."""
+    found = [one.model().recorded.latency_ms for one in recordings]
+    return [one[part] for one in found if one is not None]
 
 
 def noise(values: Sequence[float]) -> float:
@@ -270,27 +248,47 @@ def noise(values: Sequence[float]) -> float:
     return statistics.median(max(pair) / min(pair) - 1 for pair in combinations(values, 2))
 
 
-def cells(
-    asked: Question, base: list[Figures], played: list[Figures], found: list[Figures], real: list[Figures]
-) -> list[str]:
-    """The row of one question: `base` measured, `played` predicted with the base settings, `found` predicted
-    and `real` measured with the changed ones. Errors beyond the goal are bold."""
+def cells(asked: Question, answers: Sequence[Answer], place: int, real: Sequence[Recording]) -> list[str]:
+    """The row of one question: the prediction at `place` of each answer, and what was measured. Errors beyond
+    the goal are bold, and so are ranges without what was measured."""
     row, as_recorded = [f"`{asked.name}`", asked.base], []
     for part in PARTS:
-        measured_ms = latency_ms(real, part)
-        base_ms, played_ms, found_ms, real_ms = (
-            statistics.median(latency_ms(one, part)) for one in (base, played, found, real)
+        real_ms = statistics.median(measured := measured_ms(real, part))
+        base_ms, played_ms, found_ms, low_ms, high_ms = (
+            statistics.median(values)
+            for values in zip(*(latencies(one, place, part) for one in answers), strict=True)
         )
         error = found_ms / real_ms - 1
-        shown = f"{error:+.0%}".replace("-", MINUS)
-        row += [f"{base_ms:.2f}", f"{found_ms:.2f}", f"{real_ms:.2f}"]
-        row += [shown if abs(error) <= GOAL else f"**{shown}**", f"{noise(measured_ms):.0%}"]
-        as_recorded.append(f"{played_ms / base_ms - 1:+.0%}".replace("-", MINUS))
+        span = f"{low_ms:.2f} to {high_ms:.2f}"
+        row += [f"{base_ms:.2f}", f"{found_ms:.2f}"]
+        row += [span if low_ms <= real_ms <= high_ms else f"**{span}**", f"{real_ms:.2f}"]
+        row += [percent(error) if abs(error) <= GOAL else f"**{percent(error)}**", f"{noise(measured):.0%}"]
+        as_recorded.append(percent(played_ms / base_ms - 1))
     return [*row, ", ".join(as_recorded)]
 
 
+def latencies(answer: Answer, place: int, part: str) -> tuple[float, float, float, float, float]:
+    """A percentile in ms: recorded, predicted as recorded, predicted, and its range."""
+    found, recorded = answer.predictions[place], answer.model.recorded.latency_ms
+    played, predicted, span = (
+        answer.as_recorded.figures.latency_ms,
+        found.figures.latency_ms,
+        found.latency_range_ms,
+    )
+    assert recorded is not None
+    assert played is not None
+    assert predicted is not None
+    assert span is not None
+    return recorded[part], played[part], predicted[part], *span[part]
+
+
+def percent(value: float) -> str:
+    """With a sign."""
+    return f"{value:+.0%}".replace("-", MINUS)
+
+
 MINUS: Final = "\N{MINUS SIGN}"
-COLUMNS: Final = ("recorded", "predicted", "measured", "error", "noise")
+COLUMNS: Final = ("recorded", "predicted", "range", "measured", "error", "noise")
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -347,31 +345,20 @@ def key(asked: Question) -> str:
     return f"{asked.name} of {asked.base}"
 
 
-def answers(
-    questions: Sequence[Question], kept: Mapping[str, list[Recording]], *, processes: int
-) -> list[list[str]]:
+def answers(questions: Sequence[Question], kept: Mapping[str, list[Recording]]) -> list[list[str]]:
     """The rows of all questions."""
-    link_s = {setup_speed(one.real): None for one in questions if one.real.rtt_s or one.real.bytes_per_s}
-    measured_rtt_s = {speed: round_trip_s(latency_s=speed[0], bytes_per_s=speed[1]) for speed in link_s}
+    speeds = {setup_speed(one.real) for one in questions if one.real.rtt_s or one.real.bytes_per_s}
+    measured_rtt_s = {speed: round_trip_s(latency_s=speed[0], bytes_per_s=speed[1]) for speed in speeds}
 
     def asked_of(one: Question) -> dict[str, Any]:
         speed = setup_speed(one.real)
         return {**one.asked, "rtt_s": measured_rtt_s[speed]} if speed in measured_rtt_s else dict(one.asked)
 
-    with ProcessPoolExecutor(processes) as pool:
-        jobs: dict[str, list[Any]] = {}
-        for base in dict.fromkeys(one.base for one in questions):
-            asked = [{}, *(asked_of(one) for one in questions if one.base == base)]
-            jobs[base] = [pool.submit(predicted, one, asked) for one in kept[base]]
-        found = {base: [job.result() for job in waiting] for base, waiting in jobs.items()}
-        real = {name: list(pool.map(measured, recordings)) for name, recordings in kept.items()}
     rows = []
-    for one in questions:
-        place = 1 + [other.name for other in questions if other.base == one.base].index(one.name)
-        of_base = found[one.base]
-        rows.append(
-            cells(one, real[one.base], [a[0] for a in of_base], [a[place] for a in of_base], real[key(one)])
-        )
+    for base in dict.fromkeys(one.base for one in questions):
+        of_base = [one for one in questions if one.base == base]
+        found = [answered(recording, [asked_of(one) for one in of_base]) for recording in kept[base]]
+        rows += [cells(one, found, place, kept[key(one)]) for place, one in enumerate(of_base)]
     return rows
 
 
@@ -386,20 +373,22 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="questions whose names contain this")
     parser.add_argument("--recordings", type=int, default=RECORDINGS, help="of each setting")
     parser.add_argument("--keep", type=Path, help="leave the recordings in this new folder")
-    parser.add_argument("--from", dest="source", type=Path, help="use recordings that --keep has left")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="for the predictions")
+    parser.add_argument(
+        "--from", dest="sources", type=Path, action="append", help="use recordings that --keep has left"
+    )
     options = parser.parse_args()
     questions = [
         one for one in SETS[options.set] if not options.only or any(part in one.name for part in options.only)
     ]
     with tempfile.TemporaryDirectory() as scratch:
-        if options.source is not None:
-            kept = remembered(options.source)
+        if options.sources:
+            every = [remembered(source) for source in options.sources]
+            kept = {name: [one for found in every for one in found[name]] for name in every[0]}
         else:
             folder = Path(scratch) if options.keep is None else options.keep
             folder.mkdir(parents=True, exist_ok=True)
             kept = record_all(questions, folder, count=options.recordings)
-        print(markdown(answers(questions, kept, processes=options.processes)))
+        print(markdown(answers(questions, kept)))
 
 
 if __name__ == "__main__":

@@ -10,12 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import trioha_spark
-from tests.analysis.pairs import closed_loop, write_pair
 from tests.recording.sessions import slave_events, write_session
-from trioha.recording.reader import open_session
-from trioha_analysis.whatif.model import model_of
 from trioha_spark.replay import replay
-from trioha_spark.what_if import predict
 
 pytestmark = [pytest.mark.spark, pytest.mark.full]
 
@@ -48,14 +44,12 @@ print("as it was")
 """
 
 
-def test_replay_and_what_if_leave_the_session_that_runs_as_it_is(spark, tmp_path):
+def test_replay_leaves_the_session_that_runs_as_it_is(spark, tmp_path):
     # Spark sets some of its settings with the first query.
     assert spark.range(3).count() == 3
     context, settings = spark.sparkContext, dict(spark.sparkContext.getConf().getAll())
     path = write_session(tmp_path / "session", slave_events(), role="SLAVE", broker_id=1)
     assert replay([path]).sessions[0].node.events == len(slave_events())
-    model = model_of(open_session(write_pair(tmp_path / "pair", closed_loop(1, rounds=60))))
-    assert predict(model, [], repeats=1).as_recorded.puts
     assert SparkSession.getActiveSession() is not None
     assert spark.sparkContext is context
     assert dict(context.getConf().getAll()) == settings

@@ -1,15 +1,12 @@
 """The HTML page of a report: sections of text, tables and figures in one file that fetches nothing.
 
-Charts are SVG (`trioha_analysis.reports.charts`); a page with a figure of Plotly contains plotly.js (5 MB),
-one without does not. Jinja2 escapes all text, pandas the cells of tables; texts inside of Plotly's figures,
-which know some tags, are escaped by `label`. Colours are of `trioha.palette`: light or dark as the viewer
-prefers, and light on paper.
+Charts are SVG (`trioha_analysis.reports.charts`). Jinja2 escapes all text, pandas the cells of tables.
+Colours are of `trioha.palette`: light or dark as the viewer prefers, and light on paper.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +15,6 @@ import pyarrow as pa
 from attrs import frozen
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from plotly import graph_objects, offline
 
 from trioha import palette
 from trioha.errors import StoreError
@@ -67,8 +63,8 @@ class Section:
     warnings: Sequence[str] = ()
     points: Sequence[Point] = ()
     table: Markup | None = None
-    figures: Sequence[Markup | graph_objects.Figure] = ()
-    """Charts as SVG, or figures of Plotly."""
+    figures: Sequence[Markup] = ()
+    """Charts as SVG."""
 
 
 @frozen(eq=False)
@@ -88,23 +84,12 @@ class Page:
             undefined=StrictUndefined,
             trim_blocks=True,
         )
-        environment.filters["figure_html"] = _figure_html
         return environment.get_template("page.html.j2").render(
             page=self,
             colors=_COLORS,
             looks=_LOOKS,
             top=TOP,
             plot_height=PLOT_HEIGHT,
-            # Code of the library, not text of a recording.
-            plotly_js=Markup(offline.get_plotlyjs()) if self._has_plotly else "",  # noqa: S704
-        )
-
-    @property
-    def _has_plotly(self) -> bool:
-        return any(
-            isinstance(figure, graph_objects.Figure)
-            for section in self.sections
-            for figure in section.figures
         )
 
     def write(self, path: Path) -> None:
@@ -113,14 +98,6 @@ class Page:
             path.write_text(self.html(), encoding="utf-8")
         except OSError as error:
             raise StoreError(f"the report cannot be written: {error.strerror or error}", path=path) from error
-
-
-def _figure_html(figure: Markup | graph_objects.Figure) -> Markup:
-    if isinstance(figure, Markup):
-        return figure
-    # Plotly writes its JSON without < and >.
-    html = figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False})
-    return Markup(html)  # noqa: S704
 
 
 def to_frame(table: pa.Table) -> pd.DataFrame:
@@ -152,24 +129,3 @@ def _cell(name: str, value: Any) -> str:
         return f"{value:,.0f}" if "Bytes" in name else f"{value:,.3f}"
     # Connection numbers are names.
     return f"{value:,}" if isinstance(value, int) and not name.lower().endswith("conn") else str(value)
-
-
-def label(text: str) -> str:
-    """Text of a figure, in which Plotly interprets no tags."""
-    return escape(text)
-
-
-def new_figure(title: str, *, x_title: str = "", y_title: str = "", **layout: Any) -> graph_objects.Figure:
-    """An empty figure in the reports' style."""
-    figure = graph_objects.Figure(
-        layout={
-            "title": title,
-            "template": "plotly_white",
-            "height": 420,
-            "xaxis": {"title": x_title},
-            "yaxis": {"title": y_title},
-            "margin": {"l": 70, "r": 20, "t": 50, "b": 50},
-            "legend": {"orientation": "h", "y": -0.2},
-        }
-    )
-    return figure.update_layout(layout)

@@ -1,4 +1,4 @@
-"""Figures of puts, recorded or simulated."""
+"""Figures of puts, recorded or predicted."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from typing import Any, Final
 
 import numpy as np
 from attrs import frozen
-from numpy.typing import NDArray
 
 from trioha.distribution import nearest_rank
 from trioha.recording.events import PutStatus, code_name
-from trioha.recording.state_arrays import covered_at
-from trioha_analysis.whatif.simulation import Outcome
-from trioha_analysis.whatif.trace import NO_END, Trace
-
-Floats = NDArray[np.float64]
+from trioha_analysis.whatif.play import Outcome
+from trioha_analysis.whatif.recorded import NO_STATUS, Floats, Runs, slaves_of
 
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
@@ -56,69 +52,47 @@ class Figures:
 
 def figures(outcomes: Sequence[Outcome]) -> Figures:
     """The figures of all `outcomes` together."""
-    status = np.concatenate([np.zeros(0, np.int64), *(one.status for one in outcomes)])
-    codes, counts = np.unique(status[status != NO_END], return_counts=True)
-    waited = np.concatenate([np.zeros(0), *(_waited(one) for one in outcomes)])
-    lags = [_lags(one) for one in outcomes]
+    status, end_s, append_s, lag_bytes, lag_s = (
+        np.concatenate([getattr(one, name) for one in outcomes])
+        for name in ("status", "end_s", "append_s", "lag_bytes", "lag_s")
+    )
+    codes, counts = np.unique(status[status != NO_STATUS].astype(np.int64), return_counts=True)
+    stored = status != PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH
+
+    def percentiles(values: Floats) -> dict[str, float] | None:
+        ordered = np.sort(values[stored & ~np.isnan(values)]).tolist()
+        if not ordered:
+            return None
+        return {name: nearest_rank(ordered, part) for name, part in PERCENTILES.items()}
+
     return Figures(
-        puts=sum(len(one.put_s) for one in outcomes),
-        seconds=sum(float(np.ptp(one.put_s)) for one in outcomes if len(one.put_s)),
+        puts=len(status),
+        seconds=sum(float(np.ptp(one.append_s)) for one in outcomes),
         statuses={
             code_name(PutStatus, code): count
             for code, count in zip(codes.tolist(), counts.tolist(), strict=True)
         },
-        latency_ms=percentiles(waited * 1e3),
-        lag_bytes=percentiles(np.concatenate([np.zeros(0), *(lag[0] for lag in lags)])),
-        lag_seconds=percentiles(np.concatenate([np.zeros(0), *(lag[1] for lag in lags)])),
+        latency_ms=percentiles((end_s - append_s) * 1e3),
+        lag_bytes=percentiles(lag_bytes),
+        lag_seconds=percentiles(lag_s),
     )
 
 
-def percentiles(values: Floats) -> dict[str, float] | None:
-    """`PERCENTILES` by nearest rank; None without values."""
-    if not len(values):
-        return None
-    ordered: list[float] = np.sort(values).tolist()
-    return {name: nearest_rank(ordered, part) for name, part in PERCENTILES.items()}
-
-
-def outcome_of(trace: Trace) -> Outcome:
-    """The outcome of the recorded puts."""
-    start_ns = int(trace.put_ts_ns[0])
-    known = trace.end_ts_ns != NO_END
-    waited_s = np.where(known, (trace.end_ts_ns - trace.put_ts_ns) / 1e9, np.nan)
-    # A put without a wait was answered at once.
-    never = (trace.begin_ts_ns == NO_END) & ~known
+def outcome_of(runs: Runs) -> Outcome:
+    """The outcome of recorded puts, as `puts_of` has them."""
+    lag_bytes = lag_s = np.full(len(runs.append_s), np.nan)
+    for acked_s in runs.acked_s.T:
+        known = ~np.isnan(acked_s)
+        acked = np.searchsorted(acked_s[known], runs.append_s, side="right")
+        offsets = np.append(np.nan, runs.end_offset[known])
+        lag_bytes = np.fmax(lag_bytes, np.where(known, runs.end_offset - offsets[acked], np.nan))
+        lag_s = np.fmax(lag_s, acked_s - runs.append_s)
+    # Without an ack of every slave the worst one is not known.
+    whole = np.count_nonzero(~np.isnan(runs.acked_s), axis=1) >= max(1, slaves_of(runs))
     return Outcome(
-        put_s=(trace.put_ts_ns - start_ns) / 1e9,
-        end_offset=trace.put_end_offset,
-        waited_s=np.where(never, 0.0, waited_s),
-        status=np.where(never, int(PutStatus.PUT_OK), trace.status),
-        ack_s=[(ts_ns - start_ns) / 1e9 for ts_ns in trace.ack_ts_ns],
-        ack_offset=trace.ack_offset,
+        append_s=runs.append_s,
+        end_s=runs.end_s,
+        status=runs.status.astype(np.float64),
+        lag_bytes=np.where(whole, lag_bytes, np.nan),
+        lag_s=np.where(whole, lag_s, np.nan),
     )
-
-
-def _waited(outcome: Outcome) -> Floats:
-    """Of the stored puts whose end is known."""
-    waited: Floats = outcome.waited_s[(outcome.end_offset > 0) & ~np.isnan(outcome.waited_s)]
-    return waited
-
-
-def _lags(outcome: Outcome) -> tuple[Floats, Floats]:
-    """Bytes and seconds of lag of the worst slave at each put, for the puts where both are known."""
-    none = np.zeros(0)
-    stored = outcome.end_offset > 0
-    put_s, end_offset = outcome.put_s[stored], outcome.end_offset[stored]
-    worst_bytes = worst_s = None
-    for ack_s, ack_offset in zip(outcome.ack_s, outcome.ack_offset, strict=True):
-        if not len(ack_s):
-            continue
-        acked = covered_at(ack_s, ack_offset, end_offset, never=np.nan) - put_s
-        last = np.searchsorted(ack_s, put_s, side="right") - 1
-        # The lag before the first ack is unknown.
-        lag = np.where(last >= 0, end_offset - ack_offset[np.maximum(last, 0)], np.nan)
-        worst_s = acked if worst_s is None else np.fmax(worst_s, acked)
-        worst_bytes = lag if worst_bytes is None else np.fmax(worst_bytes, lag)
-    if worst_bytes is None or worst_s is None:
-        return none, none
-    return worst_bytes[~np.isnan(worst_bytes)].astype(np.float64), worst_s[~np.isnan(worst_s)]

@@ -76,14 +76,17 @@ class Scenario:
     """Closed-loop writers; None for those of the recording."""
     rate_per_s: float | None = None
     """Puts per second of open-loop producers; None for those of the recording."""
-    cores: int | None = None
-    """Cores of the one machine that nodes, links and producers share, also while they were recorded; None:
-    each has a core of its own."""
 
-    @property
-    def copies_needed(self) -> int:
-        """Slaves that must acknowledge a put."""
-        return max(1, self.in_sync_replicas - 1) if self.role is BrokerRole.SYNC_MASTER else 0
+    def copies_needed(self, in_sync: int) -> int:
+        """Slaves that must acknowledge a put while so many are in sync."""
+        if self.role is not BrokerRole.SYNC_MASTER:
+            return 0
+        need = max(1, self.in_sync_replicas - 1)
+        if self.all_ack_in_sync_state_set:
+            need = max(need, in_sync)
+        if self.enable_auto_in_sync_replicas:
+            need = max(min(need, in_sync), self.min_in_sync_replicas - 1)
+        return need
 
     @property
     def sync_rule(self) -> SyncRule:
