@@ -191,11 +191,16 @@ class Judgement:
     """Reason in a few words; may be empty for OK."""
 
 
+def verdict_of(complaint: str) -> Verdict | None:
+    """The verdict that a trioha slave's own report is (`SlaveStatus.verdict`); None if it can replicate."""
+    return _COMPLAINTS.get(complaint.partition(":")[0])
+
+
 def judge(facts: Facts, limits: Limits, *, shown: Verdict | None = None) -> Judgement:
     """The verdict of one moment by the table above; `shown` is the verdict that is shown now."""
-    name, colon, reason = facts.complaint.partition(":")
-    if name in _COMPLAINTS:
-        return Judgement(_COMPLAINTS[name], reason.strip() if colon else name)
+    if (verdict := verdict_of(facts.complaint)) is not None:
+        name, colon, reason = facts.complaint.partition(":")
+        return Judgement(verdict, reason.strip() if colon else name)
     if not facts.master_answers:
         return Judgement(Verdict.STALE, "its master does not answer")
     if not facts.is_connected:

@@ -8,6 +8,7 @@ from typing import Final
 from trioha.broker_status import BrokerStatus
 from trioha.doctor.case import Case, Node, Pair, dialled_address, same_address
 from trioha.doctor.findings import Observation, Severity, check
+from trioha.replica_verdict import Verdict, verdict_of
 
 GAP_BYTES_MAX: Final = 256 * 1024 * 1024
 """RocketMQ's default of haMaxGapNotInSync."""
@@ -19,8 +20,6 @@ FULL_PERCENT: Final = 90
 SILENT_HOUSEKEEPINGS: Final = 1.5
 """A slave is silent when it read nothing for so many housekeeping intervals."""
 HOUSEKEEPING_MS: Final = 20_000
-OF_CONNECTION: Final = frozenset(("REFUSED", "OTHER_MASTER"))
-"""Verdicts about the connection, not about the logs."""
 
 
 @check(
@@ -139,7 +138,7 @@ def slave_refuses_log(case: Case) -> Iterator[Observation]:
     acknowledges anything where they differ.
     """
     for node, verdict in _verdicts(case):
-        if verdict.partition(":")[0] not in OF_CONNECTION:
+        if verdict_of(verdict) is not Verdict.REFUSED:
             yield Observation(subject=node.label, evidence=verdict, remedy=_replace_log(node))
 
 
@@ -157,7 +156,7 @@ def slave_not_admitted(case: Case) -> Iterator[Observation]:
     """
     masters = {id(pair.slave): pair.master for pair in case.pairs}
     for node, verdict in _verdicts(case):
-        if verdict.partition(":")[0] in OF_CONNECTION:
+        if verdict_of(verdict) is Verdict.REFUSED:
             remedy = _admission_remedy(masters.get(id(node)), node)
             yield Observation(subject=node.label, evidence=verdict, remedy=remedy)
 
