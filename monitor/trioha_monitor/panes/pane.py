@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 from zlib import crc32
 
 from attrs import frozen
+from rich.style import Style
 from textual.containers import Vertical
 from textual.message import Message
 
@@ -63,6 +65,11 @@ class FactWriter:
     def small(self, words: str) -> Part:
         """Words beside figures."""
         return (words, self.palette.muted)
+
+    def wrapped(self, words: str, style: Style, *, width: int) -> list[Line]:
+        """Words on lines of their own below the figures of a line of `width`."""
+        room = max(16, width - self.label_width)
+        return [self.row("", (line, style)) for line in wrap(words, room)]
 
 
 class Pane(Vertical):

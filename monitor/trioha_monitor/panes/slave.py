@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from textwrap import wrap
+from itertools import chain
 from typing import ClassVar
 
 from rich.style import Style
@@ -25,6 +25,7 @@ from trioha_monitor.texts import (
     format_seconds,
 )
 from trioha_monitor.view import MetadataView, NodeView, ReplicaView
+from trioha_monitor.widgets.columns import length_of
 from trioha_monitor.widgets.frame import entitle
 from trioha_monitor.widgets.graph import Graph, bar, lag_curve
 from trioha_monitor.widgets.line_view import LineView
@@ -166,10 +167,10 @@ def facts_of(
     complaint = "" if node is None or node.slave is None else node.slave.complaint
     lines = [
         *_verdict_lines(
-            replica,
+            verdict_cell(replica, context),
             complaint or replica.why,
             palette.bad if complaint else palette.muted,
-            context,
+            write,
             width=width,
         ),
         row(
@@ -212,30 +213,22 @@ def facts_of(
     else:
         lines.append(row("Own side", small("the slave itself is not watched")))
     if replica.metadata is not None:
-        lines += _metadata_lines(replica.metadata, metadata_cell(replica, context), context, width=width)
+        lines += _metadata_lines(replica.metadata, metadata_cell(replica, context), write, width=width)
     return lines
 
 
-def _metadata_lines(metadata: MetadataView, age: Line, context: RenderContext, *, width: int) -> list[Line]:
-    palette = context.palette
-    first: Line = (("Metadata".ljust(LABEL_WIDTH), palette.muted), *age)
-    if metadata.offsets_kept:
-        kept = f"  {metadata.offsets_kept:,} offsets of the master are before its own"
-        first = (*first, (kept, palette.warn))
-    room = max(16, width - LABEL_WIDTH)
-    lines = [part for fault in metadata.faults for part in wrap(fault, room)]
-    return [first, *(((" " * LABEL_WIDTH + part, palette.bad),) for part in lines)]
+def _metadata_lines(metadata: MetadataView, age: Line, write: FactWriter, *, width: int) -> list[Line]:
+    kept = f"  {metadata.offsets_kept:,} offsets of the master are before its own"
+    note = ((kept, write.palette.warn),) if metadata.offsets_kept else ()
+    faults = [write.wrapped(fault, write.palette.bad, width=width) for fault in metadata.faults]
+    return [write.row("Metadata", *age, *note), *chain(*faults)]
 
 
-def _verdict_lines(
-    replica: ReplicaView, words: str, style: Style, context: RenderContext, *, width: int
-) -> list[Line]:
-    cell = verdict_cell(replica, context)
-    first: Line = (("Verdict".ljust(LABEL_WIDTH), context.palette.muted), *cell)
-    if len(words) + 2 + sum(len(text) for text, _ in first) <= width:
+def _verdict_lines(cell: Line, words: str, style: Style, write: FactWriter, *, width: int) -> list[Line]:
+    first = write.row("Verdict", *cell)
+    if len(words) + 2 + length_of(first) <= width:
         return [(*first, (f"  {words}", style))]
-    room = max(16, width - LABEL_WIDTH)
-    return [first, *(((" " * LABEL_WIDTH + part, style),) for part in wrap(words, room))]
+    return [first, *write.wrapped(words, style, width=width)]
 
 
 def _distribution(
