@@ -147,7 +147,11 @@ def test_each_change_replaces_its_part(tmp_path):
 
 def test_same_recording_same_answer(tmp_path):
     model = model_at(write_pair(tmp_path / "session", closed_loop(2, rounds=100)))
-    assert predict(model, []).as_recorded.figures == predict(model, []).as_recorded.figures
+    seen = []
+    watched = predict(model, [Point("", model.scenario)], watch=lambda *done: seen.append(done))
+    assert watched.as_recorded.figures == predict(model, []).as_recorded.figures
+    assert watched.predictions[0].figures == watched.as_recorded.figures
+    assert seen == [(0, 2), (1, 2)]
 
 
 def test_settings_come_from_the_masters_session_and_the_ack_mode_from_the_slaves(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Final
@@ -12,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trioha.cli.console import out, print_json
-from trioha.cli.spark import spark_module
+from trioha.cli.spark import progress, spark_module
 from trioha.errors import ConfigError, TriohaError
 from trioha.outside_text import escaped
 from trioha.palette import BAD
@@ -93,7 +94,9 @@ def what_if(
         raise ConfigError("nothing is asked", key="what-if", hint="as in --set inSyncReplicas=3 or --rtt 5ms")
     models, answers = _module("trioha_analysis.whatif.model"), _module("trioha_analysis.whatif.answer")
     model = models.model_of(*models.find_model_sessions(sessions), producers=_producers(producers))
-    answer = models.predict(model, scenarios.grid(model.scenario, axes))
+    points = scenarios.grid(model.scenario, axes)
+    with progress(f"predicting {len(points)} points", shown=sys.stderr.isatty() and not json) as watch:
+        answer = models.predict(model, points, watch=watch)
     document = answers.document(answer, force=force)
     if report is not None:
         _module("trioha_analysis.reports.what_if_report").what_if_report(document).write(report)

@@ -6,7 +6,7 @@ prediction is all parts together, and its range that of the parts one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -234,12 +234,26 @@ def remarks(model: Model, scenarios: Iterable[Scenario]) -> list[str]:
     return found
 
 
-def predict(model: Model, points: Sequence[Point], *, seed: int = 0) -> Answer:
-    """The puts as recorded, and at each of `points`. Raises ModelError as `check` does."""
+def predict(
+    model: Model,
+    points: Sequence[Point],
+    *,
+    seed: int = 0,
+    watch: Callable[[int, int], None] | None = None,
+) -> Answer:
+    """The puts as recorded, and at each of `points`. Raises ModelError as `check` does.
+
+    `watch` is called with how many of how many are done.
+    """
     for point in points:
         check(model, point.scenario)
-    as_recorded = _predicted(model, Point("as recorded", model.scenario), seed)
-    return Answer(model, as_recorded, tuple(_predicted(model, point, seed) for point in points))
+    every = [Point("as recorded", model.scenario), *points]
+    found: list[Prediction] = []
+    for point in every:
+        if watch is not None:
+            watch(len(found), len(every))
+        found.append(_predicted(model, point, seed))
+    return Answer(model, found[0], tuple(found[1:]))
 
 
 def _predicted(model: Model, point: Point, seed: int) -> Prediction:
