@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -397,21 +397,23 @@ class TriohaNode:
 
 
 @contextmanager
-def name_server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
-    """A `trioha namesrv` process, and the fields of its ready line."""
-    process = subprocess.Popen(
-        [*DIE_WITH_PARENT, *_TRIOHA, "namesrv", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def name_server(
+    *arguments: str, log_path: Path | None = None
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """A `trioha namesrv` process, and the fields of its ready line. It logs to its stderr, or to a file."""
+    with nullcontext(subprocess.PIPE) if log_path is None else log_path.open("wb") as stderr:
+        process = subprocess.Popen(
+            [*DIE_WITH_PARENT, *_TRIOHA, "namesrv", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
     assert process.stdout is not None
-    assert process.stderr is not None
     with process:
         try:
             word, *pairs = process.stdout.readline().split() or [""]
-            assert word == "ready", process.stderr.read()
+            assert word == "ready", process.stderr.read() if process.stderr else log_path
             yield process, dict(pair.split("=", 1) for pair in pairs)
         finally:
             if process.poll() is None:

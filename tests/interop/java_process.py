@@ -24,6 +24,17 @@ JVM_FLAGS = (
 )
 
 
+def java_command(
+    main_class: str, class_path: str, *, home: Path, logback: Path, flags: Sequence[str] = JVM_FLAGS
+) -> list[str]:
+    """Starts a main class of RocketMQ, which has its files in `home` and logs as `logback` says."""
+    return [
+        *DIE_WITH_PARENT, java_tool("java"), *flags, *home_flags(home),
+        f"-Drmq.logback.configurationFile={logback}", "-Drocketmq.client.logUseSlf4j=true",
+        "-cp", class_path, main_class,
+    ]  # fmt: skip
+
+
 @define(eq=False, slots=False)
 class JavaProcess:
     """One JVM with a main class of RocketMQ."""
@@ -49,19 +60,17 @@ class JavaProcess:
         for path in (logback, home / "conf" / "logback_namesrv.xml"):
             path.write_text(LOGBACK.replace("WARN", self.log_level))
         with self.log_path.open("ab") as log:
+            command = java_command(
+                self.main_class, self.class_path, home=home, logback=logback, flags=self.flags
+            )
             self.process = subprocess.Popen(
-                [
-                    *DIE_WITH_PARENT, java_tool("java"), *self.flags,
-                    *home_flags(home),
-                    f"-Drmq.logback.configurationFile={logback}", "-Drocketmq.client.logUseSlf4j=true",
-                    "-cp", self.class_path, self.main_class, "-c", str(config),
-                ],
+                [*command, "-c", str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
                 env=environment_of_ours(),
-            )  # fmt: skip
+            )
 
     @property
     def log_path(self) -> Path:

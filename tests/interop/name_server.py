@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests import node_process
 from tests.interop.controller import eventually
 from tests.interop.java_process import JavaProcess
 from tests.interop.rocketmq import name_server_class_path
 from tests.ports import free_port
-from tests.processes import DIE_WITH_PARENT
 
 
 @contextmanager
@@ -53,25 +51,9 @@ def trioha_name_server(folder: Path, **settings: Any) -> Iterator[str]:
         **settings,
     }
     log_path = folder / "namesrv.log"
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [
-                *DIE_WITH_PARENT, sys.executable, "-m", "trioha", "namesrv",
-                *(argument for key, value in given.items() for argument in ("-p", f"{key}={value}")),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )  # fmt: skip
-    with process:
-        try:
-            assert process.stdout is not None
-            ready = dict(pair.split("=", 1) for pair in process.stdout.readline().split()[1:])
-            yield ready["listen"]
-            process.terminate()
-            assert process.wait(60) == 0
-        finally:
-            if process.poll() is None:
-                process.kill()
+    arguments = (argument for key, value in given.items() for argument in ("-p", f"{key}={value}"))
+    with node_process.name_server(*arguments, log_path=log_path) as (process, ready):
+        yield ready["listen"]
+        process.terminate()
+        assert process.wait(60) == 0
     assert "Traceback" not in log_path.read_text()

@@ -20,10 +20,10 @@ import pytest
 
 from tests.interop.asking import committed, max_offsets
 from tests.interop.java import LOGBACK, PATIENT, JavaDriver
-from tests.interop.java_process import JVM_FLAGS
+from tests.interop.java_process import java_command
 from tests.interop.messages import bodies, expected
 from tests.interop.name_server import name_server
-from tests.interop.rocketmq import class_path, home_flags, java_tool
+from tests.interop.rocketmq import class_path
 from tests.node_process import broker_status, verify
 from tests.ports import free_port
 from tests.processes import DIE_WITH_PARENT, environment_of_ours
@@ -160,11 +160,8 @@ def distribution(home: Path, version: str) -> None:
     (home / "conf").mkdir(parents=True)
     logback = home / "conf" / "logback.xml"
     logback.write_text(LOGBACK)
-    java = [
-        *DIE_WITH_PARENT, java_tool("java"), *JVM_FLAGS, *home_flags(home),
-        f"-Drmq.logback.configurationFile={logback}",
-        "-cp", class_path(version), "org.apache.rocketmq.broker.BrokerStartup",
-    ]  # fmt: skip
+    main_class = "org.apache.rocketmq.broker.BrokerStartup"
+    java = java_command(main_class, class_path(version), home=home, logback=logback)
     program(home / "bin" / "mqbroker", f'echo $$ > {home}/pid\nexec {shlex.join(java)} "$@"')
     program(home / "bin" / "mqshutdown", f'test "$1" = broker\nkill "$(cat {home}/pid)"')
 
