@@ -64,7 +64,7 @@ def test_the_recording_and_the_models_error_come_before_the_predictions(session,
         "closed loop of 1 writers",
         "recorded ",
         "model, as recorded ",
-        "error of the model ",
+        "model's error ",
         "slaves=0 ",
     )
     places = [shown.index(row) for row in rows]

@@ -39,8 +39,13 @@ def spark_module(name: str, *, command: str, needs: str = "Spark") -> ModuleType
 
 
 @contextmanager
-def progress(title: str, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Progress on stderr, updated with `(tasks done, tasks)`: a bar if `shown`, else a line now and then."""
+def progress(
+    title: str, *, shown: bool, first: str = "starting Spark"
+) -> Iterator[Callable[[int, int], None]]:
+    """Progress on stderr, updated with `(tasks done, tasks)`: a bar if `shown`, else a line now and then.
+
+    `first` is what the bar says before the first update.
+    """
     if not shown:
         yield ProgressLines(title, PlainConsole(stderr=True)).watch
         return
@@ -51,7 +56,7 @@ def progress(title: str, *, shown: bool) -> Iterator[Callable[[int, int], None]]
             *(MofNCompleteColumn(), TimeElapsedColumn()),
         )
         with Progress(*columns, console=PlainConsole(file=terminal), transient=True) as bars:
-            bar = bars.add_task("starting Spark", total=None)
+            bar = bars.add_task(first, total=None)
 
             def watch(done: int, tasks: int) -> None:
                 bars.update(bar, description=title, completed=done, total=tasks)

@@ -15,17 +15,13 @@ from rich.text import Text
 from trioha.cli.console import out, print_json
 from trioha.cli.spark import progress, spark_module
 from trioha.errors import ConfigError, TriohaError
-from trioha.outside_text import escaped
 from trioha.palette import BAD
 
 Values = Annotated[list[str] | None, Parameter(negative=())]
 
 PUT_OK: Final = "PUT_OK"
-PERCENTILES: Final = ("p50", "p90", "p99", "max")
-_COLUMNS: Final = (
-    *("puts/s", "latency ms p50", "p90", "p99", "max"),
-    *("lag bytes p99/max", "lag s p99/max", "not PUT_OK"),
-)
+PERCENTILES: Final = ("p50", "p90", "p99")
+_COLUMNS: Final = ("puts/s", *(f"{name} ms" for name in PERCENTILES), "lag s", "failed")
 
 
 def what_if(
@@ -95,7 +91,8 @@ def what_if(
     models, answers = _module("trioha_analysis.whatif.model"), _module("trioha_analysis.whatif.answer")
     model = models.model_of(*models.find_model_sessions(sessions), producers=_producers(producers))
     points = scenarios.grid(model.scenario, axes)
-    with progress(f"predicting {len(points)} points", shown=sys.stderr.isatty() and not json) as watch:
+    shown, title = sys.stderr.isatty() and not json, f"predicting {len(points)} points"
+    with progress(title, shown=shown, first=title) as watch:
         answer = models.predict(model, points, watch=watch)
     document = answers.document(answer, force=force)
     if report is not None:
@@ -133,19 +130,24 @@ def print_answer(document: dict[str, Any], *, rows: list[tuple[str, dict[str, An
         title=f"What if: {document['session']}, {producers}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
-    table.add_column("", overflow="fold")
+    table.add_column("", overflow="fold", min_width=len("model, as recorded"))
     for name in _COLUMNS:
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(name, justify="right", no_wrap=True)
     for place, (name, found) in enumerate(rows):
         table.add_row(name, *_cells(found), style="bold" if place > 1 else None)
         if place == 1:
             shown = [_error(model["error"].get(key)) for key in ("putsPerSecond", *PERCENTILES)]
-            off = ["", _error(model["error"]["lagSecondsP99"]), ""]
+            off = [_error(model["error"]["lagSecondsP99"]), ""]
             table.add_row(
-                "error of the model", *shown, *off, end_section=True, style=BAD.terminal if doubt else "dim"
+                "model's error", *shown, *off, end_section=True, style=BAD.terminal if doubt else "dim"
             )
     out().print(table)
+    for name, found in rows:
+        failed = _failed(found["statuses"])
+        if failed:
+            out().print(f"{name}: {', '.join(failed)}", soft_wrap=True)
     if doubt is not None:
         more = "forced" if document["points"] else "no prediction; --force prints it all the same"
         out().print(Text(f"{doubt}: {more}", style=BAD.terminal), soft_wrap=True)
@@ -158,23 +160,21 @@ def _error(value: float | None) -> str:
 
 
 def _cells(row: dict[str, Any]) -> list[str | Text]:
-    latency, lag_bytes, lag_s = row["latencyMs"], row["lagBytes"], row["lagSeconds"]
-    ranges = row.get("latencyRangeMs") or {}
+    latency, lag_s, ranges = row["latencyMs"], row["lagSeconds"], row.get("latencyRangeMs") or {}
     ended = sum(row["statuses"].values())
-    failed = [
-        f"{status} {count:,} ({count / ended:.1%})"
-        for status, count in row["statuses"].items()
-        if status != PUT_OK
-    ]
     return [
         f"{row['putsPerSecond']:,.0f}",
         *("-" if latency is None else _with_range(latency[name], ranges.get(name)) for name in PERCENTILES),
-        "-" if lag_bytes is None else f"{lag_bytes['p99']:,.0f} / {lag_bytes['max']:,.0f}",
-        "-" if lag_s is None else f"{lag_s['p99']:,.3f} / {lag_s['max']:,.3f}",
-        Text("\n".join(map(escaped, failed)) or "0"),
+        "-" if lag_s is None else f"{lag_s['p99']:,.3f}",
+        f"{1 - row['statuses'].get(PUT_OK, 0) / ended:.1%}" if ended else "-",
     ]
 
 
 def _with_range(value: float, found: tuple[float, float] | None) -> Text:
     shown = f"{value:,.2f}"
-    return Text(shown if found is None else f"{shown}\n{found[0]:,.2f} to {found[1]:,.2f}")
+    return Text(shown if found is None else f"{shown}\n{found[0]:.3g}-{found[1]:.3g}")
+
+
+def _failed(statuses: dict[str, int]) -> list[str]:
+    ended = sum(statuses.values())
+    return [f"{name} {count:,} ({count / ended:.1%})" for name, count in statuses.items() if name != PUT_OK]
