@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -23,7 +23,7 @@ from trioha.recording.lags import Lags, lags
 from trioha.recording.reconnects import Outage
 from trioha.recording.segment_cache import Chunk
 from trioha.recording.state import UNKNOWN
-from trioha.recording.state_arrays import Array, Ints
+from trioha.recording.state_arrays import Array, Ints, log_ends
 from trioha.replica_verdict import OBSERVER_HOUSEKEEPINGS, Limits, Severity, Verdict, is_rejoining
 from trioha_monitor.replay.histories import LagHistory, LogEndHistory
 from trioha_monitor.replay.moments import Key, Moments, ReplicaRow, SlaveConnections
@@ -78,6 +78,8 @@ class _RunProgress:
     """By connection."""
     acks: dict[int, int] = field(factory=dict)
     """The last ack of each connection."""
+    log_ends_before: dict[int, int] = field(factory=dict)
+    """By connection: end of the log just before its first ack."""
     requests: dict[int, tuple[int, int]] = field(factory=dict)
     """By connection: end of the log at its request, and when that was, on the axis."""
     control: RecordedControl | None = None
@@ -106,8 +108,8 @@ class Overview:
         """Series by name, each with the bucket and the number of records that it was made for."""
         self._replicas: tuple[int, list[ReplicaRow]] = (-1, [])
         """All replicas, as of that many records."""
-        self._returns: dict[Key, int] = {}
-        """End of the log just before the connections with which replicas were back."""
+        self._lacks_since: dict[Key, int] = {}
+        """When the oldest byte was stored that a replica lacks after that connection."""
         self._ages: tuple[int, Ints] = (-1, np.zeros(0, np.int64))
         """Greatest age of all replicas in each bucket of the axis, as of that many records."""
 
@@ -171,7 +173,7 @@ class Overview:
             if run.life is None:
                 # Under controllers the set says it.
                 events += sync_changes(run, node, found, name_of)
-            self._add_lags(run, progress, found)
+            self._add_lags(run, progress, found, _log_ends_of(records, snapshot.log_end_offset))
         self.event_log.add(events)
 
     def _control_events(
@@ -197,7 +199,10 @@ class Overview:
         slave = self._slave_connections.of(run, conn)
         return run.address_of(conn) if slave is None else self._nodes[slave[0].number].key
 
-    def _add_lags(self, run: SessionRun, progress: _RunProgress, found: Lags) -> None:
+    def _add_lags(
+        self, run: SessionRun, progress: _RunProgress, found: Lags, ends: tuple[Ints, Ints]
+    ) -> None:
+        """`ends`: as of `_log_ends_of`."""
         known = found.worst >= 0
         conn, closed, ts_ns = found.conn[known], found.closed[known], found.ts_ns[known]
         worst, after, ack = found.worst[known], found.after[known], found.ack_after[known]
@@ -207,6 +212,10 @@ class Overview:
         begins = np.flatnonzero(np.diff(conn, prepend=-1) != 0).tolist()
         for begin, end in zip(begins, [*begins[1:], len(conn)], strict=True):
             number = int(conn[begin])
+            if number not in progress.acks:
+                # What is of the same time is not before it: a sample of a monitor is of one moment.
+                place = int(np.searchsorted(ends[0], ts_ns[begin]))
+                progress.log_ends_before[number] = int(ends[1][place])
             progress.acks[number] = int(ack[end - 1])
             first = begin
             if number not in progress.lags:
@@ -272,14 +281,16 @@ class Overview:
         limits = self._timeline.runs[0].limits
         observer_ns = round(OBSERVER_HOUSEKEEPINGS * limits.housekeeping_s * NS_PER_S)
         first, last = self._timeline.start_ns // self._bucket_ns, self._timeline.end_ns // self._bucket_ns
-        worst = away = np.full(last - first + 1, UNKNOWN, np.int64)
+        worst = np.full(last - first + 1, UNKNOWN, np.int64)
+        outages: list[Outage[Key]] = []
         for row in self.replicas():
+            outages_of = {one.lost: one for one in row.outages}
             for key in (one.key for one in row.connections):
                 history = self._history(key)
                 if history is not None and (history.has_moved or history.duration_ns <= observer_ns):
-                    outages = [self._away(one, first, len(away))[0] for one in row.outages if one.lost == key]
-                    away = _largest([away, *outages], len(away))
+                    outages += [outages_of[key]] if key in outages_of else []
                     worst = _largest([worst, history.lag.part(first, len(worst))], len(worst))
+        away, _ = self._away(outages, first, len(worst))
         return _series(worst, away, first, self.bucket_ms, limit=limits.gap_bytes_max)
 
     def may_lack(self, at_ns: int, age_ns: int) -> bool:
@@ -310,6 +321,10 @@ class Overview:
             self._replicas = self._records, found
         return self._replicas[1]
 
+    def log_end_before(self, key: Key) -> int:
+        """End of the log just before the first ack of a connection; UNKNOWN without one."""
+        return self._runs[key[0]].log_ends_before.get(key[1], UNKNOWN)
+
     def ack_of(self, key: Key) -> int | None:
         """The last ack of a connection; None without one."""
         return self._runs[key[0]].acks.get(key[1])
@@ -323,8 +338,7 @@ class Overview:
         def find(first: int, count: int) -> tuple[Ints, Ints]:
             histories = [self._history(one.key) for one in row.connections]
             parts = [one.lag.part(first, count) for one in histories if one is not None]
-            away = [self._away(one, first, count)[0] for one in row.outages]
-            return _largest(parts, count), _largest(away, count)
+            return _largest(parts, count), self._away(row.outages, first, count)[0]
 
         limit = limits.gap_bytes_max
         series = self._before(("lag", *_keys(row)), row.connections[0].run, find, at_ns, limit=limit)
@@ -349,39 +363,50 @@ class Overview:
         """Greatest ages of a replica: with a connection, and without one."""
         histories = [self._history(one.key) for one in row.connections]
         parts = [one.age.part(first, count) for one in histories if one is not None]
-        away = [self._away(one, first, count)[1] for one in row.outages]
-        return _largest(parts, count), _largest(away, count)
+        return _largest(parts, count), self._away(row.outages, first, count)[1]
 
-    def _away(self, outage: Outage[Key], first: int, count: int) -> tuple[Ints, Ints]:
-        """Worst lag and greatest age of a replica without a connection, as `Curve.part` has them."""
+    def _away(self, outages: Iterable[Outage[Key]], first: int, count: int) -> tuple[Ints, Ints]:
+        """Worst lag and greatest age of a replica in its `outages`, as `Curve.part` has them."""
         lag, age = np.full(count, UNKNOWN, np.int64), np.full(count, UNKNOWN, np.int64)
-        begin = max(outage.began_ns // self._bucket_ns - first, 0)
-        end = min(outage.ended_ns // self._bucket_ns - first + 1, count)
-        ack = self.ack_of(outage.lost)
-        if ack is None or begin >= end:
-            return lag, age
-        runs = self._nodes[outage.lost[0]].runs
-        runs = runs[[run.number for run in runs].index(outage.lost[0]) :]
-        if outage.next is not None:
-            runs = runs[: [run.number for run in runs].index(outage.next[0]) + 1]
-        ends = self._log_ends(runs, first + begin, end - begin)
-        if outage.next is not None and outage.ended_ns // self._bucket_ns - first + 1 == end:
-            # The log has grown on in that bucket.
-            ends[-1] = self._log_end_before_return(runs[-1], outage.next, outage.ended_ns)
-        is_known = ends >= 0
-        lag[begin:end] = np.where(is_known, np.maximum(ends - ack, 0), UNKNOWN)
-        stored_ns = self._timeline.stored_ns(runs[-1], ack)
-        at_ns = runs[0].answered_ns(np.arange(first + begin + 1, first + end + 1) * self._bucket_ns)
-        ages = np.minimum(at_ns, outage.ended_ns) - (outage.ended_ns if stored_ns is None else stored_ns)
-        age[begin:end] = np.where(is_known, np.maximum(ages, 0), UNKNOWN)
+        for outage in outages:
+            begin = max(outage.began_ns // self._bucket_ns - first, 0)
+            end = min(outage.ended_ns // self._bucket_ns - first + 1, count)
+            ack = self.ack_of(outage.lost) if begin < end else None
+            if ack is None:
+                continue
+            run = self._last_run(outage)
+            ends = self._log_ends(self._runs_from(outage.lost[0], run), first + begin, end - begin)
+            if outage.next is not None and outage.ended_ns // self._bucket_ns - first + 1 == end:
+                # The log has grown on in that bucket.
+                ends[-1] = self.log_end_before(outage.next)
+            is_known = ends >= 0
+            lags_ = np.where(is_known, np.maximum(ends - ack, 0), UNKNOWN)
+            at_ns = run.answered_ns(np.arange(first + begin + 1, first + end + 1) * self._bucket_ns)
+            ages = np.minimum(at_ns, outage.ended_ns) - self._lacks_since_ns(outage, run, ack)
+            lag[begin:end] = np.maximum(lag[begin:end], lags_)
+            age[begin:end] = np.maximum(age[begin:end], np.where(is_known, np.maximum(ages, 0), UNKNOWN))
         return lag, age
 
-    def _log_end_before_return(self, run: SessionRun, conn: Key, at_ns: int) -> int:
-        """End of the log just before the connection `conn` requested it at `at_ns`."""
-        if conn not in self._returns:
-            log_end = self._moments.at(run, at_ns - 1).log_end
-            self._returns[conn] = UNKNOWN if log_end is None else log_end
-        return self._returns[conn]
+    def _last_run(self, outage: Outage[Key]) -> SessionRun:
+        """The session of the master in which an outage ended, or its last one."""
+        runs = self._nodes[outage.lost[0]].runs
+        return runs[-1] if outage.next is None else next(run for run in runs if run.number == outage.next[0])
+
+    def _runs_from(self, number: int, last: SessionRun) -> list[SessionRun]:
+        """The sessions of a master from the one with that number to `last`."""
+        runs = self._nodes[number].runs
+        first = next(place for place, run in enumerate(runs) if run.number == number)
+        return runs[first : runs.index(last) + 1]
+
+    def _lacks_since_ns(self, outage: Outage[Key], run: SessionRun, ack: int) -> int:
+        """When the oldest byte that a replica lacks in an outage was stored; its end if it lacks none."""
+        found = self._lacks_since.get(outage.lost)
+        if found is None:
+            found = self._timeline.stored_ns(run, ack)
+            if found is None:
+                return outage.ended_ns
+            self._lacks_since[outage.lost] = found
+        return found
 
     def _log_ends(self, runs: Sequence[SessionRun], first: int, count: int) -> Ints:
         """End of a node's log at the end of each bucket, by its sessions `runs`."""
@@ -459,6 +484,15 @@ class Overview:
         gap = current - begin - len(series.buckets)
         past = (*series.buckets, *[None] * gap)
         return Series(self.bucket_ms, begin, past, now, revision=series.revision)
+
+
+def _log_ends_of(records: Array, before: int) -> tuple[Ints, Ints]:
+    """Times at which `records` name the end of the log, and that end; `before`, that before them, is first.
+
+    Shapes (n,) and (n + 1,).
+    """
+    places, ends = log_ends(records)
+    return np.maximum.accumulate(records["ts_ns"][places]), np.append(np.int64(before), ends)
 
 
 def _keys(row: ReplicaRow) -> tuple[Key, ...]:

@@ -191,10 +191,10 @@ class ReplicaViews:
         worst.append(-1 if diff_bytes is None else max(diff_bytes, 0))
         by_key = {one.key: one for one in row.connections}
         for outage in row.outages:
-            if outage.next in by_key and begin_ns <= outage.ended_ns <= moment.at_ns:
+            if outage.next is not None and begin_ns <= outage.ended_ns <= moment.at_ns:
                 lost = by_key[outage.lost].last
-                at_return = self._moments.at(moment.run, outage.ended_ns - 1)
-                now = lag_bytes(at_return.log_end, None if lost is None else known(lost.ack_offset))
+                log_end = known(self._overview.log_end_before(outage.next))
+                now = lag_bytes(log_end, None if lost is None else known(lost.ack_offset))
                 worst.append(-1 if now is None else now)
         return known(max(worst))
 
