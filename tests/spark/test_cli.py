@@ -40,10 +40,12 @@ def test_replay_prints_only_json_and_writes_the_report_and_its_tables(session, t
     done = trioha(
         *("replay", session.parent, "--master", "local[1]", "--json", "--report", report, "--out", out)
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    # Nothing but progress, on a slow machine.
+    assert all(line.startswith("replaying on Spark: ") for line in done.stderr.splitlines()), done.stderr
     document = json.loads(done.stdout)
     names = {
-        *("sessions", "connections", "reconnects", "probes", "gaps", "waits", "causes", "links"),
+        *("sessions", "connections", "reconnects", "outages", "probes", "gaps", "waits", "causes", "links"),
         *("roles", "invariants", "violations"),
     }
     assert set(document) == names
