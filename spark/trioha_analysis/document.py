@@ -151,7 +151,7 @@ def _outage_rows(replay: SessionReplay) -> Iterator[Row]:
             yield {
                 **session_columns(replay),
                 "replica": replica.name,
-                "conn": one.conn,
+                "conn": None if one.conn < 0 else one.conn,
                 "nextConn": one.next_conn,
                 "closeReason": one.reason,
                 "beganAtMs": replay.session.wall_of(one.began_ns) / 1e6,

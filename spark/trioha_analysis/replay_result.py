@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from trioha.archive.session_paths import find_recordings
 from trioha.recording.aggregate import ConnectionPart
 from trioha.recording.clocks import Link
-from trioha.recording.counters import NodeCounters
+from trioha.recording.counters import ConnectionCounters, NodeCounters
 from trioha.recording.events import CloseReason, Kind
 from trioha.recording.figures import ConnectionResult, NodeResult, connection_result, node_result
 from trioha.recording.invariants import SessionSettings, Verdict, judge, verdicts
@@ -32,19 +32,23 @@ from trioha.recording.reader import (
     read_facts,
     read_segments,
 )
-from trioha.recording.reconnects import Connection, pair
+from trioha.recording.reconnects import LOST_NS, Connection, pair
 from trioha.recording.records import read_segment, record_dtype
 from trioha.recording.role_lives import RoleLife, role_life
+from trioha.recording.state import UNKNOWN
 from trioha.recording.time_series import TimeGrid, TimeSeries
 from trioha_analysis.causes import CauseCounts
 from trioha_analysis.parts import RANGE_RECORDS, NodePart, Run, runs_of
 from trioha_analysis.replicas import ReplicaReplay, replica_replays, spans_of
+from trioha_analysis.state_at import LastSeen, last_seen
 from trioha_analysis.wait_history import WaitHistory
 
 CONNECTIONS_MAX: Final = 12
 """Connections of a session, and replicas, that get series in a report."""
 CURVE_STEPS: Final = 1500
 """Approximate number of points of a curve: enough for a screen's width."""
+FIRST_BEFORE: Final = -2
+"""Number of the first connection of a recording before; -1 is the node's own."""
 SECONDS_MAX: Final = 86_400
 """Longest session, in s, whose time series have a step for each second; those of longer ones are coarser."""
 _STEPS_NS: Final = (
@@ -106,6 +110,8 @@ class SessionReplay:
     """How group-commit waits ended, over time."""
     replicas: tuple[ReplicaReplay, ...] = ()
     """Of a master's session, in the order of their first connections."""
+    before: tuple[ConnectionReplay, ...] = ()
+    """The last connections of replicas in the master's recording before; their numbers are negative."""
     life: RoleLife | None = None
     """Its role under controllers; None without."""
 
@@ -179,7 +185,7 @@ def busiest_connections(replay: SessionReplay) -> list[ConnectionReplay]:
 
 def _busiest_replicas(replay: SessionReplay) -> list[int]:
     """Indices of the `CONNECTIONS_MAX` replicas that moved the most bytes."""
-    moved = {one.figures.conn: one.figures.body_bytes for one in replay.connections}
+    moved = {one.figures.conn: one.figures.body_bytes for one in (*replay.before, *replay.connections)}
     bytes_of = [sum(moved[conn] for conn in one.conns) for one in replay.replicas]
     return sorted(range(len(bytes_of)), key=bytes_of.__getitem__, reverse=True)[:CONNECTIONS_MAX]
 
@@ -224,6 +230,8 @@ class ReplayPlan:
     """Of each session."""
     range_records: int
     """Records that are aggregated at a time."""
+    seen: tuple[Sequence[LastSeen], ...]
+    """Of each session the replicas that its master had when its recording before ended."""
 
     @property
     def ranges(self) -> int:
@@ -260,6 +268,7 @@ class ReplayPlan:
                     self.grids[index],
                     nodes.get(index) or _empty_node_part(session),
                     by_session.get(index, {}),
+                    seen=self.seen[index],
                 )
                 for index, session in enumerate(self.sessions)
             )
@@ -289,7 +298,24 @@ def plan_replay(sessions: Iterable[str | Path], *, range_records: int = RANGE_RE
     opened = tuple(open_session(path) for path in find_recordings(sessions))
     found = tuple(read_segments(session) for session in opened)
     grids = tuple(_grid(session, segments) for session, segments in zip(opened, found, strict=True))
-    return ReplayPlan(opened, found, grids, range_records)
+    return ReplayPlan(opened, found, grids, range_records, _seen_before(opened))
+
+
+def _seen_before(sessions: Sequence[Session]) -> tuple[Sequence[LastSeen], ...]:
+    """Of each session the replicas that its master had when its recording before ended, less than `LOST_NS`
+    before this one began."""
+    latest: dict[tuple[str, str, int, str], Session] = {}
+    seen: dict[Path, Sequence[LastSeen]] = {}
+    for session in sorted(sessions, key=lambda one: one.wall_ns):
+        node = session.identity
+        whose = (node.cluster_name, node.broker_name, node.broker_id, node.source)
+        before = latest.get(whose)
+        latest[whose] = session
+        if before is not None and not (before.is_slave or session.is_slave):
+            seen[session.path] = [
+                one for one in last_seen(before) if 0 <= session.wall_ns - one.lost_wall_ns < LOST_NS
+            ]
+    return tuple(seen.get(session.path, ()) for session in sessions)
 
 
 def _grid(session: Session, segments: Segments) -> TimeGrid:
@@ -322,8 +348,13 @@ def session_replay(
     grid: TimeGrid,
     node_part: NodePart,
     parts: Mapping[int, ConnectionPart],
+    *,
+    seen: Sequence[LastSeen] = (),
 ) -> SessionReplay:
-    """The result of a session from its joined parts: of its node, and of connections by number."""
+    """The result of a session from its joined parts: of its node, and of connections by number.
+
+    `seen`: the replicas that its master had when its recording before ended.
+    """
     facts, fact_damage = read_facts(session)
     peers = peers_of(facts)
     # A slave is the master of those that connect to it.
@@ -343,10 +374,12 @@ def session_replay(
         for conn, part in parts.items()
         if conn not in probes
     )
+    before = tuple(_before(FIRST_BEFORE - number, one, session, grid) for number, one in enumerate(seen))
     own = [one for one in connections if not (session.is_slave and one.figures.conn in served)]
     node = node_result(node_part.counters)
     events = np.concatenate([np.zeros(0, record_dtype(session)), *node_part.events])
     log_end = sum((one.figures.series["max"] for one in connections), node.put_series)
+    end_ns = node.last_ts_ns or grid.origin_ns
     return SessionReplay(
         session=session,
         node=node,
@@ -369,9 +402,21 @@ def session_replay(
         waits=node_part.waits,
         replicas=()
         if session.is_slave
-        else replica_replays(connections, grid, log_end, end_ns=node.last_ts_ns or grid.origin_ns),
+        else replica_replays((*before, *connections), grid, log_end, end_ns=end_ns),
+        before=before,
         life=role_life(session, node_part.roles, facts, last_ts_ns=node.last_ts_ns),
     )
+
+
+def _before(conn: int, seen: LastSeen, session: Session, grid: TimeGrid) -> ConnectionReplay:
+    """The last connection of a replica to its master before the session."""
+    lost_ns = seen.lost_wall_ns - session.wall_of(0)
+    ack = UNKNOWN if seen.ack_offset is None else seen.ack_offset
+    figures = connection_result(conn, ConnectionPart(ConnectionCounters(ack_offset=ack)), grid)
+    ended = evolve(
+        figures, first_ts_ns=lost_ns, requested_ts_ns=lost_ns, last_ts_ns=lost_ns, closed_ts_ns=lost_ns
+    )
+    return ConnectionReplay(seen.peer, ended)
 
 
 def _empty_node_part(session: Session) -> NodePart:

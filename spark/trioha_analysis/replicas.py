@@ -30,10 +30,11 @@ class ReplicaOutage:
     """Time in which a replica had no connection. Times are those of the session's monotonic clock."""
 
     conn: int
-    """Its connection before."""
+    """Its connection before; negative if that was in the recording before (`SessionReplay.before`)."""
     next_conn: int | None
     """Its connection after it; None if it is not known to be back."""
     began_ns: int
+    """Not before the session."""
     ended_ns: int
     """When it was back, was forgotten (`LOST_NS`), or the recording ended."""
     reason: str | None
@@ -127,13 +128,14 @@ def _outage(outage: Outage[int], before: ConnectionReplay, log_end: _LogEnd) -> 
     ack = UNKNOWN if figures.ack_offset is None else figures.ack_offset
     # What is of the time of the next request is the next connection's.
     last_ns = outage.ended_ns if outage.next is None else outage.ended_ns - 1
-    steps = log_end.steps(outage.began_ns, last_ns)
+    began_ns = max(outage.began_ns, log_end.grid.origin_ns)
+    steps = log_end.steps(began_ns, last_ns)
     acks = np.full(len(steps), ack, np.int64)
     lag, age = log_end.lag(steps, acks), log_end.age(steps, acks, end_ns=outage.ended_ns)
     return ReplicaOutage(
         conn=outage.lost,
         next_conn=outage.next,
-        began_ns=outage.began_ns,
+        began_ns=began_ns,
         ended_ns=outage.ended_ns,
         reason=figures.close_reason,
         ack_offset=known(ack),

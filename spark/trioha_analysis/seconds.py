@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from trioha.recording.events import HaState, Kind, code_name
+from trioha.recording.state import UNKNOWN
 from trioha.recording.state_arrays import Bools, Ints, rising
 from trioha.recording.time_series import TimeSeries
 from trioha_analysis.parts import EVENTS_MAX
@@ -48,7 +49,8 @@ SECONDS_SCHEMA: Final = pa.schema(
     ]
 )
 """`replica`: name of the replica, null in a slave's session. `isConnected`: whether the connection lasted to
-the end of the second; after it `conn` is the last connection, and `state` is null. `atMs`: start of the
+the end of the second; after it `conn` is the last connection, null if the master's recording before had it,
+and `state` is null. `atMs`: start of the
 second, since 1970. `state`: at its end. `lagBytes`, `lagSeconds`, `ackLatencyMs`: the worst in it.
 `bytesPerSecond`: log bytes sent (by a master) or received (by a slave). Offsets: at its end. Unknown values,
 and those of the other role, are null."""
@@ -63,7 +65,7 @@ def seconds_table(result: ReplayResult) -> pa.Table:
         replicas = {conn: one for one in replay.replicas for conn in one.conns}
         tables += [
             _of_connection(replay, connection, replicas.get(connection.figures.conn))
-            for connection in replay.connections
+            for connection in (*replay.before, *replay.connections)
         ]
     return pa.concat_tables([SECONDS_SCHEMA.empty_table(), *tables])
 
@@ -75,7 +77,14 @@ def _of_connection(
     outage = _outage_after(connection, replica)
     if outage is not None:
         log_end = TimeSeries(outage.lag.steps, replay.log_end_series.rising_at(outage.lag.steps))
-        series = {**series, "lag": series["lag"] + outage.lag, "max": series["max"] + log_end}
+        ack = UNKNOWN if outage.ack_offset is None else outage.ack_offset
+        last_ack = TimeSeries(outage.lag.steps[:1], np.full(min(1, len(outage.lag.steps)), ack))
+        series = {
+            **series,
+            "lag": series["lag"] + outage.lag,
+            "max": series["max"] + log_end,
+            "ack": series["ack"] + last_ack,
+        }
     last_ns = connection.figures.last_ts_ns if outage is None else outage.ended_ns
     length_ns = max(SECOND_NS, grid.step_ns)
     begin_ns = replay.session.wall_of(grid.origin_ns)
@@ -110,7 +119,7 @@ def _of_connection(
             "session": [replay.name] * rows,
             "brokerName": [replay.session.identity.broker_name] * rows,
             "brokerId": [replay.session.identity.broker_id] * rows,
-            "conn": np.full(rows, connection.figures.conn),
+            "conn": _nullable(np.full(rows, connection.figures.conn)),
             "replica": [None if replica is None else replica.name] * rows,
             "isConnected": _is_connected(replay, connection, (seconds + 1) * length_ns),
             "atMs": seconds * (length_ns // 10**6),

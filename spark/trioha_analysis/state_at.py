@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import tzinfo
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from trioha.archive.session_paths import find_recordings
 from trioha.errors import TriohaError
 from trioha.recording.events import HaState, Kind, code_name
-from trioha.recording.reader import Peer, peers_of
+from trioha.recording.reader import Peer, Session, peers_of
 from trioha.recording.reconnects import LOST_NS, Connection, Span, replicas
 from trioha.recording.session_reader import SessionReader
 from trioha.recording.snapshot import ConnectionState, connection_state
@@ -77,7 +77,7 @@ def _node(reader: SessionReader, ts_ns: int) -> tuple[Row, list[Row]]:
         "dispatchedOffset": snapshot.of_node(Kind.DISPATCHED),
     }
     rows = []
-    spans = []
+    opened = []
     peers = peers_of(reader.facts)
     waiting = 0
     for conn, records in snapshot.connections():
@@ -87,28 +87,81 @@ def _node(reader: SessionReader, ts_ns: int) -> tuple[Row, list[Row]]:
             waiting += 1
             continue
         if not session.is_slave:
-            spans.append(_span(reader, peers, conn))
+            opened.append(conn)
             at = evolve(at, max_offset=snapshot.log_end_offset)
         row = _connection(at, ts_ns)
         if not session.is_slave:
             row["lagSeconds"] = _lag_s(reader, at, position, ts_ns)
         rows.append({**whose, "conn": conn, "address": addresses.get(conn), **row})
     if not session.is_slave:
-        lost = {}
-        for ended in reader.ended_between(reader.position_at(ts_ns - LOST_NS), position):
-            at = connection_state(ended.records, is_slave=False)
-            if at.has_requested:
-                lost[ended.conn] = at
-                ended_ns = at.last_ts_ns if at.closed_ts_ns < 0 else at.closed_ts_ns
-                spans.append(_span(reader, peers, ended.conn, ended_ns))
-        for replica in replicas(spans, end_ns=ts_ns):
-            conn = replica.connections[-1]
-            if conn in lost and replica.outages[-1].ended_ns == ts_ns:
-                at = evolve(lost[conn], state=UNKNOWN, max_offset=snapshot.log_end_offset)
-                row = {**_connection(at, ts_ns), "isConnected": False}
-                row["lagSeconds"] = _lag_s(reader, at, position, ts_ns)
-                rows.append({**whose, "conn": conn, "address": addresses.get(conn), **row})
+        for away in _away(reader, peers, opened, position, ts_ns):
+            at = evolve(away.state, state=UNKNOWN, max_offset=snapshot.log_end_offset)
+            row = {**_connection(at, ts_ns), "isConnected": False}
+            row["lagSeconds"] = _lag_s(reader, at, position, ts_ns)
+            rows.append({**whose, "conn": away.conn, "address": addresses.get(away.conn), **row})
     return {**node, "probes": waiting}, rows
+
+
+@frozen
+class _Away:
+    """A replica without a connection."""
+
+    conn: int
+    """Its last connection."""
+    state: ConnectionState
+    """Of that at its end."""
+    lost_ns: int
+
+
+def _away(
+    reader: SessionReader, peers: Mapping[int, Peer], opened: Sequence[int], position: int, ts_ns: int
+) -> Iterator[_Away]:
+    """The replicas of a master that are away at a moment, when the connections `opened` are open."""
+    spans = [_span(reader, peers, conn) for conn in opened]
+    lost: dict[int, _Away] = {}
+    for ended in reader.ended_between(reader.position_at(ts_ns - LOST_NS), position):
+        at = connection_state(ended.records, is_slave=False)
+        if at.has_requested:
+            ended_ns = at.last_ts_ns if at.closed_ts_ns < 0 else at.closed_ts_ns
+            lost[ended.conn] = _Away(ended.conn, at, ended_ns)
+            spans.append(_span(reader, peers, ended.conn, ended_ns))
+    for replica in replicas(spans, end_ns=ts_ns):
+        conn = replica.connections[-1]
+        if conn in lost and replica.outages[-1].ended_ns == ts_ns:
+            yield lost[conn]
+
+
+@frozen
+class LastSeen:
+    """A replica as its master's recording has it at its end."""
+
+    peer: Peer
+    ack_offset: int | None
+    lost_wall_ns: int
+    """When its connection ended, or the recording, ns since 1970."""
+
+
+def last_seen(session: Session) -> list[LastSeen]:
+    """The replicas of a master's session that were not forgotten at its end."""
+    reader = SessionReader(session)
+    if not reader.records:
+        return []
+    ts_ns, position = reader.last_ts_ns, reader.end_seq
+    peers = peers_of(reader.facts)
+    opened = {}
+    for conn, records in reader.snapshot_at(position).connections():
+        at = connection_state(records, is_slave=False)
+        if at.has_requested:
+            opened[conn] = _Away(conn, at, ts_ns)
+    away = [*opened.values(), *_away(reader, peers, list(opened), position, ts_ns)]
+    return [
+        LastSeen(
+            peers.get(one.conn, Peer(None, None, None)),
+            known(one.state.ack_offset),
+            session.wall_of(one.lost_ns),
+        )
+        for one in away
+    ]
 
 
 def _span(

@@ -38,6 +38,7 @@ from trioha_analysis.parts import (
     join_node,
 )
 from trioha_analysis.replay_result import Detail, ReplayPlan, SessionReplay, session_replay
+from trioha_analysis.state_at import LastSeen
 
 RUN_RANGES_MAX: Final = 8
 """Ranges of one task: about half a second of work."""
@@ -142,11 +143,11 @@ def finish(joined: DataFrame, plan: ReplayPlan, detail: Detail, tables: Path | N
 
     With `tables` also its part of the long tables is written there. A task has the joined parts of a session.
     """
-    paths = [session.path for session in plan.sessions]
+    sessions = [(session.path, seen) for session, seen in zip(plan.sessions, plan.seen, strict=True)]
 
     # Spark needs the type hints, which a `partial` does not have.
     def finish_session(rows: pa.Table) -> pa.Table:
-        return _finish(rows, paths, detail, tables)
+        return _finish(rows, sessions, detail, tables)
 
     return (
         joined.select("session", "conn", "part")
@@ -155,7 +156,12 @@ def finish(joined: DataFrame, plan: ReplayPlan, detail: Detail, tables: Path | N
     )
 
 
-def _finish(rows: pa.Table, paths: Sequence[Path], detail: Detail, tables: Path | None) -> pa.Table:
+def _finish(
+    rows: pa.Table,
+    sessions: Sequence[tuple[Path, Sequence[LastSeen]]],
+    detail: Detail,
+    tables: Path | None,
+) -> pa.Table:
     index: int = rows["session"][0].as_py()
     node: NodePart | None = None
     connections: dict[int, ConnectionPart] = {}
@@ -166,8 +172,11 @@ def _finish(rows: pa.Table, paths: Sequence[Path], detail: Detail, tables: Path 
         else:
             connections[conn] = part
     assert node is not None, "a session with records has a part of its node"
-    session = open_session(paths[index])
-    replay = session_replay(session, Segments((), ()), grid, node, dict(sorted(connections.items())))
+    path, seen = sessions[index]
+    session = open_session(path)
+    replay = session_replay(
+        session, Segments((), ()), grid, node, dict(sorted(connections.items())), seen=seen
+    )
     if tables is not None:
         write_session_tables(replay, tables, index)
     result = _compressed(pickle.dumps(replay.with_detail(detail)))

@@ -1,6 +1,7 @@
 """Replays: figures of connections and nodes as counted by hand, tables, and invariance under cutting."""
 
 import re
+from datetime import UTC
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from trioha_analysis import seconds
 from trioha_analysis.arrow_tables import arrow_tables
 from trioha_analysis.document import document
 from trioha_analysis.replay_result import series_grid
+from trioha_analysis.reports.session_summary import session_points
 
 
 def test_connection_of_a_master_has_the_figures_counted_by_hand(result):
@@ -207,6 +209,54 @@ def test_lag_of_a_replica_grows_while_it_is_not_connected(tmp_path):
         (13, 2, False, 100, 0.99, 2400, 2300, replica.name),
         (14, 2, False, 200, 0.99, 2500, 2300, replica.name),
     ]
+
+
+def test_lag_of_a_replica_goes_on_in_the_next_recording_of_its_master(tmp_path):
+    """The master ends at 2 s and is back 1 s later; one slave is back 3 s after that, the other is not."""
+    s = 1000 * MS
+    addresses = {1: "10.0.0.2:41000", 2: "10.0.0.3:41000"}
+    first = [
+        event
+        for conn in addresses
+        for event in (
+            Event(conn * MS, Kind.REQUESTED, conn=conn, offset=1000, aux=1000),
+            Event(conn * MS, Kind.ACK, conn=conn, offset=1000, aux=1000),
+        )
+    ]
+    second = [
+        *(Event(second * s, Kind.PUT, offset=1100 + 100 * second, size=100) for second in range(5)),
+        Event(3 * s, Kind.REQUESTED, conn=1, offset=1000, aux=1400),
+        Event(3 * s, Kind.ACK, conn=1, offset=1400, aux=1400),
+    ]
+    result = replay_here(
+        write_session(tmp_path / "1", [*first, Event(2 * s, Kind.PUT, offset=1000)], addresses=addresses),
+        write_session(
+            tmp_path / "2",
+            sorted(second, key=lambda event: event.ts_ns),
+            addresses={1: "10.0.0.2:41007"},
+            wall_ns=WALL_NS + 3 * s,
+        ),
+        range_records=2,
+    )
+    assert [one.name for one in result.sessions[1].replicas] == ["10.0.0.2:41007", "10.0.0.3:41000"]
+    rows = arrow_tables(result)
+    names = ("replica", "conn", "nextConn", "closeReason", "awayMs", "ackOffset", "lagBytes", "lagSeconds")
+    assert [tuple(row[name] for name in names) for row in rows["outages"].to_pylist()] == [
+        ("10.0.0.2:41007", None, 1, None, 3000.0, 1000, 300, 2.995),
+        ("10.0.0.3:41000", None, None, None, 4000.0, 1000, 500, 3.995),
+    ]
+    names = ("replica", "conn", "isConnected", "lagBytes", "lagSeconds", "ackOffset")
+    away = [
+        tuple(row[name] for name in names) for row in rows["seconds"].to_pylist() if not row["isConnected"]
+    ]
+    assert away == [
+        *(("10.0.0.2:41007", None, False, 100 * at, at - 0.005, 1000) for at in (1, 2, 3)),
+        *(("10.0.0.3:41000", None, False, 100 * at, at - 0.005, 1000) for at in (1, 2, 3, 4)),
+        ("10.0.0.3:41000", None, False, 500, 3.995, 1000),
+    ]
+    report = " ".join(one.text for one in session_points(result.sessions[1], {1: "two", -3: "three"}, UTC))
+    assert "Replica two was away for 3 s" in report
+    assert ": it was away when this recording of its master began." in report
 
 
 def test_steps_of_series_divide_seconds_and_are_bounded():

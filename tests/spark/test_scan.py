@@ -33,11 +33,11 @@ def replay_by_tasks(folder, *, range_records, detail, tables=None):
         tables_of_groups = [_table(group, names) for group in groups.values()]
         rows = [tuple(scan._join(table).to_pylist()[0].values()) for table in tables_of_groups]
         parts_max = -(-parts_max // JOINED)
-    paths = [session.path for session in plan.sessions]
+    sessions = [(session.path, seen) for session, seen in zip(plan.sessions, plan.seen, strict=True)]
     found = {}
     for index in {session for session, _, _, _ in rows}:
         own = [(session, conn, part) for session, conn, _, part in rows if session == index]
-        (row,) = scan._finish(_table(own, ["session", "conn", "part"]), paths, detail, tables).to_pylist()
+        (row,) = scan._finish(_table(own, ["session", "conn", "part"]), sessions, detail, tables).to_pylist()
         found[row["session"]] = pickle.loads(scan._decompressed(row["result"]))
     return plan.finished(found)
 

@@ -178,6 +178,8 @@ def _outage_text(
 
 
 def _cause(outage: ReplicaOutage) -> str:
+    if outage.conn < 0:
+        return ": it was away when this recording of its master began"
     if outage.reason is None:
         return ""
     words = next((words for reason, words in _CAUSES.items() if reason.name == outage.reason), None)
