@@ -63,6 +63,7 @@ def query(url, *, range_bytes=1 << 20, **wanted):
     return rows_of(plan_archive(Location.of(url), options, range_bytes=range_bytes, **offsets), options)
 
 
+@pytest.mark.usefixtures("s3_server_of_this_run")  # Started before descriptors are counted.
 @pytest.mark.parametrize(("where", "codec"), [("url", "none"), ("s3_url", "zstd")])
 def test_an_archive_has_the_messages_of_its_store(where, codec, request):
     url = request.getfixturevalue(where)
@@ -177,6 +178,7 @@ def test_a_stream_goes_on_where_it_was_and_ends_with_its_history(url):
         stream_end(location, begin, bytes_max=None)
 
 
+@pytest.mark.usefixtures("s3_server_of_this_run")  # Started before descriptors are counted.
 @pytest.mark.parametrize("where", ["url", "s3_url"])
 def test_recordings_are_read_in_place(where, tmp_path, request):
     url = request.getfixturevalue(where)
