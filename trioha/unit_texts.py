@@ -24,6 +24,11 @@ def format_bytes(count: float, *, decimal: bool = False) -> str:
     return f"{sign}{size:.{digits}f} {units[unit]}"
 
 
+def counted(number: int, word: str) -> str:
+    """A number of things: `1 replica`, `2,000 replicas`. `word` is what one of them is called."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
 def format_elapsed(duration_s: float) -> str:
     """A duration in one unit, for the texts of events and verdicts: `0.4 s`, `12 s`, `3 min`, `2 h`."""
     if duration_s < 9.95:

@@ -32,6 +32,7 @@ from trioha.cli.console import err, out, print_json
 from trioha.errors import ConfigError, StoreError
 from trioha.palette import BAD
 from trioha.times import time_text
+from trioha.unit_texts import counted
 
 PAUSE_FIRST_S: Final = 1.0
 PAUSE_MAX_S: Final = 60.0
@@ -239,7 +240,7 @@ class _Screen:
             out().print("the store has no commit log yet")
             return
         out().print(
-            f"archived up to offset {step.archived_offset}: {self._objects} new objects, "
+            f"archived up to offset {step.archived_offset}: {counted(self._objects, 'new object')}, "
             f"{self._log_bytes:,} bytes of the log became {self._stored_bytes:,}",
             soft_wrap=True,
         )

@@ -34,6 +34,7 @@ from trioha.errors import ConfigError
 from trioha.outside_text import escaped
 from trioha.palette import BAD, GOOD, NOTICE, WARNING
 from trioha.remoting.address import parse_address
+from trioha.unit_texts import counted
 
 COLORS: Final = {
     Severity.CRITICAL: f"bold {BAD.terminal}",
@@ -250,7 +251,7 @@ def _head(case: Case, findings: Sequence[Finding]) -> Text:
     """One line: what was examined, and how many findings there are."""
     files = len(case.with_files)
     examined = ", ".join(
-        _count(number, word)
+        counted(number, word)
         for number, word in (
             (sum(node.broker is not None for node in case.nodes), "broker"),
             (files, "file"),
@@ -265,7 +266,7 @@ def _head(case: Case, findings: Sequence[Finding]) -> Text:
         )
     counts = [
         (
-            f"{number} critical" if severity is Severity.CRITICAL else _count(number, severity.value),
+            f"{number} critical" if severity is Severity.CRITICAL else counted(number, severity.value),
             COLORS[severity],
         )
         for severity in Severity
@@ -293,10 +294,6 @@ def _paragraph(finding: Finding, *, since_ms: int | None) -> list[RenderableType
         Text(f"  found: {escaped(finding.evidence)}"),
         Text(f"  do:    {escaped(finding.remedy)}"),
     ]
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _clock(at_ms: int) -> str:

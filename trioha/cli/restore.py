@@ -21,6 +21,7 @@ from trioha.metadata.clamped_offsets import clamp_offsets
 from trioha.node.logs import configure_logs
 from trioha.numbers import NATURAL64, parse_int
 from trioha.times import time_text
+from trioha.unit_texts import counted
 
 
 def restore(
@@ -218,7 +219,7 @@ def _list(contents: Contents, *, as_json: bool) -> int:
             time_text(one.max_store_ms) if one.records else "",
             f"{one.log_bytes / (1 << 20):,.1f}",
             f"{one.object_bytes / (1 << 20):,.1f}",
-            f"{len(one.metadata)} moments{newest}",
+            f"{counted(len(one.metadata), 'moment')}{newest}",
         )
     out().print(table)
     if head.recordings:

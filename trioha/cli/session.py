@@ -14,6 +14,7 @@ from trioha.cli.spark import spark_module
 from trioha.errors import StoreError, TriohaError
 from trioha.palette import BAD
 from trioha.recording.reader import find_sessions, open_session
+from trioha.unit_texts import counted
 
 
 def session(
@@ -97,7 +98,8 @@ def session(
         )
     else:
         records = sum(one.records for one in done)
-        text = f"{action}ed {len(done)} segments with {records:,} records: {before:,} bytes became {after:,}"
+        text = f"{action}ed {counted(len(done), 'segment')} with {counted(records, 'record')}: "
+        text += f"{before:,} bytes became {after:,}"
         if action == "pack" and after:
             text += f", {before / after:.1f} times smaller"
         out().print(text if done else f"nothing to {action}", soft_wrap=True)

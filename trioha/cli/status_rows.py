@@ -32,6 +32,7 @@ from trioha.replica_verdict import (
     judge,
     limits_of,
 )
+from trioha.unit_texts import counted
 
 DISK_FULL: Final = "disk-full"
 BROKER_CHECKS: Final = (
@@ -376,7 +377,7 @@ def summary_of(
     states = Counter(
         row.state for row in replicas if row.severity >= Severity.WARNING and row.state != "DISK FULL"
     )
-    parts += [f"{_count(number, 'replica')} {state}" for state, number in states.items()]
+    parts += [f"{counted(number, 'replica')} {state}" for state, number in states.items()]
     parts += [
         f"{row.address}: {row.problems[0].partition(':')[0]}"
         for row in rows
@@ -388,10 +389,6 @@ def summary_of(
         default=Severity.GOOD,
     )
     counts = ", ".join(
-        _count(number, word) for number, word in ((brokers, "broker"), (len(replicas), "replica")) if number
+        counted(number, word) for number, word in ((brokers, "broker"), (len(replicas), "replica")) if number
     )
     return Summary(severity, f"{WORDS[severity]}: {'; '.join(parts) or counts or 'nothing is wrong'}")
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -16,7 +16,7 @@ from trioha.recording.invariants.group import groups_of
 from trioha.recording.role_lives import RoleLife
 from trioha.replica_verdict import Severity
 from trioha.times import clock_text
-from trioha.unit_texts import format_bytes
+from trioha.unit_texts import counted, format_bytes
 from trioha_analysis.replay_result import ReplayResult, SessionReplay
 from trioha_analysis.replicas import ReplicaOutage, ReplicaReplay
 
@@ -64,7 +64,7 @@ def session_points(replay: SessionReplay, names: Mapping[int, str], zone: tzinfo
     node = replay.node
     ends = replay.log_end_series.values
     if node.puts:
-        stored = f"{_counted(node.puts, 'put')}, {format_bytes(node.put_bytes)}"
+        stored = f"{counted(node.puts, 'put')}, {format_bytes(node.put_bytes)}"
     else:
         # A monitor records offsets, not puts.
         stored = f"the log grew by {format_bytes(int(ends.max() - ends[0]) if len(ends) else 0)}"
@@ -82,7 +82,7 @@ def session_points(replay: SessionReplay, names: Mapping[int, str], zone: tzinfo
 
 def slave_points(replay: SessionReplay, zone: tzinfo | None) -> Iterator[Point]:
     """What happened in a slave's session."""
-    connections = _counted(len(replay.connections), "connection")
+    connections = counted(len(replay.connections), "connection")
     yield Point(Severity.NOTICE, f"{_span(replay, zone)}: {connections} to its master.")
     wall_of = replay.session.wall_of
     lost = [
@@ -151,7 +151,7 @@ def _outages(replay: SessionReplay, names: Mapping[int, str], zone: tzinfo | Non
     if len(found) > OUTAGES_MAX:
         yield Point(Severity.BAD, f"{len(found) - OUTAGES_MAX:,} shorter outages of replicas.")
     if not found and replay.replicas:
-        yield Point(Severity.GOOD, f"No outage of {_counted(len(replay.replicas), 'replica')}.")
+        yield Point(Severity.GOOD, f"No outage of {counted(len(replay.replicas), 'replica')}.")
     left = sorted((one for one in every if one not in found), key=_outage_begin)[-OUTAGES_MAX:]
     for outage, replica in left:
         at, name = _clock(replay.session.wall_of(outage.began_ns), zone), names[replica.conns[-1]]
@@ -214,7 +214,7 @@ def _statuses(replay: SessionReplay, zone: tzinfo | None) -> Iterator[Point]:
         yield Point(Severity.WARNING if hue in {WARNING, ACCENT} else Severity.BAD, f"{text}.")
     if node.waits_open:
         yield Point(
-            Severity.WARNING, f"{_counted(node.waits_open, 'put')} had no answer when the recording ended."
+            Severity.WARNING, f"{counted(node.waits_open, 'put')} had no answer when the recording ended."
         )
 
 
@@ -274,10 +274,6 @@ def _span(replay: SessionReplay, zone: tzinfo | None) -> str:
 def _clock(at_ns: int, zone: tzinfo | None) -> str:
     """Without the date, which the summary's first line has and charts show."""
     return clock_text(at_ns, zone)[11:] or clock_text(at_ns, zone)
-
-
-def _counted(count: int, name: str) -> str:
-    return f"{count:,} {name}{'' if count == 1 else 's'}"
 
 
 def _s(duration_ns: int) -> str:
