@@ -53,3 +53,14 @@ def test_progress_without_a_terminal_is_a_line_every_five_seconds():
 
 def test_progress_that_is_short_says_nothing_without_a_terminal(monkeypatch):
     assert shown_on_a_terminal(monkeypatch, shown=False) == ""
+
+
+def test_progress_is_silent_under_spark_submit(monkeypatch, capsys):
+    """It prints the stderr of its program as stdout."""
+    monkeypatch.setattr("trioha.cli.spark.LINE_EVERY_S", 0.0)
+    for is_submitted, lines in ((False, 1), (True, 0)):
+        if is_submitted:
+            monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+        with progress("replaying", shown=False) as watch:
+            watch(1, 2)
+        assert capsys.readouterr().err.count("\n") == lines

@@ -24,6 +24,8 @@ from trioha.cli.console import PlainConsole
 from trioha.errors import TriohaError
 from trioha.extras import how_to_install
 
+OF_SPARK_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"
+"""In the environment of a program that spark-submit runs, whose stderr it prints as stdout."""
 LINE_EVERY_S: Final = 5.0
 """Without a terminal, progress is a line so often."""
 
@@ -44,8 +46,12 @@ def progress(
 ) -> Iterator[Callable[[int, int], None]]:
     """Progress on stderr, updated with `(tasks done, tasks)`: a bar if `shown`, else a line now and then.
 
-    `first` is what the bar says before the first update.
+    `first` is what the bar says before the first update. Under spark-submit there is none: lines would come
+    into the output.
     """
+    if OF_SPARK_SUBMIT in os.environ:
+        yield lambda _done, _tasks: None
+        return
     if not shown:
         yield ProgressLines(title, PlainConsole(stderr=True)).watch
         return
