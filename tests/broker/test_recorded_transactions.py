@@ -6,11 +6,11 @@ import trio.testing
 
 from tests.broker.transacting import Master
 from tests.store.support import copy_store, open_store
-from trioha.broker.half_messages import OP_TOPIC, HalfMessage, op_message, op_offsets
+from trioha.broker.half_messages import HalfMessage, op_message, op_offsets
 from trioha.store.message_properties import parse_properties
 from trioha.store.reads import ReadLimits
 from trioha.store.record import Record, decode_record
-from trioha.store.topics import HALF_TOPIC
+from trioha.store.topics import HALF_TOPIC, OP_TOPIC
 
 STORES = ("store-4.9.7", "store-5.3.3")
 LIMITS = ReadLimits(messages_max=1000, bytes_max=1 << 30)

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from tests.broker.transacting import GROUP, PEER, TOPIC, Master
 from tests.remoting.test_server import read_command, served_stream
-from trioha.broker.half_messages import OP_TOPIC, TRANSACTION_GROUP, HalfMessage
+from trioha.broker.half_messages import TRANSACTION_GROUP, HalfMessage
 from trioha.broker.transaction_processor import TransactionProcessor
 from trioha.broker.transaction_service import DECISION_WAIT_S
 from trioha.remoting.codec import FrameDecoder, encode
@@ -21,7 +21,7 @@ from trioha.store.message_properties import parse_properties
 from trioha.store.messages import AppendResult
 from trioha.store.put_status import PutStatus
 from trioha.store.record import Record, decode_record
-from trioha.store.topics import GIVEN_UP_TOPIC, HALF_TOPIC
+from trioha.store.topics import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 

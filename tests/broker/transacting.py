@@ -13,7 +13,7 @@ from tests.ha.support import make_master
 from tests.store.support import open_store
 from trioha.broker.client_processor import ClientProcessor
 from trioha.broker.clients import ClientRegistry
-from trioha.broker.half_messages import OP_TOPIC, TRANSACTION_GROUP
+from trioha.broker.half_messages import TRANSACTION_GROUP
 from trioha.broker.puts import PutService
 from trioha.broker.retries import Retries
 from trioha.broker.send_processor import SendProcessor
@@ -35,7 +35,7 @@ from trioha.store.message_properties import encode_properties, parse_properties
 from trioha.store.reads import ReadLimits
 from trioha.store.record import Record, decode_record
 from trioha.store.tags import DEFAULT_DELAY_LEVELS, DelayLevels
-from trioha.store.topics import GIVEN_UP_TOPIC, HALF_TOPIC
+from trioha.store.topics import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 
 PEER = Peer(Address("192.0.2.7", 5555), 1)
 GROUP = "producers"

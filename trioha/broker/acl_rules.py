@@ -26,14 +26,13 @@ from attrs import field, frozen
 from trioha.broker.address_pattern import NO_ADDRESS, AddressPattern
 from trioha.config.yaml_file import YamlFields, YamlNode, parse_yaml
 from trioha.errors import ConfigError
-from trioha.store.topics import HOLDING_TOPICS
+from trioha.store.topics import HOLDING_TOPICS, RETRY_TOPIC_PREFIX
 
 KEY_CHARS_MIN: Final = 7
 """Of accessKey and secretKey: RocketMQ refuses shorter ones."""
 ACCOUNTS_MAX: Final = 10_000
 PERMISSIONS_MAX: Final = 200_000
 """Entries of topicPerms and groupPerms of all accounts."""
-RETRY_PREFIX: Final = "%RETRY%"
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 
 _FILE_KEYS: Final = frozenset(("globalWhiteRemoteAddresses", "accounts", "dataVersion"))
@@ -74,8 +73,8 @@ class Resource:
     @classmethod
     def of_topic(cls, topic: str) -> Resource:
         """A topic; a retry topic stands for its group."""
-        if topic.startswith(RETRY_PREFIX):
-            return cls(topic.removeprefix(RETRY_PREFIX), is_group=True)
+        if topic.startswith(RETRY_TOPIC_PREFIX):
+            return cls(topic.removeprefix(RETRY_TOPIC_PREFIX), is_group=True)
         return cls(topic)
 
     @classmethod

@@ -35,9 +35,8 @@ from trioha.store.record_layout import (
     TOPIC_BYTES_MAX_V1,
     TRANSACTION_MASK,
 )
-from trioha.store.topics import GIVEN_UP_TOPIC, HALF_TOPIC
+from trioha.store.topics import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 
-OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 TRANSACTION_GROUP: Final = "CID_RMQ_SYS_TRANS"
 """The consumer group whose offsets in the half topic and the op topic say where reading begins."""
 QUEUE_ID: Final = 0

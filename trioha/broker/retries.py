@@ -13,16 +13,10 @@ from typing import Final
 from trioha.broker.remarks import SEE_FAQ, topic_refuses_sends
 from trioha.metadata.groups import GroupTable, SubscriptionGroup
 from trioha.metadata.table import TableFull
-from trioha.metadata.topics import (
-    RETRY_PREFIX,
-    TopicConfig,
-    TopicTable,
-    dead_letter_topic,
-    is_topic_name,
-    retry_topic,
-)
+from trioha.metadata.topics import TopicConfig, TopicTable, dead_letter_topic, is_topic_name, retry_topic
 from trioha.remoting.codes import ResponseCode, Version
 from trioha.remoting.command import BadRequestError
+from trioha.store.topics import RETRY_TOPIC_PREFIX
 
 DEAD_LETTER_QUEUES: Final = 1
 UNIT_SUBSCRIPTION: Final = 2
@@ -89,9 +83,9 @@ class Retries:
         that consumes in order are dead letters, since its consumers retry by themselves. Raises
         BadRequestError.
         """
-        if not topic.startswith(RETRY_PREFIX):
+        if not topic.startswith(RETRY_TOPIC_PREFIX):
             return topic
-        group = self.group(topic[len(RETRY_PREFIX) :])
+        group = self.group(topic[len(RETRY_TOPIC_PREFIX) :])
         times_max = allowed_retries(group, max_reconsume_times, version=version)
         if version < Version.V5_0_0:
             is_over = reconsume_times >= times_max

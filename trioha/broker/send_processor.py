@@ -32,14 +32,14 @@ from trioha.store.put_status import PutStatus
 from trioha.store.record import Host
 from trioha.store.record_layout import TRANSACTION_MASK
 from trioha.store.tags import DelayLevels
-from trioha.store.topics import GIVEN_UP_TOPIC, HALF_TOPIC, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
+from trioha.store.topics import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
 from trioha.watermark import Watermark
 
 FORBIDDEN_TOPICS: Final = frozenset(
     {
         SCHEDULE_TOPIC,
         HALF_TOPIC,
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        OP_TOPIC,
         GIVEN_UP_TOPIC,
         "SELF_TEST_TOPIC",
         "OFFSET_MOVED_EVENT",

@@ -35,7 +35,6 @@ from attrs import frozen
 
 from trioha.broker.clients import ClientRegistry
 from trioha.broker.half_messages import (
-    OP_TOPIC,
     QUEUE_ID,
     TRANSACTION_GROUP,
     HalfMessage,
@@ -61,7 +60,7 @@ from trioha.store.messages import AppendResult, Message
 from trioha.store.put_status import PutStatus
 from trioha.store.reads import ReadLimits
 from trioha.store.record import Record, RecordError, decode_record
-from trioha.store.topics import GIVEN_UP_TOPIC, HALF_TOPIC
+from trioha.store.topics import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 from trioha.watermark import Wait, Watermark
 
 log = structlog.get_logger(__name__)

@@ -43,13 +43,14 @@ from trioha.client.progress import QueueProgress
 from trioha.client.route import MASTER_ID, MessageQueue, TopicRoute
 from trioha.client.routes import TopicNotFoundError
 from trioha.errors import PeerError, RemoteProtocolError
-from trioha.metadata.topics import RETRY_PREFIX, retry_topic
+from trioha.metadata.topics import retry_topic
 from trioha.numbers import I64, NATURAL64, parse_int
 from trioha.remoting.codes import RequestCode, ResponseCode, Version, response_code_name
 from trioha.remoting.command import RemotingCommand, request
 from trioha.remoting.fastjson import parse_json
 from trioha.remoting.pull_message import PullFlag
 from trioha.remoting.subscriptions import Subscription
+from trioha.store.topics import RETRY_TOPIC_PREFIX
 
 log = structlog.get_logger(__name__)
 
@@ -285,7 +286,7 @@ class Consumer:
         )
         _check(answer, address, f"the retry of message {message.queue_offset} of {message.queue}")
         self.acknowledge((message,))
-        if not any(queue.topic.startswith(RETRY_PREFIX) for queue in self._assigned):
+        if not any(queue.topic.startswith(RETRY_TOPIC_PREFIX) for queue in self._assigned):
             # The first message of the group that is sent back may have made the retry topic.
             self.rebalance()
 
@@ -563,7 +564,7 @@ class Consumer:
 
     def _start_at(self, queue: MessageQueue) -> StartAt:
         """Where to start in a queue without an offset of the group; a retry topic is the group's own."""
-        return _FIRST if queue.topic.startswith(RETRY_PREFIX) else self._settings.start_at
+        return _FIRST if queue.topic.startswith(RETRY_TOPIC_PREFIX) else self._settings.start_at
 
     async def _start_offset(self, assigned: _Assigned) -> int:
         """Where to start in a queue: the group's offset, else as the settings say. Raises PeerError."""

@@ -16,10 +16,10 @@ from attrs.validators import instance_of, optional
 
 from trioha.client.route import MessageQueue
 from trioha.errors import LocalProtocolError, RemoteProtocolError
-from trioha.metadata.topics import RETRY_PREFIX
 from trioha.store.message_bodies import COMPRESSED, ZLIB, compression_of, decode_body
 from trioha.store.message_properties import PROPERTIES_BYTES_MAX, encode_properties, parse_properties
 from trioha.store.record import Blank, Record, RecordError, decode_record
+from trioha.store.topics import RETRY_TOPIC_PREFIX
 
 DECOMPRESSED_BYTES_MAX: Final = 64 * 1024 * 1024
 """A larger body stays compressed: a small one must not fill the memory."""
@@ -149,7 +149,7 @@ class ReceivedMessage:
     @property
     def topic(self) -> str:
         """The topic that it was sent to; `queue` may be one of the group's retry topic."""
-        if self.queue.topic.startswith(RETRY_PREFIX):
+        if self.queue.topic.startswith(RETRY_TOPIC_PREFIX):
             return self.properties.get("RETRY_TOPIC", self.queue.topic)
         return self.queue.topic
 

@@ -16,10 +16,10 @@ from attrs import evolve, frozen
 from trioha.client.connections import Connections
 from trioha.client.route import MASTER_ID, READ, WRITE, QueueData, TopicRoute, parse_route
 from trioha.errors import PeerError, RemoteProtocolError
-from trioha.metadata.topics import RETRY_PREFIX
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
 from trioha.remoting.command import request
 from trioha.remoting.send_message import DEFAULT_TOPIC
+from trioha.store.topics import RETRY_TOPIC_PREFIX
 
 log = structlog.get_logger(__name__)
 
@@ -99,7 +99,7 @@ class SingleBroker:
     async def fetch(self, topic: str) -> TopicRoute | None:
         """As `RouteSource.fetch`: always a route."""
         await trio.lowlevel.checkpoint()
-        queues = 1 if topic.startswith(RETRY_PREFIX) else self.queues
+        queues = 1 if topic.startswith(RETRY_TOPIC_PREFIX) else self.queues
         data = QueueData(self.address, queues, queues, READ | WRITE)
         return TopicRoute({self.address: {MASTER_ID: self.address}}, (data,))
 

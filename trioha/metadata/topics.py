@@ -14,9 +14,8 @@ from trioha.metadata.data_version import DataVersion
 from trioha.metadata.table import MetadataTable, TableFull, wall_clock_ms
 from trioha.metadata.values import flag, members, number, pop_value, sorted_members, text
 from trioha.numbers import I32, Range
-from trioha.store.topics import HALF_TOPIC, SCHEDULE_TOPIC
+from trioha.store.topics import HALF_TOPIC, OP_TOPIC, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
 
-RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
 DEFAULT_TOPIC: Final = "TBW102"
 """The topic that stands model for topics made by a first send."""
@@ -108,7 +107,7 @@ class TopicConfig:
 
 def retry_topic(group: str) -> str:
     """The topic of a consumer group's failed messages."""
-    return RETRY_PREFIX + group
+    return RETRY_TOPIC_PREFIX + group
 
 
 def dead_letter_topic(group: str) -> str:
@@ -131,7 +130,7 @@ def describe_topic(topic: TopicConfig) -> str:
 
 def is_topic_name(name: str) -> bool:
     """Whether a broker accepts the name: letters, digits and `%|_-`, 127 characters (retry topics 255)."""
-    pattern = _RETRY_NAME if name.startswith(RETRY_PREFIX) else _NAME
+    pattern = _RETRY_NAME if name.startswith(RETRY_TOPIC_PREFIX) else _NAME
     return pattern.fullmatch(name) is not None
 
 
@@ -169,7 +168,7 @@ def system_topics(settings: TopicSettings) -> tuple[TopicConfig, ...]:
         topic(SCHEDULE_TOPIC, settings.delay_levels),
         topic(f"{settings.cluster_name}_REPLY_TOPIC"),
         topic(HALF_TOPIC),
-        topic("RMQ_SYS_TRANS_OP_HALF_TOPIC"),
+        topic(OP_TOPIC),
     )
 
 
@@ -252,7 +251,7 @@ class TopicTable(MetadataTable):
         topic = self.topics.get(name)
         if topic is not None:
             return topic
-        if name.startswith(RETRY_PREFIX):
+        if name.startswith(RETRY_TOPIC_PREFIX):
             return self.create_retry_topic(name, queue_nums=1)
         model = self.topics.get(default_topic)
         if model is None or not model.perm & Perm.INHERIT:

@@ -28,10 +28,10 @@ from trioha.numbers import I32, I64, NATURAL32, Range, parse_int
 from trioha.recording.events import PutStatus
 from trioha.remoting.codes import RequestCode, ResponseCode, Version, response_code_name
 from trioha.remoting.command import BadRequestError, RemotingCommand, SerializeType, request, response_to
+from trioha.store.topics import RETRY_TOPIC_PREFIX
 
 TOPIC_CHARS_MAX: Final = 127
 RETRY_TOPIC_CHARS_MAX: Final = 255
-RETRY_TOPIC_PREFIX: Final = "%RETRY%"
 DEFAULT_TOPIC: Final = "TBW102"
 """The template of topics that a first send creates."""
 
