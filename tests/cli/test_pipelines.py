@@ -61,7 +61,8 @@ async def test_what_is_printed_to_a_pipe_is_acknowledged_when_its_reader_has_rea
 
 async def test_a_reader_that_has_ended_ends_the_command(autojump_clock):
     read_fd, write_fd = os.pipe()
-    with os.fdopen(write_fd, "wb") as writer:
+    # Without a buffer: what a broken pipe did not take would be written again when the file closes.
+    with os.fdopen(write_fd, "wb", buffering=0) as writer:
         printing = Printing(Batches(1), Output(writer))
         with pytest.raises(BaseExceptionGroup) as ended:  # noqa: PT012 - the reader ends meanwhile
             async with trio.open_nursery() as nursery:
