@@ -9,12 +9,15 @@ from functools import partial
 
 import pytest
 
-from tests.node_process import finish_load, run_node, start_load, verify
+from tests.node_process import WITHIN_S, finish_load, run_node, start_load, verify
 from tests.ports import free_port
 
 pytestmark = pytest.mark.process
 
 FILE_BYTES = 1 << 20
+
+
+MASTER = {"role": "ASYNC_MASTER"}
 
 
 @pytest.fixture
@@ -57,6 +60,39 @@ def test_a_second_node_on_the_same_store_or_on_its_log_is_refused_by_the_lock(st
         )
     assert node.is_running
     node.stop()
+
+
+def test_a_node_whose_lock_file_was_removed_or_replaced_ends_at_once_and_writes_nothing_more(start_node):
+    node = start_node(**MASTER)
+    assert node.load(50).statuses == {"PUT_OK": 50}
+    end = node.max_offset
+    node.hang()
+    (node.root / "lock").unlink()
+    # Beside the running node nobody opens the store, lock file or not.
+    refused = run_node(node.root, **MASTER)
+    assert refused.exit_code == 2
+    assert refused.stderr.splitlines()[-1].startswith(
+        f"trioha: {node.root / 'lock'}: the store is used by process {node.pid}, which has locked a file of"
+    )
+    # As on a machine where that cannot be known.
+    (node.root / "abort").write_bytes(b"")
+    (node.root / "lock").unlink()
+    other = start_node(**MASTER, log_path=node.log_path.with_name("other.log"))
+    assert other.load(10).statuses == {"PUT_OK": 10}
+    node.resume()
+    assert node.wait_ended(within_s=WITHIN_S) == 1
+    assert "ends at once" in node.log()
+    assert "the store's lock file was replaced" in node.log()
+    assert (node.root / "abort").read_bytes().split(b"\n")[0] == str(other.pid).encode()
+    assert other.load(10).statuses == {"PUT_OK": 10}
+    other.stop()
+    after = start_node(**MASTER)
+    assert after.max_offset_at_start > end
+    # Without another process nothing is lost.
+    (after.root / "lock").unlink()
+    assert after.wait_ended(within_s=WITHIN_S) == 1
+    assert "the store's lock file is gone" in after.log()
+    assert start_node(**MASTER).max_offset_at_start == after.max_offset_at_start
 
 
 @pytest.mark.parametrize("key", ["listenPort", "haListenPort"])

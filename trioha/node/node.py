@@ -4,6 +4,7 @@
 run_node
 +- services                       of the whole node; end last
    +- metadata                    writes topics, groups and offsets
+   +- lock                        ends the process if another one may have opened the store
    +- security                    reads the rules of access control when they change
    +- name server                 (only with trioha.withNamesrv)
    +- controllers                 (only with enableControllerMode) the agent that gets the node its roles
@@ -31,6 +32,7 @@ from trioha.node.addresses import announced
 from trioha.node.archive_room import ArchiveRoom, check_archive
 from trioha.node.budget import descriptor_budget
 from trioha.node.hang_watch import HangWatch
+from trioha.node.lock_watch import watch_lock
 from trioha.node.metadata_room import open_metadata
 from trioha.node.namesrv_room import open_name_server
 from trioha.node.ports import Ports, bound_port
@@ -90,6 +92,7 @@ async def run_node(
             with ports.closed():
                 async with trio.open_nursery() as services:
                     services.start_soon(metadata.run)
+                    services.start_soon(watch_lock, store)
                     services.start_soon(security.run)
                     name_server_address = None
                     if name_server is not None:

@@ -281,6 +281,7 @@ class MessageStore:
         commit_log.queues_max = settings.queues.queues_max
         epochs = None if settings.epoch_file is None else EpochLog.open(settings.epoch_file)
         doubtful_epoch, is_noted = _note_doubtful_epoch(root, abort, epochs)
+        lock.check()
         # From here on queues and index are changed: a process that ends before it closes the store leaves it
         # in need of recovery.
         abort.create(names_boot=is_noted)
@@ -812,6 +813,13 @@ class MessageStore:
             else:
                 self._listed_queues = names
                 self._listed_deletions = deletions
+
+    def check_lock(self) -> None:
+        """Whether this process is still the only one that may use the store (`StoreLock.check`). Blocks.
+
+        Raises StoreError if it is not.
+        """
+        self._lock.check()
 
     def mark_failed(self) -> None:
         """Never mark this store as cleanly closed: the disk has failed a sync."""
