@@ -381,6 +381,33 @@ async def test_a_group_whose_offsets_are_reset_continues_there(world, autojump_c
     assert broker.committed("g", 0) == 5
 
 
+async def test_an_offset_that_is_reset_at_a_broker_of_5_is_committed_again(world, autojump_clock):
+    """It says so to the next pull only, and refuses commits before that with SUCCESS."""
+    fake, broker = world
+    reset = set()
+
+    def answer(asked, peer):
+        queue = asked.ext_fields.get("queueId")
+        if queue in reset and asked.code == RequestCode.UPDATE_CONSUMER_OFFSET:
+            return response_to(asked, ResponseCode.SUCCESS, remark="Offset has been previously reset")
+        if queue in reset and asked.code == RequestCode.PULL_MESSAGE:
+            reset.remove(queue)
+            moved = {"nextBeginOffset": "0", "minOffset": "0", "maxOffset": "5", "suggestWhichBrokerId": "0"}
+            return response_to(asked, ResponseCode.PULL_OFFSET_MOVED, ext_fields=moved)
+        return broker(asked, peer)
+
+    broker.put(*(b"%d" % number for number in range(5)))
+    fake.servers["broker-a:10911"].handler = answer
+    async with consuming(fake, group="g") as consumer:
+        first = await receive(consumer, 5)
+        await consumer.commit()
+        assert broker.committed("g", 0) == 5
+        reset.add("0")
+        broker.broker.metadata.consumer_offsets.commit("g", TOPIC, 0, 0)
+        assert bodies(await receive(consumer, 5)) == bodies(first)
+    assert broker.committed("g", 0) == 5
+
+
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"offsetTable":[]}', b'{"offsetTable":{"q":5}}',
     b'{"offsetTable":{{"topic":"Orders","brokerName":"broker-a","queueId":0}:-5}}'])  # fmt: skip
 async def test_a_reset_that_is_not_understood_changes_nothing(world, autojump_clock, body):

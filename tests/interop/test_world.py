@@ -196,6 +196,13 @@ def test_an_administrator_resets_the_offsets_of_a_live_consumer(shared: World) -
     assert shared.java.produce(shared.names, 16, topic=topic) == {"SEND_OK": 16}
     received, again = trio.run(receive_around_a_reset, shared, topic)
     assert sorted(received) == sorted(again) == sorted(f"m{number}" for number in range(16))
+    # A member that starts now receives none of them a third time.
+    committed = [
+        offset
+        for pair in shared.pairs.values()
+        for offset in tables(pair.master.listen_address)[2]["offsetTable"]["Reset@reset"].values()
+    ]
+    assert sum(committed) == 16
 
 
 async def receive_around_a_reset(shared: World, topic: str) -> tuple[list[str], list[str]]:

@@ -478,6 +478,9 @@ class Consumer:
                         continued_at=next_offset,
                     )
                 progress.skip_to(next_offset)
+                # Brokers of 5.x answer so when an administrator has reset the group's offset: it is no longer
+                # the committed one.
+                assigned.committed_at = None
             elif next_offset > progress.next_offset:
                 progress.skip_to(next_offset)
             if not settings.follow and progress.next_offset >= end_offset:
