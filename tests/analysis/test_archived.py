@@ -166,7 +166,7 @@ def test_a_stream_goes_on_where_it_was_and_ends_with_its_history(url):
     assert len(seen) > 3
     assert stream_end(location, begin, bytes_max=None) == seen[-1]
     generation = ArchiveReader.open(url).generation()
-    another = Generation(id="0002-1", began_ms=2, reason="the log differs", file_bytes=1, first_offset=0)
+    another = Generation(id="0002-1", began_ms=2, reason="the log differs", file_bytes=1000, first_offset=0)
     next_head(url, generations=(generation, another))
     # What there is of the old one is read first.
     assert stream_end(location, begin, bytes_max=None) == seen[-1]

@@ -5,7 +5,9 @@ import random
 import sys
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from tests.recording.sessions import Event, write_session
 from trioha.cli import main
@@ -132,6 +134,22 @@ def test_an_invalid_packed_file_is_damage(tmp_path):
     found = read_segments(open_session(path))
     assert [damage.reason.partition(":")[0] for damage in found.damage] == ["not a packed segment"]
     assert found.segments[0].base_seq == 300
+
+
+def test_a_small_packed_file_of_a_row_group_without_end_is_damage(tmp_path):
+    """A KB of Parquet may stand for as many equal rows as its writer likes."""
+    path = some_session(tmp_path / "session")
+    session = open_session(path)
+    (segment, *_) = sealed_segments(session, every=True)
+    packed = pack_segment(session, segment).target
+    whole = parquet.read_table(packed)
+    rows = 4_000_000
+    columns = [pa.repeat(whole[name][0], rows) for name in whole.column_names]
+    parquet.write_table(pa.Table.from_arrays(columns, schema=whole.schema), packed, row_group_size=rows)
+    assert packed.stat().st_size < 200_000
+    (found, *_) = read_seqs(session, read_segments(session), seq_from=0, seq_to=300)
+    assert isinstance(found, Damage)
+    assert found.reason == "cannot be read: a row group has 4000000 rows, at most 131072"
 
 
 def test_the_command_packs_and_unpacks(tmp_path, capsys):

@@ -10,6 +10,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
+from trioha.archive.documents import encode
 from trioha.archive.heads import create_head, read_head
 from trioha.archive.layout import (
     FRAME_BYTES,
@@ -23,7 +24,6 @@ from trioha.archive.layout import (
     MetadataObject,
     PageContent,
     Writer,
-    encode,
     log_key,
     metadata_key,
     page_key,

@@ -3,9 +3,10 @@
 import pytest
 from attrs import evolve
 
+from trioha.archive.documents import encode
 from trioha.archive.errors import ArchiveError, FencedError
 from trioha.archive.heads import HEADS_KEPT, create_head, old_heads, read_head
-from trioha.archive.layout import Head, Writer, encode, head_key
+from trioha.archive.layout import Head, Writer, head_key
 from trioha.archive.objects import ObjectFolder
 
 HEAD = Head(

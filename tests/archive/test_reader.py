@@ -5,6 +5,7 @@ import zlib
 import pytest
 from attrs import evolve
 
+from trioha.archive.documents import encode
 from trioha.archive.errors import ArchiveError
 from trioha.archive.heads import create_head
 from trioha.archive.layout import (
@@ -16,7 +17,6 @@ from trioha.archive.layout import (
     MetadataObject,
     PageContent,
     Writer,
-    encode,
     log_key,
     metadata_key,
     page_key,

@@ -1,6 +1,7 @@
 """The reader: whole, torn and damaged sessions, and folders that are not sessions."""
 
 import json
+import os
 
 import pytest
 from hypothesis import given
@@ -115,6 +116,15 @@ def test_segment_without_a_whole_header_is_damage_and_skipped(path):
     records = read_records(open_session(path))
     assert len(records.array) == 25
     assert [damage.reason for damage in records.damage] == ["a header of 8 bytes"]
+
+
+def test_a_segment_of_more_records_than_there_can_be_is_damage(path):
+    """A file of holes costs nothing and may have any length."""
+    segment = segment_paths(path)[2]
+    os.truncate(segment, 64 + 48 * 16_000_001)
+    session = open_session(path)
+    (damage,) = read_segments(session).damage
+    assert damage.reason == "has 16000001 records from 20 on, more than there can be"
 
 
 @pytest.mark.parametrize(

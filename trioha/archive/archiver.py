@@ -29,6 +29,7 @@ from trioha.archive.continuation import (
     is_in,
     newest_object,
 )
+from trioha.archive.documents import document_for
 from trioha.archive.errors import (
     ArchiveError,
     ChangedSourceError,
@@ -54,7 +55,6 @@ from trioha.archive.layout import (
     PageContent,
     RecordedSegment,
     Writer,
-    encode,
     log_key,
     metadata_key,
     page_key,
@@ -660,7 +660,7 @@ class Archiver:
         key = page_key(
             generation.id, first_offset=content.objects[0].first_offset, token=secrets.token_hex(4)
         )
-        self.folder.put(key, encode(content))
+        self.folder.put(key, document_for(self.folder, key, content))
         return page_of(key, content.objects)
 
     def _retain(self, draft: _Draft, now_ms: int) -> None:
@@ -729,7 +729,8 @@ class Archiver:
         newest_ms = generation.metadata[-1].taken_ms if generation.metadata else 0
         taken_ms = max(now_ms, newest_ms)
         key = metadata_key(generation.id, offset=offset, taken_ms=taken_ms, token=secrets.token_hex(4))
-        data = encode(MetadataContent(taken_ms=taken_ms, offset=offset, files=files))
+        content = MetadataContent(taken_ms=taken_ms, offset=offset, files=files)
+        data = document_for(self.folder, key, content)
         self.folder.put(key, data)
         one = MetadataObject(key=key, taken_ms=taken_ms, offset=offset, bytes=len(data))
         draft.generation = evolve(generation, metadata=(*generation.metadata, one))

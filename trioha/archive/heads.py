@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from trioha.archive.documents import document_for, read_document
 from trioha.archive.errors import ArchiveError, FencedError, MissingObjectError
-from trioha.archive.layout import HEADS, Head, decode, encode, head_key, head_number
+from trioha.archive.layout import HEADS, Head, head_key, head_number
 from trioha.archive.objects import ObjectFolder
 
 HEADS_KEPT: Final = 20
@@ -26,16 +27,12 @@ def read_head(folder: ObjectFolder) -> Head | None:
             return None
         key = head_key(max(numbers))
         try:
-            data = folder.get(key)
+            head = read_document(folder, key, Head)
         except MissingObjectError:
             # A writer has created many heads since the listing, and deleted this one.
             if attempt == _READ_ATTEMPTS - 1:
                 raise
             continue
-        try:
-            head = decode(data, Head)
-        except ValueError as error:
-            raise ArchiveError(f"not a head: {error}", url=folder.url, key=key) from error
         if head.number != max(numbers):
             raise ArchiveError(f"is a copy of head {head.number}", url=folder.url, key=key)
         return head
@@ -48,7 +45,8 @@ def create_head(folder: ObjectFolder, head: Head) -> None:
     Raises FencedError if another writer has created that or a later one, ArchiveError if it is not known
     whether it was created: then `read_head` tells.
     """
-    if not folder.create(head_key(head.number), encode(head)):
+    key = head_key(head.number)
+    if not folder.create(key, document_for(folder, key, head)):
         # Our own request may have succeeded while its answer was lost, and was then repeated.
         newest = read_head(folder)
         if newest != head:

@@ -1,19 +1,12 @@
-"""Values of the archive format, version 1, and their JSON: see `docs/archive-format.md`."""
+"""Values of the archive format, version 1, and the keys of objects: see `docs/archive-format.md`."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Literal, TypeVar
+from typing import Final, Literal
 
-import zstandard
 from attrs import frozen
-from cattrs import Converter, transform_error
-from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
-from cattrs.v import format_exception
-
-from trioha.numbers import NATURAL64, parse_int
 
 FORMAT: Final = "trioha-archive"
 VERSION: Final = 1
@@ -31,14 +24,10 @@ FRAME_BYTES: Final = 4 << 20
 TOPICS_MAX: Final = 64
 """Topics that an object's statistics name."""
 PAGE_OBJECTS: Final = 64
-DOCUMENT_BYTES_MAX: Final = 256 << 20
-"""Of a head, a page or metadata, before compression: nothing larger is read."""
 
 Codec = Literal["none", "zstd"]
-T = TypeVar("T")
 
 _KEY: Final = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)+")
-_FAULTS_SHOWN: Final = 3
 _NUMBERED: Final = re.compile(rf"{HEADS}/([0-9]{{20}})\.json\.zst")
 
 
@@ -245,103 +234,3 @@ def page_of(key: str, objects: Sequence[LogObject]) -> Page:
         objects=len(objects),
         object_bytes=sum(one.object_bytes for one in objects),
     )
-
-
-def encode(value: Head | PageContent | MetadataContent) -> bytes:
-    """JSON of a value, compressed; with a checksum, which `decode` checks."""
-    text = json.dumps(_CONVERTER.unstructure(value), separators=(",", ":"), ensure_ascii=False)
-    return zstandard.ZstdCompressor(level=3, write_checksum=True).compress(text.encode())
-
-
-def decode(data: bytes, kind: type[T]) -> T:
-    """A `Head`, `PageContent` or `MetadataContent` from its compressed JSON.
-
-    Raises ValueError, with one line of text, for everything that is not one.
-    """
-    try:
-        size = zstandard.get_frame_parameters(data).content_size
-        if size > DOCUMENT_BYTES_MAX:
-            raise ValueError(f"has more than {DOCUMENT_BYTES_MAX} bytes of JSON")
-        # As a whole, since a stream that is cut in its checksum is no error.
-        text = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise ValueError(f"not a zstd frame: {error}") from error
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON: {error}") from error
-    if kind is Head:
-        _check_format(value)
-    try:
-        return _CONVERTER.structure(value, kind)
-    except Exception as error:
-        # cattrs raises groups of whatever went wrong in any part.
-        faults = transform_error(error, path=kind.__name__, format_exception=_fault)
-        raise ValueError("; ".join(faults[:_FAULTS_SHOWN])) from error
-
-
-def _check_format(value: object) -> None:
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise ValueError(f"not the head of an archive: its format is not {FORMAT}")
-    if value.get("version") != VERSION:
-        raise ValueError(f"has version {value.get('version')!r}; this trioha reads {VERSION}")
-
-
-def _fault(error: BaseException, kind: type[Any] | None) -> str:
-    return str(error) if type(error) is ValueError else format_exception(error, kind)
-
-
-def _camel_case(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
-
-
-def _converter() -> Converter:
-    """Names in JSON are in camel case, as in all of RocketMQ's; unknown ones are ignored."""
-    converter = Converter()
-    converter.register_structure_hook(int, lambda value, _: parse_int(value, NATURAL64))
-    converter.register_structure_hook(str, lambda value, _: _text(value))
-    converter.register_structure_hook(bool, lambda value, _: _bool(value))
-    for kind in (
-        LogObject,
-        MetadataObject,
-        Page,
-        PageContent,
-        Generation,
-        Writer,
-        RecordedSegment,
-        RecordedSession,
-        Head,
-        MetadataContent,
-    ):
-        names: dict[str, Any] = {
-            one.name: override(rename=_camel_case(one.name)) for one in kind.__attrs_attrs__
-        }
-        if "key" in names:
-            names["key"] = override(struct_hook=lambda value, _: _key(value))
-        converter.register_unstructure_hook(kind, make_dict_unstructure_fn(kind, converter, **names))
-        converter.register_structure_hook(kind, make_dict_structure_fn(kind, converter, **names))
-    return converter
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{type(value).__name__} is not a text")  # noqa: TRY004 (bad data, not a bad call)
-    return value
-
-
-def _bool(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{type(value).__name__} is neither true nor false")  # noqa: TRY004 (see above)
-    return value
-
-
-def _key(value: object) -> str:
-    """A key below the archive's URL: nothing that leads out of it."""
-    text = _text(value)
-    if not is_key(text):
-        raise ValueError(f"{text[:100]!r} is not a key of an archive")
-    return text
-
-
-_CONVERTER: Final = _converter()

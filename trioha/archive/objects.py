@@ -33,6 +33,8 @@ RETRIES_MAX: Final = 4
 RETRY_FOR_S: Final = 60.0
 BACKOFF_S: Final = 0.1
 """Before the first repetition of a request; twice as much before each further one."""
+WHOLE_BYTES_MAX: Final = 256 << 20
+"""Of an object that is read into memory as a whole: documents, and files of recorded sessions."""
 _UNFINISHED: Final = re.compile(r".+#[0-9]+")
 """A file into which obstore writes an object of a folder, until it is whole and gets its name."""
 T = TypeVar("T")
@@ -109,9 +111,17 @@ class ObjectFolder:
         return cls(store, url)
 
     def get(self, key: str) -> bytes:
-        """The whole object. Raises MissingObjectError if there is none."""
+        """The whole object. Raises MissingObjectError if there is none, ArchiveError for more than
+        `WHOLE_BYTES_MAX`."""
         with self._request(key):
-            return bytes(_obstore().get(self._store, key).bytes())
+            found = _obstore().get(self._store, key)
+            if found.meta["size"] > WHOLE_BYTES_MAX:
+                raise ArchiveError(
+                    f"has {found.meta['size']} bytes, at most {WHOLE_BYTES_MAX} are read as a whole",
+                    url=self.url,
+                    key=key,
+                )
+            return bytes(found.bytes())
 
     def stream(self, key: str) -> Iterator[bytes]:
         """The object in pieces, some MiB each. Raises MissingObjectError if there is none."""

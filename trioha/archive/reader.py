@@ -10,6 +10,7 @@ from typing import Protocol
 
 from attrs import frozen
 
+from trioha.archive.documents import read_document
 from trioha.archive.errors import ArchiveError
 from trioha.archive.heads import read_head
 from trioha.archive.layout import (
@@ -20,7 +21,6 @@ from trioha.archive.layout import (
     MetadataObject,
     Page,
     PageContent,
-    decode,
 )
 from trioha.archive.objects import ObjectFolder
 
@@ -106,10 +106,7 @@ class ArchiveReader:
 
     def page(self, page: Page) -> PageContent:
         """The lists of a page. Raises ArchiveError."""
-        try:
-            content = decode(self.folder.get(page.key), PageContent)
-        except ValueError as error:
-            raise ArchiveError(f"not a page: {error}", url=self.folder.url, key=page.key) from error
+        content = read_document(self.folder, page.key, PageContent)
         if not content.objects or (content.objects[0].first_offset, content.objects[-1].end_offset) != (
             page.first_offset,
             page.end_offset,
@@ -156,7 +153,4 @@ class ArchiveReader:
 
     def metadata_files(self, one: MetadataObject) -> MetadataContent:
         """The config files of a moment. Raises ArchiveError."""
-        try:
-            return decode(self.folder.get(one.key), MetadataContent)
-        except ValueError as error:
-            raise ArchiveError(f"not metadata: {error}", url=self.folder.url, key=one.key) from error
+        return read_document(self.folder, one.key, MetadataContent)

@@ -22,6 +22,7 @@ from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from attrs import asdict, field, frozen
 
+from trioha.archive.bounds import FILE_BYTES
 from trioha.archive.checked_log import Part, checked_parts, whole_records
 from trioha.archive.errors import ArchiveError, MissingObjectError
 from trioha.archive.fetching import Fetcher
@@ -241,8 +242,6 @@ class Restore:
         generation = self._reader.generation(generation_id)
         file_bytes = generation.file_bytes
         url = self._reader.folder.url
-        if not file_bytes:
-            raise ArchiveError(f"generation {generation.id} has log files of {file_bytes} bytes", url=url)
         # A store's log begins with a file: one whose first records are not archived any more is left out.
         first_offset = -(-generation.first_offset // file_bytes) * file_bytes
         end_offset = self._end_offset(generation, target)
@@ -386,7 +385,9 @@ class Restore:
 
     def _check_space(self, plan: Plan) -> None:
         """Raises StoreError if the log files that are still to be written do not fit on the disk."""
-        missing = sum(not (self._log_folder / file_name(start)).exists() for start in plan.files)
+        # Nothing is done for each file of the plan before all fit: their number is what an archive says.
+        names = [path.name for path in self._log_folder.iterdir()]
+        missing = len(plan.files) - sum(name.isdecimal() and int(name) in plan.files for name in names)
         free = shutil.disk_usage(self.into).free
         if missing * plan.file_bytes > free:
             raise StoreError(
@@ -641,6 +642,7 @@ def _decode(data: bytes) -> Plan:
         plan = Plan(target=Target(**target), **value)
     except TypeError as error:
         raise ValueError(str(error)) from error
-    for number in (plan.file_bytes, plan.first_offset, plan.end_offset):
+    parse_int(plan.file_bytes, FILE_BYTES)
+    for number in (plan.first_offset, plan.end_offset):
         parse_int(number, NATURAL64)
     return plan

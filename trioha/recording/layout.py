@@ -79,6 +79,9 @@ FIELDS: Final = (
 CLOSED_NOTE: Final = "session closed"
 """Text of the last fact of a session that ended in order."""
 
+ACCEPTED_RECORDS_MAX: Final = 16_000_000
+"""No reader accepts more records in a segment. A recorder begins a new one after 2,000,000."""
+
 SOURCE_NODE: Final = "node"
 """`source` of a session that the node itself recorded: every event."""
 SOURCE_MONITOR: Final = "monitor"

@@ -75,6 +75,9 @@ def read_packed(
             row = 0
             for group in range(file.num_row_groups):
                 rows = file.metadata.row_group(group).num_rows
+                if rows > BLOCK_RECORDS:
+                    # 1 KB of Parquet may stand for any number of equal rows.
+                    raise PackedError(f"cannot be read: a row group has {rows} rows, at most {BLOCK_RECORDS}")
                 begin, end = max(first, row), min(first + count, row + rows)
                 if begin < end:
                     table = file.read_row_group(group, columns=names, use_threads=False)

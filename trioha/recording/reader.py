@@ -20,6 +20,7 @@ from attrs import field, frozen
 from trioha.errors import StoreError
 from trioha.numbers import I32, I64, NATURAL32, NATURAL64, Range, parse_int
 from trioha.recording.layout import (
+    ACCEPTED_RECORDS_MAX,
     EVENTS_FOLDER,
     FACTS_FILE,
     FORMAT,
@@ -291,7 +292,10 @@ def find_segment(session: Session, base_seq: int) -> Segment | Damage | None:
 def _packed(path: Path) -> Segment | Damage:
     try:
         base_ts_ns, records = describe(path)
-        return Segment(path, parse_int(path.stem, NATURAL64), parse_int(base_ts_ns, CLOCK_NS), 0, records)
+        base_seq = parse_int(path.stem, NATURAL64)
+        if not _may_hold(base_seq, records):
+            raise ValueError(f"has {records} records from {base_seq} on, more than there can be")
+        return Segment(path, base_seq, parse_int(base_ts_ns, CLOCK_NS), 0, records)
     except (PackedError, ValueError) as error:
         return Damage(str(path), 0, str(error), 0)
 
@@ -316,9 +320,15 @@ def _segment(path: Path, record_bytes: int) -> Segment | Damage:
         return Damage(str(path), 16, f"begins at record {base_seq}, which its name does not say", whole)
     if not CLOCK_NS.low <= base_ts_ns <= CLOCK_NS.high:
         return Damage(str(path), 24, f"begins at {base_ts_ns} ns, which no clock shows", whole)
-    return Segment(
-        path, base_seq, base_ts_ns, header_bytes, max(0, size_bytes - header_bytes) // record_bytes
-    )
+    records = max(0, size_bytes - header_bytes) // record_bytes
+    if not _may_hold(base_seq, records):
+        return Damage(str(path), 0, f"has {records} records from {base_seq} on, more than there can be", 0)
+    return Segment(path, base_seq, base_ts_ns, header_bytes, records)
+
+
+def _may_hold(base_seq: int, records: int) -> bool:
+    """Whether a segment can have so many records: loops over them depend on it."""
+    return records <= ACCEPTED_RECORDS_MAX and base_seq <= I64.high - records
 
 
 def read_facts(session: Session) -> tuple[Sequence[Fact], Sequence[Damage]]:
