@@ -193,6 +193,7 @@ HEADER = pull()[8:]
 @given(at=st.integers(0, len(HEADER) - 1), to=st.integers(0, len(HEADER)), put=st.binary(max_size=12))
 @example(at=HEADER.index(b'"topic"'), to=HEADER.index(b'"topic"'), put=b'"commitOffset":"-1",')
 @example(at=HEADER.index(b'"queueOffset"'), to=HEADER.index(b'"queueOffset"'), put=b'"queueOffset":"5",')
+@example(at=HEADER.index(b'"0"') + 1, to=HEADER.index(b'"0"') + 2, put=b"")
 @example(at=HEADER.index(b'"0"') + 1, to=HEADER.index(b'"0"') + 2, put=b"007")
 @example(at=HEADER.index(b'"0"') + 1, to=HEADER.index(b'"0"') + 2, put=b"-1")
 @example(at=HEADER.index(b'"0"') + 1, to=HEADER.index(b'"0"') + 2, put=b"9" * 30)

@@ -42,6 +42,8 @@ SEND_BYTES: Final = 72
 REQUIRED_FIELDS: Final = 0xFF
 """Bits of the fields a to h."""
 SEPARATOR: Final = 2
+CUT: Final = 0
+"""Stands in a form for the digits that were cut out: no header that is read by its form has this byte."""
 QUOTE: Final = 34
 BACKSLASH: Final = 92
 
@@ -430,7 +432,7 @@ class Pull:
 
     def __init__(self) -> None:
         self.form: bytes = b""
-        """The header without the digits of opaque, queueOffset and commitOffset."""
+        """The header with `CUT` for the digits of opaque, queueOffset and commitOffset."""
         self.opaque: i64 = 0
         self.queue_offset: i64 = 0
         self.commit_offset: i64 = -1
@@ -509,6 +511,7 @@ def read_pull(header: bytes) -> Pull | None:
             # Another text, as -1 for none, belongs to the form.
             if number >= 0:
                 form.write(header[copied:value_at])
+                form.append(CUT)
                 copied = at
         at += 1
         if at >= end:
@@ -526,6 +529,7 @@ def read_pull(header: bytes) -> Pull | None:
     if pull.opaque < 0 or pull.opaque > NUMBER_MAX or not _is_end(header, at, end):
         return None
     form.write(header[copied:start])
+    form.append(CUT)
     form.write(header[at:])
     pull.form = form.getvalue()
     return pull
