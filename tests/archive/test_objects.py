@@ -129,3 +129,14 @@ def test_what_is_not_a_url_of_an_archive_is_refused():
         with pytest.raises(ArchiveError) as caught:
             ObjectFolder.open(url)
         assert str(caught.value) == f"{url}: {reason}"
+
+
+def test_a_listing_without_end_is_given_up_at_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("trioha.archive.objects.OBJECTS_MAX", 2)
+    folder = ObjectFolder.open(tmp_path.as_uri())
+    for name in ("a", "b"):
+        folder.put(f"log/{name}", b"x")
+    assert len(list(folder.list("log"))) == 2
+    folder.put("log/c", b"x")
+    with pytest.raises(ArchiveError, match="lists more than 2 objects"):
+        list(folder.list("log"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from trioha.remoting.address import Address
 from trioha.remoting.client import ConnectionLostError, RemotingClient, running
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to
+from trioha.remoting.fastjson import JsonBudget, JsonLimits
 from trioha.remoting.server import RemotingServer
 from trioha.remoting.serving import Peer
 
@@ -266,3 +269,47 @@ async def test_a_table_that_changes_between_two_pages_is_asked_for_again(autojum
         await trio.sleep(4)
         assert served == ["0", str(PAGE_ENTRIES), "0", str(PAGE_ENTRIES)]
         assert world.slave.topics.topics == master.tables.topics.topics
+
+
+def page(*, names: int, name_chars: int = 1, counter: object = 1) -> bytes:
+    """A page of topics."""
+    table = {f"{number}{'x' * name_chars}": {} for number in range(names)}
+    return json.dumps({"dataVersion": {"counter": counter}, "topicConfigTable": table}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "pages"),
+    [
+        (page(names=1, name_chars=400_000), "an answer of more than 1000000 bytes", 3),
+        (page(names=40), "more than 100 entries", 3),
+        (page(names=20).replace(b"{}", b"[[],[],[]]"), "JSON of more than 200 objects and arrays", 3),
+        (page(names=20).replace(b"{}", b"[1,2,3,4]"), "JSON of more than 300 values", 4),
+        (page(names=1, counter="9" * 2000), "a dataVersion of 2014 characters", 1),
+    ],
+)
+async def test_pages_without_end_are_refused_at_a_limit(autojump_clock, monkeypatch, body, reason, pages):
+    monkeypatch.setattr("trioha.broker.metadata_sync.PAGES_BYTES_MAX", 1_000_000)
+    monkeypatch.setattr("trioha.metadata.replica.ENTRIES_MAX", 100)
+    limits = JsonLimits(containers_max=200, dialect_chars_max=0, values_max=300)
+    monkeypatch.setattr("trioha.broker.metadata_sync.JsonBudget", partial(JsonBudget, limits=limits))
+    async with open_world() as world:
+        master = world.add()
+        master.answers[RequestCode.GET_ALL_TOPIC_CONFIG] = lambda asked: response_to(
+            asked, 0, ext_fields={"totalTopicNum": "2147483647"}, body=body
+        )
+        sync = world.start()
+        await trio.sleep(5)
+        assert sync.status().tables["topics"].error == reason
+        assert [code for _, code in master.asked].count(RequestCode.GET_ALL_TOPIC_CONFIG) == pages
+        assert world.slave.topics.topics == store().topics.topics
+
+
+async def test_settings_that_are_no_brokers_are_not_read(autojump_clock):
+    async with open_world() as world:
+        master = world.add("m:10911")
+        master.answers[RequestCode.GET_BROKER_CONFIG] = lambda asked: response_to(
+            asked, 0, body=b"a=b\n" * (1 << 18) + b"a"
+        )
+        sync = world.start(MasterAddress(ha_address=Address("m", 10912)))
+        await trio.sleep(4)
+        assert "at most 1048576 are read" in sync.status().tables["topics"].error

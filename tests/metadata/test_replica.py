@@ -322,3 +322,51 @@ def test_offsets_beyond_a_cut_give_way_when_the_master_names_others_however_long
     take(copies, CopiedTable.DELAY_OFFSETS, {"offsetTable": offsets_of_levels({0: 55, 1: 25})})
     assert tables.consumer_offsets.queues_of("T@G") == {0: 55, 1: 30, 2: 3}
     assert tables.delay_offsets.items() == {1: 55, 2: 30}
+
+
+def test_offsets_grow_from_copy_to_copy_up_to_a_limit(monkeypatch):
+    tables = store()
+    tables.consumer_offsets = ConsumerOffsets(offsets_max=10)
+    copies = replica(tables)
+    for first in (0, 5):
+        body = {"offsetTable": {f"T{number}@G": {"0": 7} for number in range(first, first + 5)}}
+        take(copies, CopiedTable.CONSUMER_OFFSETS, body)
+    assert tables.consumer_offsets.count == 10
+    more = {"offsetTable": {"T0@G": {"0": 8}, "T10@G": {"0": 7}}}
+    with pytest.raises(RemoteProtocolError, match=r"more than 10 offsets, trioha\.consumerOffsetsMax"):
+        take(copies, CopiedTable.CONSUMER_OFFSETS, more)
+    # Those that it has go on.
+    assert (tables.consumer_offsets.count, tables.consumer_offsets.find("G", "T0", 0)) == (10, 8)
+    monkeypatch.setattr("trioha.metadata.replica.OFFSET_NAMES_CHARS_MAX", 100)
+    tables = store()
+    with pytest.raises(RemoteProtocolError, match="names of topics and groups of more than 100 characters"):
+        take(
+            replica(tables),
+            CopiedTable.CONSUMER_OFFSETS,
+            {"offsetTable": {f"{'x' * 60}{number}@G": {"0": 7} for number in range(2)}},
+        )
+    assert tables.consumer_offsets.count == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({f"m{number}": 1 for number in range(9)}, "more than 16 members beside the table"),
+        ({"m": "x" * (1 << 20)}, "members beside the table of more than 1048576 characters"),
+    ],
+)
+def test_members_beside_a_table_do_not_grow_from_copy_to_copy(other, reason):
+    tables = store()
+    copies = replica(tables)
+    known = {f"k{number}": 1 for number in range(8)}
+    take(copies, CopiedTable.TOPICS, topics_body("T", **known))
+    with pytest.raises(RemoteProtocolError, match=reason):
+        take(copies, CopiedTable.TOPICS, topics_body("T", "U", counter=2, **other))
+    assert (list(tables.topics.topics), tables.topics.other) == (["T"], known)
+
+
+def test_a_level_is_a_queue_of_a_topic():
+    tables = store()
+    with pytest.raises(RemoteProtocolError, match="delay level '65537'"):
+        take(replica(tables), CopiedTable.DELAY_OFFSETS, {"offsetTable": {"65537": 1}})
+    assert tables.delay_offsets.items() == {}

@@ -4,6 +4,7 @@ import json
 from contextlib import suppress
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,3 +96,13 @@ def test_limits_bound_the_cost_of_parsing():
     with pytest.raises(RemoteProtocolError, match="bad JSON of 13 characters"):
         parse_json("{0:1,1:2,2:3}", limits=limits)
     assert parse_json("{0:1,1:2,2:3}") == {"0": 1, "1": 2, "2": 3}
+    with pytest.raises(RemoteProtocolError, match="more than 2 values"):
+        parse_json("[1,2,3,4]", limits=evolve(limits, values_max=2))
+
+
+@pytest.mark.parametrize(("part", "what"), [("[]", "600000 objects and arrays"), ("1", "1200000 values")])
+def test_an_answer_of_any_reader_has_limits(part, what):
+    body = f"[{','.join([part] * 1_300_000)}]".encode()
+    with pytest.raises(RemoteProtocolError, match=what):
+        parse_json(body)
+    assert parse_json(f"[{','.join([part] * 500_000)}]")

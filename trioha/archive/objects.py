@@ -31,6 +31,8 @@ REQUEST_TIMEOUT_S: Final = 60.0
 CONNECT_TIMEOUT_S: Final = 10.0
 RETRIES_MAX: Final = 4
 RETRY_FOR_S: Final = 60.0
+OBJECTS_MAX: Final = 10_000_000
+"""Of one listing: an object every ten seconds for three years. A storage may list for ever."""
 BACKOFF_S: Final = 0.1
 """Before the first repetition of a request; twice as much before each further one."""
 WHOLE_BYTES_MAX: Final = 256 << 20
@@ -194,7 +196,11 @@ class ObjectFolder:
         self.sync(key)
 
     def list(self, folder: str, *, after: str | None = None) -> Iterator[StoredObject]:
-        """Objects below `folder`, in no particular order; with `after` only those with keys beyond it."""
+        """Objects below `folder`, in no particular order; with `after` only those with keys beyond it.
+
+        Raises ArchiveError, also for more than `OBJECTS_MAX` objects.
+        """
+        count = 0
         pages = self._pages(folder, after)
         attempts = _Attempts()
         while True:
@@ -209,6 +215,14 @@ class ObjectFolder:
             if page is None:
                 return
             attempts = _Attempts()
+            count += len(page)
+            if count > OBJECTS_MAX:
+                raise ArchiveError(
+                    f"lists more than {OBJECTS_MAX} objects",
+                    url=self.url,
+                    key=folder,
+                    hint="look what else is written there, or shorten the archive with --keep",
+                )
             yield from page
             if page:
                 # All storages but folders list keys in their order.

@@ -26,7 +26,7 @@ from trioha.broker_status import MetadataStatus, TableCopyStatus
 from trioha.config.model import OffsetRegression
 from trioha.config.properties_file import PropertiesDocument
 from trioha.errors import ConfigError, PeerError, RemoteProtocolError
-from trioha.metadata.replica import SLICE_ENTRIES, CopiedTable, MetadataReplica
+from trioha.metadata.replica import SLICE_ENTRIES, CopiedTable, MetadataReplica, check_entries
 from trioha.metadata.table_reader import TableReader
 from trioha.net.border import ConnectionBorder
 from trioha.numbers import NATURAL32, parse_int
@@ -34,7 +34,8 @@ from trioha.remoting.address import Address
 from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
 from trioha.remoting.command import RemotingCommand, request
-from trioha.remoting.fastjson import shown
+from trioha.remoting.fastjson import FRAME_CHARS_MAX, JsonBudget, shown
+from trioha.remoting.runtime_table import check_broker_config
 
 log = structlog.get_logger(__name__)
 
@@ -49,8 +50,15 @@ CAUGHT_UP_EVERY_S: Final = 1.0
 """How often a slave that has not caught up with the log looks whether it has: then more is copied."""
 PAUSE_S: Final = 0.002
 """Between slices of an answer: replication passes through the loop several times for each put."""
+SLICE_BYTES: Final = 128 * 1024
+"""Of a body that is counted at once: about half a millisecond."""
 PAGES_MAX: Final = 1000
 """Of one table, those that were begun again included."""
+VERSION_CHARS_MAX: Final = 1024
+"""Of a DataVersion, which has three numbers: it is sent back with the request for the next page."""
+PAGES_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Of all pages of one table: 300 bytes for each of the `ENTRIES_MAX` topics of a slave. Masters before 5.4
+send a table in one frame, which RocketMQ limits to half of that."""
 
 CODES: Final = {
     CopiedTable.TOPICS: RequestCode.GET_ALL_TOPIC_CONFIG,
@@ -259,20 +267,24 @@ class MetadataSync:
         else:
             answer = await _ask(client, request(CODES[table]), timeout_s=TIMEOUT_S)
             bodies = [bytes(answer.body)]
+            if table is not CopiedTable.TIMER_CHECK_POINT:
+                # All others are JSON.
+                await _spend(JsonBudget(bytes_max=FRAME_CHARS_MAX), bodies[0])
         if not self._may_copy(table):
             return
         for _ in self._replica.take(table, bodies):
             await trio.sleep(PAUSE_S)
 
     async def _pages(self, client: RemotingClient, table: CopiedTable) -> list[bytes]:
-        """The bodies of all pages; one from a master that does not send pages."""
+        """The bodies of all pages, within the limits; one from a master that does not send pages."""
         first, size, total, member = _PAGE_FIELDS[table]
         bodies: list[bytes] = []
-        version, count = "", 0
+        version, count, budget = "", 0, JsonBudget(bytes_max=PAGES_BYTES_MAX)
         for _ in range(PAGES_MAX):
             fields = {first: str(count), size: str(PAGE_ENTRIES), "dataVersion": version}
             answer = await _ask(client, request(CODES[table], ext_fields=fields), timeout_s=PAGED_TIMEOUT_S)
             body = bytes(answer.body)
+            await _spend(budget, body)
             total_text = answer.ext_fields.get(total)
             if total_text is None:
                 # From 4.9 and 5.3: the whole table.
@@ -286,11 +298,12 @@ class MetadataSync:
             now = _encoded(reader.members.get("dataVersion"))
             if count and now != version:
                 # Pages of two versions do not fit: from the first one again.
-                bodies, version, count = [], "", 0
+                bodies, version, count, budget = [], "", 0, JsonBudget(bytes_max=PAGES_BYTES_MAX)
                 continue
             version = now
             bodies.append(body)
             count += entries
+            check_entries(count)
             if count >= _total(total_text) or not entries:
                 return bodies
         raise RemoteProtocolError(f"the table changes too often: {PAGES_MAX} pages")
@@ -312,9 +325,20 @@ class MetadataSync:
                 )
 
 
+async def _spend(budget: JsonBudget, body: bytes) -> None:
+    """Spend one body of an answer, in slices. Raises RemoteProtocolError."""
+    for at in range(0, len(body), SLICE_BYTES):
+        if at:
+            await trio.sleep(PAUSE_S)
+        budget.spend(body[at : at + SLICE_BYTES])
+
+
 def _encoded(version: object) -> str:
-    """A DataVersion as the next page is asked for."""
-    return "" if version is None else json.dumps(version, separators=(",", ":"))
+    """A DataVersion as the next page is asked for. Raises RemoteProtocolError."""
+    text = "" if version is None else json.dumps(version, separators=(",", ":"))
+    if len(text) > VERSION_CHARS_MAX:
+        raise RemoteProtocolError(f"a dataVersion of {len(text)} characters")
+    return text
 
 
 def _total(text: str) -> int:
@@ -325,8 +349,9 @@ def _total(text: str) -> int:
 
 
 async def broker_settings(client: RemotingClient) -> dict[str, str]:
-    """The settings that are in effect at a broker, by key. Raises PeerError."""
+    """The settings that are in effect at a broker, by key. Raises PeerError, RemoteProtocolError."""
     answer = await _ask(client, request(RequestCode.GET_BROKER_CONFIG), timeout_s=TIMEOUT_S)
+    check_broker_config(answer.body)
     document = PropertiesDocument.parse(bytes(answer.body))
     return {entry.key: entry.value.strip() for entry in document.entries}
 

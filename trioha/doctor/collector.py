@@ -363,11 +363,11 @@ class Collector:
                 answer = await client.request(
                     request(RequestCode.GET_BROKER_CONFIG), timeout_s=self.timeout_s
                 )
+            config = parse_broker_config(answer.body) if answer.code == ResponseCode.SUCCESS else None
         except (PeerError, RemoteProtocolError) as error:
             probes[name] = evolve(probe, error=_reason(error))
             return
-        if answer.code == ResponseCode.SUCCESS:
-            config = parse_broker_config(answer.body)
+        if config is not None:
             probe = evolve(
                 probe,
                 broker_name=config.get("brokerName"),

@@ -115,11 +115,20 @@ class ConsumerOffsets(MetadataTable):
         """All offsets by `topic@group`. The list does not change, the maps in it do."""
         return list(self._offsets.items())
 
+    def names_chars(self) -> int:
+        """Characters of all `topic@group`."""
+        return sum(map(len, self._offsets))
+
     def copy_queues(self, key: str, queues: Mapping[int, int]) -> None:
-        """Take another broker's offsets of one `topic@group`; other queues stay. `note_copied` follows."""
-        mine = self._offsets.setdefault(key, {})
-        self.count += len(queues.keys() - mine.keys())
-        mine.update(queues)
+        """Take another broker's offsets of one `topic@group`; other queues stay. `note_copied` follows.
+
+        Raises TableFull, with nothing taken.
+        """
+        new = len(queues.keys() - self.queues_of(key).keys())
+        if new and self.count + new > self._offsets_max:
+            raise TableFull(f"more than {self._offsets_max} offsets, trioha.consumerOffsetsMax")
+        self._offsets.setdefault(key, {}).update(queues)
+        self.count += new
 
     def note_copied(self, *, has_changed: bool, version: DataVersion | None) -> None:
         """A copy of another broker's offsets has ended; `version` is that of its table, if it has one."""

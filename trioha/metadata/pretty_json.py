@@ -73,6 +73,6 @@ def parse_pretty(text: str) -> object:
     except (ValueError, RecursionError):
         pass
     try:
-        return parse_json(text)
+        return parse_json(text, limits=None)
     except RemoteProtocolError as error:
         raise ValueError(str(error)) from None

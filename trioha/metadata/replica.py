@@ -37,18 +37,28 @@ from trioha.metadata.data_version import DataVersion
 from trioha.metadata.documents import TimerCheckPoint
 from trioha.metadata.groups import GroupTable, SubscriptionGroup
 from trioha.metadata.metadata_store import MetadataStore
-from trioha.metadata.table import MetadataTable
+from trioha.metadata.table import MetadataTable, TableFull
 from trioha.metadata.table_reader import TableReader, int_map_at
-from trioha.metadata.topics import TopicConfig, TopicTable
-from trioha.numbers import I32, NATURAL64, Range, parse_int
-from trioha.remoting.fastjson import parse_json, shown
+from trioha.metadata.topics import QUEUES_PER_TOPIC_MAX, TopicConfig, TopicTable
+from trioha.numbers import NATURAL64, Range, parse_int
+from trioha.remoting.fastjson import as_text, parse_json, shown
 from trioha.store.topics import SCHEDULE_TOPIC
 
 log = structlog.get_logger(__name__)
 
 SLICE_ENTRIES: Final = 64
 """Entries between two yields: about half a millisecond."""
-DELAY_LEVEL: Final = Range(1, I32.high)
+ENTRIES_MAX: Final = 100_000
+"""Of topics and of groups: as many topics as a name server accepts from one broker."""
+OTHER_MEMBERS_MAX: Final = 16
+"""Members of a table's file that trioha does not know: those of RocketMQ's versions are three."""
+OTHER_CHARS_MAX: Final = 1024 * 1024
+"""Of these in one answer, as JSON."""
+OFFSET_NAMES_CHARS_MAX: Final = 64 * 1024 * 1024
+"""Of all `topic@group` of which a slave has offsets: 128 for each of the 500,000 offsets that it may have
+without a setting of its own. What an answer does not name stays, so that this grows from copy to copy."""
+DELAY_LEVEL: Final = Range(1, QUEUES_PER_TOPIC_MAX)
+"""A level is a queue of the schedule topic, from 1."""
 ANSWER_ONLY: Final = frozenset(
     ("mappingDataVersion", "topicQueueMappingDetailMap", "topicQueueMappingInfoMap")
 )
@@ -221,6 +231,7 @@ class MetadataReplica:
                 theirs[name] = known if known is not None and known == entry else entry
                 is_equal = is_equal and theirs[name] is known
                 count += 1
+                check_entries(count)
                 if count % SLICE_ENTRIES == 0:
                     yield
             version = _version(reader, member)
@@ -228,6 +239,7 @@ class MetadataReplica:
         assert version is not None, "an answer has a body"
         self.entries[table] = len(theirs)
         other.pop("dataVersion", None)
+        _check_other(own, other)
         has_other = any(own.other.get(key) != value for key, value in other.items())
         mine = own.topics if isinstance(own, TopicTable) else own.groups
         if is_equal and mine.keys() == theirs.keys() and version == own.version and not has_other:
@@ -247,6 +259,7 @@ class MetadataReplica:
         merging = _Merging(self.consumer_regressions, self._policy, self._consumers_of_old_log)
         version: DataVersion | None = None
         count, has_changed = 0, False
+        names_chars = own.names_chars()
         try:
             for body in bodies:
                 reader = TableReader(_text(body), table="offsetTable", read_value=int_map_at)
@@ -257,12 +270,20 @@ class MetadataReplica:
                     if mine != theirs:
                         taken = merging.taken(key, mine, theirs, self._end_of(key))
                         if taken:
+                            names_chars += 0 if mine else len(key)
+                            if names_chars > OFFSET_NAMES_CHARS_MAX:
+                                raise RemoteProtocolError(
+                                    f"names of topics and groups of more than {OFFSET_NAMES_CHARS_MAX} "
+                                    "characters"
+                                )
                             own.copy_queues(key, taken)
                             has_changed = True
                     if number % SLICE_ENTRIES == 0:
                         yield
                 version = _version(reader, "offsetTable", is_optional=True)
             merging.finish("consumer offsets")
+        except TableFull as error:
+            raise RemoteProtocolError(str(error)) from None
         finally:
             # Also where the body is damaged or the slave ends: what was taken is to be written.
             own.note_copied(has_changed=has_changed, version=version)
@@ -392,6 +413,20 @@ class _Merging:
                 accepted=self._accepted,
                 first=self._first[:300],
             )
+
+
+def check_entries(count: int) -> None:
+    """Raises RemoteProtocolError if a table of topics or groups has too many entries."""
+    if count > ENTRIES_MAX:
+        raise RemoteProtocolError(f"more than {ENTRIES_MAX} entries")
+
+
+def _check_other(own: MetadataTable, other: Mapping[str, object]) -> None:
+    """Members that trioha does not know are kept with the table's: they must not become many, or long."""
+    if len(own.other.keys() | other.keys()) > OTHER_MEMBERS_MAX:
+        raise RemoteProtocolError(f"more than {OTHER_MEMBERS_MAX} members beside the table")
+    if other and sum(len(name) + len(as_text(value)) for name, value in other.items()) > OTHER_CHARS_MAX:
+        raise RemoteProtocolError(f"members beside the table of more than {OTHER_CHARS_MAX} characters")
 
 
 def _text(body: bytes) -> str:

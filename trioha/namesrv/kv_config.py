@@ -107,7 +107,7 @@ class KvConfig:
 
 def _parse(data: bytes) -> dict[str, dict[str, str]]:
     try:
-        whole = parse_json(data)
+        whole = parse_json(data, limits=None)
         table = whole.get("configTable", {}) if isinstance(whole, dict) else None
         if not isinstance(table, dict):
             raise RemoteProtocolError("there is no configTable in it")

@@ -49,20 +49,61 @@ class JsonLimits:
     """Objects and arrays: each costs a hundred times as much as its two characters."""
     dialect_chars_max: int
     """A longer text must be standard JSON: the dialect is parsed thirty times as slowly."""
+    values_max: int = 1_200_000
+    """Members and elements, counted by the commas between them: each takes up to a hundred bytes."""
 
 
-def parse_json(text: str | bytes | memoryview, *, limits: JsonLimits | None = None) -> object:
+FRAME_CHARS_MAX: Final = 16 * 1024 * 1024
+"""Of a body: RocketMQ's own limit for a frame."""
+ANSWER_LIMITS: Final = JsonLimits(containers_max=600_000, dialect_chars_max=FRAME_CHARS_MAX)
+"""Of an answer, from whomever: enough for the largest tables that a broker of ours keeps, 100,000 topics of
+twelve members or 500,000 offsets, and some 250 MB when it is parsed. Without limits a frame of RocketMQ's
+own size becomes more than a GB."""
+
+
+class JsonBudget:
+    """What is left of the limits for an answer that is put together from several bodies."""
+
+    def __init__(self, *, bytes_max: int, limits: JsonLimits = ANSWER_LIMITS) -> None:
+        """`bytes_max`: of all bodies together."""
+        self._bytes_max = bytes_max
+        self._limits = limits
+        self._bytes = self._containers = self._values = 0
+
+    def spend(self, body: bytes) -> None:
+        """Count one more body or piece of one, before it is kept or parsed.
+
+        Raises RemoteProtocolError beyond a limit.
+        """
+        self._bytes += len(body)
+        if self._bytes > self._bytes_max:
+            raise RemoteProtocolError(f"an answer of more than {self._bytes_max} bytes")
+        self._containers += body.count(b"{") + body.count(b"[")
+        self._values += body.count(b",")
+        _check(self._containers, self._values, self._limits)
+
+
+def _check(containers: int, values: int, limits: JsonLimits) -> None:
+    """Raises RemoteProtocolError for more than the limits. What stands within strings was counted, too."""
+    if containers > limits.containers_max:
+        raise RemoteProtocolError(f"JSON of more than {limits.containers_max} objects and arrays")
+    if values > limits.values_max:
+        raise RemoteProtocolError(f"JSON of more than {limits.values_max} values")
+
+
+def parse_json(text: str | bytes | memoryview, *, limits: JsonLimits | None = ANSWER_LIMITS) -> object:
     """The value of a JSON text in fastjson's dialect.
 
     Bare keys become strings; an object used as a key becomes the tuple of its `(name, value)` pairs, in their
-    order. Bytes are decoded as UTF-8, with replacements. A reader that a peer must not delay sets `limits`.
+    order. Bytes are decoded as UTF-8, with replacements. A reader that a peer must not delay sets lower
+    `limits`; None is for files of our own.
 
     Raises RemoteProtocolError with the position of the error.
     """
     string = text if isinstance(text, str) else str(text, "utf-8", "replace")
     string = string.strip()
-    if limits is not None and string.count("{") + string.count("[") > limits.containers_max:
-        raise RemoteProtocolError(f"JSON of more than {limits.containers_max} objects and arrays")
+    if limits is not None:
+        _check(string.count("{") + string.count("["), string.count(","), limits)
     try:
         decoder = _strict if len(string) <= YIELDING_CHARS else _yielding
         value, end = decoder.raw_decode(string)

@@ -37,7 +37,7 @@ from trioha.broker_status import (
 )
 from trioha.distribution import Distribution
 from trioha.errors import RemoteProtocolError
-from trioha.remoting.fastjson import JsonLimits, as_text, parse_json, shown
+from trioha.remoting.fastjson import ANSWER_LIMITS, JsonLimits, as_text, parse_json, shown
 
 SETTING_KEYS: Final = {
     "gap_bytes_max": "haMaxGapNotInSync",
@@ -193,7 +193,7 @@ def encode_ha_status(status: BrokerStatus) -> bytes:
 
 
 def decode_ha_status(
-    body: bytes | memoryview, *, connections_max: int | None = None, limits: JsonLimits | None = None
+    body: bytes | memoryview, *, connections_max: int | None = None, limits: JsonLimits = ANSWER_LIMITS
 ) -> BrokerStatus:
     """The status in an answer of a RocketMQ broker or of a trioha node.
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Final
 
 from trioha.broker_status import BrokerRuntimeInfo, BrokerSettings
 from trioha.errors import RemoteProtocolError
 from trioha.numbers import NATURAL64, parse_int
-from trioha.remoting.fastjson import JsonLimits, as_text, parse_json
+from trioha.remoting.fastjson import ANSWER_LIMITS, JsonLimits, as_text, parse_json
 from trioha.remoting.ha_runtime_info import SETTING_KEYS
 
 _CAPACITY = re.compile(r"Total\s*:\s*([0-9.]+)\s*(\w+),\s*Free\s*:\s*([0-9.]+)\s*(\w+)")
@@ -24,7 +25,7 @@ blanks, underscores and `nan`."""
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "PiB": 1 << 50}
 
 
-def parse_runtime_info(body: bytes | memoryview, *, limits: JsonLimits | None = None) -> Mapping[str, str]:
+def parse_runtime_info(body: bytes | memoryview, *, limits: JsonLimits = ANSWER_LIMITS) -> Mapping[str, str]:
     """The table in an answer to GET_BROKER_RUNTIME_INFO.
 
     `limits` are those of `parse_json`. Raises RemoteProtocolError for a body without a table.
@@ -36,8 +37,21 @@ def parse_runtime_info(body: bytes | memoryview, *, limits: JsonLimits | None = 
     return {as_text(name): as_text(value) for name, value in table.items()}
 
 
+CONFIG_BYTES_MAX: Final = 1024 * 1024
+"""Of an answer to GET_BROKER_CONFIG: those of RocketMQ's brokers have some 15 KB."""
+
+
+def check_broker_config(body: bytes | memoryview) -> None:
+    """Raises RemoteProtocolError for an answer to GET_BROKER_CONFIG that is too long to be one."""
+    if len(body) > CONFIG_BYTES_MAX:
+        raise RemoteProtocolError(
+            f"the settings of a broker in {len(body)} bytes; at most {CONFIG_BYTES_MAX} are read"
+        )
+
+
 def parse_broker_config(body: bytes | memoryview) -> Mapping[str, str]:
-    """The `key=value` lines in an answer to GET_BROKER_CONFIG."""
+    """The `key=value` lines in an answer to GET_BROKER_CONFIG. Raises as `check_broker_config`."""
+    check_broker_config(body)
     lines = str(body, "utf-8", "replace").splitlines()
     pairs = (line.partition("=") for line in lines)
     return {key.strip(): value.strip() for key, equals, value in pairs if equals}

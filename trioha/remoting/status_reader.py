@@ -20,7 +20,7 @@ from trioha.numbers import I64, parse_int
 from trioha.remoting.client import RemotingClient
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
 from trioha.remoting.command import BadRequestError, RemotingCommand, request
-from trioha.remoting.fastjson import JsonLimits
+from trioha.remoting.fastjson import ANSWER_LIMITS, JsonLimits
 from trioha.remoting.ha_runtime_info import decode_ha_status
 from trioha.remoting.runtime_table import (
     natural_of,
@@ -57,7 +57,7 @@ class StatusReader:
         with_table: bool = False,
         every_s: float | None = None,
         connections_max: int | None = None,
-        limits: JsonLimits | None = None,
+        limits: JsonLimits = ANSWER_LIMITS,
     ) -> None:
         """`with_table`: request the runtime table of trioha nodes, too (`BrokerStatus.table`).
 
