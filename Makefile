@@ -17,7 +17,7 @@ PURE_TESTS := $(addprefix tests/store/test_,batches.py commit_log.py dispatch.py
 	tests/broker/test_oneway_sends.py tests/broker/test_pulls.py tests/ha/test_replication_session.py tests/mutations \
 	tests/recording/test_recorder.py tests/remoting
 # What each Python has of its own: neither JVMs nor faults of live clusters.
-SLOW_FOLDERS := $(addprefix --ignore=tests/,faults hostile interop spark)
+SLOW_FOLDERS := $(addprefix --ignore=tests/,faults hostile interop power_cut spark)
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup kernel demo test test-all test-rest test-pure test-fast nightly lint bench bench-report faults hostile model simulation screenshots java
+.PHONY: help setup kernel demo test test-all test-rest test-pure test-fast nightly lint bench bench-report faults power-cut hostile model simulation screenshots java
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,10 @@ bench-report: kernel ## print which CPU times grew by more than 20 % (a minute, 
 
 faults: kernel ## break real nodes in N seeded runs (make faults N=1000)
 	@$(BIN)/python -m tests.faults --count $(N) $(ARGS)
+
+power-cut: N = 3
+power-cut: kernel ## cut the power of nodes on ext4 and ext2, N times in each scenario (two minutes, root only)
+	@$(BIN)/python -m tests.power_cut --cuts $(N) $(ARGS)
 
 hostile: N = 100000
 hostile: kernel ## send N hostile frames of a seed to real nodes (make hostile N=1000000 SEED=7)

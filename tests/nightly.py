@@ -78,6 +78,7 @@ def stages() -> Iterator[Stage]:
         yield Stage(f"python-{version}", f"make test-fast LEVEL=all {environment}")
     yield Stage("model", "make model N=200")
     yield Stage("simulation", "make simulation N=10000")
+    yield Stage("power-cut", "make power-cut N=5")
     yield Stage("faults", "make faults N=200")
     yield Stage("hostile", "make hostile N=1000000")
     yield Stage("tests", "make test LEVEL=nightly ROCKETMQ_VERSIONS=all")

@@ -88,6 +88,10 @@ class CommitLedger:
         earlier = [written_s for written_s in self._writes if written_s < last_write_s]
         return self.acknowledged_before(max(earlier, default=float("-inf")))
 
+    def surely_written(self) -> dict[Queue, int]:
+        """What a power cut now leaves: all writes that were seen but the last one are surely on the disk."""
+        return self.written(self._writes[-2]) if len(self._writes) > 1 else dict(self._at_start)
+
     def restart(self, held: Offsets) -> None:
         """The master has ended, and begins with what its disk holds."""
         self._at_start = dict(held)

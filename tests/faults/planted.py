@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -139,4 +140,10 @@ def cut_comes_back() -> Iterator[None]:
             written.write(lost)
 
     with patch.object(LogFiles, "cut", cut_in_memory):
+        yield
+
+
+@_plants("a sync puts nothing on disk")
+def nothing_synced() -> Iterator[None]:
+    with patch.object(os, "fsync", os.fstat), patch.object(os, "fdatasync", os.fstat):
         yield

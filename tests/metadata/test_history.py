@@ -8,6 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.clocks import Clock
+from tests.descriptors import close_after_test
+from tests.store.crashes import CrashingDisk, PowerCutDisk
 from trioha.errors import StoreError
 from trioha.metadata.history import (
     CONSUMER_OFFSETS,
@@ -54,6 +56,20 @@ def test_before_offsets_go_back_what_they_were_is_recorded(tmp_path):
     kept.note(CONSUMER_OFFSETS, value(T=7))
     # Not closed: the process was killed.
     assert [at(tmp_path, now_ms)["T"] for now_ms in (5_999, 6_000, 10_999, 11_000)] == [1, 50, 50, 7]
+
+
+def test_a_power_cut_takes_no_line(tmp_path):
+    config = tmp_path / "config"
+    config.mkdir()
+    disk = close_after_test(PowerCutDisk(config))
+    clock = Clock(1_000)
+    with CrashingDisk(on_sync=disk.synced).in_use():
+        kept = history(config, clock, interval_s=0)
+        kept.begin({CONSUMER_OFFSETS: value(T=1)})
+        clock.now = 6_000
+        kept.note(CONSUMER_OFFSETS, value(T=7))
+    image = disk.image(tmp_path / "image", is_kept=lambda: False)
+    assert [at(image, now_ms)["T"] for now_ms in (1_000, 6_000)] == [1, 7]
 
 
 def test_a_deleted_group_can_be_found_again(tmp_path):

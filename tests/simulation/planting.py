@@ -34,8 +34,12 @@ class Defect:
     @property
     def program(self) -> list[str]:
         """What to start in place of `trioha`."""
-        name = f"{self.plant.__module__}:{self.plant.__name__}"
-        return [sys.executable, "-m", "tests.simulation.planting", name]
+        return program_of(f"{self.plant.__module__}:{self.plant.__name__}")
+
+
+def program_of(name: str) -> list[str]:
+    """What to start in place of `trioha` for the defect MODULE:NAME."""
+    return [sys.executable, "-m", "tests.simulation.planting", name]
 
 
 def plants(

@@ -7,6 +7,7 @@ import weakref
 import pytest
 
 from tests.descriptors import close_after_test, open_descriptors
+from tests.store.crashes import CrashingDisk
 from tests.store.support import FILE_BYTES, HOST, log_bytes, message, open_log
 from trioha.errors import StoreError
 from trioha.store import mapped_file
@@ -39,6 +40,12 @@ def test_queue_offsets_are_counted_per_topic_and_queue(tmp_path):
         log.append(message(topic=t, queue_id=int(q))).queue_offset for t, q in ("A0", "A0", "A1", "B0", "A0")
     ]
     assert found == [0, 1, 0, 0, 2]
+
+
+def test_a_file_of_the_log_is_on_disk_when_it_gets_its_name(tmp_path):
+    with CrashingDisk().in_use() as disk:
+        close_after_test(MappedFile.create(tmp_path, start_offset=0, size=FILE_BYTES))
+    assert disk.calls == ["posix_fallocate", "fsync", "link", "fsync"]
 
 
 @pytest.mark.parametrize(("sys_flag", "counted"), [(0x0, True), (0x4, False), (0x8, True), (0xC, False)])

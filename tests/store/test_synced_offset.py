@@ -292,6 +292,23 @@ def power_cut(root):
         yield disk
 
 
+def test_a_power_cut_after_a_kill_takes_no_entry_that_the_killed_process_wrote(tmp_path):
+    root = tmp_path / "store"
+    root.mkdir()
+    with power_cut(root) as disk:
+        with resources_closed():
+            killed = small_store(root)
+            starts = put(killed, 60)
+            flush(killed)
+            dispatch(killed)
+        with resources_closed():
+            store = small_store(root)
+            dispatch(store)
+            assert sync_queues(store).logics_physical_offset == store.commit_log.max_offset
+        image = disk.image(tmp_path / "image", is_kept=lambda: False)
+    assert queued(image) == set(starts)
+
+
 def live(store, chance):
     """Use a store, with syncs at any time."""
     for _ in range(chance.randrange(20)):

@@ -16,8 +16,8 @@ folder of segments, the oldest of which are deleted when all of them exceed `His
 
 An entry is a topic, a group, or the offsets of one `topic@group`, as in its file. A table's changes are
 gathered for `interval_s`, but for offsets that go back: what they were before is then written as well, with
-the time when they were last written to their file. A line that a crash has cut is passed over by the reader.
-All functions block.
+the time when they were last written to their file. A line is on disk before the next one is begun; one that a
+crash has cut is passed over by the reader. All functions block.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from attrs import define, field, frozen
 
 from trioha.errors import StoreError
 from trioha.metadata.table import wall_clock_ms
+from trioha.store.syncing import sync_directory, sync_whole
 
 log = structlog.get_logger(__name__)
 
@@ -183,12 +184,15 @@ class MetadataHistory:
     def _begin_segment(self, now_ms: int) -> None:
         self._segment = None
         folder = self._settings.folder
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            sync_directory(folder.parent)
         # Two starts within a millisecond, or a clock that was set back, must not write over a segment.
         newest = max((_start_ms(path) for path in segments_of(folder)), default=-1)
         path = folder / f"{max(now_ms, newest + 1):020}.jsonl"
         data = _encode({"t": now_ms, "tables": {name: seen.recorded for name, seen in self._tables.items()}})
         self._bytes = self._first_bytes = _write(path, data, mode="xb")
+        sync_directory(folder)
         self._segment = path
         self._delete_old(folder)
 
@@ -219,9 +223,12 @@ class MetadataHistory:
 
 
 def _write(path: Path, data: bytes, *, mode: Literal["ab", "xb"]) -> int:
-    """The length of a line that was written whole. Raises OSError."""
+    """The length of a line that was written whole, and is on disk. Raises OSError."""
     with path.open(mode) as file:
-        return file.write(data)
+        written = file.write(data)
+        file.flush()
+        sync_whole(file.fileno())
+    return written
 
 
 def entries_of(file_name: str, value: Mapping[str, object]) -> Entries:

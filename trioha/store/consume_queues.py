@@ -152,6 +152,11 @@ class ConsumeQueues:
         for queue in self:
             queue.truncate_dirty(physical_offset)
 
+    def sync_from(self, physical_offset: int) -> None:
+        """Have the next sync cover entries of records at or after `physical_offset`. Raises StoreError."""
+        for queue in self:
+            queue.sync_from(physical_offset)
+
     def correct_min_offsets(self, log_min_offset: int) -> None:
         """Move every queue's `min_offset` to the first record that the log holds (spec store 5.5)."""
         for queue in self:

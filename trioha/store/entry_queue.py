@@ -358,6 +358,17 @@ class EntryQueue(ABC):
                 files.cut(self._end_of_real_entries())
         self._find_ends()
 
+    def sync_from(self, physical_offset: int) -> None:
+        """Have the next sync cover all entries of records at or after `physical_offset`. Raises StoreError.
+
+        The process that wrote them may have been killed before it synced them, and dispatch passes over what
+        is there.
+        """
+        files = self._files
+        found = self._find_from(physical_offset, low=files.start // self.entry_bytes)
+        if found is not None:
+            files.sync_from(found[0] * self.entry_bytes)
+
     # -- deletion of old log files -------------------------------------------------------------------------
 
     def correct_min_offset(self, log_min_offset: int) -> None:

@@ -249,6 +249,15 @@ class FixedEntryFiles:
             # Nothing is left: the next entry may begin anywhere.
             self.start = self.end = 0
 
+    def sync_from(self, position: int) -> None:
+        """Have the next sync cover the bytes from `position` on, and the names of their files."""
+        unsynced = [path for start, path in self._paths.items() if start + self.file_bytes > position]
+        for path in unsynced:
+            self._cache.mark_dirty(path)
+        if unsynced:
+            for folder in (self.directory, *self.directory.parents[:2]):
+                self._cache.mark_dirty(folder)
+
     def drop_first_file(self) -> None:
         """Delete the oldest file; never the last one."""
         assert len(self._paths) > 1, "the last file stays"

@@ -117,10 +117,10 @@ class MappedFile:
         """Make the file that starts at `start_offset`, zero filled, with its space on disk reserved.
 
         Without reserved space, a store into the map would end the process when the disk is full. The file
-        gets its name when it has its length: a `kill -9` in between would leave a file of another length,
-        and RocketMQ does not load a store with such a file. An existing file of that name is opened: a worker
-        thread and the log may both make the next file. Raises StoreError without space, or with fewer than
-        DESCRIPTORS_LEFT_FREE descriptors.
+        gets its name when it has its length, on disk: a `kill -9` or a power cut in between would leave one
+        of another length, and neither this nor RocketMQ loads a store with such a file. An existing file of
+        that name is opened: a worker thread and the log may both make the next file. Raises StoreError
+        without space, or with fewer than DESCRIPTORS_LEFT_FREE descriptors.
         """
         path = directory / file_name(start_offset)
         fd = folder = -1
@@ -136,7 +136,7 @@ class MappedFile:
                 )
             if not path.exists():
                 with suppress(FileExistsError):
-                    fd = create_atomically(path, lambda fd: reserve(fd, size))
+                    fd = create_atomically(path, lambda fd: _reserve_on_disk(fd, size))
             # Also for a file that exists: its creator may have failed to do it.
             sync_whole(folder)
             if fd < 0:
@@ -405,6 +405,12 @@ def create_atomically(path: Path, prepare: Callable[[int], None]) -> int:
             with suppress(OSError):
                 Path(name).unlink()
     return fd
+
+
+def _reserve_on_disk(fd: int, size: int) -> None:
+    """As `reserve`. Without a journal a name may be on disk before its file: that has then any length."""
+    reserve(fd, size)
+    sync_whole(fd)
 
 
 def reserve(fd: int, size: int) -> None:

@@ -310,6 +310,8 @@ class MessageStore:
             checkpoint=checkpoint,
             redispatch_from=commit_log.min_offset if lost else index_cut.redispatch_from,
         )
+        if not clean_exit:
+            queues.sync_from(position)
         store = cls(
             settings,
             lock=lock,
