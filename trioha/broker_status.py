@@ -272,6 +272,35 @@ class ControlStatus:
 
 
 @frozen(kw_only=True)
+class PendingStatus:
+    """What a store holds of a RocketMQ 5 master that this version does not deliver, and does not read."""
+
+    timers: int = 0
+    """Messages that wait for a time of their own."""
+    timers_first_ms: int | None = None
+    """When the first of them is due, ms since 1970; None without any."""
+    timers_last_ms: int | None = None
+    """When the last of them is due."""
+    popped: int = 0
+    """Messages that were popped, and neither acknowledged nor given again."""
+    popped_first_ms: int | None = None
+    """When the first of them was popped, ms since 1970; None without any."""
+    popped_groups: Mapping[str, int] = Factory(dict)
+    """How many of them by `topic@group`, the most first; of very many groups only the first ones."""
+    unreadable: int = 0
+    """Records of timers and pops that could not be read: what they say is not in these numbers."""
+    unread_stores: tuple[str, ...] = ()
+    """RocksDB stores in the store's folder, by their path in it, and what RocketMQ keeps there."""
+    error: str = ""
+    """Why nothing was counted; empty if it was."""
+
+    @property
+    def is_something(self) -> bool:
+        """Whether there is anything that an operator should know."""
+        return bool(self.timers or self.popped or self.unreadable or self.unread_stores or self.error)
+
+
+@frozen(kw_only=True)
 class BrokerStatus:
     """A broker at one moment."""
 
@@ -334,6 +363,9 @@ class BrokerStatus:
     control: ControlStatus | None = None
     """Of a broker with enableControllerMode. trioha reports it; that of a RocketMQ broker is made of other
     answers, as far as they go (`trioha.controller.group_status`)."""
+    pending: PendingStatus | None = None
+    """On a master, once it is counted: what a RocketMQ 5 master left in its log, and trioha does not deliver.
+    Only trioha reports it."""
     warnings: tuple[str, ...] = ()
     """What the broker warns of in its own configuration; only trioha reports it."""
 

@@ -21,7 +21,13 @@ from tests.doctor.cases import (
     pair,
     tables,
 )
-from trioha.broker_status import ArchiveStatus, BrokerRuntimeInfo, ConnectionStatus, ControlStatus
+from trioha.broker_status import (
+    ArchiveStatus,
+    BrokerRuntimeInfo,
+    ConnectionStatus,
+    ControlStatus,
+    PendingStatus,
+)
 from trioha.controller.protocol import CachedEpoch, EpochCache, Replica, ReplicaSetInfo
 from trioha.doctor.case import Case
 from trioha.doctor.diagnosis import diagnose
@@ -35,6 +41,7 @@ from trioha.doctor.facts import (
     ListedBroker,
     NameServerFacts,
     Probe,
+    StoreFacts,
     Thresholds,
 )
 from trioha.doctor.findings import CHECKS, Finding, Severity
@@ -122,6 +129,11 @@ def archived(**changes: object) -> PairFacts:
         object_bytes=999,
     )
     return pair().with_master_status(archive=evolve(healthy, **changes))
+
+
+def left_by_rocketmq(**changes: object) -> PairFacts:
+    """A pair whose master has counted what a RocketMQ master left."""
+    return pair().with_master_status(pending=PendingStatus(**changes))
 
 
 CONTROLLER: Final = "10.0.0.5:9878"
@@ -504,6 +516,32 @@ FAULTS: Final[Mapping[str, list[tuple[Facts | PairFacts, str]]]] = {
         (
             archived(files_deleted_unarchived=1).with_master_config(**{"trioha.archiveBeforeDelete": "true"}),
             "1 log files since the start",
+        ),
+    ],
+    "pending-not-delivered": [
+        (
+            left_by_rocketmq(timers=3, timers_first_ms=1000, timers_last_ms=2000),
+            "3 timers due from 1970-01-01",
+        ),
+        (
+            left_by_rocketmq(popped=4, popped_first_ms=1000, popped_groups={"T@G": 4}),
+            "4 popped messages without acknowledgement of T@G (4), since 1970-01-01",
+        ),
+        (left_by_rocketmq(unreadable=1), "1 record of pops in an unknown format"),
+        (left_by_rocketmq(error="bad disk"), "what is pending could not be counted: bad disk"),
+        (
+            Facts(stores=(StoreFacts(path="/store", pending=PendingStatus(timers=1)),)),
+            "1 timer due at 1970-01-01",
+        ),
+    ],
+    "unread-store": [
+        (
+            left_by_rocketmq(unread_stores=("kvStore (popped messages)", "newKind (RocksDB)")),
+            "kvStore (popped messages), newKind (RocksDB)",
+        ),
+        (
+            Facts(stores=(StoreFacts(path="/store", pending=PendingStatus(unread_stores=("kvStore",))),)),
+            "kvStore",
         ),
     ],
     "archive-shared": [
@@ -928,6 +966,8 @@ SOUND: Final[Mapping[str, list[Facts | PairFacts]]] = {
         archived(state="starting", lag_ms=None).with_master(clock=clock(uptime_s=300)),
         archived(state="starting", lag_ms=None).with_master(clock=None),
     ],
+    "pending-not-delivered": [left_by_rocketmq(), left_by_rocketmq(unread_stores=("kvStore",))],
+    "unread-store": [left_by_rocketmq(), left_by_rocketmq(timers=3)],
     "archive-hole": [archived()],
     "archive-shared": [
         pair()

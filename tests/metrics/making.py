@@ -15,6 +15,7 @@ from trioha.broker_status import (
     ControlStatus,
     MemberStatus,
     MetadataStatus,
+    PendingStatus,
     SlaveStatus,
     TableCopyStatus,
 )
@@ -74,6 +75,7 @@ STATUS = BrokerStatus(
         failures=3,
         files_deleted_unarchived=1,
     ),
+    pending=PendingStatus(timers=3, popped=12, unread_stores=("kvStore (popped messages)",)),
     control=ControlStatus(
         role="master",
         step="following",

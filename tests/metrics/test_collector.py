@@ -55,6 +55,9 @@ async def test_every_value_is_where_its_name_says():
         ("trioha_archive_object_bytes_total",): 512,
         ("trioha_archive_failures_total",): 3,
         ("trioha_log_files_deleted_unarchived_total",): 1,
+        ("trioha_pending_timers",): 3,
+        ("trioha_pending_popped_messages",): 12,
+        ("trioha_unread_stores",): 1,
         ("trioha_control_role", "role", "master"): 1,
         ("trioha_control_role", "role", "slave"): 0,
         ("trioha_control_broker_id",): 2,
@@ -158,7 +161,8 @@ async def test_a_node_without_anything_has_the_same_families_and_zeros_for_what_
     assert without == {
         *("trioha_acl_refusals", "trioha_metadata_sync_age_seconds", "trioha_metadata_sync_failures"),
         *("trioha_offset_regressions", "trioha_offset_regressions_kept"),
-        "trioha_log_files_deleted_unarchived",
+        *("trioha_log_files_deleted_unarchived", "trioha_unread_stores"),
+        *("trioha_pending_timers", "trioha_pending_popped_messages"),
         *(
             name
             for name in (one.name for one in full)

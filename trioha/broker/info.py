@@ -17,7 +17,7 @@ from trioha import __version__
 from trioha.broker.delayed_delivery import DelayProgress
 from trioha.broker.pull_processor import PullStatistics
 from trioha.broker.puts import PutService
-from trioha.broker_status import ArchiveStatus, BrokerStatus, ControlStatus, MetadataStatus
+from trioha.broker_status import ArchiveStatus, BrokerStatus, ControlStatus, MetadataStatus, PendingStatus
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.net.threads import run_in_thread
@@ -75,6 +75,8 @@ class BrokerInfo:
         """Of the archive, which is built beside this object."""
         self.control_status: Callable[[], ControlStatus | None] = lambda: None
         """Of controller mode, whose parts are built beside this object."""
+        self.pending_status: Callable[[], PendingStatus | None] = lambda: None
+        """Of what this version does not deliver, which is counted beside this object on a master."""
         self._boot_ms = time.time_ns() // 1_000_000
         self._disk: DiskUse | None = None
         """Total, used and free bytes of the store's disk."""
@@ -109,6 +111,7 @@ class BrokerInfo:
             metadata=self.metadata_status(),
             archive=self.archive_status(),
             control=self.control_status(),
+            pending=self.pending_status(),
         )
 
     def ha_status_body(self) -> bytes:

@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.text import Text
 
 from trioha.cli.clients import name_servers_of
-from trioha.cli.console import out, print_json
+from trioha.cli.console import err, out, print_json
 from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
 from trioha.doctor.case import Case
 from trioha.doctor.collector import Collector, Targets
@@ -42,11 +42,13 @@ COLORS: Final = {
     Severity.NOTICE: NOTICE.terminal,
 }
 INTERVAL_S: Final = 10.0
+PROGRESS_INTERVAL_S: Final = 5.0
+"""Between two lines about a store that is read."""
 CONF_ENDINGS: Final = (".conf", ".properties")
 
 
 def doctor(
-    *targets: Annotated[str, Parameter(name="ADDR|CONF", negative=())],
+    *targets: Annotated[str, Parameter(name="ADDR|CONF|STORE", negative=())],
     namesrv: Annotated[tuple[str, ...], Parameter(name="--namesrv", negative=())] = (),
     watch: bool = False,
     interval: Annotated[float, Parameter(validator=validators.Number(gte=1, lte=3600))] = INTERVAL_S,
@@ -69,8 +71,9 @@ def doctor(
     ----------
     targets
         Listen addresses of brokers, HOST:PORT, and paths of broker.conf files, of one or more pairs. A file
-        and a running broker of the same cluster, name and id are examined together. Without them and
-        --namesrv: the brokers of the name servers of NAMESRV_ADDR, or of 127.0.0.1:9876.
+        and a running broker of the same cluster, name and id are examined together. A folder is a store:
+        what trioha would not deliver of it is counted. Without them and --namesrv: the brokers of the name
+        servers of NAMESRV_ADDR, or of 127.0.0.1:9876.
     namesrv
         Name servers: examines all brokers that they list, and whether the named ones are listed.
     watch
@@ -119,6 +122,7 @@ def doctor(
             thresholds=Thresholds(
                 clocks_apart_ms=round(clocks_apart * 1000), metadata_late_s=metadata_late, handover=handover
             ),
+            on_store_step=_store_progress(),
         )
 
     if watch:
@@ -133,13 +137,32 @@ def doctor(
 
 
 def _targets(texts: Sequence[str], name_servers: Sequence[str]) -> Targets:
-    """Addresses and files: what is a file, or looks like a path, is a file. Raises ConfigError."""
+    """Addresses, files and stores: a folder is a store, a file or what looks like a path is a file.
+
+    Raises ConfigError.
+    """
+    stores = [text for text in texts if Path(text).is_dir()]
+    texts = [text for text in texts if text not in stores]
     paths = [text for text in texts if "/" in text or text.endswith(CONF_ENDINGS) or Path(text).is_file()]
     return Targets(
         addresses=tuple(parse_address(text) for text in texts if text not in paths),
         files=tuple(Path(text) for text in paths),
+        stores=tuple(map(Path, stores)),
         name_servers=tuple(parse_address(text) for text in name_servers),
     )
+
+
+def _store_progress() -> Callable[[int, int], None]:
+    """Says on stderr every few seconds how far a store was read."""
+    said_s = time.monotonic()
+
+    def on_step(offset: int, end_offset: int) -> None:
+        nonlocal said_s
+        if time.monotonic() - said_s >= PROGRESS_INTERVAL_S:
+            said_s = time.monotonic()
+            err().print(f"counting timers and popped messages: {offset:,} of {end_offset:,} bytes")
+
+    return on_step
 
 
 def _check_source(text: str) -> None:
@@ -242,6 +265,7 @@ def report_as_json(facts: Facts, findings: Sequence[Finding], *, at_ms: int) -> 
             for node in case.nodes
         ],
         "pairs": [{"master": pair.master.label, "slave": pair.slave.label} for pair in case.pairs],
+        "stores": [store.path for store in case.stores],
         "nameServers": [server.address for server in case.name_servers],
         "findings": [asdict(finding) for finding in findings],
     }
@@ -255,6 +279,7 @@ def _head(case: Case, findings: Sequence[Finding]) -> Text:
         for number, word in (
             (sum(node.broker is not None for node in case.nodes), "broker"),
             (files, "file"),
+            (len(case.stores), "store"),
             (len(case.pairs), "pair"),
             (len(case.name_servers), "name server"),
         )

@@ -44,6 +44,8 @@ BROKER_CHECKS: Final = (
     "archive-damaged",
     "archive-fails",
     "archive-hole",
+    "pending-not-delivered",
+    "unread-store",
 )
 """Checks of the doctor that judge a broker by its status alone."""
 WORDS: Final = {

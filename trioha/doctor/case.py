@@ -24,6 +24,7 @@ from trioha.doctor.facts import (
     Facts,
     ListedBroker,
     NameServerFacts,
+    StoreFacts,
     Thresholds,
 )
 from trioha.doctor.versions import BrokerVersion
@@ -279,11 +280,15 @@ class Case:
     name_servers: tuple[NameServerFacts, ...]
     controllers: tuple[ControllerFacts, ...]
     thresholds: Thresholds
+    stores: tuple[StoreFacts, ...] = ()
+    """Folders on this host."""
 
     @classmethod
     def of(cls, facts: Facts) -> Case:
         """Put the facts together."""
-        return cls(tuple(_nodes(facts)), facts.name_servers, facts.controllers, facts.thresholds)
+        return cls(
+            tuple(_nodes(facts)), facts.name_servers, facts.controllers, facts.thresholds, facts.stores
+        )
 
     @property
     def running(self) -> list[Node]:

@@ -12,7 +12,7 @@ as a slave for that moment.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,7 @@ from trioha.doctor.facts import (
     Probe,
     Thresholds,
 )
+from trioha.doctor.stores import read_store
 from trioha.doctor.tables import TABLE_REQUESTS, Tables, parse_table, with_table
 from trioha.errors import ConfigError, PeerError, RemoteProtocolError
 from trioha.net.threads import run_in_thread
@@ -84,6 +85,8 @@ class Targets:
 
     addresses: tuple[Address, ...] = ()
     files: tuple[Path, ...] = ()
+    stores: tuple[Path, ...] = ()
+    """Roots of stores on this host."""
     name_servers: tuple[Address, ...] = ()
 
 
@@ -99,15 +102,20 @@ class Collector:
     """Address of this host from which announced addresses are dialled; None: the system's choice."""
     assumed_version: str | None = None
     thresholds: Thresholds = field(factory=Thresholds)
+    on_store_step: Callable[[int, int], None] = lambda _offset, _end: None
+    """Called in a thread with the offset that is reached in a store, and the end of its log."""
     _limit: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(TASKS_MAX), init=False)
 
     async def collect(self) -> Facts:
         """The facts as they are now.
 
-        Raises ConfigError for a file that cannot be read. Brokers and name servers that cannot be asked are
-        facts.
+        Raises ConfigError for a file that cannot be read, StoreError for a folder that is no store. Brokers
+        and name servers that cannot be asked are facts.
         """
         files = [await run_in_thread(partial(read_conf, path)) for path in self.targets.files]
+        stores = [
+            await run_in_thread(partial(read_store, path, self.on_store_step)) for path in self.targets.stores
+        ]
         name_servers = await self._ask_name_servers()
         asked = self._addresses(name_servers)
         brokers: dict[str, BrokerFacts] = {}
@@ -122,6 +130,7 @@ class Collector:
         return Facts(
             brokers=tuple(brokers[address] for address in asked),
             files=tuple(files),
+            stores=tuple(stores),
             name_servers=tuple(name_servers),
             controllers=controllers,
             assumed_version=self.assumed_version,

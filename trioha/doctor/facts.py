@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from attrs import Factory, frozen
 
-from trioha.broker_status import BrokerStatus
+from trioha.broker_status import BrokerStatus, PendingStatus
 from trioha.config.broker import LoadedConfig
 from trioha.controller.protocol import EpochCache, ReplicaSetInfo
 from trioha.doctor.tables import Tables
@@ -149,6 +149,15 @@ class ConfFacts:
 
 
 @frozen(kw_only=True)
+class StoreFacts:
+    """A store on this host."""
+
+    path: str
+    pending: PendingStatus
+    """What is in it that trioha would not deliver, or does not read."""
+
+
+@frozen(kw_only=True)
 class ListedBroker:
     """One entry of a name server."""
 
@@ -201,6 +210,7 @@ class Facts:
 
     brokers: tuple[BrokerFacts, ...] = ()
     files: tuple[ConfFacts, ...] = ()
+    stores: tuple[StoreFacts, ...] = ()
     name_servers: tuple[NameServerFacts, ...] = ()
     controllers: tuple[ControllerFacts, ...] = ()
     """All that brokers in controller mode and their files name, and the leader that these name."""

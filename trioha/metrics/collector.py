@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, I
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from trioha.broker_status import ArchiveState, ArchiveStatus, BrokerStatus
+from trioha.broker_status import ArchiveState, ArchiveStatus, BrokerStatus, PendingStatus
 from trioha.metrics.busiest import BusiestCounts, Count
 from trioha.metrics.control import control_families
 from trioha.metrics.families import PREFIX, add_ms, counter, counts_of, gauge, label_text, value_of
@@ -78,6 +78,7 @@ class NodeCollector(Collector):
         yield from self._metadata(status)
         yield from control_families(status.control, age_s=time.monotonic() - self._started_s)
         yield from _archive(status.archive)
+        yield from _pending(status.pending)
         yield from self._clients(self._sources.clients())
         yield from self._resources()
         yield from self._faults(status)
@@ -406,6 +407,22 @@ def _archive(archive: ArchiveStatus | None) -> Iterator[Metric]:
         value_of(failures, archive.failures)
         value_of(deleted, archive.files_deleted_unarchived)
     yield from (states, offset, lag_bytes, lag_s, objects, stored, failures, deleted)
+
+
+def _pending(pending: PendingStatus | None) -> Iterator[Metric]:
+    """Of what a RocketMQ master left, without samples until it is counted."""
+    timers = gauge("pending_timers", "Timers of a RocketMQ master in the log, which are not delivered.")
+    popped = gauge(
+        "pending_popped_messages",
+        "Popped messages of a RocketMQ master that nobody acknowledged, and that are not given again.",
+    )
+    stores = gauge("unread_stores", "RocksDB stores of a RocketMQ master in the store, which are not read.")
+    if pending is not None:
+        value_of(stores, len(pending.unread_stores))
+        if not pending.error:
+            value_of(timers, pending.timers)
+            value_of(popped, pending.popped)
+    yield from (timers, popped, stores)
 
 
 def _named(

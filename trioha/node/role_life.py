@@ -12,6 +12,7 @@ live
       +- store                    flush, dispatch, the next log file, retention
       +- replication              group commit, a nursery per slave, on a slave the session with its master
       +- metrics                  (only with trioha.metricsPort) serves them to Prometheus until the end
+      +- pending                  counts what a RocketMQ master left that is not delivered; not on a slave
       +- metadata copies          asks the master for topics, groups and offsets; not on a master
       +- registration             a task for each name server of namesrvAddr
       +- clients
@@ -67,6 +68,7 @@ from trioha.node.late_imports import import_late
 from trioha.node.metadata_room import MetadataCopyRoom, master_address, master_check
 from trioha.node.metrics_room import MetricsRoom
 from trioha.node.namesrv_room import registration_of
+from trioha.node.pending_room import PendingRoom
 from trioha.node.ports import Ports
 from trioha.node.recording_room import recording
 from trioha.node.security_room import SecurityRoom
@@ -234,6 +236,8 @@ async def _serve(
         from trioha.node.control_status import control_status  # noqa: PLC0415
 
         broker.info.control_status = partial(control_status, config, store, control, ha.replicas)
+    pending = PendingRoom(config, store, metadata)
+    broker.info.pending_status = lambda: pending.found
     metrics = MetricsRoom.build(config, broker=broker, ha=ha, store=store_room, budget=budget)
     metrics_address: Address | None = None
     async with trio.open_nursery() as services:
@@ -248,6 +252,8 @@ async def _serve(
             record_completed_cut(sink, store)
             services.start_soon(record_changes, sink, store, control, config)
         services.start_soon(store_room.run)
+        if not broker.puts.is_slave:
+            services.start_soon(pending.run)
         await services.start(partial(ha.run, ha_listeners, gate=budget.ha_gate()))
         if metrics is not None:
             # Its connections are few and in the budget: an operator sees a shortage of descriptors.

@@ -32,6 +32,7 @@ from trioha.broker_status import (
     ControlStatus,
     MemberStatus,
     MetadataStatus,
+    PendingStatus,
     SlaveStatus,
     TableCopyStatus,
 )
@@ -137,6 +138,17 @@ _CONTROL_KEYS: Final = {
     "role_changes": "roleChanges",
     "role_changed_ms": "roleChangeTimestamp",
 }
+_PENDING_KEYS: Final = {
+    "timers": "timers",
+    "timers_first_ms": "timersFirstTimestamp",
+    "timers_last_ms": "timersLastTimestamp",
+    "popped": "popped",
+    "popped_first_ms": "poppedFirstTimestamp",
+    "popped_groups": "poppedGroups",
+    "unreadable": "unreadable",
+    "unread_stores": "unreadStores",
+    "error": "error",
+}
 _BROKER_KEYS: Final = {
     "max_offset": "masterCommitLogMaxOffset",
     "in_sync_slaves": "inSyncSlaveNums",
@@ -163,6 +175,7 @@ _BROKER_KEYS: Final = {
     "metadata": "metadata",
     "archive": "archive",
     "control": "control",
+    "pending": "pending",
     "warnings": "warnings",
 }
 _BROKER_KEYS_OF_ROCKETMQ: Final = frozenset(list(_BROKER_KEYS.values())[:3])
@@ -386,4 +399,5 @@ _register(ArchiveStatus, _ARCHIVE_KEYS)
 _register(ControllerLinkStatus, _CONTROLLER_LINK_KEYS)
 _register(MemberStatus, _MEMBER_KEYS)
 _register(ControlStatus, _CONTROL_KEYS)
+_register(PendingStatus, _PENDING_KEYS)
 _register(BrokerStatus, _BROKER_KEYS)

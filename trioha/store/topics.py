@@ -14,6 +14,8 @@ GIVEN_UP_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 """Messages whose transaction never ended."""
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 """Messages with a time of their own wait in it, with RocketMQ 5."""
+REVIVE_TOPIC_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
+"""The cluster's name follows: check points and acknowledgements of popped messages, with RocketMQ 5."""
 HOLDING_TOPICS: Final = frozenset((SCHEDULE_TOPIC, HALF_TOPIC, GIVEN_UP_TOPIC, TIMER_TOPIC))
 """They hold messages that were sent to other topics: the property REAL_TOPIC names these."""
 RETRY_TOPIC_PREFIX: Final = "%RETRY%"

@@ -12,6 +12,7 @@ from trioha.doctor.checks import (
     identity,
     logs,
     metadata,
+    pending,
     settings,
     sync,
 )
@@ -23,6 +24,7 @@ AREAS: Final = {
     logs.__name__.rpartition(".")[2]: "Logs",
     settings.__name__.rpartition(".")[2]: "Settings",
     metadata.__name__.rpartition(".")[2]: "Topics, groups and offsets",
+    pending.__name__.rpartition(".")[2]: "Timers and popped messages",
     archives.__name__.rpartition(".")[2]: "Archives",
     controllers.__name__.rpartition(".")[2]: "Controller mode",
     clocks.__name__.rpartition(".")[2]: "Clocks",

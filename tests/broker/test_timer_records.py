@@ -1,0 +1,125 @@
+"""Which timers of a RocketMQ 5.5.0 broker are pending, by the records that it wrote."""
+
+import tracemalloc
+
+import pytest
+from attrs import evolve
+
+from tests.broker.pending_records import SENT, TIMERS, in_timer_topic, recorded, with_properties
+from trioha.broker.timer_records import PendingTimers, pending_timers, real_queue
+from trioha.store.message_properties import parse_properties
+from trioha.store.topics import TIMER_TOPIC
+
+RECORDS = recorded(TIMERS)
+RECALLED_AT = 1 + next(index for index, one in enumerate(RECORDS) if one.body == b"0")
+DELIVERED = ["deliverMs", "deliverOnSecond", "delaySec", "delayMs", "rolled", "crowd0", "crowd1"]
+
+
+def pending(records):
+    """Bodies of what is pending, without their beginning, and when it is due."""
+    bodies = {record.physical_offset: record.body.decode().removeprefix("body-") for record in records}
+    return {bodies[one.physical_offset]: one.slot_ms for one in pending_timers(records)}
+
+
+def record(body):
+    """The first record with that body."""
+    return next(one for one in RECORDS if one.body == f"body-{body}".encode())
+
+
+def copies(body):
+    """All others, in the order of the log."""
+    return [one for one in RECORDS if one.body == f"body-{body}".encode()][1:]
+
+
+def test_what_was_sent_and_not_delivered_rolled_away_or_recalled_is_pending():
+    assert pending(RECORDS[:SENT]).keys() == {*DELIVERED, "atLimit"}
+    assert pending(RECORDS) == {"atLimit": 1796066247000}
+
+
+def test_after_each_record_all_are_pending_that_are_sent_and_not_delivered():
+    waiting = set()
+    for number, one in enumerate(RECORDS, 1):
+        body = one.body.decode().removeprefix("body-")
+        if one.topic == TIMER_TOPIC and body != "0":
+            waiting.add(body)
+        elif one.topic != TIMER_TOPIC and b"TIMER_DEQUEUE_MS" in one.properties_raw:
+            waiting.remove(body)
+        if number >= RECALLED_AT:
+            waiting.discard("recalled")
+        assert pending(RECORDS[:number]).keys() == waiting, number
+
+
+def test_a_timer_that_rolls_is_pending_once_where_it_was_put_last():
+    first, *later = [one for one in in_timer_topic(RECORDS) if one.body == b"body-atLimit"]
+    assert len(later) == 2
+    assert [one.queue_offset for one in pending_timers([first, *later])] == [later[-1].queue_offset]
+    # Its first record may be deleted with its log file.
+    assert [one.queue_offset for one in pending_timers(later)] == [later[-1].queue_offset]
+
+
+def test_an_entry_says_where_its_record_is():
+    (one,) = pending_timers([record("atLimit")])
+    assert (one.queue_offset, one.physical_offset, one.size) == (4, 2551, 354)
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["timer first", "recall first"])
+@pytest.mark.parametrize("prefix", ["", "TopicTimer"], ids=["key", "topic and key"])
+def test_a_recall_drops_the_timer_in_either_order(order, prefix):
+    timer = record("recalled")
+    recall = next(one for one in RECORDS if one.body == b"0")
+    key = parse_properties(recall.properties_raw)["TIMER_DEL_UNIQKEY"]
+    recall = with_properties(recall, TIMER_DEL_UNIQKEY=prefix + key)
+    assert pending_timers([timer, recall][::order]) == []
+    another_slot = with_properties(recall, TIMER_OUT_MS="1795807069000")
+    assert len(pending_timers([timer, another_slot][::order])) == 1
+
+
+def test_a_message_that_was_sent_twice_is_pending_twice_and_done_one_for_one():
+    timer, (copy,) = record("delaySec"), copies("delaySec")
+    again = evolve(timer, physical_offset=timer.physical_offset + 1)
+    assert len(pending_timers([timer, again])) == 2
+    assert [one.physical_offset for one in pending_timers([timer, again, copy])] == [again.physical_offset]
+    assert pending_timers([timer, again, copy, copy]) == []
+    assert pending_timers([timer, copy, copy]) == []
+
+
+def test_messages_without_a_unique_key_are_known_by_their_birth_and_body():
+    timer, (copy,) = (with_properties(record("delaySec"), UNIQ_KEY=None), copies("delaySec"))
+    copy = with_properties(copy, UNIQ_KEY=None)
+    born_later = evolve(timer, born_timestamp_ms=timer.born_timestamp_ms + 1)
+    assert pending_timers([timer, copy]) == []
+    assert len(pending_timers([born_later, copy])) == 1
+
+
+def test_a_message_that_brings_a_slot_of_its_own_neither_waits_nor_delivers():
+    timer = record("deliverMs")
+    key = parse_properties(timer.properties_raw)
+    preset = with_properties(record("preset"), UNIQ_KEY=key["UNIQ_KEY"], TIMER_OUT_MS=key["TIMER_OUT_MS"])
+    assert pending_timers([preset]) == []
+    assert len(pending_timers([timer, preset])) == 1
+
+
+@pytest.mark.parametrize("slot", ["", "soon", "-1", "9" * 30, "1_0"])
+def test_a_slot_that_is_no_time_is_no_timer(slot):
+    assert pending_timers([with_properties(record("delaySec"), TIMER_OUT_MS=slot or None)]) == []
+
+
+def test_a_timer_names_the_queue_where_it_is_delivered():
+    assert real_queue(parse_properties(record("delaySec").properties_raw)) == ("TopicTimer", 2)
+    assert real_queue({"REAL_TOPIC": "T", "REAL_QID": "-1"}) is None
+    assert real_queue({"REAL_QID": "1"}) is None
+
+
+def test_a_pending_timer_takes_less_than_200_bytes():
+    number = 20_000
+    timer, timers = record("atLimit"), PendingTimers()
+    properties = parse_properties(timer.properties_raw)
+    tracemalloc.start()
+    try:
+        for index in range(number):
+            timers.add(timer, {**properties, "UNIQ_KEY": f"{index:032}"})
+        used_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(list(timers)) == number
+    assert used_bytes / number < 200

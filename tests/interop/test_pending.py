@@ -1,0 +1,177 @@
+"""Timers and popped messages that a real 5.x master leaves to a trioha node: named by kind and number."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.doctor.changes import ask
+from tests.interop.asking import make_topic, max_offset
+from tests.interop.java import JavaDriver, JavaStore
+from tests.interop.rocketmq import NEWEST
+from tests.interop.world import StartNode
+from tests.node_process import TriohaNode, run_trioha
+from tests.waiting import wait_until
+from trioha.broker_status import PendingStatus
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import RemotingCommand, request
+from trioha.remoting.fastjson import parse_json
+from trioha.remoting.send_message import SendMessageRequestHeader, send_request
+
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
+
+TOPIC, GROUP = "Orders", "billing"
+POP_MESSAGE, ACK_MESSAGE = 200050, 200051
+LATER_MS = 600_000
+"""After the end of the test."""
+WARNING = "a RocketMQ master left messages in the log that are not delivered"
+
+
+def open_master(java: JavaDriver, root: Path) -> JavaStore:
+    """A real master that delivers timers, with a topic."""
+    master = java.open_broker(
+        root, role="ASYNC_MASTER", timerWheelEnable=True, brokerName="interop", brokerClusterName="interop"
+    )
+    make_topic(master.listen_address, TOPIC)
+    return master
+
+
+def send(master: JavaStore, key: str, *, due_ms: int | None = None) -> None:
+    """Store a message in queue 0, or have it delivered there at a time."""
+    properties = f"UNIQ_KEY\x01{key}\x02" + ("" if due_ms is None else f"TIMER_DELIVER_MS\x01{due_ms}\x02")
+    header = SendMessageRequestHeader("P", TOPIC, "TBW102", 4, 0, 0, now_ms(), 0, properties=properties)
+    ask(master.listen_address, send_request(header, key.encode()))
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def pop(master: JavaStore) -> list[tuple[str, int]]:
+    """Pop all messages of queue 0: the handle of their check point, and their queue offsets."""
+    kinds = {"initMode": "0", "expType": "TAG", "exp": "*", "order": "false"}
+    times = {"invisibleTime": str(LATER_MS), "pollTime": "0", "bornTime": "0"}
+    fields = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": "0", "maxMsgNums": "32", **kinds, **times}
+    found = ask(master.listen_address, request(POP_MESSAGE, ext_fields=fields)).ext_fields
+    _, _, start = found["startOffsetInfo"].split(" ")
+    _, _, listed = found["msgOffsetInfo"].split(" ")
+    times_of_pop = f"{found['popTime']} {found['invisibleTime']} {found['reviveQid']}"
+    return [(f"{start} {times_of_pop} 0 interop 0 {offset}", int(offset)) for offset in listed.split(",")]
+
+
+def acknowledge(master: JavaStore, handle: str, offset: int) -> RemotingCommand:
+    fields = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": "0", "offset": str(offset)}
+    return ask(master.listen_address, request(ACK_MESSAGE, ext_fields={**fields, "extraInfo": handle}))
+
+
+def waiting_timers(master: JavaStore) -> int:
+    """How many timers of the topic wait, as the real master counts them."""
+    metrics: Any = parse_json(ask(master.listen_address, request(RequestCode.GET_TIMER_METRICS)).body)
+    return int(metrics["timingCount"][TOPIC]["count"])
+
+
+def deliver_one(master: JavaStore) -> None:
+    """Have the real master deliver a timer."""
+    before = max_offset(master.listen_address, TOPIC)
+    send(master, "soon", due_ms=now_ms() + 1500)
+    wait_until(
+        lambda: max_offset(master.listen_address, TOPIC) == before + 1, "the real master delivers a timer"
+    )
+
+
+def promoted(
+    start_node: StartNode, master: JavaStore, slave: TriohaNode, *, end: Callable[[], None]
+) -> TriohaNode:
+    """The slave as master, after it has had all of the log and the master has ended."""
+    wait_until(lambda: slave.max_offset == master.max_offset, "the slave has all of the log")
+    end()
+    slave.stop()
+    node = start_node("slave", role="ASYNC_MASTER")
+    wait_until(lambda: node.status().pending is not None, "what is pending is counted")
+    return node
+
+
+def test_what_a_killed_master_left_is_named_by_its_trioha_successor(
+    own_jvm: Callable[..., JavaDriver], start_node: StartNode, tmp_path: Path
+) -> None:
+    java = own_jvm(NEWEST)
+    master = open_master(java, tmp_path / "master")
+    slave = start_node("slave", role="SLAVE", ha_master_address=master.ha_address)
+    deliver_one(master)
+    for number in range(4):
+        send(master, f"plain-{number}")
+    # The delivered one and the four.
+    (acknowledged, *left) = pop(master)
+    assert len(left) == 4
+    acknowledge(master, *acknowledged)
+    first_ms = now_ms() + LATER_MS
+    for number in range(3):
+        send(master, f"later-{number}", due_ms=first_ms + 10_000 * number)
+    wait_until(lambda: waiting_timers(master) == 3, "the real master has three timers")
+
+    node = promoted(start_node, master, slave, end=java.kill)
+
+    pending = node.status().pending
+    assert pending is not None
+    slots_ms = [(due_ms - 1) // 1000 * 1000 for due_ms in (first_ms, first_ms + 20_000)]
+    assert pending == PendingStatus(
+        timers=3,
+        timers_first_ms=slots_ms[0],
+        timers_last_ms=slots_ms[1],
+        popped=4,
+        popped_first_ms=pending.popped_first_ms,
+        popped_groups={f"{TOPIC}@{GROUP}": 4},
+    )
+    warning = next(line for line in node.wait_logged(WARNING).splitlines() if WARNING in line)
+    assert "3 timers due from" in warning
+    assert f"4 popped messages without acknowledgement of {TOPIC}@{GROUP} (4)" in warning
+    found = json.loads(run_trioha("doctor", "--json", node.listen_address).stdout)
+    assert "pending-not-delivered" in {one["id"] for one in found["findings"]}
+
+
+def test_nothing_is_said_where_a_real_master_has_delivered_all(
+    newest: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
+    master = open_master(newest, tmp_path / "master")
+    slave = start_node("slave", role="SLAVE", ha_master_address=master.ha_address)
+    deliver_one(master)
+    send(master, "plain")
+    for popped in pop(master):
+        acknowledge(master, *popped)
+    wait_until(lambda: waiting_timers(master) == 0, "the real master has no timer")
+
+    node = promoted(start_node, master, slave, end=master.shutdown)
+
+    assert node.status().pending == PendingStatus()
+    assert WARNING not in node.log_path.read_text()
+
+
+def test_rocksdb_stores_of_a_real_master_are_named(newest: JavaDriver, tmp_path: Path) -> None:
+    root = tmp_path / "master"
+    master = newest.open_broker(
+        root,
+        role="ASYNC_MASTER",
+        timerWheelEnable=True,
+        brokerName="interop",
+        popConsumerKVServiceInit=True,
+        popConsumerKVServiceEnable=True,
+    )
+    make_topic(master.listen_address, TOPIC)
+    send(master, "plain")
+    wait_until(lambda: max_offset(master.listen_address, TOPIC) == 1, "the message can be popped")
+    plain = json.loads(run_trioha("doctor", "--json", root).stdout)
+    # Every broker of 5.5 makes a store for timers, which is empty.
+    assert (root / "rocksdbstore" / "CURRENT").is_file()
+    assert plain["findings"] == []
+    pop(master)
+
+    def named() -> bool:
+        found = json.loads(run_trioha("doctor", "--json", root).stdout)
+        return [one["evidence"] for one in found["findings"]] == ["kvStore (popped messages)"]
+
+    wait_until(named, "the store of popped messages is named")

@@ -1,0 +1,127 @@
+"""Nodes that have become the master of a log in which a RocketMQ 5 master left timers and popped messages."""
+
+import json
+import shutil
+
+import pytest
+
+from tests.broker.pending_records import FAILOVER, KILLED_AT, SENT, TIMERS, recorded, stored
+from tests.metrics.scraping import parsed, scrape, value
+from tests.node.role_nodes import ASYNC_MASTER, put, role_node, slave_of
+from tests.node_process import FILE_BYTES, run_trioha
+from tests.ports import free_port
+from tests.waiting import wait_until
+from trioha.broker_status import PendingStatus
+from trioha.node import pending_room
+from trioha.remoting.client import open_client
+
+FIRST_MS, LAST_MS, POP_MS = 1795807052000, 1796066247000, 1795806510896
+LEFT = PendingStatus(
+    timers=8,
+    timers_first_ms=FIRST_MS,
+    timers_last_ms=LAST_MS,
+    popped=6,
+    popped_first_ms=POP_MS,
+    popped_groups={"FT@FG": 6},
+)
+WARNING = "a RocketMQ master left messages in the log that are not delivered"
+UNREAD = "the store has RocksDB stores of a RocketMQ broker, which are not read"
+
+
+def make_log(root):
+    """The log of a real master that was killed: 8 timers pending, 6 popped messages not acknowledged."""
+    popped = [record for record in recorded(FAILOVER) if record.physical_offset < KILLED_AT]
+    stored(root.with_name("made"), [*popped, *recorded(TIMERS)[:SENT]]).close()
+    # The node builds queues and index of its own sizes.
+    shutil.copytree(root.with_name("made") / "commitlog", root / "commitlog")
+
+
+def wait_counted(node):
+    wait_until(lambda: node.status().pending is not None, "what is pending is counted")
+    return node.status().pending
+
+
+@pytest.mark.process
+def test_a_master_says_what_a_rocketmq_master_left_in_its_log(start_node, tmp_path):
+    root = tmp_path / "master"
+    make_log(root)
+    (root / "kvStore").mkdir()
+    for name in ("CURRENT", "MANIFEST-000005", "000004.log"):
+        (root / "kvStore" / name).write_bytes(b"data")
+    settings = {"trioha.metricsPort": 0}
+
+    slave = start_node("master", role="SLAVE", ha_master_address=f"127.0.0.1:{free_port()}", **settings)
+    assert WARNING not in slave.log_path.read_text()
+    assert slave.status().pending is None
+    slave.stop()
+    offline = run_trioha("doctor", root)
+    assert offline.exit_code == 1, offline
+    for said in ("pending-not-delivered", "8 timers", "6 popped", "FT@FG (6)", "unread-store", "kvStore"):
+        assert said in offline.stdout
+
+    node = start_node("master", role="ASYNC_MASTER", **settings)
+    left = PendingStatus(**{**_fields(LEFT), "unread_stores": ("kvStore (popped messages)",)})
+    assert wait_counted(node) == left
+    logged = node.wait_logged(UNREAD)
+    warning = next(line for line in logged.splitlines() if WARNING in line)
+    for said in ("warning", "8 timers due from", "6 popped messages", "FT@FG (6)", "fileReservedTime"):
+        assert said in warning
+    assert logged.count(WARNING) == 1
+
+    status = run_trioha("status", node.listen_address)
+    assert status.stdout.startswith(f"WARNING: {node.listen_address}: pending-not-delivered"), status
+    found = json.loads(run_trioha("status", "--json", node.listen_address).stdout)
+    (broker,) = found["brokers"]
+    assert (broker["pending"]["timers"], broker["pending"]["popped"]) == (8, 6)
+    assert broker["pending"]["poppedGroups"] == {"FT@FG": 6}
+    doctor = json.loads(run_trioha("doctor", "--json", node.listen_address).stdout)
+    assert {"pending-not-delivered", "unread-store"} <= {one["id"] for one in doctor["findings"]}
+    metrics = parsed(scrape(node.metrics_address)[2])
+    assert value(metrics, "trioha_pending_timers") == 8
+    assert value(metrics, "trioha_pending_popped_messages") == 6
+    assert value(metrics, "trioha_unread_stores") == 1
+
+
+def _fields(status):
+    return {name: getattr(status, name) for name in status.__slots__ if not name.startswith("_")}
+
+
+@pytest.mark.process
+def test_a_master_with_nothing_pending_says_nothing(start_node):
+    node = start_node("master", role="ASYNC_MASTER")
+    assert wait_counted(node) == PendingStatus()
+    logged = node.log_path.read_text()
+    assert WARNING not in logged
+    assert UNREAD not in logged
+    assert "pending" not in run_trioha("status", node.listen_address).stdout
+
+
+async def test_a_slave_that_becomes_master_counts_and_one_that_is_none_any_more_does_not(tmp_path):
+    make_log(tmp_path / "node")
+    async with role_node(tmp_path / "node", slave_of(), mappedFileSizeCommitLog=FILE_BYTES) as node:
+        assert (await node.status()).pending is None
+        await node.change(ASYNC_MASTER)
+        assert (await node.until(lambda status: status.pending is not None)).pending == LEFT
+        await node.change(slave_of())
+        assert (await node.status()).pending is None
+
+
+async def test_the_role_does_not_wait_for_the_count_and_ends_it(tmp_path, monkeypatch):
+    ended = []
+
+    def count(*_arguments, on_step, **_options):
+        try:
+            while True:
+                on_step(0, 1)
+        finally:
+            ended.append(True)
+
+    monkeypatch.setattr(pending_room, "count_pending", count)
+    async with role_node(tmp_path, slave_of()) as node:
+        await node.change(ASYNC_MASTER)
+        async with open_client(node.address) as client:
+            assert await put(client, b"meanwhile") == "PUT_OK"
+        assert (await node.status()).pending is None
+        assert not ended
+        await node.change(slave_of())
+        assert ended

@@ -1,0 +1,166 @@
+"""What the log of a RocketMQ 5 master holds for delivery, counted where trioha cannot deliver it.
+
+A promoted slave, or a node on the store of a RocketMQ broker, has all timers and popped messages that are
+pending in its log, and delivers none of them. Counting reads the queue of timers, the revive queues, and the
+queues that timers are delivered to, in log order, from the files alone: in a worker thread beside a node, or
+offline.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from trioha.broker.pop_records import REVIVE_GROUP, PendingCheckPoint, PendingPops, is_pop_record
+from trioha.broker.timer_records import PendingTimer, PendingTimers, has_slot, real_queue
+from trioha.broker_status import PendingStatus
+from trioha.errors import StoreError
+from trioha.metadata.files import read_metadata
+from trioha.metadata.offsets import ConsumerOffsets
+from trioha.store.message_properties import parse_properties
+from trioha.store.queue_folders import TO_THE_END, QueueFolders, QueueKey
+from trioha.store.record import Record
+from trioha.store.rocksdb_stores import has_only_rocksdb_queues, rocksdb_stores
+from trioha.store.topics import REVIVE_TOPIC_PREFIX, TIMER_TOPIC
+from trioha.times import time_text
+from trioha.unit_texts import counted
+
+GROUPS_MAX: Final = 100
+"""Groups that a `PendingStatus` names."""
+GROUPS_SHOWN: Final = 5
+REMEDY: Final = (
+    "this version delivers none of it, and all of it stays in the log for fileReservedTime: let a RocketMQ "
+    "broker on the former master's store be the master again, which delivers it; without one, send what "
+    "rmq_sys_wheel_timer holds again, and reset the offsets of the groups to before the pops"
+)
+"""What to do about timers and popped messages."""
+UNREAD_REMEDY: Final = (
+    "trioha reads no RocksDB store, and no slave has a copy of it: let a RocketMQ broker be the master of "
+    "this store, or see that nothing in it is needed"
+)
+NO_QUEUES: Final = (
+    "its consume queues are in RocksDB, which is not read; a trioha node that is started on it builds its "
+    "own from the log, and counts then"
+)
+Progress = Callable[[int, int], None]
+
+
+def count_pending(
+    root: Path,
+    *,
+    log: Path | None = None,
+    revived: Mapping[QueueKey, int],
+    end_offset: int = TO_THE_END,
+    on_step: Progress = lambda _offset, _end: None,
+) -> PendingStatus:
+    """What is pending in the store at `root`, in its log before `end_offset`.
+
+    `log` is its commit log, if that is elsewhere; `revived` is `revived_offsets` of its offsets. `on_step`
+    gets the physical offset that is reached every few milliseconds, and the end. Blocks. A store that cannot
+    be read is part of the answer.
+    """
+    timers, pops = PendingTimers(), PendingPops(revived)
+    stores: tuple[str, ...] = ()
+    try:
+        stores = rocksdb_stores(root)
+        folders = QueueFolders.of(root, log=log)
+        if has_only_rocksdb_queues(folders.queues):
+            return PendingStatus(unread_stores=stores, error=NO_QUEUES)
+        _read(folders, timers, pops, end_offset=end_offset, on_step=on_step)
+    except StoreError as error:
+        return PendingStatus(unread_stores=stores, error=str(error))
+    return _status(timers, pops, unreadable=pops.unreadable, stores=stores)
+
+
+def _read(
+    folders: QueueFolders, timers: PendingTimers, pops: PendingPops, *, end_offset: int, on_step: Progress
+) -> None:
+    def follow(record: Record) -> QueueKey | None:
+        # Copies of delivered timers are in the queues that timers name.
+        return None if record.topic != TIMER_TOPIC else real_queue(parse_properties(record.properties_raw))
+
+    queues = [(TIMER_TOPIC, 0), *folders.queues_of(REVIVE_TOPIC_PREFIX)]
+    for record in folders.records(queues, follow=follow, end_offset=end_offset, on_step=on_step):
+        is_timer = has_slot(record.properties_raw)
+        if is_timer or record.topic.startswith(REVIVE_TOPIC_PREFIX):
+            properties = parse_properties(record.properties_raw)
+            if is_pop_record(record, properties):
+                pops.add(record, properties)
+            elif is_timer:
+                timers.add(record, properties)
+
+
+def _status(
+    timers: Iterable[PendingTimer],
+    pops: Iterable[PendingCheckPoint],
+    *,
+    unreadable: int,
+    stores: tuple[str, ...],
+) -> PendingStatus:
+    """The figures of what is pending, in one pass."""
+    count = popped = 0
+    first_ms = last_ms = popped_ms = None
+    for timer in timers:
+        count += 1
+        first_ms = timer.slot_ms if first_ms is None else min(first_ms, timer.slot_ms)
+        last_ms = timer.slot_ms if last_ms is None else max(last_ms, timer.slot_ms)
+    groups: Counter[str] = Counter()
+    for one in pops:
+        popped += len(one.offsets)
+        popped_ms = one.pop_ms if popped_ms is None else min(popped_ms, one.pop_ms)
+        groups[f"{one.topic}@{one.group}"] += len(one.offsets)
+    return PendingStatus(
+        timers=count,
+        timers_first_ms=first_ms,
+        timers_last_ms=last_ms,
+        popped=popped,
+        popped_first_ms=popped_ms,
+        popped_groups=dict(groups.most_common(GROUPS_MAX)),
+        unreadable=unreadable,
+        unread_stores=stores,
+    )
+
+
+def revived_offsets(offsets: ConsumerOffsets) -> dict[QueueKey, int]:
+    """By revive queue, the offset of the last check point that the master was done with."""
+    return {
+        (topic, queue_id): offset
+        for key, queues in offsets.items()
+        for topic, _, group in (key.partition("@"),)
+        if group == REVIVE_GROUP
+        for queue_id, offset in queues.items()
+    }
+
+
+def stored_revived_offsets(folder: Path) -> dict[QueueKey, int]:
+    """The same of the tables in the folder `config` of a store. Blocks. Raises StoreError."""
+    offsets = ConsumerOffsets()
+    read_metadata(folder / offsets.file_name, offsets.load)
+    return revived_offsets(offsets)
+
+
+def pending_text(pending: PendingStatus) -> str:
+    """What is pending, in one sentence; empty if nothing is."""
+    parts = []
+    if pending.timers:
+        first, last = pending.timers_first_ms or 0, pending.timers_last_ms or 0
+        due = f"at {time_text(first)}" if first == last else f"from {time_text(first)} to {time_text(last)}"
+        parts.append(f"{counted(pending.timers, 'timer')} due {due}")
+    if pending.popped:
+        shown = [
+            f"{group} ({number})" for group, number in islice(pending.popped_groups.items(), GROUPS_SHOWN)
+        ]
+        more = len(pending.popped_groups) - len(shown)
+        groups = ", ".join(shown) + (f" and {more} more" if more else "")
+        since = time_text(pending.popped_first_ms or 0)
+        parts.append(
+            f"{counted(pending.popped, 'popped message')} without acknowledgement of {groups}, since {since}"
+        )
+    if pending.unreadable:
+        parts.append(f"{counted(pending.unreadable, 'record')} of pops in an unknown format")
+    if pending.error:
+        parts.append(f"what is pending could not be counted: {pending.error}")
+    return "; ".join(parts)
