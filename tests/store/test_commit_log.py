@@ -191,13 +191,6 @@ def test_a_preallocated_file_that_was_deleted_meanwhile_is_not_used(tmp_path, ho
     assert found[: len(data)] == data
 
 
-def test_store_timestamps_never_go_back(tmp_path, monkeypatch):
-    log, _ = open_log(tmp_path)
-    first = log.append(message())
-    monkeypatch.setattr("time.time_ns", lambda: 0)
-    assert log.append(message()).store_timestamp_ms == first.store_timestamp_ms
-
-
 def test_an_empty_log_can_begin_at_any_file_start(tmp_path):
     log, _ = open_log(tmp_path)
     log.start_at(3 * FILE_BYTES)

@@ -210,12 +210,15 @@ def test_an_unclean_start_dispatches_from_the_offsets_file_on_though_the_times_s
 
 
 @pytest.mark.parametrize("stale", [0, 1000])
-def test_a_start_after_a_clean_stop_of_an_older_version_claims_all_and_no_less(tmp_path, stale):
+def test_a_start_after_a_clean_stop_of_an_older_version_claims_all_and_no_less(tmp_path, stale, monkeypatch):
     """Such a version leaves the field as it was: 0, or an offset from before its life."""
     root = copy_store("store-5.3.3", tmp_path)
     before = Checkpoint.load(root / "checkpoint")
     assert before.logics_physical_offset == 0
     (root / "checkpoint").write_bytes(evolve(before, logics_physical_offset=stale).encode())
+    # A time that leads the clock is not claimed.
+    later_ns = (before.logics_msg_timestamp_ms + 1) * 1_000_000
+    monkeypatch.setattr("time.time_ns", lambda: later_ns)
     store = open_store(root)
     found = on_disk(store)
     position = store.queues.max_physical_offset

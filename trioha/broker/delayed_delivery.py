@@ -13,8 +13,10 @@ master. Here a message may be delivered twice after a crash, and none is lost. W
 delivery goes on and the offset waits.
 
 Due times are wall clock times. The wall clock may be set, and a computer may sleep while trio's clock
-stands still: no sleep is longer than `CLOCK_CHECK_S`. A message that seems to be due later than its level's
-delay from now is due at once: the clock or messageDelayLevel has changed.
+stands still: no sleep is longer than `CLOCK_CHECK_S`. A message is due its level's delay after its store
+time, which is the clock's at the put. One that seems to be due later than that from now, and more than
+`LEAD_MS_MAX` later, is due at once: the clock or messageDelayLevel has changed. No other message comes sooner
+or later for it.
 
 A put that is refused for now (a full disk, too few slaves) is tried again after `RETRY_S`, and the level
 waits. A record that cannot be delivered, now or later, is logged and skipped.
@@ -43,6 +45,7 @@ from trioha.store.message_store import MessageStore
 from trioha.store.put_status import PutStatus
 from trioha.store.record import Record, RecordError, decode_record
 from trioha.store.tags import DelayLevels
+from trioha.store.time_steps import LEAD_MS_MAX
 from trioha.store.topics import SCHEDULE_TOPIC
 
 log = structlog.get_logger(__name__)
@@ -220,7 +223,7 @@ class DelayedDelivery:
     def _is_credible(self, level: int, due_ms: float, now_ms: int) -> bool:
         """Whether a message that was put by now can be due then."""
         delay_ms = self._delay_levels.delay_ms(level)
-        return delay_ms is None or due_ms <= now_ms + max(delay_ms, RETRY_S * 1000)
+        return delay_ms is None or due_ms <= now_ms + max(delay_ms, RETRY_S * 1000) + LEAD_MS_MAX
 
     def _deliver_slice(self, level: _Level, now_ms: int) -> None:
         """Deliver due messages of a level, `SLICE_MESSAGES` at most, and set when to look at it again."""

@@ -58,6 +58,8 @@ from trioha.store.record_layout import (
     store_timestamp_ms,
 )
 from trioha.store.syncing import SyncWork
+from trioha.store.time_steps import leads
+from trioha.store.topics import SCHEDULE_TOPIC
 from trioha.watermark import Watermark
 
 log = structlog.get_logger(__name__)
@@ -108,7 +110,8 @@ class CommitLog:
         self.multi_dispatch = MultiDispatch()
         """Whether messages get offsets of other queues, too."""
         self.last_store_timestamp_ms = 0
-        """storeTimestamp of the newest record, 0 for an empty log."""
+        """storeTimestamp of the newest record, 0 for an empty log. After a record of the schedule topic it
+        may be up to `LEAD_MS_MAX` later than that, see `_stamp_ms`."""
         self._landmarks = Landmarks()
         self._on_restart: Callbacks[[]] = Callbacks()
         self._on_cut: Callbacks[[int]] = Callbacks()
@@ -225,6 +228,25 @@ class CommitLog:
             return f"{self.directory}: the disk is full"
         return self._disk_refusals.current
 
+    @staticmethod
+    def now_ms() -> int:
+        """The clock that stamps records, ms since 1970."""
+        return time.time_ns() // 1_000_000
+
+    def _stamp_ms(self, topic: str) -> int:
+        """The store time of the next record, or of the records of one append.
+
+        It is the clock's, as with RocketMQ. Only where that was set back by `LEAD_MS_MAX` at most the time of
+        the newest record is kept until the clock is there, so that small corrections keep the log in order. A
+        delayed message is due so long after its store time, so its own is always the clock's.
+        """
+        now_ms = self.now_ms()
+        last_ms = self.last_store_timestamp_ms
+        if now_ms >= last_ms or leads(last_ms, now_ms):
+            self.last_store_timestamp_ms = now_ms
+            return now_ms
+        return now_ms if topic == SCHEDULE_TOPIC else last_ms
+
     def append(self, message: Message) -> AppendResult:
         """Store one message at the end of the log and assign its offsets (spec store 2).
 
@@ -285,8 +307,7 @@ class CommitLog:
             return self._disk_refusals.refuse(error)
         physical_offset = file.start_offset + at
         queue_offset = max(queue_offset, 0)
-        # The newest record's time never goes back, so that a search by time stays a binary search.
-        store_timestamp_ms = max(time.time_ns() // 1_000_000, self.last_store_timestamp_ms)
+        store_timestamp_ms = self._stamp_ms(message.topic)
         if hosts_bytes == 2 * _HOST_V4_BYTES:
             fixed = _FIXED_V4.pack(
                 crc32(body) & CRC_MASK,
@@ -343,7 +364,6 @@ class CommitLog:
             if offsets is not None:
                 for other in offsets.other_queues:
                     self.queue_offsets[other] = self.queue_offsets.get(other, 0) + 1
-        self.last_store_timestamp_ms = store_timestamp_ms
         self.appended.advance(physical_offset + size)
         return AppendResult(
             PutStatus.PUT_OK, physical_offset, size, queue_offset, store_timestamp_ms, store_host_packed
@@ -369,7 +389,7 @@ class CommitLog:
         ):
             return None
         file = files[-1]
-        store_timestamp_ms = max(time.time_ns() // 1_000_000, self.last_store_timestamp_ms)
+        store_timestamp_ms = self._stamp_ms(message.topic)
         store_host_packed = self._store_host_packed
         size = compiled.records.write_record(
             file.view,
@@ -386,7 +406,6 @@ class CommitLog:
             return None
         self._landmarks.add(physical_offset)
         queue_offsets[key] = queue_offset + 1
-        self.last_store_timestamp_ms = store_timestamp_ms
         appended.advance(physical_offset + size)
         return AppendResult(
             PutStatus.PUT_OK, physical_offset, size, queue_offset, store_timestamp_ms, store_host_packed
@@ -416,7 +435,7 @@ class CommitLog:
         key = (batch.topic, batch.queue_id)
         physical_offset = file.start_offset + at
         queue_offset = self.queue_offsets.get(key, 0)
-        store_timestamp_ms = max(time.time_ns() // 1_000_000, self.last_store_timestamp_ms)
+        store_timestamp_ms = self._stamp_ms(batch.topic)
         data = encode_batch(
             batch,
             sizes,
@@ -436,7 +455,6 @@ class CommitLog:
         offsets = list(accumulate(sizes[:-1], initial=physical_offset))
         self._landmarks.add_all(offsets)
         self.queue_offsets[key] = queue_offset + len(sizes)
-        self.last_store_timestamp_ms = store_timestamp_ms
         self.appended.advance(physical_offset + size)
         return AppendResult(
             PutStatus.PUT_OK,
@@ -479,7 +497,7 @@ class CommitLog:
         next_offsets = {
             queue_id: queue_offsets.get((sends.topic, queue_id), 0) for queue_id in sends.queue_ids
         }
-        store_timestamp_ms = max(time.time_ns() // 1_000_000, self.last_store_timestamp_ms)
+        store_timestamp_ms = self._stamp_ms(sends.topic)
         records, places = compiled.kernel.encode_sends(
             data,
             sends.columns,
@@ -504,7 +522,6 @@ class CommitLog:
         self._landmarks.add_all(offsets)
         for queue_id, queue_offset in next_offsets.items():
             queue_offsets[sends.topic, queue_id] = queue_offset
-        self.last_store_timestamp_ms = store_timestamp_ms
         self.appended.advance(physical_offset + size)
         return AppendResult(
             PutStatus.PUT_OK,
@@ -627,7 +644,7 @@ class CommitLog:
         self._write_behind_commit(file, at, first, data)
         file.view[at : at + _COMMIT_BYTES] = first[:_COMMIT_BYTES]
         self.note_record(max_offset)
-        self.last_store_timestamp_ms = max(self.last_store_timestamp_ms, last_store_timestamp_ms)
+        self.last_store_timestamp_ms = last_store_timestamp_ms
         self.appended.advance(max_offset + size)
 
     def _write_behind_commit(

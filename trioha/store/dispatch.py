@@ -10,6 +10,8 @@ of records that it has. Bodies are not read unless `check_crc` asks for it.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -29,6 +31,7 @@ from trioha.store.record_layout import (
     starts_record,
 )
 from trioha.store.recovery import SLACK_MS, newest_file_stored_by, stored_before_files_after
+from trioha.store.time_steps import LEAD_MS_MAX, TimeStep, TimeSteps
 from trioha.watermark import Watermark
 
 log = structlog.get_logger(__name__)
@@ -37,6 +40,8 @@ BATCH_RECORDS = 512
 """Records between two writes to queues and index, while puts go on: a write of so many takes half a
 millisecond."""
 _READ_BYTES = 1 << 40
+_STEP_REPORT_INTERVAL_S = 60.0
+"""Between two log lines about store times that go back."""
 
 
 class Dispatcher:
@@ -50,9 +55,14 @@ class Dispatcher:
         *,
         position: int,
         settings: DispatchSettings | None = None,
+        time_steps: TimeSteps | None = None,
     ) -> None:
-        """`position` is where to start, see `start_position`; the log's first byte at least."""
+        """`position` is where to start, see `start_position`; the log's first byte at least. `time_steps` are
+        those before it."""
         self._log = commit_log
+        self.time_steps = TimeSteps() if time_steps is None else time_steps
+        """Where the store times of the log go back, as far as it is dispatched."""
+        self._step_reported_s = -math.inf
         self._queues = queues
         self._index = index
         self.settings = settings or DispatchSettings()
@@ -60,6 +70,7 @@ class Dispatcher:
         self._collector = self._new_collector()
         self.dispatched = Watermark(max(position, commit_log.min_offset))
         """Everything before it is in queues and index. Moved by `dispatch`, and back by `rewind`."""
+        self._know_latest_time()
         self.queues_written = 0
         """Queues that the last call of `dispatch` wrote last."""
         self.on_written: list[Callable[[Sequence[Queue]], None]] = []
@@ -77,8 +88,8 @@ class Dispatcher:
         self.catch_up: Callable[[], None] = lambda: None
         """Called before queues or index are read for a client that may have stored something just now."""
         self.last_store_timestamp_ms = 0
-        """storeTimestamp of the last record dispatched: the checkpoint's logicsMsgTimestamp, once the queues
-        are on disk."""
+        """storeTimestamp of the last record dispatched, 0 before the first: the checkpoint's
+        logicsMsgTimestamp, once the queues are on disk."""
         self.faults = 0
         """Records that could not be dispatched since the start."""
         self.last_fault: DispatchFault | None = None
@@ -92,7 +103,17 @@ class Dispatcher:
     def configure(self, settings: DispatchSettings) -> None:
         """Dispatch by other settings from now on."""
         self.settings = settings
+        latest_ms = self._collector.latest_ms
         self._collector = self._new_collector()
+        self._collector.latest_ms = latest_ms
+
+    def _know_latest_time(self) -> None:
+        """The next record's store time is compared with that of the log's end, if it is the next one.
+
+        Elsewhere a step back at the very next record was found when that was dispatched before.
+        """
+        is_at_end = self.position == self._log.max_offset
+        self._collector.latest_ms = self._log.last_store_timestamp_ms if is_at_end else 0
 
     @property
     def position(self) -> int:
@@ -103,6 +124,7 @@ class Dispatcher:
         """Go back to `position`, a record's start: the log was cut there, or queues are built again."""
         self.forget_queues()
         self.dispatched.move_to(position)
+        self._know_latest_time()
 
     def cut(self, offset: int, *, redispatch_from: int | None, last_store_timestamp_ms: int) -> None:
         """The log and its queues were cut at `offset`, and the index from `redispatch_from` on.
@@ -116,6 +138,8 @@ class Dispatcher:
         position = min(offset, self.position)
         self._queued_offset = min(offset, max(self._queued_offset, self.position))
         self.dispatched.rewind(position if redispatch_from is None else min(position, redispatch_from))
+        self.time_steps.keep(0, offset)
+        self._know_latest_time()
 
     def forget_queues(self) -> None:
         """Look queues up again: call it when topics were deleted or have become batch topics."""
@@ -140,9 +164,13 @@ class Dispatcher:
             except BaseException:
                 collector.discard()
                 raise
-            self.last_store_timestamp_ms = max(self.last_store_timestamp_ms, last_time_ms)
-            for fault in collector.finish():
+            if records:
+                self.last_store_timestamp_ms = last_time_ms
+            faults, steps = collector.finish()
+            for fault in faults:
                 self._log_fault(fault)
+            for step in steps:
+                self._note_step(step)
             passed += records
             if position == start:
                 break
@@ -208,6 +236,19 @@ class Dispatcher:
             return offset + size
         return min(self._next_file(offset), self._log.max_offset)
 
+    def _note_step(self, step: TimeStep) -> None:
+        if not self.time_steps.add(step):
+            return
+        now_s = time.monotonic()
+        if now_s - self._step_reported_s >= _STEP_REPORT_INTERVAL_S:
+            self._step_reported_s = now_s
+            log.warning(
+                "store times go back: a clock was set back, or was wrong before",
+                offset=step.offset,
+                back_ms=step.from_ms - step.to_ms,
+                steps=self.time_steps.noted,
+            )
+
     def _log_fault(self, fault: DispatchFault) -> None:
         """Count and log a bad record that was passed. A stretch that fails is logged when it succeeds."""
         self.faults += 1
@@ -251,8 +292,8 @@ def logics_time_ms(commit_log: CommitLog, position: int) -> int:
     """The latest logicsMsgTimestamp where queues and index may lack any record from `position` on.
 
     With it `start_position` is at or before `position` after an unclean stop, also for RocketMQ before 5.5
-    (which goes by logicsPhysicalOffset), and it is not later than the log's last record: the next records are
-    not claimed either.
+    (which goes by logicsPhysicalOffset), and it is not later than the log's last record and the clock: the
+    next records are not claimed either.
     """
     before_ms = stored_before_files_after(commit_log.files, position)
-    return min(commit_log.last_store_timestamp_ms, before_ms + SLACK_MS)
+    return min(commit_log.last_store_timestamp_ms, commit_log.now_ms() + LEAD_MS_MAX, before_ms + SLACK_MS)

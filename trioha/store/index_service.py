@@ -38,6 +38,7 @@ MESSAGES_MAX = 64
 _NAME_FORMAT = "%Y%m%d%H%M%S%f"
 _MICROSECOND_DIGITS_CUT = 3
 _FOR_EVER_MS = (1 << 63) - 1
+_ALWAYS_MS = -(1 << 63)
 
 
 def _now_ms() -> int:
@@ -322,10 +323,13 @@ class IndexService:
 
     # -- reading ---------------------------------------------------------------------------------------
 
-    def candidates(self, topic: str, key: str, *, begin_ms: int, end_ms: int) -> Iterator[int]:
+    def candidates(
+        self, topic: str, key: str, *, begin_ms: int = _ALWAYS_MS, end_ms: int = _FOR_EVER_MS
+    ) -> Iterator[int]:
         """Physical offsets of records that may have this key, newest first, each once (spec store 4.1).
 
-        Other keys can have the same hash: compare the records.
+        Other keys can have the same hash: compare the records. Where store times go back, `begin_ms` and
+        `end_ms` would leave out records that were stored between them.
         """
         (hashed,) = key_hashes(java_hashes([f"{topic}#{key}".encode("utf-8", "surrogatepass")]))
         given: set[int] = set()

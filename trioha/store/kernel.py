@@ -39,6 +39,9 @@ TRANSACTION_PREPARED: Final = 0x4
 TRANSACTION_ROLLBACK: Final = 0xC
 CRC_MASK: Final = 0x7FFFFFFF
 RECORD_BYTES_MIN: Final = 91
+STORE_TIMESTAMP_AT: Final = 56
+LEAD_MS_MAX: Final = 3000
+"""That of `store.time_steps`."""
 BODY_AT: Final = 88
 TOPIC_BYTES_MAX: Final = 127
 KEY_BYTES: Final = 24
@@ -191,6 +194,8 @@ class Columns:
         """Index of the last of them, -1 without any."""
         self.last_store_timestamp_ms: i64 = 0
         """Its storeTimestamp."""
+        self.latest_ms: i64 = 0
+        """Latest storeTimestamp since the last step of it back, set before and after each call."""
         self.is_cut: bool = False
         """Whether that call stopped at a record that is not whole in its data."""
 
@@ -240,6 +245,7 @@ class Columns:
         last_start: i64 = end - RECORD_BYTES_MIN
         records: i64 = 0
         last_at: i64 = -1
+        latest_ms: i64 = self.latest_ms
         self.is_cut = False
         while records < records_max:
             if at > last_start:
@@ -249,8 +255,13 @@ class Columns:
             if record_end < 0:
                 self.is_cut = i64(read_i32_be(data, at)) > end - at
                 break
-            if not self._add(data, at, record_end, at + shift, index_from):
+            stored_ms: i64 = read_i64_be(data, at + STORE_TIMESTAMP_AT)
+            # A step back is noted by the plain code.
+            if stored_ms < latest_ms - LEAD_MS_MAX or not self._add(
+                data, at, record_end, at + shift, index_from
+            ):
                 break
+            latest_ms = max(latest_ms, stored_ms)
             last_at = at
             records += 1
             at = record_end
@@ -258,7 +269,8 @@ class Columns:
         self.next_at = at
         self.last_at = last_at
         if last_at >= 0:
-            self.last_store_timestamp_ms = read_i64_be(data, last_at + 56)
+            self.last_store_timestamp_ms = read_i64_be(data, last_at + STORE_TIMESTAMP_AT)
+        self.latest_ms = latest_ms
         queues: list[Any] = []
         for target in touched:
             queue = target.queue

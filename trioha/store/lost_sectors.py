@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 from trioha.store.mapped_file import MappedFile
 from trioha.store.record_layout import (
@@ -24,16 +24,23 @@ from trioha.store.record_layout import (
 
 SECTOR_BYTES: Final = 512
 """The least that a disk writes or loses; a disk with larger sectors loses several of these."""
+
+
+class IsFlushed(Protocol):
+    """Whether the record at a physical offset was on disk; the one before it was stored at `before_ms`."""
+
+    def __call__(self, offset: int, *, before_ms: int) -> bool: ...
+
+
 _ZERO_SECTOR = bytes(SECTOR_BYTES)
 
 
 def cut_at_lost_sector(
-    file: MappedFile, at: int, end: ScanEnd, *, last_store_timestamp_ms: int, flushed_ms: int
+    file: MappedFile, at: int, end: ScanEnd, *, last_store_timestamp_ms: int, is_flushed: IsFlushed
 ) -> ScanEnd | None:
     """The scan of `[at, end.at)` up to its first record with a lost sector; None if there is none.
 
-    `last_store_timestamp_ms` is that of the record before `at`. A record counts as flushed if the one before
-    it was stored earlier than `flushed_ms`.
+    `last_store_timestamp_ms` is that of the record before `at`.
     """
     starts: list[int] = []
     for sector in _zero_sectors(file, at, end.at):
@@ -51,7 +58,7 @@ def cut_at_lost_sector(
         if number < 0 or not _has_text_in(file.view, starts[number], sector):
             continue
         before_ms = store_timestamp_ms(file.view, starts[number - 1]) if number else last_store_timestamp_ms
-        if before_ms >= flushed_ms:
+        if not is_flushed(file.start_offset + starts[number], before_ms=before_ms):
             return ScanEnd(
                 at=starts[number], records=number, fault=None, blank=False, last_store_timestamp_ms=before_ms
             )

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
@@ -46,6 +46,7 @@ from trioha.store.reads import MessageReader
 from trioha.store.record import Host
 from trioha.store.recovery import CHECKED_BYTES, Recovered, open_commit_log
 from trioha.store.syncing import SyncWork, sync_directory
+from trioha.store.time_steps import LEAD_MS_MAX, TimeStep, load_time_steps, save_time_steps
 from trioha.store.topic_types import batch_topics
 from trioha.watermark import REACHED, Wait, Watermark
 
@@ -164,7 +165,7 @@ class MessageStore:
         """The cut that `open` has completed, until it is recorded; None if there was none."""
         self.doubtful_epoch = doubtful_epoch
         """The last epoch whose end the log may have lost in a power loss; -1 for none."""
-        self.reads = MessageReader(commit_log, queues, index)
+        self.reads = MessageReader(commit_log, queues, index, dispatcher.time_steps)
         self._lock = lock
         self._abort = abort
         self._checkpoint = checkpoint
@@ -177,6 +178,8 @@ class MessageStore:
         self._is_cutting = False
         """Whether a cut has not put all of queues and index on disk yet, or never could."""
         self._listed_queues: frozenset[tuple[str, int]] = frozenset()
+        self._saved_steps = dispatcher.time_steps.changes
+        """`changes` of the steps that are on disk."""
         self._listed_deletions: int | None = None
         """`queues.deletions` when `_listed_queues` were all queues with entries; None if that is not known.
 
@@ -312,6 +315,8 @@ class MessageStore:
         )
         if not clean_exit:
             queues.sync_from(position)
+        time_steps = load_time_steps(root)
+        time_steps.keep(commit_log.min_offset, commit_log.max_offset)
         store = cls(
             settings,
             lock=lock,
@@ -322,7 +327,14 @@ class MessageStore:
             recovered=recovered,
             queues=queues,
             index=index,
-            dispatcher=Dispatcher(commit_log, queues, index, position=position, settings=settings.dispatch),
+            dispatcher=Dispatcher(
+                commit_log,
+                queues,
+                index,
+                position=position,
+                settings=settings.dispatch,
+                time_steps=time_steps,
+            ),
             epochs=epochs,
             doubtful_epoch=doubtful_epoch,
         )
@@ -697,21 +709,31 @@ class MessageStore:
     ) -> Callable[[], None]:
         """A function for a worker thread that puts log bytes on disk and updates the checkpoint.
 
-        `store_timestamp_ms` is that of the last record before `end_offset`. `on_step` is called in that
-        thread while the disk makes progress, and `paced` says that nobody waits for it (`SyncWork.run`). The
-        function blocks and raises OSError. It opens nothing, so any error means that the disk has failed.
+        `store_timestamp_ms` is that of the last record before `end_offset`, 0 to claim nothing. `on_step` is
+        called in that thread while the disk makes progress, and `paced` says that nobody waits for it
+        (`SyncWork.run`). The function blocks and raises OSError. It opens nothing, so any error means that
+        the disk has failed.
         """
         files = self.commit_log.sync_work(start_offset, end_offset)
         cuts = self._cuts
+        claimed_ms = self._claimed_ms(store_timestamp_ms)
         self._note_confirm_offset()
 
         def sync() -> None:
             files.run(on_step, paced=paced)
-            # One write a second, as in the broker; recovery allows for 3 s.
-            if store_timestamp_ms - self._checkpoint.physic_msg_timestamp_ms >= _CHECKPOINT_SPACING_MS:
-                self._save_checkpoint(cuts, physic_msg_timestamp_ms=store_timestamp_ms)
+            # One write a second, as in the broker; recovery allows for 3 s. Store times may go back.
+            before_ms = self._checkpoint.physic_msg_timestamp_ms
+            if claimed_ms and abs(claimed_ms - before_ms) >= _CHECKPOINT_SPACING_MS:
+                self._save_checkpoint(cuts, physic_msg_timestamp_ms=claimed_ms)
 
         return sync
+
+    def _claimed_ms(self, store_timestamp_ms: int) -> int:
+        """What the checkpoint says of a log that is on disk up to a record of that store time.
+
+        Not more than the clock: by a record that leads it, all later ones would count as being on disk, too.
+        """
+        return min(store_timestamp_ms, self.commit_log.now_ms() + LEAD_MS_MAX)
 
     def queue_sync_work(self, *, paced: bool = False) -> Callable[[], None] | None:
         """The same for queues and index; None if nothing was written, and no more of the log was put on disk,
@@ -722,7 +744,8 @@ class MessageStore:
         """
         self._reclaim_unsynced()
         logics_offset = self._logics_offset()
-        logics_ms = self.dispatcher.last_store_timestamp_ms
+        logics_ms = self._claimed_ms(self.dispatcher.last_store_timestamp_ms)
+        steps, step_changes = self.dispatcher.time_steps.all, self.dispatcher.time_steps.changes
         full_until_ms = self.index.full_until_ms
         index = self.index.sync_work()
         queues = self.queues.sync_work()
@@ -746,12 +769,14 @@ class MessageStore:
                 return
             if names != self._listed_queues:
                 self._save_queue_manifest(cuts, names, deletions=deletions)
+            if step_changes != self._saved_steps and not self._save_time_steps(steps, step_changes):
+                return
             before = self._checkpoint
             offset = max(logics_offset, before.logics_physical_offset)
             self._save_checkpoint(
                 cuts,
                 logics_physical_offset=offset,
-                logics_msg_timestamp_ms=max(logics_ms, before.logics_msg_timestamp_ms) if offset else 0,
+                logics_msg_timestamp_ms=(logics_ms or before.logics_msg_timestamp_ms) if offset else 0,
                 index_msg_timestamp_ms=max(full_until_ms, before.index_msg_timestamp_ms),
             )
 
@@ -796,6 +821,22 @@ class MessageStore:
                 if error.errno not in DISK_FULL:
                     raise
                 self._warn_of_old_checkpoint(error)
+
+    def _save_time_steps(self, steps: Sequence[TimeStep], changes: int) -> bool:
+        """Whether the steps are on disk now. Blocks; called by worker threads.
+
+        Raises OSError, but not for want of space or descriptors: the checkpoint stays as it is then, and the
+        next start finds the steps again.
+        """
+        try:
+            save_time_steps(self.settings.root, steps)
+        except OSError as error:
+            if error.errno not in DISK_FULL and not is_shortage(error):
+                raise
+            log.warning("where store times go back cannot be written", reason=error.strerror)
+            return False
+        self._saved_steps = changes
+        return True
 
     def _save_queue_manifest(self, cuts: int, names: frozenset[tuple[str, int]], *, deletions: int) -> None:
         """Blocks; called by worker threads. Raises OSError, but not for want of space or descriptors.
@@ -849,9 +890,8 @@ class MessageStore:
             synced = not self._reclaim_unsynced()
             self._save_checkpoint(
                 self._cuts,
-                physic_msg_timestamp_ms=max(
-                    log_.last_store_timestamp_ms, self._checkpoint.physic_msg_timestamp_ms
-                ),
+                physic_msg_timestamp_ms=self._claimed_ms(log_.last_store_timestamp_ms)
+                or self._checkpoint.physic_msg_timestamp_ms,
             )
             if dispatched and synced:
                 self._abort.remove()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from enum import StrEnum
-from itertools import accumulate, islice
+from itertools import accumulate, islice, pairwise
 
 from attrs import define, frozen
 
@@ -28,6 +28,7 @@ from trioha.store.record_layout import (
     store_timestamp_ms,
     topic_of,
 )
+from trioha.store.time_steps import LEAD_MS_MAX, TimeSteps
 
 SCAN_ENTRIES_MAX = 800
 """Entries that one pull checks for matching tags, as in the broker (16,000 bytes of consume queue)."""
@@ -99,10 +100,18 @@ class GetResult:
 class MessageReader:
     """Reads from one store's log, queues and index. Has no state of its own."""
 
-    def __init__(self, commit_log: CommitLog, queues: ConsumeQueues, index: IndexService | None) -> None:
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        queues: ConsumeQueues,
+        index: IndexService | None,
+        time_steps: TimeSteps | None = None,
+    ) -> None:
+        """`time_steps` are the dispatcher's; without them store times are taken to rise."""
         self._log = commit_log
         self._queues = queues
         self._index = index
+        self._time_steps = TimeSteps() if time_steps is None else time_steps
 
     # -- by queue offset ---------------------------------------------------------------------------------
 
@@ -293,13 +302,40 @@ class MessageReader:
 
         With `upper` (5.x boundaryType UPPER) the last one stored at or before it; `min_offset` if none was.
         4.9 answers the last message if none is late enough; 5.3 as here (spec remoting 4.3). 0 for an unknown
-        queue. Binary search by storeTimestamp.
+        queue. Binary search by storeTimestamp, between each two steps at which store times go back: no
+        message that was stored in time is missed. Messages that lead the clock do not count where later ones
+        show that it was wrong.
         """
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return 0
-        low, high = queue.min_offset, queue.max_offset
-        first = low
+        stretches = self._stretches_in_order(queue)
+        latest_ms = self._log.now_ms() + LEAD_MS_MAX
+        if upper:
+            for low, high in reversed(stretches):
+                end, _ = self._first_stored(queue, low, high, timestamp_ms + 1)
+                last = self._stored_before(queue, end, low)
+                if last is not None:
+                    return last
+            return queue.min_offset
+        for low, high in stretches:
+            offset, stored_ms = self._first_stored(queue, low, high, timestamp_ms)
+            if stored_ms is not None and (stored_ms <= latest_ms or high == queue.max_offset):
+                return offset
+        return queue.max_offset
+
+    def _stretches_in_order(self, queue: Queue) -> list[tuple[int, int]]:
+        """The queue's offsets, cut where store times go back."""
+        borders = [queue.min_offset, queue.max_offset]
+        borders += [queue.end_before(step.offset) for step in self._time_steps.all]
+        return list(pairwise(sorted(set(borders)))) or [(queue.min_offset, queue.max_offset)]
+
+    def _first_stored(self, queue: Queue, low: int, high: int, timestamp_ms: int) -> tuple[int, int | None]:
+        """First offset in `[low, high)`, whose store times rise, stored at or after `timestamp_ms`, and when.
+
+        `high` and None if there is none.
+        """
+        end_offset, at_ms = high, None
         while low < high:
             middle = (low + high) // 2
             found = self._stored(queue, middle, high)
@@ -307,15 +343,12 @@ class MessageReader:
                 high = middle
                 continue
             start, end, stored_ms = found
-            if stored_ms > timestamp_ms or (stored_ms == timestamp_ms and not upper):
+            if stored_ms >= timestamp_ms:
                 # There is no readable record between the middle and `start`, so the middle is as late.
-                high = min(middle, start)
+                high, at_ms = min(middle, start), stored_ms
             else:
                 low = end
-        if not upper:
-            return low
-        last = self._stored_before(queue, low, first)
-        return first if last is None else last
+        return (end_offset, None) if at_ms is None else (low, at_ms)
 
     def _stored(self, queue: Queue, offset: int, end: int) -> tuple[int, int, int] | None:
         """(first and end offset, storeTimestamp) of the first readable record that ends after `offset`."""
@@ -371,7 +404,11 @@ class MessageReader:
             return ()
         limit = min(limit, MESSAGES_MAX)
         found: list[memoryview] = []
-        candidates = self._index.candidates(topic, key, begin_ms=begin_ms, end_ms=end_ms)
+        if self._time_steps:
+            # Files and chains of the index are not in the order of time.
+            candidates = self._index.candidates(topic, key)
+        else:
+            candidates = self._index.candidates(topic, key, begin_ms=begin_ms, end_ms=end_ms)
         for physical_offset in islice(candidates, CANDIDATES_MAX):
             if len(found) >= limit:
                 break

@@ -6,7 +6,7 @@ memory; `write` then writes each queue once and the index once.
 
 With the compiled kernel, `store.kernel.Columns` collects common records, and the loop here those where it
 stops: records of unknown queues or batch topics, with another number than their queue's next, with empty
-properties, or damaged ones.
+properties, with a store time that goes back, or damaged ones.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from trioha.store.record_layout import (
     topic_span,
 )
 from trioha.store.tags import java_hashes, java_hashes_with_prefix, tags_code
+from trioha.store.time_steps import TimeStep, leads
 from trioha.store.topics import LMQ_PREFIX, SCHEDULE_TOPIC
 
 _TAG_CACHE_MAX = 65536
@@ -118,6 +119,11 @@ class EntryCollector:
         self._key_times_ms: list[int] = []
         self._last_record_offset = -1
         self._faults: list[DispatchFault] = []
+        self.latest_ms = 0
+        """Latest store time since the last step of it back, of the records that are written; 0 if none is."""
+        self._latest_ms = 0
+        """The same of the collected ones."""
+        self._steps: list[TimeStep] = []
         self._columns: compiled.kernel.Columns | None = None
         """Collects common records; the keys of all records, in log order, are in it then."""
         if compiled.IS_COMPILED:
@@ -159,19 +165,22 @@ class EntryCollector:
             )
         return touched
 
-    def finish(self) -> Sequence[DispatchFault]:
-        """Drop the collected entries, which are written; returns the collected faults."""
+    def finish(self) -> tuple[Sequence[DispatchFault], Sequence[TimeStep]]:
+        """Drop the collected entries, which are written; returns faults, and where store times go back."""
         self._clear()
-        if not self._faults:
-            return ()
-        faults, self._faults = self._faults, []
-        return faults
+        self.latest_ms = self._latest_ms
+        if not self._faults and not self._steps:
+            return (), ()
+        found = self._faults, self._steps
+        self._faults, self._steps = [], []
+        return found
 
     def discard(self) -> None:
         """Drop the collected entries and faults, also in the queues. Cannot fail."""
         for queue in self._touched.values():
             queue.discard()
         self._faults.clear()
+        self._steps.clear()
         self._clear()
 
     def _clear(self) -> None:
@@ -193,6 +202,7 @@ class EntryCollector:
 
         The first of them has that physical offset.
         """
+        self._latest_ms = self.latest_ms
         columns = self._columns
         if columns is None or physical_offset + len(view) > I64.high:
             return self._collect_plain(view, start, physical_offset, records_max=records_max)
@@ -211,9 +221,11 @@ class EntryCollector:
                     data_at = at
                     # Most records are as long as their neighbours.
                     data = bytes(view[at : at + min(size * (records_max - records), COPY_BYTES)])
+                columns.latest_ms = self._latest_ms
                 touched = columns.collect(
                     data, at - data_at, physical_offset + data_at, records_max - records, index_from
                 )
+                self._latest_ms = columns.latest_ms
                 if columns.records:
                     for queue in touched:
                         self._touched[id(queue)] = queue
@@ -270,6 +282,7 @@ class EntryCollector:
         key_offsets, key_times = self._key_offsets, self._key_times_ms
         last_record_offset = self._last_record_offset
         last_time_ms = 0
+        latest_ms = self._latest_ms
         records = 0
         stop = AT_END
         # A record cannot start closer to the end.
@@ -310,6 +323,11 @@ class EntryCollector:
             records += 1
             last_record_offset = physical_offset
             last_time_ms = time_ms
+            if time_ms > latest_ms:
+                latest_ms = time_ms
+            elif leads(latest_ms, time_ms):
+                self._steps.append(TimeStep(physical_offset, latest_ms, time_ms))
+                latest_ms = time_ms
             at = record_end
             # With a separator in front the first property is found like the others.
             properties = b"\x02" + data[properties_at:record_end]
@@ -383,6 +401,7 @@ class EntryCollector:
         if last_start < at < end and stop is AT_END and records < records_max:
             stop = Stop.AT_BLANK if starts_blank(data, at, end) else Stop.AT_FAULT
         self._last_record_offset = last_record_offset
+        self._latest_ms = latest_ms
         return Collected(shift + at, records, stop, last_time_ms)
 
     # -- uncommon records --------------------------------------------------------------------------------

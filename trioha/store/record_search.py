@@ -16,13 +16,17 @@ _MAGIC_BYTES: Final = (MAGIC_V1.to_bytes(4), MAGIC_V2.to_bytes(4))
 
 
 def valid_record_after(
-    files: list[MappedFile], offset: int, *, stored_from_ms: int, on_chunk: Callable[[], None]
+    files: list[MappedFile],
+    offset: int,
+    *,
+    stored_from_ms: int,
+    flushed_offset: int,
+    on_chunk: Callable[[], None],
 ) -> int | None:
     """Offset of the first whole record after the damage at `offset` of the first file, if there is one.
 
-    It has its magic and its own physical offset, which a message's body would not have in that place. It was
-    stored no earlier than the last good record: an older one is from before an earlier cut, since RocketMQ
-    zeroes nothing.
+    It has its magic and its own physical offset, which a message's body would not have in that place. It is
+    before `flushed_offset`, or was stored at `stored_from_ms` at least.
 
     Holes at a file's end are not read; the rest costs about 1 s a GiB, plus the check of each record.
     `on_chunk` is called for each 4 MiB.
@@ -35,9 +39,9 @@ def valid_record_after(
             chunk_end = min(chunk + _SEARCH_BYTES, used)
             for magic_at in merge(*(_occurrences(file, magic, chunk, chunk_end) for magic in _MAGIC_BYTES)):
                 at = magic_at - _MAGIC_AT
-                if (
-                    check_record(file.view, at, file.size, file.start_offset + at) > 0
-                    and store_timestamp_ms(file.view, at) >= stored_from_ms
+                if check_record(file.view, at, file.size, file.start_offset + at) > 0 and (
+                    file.start_offset + at < flushed_offset
+                    or store_timestamp_ms(file.view, at) >= stored_from_ms
                 ):
                     return file.start_offset + at
     return None

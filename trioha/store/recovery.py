@@ -8,6 +8,10 @@ mistake stale bytes for records, and empty files after it are removed.
 A power loss may keep some sectors of an append and lose others: `store.lost_sectors` finds records that are
 torn so.
 
+The checkpoint's times say what was on disk where store times rise. They may go back (`store.time_steps`), so
+its logicsPhysicalOffset counts, too: everything before it was on disk. Times that lead the clock count for
+nothing.
+
 Only a torn tail may be cut: bytes that were never promised to be on disk. If records that a flush had covered
 are damaged and valid ones follow them, a cut would destroy good messages, so the start is refused with the
 damaged offset (RocketMQ 4.9 cuts there, 5.3 does not check).
@@ -39,6 +43,7 @@ from trioha.store.record_layout import (
     store_timestamp_ms,
 )
 from trioha.store.record_search import valid_record_after
+from trioha.store.time_steps import leads
 
 log = structlog.get_logger(__name__)
 
@@ -46,6 +51,7 @@ SLACK_MS = 3000
 """A checkpoint may be this far ahead of the disk (spec store 4.2)."""
 _CHUNK_BYTES = 1 << 20
 _FOR_EVER_MS = (1 << 63) - 1
+_ALWAYS_MS = -(1 << 63)
 CHECKED_BYTES = 64 << 20
 """So much of the log's end is checked after a clean stop, at most what is in the last file."""
 _LOST_SECTOR = "a sector with its topic or properties was not written"
@@ -61,6 +67,34 @@ class Recovered:
     """Bytes after the end that were not zero before."""
     cut_reason: str
     """Why the first record after the end was not accepted; empty if there was none."""
+
+
+@frozen
+class Flushed:
+    """What of a log was on disk when its store was used last, as far as that is known."""
+
+    until_ms: int
+    """A record was if the one before it was stored earlier than this; 0 for none, in a log whose store times
+    rise."""
+    end_offset: int
+    """Each record before it was; 0 if no offset is known."""
+    is_time_wrong: bool
+    """Whether the checkpoint's time leads the clock, so that `until_ms` is 0."""
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, *, now_ms: int, clean_exit: bool) -> Flushed:
+        """That of a checkpoint; all of the log after a clean stop."""
+        end_offset = checkpoint.logics_physical_offset
+        if clean_exit:
+            return cls(until_ms=_FOR_EVER_MS, end_offset=end_offset, is_time_wrong=False)
+        until_ms = checkpoint.physic_msg_timestamp_ms
+        if leads(until_ms, now_ms):
+            return cls(until_ms=0, end_offset=end_offset, is_time_wrong=True)
+        return cls(until_ms=until_ms, end_offset=end_offset, is_time_wrong=False)
+
+    def has(self, offset: int, *, before_ms: int) -> bool:
+        """Whether the record at `offset` was; `before_ms` is the store time of the one before it."""
+        return offset < self.end_offset or before_ms < self.until_ms
 
 
 def open_commit_log(
@@ -128,9 +162,10 @@ def _recover(
         return Recovered(records=0, end_offset=0, cut_bytes=0, cut_reason="")
     records = 0
     last_store_timestamp_ms = 0
-    first = _first_to_scan(files, clean_exit=clean_exit, checkpoint=checkpoint)
-    # A record is surely on disk if the one before it was stored earlier than this.
-    flushed_ms = _FOR_EVER_MS if clean_exit else checkpoint.physic_msg_timestamp_ms
+    # Once a store time is later than the checkpoint's, no record counts as flushed by its time.
+    latest_ms = 0
+    flushed = Flushed.of(checkpoint, now_ms=commit_log.now_ms(), clean_exit=clean_exit)
+    first = _first_to_scan(files, flushed)
     for index, file in enumerate(files[first:], first):
         view = file.view
 
@@ -141,23 +176,28 @@ def _recover(
             commit_log,
             file,
             at=_record_in(file, record_near_end) if clean_exit else 0,
-            last_store_timestamp_ms=last_store_timestamp_ms,
-            flushed_ms=flushed_ms,
+            last_store_timestamp_ms=latest_ms,
+            flushed=flushed,
             on_chunk=on_chunk,
         )
         records += end.records
-        last_store_timestamp_ms = max(last_store_timestamp_ms, end.last_store_timestamp_ms)
+        if end.records:
+            last_store_timestamp_ms = end.last_store_timestamp_ms
+            latest_ms = max(latest_ms, last_store_timestamp_ms)
         on_progress(index + 1, len(files))
         if end.at < file.size and not (end.blank and is_blank(view, end.at, file.size)):
             end_offset = file.start_offset + end.at
             if not reason:
                 reason = end.fault.reason if end.fault else "a blank that does not reach the end of its file"
-            if last_store_timestamp_ms < flushed_ms:
+            if flushed.has(end_offset, before_ms=latest_ms):
+                # An older one is from before an earlier cut, since RocketMQ zeroes nothing.
+                leads_clock = leads(latest_ms, commit_log.now_ms())
                 _refuse_to_cut_flushed_records(
                     files[index:],
                     end_offset=end_offset,
                     reason=reason,
-                    last_store_timestamp_ms=last_store_timestamp_ms,
+                    stored_from_ms=_ALWAYS_MS if leads_clock else latest_ms,
+                    flushed=flushed,
                     on_chunk=on_chunk,
                 )
             cut_bytes = _cut(commit_log, files, index=index, at=end.at)
@@ -183,15 +223,22 @@ def _recover(
     )
 
 
-def _first_to_scan(files: list[MappedFile], *, clean_exit: bool, checkpoint: Checkpoint) -> int:
+def _first_to_scan(files: list[MappedFile], flushed: Flushed) -> int:
     """Index of the file to start with: all records before it were on disk when the store was used last.
 
     After a clean stop that is the last file with records: its end is the log's. After an unclean one it is
-    the newest file whose first record was stored 3 s or more before the checkpoint's time.
+    the newest file whose first record was stored 3 s or more before the checkpoint's time, and that starts at
+    or before its offset. Of times that lead the clock, and without an offset, nothing counts.
     """
-    safe_ms = _FOR_EVER_MS if clean_exit else checkpoint.physic_msg_timestamp_ms - SLACK_MS
-    file = newest_file_stored_by(files, safe_ms)
-    return 0 if file is None else files.index(file)
+    is_all = flushed.until_ms == _FOR_EVER_MS
+    file = newest_file_stored_by(files, flushed.until_ms if is_all else flushed.until_ms - SLACK_MS)
+    first = 0 if file is None else files.index(file)
+    if is_all or not flushed.end_offset or flushed.end_offset < files[0].start_offset:
+        return first
+    by_offset = max(
+        (index for index, file in enumerate(files) if file.start_offset <= flushed.end_offset), default=0
+    )
+    return by_offset if flushed.is_time_wrong else min(first, by_offset)
 
 
 def newest_file_stored_by(files: Sequence[MappedFile], safe_ms: int) -> MappedFile | None:
@@ -227,7 +274,7 @@ def _scan_file(
     *,
     at: int,
     last_store_timestamp_ms: int,
-    flushed_ms: int,
+    flushed: Flushed,
     on_chunk: Callable[[], None],
 ) -> tuple[ScanEnd, str]:
     """Check a file's records from index `at` on, and note in the log where some of them start.
@@ -243,8 +290,8 @@ def _scan_file(
         chunk_end = min(at + chunk_bytes, file.size)
         end = scan_records(file.view, at, chunk_end, file.start_offset + at)
         reason = ""
-        if end.records and flushed_ms < _FOR_EVER_MS:
-            torn = cut_at_lost_sector(file, at, end, last_store_timestamp_ms=last_ms, flushed_ms=flushed_ms)
+        if end.records and flushed.until_ms < _FOR_EVER_MS:
+            torn = cut_at_lost_sector(file, at, end, last_store_timestamp_ms=last_ms, is_flushed=flushed.has)
             if torn is not None:
                 end, reason = torn, _LOST_SECTOR
         if end.records:
@@ -266,12 +313,20 @@ def _refuse_to_cut_flushed_records(
     *,
     end_offset: int,
     reason: str,
-    last_store_timestamp_ms: int,
+    stored_from_ms: int,
+    flushed: Flushed,
     on_chunk: Callable[[], None],
 ) -> None:
-    """Raise StoreError if valid records follow the damaged one, which was on disk already."""
+    """Raise StoreError if valid records follow the damaged one, which was on disk already.
+
+    Stored from a time on, or before the checkpoint's offset.
+    """
     following = valid_record_after(
-        files, end_offset, stored_from_ms=last_store_timestamp_ms, on_chunk=on_chunk
+        files,
+        end_offset,
+        stored_from_ms=stored_from_ms,
+        flushed_offset=flushed.end_offset,
+        on_chunk=on_chunk,
     )
     if following is not None:
         raise StoreError(

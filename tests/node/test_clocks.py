@@ -1,0 +1,52 @@
+"""A wrong clock of a live node: it may say anything for a while, and nothing follows it for longer."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.node import shims
+from tests.node.wire import Wire, now_ms, pull_from, send_to
+from trioha.client.messages import ReceivedMessage, received_messages
+from trioha.client.route import MessageQueue
+
+HOUR_S = 3600
+YEARS_S = 10 * 365 * 24 * HOUR_S
+TOPIC = "Orders"
+
+
+def send(wire: Wire, body: bytes, *, delay_level: int = 0, topic: str = TOPIC) -> None:
+    properties = f"DELAY\x01{delay_level}\x02" if delay_level else ""
+    assert wire.ask(send_to(topic, body, properties=properties)).code == 0
+
+
+def next_message(wire: Wire, offset: int) -> ReceivedMessage:
+    """The message at an offset of the topic's only queue, as soon as it is there."""
+    answer = wire.ask(pull_from(TOPIC, offset, suspend_ms=15_000))
+    (message, *_) = received_messages(answer.body, MessageQueue(TOPIC, "b", 0))
+    return message
+
+
+@pytest.mark.parametrize("jump_s", [HOUR_S, YEARS_S])
+def test_after_a_clock_that_was_wrong_for_a_moment_delayed_messages_come_at_their_time(
+    start_node, tmp_path, jump_s
+):
+    fault = tmp_path / "fault"
+    node = start_node("store", role="ASYNC_MASTER", program=shims.program(fault))
+    fault.write_text(str(jump_s))
+    with Wire(node.listen_address) as wire:
+        send(wire, b"ahead")
+        assert next_message(wire, 0).store_timestamp_ms > now_ms() + jump_s * 1000 - 60_000
+        fault.unlink()
+        send(wire, b"delayed", delay_level=1)
+        delivered = next_message(wire, 1)
+        waited_ms = delivered.store_timestamp_ms - delivered.born_timestamp_ms
+        assert (delivered.body, 1000 <= waited_ms < HOUR_S * 1000) == (b"delayed", True), waited_ms
+    assert "store times go back" in node.log()
+    node.stop()
+    node = start_node("store", role="ASYNC_MASTER")
+    with Wire(node.listen_address) as wire:
+        send(wire, b"again", delay_level=1)
+        delivered = next_message(wire, 2)
+        waited_ms = delivered.store_timestamp_ms - delivered.born_timestamp_ms
+        assert (delivered.body, 1000 <= waited_ms < HOUR_S * 1000) == (b"again", True), waited_ms
+    node.stop()
