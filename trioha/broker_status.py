@@ -345,6 +345,13 @@ class BrokerStatus:
     """Everything before it is in consume queues and index."""
     dispatch_fault: str = ""
     """The last record that could not be dispatched, empty if there is none; only trioha reports it."""
+    time_steps: int | None = None
+    """How often store times went back in the log by more than 3 s since the start; only trioha reports it."""
+    time_lead_ms: int | None = None
+    """By how much the newest record's store time leads the clock, 0 if by 3 s at most; only trioha reports
+    it."""
+    clock_doubt: str = ""
+    """Why log files that are old by the clock are kept, empty if none is; only trioha reports it."""
     put_refusal: str = ""
     """Why the disk keeps messages from being stored, empty if it does not; only trioha reports it."""
     settings: BrokerSettings = BrokerSettings()

@@ -6,6 +6,8 @@ import pytest
 
 from tests.node import shims
 from tests.node.wire import Wire, now_ms, pull_from, send_to
+from tests.node_process import FILE_BYTES, run_trioha
+from tests.waiting import wait_until
 from trioha.client.messages import ReceivedMessage, received_messages
 from trioha.client.route import MessageQueue
 
@@ -41,7 +43,10 @@ def test_after_a_clock_that_was_wrong_for_a_moment_delayed_messages_come_at_thei
         delivered = next_message(wire, 1)
         waited_ms = delivered.store_timestamp_ms - delivered.born_timestamp_ms
         assert (delivered.body, 1000 <= waited_ms < HOUR_S * 1000) == (b"delayed", True), waited_ms
-    assert "store times go back" in node.log()
+        assert "store times go back" in node.log()
+        assert node.status().time_steps == 1
+    shown = run_trioha("status", "--wide", node.listen_address).stdout
+    assert "store times went back 1 time since the start" in " ".join(shown.split())
     node.stop()
     node = start_node("store", role="ASYNC_MASTER")
     with Wire(node.listen_address) as wire:
@@ -50,3 +55,29 @@ def test_after_a_clock_that_was_wrong_for_a_moment_delayed_messages_come_at_thei
         waited_ms = delivered.store_timestamp_ms - delivered.born_timestamp_ms
         assert (delivered.body, 1000 <= waited_ms < HOUR_S * 1000) == (b"again", True), waited_ms
     node.stop()
+
+
+def test_a_start_with_a_wrong_clock_deletes_no_file_by_age_and_says_so(start_node, tmp_path):
+    fault = tmp_path / "fault"
+    settings = {
+        "cleanResourceInterval": 50,
+        "fileReservedTime": 1,
+        "deleteWhen": ";".join(map(str, range(24))),
+    }
+    node = start_node("store", role="ASYNC_MASTER", program=shims.program(fault), **settings)
+    with Wire(node.listen_address) as wire:
+        while node.status().max_offset < 4 * FILE_BYTES:
+            send(wire, bytes(20_000))
+    node.stop()
+    fault.write_text(str(YEARS_S))
+    # Twice: what the first life writes with that clock is no witness for the second one.
+    for _ in range(2):
+        node = start_node("store", role="ASYNC_MASTER", program=shims.program(fault), **settings)
+        wait_until(lambda found=node: found.status().clock_doubt != "", "the clock is doubted")
+        assert node.status().min_offset == 0
+        with Wire(node.listen_address) as wire:
+            send(wire, b"by the wrong clock")
+        assert "log files are not deleted" in node.log()
+        shown = " ".join(run_trioha("status", "--wide", node.listen_address).stdout.split())
+        assert "files that are old by the clock alone stay; check the clock" in shown
+        node.stop()

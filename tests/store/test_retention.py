@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from tests.clocks import Clock
 from tests.ha.support import connected, make_master, settled
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log, open_store
 from trioha.errors import StoreError
@@ -50,12 +51,62 @@ def retention(log, *, hours=3, **options):
 )
 def test_old_files_are_deleted_at_their_hour_or_when_the_disk_fills_up(log, ratio, now, left):
     first = log.files[0].path
-    retention(log).apply(ratio, now=now)
+    elapsed = Clock()
+    clock = RetentionClock(wall_s=lambda: NOW.timestamp() + elapsed.now, elapsed_s=elapsed)
+    cleaner = retention(log, clock=clock)
+    elapsed.now = (now - NOW).total_seconds()
+    cleaner.apply(ratio, now=now)
     assert len(log.files) == left
     assert log.min_offset == (6 - left) * FILE_BYTES
     assert first.exists() is (left == 6)
     assert len(log.read(log.min_offset, 10)) == 10
     assert len(log.read(0, 10)) == (10 if left == 6 else 0)
+
+
+def clock_ahead(ahead_s):
+    """The clock of a node that starts at `NOW`, and shows another time."""
+    return RetentionClock(wall_s=lambda: NOW.timestamp() + ahead_s, elapsed_s=lambda: 77.0)
+
+
+YEARS_S = 10 * 365 * 86400.0
+
+
+@pytest.mark.parametrize("ahead_s", [YEARS_S, 90 * 60.0])
+def test_a_clock_that_is_wrong_at_the_start_makes_no_file_old_and_says_so(log, ahead_s, capsys):
+    settings = RetentionSettings(file_reserved_s=5.5 * 3600, delete_when=frozenset(range(24)))
+    clock = clock_ahead(ahead_s)
+    cleaner = Retention(log, settings, clock=clock)
+    for _ in range(3):
+        cleaner.apply(0.5, now=clock.now())
+    assert len(log.files) == 6
+    assert f"the clock is {ahead_s / 3600:,.1f} h beyond the log's last write" in cleaner.doubt
+    assert capsys.readouterr().out.count("log files are not deleted") == 1
+    # A disk that is too full needs no age.
+    cleaner.apply(0.86, now=clock.now())
+    assert len(log.files) == 1
+
+
+def test_a_write_by_a_wrong_clock_is_no_witness_for_it_at_the_next_start(log):
+    ahead_s = NOW.timestamp() + YEARS_S
+    os.utime(log.files[-1].path, (ahead_s, ahead_s))
+    settings = RetentionSettings(file_reserved_s=5.5 * 3600, delete_when=frozenset(range(24)))
+    clock = clock_ahead(YEARS_S + 10)
+    cleaner = Retention(log, settings, clock=clock)
+    cleaner.apply(0.5, now=clock.now())
+    assert (len(log.files), cleaner.doubt != "") == (6, True)
+
+
+def test_files_become_old_while_the_node_runs_after_it_was_down_for_long(log):
+    elapsed = Clock()
+    clock = RetentionClock(
+        wall_s=lambda: NOW.timestamp() + 30 * 86400 + elapsed.now, elapsed_s=lambda: elapsed.now
+    )
+    settings = RetentionSettings(file_reserved_s=5.5 * 3600, delete_when=frozenset(range(24)))
+    cleaner = Retention(log, settings, clock=clock)
+    for elapsed.now, left in ((0, 6), (1800 + 1, 5), (5400 + 1, 4), (86_400, 1)):
+        cleaner.apply(0.5, now=clock.now())
+        assert len(log.files) == left
+    assert cleaner.doubt == ""
 
 
 def test_forced_cleaning_can_be_switched_off(log):

@@ -73,6 +73,8 @@ class BrokerInfo:
         """Of a slave's copy of the master's metadata, which is built after this object."""
         self.archive_status: Callable[[], ArchiveStatus | None] = lambda: None
         """Of the archive, which is built beside this object."""
+        self.clock_doubt: Callable[[], str] = str
+        """Why retention does not believe the clock; empty if it does, or it is built after this object."""
         self.control_status: Callable[[], ControlStatus | None] = lambda: None
         """Of controller mode, whose parts are built beside this object."""
         self.pending_status: Callable[[], PendingStatus | None] = lambda: None
@@ -99,6 +101,9 @@ class BrokerInfo:
             flushed_offset=commit_log.flushed.offset,
             dispatched_offset=dispatcher.position,
             dispatch_fault="" if fault is None else f"{fault.reason} at offset {fault.physical_offset}",
+            time_steps=dispatcher.time_steps.noted,
+            time_lead_ms=commit_log.lead_ms,
+            clock_doubt=self.clock_doubt(),
             put_refusal=commit_log.put_refusal,
             in_sync_slaves=self._replicas.eligible_count(max_offset),
             connections=tuple(self._master.connections()),

@@ -12,6 +12,7 @@ from trioha.cli.console import out
 from trioha.cli.status_rows import control_problems
 from trioha.controller.overview import GroupView, MemberView, Overview
 from trioha.palette import BAD
+from trioha.unit_texts import counted
 
 UNKNOWN = "-"
 """Shown for a value that the broker does not report."""
@@ -112,6 +113,16 @@ def print_statuses(brokers: Sequence[BrokerStatus]) -> None:
         if broker.dispatch_fault:
             text = f"{broker.address}: a record cannot be dispatched: {broker.dispatch_fault}"
             out().print(text, style=BAD.terminal, soft_wrap=True)
+        if broker.clock_doubt:
+            out().print(f"{broker.address}: {broker.clock_doubt}", style=BAD.terminal, soft_wrap=True)
+        if broker.time_lead_ms:
+            text = (
+                f"{broker.address}: the newest record leads the clock by {broker.time_lead_ms / 1000:,.0f} s"
+            )
+            out().print(text, style=BAD.terminal, soft_wrap=True)
+        if broker.time_steps:
+            count = counted(broker.time_steps, "time")
+            out().print(f"{broker.address}: store times went back {count} since the start", soft_wrap=True)
         if broker.put_statuses:
             counts = ", ".join(f"{name} {number:,}" for name, number in broker.put_statuses.items())
             out().print(f"{broker.address} puts: {counts}")

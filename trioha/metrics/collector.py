@@ -379,6 +379,17 @@ def _log(status: BrokerStatus) -> Iterator[Metric]:
         None if dispatched is None else max(0, end - dispatched),
     )
     yield value_of(
+        counter("store_time_steps_total", "Times that store times went back in the log by more than 3 s."),
+        status.time_steps,
+    )
+    lead = gauge("store_time_lead_seconds", "By how much the newest record leads the clock, if by over 3 s.")
+    add_ms(lead, (), status.time_lead_ms)
+    yield lead
+    yield value_of(
+        gauge("clock_doubt", "Whether log files that are old by the clock are kept: it may be wrong."),
+        bool(status.clock_doubt),
+    )
+    yield value_of(
         gauge("dispatch_fault", "Whether there was a record that could not be dispatched."),
         bool(status.dispatch_fault),
     )

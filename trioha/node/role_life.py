@@ -230,6 +230,7 @@ async def _serve(
         has_caught_up=(lambda: True) if ha.slave is None else ha.slave.has_caught_up,
     )
     broker.info.metadata_status = copies.status
+    broker.info.clock_doubt = lambda: store_room.retention.doubt
     if archive is not None:
         broker.info.archive_status = partial(archive.status, store_room.retention)
     if control is not None:

@@ -162,6 +162,9 @@ _BROKER_KEYS: Final = {
     "flushed_offset": "flushedOffset",
     "dispatched_offset": "dispatchedOffset",
     "dispatch_fault": "dispatchFault",
+    "time_steps": "timeSteps",
+    "time_lead_ms": "timeLeadMillis",
+    "clock_doubt": "clockDoubt",
     "put_refusal": "putRefusal",
     "ha_address": "haAddress",
     "client": "client",
@@ -180,7 +183,7 @@ _BROKER_KEYS: Final = {
 }
 _BROKER_KEYS_OF_ROCKETMQ: Final = frozenset(list(_BROKER_KEYS.values())[:3])
 _OMITTED_IF_EMPTY: Final = frozenset(
-    {"dispatch_fault", "error", "members", "probes", "put_refusal"}
+    {"clock_doubt", "dispatch_fault", "error", "members", "probes", "put_refusal"}
     | {"reason", "refusal", "settings", "warnings"}
 )
 """Fields that are not written with their defaults, beside those whose default is None."""

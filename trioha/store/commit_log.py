@@ -233,6 +233,12 @@ class CommitLog:
         """The clock that stamps records, ms since 1970."""
         return time.time_ns() // 1_000_000
 
+    @property
+    def lead_ms(self) -> int:
+        """By how much the newest record's store time leads the clock; 0 if by `LEAD_MS_MAX` at most."""
+        now_ms = self.now_ms()
+        return self.last_store_timestamp_ms - now_ms if leads(self.last_store_timestamp_ms, now_ms) else 0
+
     def _stamp_ms(self, topic: str) -> int:
         """The store time of the next record, or of the records of one append.
 

@@ -7,6 +7,11 @@ that a connected replica still needs or, with `archive_before_delete`, that is n
 `full_ratio` the log refuses puts (SERVICE_NOT_AVAILABLE) until there is space again; reads and replication go
 on.
 
+A wrong clock makes no file old. The clock's word for an age needs a witness: the times of the last writes
+that the log's files had when the node started, and the time that has passed since. Where the clock is more
+than `UNWITNESSED_S_MAX` beyond that, ages end with the witness, `doubt` says so, and an operator looks at the
+clock. If it is right, and the node was down, files become old while it runs.
+
 An error of the disk is counted, logged once a minute, and tried again at the next check.
 """
 
@@ -14,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -37,7 +42,11 @@ SLICE_S = 0.001
 EVERYTHING = 2**63 - 1
 """Offset of a log that needs no archive."""
 REPORT_INTERVAL_S = 60.0
-"""Between two log lines for errors of the disk."""
+"""Between two log lines for errors of the disk, or of the clock."""
+UNWITNESSED_S_MAX = 3600.0
+"""So far the clock may be beyond what is known of the time otherwise."""
+GAP_S_MAX = 7 * 86400.0
+"""Between the last writes of one file and of the next; after a longer gap the clock may have been wrong."""
 
 
 @frozen
@@ -78,12 +87,17 @@ class RetentionClock:
         """Both are ports to the system's clocks, in seconds."""
         self._wall_s = wall_s = wall_s or time.time
         self._elapsed_s = elapsed_s = elapsed_s or _since_boot_s
-        self._ahead_s = wall_s() - elapsed_s()
+        self._start_s = elapsed_s()
+        self._ahead_s = wall_s() - self._start_s
         """Difference of wall clock and monotonic clock at the start."""
 
     def now(self) -> datetime:
         """The local time of day."""
         return datetime.fromtimestamp(min(self._wall_s(), self._elapsed_s() + self._ahead_s)).astimezone()
+
+    def passed_s(self) -> float:
+        """Since it was made, whatever the wall clock says."""
+        return self._elapsed_s() - self._start_s
 
 
 def _since_boot_s() -> float:
@@ -125,6 +139,11 @@ class Retention:
         self.errors = 0
         """Counts failed checks of the disk and failed deletions."""
         self._reported_s = -math.inf
+        self._doubted_s = -math.inf
+        self.doubt = ""
+        """Why files that are old by the clock are not deleted; empty while they are."""
+        self._witness_s = _last_write_s(commit_log.files, now_s=self._clock.now().timestamp())
+        """When the log was last written to before the start, as far as its files agree."""
         self._cleaned_offset = -1
         """Start of the log when `on_deleted` last completed; -1 at first: an earlier life of the node may
         have ended after it had deleted files of the log."""
@@ -167,16 +186,21 @@ class Retention:
                 self._report(error)
 
     def _delete(self, *, force: bool, now_s: float) -> None:
+        witnessed_s = self._witness_s + self._clock.passed_s()
+        by_clock_s, is_doubtful = now_s, False
+        if now_s > witnessed_s + UNWITNESSED_S_MAX:
+            now_s = witnessed_s
         retention_floor, archived_offset = self._retention_floor(), self._archived_offset()
         for file in self._log.files[:-1][:FILES_PER_RUN_MAX]:
             is_archived = archived_offset is not None and file.end_offset <= archived_offset
             waits = not is_archived and (archived_offset is None or self._settings.archive_before_delete)
-            if not force and (
-                file.end_offset > retention_floor
-                or waits
-                or now_s - _written_s(file) < self._settings.file_reserved_s
-            ):
-                break
+            if not force:
+                if file.end_offset > retention_floor or waits:
+                    break
+                written_s = _written_s(file)
+                if now_s - written_s < self._settings.file_reserved_s:
+                    is_doubtful = by_clock_s - written_s >= self._settings.file_reserved_s
+                    break
             self._log.delete_first_file()
             log.info("log file deleted", path=str(file.path), forced=force, min_offset=self._log.min_offset)
             if not is_archived:
@@ -188,6 +212,22 @@ class Retention:
                     archived_offset=archived_offset,
                     files=self.files_deleted_unarchived,
                 )
+
+        self._note_doubt(by_clock_s - witnessed_s if is_doubtful else None)
+
+    def _note_doubt(self, ahead_s: float | None) -> None:
+        """Say, or not any more, that files stay because the clock is `ahead_s` beyond its witness."""
+        if ahead_s is None:
+            self.doubt = ""
+            return
+        self.doubt = (
+            f"the clock is {ahead_s / 3600:,.1f} h beyond the log's last write and the time since the start: "
+            "files that are old by the clock alone stay; check the clock"
+        )
+        now_s = self._clock.passed_s()
+        if now_s - self._doubted_s >= REPORT_INTERVAL_S:
+            self._doubted_s = now_s
+            log.error("log files are not deleted", reason=self.doubt)
 
     async def clean(self) -> None:
         """Delete queue and index files of deleted log files, in slices between which other tasks run; then
@@ -225,3 +265,22 @@ def _written_s(file: MappedFile) -> float:
         return file.path.stat().st_mtime
     except FileNotFoundError:
         return 0.0
+
+
+def _last_write_s(files: Sequence[MappedFile], *, now_s: float) -> float:
+    """The last write to files of a log, oldest first, as far as they agree; `now_s` without any.
+
+    A file that was written to long after the one before it may have been by a clock that was wrong: it and
+    those after it do not count.
+    """
+    latest_s: float | None = None
+    for file in files:
+        try:
+            written_s = _written_s(file)
+        except OSError:
+            # The check that follows reports it.
+            continue
+        if latest_s is not None and written_s > latest_s + GAP_S_MAX:
+            break
+        latest_s = written_s if latest_s is None else max(latest_s, written_s)
+    return now_s if latest_s is None else latest_s
