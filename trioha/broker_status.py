@@ -290,14 +290,10 @@ class PendingStatus:
     unreadable: int = 0
     """Records of timers and pops that could not be read: what they say is not in these numbers."""
     unread_stores: tuple[str, ...] = ()
-    """RocksDB stores in the store's folder, by their path in it, and what RocketMQ keeps there."""
+    """RocksDB stores in the store's folder, by their path in it, with what RocketMQ keeps there; and what the
+    former master kept in RocksDB only."""
     error: str = ""
     """Why nothing was counted; empty if it was."""
-
-    @property
-    def is_something(self) -> bool:
-        """Whether there is anything that an operator should know."""
-        return bool(self.timers or self.popped or self.unreadable or self.unread_stores or self.error)
 
 
 @frozen(kw_only=True)

@@ -536,6 +536,12 @@ FAULTS: Final[Mapping[str, list[tuple[Facts | PairFacts, str]]]] = {
     ],
     "unread-store": [
         (
+            pair("5.5.0")
+            .with_slave_status(flushed_offset=END)
+            .with_master_config(popConsumerKVServiceEnable="true"),
+            "popped messages (popConsumerKVServiceEnable of the master)",
+        ),
+        (
             left_by_rocketmq(unread_stores=("kvStore (popped messages)", "newKind (RocksDB)")),
             "kvStore (popped messages), newKind (RocksDB)",
         ),
@@ -967,7 +973,13 @@ SOUND: Final[Mapping[str, list[Facts | PairFacts]]] = {
         archived(state="starting", lag_ms=None).with_master(clock=None),
     ],
     "pending-not-delivered": [left_by_rocketmq(), left_by_rocketmq(unread_stores=("kvStore",))],
-    "unread-store": [left_by_rocketmq(), left_by_rocketmq(timers=3)],
+    "unread-store": [
+        left_by_rocketmq(),
+        left_by_rocketmq(timers=3),
+        # A slave of RocketMQ is no concern of ours.
+        pair("5.5.0").with_master_config(popConsumerKVServiceEnable="true"),
+        pair().with_master_config(popConsumerKVServiceEnable="false"),
+    ],
     "archive-hole": [archived()],
     "archive-shared": [
         pair()

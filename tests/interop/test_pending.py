@@ -32,11 +32,10 @@ LATER_MS = 600_000
 WARNING = "a RocketMQ master left messages in the log that are not delivered"
 
 
-def open_master(java: JavaDriver, root: Path) -> JavaStore:
+def open_master(java: JavaDriver, root: Path, **settings: object) -> JavaStore:
     """A real master that delivers timers, with a topic."""
-    master = java.open_broker(
-        root, role="ASYNC_MASTER", timerWheelEnable=True, brokerName="interop", brokerClusterName="interop"
-    )
+    names = {"brokerName": "interop", "brokerClusterName": "interop"}
+    master = java.open_broker(root, role="ASYNC_MASTER", timerWheelEnable=True, **names, **settings)
     make_topic(master.listen_address, TOPIC)
     return master
 
@@ -151,17 +150,14 @@ def test_nothing_is_said_where_a_real_master_has_delivered_all(
     assert WARNING not in node.log_path.read_text()
 
 
-def test_rocksdb_stores_of_a_real_master_are_named(newest: JavaDriver, tmp_path: Path) -> None:
+def test_rocksdb_stores_of_a_real_master_are_named(
+    newest: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
     root = tmp_path / "master"
-    master = newest.open_broker(
-        root,
-        role="ASYNC_MASTER",
-        timerWheelEnable=True,
-        brokerName="interop",
-        popConsumerKVServiceInit=True,
-        popConsumerKVServiceEnable=True,
-    )
-    make_topic(master.listen_address, TOPIC)
+    kept_in_rocksdb = {"popConsumerKVServiceInit": True, "popConsumerKVServiceEnable": True}
+    master = open_master(newest, root, **kept_in_rocksdb)
+    addresses = {"ha_master_address": master.ha_address, "trioha.masterAddress": master.listen_address}
+    slave = start_node("slave", role="SLAVE", **addresses)
     send(master, "plain")
     wait_until(lambda: max_offset(master.listen_address, TOPIC) == 1, "the message can be popped")
     plain = json.loads(run_trioha("doctor", "--json", root).stdout)
@@ -175,3 +171,12 @@ def test_rocksdb_stores_of_a_real_master_are_named(newest: JavaDriver, tmp_path:
         return [one["evidence"] for one in found["findings"]] == ["kvStore (popped messages)"]
 
     wait_until(named, "the store of popped messages is named")
+    # No slave has it: it says so before a take-over, and after one.
+    only_there = "popped messages (popConsumerKVServiceEnable of the master)"
+    slave.wait_logged(f"stores='{only_there}'")
+    pair = json.loads(run_trioha("doctor", "--json", master.listen_address, slave.listen_address).stdout)
+    assert only_there in [one["evidence"] for one in pair["findings"] if one["id"] == "unread-store"]
+
+    node = promoted(start_node, master, slave, end=master.shutdown)
+
+    assert node.status().pending == PendingStatus(unread_stores=(only_there,))

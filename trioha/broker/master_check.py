@@ -6,7 +6,7 @@ broker's log and register it under its own name; one with other log files would 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
@@ -19,11 +19,19 @@ log = structlog.get_logger(__name__)
 class MasterCheck:
     """Compares the settings of a master with those of its slave, once for each address."""
 
-    def __init__(self, master: MasterAddress, expected: Mapping[str, str], *, connect: Connect) -> None:
-        """`expected`: settings that both must have."""
+    def __init__(
+        self,
+        master: MasterAddress,
+        expected: Mapping[str, str],
+        *,
+        connect: Connect,
+        on_settings: Callable[[Mapping[str, str]], Awaitable[None]],
+    ) -> None:
+        """`expected`: settings that both must have; `on_settings` gets all of the right master's."""
         self._master = master
         self._expected = expected
         self._connect = connect
+        self._on_settings = on_settings
         self._checked: str | None = None
         """The address that was found to be right."""
 
@@ -46,4 +54,5 @@ class MasterCheck:
             if found is not None and found != value:
                 return f"the {key} of {address} is {found[:80]!r}, that of this slave is {value!r}"
         self._checked = address
+        await self._on_settings(settings)
         return ""

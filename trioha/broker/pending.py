@@ -14,16 +14,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from trioha.broker.master_stores import remembered_keys
 from trioha.broker.pop_records import REVIVE_GROUP, PendingCheckPoint, PendingPops, is_pop_record
 from trioha.broker.timer_records import PendingTimer, PendingTimers, has_slot, real_queue
 from trioha.broker_status import PendingStatus
 from trioha.errors import StoreError
 from trioha.metadata.files import read_metadata
+from trioha.metadata.metadata_store import FOLDER
 from trioha.metadata.offsets import ConsumerOffsets
 from trioha.store.message_properties import parse_properties
 from trioha.store.queue_folders import TO_THE_END, QueueFolders, QueueKey
 from trioha.store.record import Record
-from trioha.store.rocksdb_stores import has_only_rocksdb_queues, rocksdb_stores
+from trioha.store.rocksdb_stores import has_only_rocksdb_queues, rocksdb_stores, stores_of_master
 from trioha.store.topics import REVIVE_TOPIC_PREFIX, TIMER_TOPIC
 from trioha.times import time_text
 from trioha.unit_texts import counted
@@ -40,6 +42,9 @@ REMEDY: Final = (
 UNREAD_REMEDY: Final = (
     "trioha reads no RocksDB store, and no slave has a copy of it: let a RocketMQ broker be the master of "
     "this store, or see that nothing in it is needed"
+)
+MASTER_REMEDY: Final = (
+    "a slave does not have it, so that a take-over goes without it: switch these settings off at the master"
 )
 NO_QUEUES: Final = (
     "its consume queues are in RocksDB, which is not read; a trioha node that is started on it builds its "
@@ -66,6 +71,7 @@ def count_pending(
     stores: tuple[str, ...] = ()
     try:
         stores = rocksdb_stores(root)
+        stores += stores_of_master(remembered_keys(root / FOLDER))
         folders = QueueFolders.of(root, log=log)
         if has_only_rocksdb_queues(folders.queues):
             return PendingStatus(unread_stores=stores, error=NO_QUEUES)

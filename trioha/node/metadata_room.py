@@ -10,6 +10,7 @@ import trio
 from attrs import frozen
 
 from trioha.broker.master_check import MasterCheck
+from trioha.broker.master_stores import MasterStores
 from trioha.broker.metadata_sync import MasterAddress, MetadataSync
 from trioha.broker_status import MetadataStatus
 from trioha.config.broker import BrokerConfig, BrokerRole
@@ -80,7 +81,12 @@ def master_check(config: BrokerConfig, master: MasterAddress, *, security: Clien
         "brokerName": config.broker_name,
         "mappedFileSizeCommitLog": str(config.mapped_file_size_commit_log),
     }
-    return MasterCheck(master, expected, connect=partial(open_client, security=security))
+    return MasterCheck(
+        master,
+        expected,
+        connect=partial(open_client, security=security),
+        on_settings=MasterStores(config.store_path_root_dir / FOLDER).note,
+    )
 
 
 @frozen

@@ -14,7 +14,7 @@ consume queues always, since what they list is not counted: their data is in mem
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +31,12 @@ CONTENTS: Final = {
     "config/users": "users of access control 2.0",
     "config/acls": "rules of access control 2.0",
 }
+MASTER_KEYS: Final = {
+    "popConsumerKVServiceEnable": "popped messages",
+    "timerRocksDBEnable": "timers that have left the log",
+    "transRocksDBEnable": "open transactions",
+}
+"""Settings of a master that keeps something in RocksDB only. A slave builds consume queues of its own."""
 _DATA_ENDINGS: Final = (".sst", ".log")
 
 
@@ -43,6 +49,16 @@ def rocksdb_stores(root: Path) -> tuple[str, ...]:
         return tuple(f"{name} ({CONTENTS.get(name, 'RocksDB')})" for name in sorted(_names(root)))
     except OSError as error:
         raise StoreError(f"cannot be read: {error.strerror}", path=error.filename or root) from error
+
+
+def keys_of(settings: Mapping[str, str]) -> tuple[str, ...]:
+    """Those of `MASTER_KEYS` that the settings of a master switch on."""
+    return tuple(key for key in MASTER_KEYS if settings.get(key, "").lower() == "true")
+
+
+def stores_of_master(keys: Iterable[str]) -> tuple[str, ...]:
+    """What only a master with these settings has: `popped messages (... of the master)`."""
+    return tuple(f"{MASTER_KEYS[key]} ({key} of the master)" for key in keys)
 
 
 def has_only_rocksdb_queues(folder: Path) -> bool:

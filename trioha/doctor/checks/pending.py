@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trioha.broker.pending import REMEDY, UNREAD_REMEDY, pending_text
+from trioha.broker.pending import MASTER_REMEDY, REMEDY, UNREAD_REMEDY, pending_text
 from trioha.broker_status import PendingStatus
 from trioha.doctor.case import Case
 from trioha.doctor.findings import Observation, Severity, check
+from trioha.store.rocksdb_stores import keys_of, stores_of_master
 
 PENDING = "pending-not-delivered"
 UNREAD_STORE = "unread-store"
@@ -46,12 +47,18 @@ def unread_store(case: Case) -> Iterator[Observation]:
 
     RocketMQ keeps consume queues there with `storeType=defaultRocksDB`, popped messages with
     `popConsumerKVServiceEnable`, timers with `timerRocksDBEnable`, users and rules with access control 2.0.
-    None of it is in the log, so that a slave has no copy. A store without data is not named.
+    None of it is in the log, so that a slave has no copy: a trioha slave names the settings of its master,
+    and remembers them for a take-over. A store without data is not named.
     """
     for subject, pending in _stores(case):
         if pending.unread_stores:
             yield Observation(
                 subject=subject, evidence=", ".join(pending.unread_stores), remedy=UNREAD_REMEDY
+            )
+    for pair in case.pairs:
+        if pair.slave.is_trioha and (keys := keys_of(pair.master.running_config)):
+            yield Observation(
+                subject=pair.label, evidence=", ".join(stores_of_master(keys)), remedy=MASTER_REMEDY
             )
 
 
