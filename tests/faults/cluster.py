@@ -17,6 +17,7 @@ from tests.faults.disks import SmallDisk
 from tests.faults.faults import MASTER, DiskFull, FailingSync, slave_name
 from tests.faults.invariants import check_failed_sync, check_promises, check_recordings
 from tests.faults.keeper import Node
+from tests.faults.liar import GROWTH_KB_MAX, PAGES_IN_A_ROW_MAX, Liar, peak_kb
 from tests.faults.metadata import (
     COPY_PERIOD_S,
     Copy,
@@ -42,6 +43,8 @@ from trioha.errors import StoreError
 
 __all__ = ["Cluster", "exit_on_sigterm"]
 LOST_WITHIN_S = 5.0
+LOCK_LOST_WITHIN_S = 30.0
+"""A node looks at its lock file each second."""
 CAUGHT_UP_WITHIN_S = 30.0
 """A slave that was refused again and again waits up to 5 s before it dials once more."""
 METADATA_WITHIN_S = 60.0
@@ -69,6 +72,7 @@ class _World(TrioThread):
         """What passes them."""
         self.producer = Producer(plan.setup.load, seed=plan.seed)
         self._impostors: dict[int, trio.CancelScope] = {}
+        self._liars: dict[int, tuple[Liar, trio.CancelScope]] = {}
         super().__init__()
 
     async def _begin(self, nursery: trio.Nursery) -> None:
@@ -140,6 +144,31 @@ class _World(TrioThread):
         self.links[index].target = target
         self.links[index].cut(reset=False)
 
+    async def lie(self, index: int) -> None:
+        """A slave copies metadata from a liar from now on."""
+        liar, scope = Liar(), trio.CancelScope()
+
+        async def run(*, task_status: trio.TaskStatus[tuple[str, int]]) -> None:
+            with scope:
+                await liar.serve(task_status=task_status)
+
+        address = await self._nursery.start(run)
+        self._liars[index] = liar, scope
+        self.metadata_links[index].target = address
+        self.metadata_links[index].cut(reset=False)
+
+    def liar(self, index: int) -> Liar:
+        """The one that a slave copies from."""
+        return self._liars[index][0]
+
+    def end_lie(self, index: int, target: tuple[str, int] | None) -> Liar:
+        """It copies from a node again, if that is up."""
+        liar, scope = self._liars.pop(index)
+        scope.cancel()
+        self.metadata_links[index].target = target
+        self.metadata_links[index].cut(reset=False)
+        return liar
+
 
 class Cluster(Nodes):
     """A master, its slaves, and everything else that a run is about."""
@@ -161,6 +190,8 @@ class Cluster(Nodes):
         """How often the offsets of a slave were checked when the node that it copies from had ended."""
         self.checked_copies: dict[str, Copy] = {}
         """The last copy that a slave had surely taken at that time, by slave."""
+        self.lied_pages = 0
+        """Pages that liars have served."""
         self.metadata_within_s = METADATA_WITHIN_S
         """How long it may take at the end until all tables are equal and on all disks."""
         self._hung: set[str] = set()
@@ -169,6 +200,10 @@ class Cluster(Nodes):
         self._hostile = ConnectionCounters()
         """What came of hostile frames."""
         self._misled: set[int] = set()
+        self._listens: dict[str, tuple[str, int]] = {}
+        """Remoting ports of the nodes that are up."""
+        self._peaks_kb: dict[int, int] = {}
+        """Memory of the slaves that a liar has, before it came."""
         self._guard = threading.Lock()
         """Over where links lead: a keeper's thread knows first that its node is up again."""
         filling = plan.nodes_with(DiskFull)
@@ -226,12 +261,17 @@ class Cluster(Nodes):
                 self._targets.pop(name, None)
             else:
                 self._targets[name] = target
+            host, _, port = (listen_address or "").rpartition(":")
+            listens = (host, int(port)) if port else None
+            if listens is None:
+                self._listens.pop(name, None)
+            else:
+                self._listens[name] = listens
             for index in self.plan.setup.followers(name):
                 if index not in self._misled:
                     self._world.call(setattr, self._world.links[index], "target", target)
-                host, _, port = (listen_address or "").rpartition(":")
-                listens = (host, int(port)) if port else None
-                self._world.call(setattr, self._world.metadata_links[index], "target", listens)
+                if index not in self._peaks_kb:
+                    self._world.call(setattr, self._world.metadata_links[index], "target", listens)
             if name == MASTER:
                 self._world.call(self._world.producer.use, listen_address)
 
@@ -246,6 +286,22 @@ class Cluster(Nodes):
             self._check_promises_on_slaves()
         for name in names:
             self._ended(name, is_clean=False)
+
+    def replace_lock(self, name: str, *, is_removed: bool) -> None:
+        """Remove or replace a node's lock file: the node ends, and has promised nothing more."""
+        keeper, lock = self.keepers[name], self.store(name) / "lock"
+        keeper.node()
+        if is_removed:
+            lock.unlink()
+        else:
+            other = lock.with_name("lock~")
+            other.touch()
+            other.rename(lock)
+        keeper.wait_lock_lost(within_s=LOCK_LOST_WITHIN_S)
+        self._lead(name, None, None)
+        if name == MASTER:
+            self._check_promises_on_slaves()
+        self._ended(name, is_clean=False)
 
     def hang(self, name: str) -> None:
         super().hang(name)
@@ -326,6 +382,30 @@ class Cluster(Nodes):
             self._misled.discard(index)
             target = self._targets.get(self.plan.setup.upstream(index))
             self._world.call(self._world.lead_back, index, target)
+
+    def lie(self, index: int) -> None:
+        """Let a slave copy its metadata from a liar."""
+        pid = self.keepers[slave_name(index)].node().pid
+        with self._guard:
+            self._peaks_kb[index] = peak_kb(pid)
+            self._world.run(self._world.lie, index, within_s=WORLD_WITHIN_S)
+
+    def liar(self, index: int) -> Liar:
+        return self._world.liar(index)
+
+    def end_lie(self, index: int) -> None:
+        """End it. The slave must have stopped reading, within a bound of memory."""
+        slave = slave_name(index)
+        growth_kb = peak_kb(self.keepers[slave].node().pid) - self._peaks_kb[index]
+        with self._guard:
+            del self._peaks_kb[index]
+            target = self._listens.get(self.plan.setup.upstream(index))
+            liar = self._world.call(self._world.end_lie, index, target)
+        self.lied_pages += liar.pages
+        if liar.in_a_row > PAGES_IN_A_ROW_MAX:
+            self.violations.append(f"{slave} asked a liar for {liar.in_a_row} pages of 8 MiB in one copy")
+        if growth_kb > GROWTH_KB_MAX:
+            self.violations.append(f"{slave} took {growth_kb // 1024} MiB more memory for a liar's topics")
 
     def _invite(self, name: str, stay: Callable[[Node], Callable[[], Awaitable[None]]]) -> None:
         """Send a peer to a node that is up."""

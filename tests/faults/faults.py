@@ -149,6 +149,17 @@ class FailingSync(NodeFault):
         return partial(cluster.start, self.node)
 
 
+@frozen(kw_only=True)
+class ReplacedLock(NodeFault):
+    """A node's lock file is removed or replaced, which must end the node; started again at the end."""
+
+    is_removed: bool
+
+    def begin(self, cluster: Cluster) -> Mend:
+        cluster.replace_lock(self.node, is_removed=self.is_removed)
+        return partial(cluster.start, self.node)
+
+
 # -- links -------------------------------------------------------------------------------------------------
 
 
@@ -247,6 +258,22 @@ class Misled(Fault):
     def begin(self, cluster: Cluster) -> Mend:
         cluster.mislead(self.link, self.impostor, seed=self.seed)
         return partial(cluster.lead_back, self.link)
+
+
+@frozen(kw_only=True)
+class LyingMetadata(Fault):
+    """The slave copies its metadata from a master that has more of it than any memory holds."""
+
+    link: int
+
+    @property
+    def occupies(self) -> tuple[str, ...]:
+        # The slave's memory is looked at before and after.
+        return (slave_name(self.link), f"metadata-link-{self.link + 1}")
+
+    def begin(self, cluster: Cluster) -> Mend:
+        cluster.lie(self.link)
+        return partial(cluster.end_lie, self.link)
 
 
 # -- peers: they leave by themselves -----------------------------------------------------------------------

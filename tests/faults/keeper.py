@@ -129,6 +129,18 @@ class Keeper:
         assert code == 2, f"{self.name} ended with {code} after a sync failed\n{node.log()}"
         return True
 
+    def wait_lock_lost(self, *, within_s: float) -> None:
+        """Wait until the node has ended by itself because its lock file is not the one that it locked.
+
+        Counts as a kill. Raises AssertionError if it goes on, or ends with any other exit code than 1.
+        """
+        node = self.node()
+        code = node.wait_ended(within_s=within_s)
+        assert code is not None, f"{self.name} goes on without its lock file\n{node.log()}"
+        self._starting = None
+        self.kills += 1
+        assert code == 1, f"{self.name} ended with {code} without its lock file\n{node.log()}"
+
     def stop(self) -> None:
         """SIGTERM. Raises AssertionError unless it ends with 0 and in time."""
         node = self.node()

@@ -23,7 +23,9 @@ from tests.faults.faults import (
     Kill,
     KillWhileStarting,
     LostLog,
+    LyingMetadata,
     Misled,
+    ReplacedLock,
     Shortage,
     Shred,
     Slow,
@@ -141,17 +143,31 @@ def make_plan(seed: int) -> Plan:
             if not any(_collide(candidate, other) for other in planned):
                 planned.append(candidate)
                 break
+    master_stops_first = chance.random() < 0.5
+    _add_later_kinds(seed, setup, planned)
     plan = Plan(
         seed=seed,
         setup=setup,
         faults=tuple(sorted(planned, key=lambda one: one.at_s)),
-        master_stops_first=chance.random() < 0.5,
+        master_stops_first=master_stops_first,
         archive=draw_archive(seed, setup.nodes, last_kill_s=LAST_FAULT_S),
     )
     if plan.has_impostors:
         # A master that is none may well show a slave a log that its own does not follow.
         plan = evolve(plan, setup=evolve(setup, gap_policy="fail"))
     return plan
+
+
+def _add_later_kinds(seed: int, setup: Setup, planned: list[Planned]) -> None:
+    """Up to two faults of `LATER_KINDS`, drawn apart from the rest of the plan, which they do not change."""
+    chance = random.Random(f"later kinds {seed}")
+    for _ in range(chance.choice((0, 1, 2))):
+        draw = chance.choice(LATER_KINDS)
+        for _ in range(TRIES_PER_FAULT):
+            candidate = Planned(chance.uniform(FIRST_FAULT_S, LAST_FAULT_S), draw(chance, setup))
+            if not any(_collide(candidate, other) for other in planned):
+                planned.append(candidate)
+                break
 
 
 def _collide(one: Planned, other: Planned) -> bool:
@@ -321,3 +337,12 @@ KINDS: tuple[tuple[int, Draw], ...] = (
     (2, _lost_log),
 )  # fmt: skip
 """How often each kind of fault is drawn, and how."""
+
+LATER_KINDS: tuple[Draw, ...] = (
+    lambda chance, setup: ReplacedLock(
+        node=chance.choice(setup.nodes),
+        is_removed=chance.random() < 0.5, duration_s=chance.uniform(1.0, 1.5)),
+    lambda chance, setup: LyingMetadata(
+        link=chance.randrange(setup.slaves), duration_s=chance.uniform(0.5, 2.0)),
+)  # fmt: skip
+"""Kinds that came when seeds were known already: a plan has two of them at most, beside its other faults."""

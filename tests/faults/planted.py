@@ -17,10 +17,12 @@ from tests.simulation.planting import Defect, plants
 from trioha.archive.archiver import Archiver
 from trioha.archive.layout import LOG, LogObject, log_key
 from trioha.archive.objects import ObjectFolder
+from trioha.broker import metadata_sync
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.offsets import ConsumerOffsets
 from trioha.metadata.replica import CopiedTable, MetadataReplica
 from trioha.store.log_files import LogFiles
+from trioha.store.message_store import MessageStore
 
 QUEUE_OFFSET_END = 28
 """End of the queue offset in a record."""
@@ -146,4 +148,16 @@ def cut_comes_back() -> Iterator[None]:
 @_plants("a sync puts nothing on disk")
 def nothing_synced() -> Iterator[None]:
     with patch.object(os, "fsync", os.fstat), patch.object(os, "fdatasync", os.fstat):
+        yield
+
+
+@_plants("a node does not look at its lock file")
+def lock_not_watched() -> Iterator[None]:
+    with patch.object(MessageStore, "check_lock", lambda _: None):
+        yield
+
+
+@_plants("a slave reads pages of a table without a limit")
+def pages_without_limit() -> Iterator[None]:
+    with patch.object(metadata_sync, "PAGES_BYTES_MAX", 1 << 50):
         yield

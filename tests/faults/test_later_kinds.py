@@ -1,0 +1,46 @@
+"""Faults that came later: a healthy cluster stands each, and a planted defect is found by it."""
+
+import pytest
+
+from tests.faults import cluster as clusters
+from tests.faults.cluster import Cluster
+from tests.faults.faults import MASTER
+from tests.faults.planted import lock_not_watched, pages_without_limit
+from tests.faults.support import plan_of, settle_and_compare
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.process, pytest.mark.full]
+SLAVE = "slave-1"
+
+
+def lie(cluster):
+    """Until a slave has asked a liar for two copies, or for far too many pages."""
+    cluster.lie(0)
+    wait_until(lambda: cluster.liar(0).copies >= 2 or cluster.liar(0).in_a_row > 16)
+    cluster.end_lie(0)
+
+
+def test_a_cluster_outlives_lost_locks_and_a_liar(tmp_path):
+    with Cluster(plan_of(), tmp_path) as cluster:
+        cluster.begin()
+        lie(cluster)
+        for name, is_removed in ((SLAVE, True), (MASTER, False)):
+            cluster.replace_lock(name, is_removed=is_removed)
+            cluster.start(name)
+        settle_and_compare(cluster)
+    assert cluster.lied_pages
+
+
+def test_a_slave_that_reads_what_a_liar_has_is_found(tmp_path):
+    with Cluster(plan_of(), tmp_path, programs={SLAVE: pages_without_limit.program}) as cluster:
+        cluster.begin()
+        lie(cluster)
+    assert any("pages of 8 MiB in one copy" in found for found in cluster.violations), cluster.violations
+
+
+def test_a_node_that_goes_on_without_its_lock_file_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(clusters, "LOCK_LOST_WITHIN_S", 4.0)
+    with Cluster(plan_of(), tmp_path, programs={MASTER: lock_not_watched.program}) as cluster:
+        cluster.begin()
+        with pytest.raises(AssertionError, match="goes on without its lock file"):
+            cluster.replace_lock(MASTER, is_removed=True)
