@@ -432,9 +432,9 @@ class Known:
     def read(self, **changes):
         return self.decoder(**changes).next_command()
 
-    def at_once(self, **changes):
+    def at_once(self, *, fits=True, **changes):
         found = self.decoder(**changes).pull()
-        return self.broker.room.pulls.answer_at_once(found.form, found.pull)
+        return self.broker.room.pulls.answer_at_once(found.form, found.pull, lambda _bytes: fits)
 
     def pull(self, **changes):
         try:
@@ -471,6 +471,9 @@ async def test_a_known_pull_is_answered_at_once_as_it_is_answered_by_the_handler
         assert head == encode_head(by_handler)
         assert [bytes(view) for view in slices] == [bytes(view) for view in by_handler.slices]
     counted = known.broker.room.pulls.statistics().messages
+    # The handler of requests answers it then, and counts it.
+    assert known.at_once(fits=False) is None
+    assert known.broker.room.pulls.statistics().messages == counted
     assert known.at_once() is not None
     assert known.broker.room.pulls.statistics().messages == counted + 2
     offsets = known.broker.metadata.consumer_offsets

@@ -127,6 +127,40 @@ async def test_a_silent_master_is_dropped_after_20_virtual_seconds(log, autojump
         assert slave.last_close_reason is CloseReason.HOUSEKEEPING
 
 
+@pytest.mark.parametrize("sent", [b"", HEADER.pack(0, 30_000)], ids=["in a header", "in a body"])
+async def test_a_master_that_drips_a_byte_now_and_then_is_as_silent_as_one_that_sends_nothing(
+    log, sent, autojump_clock
+):
+    slave, dialer, _ = make_slave(log)
+    async with running(slave, dialer) as peer:
+        started = trio.current_time()
+        await trio.sleep(7)
+        await peer.stream.send_all(sent or HEADER.pack(0, 0))
+        with suppress(trio.BrokenResourceError):
+            for byte in HEADER.pack(0, 0)[:-1] if not sent else bytes(30_000):
+                await trio.sleep(3)
+                await peer.stream.send_all(bytes([byte]))
+        await peer.ended()
+        assert slave.last_close_reason is CloseReason.HOUSEKEEPING
+        assert 27.0 <= trio.current_time() - started < 31.0
+
+
+async def test_a_long_frame_on_a_slow_line_is_no_silence(log, master_log, autojump_clock):
+    """32 KiB at 1.5 KiB/s: whole after the idle timeout."""
+    slave, dialer, _ = make_slave(log)
+    body = bytes(master_log.read(0, 32768))
+    async with running(slave, dialer) as peer:
+        started = trio.current_time()
+        await peer.stream.send_all(HEADER.pack(0, len(body)))
+        for at in range(0, len(body), 1536):
+            await trio.sleep(1)
+            await peer.stream.send_all(body[at : at + 1536])
+        await peer.reported(log.max_offset)
+        assert log.max_offset > 28_000
+        assert trio.current_time() - started > 20.0
+        assert slave.is_connected()
+
+
 async def test_time_spent_appending_is_not_silence_of_the_master(log, master_log, autojump_clock):
     class SlowDisk(Events):
         def emit(self, kind, **fields):

@@ -35,11 +35,11 @@ class Pulls:
     seen: list[tuple[int, int, int]] = field(factory=list)
     views: list[memoryview] = field(factory=list)
 
-    def answer_at_once(self, form, pull):
+    def answer_at_once(self, form, pull, fits):
         self.seen.append((pull.opaque, pull.queue_offset, pull.commit_offset))
         if self.error is not None:
             raise self.error
-        if self.leaves:
+        if self.leaves or not fits(len(self.body)):
             return None
         views = memoryview(self.body)[:3], memoryview(self.body)[3:]
         self.views += views

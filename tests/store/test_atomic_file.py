@@ -1,5 +1,8 @@
 """Small files that are replaced as a whole."""
 
+import sys
+from contextlib import suppress
+
 import pytest
 
 from tests.store.crashes import Crash, CrashingDisk
@@ -49,3 +52,29 @@ def test_a_crash_at_any_step_leaves_the_old_or_the_new_content(tmp_path):
         found = load_file(path, parse)
         assert found in {b"two.", b"three."}, crashes
     assert crashes > 4
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["", "beside what a crash has left"])
+def test_others_may_read_nothing_of_a_private_file_at_any_step(tmp_path, left):
+    """Neither of the file nor of its backup: a broker.conf has passwords and secret keys."""
+    path = tmp_path / "broker.conf"
+    path.write_bytes(b"one.")
+    path.chmod(0o600)
+    if left:
+        path.with_name("broker.conf.tmp").touch(0o644)
+    seen = set()
+
+    def look(*_):
+        for one in tmp_path.iterdir():
+            with suppress(FileNotFoundError):
+                status = one.stat()
+                if status.st_size or not left:
+                    seen.add((one.name, oct(status.st_mode & 0o777)))
+
+    sys.setprofile(look)
+    try:
+        replace_file(path, b"two.", mode=0o600)
+    finally:
+        sys.setprofile(None)
+    assert seen == {(f"broker.conf{suffix}", "0o600") for suffix in ("", ".bak", ".tmp")}
+    assert backup_of(path).read_bytes() == b"one."

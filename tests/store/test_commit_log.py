@@ -11,7 +11,7 @@ from tests.store.crashes import CrashingDisk
 from tests.store.support import FILE_BYTES, HOST, log_bytes, message, open_log
 from trioha.errors import StoreError
 from trioha.store import mapped_file
-from trioha.store.mapped_file import MappedFile
+from trioha.store.mapped_file import MappedFile, create_atomically
 from trioha.store.message_offsets import MultiDispatch
 from trioha.store.put_status import PutStatus
 from trioha.store.record import Blank, Host, Record, decode_record, encode_record
@@ -221,6 +221,20 @@ def test_a_file_has_its_name_only_when_it_is_whole(tmp_path, monkeypatch, namele
     again = close_after_test(MappedFile.create(directory, start_offset=FILE_BYTES, size=FILE_BYTES))
     assert bytes(again.view[:4]) == b"data"
     assert [path.name for path in tmp_path.iterdir()] == ["commitlog"]
+
+
+@pytest.mark.parametrize("nameless_files", [True, False])
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_a_file_is_as_readable_as_the_umask_allows(tmp_path, monkeypatch, nameless_files, umask, mode):
+    (tmp_path / "commitlog").mkdir()
+    if not nameless_files:
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    before = os.umask(umask)
+    try:
+        os.close(create_atomically(tmp_path / "commitlog" / "0", lambda _fd: None))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "commitlog" / "0").stat().st_mode & 0o777 == mode
 
 
 def test_a_closed_file_has_no_descriptor_and_ends_its_mapping_at_once_or_with_its_last_slice(tmp_path):

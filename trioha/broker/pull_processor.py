@@ -191,7 +191,7 @@ class PullProcessor:
         return waiting
 
     def answer_at_once(
-        self, form: PullForm, pull: compiled.kernel.Pull
+        self, form: PullForm, pull: compiled.kernel.Pull, fits: Callable[[int], bool]
     ) -> tuple[bytes, tuple[memoryview, ...]] | None:
         """The answer to a pull of a known form, as `remoting.serving.PullHandler`. Raises BadRequestError."""
         kept = form.kept
@@ -203,7 +203,6 @@ class PullProcessor:
         result = self._read(kept, pull.queue_offset)
         if result.status is not _FOUND or kept.head is None:
             return None
-        self._count(kept, result, result.next_begin_offset)
         answer = PullResponseHeader(
             self._suggested_broker_id(kept, result),
             result.next_begin_offset,
@@ -211,6 +210,11 @@ class PullProcessor:
             result.max_offset,
         )
         head = kept.head.frame(answer, opaque=pull.opaque, body_bytes=result.total_bytes)
+        if not fits(len(head) + result.total_bytes):
+            release(list(result.records))
+            return None
+        # A pull counts when nothing can keep its answer from being sent.
+        self._count(kept, result, result.next_begin_offset)
         return head, result.records
 
     def answer_later(self, pull: _Pull, offset: int) -> RemotingCommand | int:

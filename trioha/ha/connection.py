@@ -2,7 +2,7 @@
 
 Theory of operation. `SlaveProgress` has the rules and the offsets, `ConnectionMeter` measures. Here is the
 nursery (`Housekeeping`): a task that reads reports, a task that writes the log, and the timer of heartbeats
-live and die together, within an idle timeout that every byte read moves on. The first of them to end the
+live and die together, within an idle timeout that every report moves on. The first of them to end the
 connection sets its `CloseReason`; then the others are cancelled, the socket is closed, and what the slave
 acknowledged is forgotten.
 
@@ -220,9 +220,11 @@ class HaConnection:
                     break
                 now_s = trio.current_time()
                 report = decoder.feed(bytes(data))
+                # A part of a report counts for nothing: it may be sent byte by byte for ever.
                 if report is not None:
                     self._handle_report(report, now_s)
-                housekeeping.deadline_s = progress.received(now_s)
+                if report is not None or decoder.is_between_reports:
+                    housekeeping.deadline_s = progress.received(now_s)
             if progress.rejection_offset >= 0:
                 # A RocketMQ slave closes the connection at an offset that is not its own; a trioha slave
                 # finds out from it where the log begins or ends.

@@ -4,8 +4,9 @@ Theory of operation. `ReplicationSession` has the rules: what to request, which 
 what may be acknowledged. Here is a nursery (`Housekeeping`): a reader task appends what the master sends and
 reports the log's end when it has grown; a writer task sends heartbeats, and reports that the socket did not
 accept at once; with trioha.haAckMode=flushed a third task reports what was synced. They live and die
-together, within an idle timeout that every byte read moves on. The first report goes out at once: it is the
-request.
+together, within an idle timeout. Frames move that on, and bytes of a long one that come at `BYTES_PER_S_MIN`
+at least: a master that sends a byte now and then is as silent as one that sends nothing. The first report
+goes out at once: it is the request.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ log = structlog.get_logger(__name__)
 
 RECEIVE_BYTES: Final = 1 << 20
 """Size of a connection's receive buffer."""
+BYTES_PER_S_MIN: Final = 1024
+"""Bytes of a frame that come more slowly do not count: 32 KiB, RocketMQ's longest frame, take 32 s then."""
 UNANSWERED_MAX: Final = 3
 """So many connections in a row that the master ended without sending a byte make a verdict."""
 OBSERVED_AGE_S: Final = 60.0
@@ -187,6 +190,10 @@ class MasterLink(ABC):
         """Whether the master has sent a byte."""
         self._is_unsettled = False
         """Whether what was received waits for `_settle`."""
+        self._has_moved = False
+        """Whether a frame began or ended with the last bytes."""
+        self._frame_bytes = 0
+        """Received since the idle timeout was moved on."""
         self._outbox = Outbox(stream, timeout_s=settings.housekeeping_interval_s)
         self._unsent = trio.Event()
         """Set while the outbox holds reports for the writer task to send."""
@@ -321,7 +328,11 @@ class MasterLink(ABC):
                     self._report(ack_offset)
                 # After the report: the master waits for that. Time that appending took is not its silence.
                 now_s = trio.current_time()
-                housekeeping.deadline_s = now_s + housekeeping_s
+                self._frame_bytes += received_bytes
+                if self._has_moved or self._frame_bytes >= BYTES_PER_S_MIN * housekeeping_s:
+                    self._has_moved = False
+                    self._frame_bytes = 0
+                    housekeeping.deadline_s = now_s + housekeeping_s
                 statistics.rate.add(received_bytes, now_s)
                 statistics.last_read_ms = time.time_ns() // 1_000_000
                 if received_bytes <= IN_STEP_BYTES_MAX:
@@ -353,6 +364,7 @@ class MasterLink(ABC):
 
     def _after_header(self, offset: int, body_bytes: int) -> None:
         """Record the header of a frame that continues the log."""
+        self._has_moved = True
         if body_bytes == 0:
             if self._log.is_empty:
                 # The master's log reaches to where this one starts.
@@ -372,6 +384,7 @@ class MasterLink(ABC):
             self._tail_checked.set()
         if ended:
             self.frame_received = True
+            self._has_moved = True
         max_offset = self._log.max_offset
         for frame in ended:
             self._sink.emit(
@@ -474,6 +487,7 @@ class MasterConnection(MasterLink):
         if self.frame_received:
             offset = decoder.lone_offset(data)
             if offset >= 0 and session.receive_in_step(offset, data[HEADER_BYTES:]):
+                self._has_moved = True
                 self._sink.emit(
                     _RECEIVED,
                     conn=self.connection_id,

@@ -198,7 +198,7 @@ class SlaveProgress:
     # -- time and end --------------------------------------------------------------------------------------
 
     def received(self, now_s: float) -> float:
-        """Bytes came from the peer, a report or a part of one; returns when `expire` is due without more.
+        """A report came from the peer; returns when `expire` is due without another one.
 
         Before the request nothing moves that further than trioha.haFirstReportTimeout.
         """

@@ -3,7 +3,7 @@
 Theory of operation. Several tasks send on one stream: a writer task frames and heartbeats, a put its own
 record. Bytes that the socket does not accept at once must be sent before any later ones, so there is one
 buffer for all tasks: `put` sends at once what the socket accepts and appends the rest to the buffer, `flush`
-waits until the buffer is empty. Any task may `put`, one task flushes.
+waits until the buffer is empty. Any task may do either; one at a time sends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trioha.net.transport import SocketTransport
 class Outbox:
     """Outgoing bytes of one stream."""
 
-    __slots__ = ("_chunks", "_stream", "_timeout_s", "_transport")
+    __slots__ = ("_chunks", "_sending", "_stream", "_timeout_s", "_transport")
 
     def __init__(self, stream: trio.abc.Stream, *, timeout_s: float) -> None:
         """`timeout_s`: how long `flush` waits for one chunk (of one `put`) to be sent."""
@@ -27,6 +27,7 @@ class Outbox:
         self._timeout_s = timeout_s
         self._chunks: deque[memoryview] = deque()
         """Unsent chunks, oldest first; of the first one a part may be sent."""
+        self._sending = trio.Lock()
 
     @property
     def is_empty(self) -> bool:
@@ -59,10 +60,13 @@ class Outbox:
         """
         chunks = self._chunks
         while chunks:
-            # The chunk stays first until it is sent, so that later ones follow it.
-            with trio.fail_after(self._timeout_s):
-                await self._stream.send_all(chunks[0])
-            chunks.popleft().release()
+            async with self._sending:
+                # Another task may have sent them meanwhile.
+                if chunks:
+                    # The chunk stays first until it is sent, so that later ones follow it.
+                    with trio.fail_after(self._timeout_s):
+                        await self._stream.send_all(chunks[0])
+                    chunks.popleft().release()
 
     def close(self) -> None:
         """Release unsent chunks, which keep deleted files on disk, once no task flushes any more."""

@@ -517,7 +517,7 @@ class ServerConnection:
             return False
         slices: tuple[memoryview, ...]
         try:
-            answer = handler.answer_at_once(found.form, found.pull)
+            answer = handler.answer_at_once(found.form, found.pull, self._account.fits)
             if answer is None:
                 return False
             head, slices = answer
@@ -525,9 +525,6 @@ class ServerConnection:
             head, slices = encode_head(self._answer_to_error(found.command(), error)), ()
         account, counters = self._account, self._counters
         answer_bytes = len(head) + sum(map(len, slices))
-        if not account.fits(answer_bytes):
-            release(list(slices))
-            return False
         self._decoder.skip_pull(found)
         if account.unfinished_bytes:
             self._end_frame()

@@ -93,11 +93,12 @@ class PullHandler(Protocol):
     """Answers pulls of known forms for which there are messages."""
 
     def answer_at_once(
-        self, form: PullForm, pull: compiled.kernel.Pull
+        self, form: PullForm, pull: compiled.kernel.Pull, fits: Callable[[int], bool]
     ) -> tuple[bytes, tuple[memoryview, ...]] | None:
         """The answer's frame up to its body, and the messages, which the caller releases.
 
-        None if the handler of requests is to handle the pull: it waits, or is refused, or has no messages.
+        None, with nothing counted, if the handler of requests is to handle the pull: it waits, or is refused,
+        has no messages, or there is no room for an answer of so many bytes, which `fits` says.
         """
         ...
 

@@ -7,7 +7,6 @@ them, with `.bak` after the name, and so have these.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -29,24 +28,33 @@ def replace_file(path: Path, data: bytes, *, mode: int | None = None) -> None:
     Raises OSError; the file has then its old content.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp")
     try:
-        shutil.copyfile(path, temporary)
+        before = path.read_bytes()
     except FileNotFoundError:
         pass
     else:
-        if mode is not None:
-            temporary.chmod(mode)
-        _sync(temporary)
-        temporary.replace(backup_of(path))
-    with temporary.open("wb") as file:
-        if mode is not None:
-            os.fchmod(file.fileno(), mode)
-        file.write(data)
-        file.flush()
-        sync_whole(file.fileno())
-    temporary.replace(path)
+        _put(backup_of(path), before, path.parent / f"{path.name}.tmp", mode)
+    _put(path, data, path.parent / f"{path.name}.tmp", mode)
     sync_directory(path.parent)
+
+
+def _put(path: Path, data: bytes, temporary: Path, mode: int | None) -> None:
+    """Give a synced file with `data` the name `path`; nobody may read more of it at any moment than then."""
+    # One that was left by a crash may be open elsewhere, or may be read by others.
+    temporary.unlink(missing_ok=True)
+    fd = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if mode is None else 0o600
+    )
+    try:
+        if mode is not None:
+            os.fchmod(fd, mode)
+        left = memoryview(data)
+        while left:
+            left = left[os.write(fd, left) :]
+        sync_whole(fd)
+    finally:
+        os.close(fd)
+    temporary.replace(path)
 
 
 def load_file(path: Path, parse: Callable[[bytes], T]) -> T | None:
@@ -65,8 +73,3 @@ def load_file(path: Path, parse: Callable[[bytes], T]) -> T | None:
     if problem is not None:
         raise problem
     return None
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        sync_whole(file.fileno())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import secrets
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -384,13 +384,13 @@ def create_atomically(path: Path, prepare: Callable[[int], None]) -> int:
         if isinstance(error, OSError) and error.errno not in _NO_NAMELESS_FILES:
             raise
         # Without nameless files: a name outside of the folder, since RocketMQ loads every file in it.
-        fd, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=directory.parent)
+        name = str(directory.parent / f".{path.name}-{secrets.token_hex(8)}")
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     else:
         name = ""
     try:
         prepare(fd)
         if name:
-            os.fchmod(fd, 0o644)
             os.link(name, path)
         else:
             # With a descriptor to be relative to, link follows the symbolic link that /proc has for the file;

@@ -16,10 +16,12 @@ from trioha.ha.autoswitch.frames import (
     EPOCHS_MAX,
     MASTER_HANDSHAKE_BYTES,
     MasterHandshake,
+    MasterStreamDecoder,
     SlaveHandshake,
     SlaveStreamDecoder,
     TransferHeader,
     encode_slave_handshake,
+    encode_slave_report,
 )
 from trioha.recording.events import CloseReason, Kind
 from trioha.store.epochs import EpochEntry, EpochTable
@@ -540,3 +542,31 @@ async def test_a_table_that_is_not_ready_serves_no_bytes(log):
         assert (answer.last_epoch, answer.epochs) == (-1, ())
         await peer.report(0)
         await peer.ended_for(CloseReason.NO_EPOCH)
+
+
+async def test_a_refusal_follows_a_handshake_that_the_slave_has_not_read_yet(log):
+    """The writer task still sends the handshake when the reader task has the refusal to send."""
+    fill(log, 3000)
+    life = begin_life(log)
+    near, far = trio.testing.lockstep_stream_pair()
+    reasons = []
+
+    async def serve():
+        reasons.append(await life.master.serve_stream(near, host="127.0.0.1", port=50000))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        await far.send_all(encode_slave_handshake(SlaveHandshake(False, False, 2)))
+        await trio.testing.wait_all_tasks_blocked()
+        await far.send_all(encode_slave_report(log.max_offset + 1))
+        await trio.testing.wait_all_tasks_blocked()
+        received = bytearray()
+        while data := await far.receive_some(100):
+            received += data
+    decoder = MasterStreamDecoder()
+    decoder.feed(received)
+    events = [decoder.next_event(), decoder.next_event()]
+    assert [type(event) for event in events] == [MasterHandshake, TransferHeader]
+    assert events[1].offset == log.max_offset
+    assert life.master.border.bugs == 0
+    assert reasons == [CloseReason.REQUEST_ABOVE_MAX]

@@ -172,6 +172,7 @@ class EpochConnection(MasterLink):
         if self._replication.is_checked:
             self._verdict.clear()
             self._tail_checked.set()
+        self._has_moved = True
         self._enter(HaState.TRANSFER)
         self._handshaken.set()
 
