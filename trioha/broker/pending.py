@@ -50,6 +50,8 @@ NO_QUEUES: Final = (
     "its consume queues are in RocksDB, which is not read; a trioha node that is started on it builds its "
     "own from the log, and counts then"
 )
+PROPERTY: Final = b"TIMER_"
+"""All records of timers and pops have a property whose name begins so, and few others have one."""
 Progress = Callable[[int, int], None]
 
 
@@ -89,7 +91,10 @@ def _read(
         return None if record.topic != TIMER_TOPIC else real_queue(parse_properties(record.properties_raw))
 
     queues = [(TIMER_TOPIC, 0), *folders.queues_of(REVIVE_TOPIC_PREFIX)]
-    for record in folders.records(queues, follow=follow, end_offset=end_offset, on_step=on_step):
+    records = folders.records(
+        queues, containing=PROPERTY, follow=follow, end_offset=end_offset, on_step=on_step
+    )
+    for record in records:
         is_timer = has_slot(record.properties_raw)
         if is_timer or record.topic.startswith(REVIVE_TOPIC_PREFIX):
             properties = parse_properties(record.properties_raw)

@@ -61,12 +61,14 @@ class QueueFolders:
         self,
         queues: list[QueueKey],
         *,
+        containing: bytes = b"",
         follow: Callable[[Record], QueueKey | None] = lambda _record: None,
         end_offset: int = TO_THE_END,
         on_step: Callable[[int, int], None] = lambda _offset, _end: None,
     ) -> Iterator[Record]:
         """Whole records of `queues` before the physical offset `end_offset`, in the order of the log.
 
+        Records without the bytes `containing` are passed over: that costs a fifth of decoding them.
         `follow` may name a further queue: its records after that one are read, too. `on_step` is called now
         and then, with the physical offset that is reached, and the end. Blocks. Raises StoreError.
         """
@@ -92,7 +94,7 @@ class QueueFolders:
             steps = 0
             while cursors:
                 physical_offset, size, number, entries = heapq.heappop(cursors)
-                if (record := log_files.record(physical_offset, size)) is not None:
+                if (record := log_files.record(physical_offset, size, containing)) is not None:
                     yield record
                     if (followed := follow(record)) is not None:
                         add(followed, physical_offset + 1)
@@ -141,8 +143,8 @@ class _LogFiles:
             raise _unreadable(error, files[0]) from error
         self.start, self.end = int(files[0].name), int(files[-1].name) + self._file_bytes
 
-    def record(self, physical_offset: int, size: int) -> Record | None:
-        """The record there; None if it is not there any more, or is not a whole one of that size."""
+    def record(self, physical_offset: int, size: int, containing: bytes) -> Record | None:
+        """The record there; None without these bytes, and if there is no whole record of that size."""
         at = physical_offset % self._file_bytes
         if size < RECORD_BYTES_MIN or at + size > self._file_bytes:
             return None
@@ -152,6 +154,8 @@ class _LogFiles:
             data = os.pread(self._descriptor, size, at)
         except OSError as error:
             raise _unreadable(error, self._path(physical_offset - at), physical_offset) from error
+        if containing not in data:
+            return None
         try:
             record = decode_record(data, check_crc=False)
         except RecordError:
