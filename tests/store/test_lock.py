@@ -64,7 +64,10 @@ def test_a_store_is_refused_through_a_link_and_through_the_folder_of_its_log(tmp
 
 
 @pytest.mark.parametrize(
-    "content", ["", "\n", "x", "-1", "99999999999999999999999", "../1", f"{os.getpid()}", f"{os.getppid()}"]
+    "content",
+    ["", "\n", "x", "-1", "99999999999999999999999", "../1", str(os.getpid()), str(os.getppid())],
+    # Names without numbers of processes: workers of pytest collect tests of the same names.
+    ids=["empty", "a line", "text", "negative", "huge", "a path", "own", "parent"],
 )
 def test_an_abort_of_a_process_that_does_not_have_the_store_is_no_obstacle(tmp_path, content):
     """A process id is soon that of another process, in a container mostly of the node itself."""
