@@ -14,8 +14,13 @@ import trio
 
 from tests.faults import disks
 from tests.faults.disks import SmallDisk
-from tests.faults.faults import MASTER, DiskFull, FailingSync, slave_name
-from tests.faults.invariants import check_failed_sync, check_promises, check_recordings
+from tests.faults.faults import MASTER, ClockJump, DiskFull, FailingSync, slave_name
+from tests.faults.invariants import (
+    check_failed_sync,
+    check_last_store_time,
+    check_promises,
+    check_recordings,
+)
 from tests.faults.keeper import Node
 from tests.faults.liar import GROWTH_KB_MAX, PAGES_IN_A_ROW_MAX, Liar, peak_kb
 from tests.faults.metadata import (
@@ -210,7 +215,8 @@ class Cluster(Nodes):
         self._small_disks = {name: SmallDisk(self.store(name)) for name in filling if small_disks}
         for disk in self._small_disks.values():
             self._stack.callback(disk.close)
-        self._shimmed = plan.nodes_with(FailingSync) | (filling - self._small_disks.keys())
+        self._jumping = plan.nodes_with(ClockJump)
+        self._shimmed = self._jumping | plan.nodes_with(FailingSync) | (filling - self._small_disks.keys())
         self._world = _World(plan, master_store=self.store(MASTER), violations=self.violations)
         self._stack.callback(self._world.close)
 
@@ -219,7 +225,11 @@ class Cluster(Nodes):
     def _make(self, name: str, *, on_spawned: Callable[[subprocess.Popen[str]], None]) -> Node:
         setup = self.plan.setup
         options = self._options(name)
-        program = disks.program(self._disk_file(name)) if name in self._shimmed else options["program"]
+        program = options["program"]
+        if name in self._shimmed:
+            clock_file = self._clock_file(name) if name in self._jumping else None
+            defect = self._programs[name][-1] if name in self._programs else ""
+            program = disks.program(self._disk_file(name), clock_file=clock_file, defect=defect)
         options |= {
             "program": [*_with_descriptors(setup.descriptors_max), *program],
             "haSendHeartbeatInterval": setup.heartbeat_ms,
@@ -323,7 +333,15 @@ class Cluster(Nodes):
             else:
                 path.unlink()
 
-    # -- disks ---------------------------------------------------------------------------------------------
+    # -- clocks and disks ------------------------------------------------------------------------------------
+
+    def _clock_file(self, name: str) -> Path:
+        return self.folder / f"{name}.clock"
+
+    def jump_clock(self, name: str, jump_s: int) -> None:
+        """Let a node's wall clock show so much more than it is; 0 corrects it."""
+        self.keepers[name].node()
+        disks.set_fault(self._clock_file(name), str(jump_s))
 
     def fill_disk(self, name: str) -> None:
         self.keepers[name].node()
@@ -555,6 +573,7 @@ class Cluster(Nodes):
         # What answers to hostile frames said that no answer may say.
         violations = [str(finding) for finding in self._hostile.findings if finding.is_of_an_answer]
         violations += file_differences(stores, self.consumed)
+        violations += check_last_store_time(self.store(MASTER))
         for name, keeper in self.keepers.items():
             violations += check_recordings(
                 self.recordings(name),

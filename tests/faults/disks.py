@@ -18,6 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.node import shims
+from tests.simulation.planting import main as run_with_defect
+
 FSYNC = "fsync"
 FULL = "full"
 HEALTHY = "healthy"
@@ -29,9 +32,15 @@ _PAGE_BYTES = 4096
 _PRIVATE = ["unshare", "--mount", "--propagation", "private", "--"]
 
 
-def program(fault_file: Path) -> list[str]:
-    """What to start instead of `trioha` for a node on a disk with faults."""
-    return [sys.executable, "-m", "tests.faults.disks", str(fault_file)]
+def program(fault_file: Path, *, clock_file: Path | None = None, defect: str = "") -> list[str]:
+    """What to start instead of `trioha` for a node on a disk with faults.
+
+    `clock_file`: where it is said by how much its clock has jumped (`tests.node.shims`). `defect`: a planted
+    defect, MODULE:NAME, that it has besides.
+    """
+    clock = [] if clock_file is None else ["--clock", str(clock_file)]
+    planted = ["--defect", defect] if defect else []
+    return [sys.executable, "-m", "tests.faults.disks", str(fault_file), *clock, *planted]
 
 
 def set_fault(fault_file: Path, word: str) -> None:
@@ -139,6 +148,12 @@ class SmallDisk:
 
 def main() -> int:
     install(Path(sys.argv.pop(1)))
+    if sys.argv[1] == "--clock":
+        shims.install(Path(sys.argv[2]))
+        del sys.argv[1:3]
+    if sys.argv[1] == "--defect":
+        del sys.argv[1]
+        return run_with_defect()
     from trioha.cli import main as trioha
 
     return trioha()

@@ -160,6 +160,17 @@ class ReplacedLock(NodeFault):
         return partial(cluster.start, self.node)
 
 
+@frozen(kw_only=True)
+class ClockJump(NodeFault):
+    """A node's wall clock jumps ahead for a moment, or goes wrong and is corrected later."""
+
+    jump_s: int
+
+    def begin(self, cluster: Cluster) -> Mend:
+        cluster.jump_clock(self.node, self.jump_s)
+        return partial(cluster.jump_clock, self.node, 0)
+
+
 # -- links -------------------------------------------------------------------------------------------------
 
 

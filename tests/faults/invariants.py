@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from zlib import crc32
@@ -21,6 +22,7 @@ from trioha.recording.records import read_records
 from trioha.store.message_properties import parse_properties
 from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record import Record
+from trioha.store.time_steps import leads
 
 NAMED_MAX = 5
 """So many of a kind are named, the others counted."""
@@ -154,6 +156,21 @@ def check_clean_store(store: Path, *, file_bytes: int, end_offset: int) -> list[
     if spare:
         violations.append(f"{store.name}: files that hold nothing are left in commitlog: {spare}")
     return violations
+
+
+def check_last_store_time(store: Path) -> list[str]:
+    """The last record of a log that was written to just now was not stored in the future. Raises StoreError.
+
+    Whatever a clock said for a while: a small lead is allowed, so that small corrections keep the order.
+    """
+    log = ReadOnlyCommitLog.open(store)
+    stamps = [one.store_timestamp_ms for one in log.records(log.min_offset) if isinstance(one, Record)]
+    now_ms = time.time_ns() // 1_000_000
+    if not stamps or not leads(stamps[-1], now_ms):
+        return []
+    return [
+        f"{store.name}: the last record was stored {(stamps[-1] - now_ms) / 1000:.0f} s ahead of the clock"
+    ]
 
 
 # -- recordings --------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 from tests.faults.archives import ArchivePlan, draw_archive
 from tests.faults.faults import (
     MASTER,
+    ClockJump,
     Cut,
     CutAfter,
     DiskFull,
@@ -40,6 +41,8 @@ from tests.faults.proxy import BOTH, Direction
 FIRST_FAULT_S = 0.2
 LAST_FAULT_S = 5.0
 TRIES_PER_FAULT = 20
+HOUR_S = 3600
+YEAR_S = 365 * 24 * HOUR_S
 STRANGERS_MAX = 320
 """Connections that want to be had at once: more than a node with 300 descriptors has."""
 
@@ -117,8 +120,8 @@ class Plan:
     archive: ArchivePlan | None = None
     """Of which node there is an archive, in half of all plans."""
 
-    def nodes_with(self, kind: type[DiskFull | FailingSync]) -> set[str]:
-        """Nodes whose disks meet this kind of fault."""
+    def nodes_with(self, kind: type[ClockJump | DiskFull | FailingSync]) -> set[str]:
+        """Nodes that meet this kind of fault."""
         return {planned.fault.node for planned in self.faults if isinstance(planned.fault, kind)}
 
     @property
@@ -338,7 +341,17 @@ KINDS: tuple[tuple[int, Draw], ...] = (
 )  # fmt: skip
 """How often each kind of fault is drawn, and how."""
 
+
+def _clock_jump(chance: random.Random, setup: Setup) -> Fault:
+    # For as long as a few messages are stored, or until somebody notices.
+    jump_s, duration_s = chance.choice(((10 * YEAR_S, 0.2), (HOUR_S, 2.0), (-HOUR_S, 1.0)))
+    return ClockJump(
+        node=chance.choices(setup.nodes, [3, *[1] * setup.slaves])[0], jump_s=jump_s, duration_s=duration_s
+    )
+
+
 LATER_KINDS: tuple[Draw, ...] = (
+    _clock_jump,
     lambda chance, setup: ReplacedLock(
         node=chance.choice(setup.nodes),
         is_removed=chance.random() < 0.5, duration_s=chance.uniform(1.0, 1.5)),

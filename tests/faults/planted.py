@@ -21,6 +21,7 @@ from trioha.broker import metadata_sync
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.offsets import ConsumerOffsets
 from trioha.metadata.replica import CopiedTable, MetadataReplica
+from trioha.store.commit_log import CommitLog
 from trioha.store.log_files import LogFiles
 from trioha.store.message_store import MessageStore
 
@@ -160,4 +161,14 @@ def lock_not_watched() -> Iterator[None]:
 @_plants("a slave reads pages of a table without a limit")
 def pages_without_limit() -> Iterator[None]:
     with patch.object(metadata_sync, "PAGES_BYTES_MAX", 1 << 50):
+        yield
+
+
+@_plants("no record is stored before the one before it, whatever the clock says")
+def stamps_never_go_back() -> Iterator[None]:
+    def stamp_ms(self: CommitLog, topic: str) -> int:
+        self.last_store_timestamp_ms = max(self.now_ms(), self.last_store_timestamp_ms)
+        return self.last_store_timestamp_ms
+
+    with patch.object(CommitLog, "_stamp_ms", stamp_ms):
         yield

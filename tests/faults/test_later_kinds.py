@@ -4,8 +4,10 @@ import pytest
 
 from tests.faults import cluster as clusters
 from tests.faults.cluster import Cluster
-from tests.faults.faults import MASTER
-from tests.faults.planted import lock_not_watched, pages_without_limit
+from tests.faults.faults import MASTER, ClockJump
+from tests.faults.invariants import check_last_store_time
+from tests.faults.plan import HOUR_S, YEAR_S
+from tests.faults.planted import lock_not_watched, pages_without_limit, stamps_never_go_back
 from tests.faults.support import plan_of, settle_and_compare
 from tests.waiting import wait_until
 
@@ -44,3 +46,20 @@ def test_a_node_that_goes_on_without_its_lock_file_is_found(tmp_path, monkeypatc
         cluster.begin()
         with pytest.raises(AssertionError, match="goes on without its lock file"):
             cluster.replace_lock(MASTER, is_removed=True)
+
+
+@pytest.mark.parametrize(("jump_s", "is_planted"), [(HOUR_S, False), (10 * YEAR_S, False), (HOUR_S, True)])
+def test_after_a_clock_that_was_wrong_records_are_stored_now_and_else_it_is_found(
+    tmp_path, jump_s, is_planted
+):
+    plan = plan_of(faults=[ClockJump(node=MASTER, jump_s=jump_s, duration_s=0.5)])
+    programs = {MASTER: stamps_never_go_back.program} if is_planted else {}
+    with Cluster(plan, tmp_path, programs=programs) as cluster:
+        cluster.begin()
+        cluster.jump_clock(MASTER, jump_s)
+        promised = len(cluster.promises)
+        wait_until(lambda: len(cluster.promises) > promised + 10)
+        cluster.jump_clock(MASTER, 0)
+        settle_and_compare(cluster)
+        found = check_last_store_time(cluster.store(MASTER))
+    assert bool(found) == is_planted, found
