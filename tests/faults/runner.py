@@ -18,6 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import structlog
 from attrs import asdict
 
 from tests.faults.cluster import Cluster
@@ -122,6 +123,8 @@ def carry_out(nodes: Nodes) -> None:
 def main() -> int:
     """Run one seed and print its report as one line of JSON; exit code 1 if an invariant did not hold."""
     exit_on_sigterm()
+    # What stores log that are opened here is no part of the report.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     parser = argparse.ArgumentParser(prog="python -m tests.faults.runner")
     parser.add_argument("seed", type=int)
     parser.add_argument("folder", type=Path)

@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+import structlog
 from attrs import asdict, define, field
 
 from tests.faults.disks import private_mounts
@@ -111,6 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = [*private_mounts(), sys.executable, "-m", "tests.power_cut", *(arguments or sys.argv[1:])]
         os.execvpe(command[0], command, {**os.environ, HAS_OWN_MOUNTS: "1"})
     exit_on_sigterm()
+    # What stores log that are opened here is no part of the table.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     signal.signal(signal.SIGALRM, _too_long)
     signal.alarm(found.within)
     began_s = time.monotonic()
