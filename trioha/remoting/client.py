@@ -10,6 +10,7 @@ is logged: it never leaves `open_client` as a group of exceptions.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import ssl
@@ -32,6 +33,10 @@ RECEIVE_BYTES_MAX = 256 * 1024
 """Bytes of one read from the socket."""
 SEND_TIMEOUT_S = 10.0
 """The connection ends when the server receives nothing for so long."""
+FRAME_TIMEOUT_S = 30.0
+"""The connection ends when a frame is not whole after so long, and a second more for each
+`FRAME_BYTES_PER_S_MIN` of it: a peer that sends a byte now and then would keep it for ever."""
+FRAME_BYTES_PER_S_MIN = 64 * 1024
 OPAQUE_MAX = 2**31 - 1
 FIRST_BYTES = 8
 """Bytes that show which protocol a peer speaks that does not speak remoting."""
@@ -93,6 +98,8 @@ class RemotingClient:
         self._opaque = 0
         self._first_bytes = b""
         """Start of what was received."""
+        self._frame_began_s = 0.0
+        """When the first byte of the unfinished frame came."""
         self._lost_because: str | None = None
         self._lost = trio.Event()
         self._requests = 0
@@ -195,22 +202,44 @@ class RemotingClient:
             self._lose("the connection was closed")
 
     async def _read(self, connection: trio.CancelScope) -> None:
+        decoder = self._decoder
         try:
-            while True:
-                data = await self._stream.receive_some(RECEIVE_BYTES_MAX)
-                if not data:
-                    self._lose(self._end_of("the peer closed the connection"))
-                    break
-                self._first_bytes = self._first_bytes or bytes(data[:FIRST_BYTES])
-                self._decoder.feed(data)
-                while (command := self._decoder.next_command()) is not None:
-                    self._receive(command)
+            with trio.CancelScope() as reading:
+                while True:
+                    data = await self._stream.receive_some(RECEIVE_BYTES_MAX)
+                    if not data:
+                        self._lose(self._end_of("the peer closed the connection"))
+                        break
+                    self._first_bytes = self._first_bytes or bytes(data[:FIRST_BYTES])
+                    decoder.feed(data)
+                    has_ended = False
+                    while (command := decoder.next_command()) is not None:
+                        self._receive(command)
+                        has_ended = True
+                    self._note_unfinished(reading, begins=has_ended)
+            if reading.cancelled_caught:
+                took_s = trio.current_time() - self._frame_began_s
+                self._lose(f"a frame of the peer was not whole after {took_s:.0f} s")
         except trio.BrokenResourceError as error:
             self._lose(self._end_of(f"the connection broke: {_reason(error)}"))
         except RemoteProtocolError as error:
             words = None if self._responses else words_of_bytes(self._first_bytes)
             self._lose(words or f"the peer does not speak remoting: {error}")
         connection.cancel()
+
+    def _note_unfinished(self, reading: trio.CancelScope, *, begins: bool) -> None:
+        """Set the deadline of the unfinished frame, if there is one; `begins`: another frame has just ended.
+
+        Every request has a timeout of its own; this ends the connection, on which none is answered any more.
+        """
+        if not self._decoder.buffered_bytes:
+            reading.deadline = math.inf
+            return
+        if begins or reading.deadline == math.inf:
+            self._frame_began_s = trio.current_time()
+        reading.deadline = (
+            self._frame_began_s + FRAME_TIMEOUT_S + self._decoder.wanted_bytes / FRAME_BYTES_PER_S_MIN
+        )
 
     def _receive(self, command: RemotingCommand) -> None:
         if not command.is_response:
