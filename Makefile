@@ -87,7 +87,7 @@ model: kernel ## compare a node that is killed with a model of queues and groups
 	@TRIOHA_MODEL_EXAMPLES=$(N) $(BIN)/pytest -n 0 --level all tests/node/test_model.py $(ARGS)
 
 simulation: N = 10000
-simulation: kernel ## simulate N seeds of failovers in virtual time (make simulation N=1000 SEED=5000)
+simulation: kernel ## simulate N seeds of failovers in virtual time on all cores (make simulation N=1000 SEED=5000)
 	@$(BIN)/python -m tests.simulation.failover --seed $(or $(SEED),0) --count $(N) $(ARGS)
 
 screenshots: kernel ## take the pictures in docs/images, from nodes that really run (three minutes, with Java)

@@ -5,19 +5,25 @@ import os
 import pytest
 import trio
 
+from tests.client.fakes import NAME_SERVER, FakeNameServer, fake_cluster, opened, route_body
 from tests.interop.rocketmq import missing_tools
 from tests.ports import free_port
 from tests.waiting import until
 from trioha.cli.demo_clients import (
     NO_ANSWER,
+    TOPIC,
     ClientKind,
     ClientLedger,
     chosen_clients,
     clients_name,
+    make_topic,
     open_clients,
 )
 from trioha.cli.rocketmq_jars import JarsError, client_jars
+from trioha.client.cluster import open_cluster
 from trioha.errors import TriohaError, leaves_of
+from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.command import response_to
 
 # -- the ledger ----------------------------------------------------------------------------------------------
 
@@ -91,6 +97,69 @@ async def test_a_wait_ends_when_its_condition_holds_or_in_time(autojump_clock):
     assert trio.current_time() == 5
     assert not await ledger.wait(lambda: ledger.consumed > 1, timeout_s=30)
     assert trio.current_time() == 35
+
+
+async def test_the_wait_for_messages_ends_60_virtual_seconds_after_the_last_one(autojump_clock):
+    ledger = ledger_of(*range(10))
+    async with trio.open_nursery() as nursery:
+
+        async def receive_slowly() -> None:
+            for number in range(5):
+                await trio.sleep(50)
+                receive(ledger, number)
+
+        nursery.start_soon(receive_slowly)
+        await ledger.wait_received()
+    assert trio.current_time() == 310
+    receive(ledger, *range(5, 10))
+    await ledger.wait_received()
+    assert trio.current_time() == 310
+
+
+# -- the topic -----------------------------------------------------------------------------------------------
+
+
+class SlowBroker:
+    """A broker that makes topics; the name server has them when it registers, after some seconds."""
+
+    def __init__(self, fake, *, after_s):
+        self.fake, self.after_s, self.made = fake, after_s, []
+
+    async def register(self, topic):
+        await trio.sleep(self.after_s)
+        self.fake.handlers[NAME_SERVER].topics[topic] = route_body({"broker-a": 4})
+
+    async def __call__(self, asked, _peer):
+        if asked.code == RequestCode.UPDATE_AND_CREATE_TOPIC:
+            self.made.append(asked.ext_fields["topic"])
+        return response_to(asked, ResponseCode.SUCCESS)
+
+
+@pytest.mark.parametrize("after_s", [0, 45])
+async def test_the_topic_is_made_however_late_broker_and_name_server_are(autojump_clock, after_s):
+    log: list[str] = []
+    async with fake_cluster(ns=FakeNameServer()) as fake, trio.open_nursery() as nursery:
+        broker = SlowBroker(fake, after_s=after_s)
+        fake.add("broker-a:10911", broker)
+        nursery.start_soon(broker.register, "TBW102")
+
+        async def register_made() -> None:
+            while not broker.made:  # noqa: ASYNC110
+                await trio.sleep(0.1)
+            await broker.register(TOPIC)
+
+        nursery.start_soon(register_made)
+        async with opened(fake) as cluster:
+            await make_topic(cluster, log=log.append)
+    assert broker.made == [TOPIC]
+    assert 2 * after_s <= trio.current_time() < 2 * after_s + 2
+    assert log == ["waiting for the name server to have TopicDemoClients"] * (2 * after_s // 10)
+
+
+async def test_a_topic_that_never_comes_is_an_error_after_5_virtual_minutes(autojump_clock):
+    async with fake_cluster(ns=FakeNameServer()) as fake, opened(fake) as cluster:
+        with pytest.raises(TriohaError, match="waited 300 s for the name server to have TopicDemoClients"):
+            await make_topic(cluster, log=print)
 
 
 # -- the jars ------------------------------------------------------------------------------------------------
@@ -193,7 +262,11 @@ async def test_all_messages_are_received_in_order(kind, name_server, tmp_path):
     jars = await chosen_clients(kind, log=log.append)
     assert log[-1] == f"producer and consumer: {clients_name(jars)}"
     ledger = ClientLedger()
-    async with open_clients(ledger, jars=jars, name_server=name_server, folder=tmp_path) as clients:
+    async with open_cluster(name_servers=(name_server,)) as cluster:
+        await make_topic(cluster, log=log.append)
+    async with open_clients(
+        ledger, jars=jars, name_server=name_server, folder=tmp_path, log=log.append
+    ) as clients:
         assert await ledger.wait(lambda: ledger.produced >= 50, timeout_s=60)
         await clients.finish()
         produced = ledger.produced
@@ -208,7 +281,9 @@ async def test_all_messages_are_received_in_order(kind, name_server, tmp_path):
 async def test_a_jvm_that_ends_is_an_error_with_the_end_of_its_log(tools, tmp_path):
     tools(java="echo cannot start >&2; exit 1")
     with pytest.raises(BaseExceptionGroup) as raised:
-        async with open_clients(ClientLedger(), jars=tmp_path, name_server="127.0.0.1:1", folder=tmp_path):
+        async with open_clients(
+            ClientLedger(), jars=tmp_path, name_server="127.0.0.1:1", folder=tmp_path, log=print
+        ):
             pytest.fail("not reached")
     (error,) = leaves_of(raised.value)
     assert isinstance(error, TriohaError)

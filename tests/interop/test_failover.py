@@ -66,12 +66,13 @@ SETTINGS: dict[str, object] = {
     "slaveTimeout": 1500,
     "registerNameServerPeriod": 10_000,
 }
-LEAVES_AFTER_MS, STAYS_MS = 6000, 120_000
-"""haMaxTimeSlaveNotCatchup, 15 s by default. A slave that is kept from its master's last messages has to stay
-in the set until the master is gone, or it could not be elected."""
-DIES_AFTER_MS, LIVES_MS = 5000, 120_000
-"""controllerHeartBeatTimeoutMills, 10 s by default: after so long a silent broker counts as dead. A master that
-is back at once has to be back before, however slow the machine is."""
+TIMES: dict[str, object] = {
+    # A slave leaves the sync-state set after 6 s instead of 15, and a silent broker counts as dead after 5 s
+    # instead of 10.
+    "haMaxTimeSlaveNotCatchup": 6000,
+    "controllerHeartBeatTimeoutMills": 5000,
+}
+LONG_MS = 120_000
 COPIES = {"trioha.metadataSyncFirst": 100, "trioha.metadataSyncPeriod": 1000}
 _numbers = count(1)
 
@@ -201,15 +202,9 @@ def assert_no_late_confirmation(sent: list[Sent], *, before: Member, after: Memb
 
 
 @pytest.fixture
-def leaves_after_ms() -> int:
-    """haMaxTimeSlaveNotCatchup of the pair."""
-    return LEAVES_AFTER_MS
-
-
-@pytest.fixture
-def dies_after_ms() -> int:
-    """controllerHeartBeatTimeoutMills of the pair."""
-    return DIES_AFTER_MS
+def times() -> dict[str, object]:
+    """Settings of the pair."""
+    return TIMES
 
 
 def pairs(*in_ci: tuple[str, str], of: Sequence[tuple[str, str]] = PAIRS) -> pytest.MarkDecorator:
@@ -227,19 +222,14 @@ def pair(
     running: Cluster,
     java_of_module: JavaDriver,
     tmp_path: Path,
-    leaves_after_ms: int,
-    dies_after_ms: int,
+    times: dict[str, object],
 ) -> Iterator[Pair]:
     """A pair in step, whose second broker is in the sync-state set, with its clients at work."""
     number = next(_numbers)
     broker_name, topic, names = f"broker-{number}", f"TopicOfFailover{number}", running.names
     ports = [free_port(), free_port()]
     endpoints = [Endpoint(f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}") for port in ports]
-    settings = {
-        **SETTINGS,
-        "haMaxTimeSlaveNotCatchup": leaves_after_ms,
-        "controllerHeartBeatTimeoutMills": dies_after_ms,
-    }
+    settings = {**SETTINGS, **times}
     with (
         partitions(endpoints, controller=running.controllers.setting, name_server=names) as links,
         replica_group(running, folder=tmp_path, broker_name=broker_name, **settings) as group,
@@ -267,8 +257,15 @@ def pair(
         yield found
 
 
-slave_stays = pytest.mark.parametrize("leaves_after_ms", [STAYS_MS], ids=["stays"])
-nobody_dies = pytest.mark.parametrize("dies_after_ms", [LIVES_MS], ids=["nobody-dies"])
+slave_stays = pytest.mark.parametrize(
+    "times", [{**TIMES, "haMaxTimeSlaveNotCatchup": LONG_MS}], ids=["slave-stays"]
+)
+"""A slave that is kept from its master's last messages has to stay in the set until the master is gone, or it
+could not be elected."""
+nobody_dies = pytest.mark.parametrize(
+    "times", [{**TIMES, "controllerHeartBeatTimeoutMills": LONG_MS}], ids=["nobody-dies"]
+)
+"""A master that is back at once has to be back before it counts as dead, however slow the machine is."""
 
 
 @slave_stays

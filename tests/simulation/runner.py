@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import multiprocessing
 import os
 import resource
 import tempfile
@@ -11,8 +12,10 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -228,6 +231,40 @@ class SpinGuard(trio.abc.Instrument):
             self._fail(f"{STEPS_AT_ONCE_MAX} steps of tasks at one moment, the last of {task.name}")
 
 
+@frozen
+class _Run:
+    """One seed of the command line, in its own process or another."""
+
+    outcome: Outcome | None
+    """None if an invariant did not hold."""
+    said: str
+    """What did not hold."""
+    cpu_s: float
+
+
+def _run_seed(seed: int, *, make_plan: Callable[[int], Any], simulate: Callable[..., Outcome]) -> _Run:
+    started_s = time.process_time()
+    outcome, said = None, ""
+    try:
+        outcome = simulate(seed, plan=make_plan(seed))
+    except SimulationError as error:
+        said = str(error)
+    return _Run(outcome, said, time.process_time() - started_s)
+
+
+@contextmanager
+def _runs(run: Callable[[int], _Run], seeds: Sequence[int], *, jobs: int) -> Iterator[Iterable[_Run]]:
+    """The runs of the seeds, in their order, `jobs` at a time."""
+    if jobs == 1:
+        yield map(run, seeds)
+        return
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        yield pool.map(run, seeds)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 def run_command(
     command: str,
     *,
@@ -237,10 +274,14 @@ def run_command(
     """The command line `python -m COMMAND --seed N [--count M] [--trace]`; 1 if an invariant did not hold.
 
     `plans`: by option what makes the plan of a seed, and what is special about it; without option the first.
+    They and `simulate` are functions of modules, for other processes.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {command}", description="Run simulated seeds.")
     parser.add_argument("--seed", type=int, default=0, help="first seed")
-    parser.add_argument("--count", type=int, default=1, help="how many seeds, one after the other")
+    parser.add_argument("--count", type=int, default=1, help="how many seeds")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="seeds at a time; by default one a core"
+    )
     parser.add_argument("--trace", action="store_true", help="print the plan and every event")
     default, *others = plans
     for option in others:
@@ -250,32 +291,41 @@ def run_command(
         )  # fmt: skip
     parser.set_defaults(plan=default)
     arguments = parser.parse_args()
+    if arguments.count < 1 or arguments.jobs < 1:
+        parser.error("--count and --jobs are at least 1")
     make_plan, _ = plans[arguments.plan]
+    if arguments.trace:
+        simulate = partial(_traced, simulate)
+    run = partial(_run_seed, make_plan=make_plan, simulate=simulate)
+    seeds = range(arguments.seed, arguments.seed + arguments.count)
+    jobs = 1 if arguments.trace else min(arguments.jobs, arguments.count)
     counts: Counter[str] = Counter()
-    failed = 0
-    for seed in range(arguments.seed, arguments.seed + arguments.count):
-        plan = make_plan(seed)
-        if arguments.trace:
-            print(plan)
-        started_s = time.process_time()
-        try:
-            outcome = simulate(seed, show=print if arguments.trace else None, plan=plan)
-        except SimulationError as error:
-            failed += 1
-            text = str(error)
-            print(text if arguments.count == 1 else text.partition("\nlast of")[0], flush=True)
-            continue
-        counts.update(outcome.counts)
-        if arguments.count <= 100 or seed % 100 == 0:
-            print(
-                f"seed {seed}: ok, {outcome.virtual_s:.1f} virtual s in "
-                f"{time.process_time() - started_s:.2f} s, {outcome.events} events, {_text(outcome.counts)}, "
-                f"trace {outcome.digest[:12]}",
-                flush=True,
-            )
+    failed, cpu_s = 0, 0.0
+    with _runs(run, seeds, jobs=jobs) as found:
+        for seed, ended in zip(seeds, found, strict=True):
+            cpu_s += ended.cpu_s
+            outcome = ended.outcome
+            if outcome is None:
+                failed += 1
+                print(
+                    ended.said if arguments.count == 1 else ended.said.partition("\nlast of")[0], flush=True
+                )
+                continue
+            counts.update(outcome.counts)
+            if arguments.count <= 100 or seed % 100 == 0:
+                print(
+                    f"seed {seed}: ok, {outcome.virtual_s:.1f} virtual s in {ended.cpu_s:.2f} s, "
+                    f"{outcome.events} events, {_text(outcome.counts)}, trace {outcome.digest[:12]}",
+                    flush=True,
+                )
     passed = arguments.count - failed
-    print(f"{passed} of {arguments.count} seeds passed: {_text(counts)}, {time.process_time():.0f} s of CPU")
+    print(f"{passed} of {arguments.count} seeds passed: {_text(counts)}, {cpu_s:.0f} s of CPU")
     return 1 if failed else 0
+
+
+def _traced(simulate: Callable[..., Outcome], seed: int, *, plan: Any) -> Outcome:
+    print(plan)
+    return simulate(seed, show=print, plan=plan)
 
 
 def _text(counts: Mapping[str, int]) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.levels import by_level
@@ -9,6 +12,7 @@ from tests.simulation.assertions import assert_all_hold, assert_found, assert_re
 from tests.simulation.plan import plan_of
 from tests.simulation.planted import PLANTED
 from tests.simulation.planting import Defect
+from tests.simulation.runner import Outcome, SimulationError, run_command
 from tests.simulation.world import World, simulate
 
 SEEDS = by_level(20, 60, 400)
@@ -31,6 +35,30 @@ def test_what_was_found_once_stays_mended() -> None:
 
 def test_seeds_replay_exactly_in_another_process() -> None:
     assert_replayed(simulate, World.COMMAND, range(1, 4))
+
+
+def _fails_at_3(seed: int, *, plan: object) -> Outcome:
+    if seed == 3:
+        raise SimulationError(f"seed {seed}: {plan} does not hold\nlast of 9 events:", ["it does not hold"])
+    return Outcome(seed, digest=f"{seed:064}", events=9, virtual_s=1.0, counts={"PUT_OK": seed})
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_failing_seed_is_named_in_its_place_however_many_run_at_a_time(jobs: str) -> None:
+    program = (
+        f"from {__name__} import _fails_at_3, run_command\n"
+        "raise SystemExit(run_command('simulation', plans={'': (str, '')}, simulate=_fails_at_3))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--seed", "1", "--count", "5", "--jobs", jobs],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    *lines, summary = done.stdout.splitlines()
+    assert [line.partition(",")[0] for line in lines] == [
+        "seed 1: ok", "seed 2: ok", "seed 3: 3 does not hold", "seed 4: ok", "seed 5: ok",
+    ]  # fmt: skip
+    assert summary.startswith("4 of 5 seeds passed: 12 PUT_OK")
 
 
 def test_the_seeds_cover_what_they_should() -> None:

@@ -16,12 +16,11 @@ import org.apache.rocketmq.common.message.MessageExt;
 /**
  * A producer and an orderly push consumer for `trioha demo`, run as a source file: NAMESERVER TOPIC GROUP RATE.
  *
- * <p>Sends numbered messages one after the other, RATE a second, until the line "stop" on stdin, and receives them
+ * <p>The name server has the topic. Sends numbered messages one after the other, RATE a second, until the line "stop" on stdin, and receives them
  * until "end". Prints a line for each event: "sent NUMBER STATUS QUEUE OFFSET", "failed NUMBER" (it may be stored),
  * "received NUMBER QUEUE OFFSET", "stopped". The end of stdin without "end" halts the JVM.
  */
 public final class DemoClients {
-    private static final long TOPIC_WITHIN_MS = 20_000;
     private static volatile boolean stopping;
 
     private DemoClients() {
@@ -39,11 +38,9 @@ public final class DemoClients {
         Thread work = new Thread(() -> {
             try {
                 startProducer(producer, nameServer);
-                send(events, producer, topic, 0);
-                awaitTopic(producer, topic);
                 startConsumer(events, consumer, nameServer, topic);
                 long startNanos = System.nanoTime();
-                for (long number = 1; !stopping; number++) {
+                for (long number = 0; !stopping; number++) {
                     long dueNanos = startNanos + (long) (number / rate * 1e9);
                     TimeUnit.NANOSECONDS.sleep(dueNanos - System.nanoTime());
                     send(events, producer, topic, number);
@@ -77,22 +74,6 @@ public final class DemoClients {
         producer.setRetryTimesWhenSendFailed(0);
         producer.setSendMsgTimeout(10_000);
         producer.start();
-    }
-
-    /** Waits until the name server has the topic: a consumer asks again for an unknown one after 30 s only. */
-    private static void awaitTopic(DefaultMQProducer producer, String topic) throws Exception {
-        long endMs = System.currentTimeMillis() + TOPIC_WITHIN_MS;
-        while (true) {
-            try {
-                producer.fetchPublishMessageQueues(topic);
-                return;
-            } catch (MQClientException unknown) {
-                if (System.currentTimeMillis() > endMs) {
-                    throw unknown;
-                }
-                Thread.sleep(50);
-            }
-        }
     }
 
     private static void startConsumer(

@@ -7,10 +7,11 @@ when the nodes replicate, and go on while the demo breaks things.
 
 from __future__ import annotations
 
+import math
 import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -21,21 +22,25 @@ from attrs import define, field
 
 from trioha.cli.load import PUT_OK
 from trioha.cli.parent_death_pipe import stop
+from trioha.cli.patience import patience
 from trioha.cli.rocketmq_jars import JDK_MAJOR_MIN, VERSION, JarsError, client_jars, java_tool
-from trioha.client.cluster import in_background, open_cluster
+from trioha.client.cluster import Cluster, in_background, open_cluster
 from trioha.client.consumer import Consumer, ConsumerSettings, Start, StartAt
 from trioha.client.messages import Message
 from trioha.client.producer import Producer, ProducerSettings, SendError
-from trioha.errors import TriohaError
+from trioha.errors import PeerError, TriohaError
+from trioha.metadata.topics import DEFAULT_TOPIC
+from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.command import request
 
 TOPIC: Final = "TopicDemoClients"
 GROUP: Final = "demo-consumer"
 RATE: Final = 100.0
 """Messages per second."""
-START_TIMEOUT_S: Final = 60.0
-"""Until the consumer has its first message; a JVM compiles the driver before."""
-RECEIVE_TIMEOUT_S: Final = 30.0
-"""Until the consumer has all messages that were stored."""
+QUEUES: Final = 4
+RECEIVE_TIMEOUT_S: Final = 60.0
+"""Without a further message, while the consumer lacks some that were stored."""
+POLL_INTERVAL_S: Final = 0.1
 END_TIMEOUT_S: Final = 10.0
 NO_ANSWER: Final = "NO_ANSWER"
 JAVA_SOURCE: Final = Path(__file__).with_name("DemoClients.java")
@@ -147,6 +152,13 @@ class ClientLedger:
                 await self._changed.wait()
         return condition()
 
+    async def wait_received(self) -> None:
+        """Wait until all stored messages are received, or none comes for `RECEIVE_TIMEOUT_S`."""
+        goes_on = True
+        while self.lost and goes_on:
+            consumed = self.consumed
+            goes_on = await self.wait(lambda: self.consumed > consumed, timeout_s=RECEIVE_TIMEOUT_S)  # noqa: B023
+
 
 class DemoClients(Protocol):
     """A running producer and consumer."""
@@ -181,22 +193,57 @@ def clients_name(jars: Path | None) -> str:
     return "trioha's own" if jars is None else f"RocketMQ {VERSION}'s own, in Java"
 
 
+async def make_topic(cluster: Cluster, *, log: Callable[[str], None]) -> None:
+    """Make the topic of the clients at the brokers that are registered, and wait until it has a route.
+
+    A topic that a first send makes would depend on one send, and Java's consumer looks again for an unknown
+    one after 30 s only. Raises TriohaError if there is no route after `PATIENCE_S`.
+    """
+    fields = {
+        "topic": TOPIC, "defaultTopic": DEFAULT_TOPIC, "readQueueNums": str(QUEUES),
+        "writeQueueNums": str(QUEUES), "perm": "6", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0",
+        "order": "false",
+    }  # fmt: skip
+    made: set[str] = set()
+    async with patience(f"the name server to have {TOPIC}", log=log):
+        while True:
+            # A name server or broker that does not answer yet is asked again.
+            with suppress(PeerError):
+                await cluster.routes.fetch(TOPIC)
+                return
+            with suppress(PeerError):
+                route = await cluster.routes.fetch(DEFAULT_TOPIC)
+                for address in {*route.addresses(masters_only=True)} - made:
+                    answer = await cluster.request(
+                        address, request(RequestCode.UPDATE_AND_CREATE_TOPIC, ext_fields=fields)
+                    )
+                    if answer.code == ResponseCode.SUCCESS:
+                        made.add(address)
+            await trio.sleep(POLL_INTERVAL_S)
+
+
 @asynccontextmanager
 async def open_clients(
-    ledger: ClientLedger, *, jars: Path | None, name_server: str, folder: Path, rate: float = RATE
+    ledger: ClientLedger,
+    *,
+    jars: Path | None,
+    name_server: str,
+    folder: Path,
+    log: Callable[[str], None],
+    rate: float = RATE,
 ) -> AsyncIterator[DemoClients]:
     """Producer and consumer, until the end of the block; the consumer has received the first message.
 
-    `jars` are those of `chosen_clients`, `folder` is for the logs of a JVM. Raises TriohaError if they do not
-    start.
+    The topic has a route. `jars` are those of `chosen_clients`, `folder` is for the logs of a JVM, which
+    compiles its program first. Raises TriohaError if they do not start.
     """
     if jars is None:
         clients = _trioha_clients(ledger, name_server=name_server, rate=rate)
     else:
         clients = _java_clients(ledger, jars=jars, name_server=name_server, folder=folder, rate=rate)
     async with clients as running:
-        if not await ledger.wait(lambda: ledger.consumed > 0, timeout_s=START_TIMEOUT_S):
-            raise TriohaError(f"the consumer received no message within {START_TIMEOUT_S:g} s")
+        async with patience("the consumer's first message", log=log):
+            await ledger.wait(lambda: ledger.consumed > 0, timeout_s=math.inf)
         yield running
 
 

@@ -25,7 +25,7 @@ import sys
 import termios
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,27 +34,23 @@ from attrs import define, field, frozen
 
 from trioha.broker_status import BrokerStatus
 from trioha.cli.demo_clients import (
-    RECEIVE_TIMEOUT_S,
     ClientKind,
     ClientLedger,
     chosen_clients,
     clients_name,
+    make_topic,
     open_clients,
 )
 from trioha.cli.load import PUT_OK, Load, LoadPlan, LoadResult
 from trioha.cli.parent_death_pipe import ParentDeathPipe, stop
+from trioha.cli.patience import patience
+from trioha.client.cluster import open_cluster
 from trioha.config.properties_file import PropertiesDocument
 from trioha.errors import PeerError, TriohaError
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.client import open_client
 from trioha.remoting.status_reader import fetch_status
 
-START_TIMEOUT_S: Final = 30.0
-"""For a node to serve."""
-CATCH_UP_TIMEOUT_S: Final = 60.0
-"""For a slave to have the whole log of its master."""
-VERIFY_TIMEOUT_S: Final = 60.0
-REPLAY_TIMEOUT_S: Final = 180.0
 POLL_INTERVAL_S: Final = 0.05
 READY_LINE_BYTES_MAX: Final = 64 * 1024
 LOG_LINES_SHOWN: Final = 5
@@ -222,7 +218,8 @@ async def _node(
         )
     try:
         assert process.stdout is not None, "asked for as a pipe"
-        ready = _ready_pairs(await _first_line(process.stdout))
+        async with patience(f"the {name} to serve", log=demo_run.log):
+            ready = _ready_pairs(await _first_line(process.stdout))
         if ready is None:
             raise TriohaError(f"the {name} did not start; its log ends:\n{_log_tail(log)}")
         node = _Node(
@@ -245,14 +242,13 @@ def _log_tail(log: Path) -> str:
 
 
 async def _first_line(stream: trio.abc.ReceiveStream) -> str:
-    """The first line, cut at the end of the stream or after `START_TIMEOUT_S`."""
+    """The first line, cut at the end of the stream."""
     line = b""
-    with trio.move_on_after(START_TIMEOUT_S):
-        while b"\n" not in line and len(line) < READY_LINE_BYTES_MAX:
-            part = await stream.receive_some()
-            if not part:
-                break
-            line += part
+    while b"\n" not in line and len(line) < READY_LINE_BYTES_MAX:
+        part = await stream.receive_some()
+        if not part:
+            break
+        line += part
     return line.partition(b"\n")[0].decode(errors="replace")
 
 
@@ -264,7 +260,9 @@ def _ready_pairs(line: str) -> Mapping[str, str] | None:
 
 
 @asynccontextmanager
-async def _name_server(plan: Plan, death_pipe: ParentDeathPipe) -> AsyncIterator[str]:
+async def _name_server(
+    plan: Plan, death_pipe: ParentDeathPipe, *, log_line: Callable[[str], None]
+) -> AsyncIterator[str]:
     """The address of a name server, which runs until the end of the block."""
     log = plan.folder / "namesrv.log"
     with log.open("ab") as stderr:
@@ -275,7 +273,8 @@ async def _name_server(plan: Plan, death_pipe: ParentDeathPipe) -> AsyncIterator
         )  # fmt: skip
     try:
         assert process.stdout is not None, "asked for as a pipe"
-        ready = _ready_pairs(await _first_line(process.stdout))
+        async with patience("the name server to serve", log=log_line):
+            ready = _ready_pairs(await _first_line(process.stdout))
         if ready is None:
             raise TriohaError(f"the name server did not start; its log ends:\n{_log_tail(log)}")
         yield ready["listen"]
@@ -288,7 +287,7 @@ async def _replicate(
 ) -> tuple[BrokerStatus, BrokerStatus]:
     """Steps 1 to 5; the last status of master and slave."""
     async with (
-        _name_server(plan, death_pipe) as name_server,
+        _name_server(plan, death_pipe, log_line=demo_run.log) as name_server,
         _node(plan, demo_run, death_pipe, "master", **MASTER_SETTINGS, namesrvAddr=name_server) as master,
         AsyncExitStack() as slaves,
     ):
@@ -298,9 +297,11 @@ async def _replicate(
         )
         ledger = demo_run.clients
         async with _monitor(plan, demo_run, death_pipe, master, slave):
-            await _caught_up(master, slave)
+            await _caught_up(master, slave, log=demo_run.log)
+            async with open_cluster(name_servers=(name_server,)) as cluster:
+                await make_topic(cluster, log=demo_run.log)
             async with open_clients(
-                ledger, jars=jars, name_server=name_server, folder=plan.folder
+                ledger, jars=jars, name_server=name_server, folder=plan.folder, log=demo_run.log
             ) as clients:
                 demo_run.log(f"producer and consumer run on {name_server}")
                 slave = await _put_and_break(
@@ -308,9 +309,9 @@ async def _replicate(
                 )
                 await clients.finish()
                 demo_run.is_producer_finished = True
-                await ledger.wait(lambda: not ledger.lost, timeout_s=RECEIVE_TIMEOUT_S)
+                await ledger.wait_received()
             judge_clients(demo_run)
-        live = await _caught_up(master, slave)
+        live = await _caught_up(master, slave, log=demo_run.log)
         statuses = {status: count for status, count in live[0].put_statuses.items() if count}
         demo_run.check(
             "the master counted the puts as their senders did",
@@ -348,7 +349,7 @@ async def _put_and_break(
             _node(plan, demo_run, death_pipe, "slave", **settings, listenPort=str(slave.listen.port))
         )
     judge_puts(demo_run, DURING, load.result())
-    status, _ = await _caught_up(master, slave)
+    status, _ = await _caught_up(master, slave, log=demo_run.log)
     demo_run.check(
         "the slave resumed where it was and caught up",
         held=0 < slave.max_offset <= status.max_offset,
@@ -419,26 +420,23 @@ def _counts(statuses: Mapping[str, int]) -> str:
 
 
 async def _status(node: _Node) -> BrokerStatus:
-    async with open_client(node.listen, connect_timeout_s=START_TIMEOUT_S) as client:
+    async with open_client(node.listen) as client:
         return await fetch_status(client)
 
 
-async def _caught_up(master: _Node, slave: _Node) -> tuple[BrokerStatus, BrokerStatus]:
+async def _caught_up(
+    master: _Node, slave: _Node, *, log: Callable[[str], None]
+) -> tuple[BrokerStatus, BrokerStatus]:
     """The status of both when the slave has the whole log and the master its ack."""
-    seen = "nothing"
-    with trio.move_on_after(CATCH_UP_TIMEOUT_S):
+    async with patience("the slave to have its master's log", log=log):
         while True:
-            try:
+            # A node that does not answer yet is asked again.
+            with suppress(PeerError):
                 one, other = await _status(master), await _status(slave)
-            except PeerError as error:
-                seen = str(error)
-            else:
                 acks = [connection.ack_offset for connection in one.connections]
                 if [one.max_offset] == acks and other.max_offset == one.max_offset:
                     return one, other
-                seen = f"master at {one.max_offset:,}, slave at {other.max_offset:,}, acknowledged {acks}"
             await trio.sleep(POLL_INTERVAL_S)
-    raise TriohaError(f"the slave did not catch up within {CATCH_UP_TIMEOUT_S:g} s: {seen}")
 
 
 async def _stop(demo_run: DemoRun, *nodes: _Node) -> None:
@@ -481,7 +479,7 @@ async def _monitor(
 
 
 async def _run_json(
-    plan: Plan, death_pipe: ParentDeathPipe, command: str, *arguments: str | Path, timeout_s: float
+    plan: Plan, demo_run: DemoRun, death_pipe: ParentDeathPipe, command: str, *arguments: str | Path
 ) -> tuple[int, Any]:
     """Run another command with `--json`; its exit code and its output."""
     log = plan.folder / f"{command}.log"
@@ -495,17 +493,14 @@ async def _run_json(
             stderr=stderr,
         )
     printed = bytearray()
-    code = None
     try:
         assert process.stdout is not None, "asked for as a pipe"
-        with trio.move_on_after(timeout_s):
+        async with patience(f"trioha {command}", log=demo_run.log):
             async for part in process.stdout:
                 printed += part
             code = await process.wait()
     finally:
         await stop(process)
-    if code is None:
-        raise TriohaError(f"trioha {command} did not end within {timeout_s:g} s")
     try:
         return code, json.loads(printed)
     except ValueError:
@@ -514,8 +509,7 @@ async def _run_json(
 
 async def _verify(plan: Plan, demo_run: DemoRun, death_pipe: ParentDeathPipe, *, max_offset: int) -> None:
     code, report = await _run_json(
-        plan, death_pipe, "verify", _store(plan, "master"), "--against", _store(plan, "slave"),
-        timeout_s=VERIFY_TIMEOUT_S,
+        plan, demo_run, death_pipe, "verify", _store(plan, "master"), "--against", _store(plan, "slave"),
     )  # fmt: skip
     records = {store["records"] for store in report["stores"]}
     demo_run.check(
@@ -531,7 +525,7 @@ async def _replay(
 ) -> None:
     demo_run.log("replaying the recorded sessions on Spark")
     code, replayed = await _run_json(
-        plan, death_pipe, "replay", *demo_run.sessions, "--report", plan.report, timeout_s=REPLAY_TIMEOUT_S
+        plan, demo_run, death_pipe, "replay", *demo_run.sessions, "--report", plan.report
     )
     if code != 0:
         raise TriohaError(f"trioha replay ended with exit code {code}")
