@@ -12,7 +12,7 @@ from tests.simulation.assertions import assert_all_hold, assert_found, assert_re
 from tests.simulation.plan import plan_of
 from tests.simulation.planted import PLANTED
 from tests.simulation.planting import Defect
-from tests.simulation.runner import Outcome, SimulationError, run_command
+from tests.simulation.runner import Outcome, SimulationError
 from tests.simulation.world import World, simulate
 
 SEEDS = by_level(20, 60, 400)
@@ -46,7 +46,8 @@ def _fails_at_3(seed: int, *, plan: object) -> Outcome:
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_failing_seed_is_named_in_its_place_however_many_run_at_a_time(jobs: str) -> None:
     program = (
-        f"from {__name__} import _fails_at_3, run_command\n"
+        f"from {__name__} import _fails_at_3\n"
+        "from tests.simulation.runner import run_command\n"
         "raise SystemExit(run_command('simulation', plans={'': (str, '')}, simulate=_fails_at_3))"
     )
     done = subprocess.run(
