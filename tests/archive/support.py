@@ -28,10 +28,12 @@ class Clock:
     """Virtual time: what sleeps, advances it."""
 
     now_s: float = 0.0
+    ahead_ms: int = 0
+    """How wrong the time of day is."""
 
     def wall_ms(self) -> int:
         """Time of day."""
-        return START_MS + round(self.now_s * 1000)
+        return START_MS + self.ahead_ms + round(self.now_s * 1000)
 
     def monotonic(self) -> float:
         """Seconds."""
@@ -141,6 +143,7 @@ def new_archiver(
     log: Log,
     *,
     take_over: bool = False,
+    trust_clock: bool = False,
     store: Path | None = None,
     notify: Callable[[str], object] = lambda _text: None,
     **settings: Any,
@@ -151,6 +154,7 @@ def new_archiver(
         log.store if store is None else store,
         settings=ArchiveSettings(**settings),
         take_over=take_over,
+        trust_clock=trust_clock,
         notify=notify,
         wall_ms=log.clock.wall_ms,
         monotonic=log.clock.monotonic,

@@ -136,6 +136,16 @@ def test_a_time_ends_the_log_before_the_first_record_that_was_stored_later(tmp_p
         assert Checkpoint.load(into / "checkpoint") == Checkpoint(physic_msg_timestamp_ms=last_ms)
 
 
+def test_a_record_that_leads_the_clock_ends_no_log_that_is_restored_to_a_time(tmp_path, url):
+    times = [10, 20, 2**62, 30, 2**63 - 1, 40]
+    entries = made_log([Put(store_ms=time) for time in times], file_bytes=10_000)
+    build_from(url, entries, file_bytes=10_000, object_bytes=100, page_objects=2)
+    for to_ms, records in ((10, 1), (20, 3), (29, 3), (30, 5), (39, 5), (40, 6), (99, 6)):
+        into = tmp_path / f"{to_ms}"
+        restored(url, into, Target(to_ms=to_ms))
+        assert log_of(into) == files_of(entries[:records], file_bytes=10_000)
+
+
 def test_an_offset_that_the_archive_does_not_have_is_refused(tmp_path, url):
     build_from(url, SMALL, file_bytes=FILE_BYTES)
     for at in (0, 1, SMALL[0].end_offset - 1):

@@ -420,3 +420,102 @@ def test_an_archiver_that_may_not_delete_goes_on_and_says_so_once(log):
     reader = reader_of(folder)
     known = {one.key for one in reader.objects(reader.generation())}
     assert len({one.key for one in folder.list("log")} - known) < 20
+
+
+YEARS_MS = 10 * 365 * 86_400_000
+
+
+@pytest.fixture
+def kept(folder, log):
+    """An archive of a log of 40 steps, 20 s each, whose writer has ended, and where the log begins then."""
+    archiver = archiver_of(folder, log, keep_s=3600.0, retention_s=0.0)
+    for _ in range(40):
+        log.append(3)
+        log.clock.sleep(20)
+        archiver.step()
+    return reader_of(folder).generation().first_offset
+
+
+def later(folder, log, *, ahead_ms=0, notes=None, trust_clock=False):
+    """A step of the next archiver, by a clock that is wrong by so much; where the archive begins then."""
+    log.clock.ahead_ms = ahead_ms
+    archiver = archiver_of(
+        folder, log, keep_s=60.0, retention_s=0.0, renew_s=0.001, trust_clock=trust_clock,
+        notify=(lambda _text: None) if notes is None else notes.append,
+    )  # fmt: skip
+    log.clock.sleep(1)
+    archiver.step()
+    log.clock.ahead_ms = 0
+    return reader_of(folder).generation().first_offset
+
+
+@pytest.mark.parametrize("ahead_ms", [YEARS_MS, -YEARS_MS])
+def test_a_wrong_clock_deletes_nothing_of_an_archive_and_misleads_no_later_archiver(
+    folder, log, kept, ahead_ms
+):
+    before = reader_of(folder).head.writer.renewed_ms
+    for _ in range(3):
+        notes = []
+        assert later(folder, log, ahead_ms=ahead_ms, notes=notes) == kept == 0
+        assert sum("nothing is deleted by age; check the clock" in note for note in notes) == 1
+        assert abs(reader_of(folder).head.writer.renewed_ms - before) < 60_000
+    # The clock is right again: the window is what it says.
+    assert later(folder, log, ahead_ms=0) > 0
+    assert archived(folder)[1] == log.bytes_of(archived(folder)[0], log.end_offset)
+
+
+def test_an_archiver_after_a_long_pause_waits_for_an_operator(folder, log, kept):
+    log.clock.sleep(30 * 86_400)
+    assert later(folder, log, ahead_ms=0) == kept
+    assert later(folder, log, ahead_ms=0, trust_clock=True) > kept
+    notes = []
+    later(folder, log, ahead_ms=0, notes=notes)
+    assert notes == []
+
+
+def test_an_archiver_deletes_no_more_than_the_head_before_it_bears_out(folder, log, kept):
+    # A day is not enough for a doubt; by the clock alone all but the newest file would be too old.
+    first = later(folder, log, ahead_ms=86_400_000)
+    assert kept < first
+    from_ms = log.clock.wall_ms() - 62_000
+    reader = reader_of(folder)
+    assert next(reader.objects(reader.generation())).min_store_ms < from_ms
+    assert any(one.max_store_ms < from_ms for one in reader.objects(reader.generation()))
+
+
+def test_records_of_a_wrong_clock_neither_stop_retention_nor_let_newer_ones_go(folder, log):
+    archiver = archiver_of(folder, log, keep_s=600.0, retention_s=0.0)
+    ends = []
+    for number in range(100):
+        log.clock.ahead_ms = {10: YEARS_MS, 80: -YEARS_MS}.get(number, 0)
+        log.append(3)
+        log.clock.ahead_ms = 0
+        ends.append((log.clock.wall_ms(), log.end_offset))
+        log.clock.sleep(20)
+        archiver.step()
+        first, data = archived(folder)
+        assert data == log.bytes_of(first, log.end_offset)
+        older = [end for ms, end in ends if ms < log.clock.wall_ms() - 600_000]
+        assert first <= (older[-1] if older else 0)
+    # What is older than the window has gone, but for an object or two.
+    assert first > older[-1] - 3 * log.file_bytes
+
+
+def test_a_generation_stays_until_its_own_records_are_old_whenever_the_next_one_began(folder, log, tmp_path):
+    fork = log.fork(tmp_path / "fork")
+    options = {"keep_s": 600.0, "retention_s": 0.0}
+    log.append(100)
+    archiver_of(folder, log, **options).step()
+    fork.append(80)
+    fork.clock.sleep(10)
+    fork.append(10, body=b"other")
+    fork.clock.ahead_ms = -3 * 86_400_000
+    archiver = archiver_of(folder, fork, take_over=True, **options)
+    archiver.step()
+    fork.clock.ahead_ms = 0
+    archiver.step()
+    assert len(reader_of(folder).head.generations) == 2
+    fork.clock.sleep(700)
+    fork.append(1)
+    archiver.step()
+    assert len(reader_of(folder).head.generations) == 1

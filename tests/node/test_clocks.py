@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+
 import pytest
 
 from tests.node import shims
@@ -81,3 +84,21 @@ def test_a_start_with_a_wrong_clock_deletes_no_file_by_age_and_says_so(start_nod
         shown = " ".join(run_trioha("status", "--wide", node.listen_address).stdout.split())
         assert "files that are old by the clock alone stay; check the clock" in shown
         node.stop()
+
+
+def test_a_wrong_clock_deletes_nothing_of_an_archive_and_says_so(start_node, tmp_path):
+    fault, url = tmp_path / "fault", f"file://{tmp_path}/archive"
+    node = start_node("store", role="ASYNC_MASTER")
+    with Wire(node.listen_address) as wire:
+        while node.status().max_offset < 4 * FILE_BYTES:
+            send(wire, bytes(20_000))
+    for jump_s in (None, YEARS_S, YEARS_S):
+        if jump_s is not None:
+            fault.write_text(str(jump_s))
+        command = [*shims.program(fault), "archive", str(tmp_path / "store"), "--to", url, "--keep", "1d"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        assert ("nothing is deleted by age; check the clock" in done.stderr) == (jump_s is not None)
+        listed = json.loads(run_trioha("restore", url, "--list", "--json").stdout)
+        assert listed["generations"][0]["firstOffset"] == 0
+    node.stop()

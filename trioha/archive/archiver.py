@@ -87,7 +87,9 @@ from trioha.archive.recordings import (
 from trioha.archive.retention import cut_of, expired_generations, keys_of, recording_keys, unreferenced
 from trioha.archive.settings import ArchiveSettings
 from trioha.archive.source import LogPart, LogSource
+from trioha.archive.witness import WitnessedClock
 from trioha.recording.reader import Session
+from trioha.store.time_steps import LEAD_MS_MAX, leads
 
 CLUSTER_DEFAULT: Final = "DefaultCluster"
 """RocketMQ's own default of brokerClusterName; that of brokerName is the host's name."""
@@ -186,6 +188,7 @@ class Archiver:
         commit_log: Path | None = None,
         settings: ArchiveSettings | None = None,
         take_over: bool = False,
+        trust_clock: bool = False,
         limit: Callable[[], int] | None = None,
         recordings: Path | None = None,
         notify: Callable[[str], object] = lambda _text: None,
@@ -193,7 +196,8 @@ class Archiver:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
-        """`take_over`: do not wait whether another writer is alive. `commit_log`, `limit`: see `LogSource`.
+        """`take_over`: do not wait whether another writer is alive. `trust_clock`: an operator says that
+        the clock is right, see `archive.witness`. `commit_log`, `limit`: see `LogSource`.
         `recordings`: a folder of recorded sessions. `notify` is called with remarks for people.
 
         Names that are None are those of the archive; of a new one `DefaultCluster` and the host's name.
@@ -210,6 +214,8 @@ class Archiver:
         """Sessions of the archive whose clocks are known, by name."""
         self._notify = notify
         self._wall_ms = wall_ms
+        self._clock = WitnessedClock(wall_ms, monotonic, is_trusted=trust_clock)
+        self._is_doubt_told = False
         self._monotonic = monotonic
         self._stopping = threading.Event()
         self._sleep = self._stopping.wait if sleep is None else sleep
@@ -262,7 +268,8 @@ class Archiver:
         if self._recordings is not None:
             check_packer(self.folder.url)
         before = read_head(self.folder)
-        now_ms = self._wall_ms()
+        self._clock.begin(None if before is None else before.writer.renewed_ms)
+        now_ms = self._clock.now_ms()
         writer = Writer(
             id=f"{socket.gethostname()}:{self.store}",
             epoch=1 if before is None else before.writer.epoch + 1,
@@ -361,10 +368,10 @@ class Archiver:
             if not draft.is_more_waiting and damage is None:
                 self._store_metadata(draft, config, now_ms)
                 self._merge(draft)
-            self._seal(draft, now_ms)
+            self._seal(draft, self._clock.past_ms())
         if not draft.is_more_waiting:
             self._archive_recordings(draft)
-        self._retain(draft, now_ms)
+        self._retain(draft)
         return draft, damage
 
     def _result(self, draft: _Draft, deleted: int) -> ArchiveStep:
@@ -663,21 +670,33 @@ class Archiver:
         self.folder.put(key, document_for(self.folder, key, content))
         return page_of(key, content.objects)
 
-    def _retain(self, draft: _Draft, now_ms: int) -> None:
-        """Drop what no restore to a time within `keep_s` needs."""
+    def _kept_from_ms(self) -> int | None:
+        """What is older than this is not kept; None to keep everything, also while the clock is in doubt."""
         keep_s = self.settings.keep_s
-        if keep_s is None or self._monotonic() < self._retain_s:
+        return None if keep_s is None or self._clock.doubt else self._clock.past_ms() - round(keep_s * 1000)
+
+    def _report_doubt(self) -> None:
+        doubt = self._clock.doubt
+        if doubt and not self._is_doubt_told:
+            self._notify(doubt)
+        self._is_doubt_told = bool(doubt)
+
+    def _retain(self, draft: _Draft) -> None:
+        """Drop what no restore to a time within `keep_s` needs."""
+        self._report_doubt()
+        from_ms = self._kept_from_ms()
+        if from_ms is None or self._monotonic() < self._retain_s:
             return
         self._retain_s = self._monotonic() + self.settings.retention_s
-        from_ms = now_ms - round(keep_s * 1000)
         reader = ArchiveReader(self.folder, draft.head)
-        expired = expired_generations(draft.head, from_ms=from_ms)
+        latest_ms = self._clock.past_ms() + LEAD_MS_MAX
+        expired = expired_generations(draft.head, from_ms=from_ms, latest_ms=latest_ms)
         generations = []
         for generation in draft.head.generations:
             if generation in expired:
                 draft.dropped += keys_of(reader, generation)
                 continue
-            cut = cut_of(reader, generation, from_ms=from_ms)
+            cut = cut_of(reader, generation, from_ms=from_ms, latest_ms=latest_ms)
             if cut is None:
                 generations.append(generation)
                 continue
@@ -700,7 +719,9 @@ class Archiver:
         known = {key for generation in self._head.generations for key in keys_of(reader, generation)}
         known.update(recording_keys(self._head))
         known.update(key for _, key in self._dropped)
-        old_ms = self._wall_ms() - round(self.settings.orphan_s * 1000)
+        if self._clock.doubt:
+            return 0
+        old_ms = self._clock.past_ms() - round(self.settings.orphan_s * 1000)
         orphans = [
             one.key
             for kind in (LOG, METADATA, PAGES, RECORDINGS)
@@ -727,7 +748,8 @@ class Archiver:
             return
         offset = generation.end_offset
         newest_ms = generation.metadata[-1].taken_ms if generation.metadata else 0
-        taken_ms = max(now_ms, newest_ms)
+        # In order, as long as the clock was not wrong before.
+        taken_ms = now_ms if leads(newest_ms, now_ms) else max(now_ms, newest_ms)
         key = metadata_key(generation.id, offset=offset, taken_ms=taken_ms, token=secrets.token_hex(4))
         content = MetadataContent(taken_ms=taken_ms, offset=offset, files=files)
         data = document_for(self.folder, key, content)
@@ -755,8 +777,7 @@ class Archiver:
             return
         self._recordings_s = now_s + self.settings.recordings_s
         left = SEGMENTS_MAX
-        keep_s = self.settings.keep_s
-        from_ms = None if keep_s is None else self._wall_ms() - round(keep_s * 1000)
+        from_ms = self._kept_from_ms()
         for waiting in waiting_sessions(
             self._recordings, draft.head.recordings, from_ms=from_ms, old=self._old_segments
         ):
@@ -816,7 +837,7 @@ class Archiver:
         draft.head = evolve(
             draft.head,
             number=self._head.number + 1,
-            writer=evolve(self._head.writer, renewed_ms=self._wall_ms()),
+            writer=evolve(self._head.writer, renewed_ms=self._clock.now_ms()),
         )
         try:
             create_head(self.folder, draft.head)

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -40,6 +41,7 @@ from trioha.store.message_store import MessageStore, StoreSettings
 from trioha.store.record import Host
 from trioha.store.record_layout import scan_records, store_timestamp_ms
 from trioha.store.syncing import sync_data, sync_directory, sync_whole
+from trioha.store.time_steps import LEAD_MS_MAX
 
 T = TypeVar("T")
 
@@ -150,6 +152,8 @@ class Restore:
         self._clamp = clamp
         self._log_folder = into / COMMIT_LOG
         self._marker = self._log_folder / RESTORE_MARKER
+        self._latest_ms = max(time.time_ns() // 1_000_000, reader.head.writer.renewed_ms) + LEAD_MS_MAX
+        """No record was stored after it."""
 
     def run(
         self,
@@ -294,7 +298,10 @@ class Restore:
         return generation.first_offset
 
     def _first_stored_after(self, generation: Generation, time_ms: int) -> int:
-        """Offset of the first record stored after `time_ms`; the end if there is none."""
+        """Offset of the first record stored after `time_ms`; the end if there is none.
+
+        One that was stored after the present, as it says, is not looked at: a clock was wrong.
+        """
         for one in self._reader.objects(generation, Selection(from_ms=time_ms + 1)):
             for part in self._parts(one, generation.file_bytes):
                 if part.is_blank:
@@ -302,7 +309,7 @@ class Restore:
                 found: list[int] = []
 
                 def look(at: int, _size: int, view: memoryview = part.data, found: list[int] = found) -> None:
-                    if not found and store_timestamp_ms(view, at) > time_ms:
+                    if not found and time_ms < store_timestamp_ms(view, at) <= self._latest_ms:
                         found.append(at)
 
                 scan_records(part.data, 0, len(part.data), part.offset, check_crc=False, on_record=look)
@@ -474,7 +481,7 @@ class Restore:
                 last_store_ms=found.last_store_timestamp_ms,
             )
         to_ms = plan.target.to_ms
-        if to_ms is not None and part.last_store_ms > to_ms:
+        if to_ms is not None and to_ms < part.last_store_ms <= self._latest_ms:
             self._refuse(
                 one,
                 f"has a record stored at {part.last_store_ms} ms before offset {part.end_offset}:"

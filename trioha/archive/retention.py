@@ -2,7 +2,10 @@
 
 Objects go from a generation's front, up to the start of a log file: a restored log begins with a whole file.
 The file with the last record from before `from_ms` stays, and so does the metadata of that time. A
-generation goes as a whole if the next one had begun before `from_ms`.
+generation goes as a whole if the next one had begun before `from_ms`, and its own records say the same.
+
+Store times may go back, and a record may claim a time to come. An object whose latest record was not stored
+after those before it, or leads the clock, says nothing of its age: it goes only with later ones that are old.
 """
 
 from __future__ import annotations
@@ -27,12 +30,12 @@ class Cut:
     """Keys that the generation does not refer to any more."""
 
 
-def cut_of(reader: ArchiveReader, generation: Generation, *, from_ms: int) -> Cut | None:
+def cut_of(reader: ArchiveReader, generation: Generation, *, from_ms: int, latest_ms: int) -> Cut | None:
     """The generation without what no restore from `from_ms` on needs; None if that is all of it.
 
-    Raises ArchiveError.
+    Nothing can have been stored after `latest_ms`, the present. Raises ArchiveError.
     """
-    boundary = _boundary(reader, generation, from_ms)
+    boundary = _boundary(reader, generation, from_ms=from_ms, latest_ms=latest_ms)
     if boundary <= generation.first_offset:
         return None
     pages = generation.pages
@@ -78,13 +81,16 @@ def cut_of(reader: ArchiveReader, generation: Generation, *, from_ms: int) -> Cu
     )
 
 
-def _boundary(reader: ArchiveReader, generation: Generation, from_ms: int) -> int:
+def _boundary(reader: ArchiveReader, generation: Generation, *, from_ms: int, latest_ms: int) -> int:
     """Start of the first log file that is needed."""
     old_end = generation.first_offset
+    stored_ms = 0
     for one in _front(reader, generation, from_ms):
+        if not stored_ms <= one.max_store_ms <= latest_ms:
+            continue
         if one.max_store_ms >= from_ms:
             break
-        old_end = one.end_offset
+        stored_ms, old_end = one.max_store_ms, one.end_offset
     # The last record from before then stays: a restore to that time ends with it.
     return old_end - 1 - (old_end - 1) % generation.file_bytes
 
@@ -107,12 +113,20 @@ def _needed(
     return metadata[first:], metadata[:first]
 
 
-def expired_generations(head: Head, *, from_ms: int) -> tuple[Generation, ...]:
-    """Generations that were replaced before `from_ms`."""
+def expired_generations(head: Head, *, from_ms: int, latest_ms: int) -> tuple[Generation, ...]:
+    """Generations that were replaced before `from_ms`, also by the time of their last records.
+
+    That of a record after `latest_ms`, the present, says nothing.
+    """
+
+    def is_old(generation: Generation) -> bool:
+        newest: tuple[Page | LogObject, ...] = (*generation.pages[-1:], *generation.objects)
+        return all(one.max_store_ms <= from_ms or one.max_store_ms > latest_ms for one in newest[-1:])
+
     return tuple(
         one
         for one, following in zip(head.generations, head.generations[1:], strict=False)
-        if following.began_ms <= from_ms
+        if following.began_ms <= from_ms and is_old(one)
     )
 
 

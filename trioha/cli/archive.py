@@ -51,6 +51,7 @@ def archive(
     interval: str = "10s",
     keep: str | None = None,
     take_over: bool = False,
+    trust_clock: bool = False,
     commit_log: Path | None = None,
     recordings: Path | None = None,
     cluster: str | None = None,
@@ -78,6 +79,8 @@ def archive(
         Delete what a restore to a time within the last 30d (12h, 4w) does not need. By default all is kept.
     take_over
         Replace another writer without waiting whether it is alive.
+    trust_clock
+        With --keep, once: the clock is right, though the archive's last head is more than a week from it.
     commit_log
         Folder of the log, if storePathCommitLog is not the folder commitlog of the store.
     recordings
@@ -106,6 +109,7 @@ def archive(
         commit_log=commit_log,
         settings=settings,
         take_over=take_over,
+        trust_clock=trust_clock,
         recordings=recordings,
         notify=lambda text: err().print(text, soft_wrap=True),
     )
