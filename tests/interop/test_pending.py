@@ -12,10 +12,14 @@ import pytest
 
 from tests.doctor.changes import ask
 from tests.interop.asking import make_topic, max_offset
+from tests.interop.controller import Consensus, eventually
 from tests.interop.java import JavaDriver, JavaStore
-from tests.interop.rocketmq import NEWEST
+from tests.interop.members import wait_until_registered
+from tests.interop.replica_group import cluster, replica_group
+from tests.interop.rocketmq import NEWEST, missing_tools
+from tests.interop.test_failover import DLEDGER
 from tests.interop.world import StartNode
-from tests.node_process import TriohaNode, run_trioha
+from tests.node_process import TriohaNode, broker_status, run_trioha
 from tests.waiting import wait_until
 from trioha.broker_status import PendingStatus
 from trioha.remoting.codes import RequestCode
@@ -40,11 +44,11 @@ def open_master(java: JavaDriver, root: Path, **settings: object) -> JavaStore:
     return master
 
 
-def send(master: JavaStore, key: str, *, due_ms: int | None = None) -> None:
+def send(address: str, key: str, *, due_ms: int | None = None) -> None:
     """Store a message in queue 0, or have it delivered there at a time."""
     properties = f"UNIQ_KEY\x01{key}\x02" + ("" if due_ms is None else f"TIMER_DELIVER_MS\x01{due_ms}\x02")
     header = SendMessageRequestHeader("P", TOPIC, "TBW102", 4, 0, 0, now_ms(), 0, properties=properties)
-    ask(master.listen_address, send_request(header, key.encode()))
+    ask(address, send_request(header, key.encode()))
 
 
 def now_ms() -> int:
@@ -77,7 +81,7 @@ def waiting_timers(master: JavaStore) -> int:
 def deliver_one(master: JavaStore) -> None:
     """Have the real master deliver a timer."""
     before = max_offset(master.listen_address, TOPIC)
-    send(master, "soon", due_ms=now_ms() + 1500)
+    send(master.listen_address, "soon", due_ms=now_ms() + 1500)
     wait_until(
         lambda: max_offset(master.listen_address, TOPIC) == before + 1, "the real master delivers a timer"
     )
@@ -103,14 +107,14 @@ def test_what_a_killed_master_left_is_named_by_its_trioha_successor(
     slave = start_node("slave", role="SLAVE", ha_master_address=master.ha_address)
     deliver_one(master)
     for number in range(4):
-        send(master, f"plain-{number}")
+        send(master.listen_address, f"plain-{number}")
     # The delivered one and the four.
     (acknowledged, *left) = pop(master)
     assert len(left) == 4
     acknowledge(master, *acknowledged)
     first_ms = now_ms() + LATER_MS
     for number in range(3):
-        send(master, f"later-{number}", due_ms=first_ms + 10_000 * number)
+        send(master.listen_address, f"later-{number}", due_ms=first_ms + 10_000 * number)
     wait_until(lambda: waiting_timers(master) == 3, "the real master has three timers")
 
     node = promoted(start_node, master, slave, end=java.kill)
@@ -133,13 +137,42 @@ def test_what_a_killed_master_left_is_named_by_its_trioha_successor(
     assert "pending-not-delivered" in {one["id"] for one in found["findings"]}
 
 
+def test_a_trioha_slave_that_controllers_elect_names_them(tmp_path: Path) -> None:
+    if lacking := missing_tools():
+        pytest.skip(lacking)
+    consensus = Consensus.DLEDGER if NEWEST in DLEDGER else Consensus.JRAFT
+    with (
+        cluster(NEWEST, folder=tmp_path, consensus=consensus, scanNotActiveBrokerInterval=500) as running,
+        replica_group(
+            running, folder=tmp_path, broker_name="interop", controllerHeartBeatTimeoutMills=5000
+        ) as group,
+    ):
+        first = group.join("rocketmq", "first", timerWheelEnable=True)
+        wait_until_registered(running.names, "interop", first)
+        make_topic(first.address, TOPIC)
+        second = group.join("trioha", "second")
+        group.wait_set(first, second)
+        for number in range(3):
+            send(first.address, f"later-{number}", due_ms=now_ms() + LATER_MS)
+        group.wait_equal(first, second)
+
+        first.kill()
+
+        assert group.wait_master(second) is second
+        pending = eventually(
+            "what is pending is counted", lambda: broker_status(second.address).pending, logs=group.log
+        )
+        assert (pending.timers, pending.popped) == (3, 0)
+        assert WARNING in second.log()
+
+
 def test_nothing_is_said_where_a_real_master_has_delivered_all(
     newest: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
     master = open_master(newest, tmp_path / "master")
     slave = start_node("slave", role="SLAVE", ha_master_address=master.ha_address)
     deliver_one(master)
-    send(master, "plain")
+    send(master.listen_address, "plain")
     for popped in pop(master):
         acknowledge(master, *popped)
     wait_until(lambda: waiting_timers(master) == 0, "the real master has no timer")
@@ -158,7 +191,7 @@ def test_rocksdb_stores_of_a_real_master_are_named(
     master = open_master(newest, root, **kept_in_rocksdb)
     addresses = {"ha_master_address": master.ha_address, "trioha.masterAddress": master.listen_address}
     slave = start_node("slave", role="SLAVE", **addresses)
-    send(master, "plain")
+    send(master.listen_address, "plain")
     wait_until(lambda: max_offset(master.listen_address, TOPIC) == 1, "the message can be popped")
     plain = json.loads(run_trioha("doctor", "--json", root).stdout)
     # Every broker of 5.5 makes a store for timers, which is empty.
