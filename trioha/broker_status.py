@@ -348,6 +348,10 @@ class BrokerStatus:
     it."""
     clock_doubt: str = ""
     """Why log files that are old by the clock are kept, empty if none is; only trioha reports it."""
+    read_faults: int | None = None
+    """Reads of the log since the start that the disk did not answer; only trioha reports it."""
+    read_fault: str = ""
+    """File, offset and reason of the last one of them, empty without any; only trioha reports it."""
     put_refusal: str = ""
     """Why the disk keeps messages from being stored, empty if it does not; only trioha reports it."""
     settings: BrokerSettings = BrokerSettings()

@@ -28,7 +28,7 @@ GAP_SENTENCES: Final = {
     CloseReason.OFFSET_MISMATCH: "the master pushed offset {offset}; the own log ends at {own}",
     CloseReason.BAD_RECORD: "the record at {offset} is damaged; the own log ends at {own}",
     CloseReason.BAD_SIZE: "invalid size or offset at {offset}; the own log ends at {own}",
-    CloseReason.STORE_ERROR: "the own disk refused the write at {offset}",
+    CloseReason.STORE_ERROR: "the disk refused the bytes at {offset}",
     CloseReason.REQUEST_ABOVE_MAX: "the slave requested {offset}; the log ends at {own}",
     CloseReason.REQUEST_BELOW_MIN: "the slave requested {offset}, which is deleted; the log ends at {own}",
     CloseReason.ACK_BEYOND_SENT: "the slave's ack {offset} is beyond the sent bytes; the log ends at {own}",

@@ -109,6 +109,8 @@ def test_a_status_shows_a_hostile_broker_as_text(capsys):
         version=EVIL,
         put_statuses={EVIL: 1},
         dispatch_fault=EVIL,
+        read_faults=1,
+        read_fault=EVIL,
         kernel=EVIL,
         probes={EVIL: {EVIL: 1}},
     )

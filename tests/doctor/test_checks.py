@@ -385,6 +385,12 @@ FAULTS: Final[Mapping[str, list[tuple[Facts | PairFacts, str]]]] = {
     "record-not-dispatched": [
         (pair().with_slave_status(dispatch_fault="body CRC 1 is not 2 at offset 9"), "body CRC 1 is not 2")
     ],
+    "log-unreadable": [
+        (
+            pair().with_slave_status(read_faults=3, read_fault="/data/0 at offset 9: cannot be read"),
+            "3 reads failed, the last one: /data/0 at offset 9",
+        )
+    ],
     "topics-late": [
         (
             pair("5.5.0").with_master(tables=tables(("Orders", "New"), changed_ms=NOW_MS - 131_000)),
@@ -891,6 +897,7 @@ SOUND: Final[Mapping[str, list[Facts | PairFacts]]] = {
     ],
     "file-sizes-differ": [pair().with_slave(config=None)],
     "record-not-dispatched": [pair()],
+    "log-unreadable": [pair()],
     "topics-late": [
         pair("5.5.0").with_master(tables=tables(("Orders", "New"), changed_ms=NOW_MS - 129_000)),
         pair("4.9.7").with_slave(tables=tables(("Orders", "BenchmarkTest", "broker-a"))),

@@ -1,8 +1,8 @@
 """Disks that fill up and disks that fail, for one node of a run.
 
 `python -m tests.faults.disks FILE ARGUMENTS` is `trioha ARGUMENTS` on a disk that does what the one word in
-FILE says: `fsync` fails every sync, `full` has no more space. Without the file, or with another word, it is
-healthy. Neither needs any right.
+FILE says: `fsync` fails every sync, `full` has no more space, `log-reads` gives no byte of a log (to plain
+Python). Without the file, or with another word, it is healthy. Neither needs any right.
 
 As root, and in a mount namespace of its own (`private_mounts`), a run fills a real small disk instead.
 """
@@ -23,6 +23,7 @@ from tests.simulation.planting import main as run_with_defect
 
 FSYNC = "fsync"
 FULL = "full"
+LOG_READS = "log-reads"
 HEALTHY = "healthy"
 DISK_BYTES = 48 << 20
 """Of a small disk: more than a run writes."""
@@ -65,6 +66,10 @@ def _has_space(fd: int, data: bytes, offset: int) -> bool:
         return False  # no data from there to the end
 
 
+def _is_no_log(fd: int, *_: Any) -> bool:
+    return "/commitlog/" not in str(Path(f"/proc/self/fd/{fd}").readlink())
+
+
 def _break(
     name: str, word: str, number: int, fault_file: Path, *, unless: Callable[..., bool] = _never
 ) -> None:
@@ -93,6 +98,7 @@ def install(fault_file: Path) -> None:
         _break(name, FSYNC, errno.EIO, fault_file)
     # What takes space: files by reserving it, sparse ones by writing where nothing was written before.
     _break("posix_fallocate", FULL, errno.ENOSPC, fault_file)
+    _break("pread", LOG_READS, errno.EIO, fault_file, unless=_is_no_log)
     _break("pwrite", FULL, errno.ENOSPC, fault_file, unless=_has_space)
 
 

@@ -146,6 +146,7 @@ async def test_a_node_without_anything_has_the_same_families_and_zeros_for_what_
         files=0,
         time_steps=0,
         time_lead_ms=0,
+        read_faults=0,
         in_sync_slaves=0,
     )
     traffic = make_traffic()

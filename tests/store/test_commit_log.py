@@ -244,7 +244,7 @@ def test_a_closed_file_has_no_descriptor_and_ends_its_mapping_at_once_or_with_it
     file.close()
     assert mapping.closed
     assert open_descriptors() == before
-    file = MappedFile.open(file.path, size=FILE_BYTES)
+    file.hold()
     file.view[:4] = b"data"
     part = file.view[:4]
     mapping = weakref.ref(file.view.obj)

@@ -273,7 +273,7 @@ def test_a_log_that_is_cleared_in_part_is_cleared_whole_by_the_next_start(tmp_pa
 
     def clear_some(file, at):
         # The disk may have any of the pages: a torn record is before valid ones here.
-        file.view[at + 300 : at + 700] = bytes(400)
+        file.write(at + 300, memoryview(bytes(400)))
         raise Crash
 
     with resources_closed(), monkeypatch.context() as patch:

@@ -142,10 +142,11 @@ def test_holes_are_not_read(tmp_path, monkeypatch):
 def test_used_bytes_of_a_file_end_after_its_last_byte_that_is_not_zero(tmp_path):
     path = tmp_path / f"{0:020d}"
     path.write_bytes(bytes(5000) + b"\x01" + bytes((3 << 20) - 5001))
-    file = MappedFile.open(path, size=3 << 20)
+    file = MappedFile(path, size=3 << 20, start_offset=0)
     assert file.used_bytes() == file.used_bytes(5000) == 5001
     assert file.used_bytes(5001) == 5001
     assert file.used_bytes(2 << 20) == 2 << 20
+    file.hold()
     file.view[-1] = 1
     assert file.used_bytes(5001) == 3 << 20
     file.close()

@@ -18,6 +18,7 @@ from trioha.broker.delayed_delivery import DelayProgress
 from trioha.broker.pull_processor import PullStatistics
 from trioha.broker.puts import PutService
 from trioha.broker_status import ArchiveStatus, BrokerStatus, ControlStatus, MetadataStatus, PendingStatus
+from trioha.errors import StoreError
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.net.threads import run_in_thread
@@ -26,7 +27,7 @@ from trioha.remoting.fastjson import camel_case
 from trioha.remoting.serving import ServerStatistics
 from trioha.store.disk_use import DiskUse
 from trioha.store.message_store import MessageStore
-from trioha.store.record_layout import store_timestamp_ms
+from trioha.store.record_layout import RECORD_BYTES_MIN, store_timestamp_ms
 
 if TYPE_CHECKING:
     from trioha.ha.slave import HaSlave
@@ -104,6 +105,8 @@ class BrokerInfo:
             time_steps=dispatcher.time_steps.noted,
             time_lead_ms=commit_log.lead_ms,
             clock_doubt=self.clock_doubt(),
+            read_faults=commit_log.read_faults.count,
+            read_fault=commit_log.read_faults.last,
             put_refusal=commit_log.put_refusal,
             in_sync_slaves=self._replicas.eligible_count(max_offset),
             connections=tuple(self._master.connections()),
@@ -209,8 +212,12 @@ class BrokerInfo:
             return self._disk
 
     def _earliest_ms(self) -> int:
-        """storeTimestamp of the first record, -1 without one."""
-        view = self._log.read(self._log.min_offset, self._log.file_bytes)
+        """storeTimestamp of the first record, -1 without one, or where the disk does not give it."""
+        try:
+            view = self._log.read(self._log.min_offset, RECORD_BYTES_MIN)
+        except StoreError:
+            # Counted and reported by the log.
+            return -1
         return store_timestamp_ms(view, 0) if len(view) else -1
 
 

@@ -194,7 +194,7 @@ class TransactionService:
         return wait
 
     def half_message_at(self, physical_offset: int) -> HalfMessage | None:
-        """The half message that the log has there; None if it has none."""
+        """The half message that the log has there; None if it has none. Raises StoreError."""
         return HalfMessage.of(self._store.reads.record_at(physical_offset))
 
     def find(self, queue_offset: int, identity: int | None) -> OpenTransaction | None:
@@ -202,7 +202,10 @@ class TransactionService:
         return self._table.find(queue_offset, identity)
 
     def commit(self, transaction: OpenTransaction) -> AppendResult:
-        """Give the message to consumers. If it cannot be stored, the transaction stays open."""
+        """Give the message to consumers. If it cannot be stored, the transaction stays open.
+
+        Raises StoreError if the half message cannot be read; it stays open then, too.
+        """
         half = self.half_message_at(transaction.physical_offset)
         if half is None:
             return AppendResult(PutStatus.MESSAGE_ILLEGAL, reason="the half message cannot be read")
@@ -465,7 +468,12 @@ class TransactionService:
 
     def _check(self, transaction: OpenTransaction, unasked: Counter[str], *, following_s: float) -> None:
         """Ask the transaction's producer, or give it up; `unasked` counts groups without a producer."""
-        half = self.half_message_at(transaction.physical_offset)
+        try:
+            half = self.half_message_at(transaction.physical_offset)
+        except StoreError:
+            # Reported by the log. The disk may give it later.
+            self._table.postpone(transaction, check_at_s=following_s)
+            return
         if half is None:
             log.error("half message cannot be read", offset=transaction.physical_offset)
             self._table.forget(transaction)
@@ -555,7 +563,11 @@ class TransactionService:
         while (
             oldest := self._table.oldest
         ) is not None and self.followed.offset - oldest.queue_offset > MOVED_BEYOND:
-            half = self.half_message_at(oldest.physical_offset)
+            try:
+                half = self.half_message_at(oldest.physical_offset)
+            except StoreError:
+                # Reported by the log. It stays where it is.
+                return
             if half is None:
                 log.error("half message cannot be read", offset=oldest.physical_offset)
                 self._table.forget(oldest)

@@ -38,6 +38,7 @@ DISK_FULL: Final = "disk-full"
 BROKER_CHECKS: Final = (
     DISK_FULL,
     "record-not-dispatched",
+    "log-unreadable",
     "too-few-slaves-in-sync",
     "metadata-copy-fails",
     "archive-fenced",

@@ -123,6 +123,9 @@ def print_statuses(brokers: Sequence[BrokerStatus]) -> None:
         if broker.time_steps:
             count = counted(broker.time_steps, "time")
             out().print(f"{broker.address}: store times went back {count} since the start", soft_wrap=True)
+        if broker.read_fault:
+            text = f"{broker.address}: {broker.read_faults:,} reads of the log failed: {broker.read_fault}"
+            out().print(text, style=BAD.terminal, soft_wrap=True)
         if broker.put_statuses:
             counts = ", ".join(f"{name} {number:,}" for name, number in broker.put_statuses.items())
             out().print(f"{broker.address} puts: {counts}")

@@ -27,6 +27,7 @@ import trio
 from attrs import frozen
 
 from trioha.broker_status import ConnectionStatus
+from trioha.errors import StoreError
 from trioha.ha.frames import HEADER_BYTES, ReportDecoder, encode_header, last_report
 from trioha.ha.meter import ConnectionMeter, FlowControl
 from trioha.ha.replicas import Replicas
@@ -347,6 +348,8 @@ class HaConnection:
                     await self._send_heartbeat()
         except trio.BrokenResourceError:
             progress.end(CloseReason.IO_ERROR)
+        except StoreError:
+            self._end_unreadable()
         except trio.TooSlowError:
             # The slave still reports, but does not read: as good as silent.
             progress.end(CloseReason.HOUSEKEEPING)
@@ -372,7 +375,15 @@ class HaConnection:
         except trio.BrokenResourceError:
             self.progress.end(CloseReason.IO_ERROR)
             return False
+        except StoreError:
+            self._end_unreadable()
+            return False
         return True
+
+    def _end_unreadable(self) -> None:
+        """The disk does not give the slave's next bytes; the log has reported the place."""
+        self.progress.end(CloseReason.STORE_ERROR)
+        self._report_refusal(self.progress.sent_offset)
 
     async def _send_next_frame(self) -> None:
         await self._outbox.flush()
@@ -398,7 +409,8 @@ class HaConnection:
         return allowed_bytes - self._header_bytes
 
     def _put_frame(self, body_bytes_max: int, max_offset: int) -> None:
-        """Hand the log's next bytes to the outbox. BrokenResourceError: the connection is gone.
+        """Hand the log's next bytes to the outbox. BrokenResourceError: the connection is gone. Raises
+        StoreError if the disk does not give the bytes.
 
         The slice of the log is released at once, also after an exception: it would keep the mapping of a
         deleted file, with its space and its descriptor, until a garbage collection.

@@ -157,8 +157,6 @@ class HaMaster:
             return
 
         connection = pushed[0]
-        # The slaves need longer than this.
-        self._log.populate_ahead()
 
         def poll() -> bool:
             nonlocal connection

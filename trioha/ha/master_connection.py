@@ -36,7 +36,7 @@ from trioha.ha.settings import HaSettings
 from trioha.net.busy_poll import BusyPoll
 from trioha.net.housekeeping import Housekeeping
 from trioha.net.outbox import Outbox
-from trioha.net.transport import IN_STEP_BYTES_MAX, SocketTransport, local_address, receive_into
+from trioha.net.transport import SocketTransport, local_address, receive_into
 from trioha.recording.events import CloseReason, Direction, EventSink, HaState, Kind, LinkEvent
 from trioha.store.commit_log import CommitLog
 
@@ -335,9 +335,6 @@ class MasterLink(ABC):
                     housekeeping.deadline_s = now_s + housekeeping_s
                 statistics.rate.add(received_bytes, now_s)
                 statistics.last_read_ms = time.time_ns() // 1_000_000
-                if received_bytes <= IN_STEP_BYTES_MAX:
-                    # The master needs longer than this for its next frame.
-                    self._log.populate_ahead()
         except trio.BrokenResourceError:
             self._end(CloseReason.IO_ERROR)
         except RemoteProtocolError as error:

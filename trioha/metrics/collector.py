@@ -393,6 +393,10 @@ def _log(status: BrokerStatus) -> Iterator[Metric]:
         gauge("dispatch_fault", "Whether there was a record that could not be dispatched."),
         bool(status.dispatch_fault),
     )
+    yield value_of(
+        counter("log_read_faults_total", "Reads of the log that the disk did not answer."),
+        status.read_faults,
+    )
 
 
 def _archive(archive: ArchiveStatus | None) -> Iterator[Metric]:

@@ -20,6 +20,7 @@ import structlog
 import trio
 
 from trioha.broker_status import ArchiveState, ArchiveStatus
+from trioha.errors import StoreError
 from trioha.node.archive_task import ArchiveProgress
 from trioha.store.commit_log import CommitLog
 from trioha.store.record_layout import (
@@ -165,7 +166,11 @@ class ArchiveService:
     def _lag_ms(self, archived_offset: int) -> int | None:
         if archived_offset >= self._log.max_offset:
             return 0
-        stored_ms = _first_stored_ms(self._log, max(archived_offset, self._log.min_offset))
+        try:
+            stored_ms = _first_stored_ms(self._log, max(archived_offset, self._log.min_offset))
+        except StoreError:
+            # Counted and reported by the log.
+            return None
         return None if stored_ms is None else max(0, self._wall_ms() - stored_ms)
 
     def _note(self, progress: ArchiveProgress) -> None:
@@ -218,7 +223,8 @@ class ArchiveService:
 
 
 def _first_stored_ms(commit_log: CommitLog, offset: int) -> int | None:
-    """Store timestamp of the record at `offset`, or of the one after a blank there; None without one."""
+    """Store timestamp of the record at `offset`, or of the one after a blank there; None without one. Raises
+    StoreError."""
     view = commit_log.read(offset, RECORD_BYTES_MIN)
     if len(view) >= BLANK_BYTES and BLANK.unpack_from(view)[1] == MAGIC_BLANK:
         view = commit_log.read(

@@ -17,6 +17,7 @@ from trioha.net.descriptors import (
     open_descriptors,
 )
 from trioha.store.file_cache import OPEN_FILES_MAX
+from trioha.store.log_files import READ_FILES_MAX
 
 PROCESS_DESCRIPTORS: Final = 8
 """Standard streams, trio's epoll and its wake-up sockets, if open descriptors cannot be counted."""
@@ -26,8 +27,9 @@ VIP_LISTENER_DESCRIPTORS: Final = 2
 """The second port for clients, listenPort - 2."""
 KEPT_LISTENER_DESCRIPTORS: Final = 8
 """A second descriptor of each listener, of the port for metrics, too, where they outlive a role."""
-STORE_DESCRIPTORS: Final = 14
-"""Lock; three log files (written, being synced, preallocated) and those needed to create one; two index files
+STORE_DESCRIPTORS: Final = 14 + READ_FILES_MAX
+"""Lock; three log files (written, being synced, preallocated) and those needed to create one; log files that
+are only read; two index files
 and those needed to create one; the checkpoint while it is written; a directory while it is synced."""
 RECORDER_DESCRIPTORS: Final = 4
 """Facts, the current and the next segment, a keyframe."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Final
 
 import structlog
@@ -26,7 +25,6 @@ from trioha.store.flush import FlushService, OnStep
 from trioha.store.index_file import IndexShape
 from trioha.store.message_offsets import MultiDispatch
 from trioha.store.message_store import MessageStore, StoreSettings
-from trioha.store.populate import populate_pages
 from trioha.store.record import Host
 from trioha.store.retention import EVERYTHING, Retention, RetentionSettings
 from trioha.store.tags import DelayLevels
@@ -223,8 +221,5 @@ class StoreRoom:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.flush.run)
             nursery.start_soon(allocate_ahead, self.store.commit_log)
-            nursery.start_soon(
-                partial(populate_pages, self.store.commit_log, is_synced_often=self.flush.is_immediate)
-            )
             nursery.start_soon(self.dispatch.run)
             nursery.start_soon(self.retention.run)

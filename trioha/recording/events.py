@@ -178,7 +178,7 @@ class CloseReason(IntEnum):
     CONNECT_FAILED = 13
     """No connection could be made."""
     STORE_ERROR = 14
-    """The slave's own disk refused the bytes."""
+    """The disk refused the bytes: the slave's to store them, or the master's to read them."""
     GAP = 15
     """The master no longer has the bytes after the end of the slave's log."""
     AHEAD = 16

@@ -165,6 +165,8 @@ _BROKER_KEYS: Final = {
     "time_steps": "timeSteps",
     "time_lead_ms": "timeLeadMillis",
     "clock_doubt": "clockDoubt",
+    "read_faults": "readFaults",
+    "read_fault": "readFault",
     "put_refusal": "putRefusal",
     "ha_address": "haAddress",
     "client": "client",
@@ -184,7 +186,7 @@ _BROKER_KEYS: Final = {
 _BROKER_KEYS_OF_ROCKETMQ: Final = frozenset(list(_BROKER_KEYS.values())[:3])
 _OMITTED_IF_EMPTY: Final = frozenset(
     {"clock_doubt", "dispatch_fault", "error", "members", "probes", "put_refusal"}
-    | {"reason", "refusal", "settings", "warnings"}
+    | {"read_fault", "reason", "refusal", "settings", "warnings"}
 )
 """Fields that are not written with their defaults, beside those whose default is None."""
 

@@ -45,7 +45,7 @@ from typing import Any, Final
 import trio
 
 from trioha.deferred import Deferred
-from trioha.errors import RemoteProtocolError
+from trioha.errors import RemoteProtocolError, StoreError
 from trioha.net.border import ConnectionBorder
 from trioha.net.busy_poll import BusyPoll
 from trioha.net.housekeeping import Housekeeping
@@ -663,6 +663,9 @@ class ServerConnection:
     def _answer_to_error(self, command: RemotingCommand, error: Exception) -> RemotingCommand:
         if isinstance(error, BadRequestError):
             return response_to(command, error.code, remark=error.reason)
+        if isinstance(error, StoreError):
+            # The disk's fault: the store counts and reports it.
+            return response_to(command, ResponseCode.SYSTEM_ERROR, remark=str(error)[:REMARK_CHARS_MAX])
         self._counters.handler_errors += 1
         self._border.report(error, str(self.peer), what="request failed", code=command.code)
         remark = f"{type(error).__name__}: {error}"[:REMARK_CHARS_MAX]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from itertools import accumulate
-from mmap import PAGESIZE
 from pathlib import Path
 from struct import Struct
 from typing import Final
@@ -38,6 +37,7 @@ from trioha.store.put_limits import (
     queues_refusal,
 )
 from trioha.store.put_status import PutStatus
+from trioha.store.read_faults import ReadFaults
 from trioha.store.record import Host
 from trioha.store.record_layout import (
     BLANK,
@@ -53,6 +53,7 @@ from trioha.store.record_layout import (
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
+    claimed_bytes,
     record_around,
     starts_blank,
     store_timestamp_ms,
@@ -79,8 +80,11 @@ _NOT_QUEUED = frozenset((TRANSACTION_PREPARED, TRANSACTION_ROLLBACK))
 _RECORD_BYTES_LESS_HOSTS = RECORD_BYTES_MIN - 16
 _HOST_V4_BYTES = 8
 NO_BYTES = memoryview(b"")
-POPULATED_BYTES: Final = 64 * 1024
-"""Pages are populated so far ahead: what two frames of haTransferBatchSize need."""
+_WALK_BYTES = 256 * 1024
+"""Read at a time where records are looked for one after the other."""
+MAPPED_BYTES: Final = 16 << 20
+"""So far before the log's end bytes are read from the map: slaves that follow, and consumers in step, need
+these only. They have just been written, so they are in memory."""
 PWRITE_BYTES_MIN = 6 * 1024
 """From here on the system call is cheaper than storing into pages that are not ready for it: 8 us for 9 KB,
 against 11, and 11 us for 18 KB, against 20. Where pages are slow to be allocated, 38 KB take it 100 us."""
@@ -124,10 +128,6 @@ class CommitLog:
         """Whether puts are refused for want of space; replication is not."""
         self.puts_blocked = False
         """Whether puts are refused because `queue_offsets` is not known yet; replication is not."""
-        self.populated_offset = 0
-        """Up to here pages after the log's end are ready for stores."""
-        self.can_populate = True
-        """Whether the system can make pages ready, as far as is known."""
         self._refused: tuple[MappedFile, int, int] | None = None
         """File, index and number of bytes that the disk has refused, and may hold in part."""
         self.appended = Watermark(self.min_offset)
@@ -180,14 +180,21 @@ class CommitLog:
         return tuple(self._files.files)
 
     @property
+    def read_faults(self) -> ReadFaults:
+        """Bytes that the disk did not give."""
+        return self._files.read_faults
+
+    @property
     def next_file_offset(self) -> int:
         """Where the file after the last one starts."""
         return self._files.end_offset
 
     def read(self, offset: int, limit_bytes: int) -> memoryview:
-        """Up to `limit_bytes` from `offset` on, without copying, never across a file's end.
+        """Up to `limit_bytes` from `offset` on, never across a file's end.
 
-        Empty if `offset` is the log's end or outside of the log.
+        Without copying near the log's end, from where the file is mapped; what was synced long ago is read by
+        a call, into memory of its own. Empty if `offset` is the log's end or outside of the log. Raises
+        StoreError if the disk does not give the bytes.
         """
         max_offset = self.appended.offset
         files = self._files
@@ -195,14 +202,18 @@ class CommitLog:
             return NO_BYTES
         file = files.file_of(offset)
         at = offset - file.start_offset
-        return file.view[at : min(at + limit_bytes, file.size, max_offset - file.start_offset)]
+        end = min(at + limit_bytes, file.size, max_offset - file.start_offset)
+        if max_offset - offset <= MAPPED_BYTES and file.is_held:
+            return file.view[at:end]
+        return files.read(file, at, end)
 
     def common_records(self, entries: bytes, bytes_max: int) -> tuple[int, tuple[memoryview, ...]] | None:
-        """The records that entries of a consume queue name: their number, and views of them, without copying.
+        """The records that entries of a consume queue name: their number, and views of them, as of `read`.
 
         Records that follow each other in the log are in one view. They are checked but for their bodies, and
         taken while they have at most `bytes_max` bytes in all; the first one always is. None unless all are
-        common and in the file of the first one. For compiled code only.
+        common and in the file of the first one, and the disk gives them. Those that are read by calls are in
+        one view. For compiled code only.
         """
         offset = int.from_bytes(entries[:8], "big", signed=True)
         max_offset = self.appended.offset
@@ -211,9 +222,11 @@ class CommitLog:
             return None
         file = files.file_of(offset)
         start, view = file.start_offset, file.view
-        found = compiled.records.find_records(
-            entries, bytes_max, view, min(file.size, max_offset - start), start
-        )
+        end = min(file.size, max_offset - start)
+        if max_offset - offset > MAPPED_BYTES or not file.is_held:
+            read = files.read_records(file, entries, bytes_max, end_offset=start + end)
+            return None if read is None else (read[0], (read[1],))
+        found = compiled.records.find_records(entries, bytes_max, view, end, start)
         if found is None:
             return None
         records, stretches = found
@@ -356,7 +369,7 @@ class CommitLog:
             )
         view = file.view
         data = b"".join((fixed, body, topic, _I16.pack(len(properties)), properties))
-        if self._is_stored(physical_offset + size, size):
+        if size < PWRITE_BYTES_MIN:
             view[at + _COMMIT_BYTES : at + size] = data
         else:
             try:
@@ -661,16 +674,12 @@ class CommitLog:
         Raises StoreError if the disk refuses them; the log is as it was then.
         """
         size = len(first) + len(rest)
-        if self._is_stored(file.start_offset + at + size, size):
+        if size < PWRITE_BYTES_MIN:
             view = file.view
             view[at + len(first) : at + size] = rest
             view[at + _COMMIT_BYTES : at + len(first)] = first[_COMMIT_BYTES:]
         else:
             self._write(file, at + _COMMIT_BYTES, first[_COMMIT_BYTES:], rest)
-
-    def _is_stored(self, end_offset: int, size: int) -> bool:
-        """Whether `size` bytes that end at an offset are stored into the map, and not written by a call."""
-        return size < PWRITE_BYTES_MIN or end_offset <= self.populated_offset
 
     def _write(self, file: MappedFile, at: int, *chunks: memoryview) -> None:
         """Write `chunks` beyond the log's end by the system call.
@@ -716,51 +725,6 @@ class CommitLog:
         max_offset = self.appended.offset
         return self._files.last_with(max_offset) or self._files.add(max_offset)
 
-    def populate_ahead(self) -> None:
-        """Make the log's next pages ready for stores, as many as stores have used up since the last call.
-
-        To be called while there is nothing to do but wait for a peer: page faults of the next puts are a
-        quarter of their time on a virtual machine, and half of the time in which a slave stores a frame.
-        """
-        pages = self.pages_ahead(POPULATED_BYTES, bytes_min=PAGESIZE)
-        if pages is not None:
-            file, start, end = pages
-            is_done = file.populate(start - file.start_offset, end - file.start_offset)
-            self.note_populated(file, end, is_done=is_done)
-
-    def pages_ahead(self, ahead_bytes: int, *, bytes_min: int) -> tuple[MappedFile, int, int] | None:
-        """The last file, and the offsets between which its pages are to be made ready for stores.
-
-        They are as far as `ahead_bytes` beyond the log's end. None if there are fewer than `bytes_min` before
-        the file's end, or if the system cannot make any ready.
-        """
-        files = self._files.files
-        if not files or not self.can_populate:
-            return None
-        file, offset = files[-1], self.appended.offset
-        start = max(self.populated_offset, offset)
-        end = min(offset + ahead_bytes, file.end_offset)
-        if end == file.end_offset:
-            bytes_min = PAGESIZE
-        return (file, start, end) if end - start >= bytes_min else None
-
-    def pages_ready(self) -> tuple[MappedFile, int, int] | None:
-        """The last file, and between which offsets its pages are ready and not used; None if nowhere."""
-        files = self._files.files
-        if not files:
-            return None
-        file, offset = files[-1], self.appended.offset
-        end = min(self.populated_offset, file.end_offset)
-        return (file, offset, end) if file.start_offset <= offset < end else None
-
-    def note_populated(self, file: MappedFile, end_offset: int, *, is_done: bool) -> None:
-        """The pages of `file` up to `end_offset` are ready, or could not be made so: never tried again then,
-        for a store into a page that is not ready costs more than the system call."""
-        if not is_done:
-            self.can_populate = False
-        elif self._files.files and self._files.files[-1] is file:
-            self.populated_offset = max(self.populated_offset, end_offset)
-
     # -- where records start -------------------------------------------------------------------------------
 
     def note_record(self, offset: int) -> None:
@@ -778,7 +742,7 @@ class CommitLog:
         """Where the first record at or after `offset` starts; the log's end if there is none.
 
         Walks from the nearest noted record of the same file, else from the file's start: cheap near the end
-        of the log, up to a second for a gigabyte elsewhere.
+        of the log, up to a second for a gigabyte elsewhere. Raises StoreError.
         """
         max_offset = self.max_offset
         if offset >= max_offset:
@@ -797,14 +761,21 @@ class CommitLog:
         """Start and end of the record or blank that the byte at `offset`, which is there, belongs to."""
         file = self._files.file_of(offset)
         start = max(self._landmarks.nearest(offset), file.start_offset)
-        at, end_at = record_around(file.view, start - file.start_offset, offset - file.start_offset)
-        return file.start_offset + at, min(file.start_offset + end_at, self.max_offset)
+        while True:
+            view = self.read(start, _WALK_BYTES)
+            at, is_found = record_around(view, offset - start)
+            start += at
+            if is_found:
+                is_blank = starts_blank(view, at, len(view))
+                end_offset = file.end_offset if is_blank else start + claimed_bytes(view, at, len(view))
+                return start, min(end_offset, self.max_offset)
+            assert at, f"no record at {start}"
 
     def record_stored_before(self, timestamp_ms: int) -> int:
         """Where a record starts that was stored before `timestamp_ms`: the newest known; 0 if none is."""
         starts: list[int] = [*(file.start_offset for file in self._files.files), *self._landmarks]
         for offset in sorted(starts, reverse=True):
-            view = self.read(offset, self.file_bytes)
+            view = self.read(offset, RECORD_BYTES_MIN)
             if (
                 len(view)
                 and not starts_blank(view, 0, len(view))
@@ -843,7 +814,6 @@ class CommitLog:
         )
         self._files.restart_at(offset)
         self._refused = None
-        self.populated_offset = 0
         self._landmarks.clear()
         for mark in (self.appended, self.flushed):
             # Waits end even where the mark stays or moves forward: they were for offsets of another log.
@@ -869,7 +839,6 @@ class CommitLog:
         self.flushed.rewind(offset)
         self.appended.rewind(offset)
         self._files.cut(offset)
-        self.populated_offset = 0
         # The rest of the last file was cleared.
         self._refused = None
 
@@ -913,7 +882,7 @@ class CommitLog:
 
     def hold_last_file(self) -> None:
         """Keep a descriptor for the file that is written to. Raises StoreError if there is none."""
-        self._files.hold_last(self.max_offset)
+        self._files.hold_last()
 
     def close(self) -> None:
         """Close all files, and delete the preallocated one. Flush first; no sync may be running."""

@@ -11,6 +11,7 @@ of records that it has. Bodies are not read unless `check_crc` asks for it.
 from __future__ import annotations
 
 import math
+import mmap
 import time
 from collections.abc import Callable, Sequence
 
@@ -28,6 +29,7 @@ from trioha.store.record_layout import (
     FaultKind,
     claimed_bytes,
     find_fault,
+    starts_blank,
     starts_record,
 )
 from trioha.store.recovery import SLACK_MS, newest_file_stored_by, stored_before_files_after
@@ -39,7 +41,8 @@ log = structlog.get_logger(__name__)
 BATCH_RECORDS = 512
 """Records between two writes to queues and index, while puts go on: a write of so many takes half a
 millisecond."""
-_READ_BYTES = 1 << 40
+_READ_BYTES = 256 * 1024
+"""Of the log, at a time, or one record."""
 _STEP_REPORT_INTERVAL_S = 60.0
 """Between two log lines about store times that go back."""
 
@@ -150,7 +153,7 @@ class Dispatcher:
         for each file of the log.
 
         Returns how many were passed, bad ones included; 0 if there is nothing more to do now. Raises
-        StoreError if the disk refuses a write: the position stays, so call again when there is space.
+        StoreError if the disk refuses a read or a write: the position stays, so call again when it does not.
         """
         passed = 0
         until_offset = min(until_offset, self._log.max_offset)
@@ -191,9 +194,7 @@ class Dispatcher:
         if position < min_offset:
             log.warning("dispatch goes on at the log's new start", position=position, start=min_offset)
             return min_offset, 0, 0
-        view = self._log.read(position, min(until_offset - position, _READ_BYTES))
-        # Files begin at multiples of their length.
-        start = position % self._log.file_bytes
+        view, start = self._stretch(position, until_offset)
         after, records, stop, last_time_ms = self._collector.collect(
             view, start, position, records_max=records_max
         )
@@ -201,9 +202,25 @@ class Dispatcher:
             return after, records, last_time_ms
         if stop is Stop.AT_BLANK:
             return self._next_file(after), records, last_time_ms
+        if after > position and len(view) >= _READ_BYTES:
+            # More may follow than was read: the next stretch begins with what stopped this one.
+            return after, records, last_time_ms
         stopped_at = after
         after = self._after_fault(view[stopped_at - position :], stopped_at, until_offset)
         return after, records + (after != stopped_at), last_time_ms
+
+    def _stretch(self, position: int, until_offset: int) -> tuple[memoryview, int]:
+        """Bytes of the log from a record on, and their index in the object that the view is of.
+
+        Raises StoreError.
+        """
+        size = until_offset - position
+        view = self._log.read(position, min(size, _READ_BYTES))
+        claimed = claimed_bytes(view, 0, len(view))
+        if len(view) == _READ_BYTES < claimed + BLANK_BYTES and not starts_blank(view, 0, len(view)):
+            view = self._log.read(position, min(size, claimed + BLANK_BYTES))
+        # Files begin at multiples of their length.
+        return view, position % self._log.file_bytes if isinstance(view.obj, mmap.mmap) else 0
 
     def _next_file(self, position: int) -> int:
         return position - position % self._log.file_bytes + self._log.file_bytes

@@ -56,11 +56,6 @@ class FlushService:
         self._sync = sync or self._sync_in_thread
         self._working = working
 
-    @property
-    def is_immediate(self) -> bool:
-        """Whether bytes are synced as soon as there are any, and not once in each interval."""
-        return self._sync_flush
-
     async def run(self) -> None:
         """Flush until cancelled. Raises StoreError when the disk fails."""
         log = self._store.commit_log

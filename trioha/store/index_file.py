@@ -29,7 +29,7 @@ from attrs import frozen
 from trioha.errors import StoreError
 from trioha.store import compiled
 from trioha.store.mapped_file import create_atomically, hint_at
-from trioha.store.mapping import map_file
+from trioha.store.mapping import end_map, map_file
 from trioha.store.syncing import SharedDescriptor
 
 HEADER_BYTES = 40
@@ -102,7 +102,7 @@ class IndexFile:
         """Map the file; `fd` can be closed afterwards. Raises OSError."""
         self.path = path
         self.shape = shape
-        self._view = map_file(fd, shape.file_bytes)
+        self._view = map_file(fd, shape.file_bytes, path)
         self.descriptor: SharedDescriptor | None = None
         """Set while the file is being filled, to reserve space; reads and other writes need none."""
         self._words = self._view.cast("I")
@@ -390,7 +390,7 @@ class IndexFile:
         """Close the file; the mapping ends with its last slice."""
         self.release()
         self._words.release()
-        self._view.release()
+        end_map(self._view)
 
     def remove(self) -> None:
         """Delete the file and close it. Raises StoreError if it cannot be deleted, with nothing changed."""

@@ -3,20 +3,29 @@
 Space on disk is reserved for a file when it is made, so that a full disk is an error at that moment and not
 the end of the process later. A worker thread can preallocate the next file (`store.allocate`).
 
-Files with bytes that are not on disk keep a descriptor, and so does the last one; the others need none.
+Files with bytes that are not on disk are mapped and keep a descriptor, and so does the last one. The others
+are read by calls, which can fail: an error names file and offset, and ends only what needed the bytes.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Lock
+from typing import Final
 
 import structlog
 
 from trioha.errors import StoreError
+from trioha.store import compiled
+from trioha.store.file_cache import FileCache
 from trioha.store.mapped_file import FILE_NAME_DIGITS, MappedFile
+from trioha.store.read_faults import ReadFaults
 from trioha.store.syncing import SyncWork, sync_data, sync_directory
 
 log = structlog.get_logger(__name__)
+
+READ_FILES_MAX: Final = 8
+"""Descriptors of files that are only read."""
 
 
 class LogFiles:
@@ -34,6 +43,11 @@ class LogFiles:
         self.unsynced: list[SyncWork] = []
         """Syncs that have not run yet."""
         self._with_descriptor: list[MappedFile] = []
+        self._read_files = FileCache(READ_FILES_MAX)
+        self._read_lock = Lock()
+        """A node that becomes a master dispatches in a worker thread, while consumers read."""
+        self.read_faults = ReadFaults()
+        """Reads of files that are only read, and of old bytes of the others."""
 
     @property
     def end_offset(self) -> int:
@@ -43,6 +57,42 @@ class LogFiles:
     def file_of(self, offset: int) -> MappedFile:
         """The file that holds the byte at `offset`, which must be in one."""
         return self.files[(offset - self.start_offset) // self.file_bytes]
+
+    def read(self, file: MappedFile, start: int, end: int) -> memoryview:
+        """Bytes `[start, end)` of one of the files, by a call. Raises StoreError, which is counted."""
+        try:
+            with self._read_lock:
+                try:
+                    fd = self._read_files.fd(file.path)
+                except OSError as error:
+                    raise file.cannot_be_opened(error) from error
+                return file.read(start, end, fd=fd)
+        except StoreError as error:
+            # A file that was repaired meanwhile may be another one of that name.
+            self._forget(file)
+            self.read_faults.note(error)
+            raise
+
+    def read_records(
+        self, file: MappedFile, entries: bytes, bytes_max: int, *, end_offset: int
+    ) -> tuple[int, memoryview] | None:
+        """The records that entries of a consume queue name: their number, and all of them in one view.
+
+        As `read_records` of compiled code, for records before `end_offset`. None also if the file cannot be
+        opened.
+        """
+        with self._read_lock:
+            try:
+                fd = self._read_files.fd(file.path)
+            except OSError:
+                # `read` reports it.
+                return None
+            found = compiled.records.read_records(fd, entries, bytes_max, file.start_offset, end_offset)
+        return None if found is None else (found[0], memoryview(found[1])[: found[2]])
+
+    def _forget(self, file: MappedFile) -> None:
+        with self._read_lock:
+            self._read_files.forget(file.path)
 
     def last_with(self, offset: int) -> MappedFile | None:
         """The last file if it holds `offset`, None if a new one is needed."""
@@ -57,7 +107,6 @@ class LogFiles:
         else:
             self.discard_preallocated()
             file = MappedFile.create(self.directory, start_offset=start_offset, size=self.file_bytes)
-        file.expect_appends(0)
         self.files.append(file)
         self._with_descriptor.append(file)
         return file
@@ -90,6 +139,7 @@ class LogFiles:
         """Delete the oldest file, which must not be the last. Raises StoreError, with nothing changed."""
         assert len(self.files) > 1, "the last file is never deleted"
         self.files[0].remove()
+        self._forget(self.files[0])
         del self.files[0]
         self.start_offset = self.files[0].start_offset
 
@@ -102,7 +152,7 @@ class LogFiles:
         self.discard_preallocated()
         while len(self.files) > 1 and self.files[-1].start_offset >= offset:
             self.files[-1].remove()
-            self.files.pop()
+            self._forget(self.files.pop())
         last = self.files[-1]
         last.clear_from(offset - last.start_offset)
         last.sync()
@@ -111,14 +161,14 @@ class LogFiles:
             if file is not last:
                 # Closed with its file, or all of it is on disk.
                 file.release()
-        self.hold_last(offset)
+        self.hold_last()
 
     def restart_at(self, offset: int) -> None:
         """Delete all files; the next one starts at `offset`. Raises StoreError if one cannot be deleted."""
         self.discard_preallocated()
         while self.files:
             self.files[-1].remove()
-            self.files.pop()
+            self._forget(self.files.pop())
         self._with_descriptor.clear()
         self.start_offset = offset
 
@@ -153,13 +203,11 @@ class LogFiles:
                     min(end_offset - file.start_offset, file.size),
                 )
                 work.add(file.path, file.share(), span=span)
-                # What was synced before this, so that a reader of evicted bytes does not wait for each page.
-                file.expect_reads(min(flushed_offset, file.end_offset) - file.start_offset)
         self._release_flushed(flushed_offset)
         return work
 
     def _release_flushed(self, flushed_offset: int) -> None:
-        """Close the descriptors of files that are full and on disk: they get no more writes or syncs."""
+        """End the maps of files that are full and on disk: they get no more writes or syncs."""
         last = self.files[-1] if self.files else None
         needed = []
         for file in self._with_descriptor:
@@ -167,17 +215,12 @@ class LogFiles:
                 needed.append(file)
             else:
                 file.release()
-                file.expect_reads(file.size)
         self._with_descriptor = needed
 
-    def hold_last(self, end_offset: int) -> None:
-        """Keep a descriptor for the file that is written to, from `end_offset` on.
-
-        Raises StoreError if there is none.
-        """
+    def hold_last(self) -> None:
+        """Map the file that is written to. Raises StoreError if the system refuses."""
         if self.files:
             self.files[-1].hold()
-            self.files[-1].expect_appends(end_offset - self.files[-1].start_offset)
             self._with_descriptor = [self.files[-1]]
 
     def close(self) -> None:
@@ -204,6 +247,8 @@ class LogFiles:
         for file in self.files:
             file.close()
         self.files.clear()
+        with self._read_lock:
+            self._read_files.close()
 
 
 def _log_paths(directory: Path) -> list[Path]:
@@ -227,10 +272,11 @@ def delete_files_from(directory: Path, offset: int) -> None:
 
 
 def list_files(directory: Path, *, size: int) -> list[MappedFile]:
-    """Map a log's files, oldest first; raises StoreError for one of another length or a missing one between.
+    """A log's files, oldest first; raises StoreError for one of another length or a missing one between.
 
-    An empty last file is one that was being made when the process ended: it is removed, and so is one of
-    zeros after a gap.
+    A file before the last one that has become shorter than `size`, which others have, is damaged: what is in
+    it can be read, and the rest is an error to its reader only. An empty last file is one that was being made
+    when the process ended: it is removed, and so is one of zeros after a gap.
     """
     if not directory.exists():
         return []
@@ -238,24 +284,24 @@ def list_files(directory: Path, *, size: int) -> list[MappedFile]:
     while paths and paths[-1].stat().st_size == 0:
         paths.pop().unlink()
     files: list[MappedFile] = []
-    try:
-        for path in paths:
-            file = MappedFile.open(path, size=size)
-            file.release()
-            files.append(file)
-            expected = files[0].start_offset + (len(files) - 1) * size
-            if file.start_offset != expected and path is paths[-1] and not file.used_bytes():
-                # It was being preallocated when the log was cut before it, and the process ended.
-                files.pop().remove()
-                break
-            if file.start_offset != expected:
-                raise StoreError(
-                    f"starts at {file.start_offset}, the file before it ends at {expected}",
-                    path=path,
-                    hint="a file of the log is missing or mappedFileSizeCommitLog is not the store's",
-                )
-    except StoreError:
-        for file in files:
-            file.close()
-        raise
+    is_size_of_store = bool(paths) and paths[-1].stat().st_size == size
+    for path in paths:
+        file = MappedFile(path, size=size, start_offset=int(path.name))
+        found = path.stat().st_size
+        if is_size_of_store and found < size:
+            log.error("a log file has lost its end", path=str(path), bytes=found, missing=size - found)
+        else:
+            file.check_length()
+        files.append(file)
+        expected = files[0].start_offset + (len(files) - 1) * size
+        if file.start_offset != expected and path is paths[-1] and not file.used_bytes():
+            # It was being preallocated when the log was cut before it, and the process ended.
+            files.pop().remove()
+            break
+        if file.start_offset != expected:
+            raise StoreError(
+                f"starts at {file.start_offset}, the file before it ends at {expected}",
+                path=path,
+                hint="a file of the log is missing or mappedFileSizeCommitLog is not the store's",
+            )
     return files

@@ -8,10 +8,9 @@ them.)
 
 from __future__ import annotations
 
-import mmap
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 from trioha.store.mapped_file import MappedFile
 from trioha.store.record_layout import (
@@ -38,42 +37,50 @@ _ZERO_SECTOR = bytes(SECTOR_BYTES)
 def cut_at_lost_sector(
     file: MappedFile, at: int, end: ScanEnd, *, last_store_timestamp_ms: int, is_flushed: IsFlushed
 ) -> ScanEnd | None:
-    """The scan of `[at, end.at)` up to its first record with a lost sector; None if there is none.
+    """The scan of the records at index `at` up to its first record with a lost sector; None if there is none.
 
-    `last_store_timestamp_ms` is that of the record before `at`.
+    `end` is that of the whole scan, with indexes from `at` on. `last_store_timestamp_ms` is that of the
+    record before `at`. Raises StoreError.
     """
+    # Whole sectors.
+    first = at - at % SECTOR_BYTES
+    at -= first
+    stop = at + end.at
+    view = file.read(first, min(first + stop + -stop % SECTOR_BYTES, file.size))
     starts: list[int] = []
-    for sector in _zero_sectors(file, at, end.at):
+    for sector in _zero_sectors(bytes(view)):
         if not starts:
             scan_records(
-                file.view,
+                view,
                 at,
-                end.at,
-                file.start_offset + at,
+                stop,
+                file.start_offset + first + at,
                 check_crc=False,
                 on_record=lambda record_at, _size: starts.append(record_at),
             )
         # A record cannot start in zeros: only the one that reaches into them can be torn.
         number = bisect_right(starts, sector) - 1
-        if number < 0 or not _has_text_in(file.view, starts[number], sector):
+        if number < 0 or not _has_text_in(view, starts[number], sector):
             continue
-        before_ms = store_timestamp_ms(file.view, starts[number - 1]) if number else last_store_timestamp_ms
-        if not is_flushed(file.start_offset + starts[number], before_ms=before_ms):
+        before_ms = store_timestamp_ms(view, starts[number - 1]) if number else last_store_timestamp_ms
+        if not is_flushed(file.start_offset + first + starts[number], before_ms=before_ms):
             return ScanEnd(
-                at=starts[number], records=number, fault=None, blank=False, last_store_timestamp_ms=before_ms
+                at=starts[number] - at,
+                records=number,
+                fault=None,
+                blank=False,
+                last_store_timestamp_ms=before_ms,
             )
     return None
 
 
-def _zero_sectors(file: MappedFile, start: int, end: int) -> Iterator[int]:
-    """Starts of the sectors in `[start, end)` of the file that hold only zeros, in order."""
-    data = cast("mmap.mmap", file.view.obj)
-    at = start - start % SECTOR_BYTES
-    end += -end % SECTOR_BYTES
+def _zero_sectors(data: bytes) -> Iterator[int]:
+    """Starts of the sectors that hold only zeros, in order; `data` begins with a sector."""
+    at = 0
     # A log without zeros costs one search.
-    while (found := data.find(_ZERO_SECTOR, at, end)) >= 0:
+    while (found := data.find(_ZERO_SECTOR, at)) >= 0:
         sector = found + -found % SECTOR_BYTES
-        if sector + SECTOR_BYTES > end:
+        if sector + SECTOR_BYTES > len(data):
             return
         if data[sector : sector + SECTOR_BYTES] == _ZERO_SECTOR:
             yield sector

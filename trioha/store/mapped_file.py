@@ -1,4 +1,4 @@
-"""One file of a log, mapped whole."""
+"""One file of a log: mapped while it is written to, and read by calls afterwards."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import errno
 import mmap
 import os
 import secrets
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Final
 
 from trioha.errors import StoreError
 from trioha.net.border import is_shortage
 from trioha.net.descriptors import descriptor_limit, lowest_free_descriptor
-from trioha.store.mapping import map_file
+from trioha.store.mapping import end_map, map_file
 from trioha.store.syncing import SharedDescriptor, sync_data, sync_whole
 
 FILE_NAME_DIGITS = 20
 
 _ZERO_CHUNK = bytes(1 << 20)
+_NOT_MAPPED: Final = memoryview(b"")
 
 _NO_NAMELESS_FILES = frozenset((errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS))
 """Errors of a system, or a file system, without O_TMPFILE."""
@@ -31,20 +31,8 @@ DESCRIPTORS_LEFT_FREE: Final = 8
 disk may leave many of them; queues, index and checkpoint need a few at any time."""
 
 
-# Advice to the kernel about a map, None where the system has none of the kind.
 MADV_RANDOM: Final[int | None] = getattr(mmap, "MADV_RANDOM", None)
-MADV_NORMAL: Final[int | None] = getattr(mmap, "MADV_NORMAL", None)
-MADV_DONTNEED: Final[int | None] = getattr(mmap, "MADV_DONTNEED", None)
-MADV_HUGEPAGE: Final[int | None] = getattr(mmap, "MADV_HUGEPAGE", None) if mmap.PAGESIZE == 4096 else None
-"""With larger pages huge ones have 32 MiB and more, too much for each sync."""
-MADV_NOHUGEPAGE: Final[int | None] = getattr(mmap, "MADV_NOHUGEPAGE", None)
-MADV_POPULATE_WRITE: Final = 23 if sys.platform == "linux" else None
-"""Python's mmap module has no name for it."""
-HUGE_PAGE_BYTES: Final = 1 << 21
-"""Of Linux, where small pages have 4 KiB."""
-ADVISED_BYTES: Final = HUGE_PAGE_BYTES
-"""Read-ahead follows the synced bytes in steps of this length, since each costs a system call; and advice
-about a part of a huge page makes the kernel map it page by page."""
+"""Advice to the kernel about a map; None where the system has none of the kind."""
 
 
 def file_name(start_offset: int) -> str:
@@ -53,33 +41,31 @@ def file_name(start_offset: int) -> str:
 
 
 class MappedFile:
-    """A file of fixed length, mapped into memory: bytes `[start_offset, start_offset + size)` of a log.
+    """A file of fixed length: bytes `[start_offset, start_offset + size)` of a log.
 
-    `view` is the whole file. Slices of it stay usable after `close`: the mapping ends with the last of them,
-    so a connection can still send from a closed file.
+    A file that is written to, or has bytes that are not on disk, keeps a descriptor and a map (`hold`);
+    `release` ends both. All others are read by calls (`read`): where the disk does not give a byte, a call
+    raises an error, but a load from a map ends the process. So a log of any length has two or three mapped
+    files.
 
-    A file that is written to, or has bytes that are not on disk, keeps a descriptor; `release` closes it.
-    Reads need none. So a log of any length has two or three open files.
+    Slices of `view` stay usable after `release`: the mapping ends with the last of them, so a connection can
+    still send from a closed file.
 
-    Where a file will be appended to, the kernel does not read ahead (`expect_appends`). With read-ahead, a
-    store into a page that was not touched before makes it allocate and clear megabytes around the page (2 ms
-    where read_ahead_kb is 8192), in folios of many pages, and on ext4 each first store into one of these
-    pages takes a time that grows with the folio: 22 us, instead of 4. Huge pages (`expect_many_appends`) are
-    mapped as a whole, and so stored into for the first time as a whole.
+    The kernel does not read the map ahead (`hold`). With read-ahead, a store into a page that was not touched
+    before makes it allocate and clear megabytes around the page (2 ms where read_ahead_kb is 8192), in folios
+    of many pages, and on ext4 each first store into one of these pages takes a time that grows with the
+    folio: 22 us, instead of 4.
     """
 
-    __slots__ = ("_appends_at", "_descriptor", "_has_huge_pages", "path", "size", "start_offset", "view")
+    __slots__ = ("_descriptor", "path", "size", "start_offset", "view")
 
-    def __init__(self, path: Path, *, fd: int, size: int, start_offset: int) -> None:
-        """Owns `fd` from now on, unless it raises OSError."""
+    def __init__(self, path: Path, *, size: int, start_offset: int) -> None:
         self.path = path
         self.size = size
         self.start_offset = start_offset
-        self.view = map_file(fd, size)
-        self._descriptor: SharedDescriptor | None = SharedDescriptor(fd)
-        self._appends_at = size
-        """Index from which on the kernel does not read ahead."""
-        self._has_huge_pages = False
+        self.view = _NOT_MAPPED
+        """The whole file, while it is mapped; empty at other times."""
+        self._descriptor: SharedDescriptor | None = None
 
     def __repr__(self) -> str:
         return f"<MappedFile {self.path.name}, {self.size} bytes>"
@@ -89,28 +75,27 @@ class MappedFile:
         """Offset of the first byte after this file."""
         return self.start_offset + self.size
 
-    @classmethod
-    def open(cls, path: Path, *, size: int) -> MappedFile:
-        """Map an existing file of exactly `size` bytes; raises StoreError for one of another length."""
-        fd = -1
+    @property
+    def is_held(self) -> bool:
+        """Whether the file has a descriptor and a map."""
+        return self._descriptor is not None
+
+    def check_length(self) -> None:
+        """Raise StoreError if the file on disk is not there, or has another length."""
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            found = os.fstat(fd).st_size
-            if found != size:
-                raise StoreError(
-                    f"has {found} bytes, the configuration says {size}",
-                    path=path,
-                    hint="mappedFileSizeCommitLog must be what the store was made with",
-                )
-            return cls(path, fd=fd, size=size, start_offset=int(path.name))
-        except BaseException as error:
-            if fd >= 0:
-                os.close(fd)
-            if isinstance(error, OSError):
-                raise StoreError(
-                    f"cannot be opened: {error.strerror}", path=path, hint=hint_at(error)
-                ) from error
-            raise
+            found = self.path.stat().st_size
+        except OSError as error:
+            raise self.cannot_be_opened(error) from error
+        if found != self.size:
+            raise StoreError(
+                f"has {found} bytes, the configuration says {self.size}",
+                path=self.path,
+                hint="mappedFileSizeCommitLog must be what the store was made with",
+            )
+
+    def cannot_be_opened(self, error: OSError) -> StoreError:
+        """The error of a file that the system does not open."""
+        return StoreError(f"cannot be opened: {error.strerror}", path=self.path, hint=hint_at(error))
 
     @classmethod
     def create(cls, directory: Path, *, start_offset: int, size: int) -> MappedFile:
@@ -139,10 +124,13 @@ class MappedFile:
                     fd = create_atomically(path, lambda fd: _reserve_on_disk(fd, size))
             # Also for a file that exists: its creator may have failed to do it.
             sync_whole(folder)
+            file = cls(path, size=size, start_offset=start_offset)
             if fd < 0:
-                return cls.open(path, size=size)
-            file = cls(path, fd=fd, size=size, start_offset=start_offset)
-            fd = -1
+                file.check_length()
+                file.hold()
+            else:
+                opened, fd = fd, -1
+                file._map(opened)
         except OSError as error:
             raise StoreError(
                 f"no {size} bytes could be reserved: {error.strerror}", path=path, hint=hint_at(error)
@@ -155,14 +143,27 @@ class MappedFile:
                     os.close(opened)
 
     def hold(self) -> None:
-        """Keep a descriptor from now on, for writes. Raises StoreError if the system has none."""
-        if self._descriptor is None:
-            try:
-                self._descriptor = SharedDescriptor(os.open(self.path, os.O_RDWR | os.O_CLOEXEC))
-            except OSError as error:
-                raise StoreError(
-                    f"cannot be opened: {error.strerror}", path=self.path, hint=hint_at(error)
-                ) from error
+        """Keep a descriptor and a map from now on, for writes. Raises StoreError if the system has none."""
+        if self._descriptor is not None:
+            return
+        try:
+            self._map(os.open(self.path, os.O_RDWR | os.O_CLOEXEC))
+        except OSError as error:
+            raise self.cannot_be_opened(error) from error
+
+    def _map(self, fd: int) -> None:
+        """Map the file. Owns `fd` from now on. Raises OSError."""
+        try:
+            self.view = map_file(fd, self.size, self.path, first_offset=self.start_offset)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._descriptor = SharedDescriptor(fd)
+        mapping = self.view.obj
+        if MADV_RANDOM is not None and isinstance(mapping, mmap.mmap):
+            # A system that refuses it is slower.
+            with suppress(OSError):
+                mapping.madvise(MADV_RANDOM)
 
     def is_in_place(self) -> bool:
         """Whether the path names this file; not if it names none or another one, or cannot be looked at.
@@ -177,84 +178,55 @@ class MappedFile:
             return False
 
     def release(self) -> None:
-        """Close the descriptor: all bytes are on disk, and no more will be written."""
+        """End descriptor and map: all bytes are on disk, and no more will be written."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             descriptor.release()
+        view, self.view = self.view, _NOT_MAPPED
+        if view is not _NOT_MAPPED:
+            end_map(view)
 
     def share(self) -> SharedDescriptor:
         """The file's descriptor for another user, which has to release it, also after the file is closed.
 
-        Raises StoreError if the file had none, and the system has none.
+        Raises StoreError if the file has none, and the system neither.
         """
-        self.hold()
-        assert self._descriptor is not None
-        return self._descriptor.share()
-
-    def expect_appends(self, at: int) -> None:
-        """Have the kernel read nothing ahead from index `at` on: these bytes will be written first."""
-        self._appends_at = at
-        self._advise(MADV_RANDOM, at, self.size)
-
-    def expect_many_appends(self, start: int, end: int) -> None:
-        """Have the kernel use huge pages, from now on, for the bytes from index `start` to `end` that fill
-        whole ones and have no pages yet.
-
-        To make them ready takes a fifth of the time of small ones, the first store after a sync a tenth, and
-        a sync half. But a sync writes all of a page in which one byte was stored.
-        """
-        start += -start % HUGE_PAGE_BYTES
-        if self._advise(MADV_HUGEPAGE, start, end - end % HUGE_PAGE_BYTES):
-            self._has_huge_pages = True
-
-    def expect_few_appends(self, start: int, end: int, *, fd: int) -> None:
-        """Have the kernel use small pages again for the bytes from index `start` to `end`; the bytes stay.
-
-        A page with a byte that is not on disk stays as it is. `fd` is the file's. Blocks: call it in a worker
-        thread, while a slice of `view` exists. Raises OSError.
-        """
-        start -= start % HUGE_PAGE_BYTES
-        self._advise(MADV_NOHUGEPAGE, start, end)
-        # Without the map's pages the kernel can drop those of its cache. It reads them again as small ones.
-        if self._advise(MADV_DONTNEED, start, end):
-            os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_DONTNEED)
-            os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_WILLNEED)
-
-    def expect_reads(self, end: int) -> None:
-        """Have the kernel read ahead again before index `end`: bytes there are on disk, and may be evicted.
-
-        That happens for whole `ADVISED_BYTES`, and for the end of the file.
-        """
-        start = self._appends_at
-        if end < self.size:
-            end -= end % ADVISED_BYTES
-        if end > start:
-            self._appends_at = end
-            self._advise(MADV_NORMAL, start, end)
-            if self._has_huge_pages:
-                # A reader of one record would wait for all of a huge page.
-                self._advise(MADV_NOHUGEPAGE, start, end)
-
-    def populate(self, start: int, end: int) -> bool:
-        """Make the pages of the bytes from index `start` to `end` ready for stores; the bytes stay.
-
-        Otherwise the first store into a page costs microseconds, on a virtual machine tens of them. Returns
-        False, with nothing done, on a system that cannot do it (Linux before 5.14).
-        """
-        return self._advise(MADV_POPULATE_WRITE, start, end)
-
-    def _advise(self, advice: int | None, start: int, end: int) -> bool:
-        """Whether the kernel took the advice about the bytes from index `start` to `end`, in whole pages."""
-        mapping = self.view.obj
-        start -= start % mmap.PAGESIZE
-        if advice is None or start >= end or not isinstance(mapping, mmap.mmap):
-            return False
+        if self._descriptor is not None:
+            return self._descriptor.share()
         try:
-            mapping.madvise(advice, start, end - start)
-        except OSError:
-            # A system that refuses it is slower.
-            return False
-        return True
+            return SharedDescriptor(os.open(self.path, os.O_RDWR | os.O_CLOEXEC))
+        except OSError as error:
+            raise self.cannot_be_opened(error) from error
+
+    def read(self, start: int, end: int, *, fd: int | None = None) -> memoryview:
+        """Bytes `[start, end)` of the file, in memory of their own, by a call that can fail.
+
+        `fd` is a descriptor of the file, for a caller that keeps one. Raises StoreError with the place of the
+        first byte that the disk does not give, whether its sector is bad or the file ends before it.
+        """
+        at = start
+        try:
+            with nullcontext(fd) if fd is not None else self._opened() as opened:
+                data = os.pread(opened, end - start, start)
+                while (at := start + len(data)) < end:
+                    # From here on there may be nothing, or an error.
+                    more = os.pread(opened, end - at, at)
+                    if not more:
+                        break
+                    data += more
+        except OSError as error:
+            raise self._unreadable(at, f"cannot be read: {error.strerror}") from error
+        if at < end:
+            raise self._unreadable(at, f"ends here, it had {self.size} bytes")
+        return memoryview(data)
+
+    def _unreadable(self, at: int, reason: str) -> StoreError:
+        return StoreError(
+            reason,
+            path=self.path,
+            offset=self.start_offset + at,
+            hint="check the disk; a replica or an archive may have what is lost here",
+        )
 
     def write(self, at: int, *chunks: memoryview) -> None:
         """Write `chunks`, one after the other, at index `at` by the system call.
@@ -265,18 +237,10 @@ class MappedFile:
         """
         self.hold()
         assert self._descriptor is not None
-        fd = self._descriptor.fd
-        left = [chunk for chunk in chunks if chunk]
-        while left:
-            try:
-                written = os.pwritev(fd, left, at)
-            except OSError as error:
-                raise StoreError(f"cannot be written at {at}: {error.strerror}", path=self.path) from error
-            at += written
-            while left and written >= len(left[0]):
-                written -= len(left.pop(0))
-            if written:
-                left[0] = left[0][written:]
+        try:
+            _write_all(self._descriptor.fd, at, [chunk for chunk in chunks if chunk])
+        except OSError as error:
+            raise StoreError(f"cannot be written at {at}: {error.strerror}", path=self.path) from error
 
     def sync(self) -> None:
         """Put all of the file's dirty pages on disk. Blocks: call it in a worker thread. Raises OSError."""
@@ -299,42 +263,33 @@ class MappedFile:
         """Index after the last byte from `start` on that is not zero; `start` if there is none.
 
         Reserved space that was never written is not read, if the file system reports it; the rest is read
-        from the end, a MiB at a time. Raises OSError.
+        from the end, a MiB at a time. Raises OSError, and StoreError for bytes that cannot be read.
         """
         with self._opened() as fd:
             end = _written_end(fd, self.size)
-        while end > start:
-            chunk_start = max(start, end - len(_ZERO_CHUNK))
-            # Bytes are compared at memory speed, views item by item.
-            chunk = bytes(self.view[chunk_start:end])
-            if chunk != _ZERO_CHUNK[: end - chunk_start]:
-                return chunk_start + len(chunk.rstrip(b"\0"))
-            end = chunk_start
+            while end > start:
+                chunk_start = max(start, end - len(_ZERO_CHUNK))
+                # Bytes are compared at memory speed, views item by item.
+                chunk = bytes(self.read(chunk_start, end, fd=fd))
+                if chunk != _ZERO_CHUNK[: end - chunk_start]:
+                    return chunk_start + len(chunk.rstrip(b"\0"))
+                end = chunk_start
         return start
 
     def clear_from(self, at: int) -> int:
         """Make all bytes from index `at` on zero; returns how many may not have been before. `sync` follows.
 
-        The file's length and its space on disk stay. Raises OSError.
+        The file's length and its space on disk stay. Raises OSError and StoreError.
         """
         end = self.used_bytes(at)
-        for start in range(at, end, len(_ZERO_CHUNK)):
-            stop = min(start + len(_ZERO_CHUNK), end)
-            self.view[start:stop] = _ZERO_CHUNK[: stop - start]
+        with self._opened() as fd:
+            for start in range(at, end, len(_ZERO_CHUNK)):
+                _write_all(fd, start, [memoryview(_ZERO_CHUNK)[: end - start]])
         return end - at
 
     def close(self) -> None:
-        """Close descriptor and `view`; the mapping ends with them, or with the last slice of it."""
+        """The same as `release`, for a file that is not used any more."""
         self.release()
-        view, self.view = self.view, memoryview(b"")
-        mapping = view.obj
-        if isinstance(mapping, mmap.mmap):
-            view.release()
-            # References to the mapping, for instance from the frames of a traceback, would keep the space of
-            # a deleted file until the next garbage collection.
-            with suppress(BufferError):
-                # Refused while slices exist: the last of them ends it.
-                mapping.close()
 
     def remove(self) -> None:
         """Delete the file and close it. Raises StoreError if it cannot be deleted, with nothing changed."""
@@ -350,6 +305,17 @@ def hint_at(error: OSError) -> str:
     if is_shortage(error):
         return "it is tried again; raise the limit of open files (ulimit -n) or of memory"
     return "free disk space" if error.errno in DISK_FULL else "check the disk and the permissions"
+
+
+def _write_all(fd: int, at: int, left: list[memoryview]) -> None:
+    """Write these bytes, one after the other, at index `at` of a file. Raises OSError."""
+    while left:
+        written = os.pwritev(fd, left, at)
+        at += written
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if written:
+            left[0] = left[0][written:]
 
 
 def _written_end(fd: int, size: int) -> int:

@@ -8,12 +8,17 @@ the descriptor, which is closed only with the mapping. With a descriptor for eac
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import mmap
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Final, cast
+
+from trioha.store import compiled
 
 _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = {"linux": 0x4000, "darwin": 0x40}
@@ -21,15 +26,41 @@ _MAP_NORESERVE: Final = {"linux": 0x4000, "darwin": 0x40}
 _READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
 
 
-def map_file(fd: int, size: int, *, read_only: bool = False) -> memoryview:
+def map_file(fd: int, size: int, path: Path, *, first_offset: int = 0, read_only: bool = False) -> memoryview:
     """The first `size` bytes of an open file, as memory that is shared with it; `fd` may be closed then.
 
     The view's `obj` is the `mmap.mmap`. The mapping ends with the last slice of the view. Raises OSError.
+
+    The process ends by SIGBUS where the disk does not give a page of the map: a bad sector, or a file that
+    was cut. It then leaves a line with `path` and the offset, which is `first_offset` at the map's begin,
+    until `end_map`. In plain Python it leaves the traceback of its threads.
     """
     access = mmap.ACCESS_READ if read_only else mmap.ACCESS_WRITE
+    view = None
     if sys.version_info >= (3, 13):
-        return memoryview(mmap.mmap(fd, size, access=access, trackfd=False))
-    return _map_over(fd, size, read_only=read_only) or memoryview(mmap.mmap(fd, size, access=access))
+        view = memoryview(mmap.mmap(fd, size, access=access, trackfd=False))
+    else:
+        view = _map_over(fd, size, read_only=read_only)
+        view = memoryview(mmap.mmap(fd, size, access=access)) if view is None else view
+    if compiled.IS_COMPILED:
+        compiled.records.name_map(view, os.fsencode(path), first_offset)
+    elif not faulthandler.is_enabled():
+        faulthandler.enable(file=2)
+    return view
+
+
+def end_map(view: memoryview) -> None:
+    """End a map, at once or with the last slice of its view."""
+    mapping = view.obj
+    assert isinstance(mapping, mmap.mmap)
+    if compiled.IS_COMPILED:
+        compiled.records.forget_map(view)
+    # References to the mapping, for instance from the frames of a traceback, would keep the space of a
+    # deleted file until the next garbage collection.
+    with suppress(BufferError):
+        # Refused while there are slices, or a thread uses the map: the last of them ends it.
+        view.release()
+        mapping.close()
 
 
 def _map_over(fd: int, size: int, *, read_only: bool) -> memoryview | None:

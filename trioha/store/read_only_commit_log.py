@@ -216,4 +216,5 @@ class ReadOnlyCommitLog:
 
 def _map(path: Path) -> memoryview:
     with path.open("rb") as file:
-        return map_file(file.fileno(), os.fstat(file.fileno()).st_size, read_only=True)
+        size = os.fstat(file.fileno()).st_size
+        return map_file(file.fileno(), size, path, first_offset=int(path.name), read_only=True)

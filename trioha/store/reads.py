@@ -1,6 +1,8 @@
 """Reads: by queue offset, by physical offset, by time, and by key (spec store 3 to 5, remoting 4.2 and 4.3).
 
-Records are views of the log's map, unmodified and uncopied: a consumer gets the bytes that the broker wrote.
+Records are unmodified: a consumer gets the bytes that the broker wrote. Near the log's end they are views of
+its map; those that were synced long ago are read by calls, which raise StoreError if the disk does not give
+them.
 Every entry is checked against the record it names before that record is returned; queues and index are
 derived files, and a damaged one must not lead to other bytes.
 """
@@ -35,6 +37,8 @@ SCAN_ENTRIES_MAX = 800
 CANDIDATES_MAX = 4096
 """Records that one query by key checks: keys made to share a hash must not block the event loop."""
 _SCAN_CHUNK = 64
+_DOUBTED_BYTES = 1 << 20
+"""Of a record of this length its own length is read first."""
 _MASK_32 = 0xFFFFFFFF
 
 
@@ -260,6 +264,11 @@ class MessageReader:
         """The record that an entry names; None if the log has no such record there."""
         if size < RECORD_BYTES_MIN or size > self._log.file_bytes:
             return None
+        if size > _DOUBTED_BYTES:
+            # Memory may be taken for this size, which a damaged entry has.
+            head = self._log.read(physical_offset, RECORD_BYTES_MIN)
+            if claimed_bytes(head, 0, len(head)) != size:
+                return None
         view = self._log.read(physical_offset, size)
         if len(view) != size or check_record(view, 0, size, physical_offset, check_crc=False) != size:
             return None

@@ -198,7 +198,8 @@ class EntryCollector:
         self._key_times_ms.clear()
 
     def collect(self, view: memoryview, start: int, physical_offset: int, *, records_max: int) -> Collected:
-        """Walk over up to `records_max` records in `view`, bytes of a log file from index `start` on.
+        """Walk over up to `records_max` records in `view`, which begins at index `start` of its object: of
+        the map of a log file, or of bytes that were read.
 
         The first of them has that physical offset.
         """
@@ -266,9 +267,8 @@ class EntryCollector:
         tag and two keys. So it checks the common record (V1, IPv4) without a call, which would cost another
         0.4 us.
         """
-        # Slices of the map are bytes at half the cost of slices of its view. So indexes are positions in the
-        # file.
-        data = cast("mmap.mmap", view.obj)
+        # Slices of the map are bytes at half the cost of slices of its view. So indexes are positions in it.
+        data = cast("mmap.mmap | bytes", view.obj)
         at = start
         end = start + len(view)
         shift = physical_offset - start

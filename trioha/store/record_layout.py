@@ -469,15 +469,17 @@ def _scan_end(
     )
 
 
-def record_around(view: memoryview, at: int, target: int) -> tuple[int, int]:
-    """Start and end of the record or blank that holds the byte at `target`, walking from the one at `at`.
+def record_around(view: memoryview, target: int) -> tuple[int, bool]:
+    """Where the record or blank that holds the byte at index `target` starts, and whether it is in the view.
 
-    Of a log whose records were checked: only their lengths are looked at.
+    Walks from the one at the view's begin; if it is not in the view, the walk goes on at that index. Of a log
+    whose records were checked: only their lengths are looked at.
     """
-    while True:
+    at = 0
+    while len(view) - at >= BLANK_BYTES:
         size, magic = BLANK.unpack_from(view, at)
-        end_at = len(view) if magic == MAGIC_BLANK else at + size
-        if end_at > target:
-            return at, end_at
-        assert end_at > at, f"no record at index {at}"
-        at = end_at
+        if at + size > target or magic == MAGIC_BLANK:
+            return at, True
+        assert size > 0, f"no record at index {at}"
+        at += size
+    return at, False

@@ -18,8 +18,9 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdint.h>
-#include <sys/mman.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -53,8 +54,6 @@
 #define WRITTEN_BYTES_END (6 * 1024)
 /* Walks of more bytes let other threads run: they take more than 0.1 ms. */
 #define HELD_BYTES_MAX (1 << 20)
-/* Of one call that makes pages ready for stores: some 0.1 ms. */
-#define POPULATED_BYTES_MAX ((size_t)256 * 1024)
 /* Of one call that starts to write bytes back: 0.2 ms where all pages are dirty. */
 #define WRITTEN_BACK_BYTES_MAX ((int64_t)128 * 1024)
 /* So long a thread works before it rests; to sleep and wake up costs a tenth of that. */
@@ -365,6 +364,111 @@ find_records(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
         found = Py_NewRef(Py_None);
     }
     Py_XDECREF(stretches);
+    return found;
+}
+
+PyDoc_STRVAR(read_records_doc,
+"read_records(fd, entries, bytes_max, first_offset, end_offset)\n--\n\n"
+"The common records that the entries of a consume queue name, read from the log file that has these offsets.\n\n"
+"Returns their number, and a bytes object that begins with all of them, and how many bytes they have. The object\n"
+"is used again as soon as nobody has it or a view of it. Records are taken as find_records does. None if one of\n"
+"them is not there, or the disk does not give it: who reads them one by one finds out which.");
+
+/* The records of most pulls are read into this object, again and again, once nobody else has it: memory that is
+   new for each of them takes as long as the rest of the read. */
+#define SPARE_BYTES (256 * 1024)
+static PyObject *spare;
+
+static PyObject *
+bytes_of(int64_t size)
+{
+    if (size > SPARE_BYTES) {
+        return PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+    }
+    if (spare == NULL || Py_REFCNT(spare) > 1) {
+        PyObject *fresh = PyBytes_FromStringAndSize(NULL, SPARE_BYTES);
+        if (fresh == NULL) {
+            return NULL;
+        }
+        Py_XSETREF(spare, fresh);
+    }
+    return Py_NewRef(spare);
+}
+
+/* Read the records that the first entries name, of total_bytes in all; whether they are there. */
+static int
+read_taken(int fd, const unsigned char *entry, int64_t records, int64_t first_offset, unsigned char *data,
+           int64_t total_bytes)
+{
+    int64_t at = 0;
+    while (records > 0) {
+        /* Records that follow each other are read by one call. */
+        int64_t offset = read_i64(entry), size = 0, taken = 0;
+        while (taken < records && read_i64(entry + taken * ENTRY_BYTES) == offset + size) {
+            size += read_i32(entry + taken * ENTRY_BYTES + 8);
+            taken += 1;
+        }
+        if (pread(fd, data + at, (size_t)size, (off_t)(offset - first_offset)) != size) {
+            return 0;
+        }
+        for (; taken > 0; taken--, records--, entry += ENTRY_BYTES) {
+            int64_t wanted = read_i32(entry + 8);
+            if (common_size(data + at, total_bytes - at, read_i64(entry), 0) != wanted) {
+                return 0;
+            }
+            at += wanted;
+        }
+    }
+    return 1;
+}
+
+static PyObject *
+read_records(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)module;
+    if (!has_arguments(count, 5)) {
+        return NULL;
+    }
+    int fd = (int)PyLong_AsLong(arguments[0]);
+    int64_t bytes_max = PyLong_AsLongLong(arguments[2]);
+    int64_t first_offset = PyLong_AsLongLong(arguments[3]);
+    int64_t end_offset = PyLong_AsLongLong(arguments[4]);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    if (!PyBytes_CheckExact(arguments[1])) {
+        PyErr_SetString(PyExc_TypeError, "entries are bytes");
+        return NULL;
+    }
+    const unsigned char *entries = (const unsigned char *)PyBytes_AS_STRING(arguments[1]);
+    const unsigned char *entry = entries;
+    Py_ssize_t left = PyBytes_GET_SIZE(arguments[1]);
+    int64_t records = 0, total_bytes = 0;
+    for (; left >= ENTRY_BYTES && total_bytes < bytes_max; left -= ENTRY_BYTES, entry += ENTRY_BYTES) {
+        int64_t offset = read_i64(entry), size = read_i32(entry + 8);
+        if (records > 0 && size > bytes_max - total_bytes) {
+            break;
+        }
+        /* A record of more bytes than are wanted is left to the caller: its entry may be wrong. */
+        if (size < RECORD_BYTES_MIN || size > bytes_max || offset < first_offset || offset > end_offset || size > end_offset - offset) {
+            Py_RETURN_NONE;
+        }
+        records += 1;
+        total_bytes += size;
+    }
+    PyObject *data = records == 0 ? Py_NewRef(Py_None) : bytes_of(total_bytes);
+    if (data == NULL || data == Py_None) {
+        return data;
+    }
+    unsigned char *buffer = (unsigned char *)PyBytes_AS_STRING(data);
+    PyObject *found = Py_None;
+    if (read_taken(fd, entries, records, first_offset, buffer, total_bytes)) {
+        found = Py_BuildValue("LOL", (long long)records, data, (long long)total_bytes);
+    }
+    else {
+        Py_INCREF(found);
+    }
+    Py_DECREF(data);
     return found;
 }
 
@@ -751,59 +855,6 @@ rest(Pace *pace)
     pace->rested_ns += time.tv_nsec;
 }
 
-PyDoc_STRVAR(populate_doc,
-"populate(data, start, end, rests)\n--\n\n"
-"Make the pages of data[start:end], of the map of a file, ready for stores; the bytes stay. Other threads run\n"
-"meanwhile, and after each piece it rests so many times as long as that took, 1 s in all at most. False, with\n"
-"nothing done, on a system that cannot do it.");
-
-static PyObject *
-populate(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
-{
-    (void)module;
-    if (!has_arguments(count, 4)) {
-        return NULL;
-    }
-    int64_t start = PyLong_AsLongLong(arguments[1]);
-    int64_t end = PyLong_AsLongLong(arguments[2]);
-    int64_t rests = PyLong_AsLongLong(arguments[3]);
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
-    Py_buffer view;
-    if (PyObject_GetBuffer(arguments[0], &view, PyBUF_WRITABLE) < 0) {
-        return NULL;
-    }
-    if (start < 0 || start > end || end > view.len) {
-        PyBuffer_Release(&view);
-        PyErr_SetString(PyExc_ValueError, "start and end do not fit the buffer");
-        return NULL;
-    }
-    int error = -1;
-#ifdef MADV_POPULATE_WRITE
-    uintptr_t page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t from = (uintptr_t)view.buf + (uintptr_t)start;
-    from -= from % page_bytes;
-    size_t left = (uintptr_t)view.buf + (uintptr_t)end - from;
-    error = 0;
-    Py_BEGIN_ALLOW_THREADS
-    Pace pace = begin_pace(rests);
-    while (left > 0 && error == 0) {
-        /* Each call locks the process's maps. */
-        size_t size = left < POPULATED_BYTES_MAX ? left : POPULATED_BYTES_MAX;
-        error = madvise((void *)from, size, MADV_POPULATE_WRITE);
-        from += size;
-        left -= size;
-        rest(&pace);
-    }
-    Py_END_ALLOW_THREADS
-#else
-    (void)rests;
-#endif
-    PyBuffer_Release(&view);
-    return PyBool_FromLong(error == 0);
-}
-
 PyDoc_STRVAR(write_back_doc,
 "write_back(fd, start, end, rests)\n--\n\n"
 "Have the system begin to write the dirty pages of bytes [start, end) of a file to disk, piece by piece; after\n"
@@ -842,6 +893,131 @@ write_back(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
     return PyLong_FromLong(error);
 }
 
+/* Maps of files whose names the handler of SIGBUS knows. A log has two or three, the index a few. */
+#define MAPS_MAX 64
+#define PATH_BYTES_MAX 1024
+typedef struct {
+    volatile uintptr_t start;
+    size_t bytes;
+    int64_t first_offset;
+    char path[PATH_BYTES_MAX];
+} named_map;
+static named_map maps[MAPS_MAX];
+static struct sigaction bus_before;
+static int names_faults = 0;
+
+static void
+write_error(const char *data, size_t size)
+{
+    if (write(STDERR_FILENO, data, size) < 0) {
+        /* Nobody reads it. */
+    }
+}
+
+static void
+write_text(const char *text)
+{
+    write_error(text, strlen(text));
+}
+
+/* A load or store in a map whose page the disk does not give: the process cannot go on. Only functions that a
+   handler may call are used. */
+static void
+on_bus_error(int number, siginfo_t *info, void *context)
+{
+    (void)context;
+    sigaction(SIGBUS, &bus_before, NULL);
+    write_text("trioha: ");
+    uintptr_t address = (uintptr_t)info->si_addr;
+    for (int slot = 0; info->si_code > 0 && slot < MAPS_MAX; slot++) {
+        const named_map *map = &maps[slot];
+        if (map->start == 0 || address < map->start || address - map->start >= map->bytes) {
+            continue;
+        }
+        uint64_t offset = (uint64_t)map->first_offset + (address - map->start);
+        char digits[20];
+        size_t at = sizeof(digits);
+        do {
+            digits[--at] = (char)('0' + offset % 10);
+            offset /= 10;
+        } while (offset > 0);
+        write_text(map->path);
+        write_text(" at offset ");
+        write_error(digits + at, sizeof(digits) - at);
+        write_text(": ");
+        break;
+    }
+    write_text("the disk does not give a page that is mapped (SIGBUS), the process ends; check the disk\n");
+    if (info->si_code <= 0) {
+        raise(number);
+    }
+    /* The access that has failed is made again, and ends the process. */
+}
+
+PyDoc_STRVAR(name_map_doc,
+"name_map(data, path, first_offset)\n--\n\n"
+"Name the file that is mapped at data, and the offset of its first byte, in the line that the process leaves\n"
+"when the disk ends it there. Of the 65th map and of longer paths nothing is kept.");
+
+static PyObject *
+name_map(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)module;
+    if (!has_arguments(count, 3)) {
+        return NULL;
+    }
+    int64_t first_offset = PyLong_AsLongLong(arguments[2]);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    if (!PyBytes_CheckExact(arguments[1])) {
+        PyErr_SetString(PyExc_TypeError, "the path is bytes");
+        return NULL;
+    }
+    Py_buffer view;
+    if (PyObject_GetBuffer(arguments[0], &view, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    if (!names_faults) {
+        struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO};
+        sigemptyset(&action.sa_mask);
+        names_faults = sigaction(SIGBUS, &action, &bus_before) == 0;
+    }
+    for (int slot = 0; PyBytes_GET_SIZE(arguments[1]) < PATH_BYTES_MAX && slot < MAPS_MAX; slot++) {
+        named_map *map = &maps[slot];
+        if (map->start == 0) {
+            map->bytes = (size_t)view.len;
+            map->first_offset = first_offset;
+            strcpy(map->path, PyBytes_AS_STRING(arguments[1]));
+            map->start = (uintptr_t)view.buf;
+            break;
+        }
+    }
+    PyBuffer_Release(&view);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(forget_map_doc,
+"forget_map(data)\n--\n\n"
+"The map at data ends.");
+
+static PyObject *
+forget_map(PyObject *module, PyObject *argument)
+{
+    (void)module;
+    Py_buffer view;
+    if (PyObject_GetBuffer(argument, &view, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    for (int slot = 0; slot < MAPS_MAX; slot++) {
+        if (maps[slot].start == (uintptr_t)view.buf) {
+            maps[slot].start = 0;
+        }
+    }
+    PyBuffer_Release(&view);
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(find_crc32_doc,
 "find_crc32(path)\n--\n\n"
 "Whether the loaded library at that path, or one that it needs, has ISA-L's CRC-32: CRCs can be checked then.");
@@ -872,11 +1048,13 @@ static PyMethodDef methods[] = {
     {"walk_records", (PyCFunction)(void (*)(void))walk_records, METH_FASTCALL, walk_records_doc},
     {"walk_boundaries", (PyCFunction)(void (*)(void))walk_boundaries, METH_FASTCALL, walk_boundaries_doc},
     {"find_records", (PyCFunction)(void (*)(void))find_records, METH_FASTCALL, find_records_doc},
+    {"read_records", (PyCFunction)(void (*)(void))read_records, METH_FASTCALL, read_records_doc},
     {"write_record", (PyCFunction)(void (*)(void))write_record, METH_FASTCALL, write_record_doc},
     {"batch_sizes", (PyCFunction)(void (*)(void))batch_sizes, METH_FASTCALL, batch_sizes_doc},
     {"encode_batch", (PyCFunction)(void (*)(void))encode_batch, METH_FASTCALL, encode_batch_doc},
-    {"populate", (PyCFunction)(void (*)(void))populate, METH_FASTCALL, populate_doc},
     {"write_back", (PyCFunction)(void (*)(void))write_back, METH_FASTCALL, write_back_doc},
+    {"name_map", (PyCFunction)(void (*)(void))name_map, METH_FASTCALL, name_map_doc},
+    {"forget_map", forget_map, METH_O, forget_map_doc},
     {"find_crc32", find_crc32, METH_O, find_crc32_doc},
     {NULL, NULL, 0, NULL},
 };

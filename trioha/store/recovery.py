@@ -34,15 +34,16 @@ from trioha.store.mapped_file import MappedFile
 from trioha.store.record import Host
 from trioha.store.record_layout import (
     BLANK,
+    BLANK_BYTES,
     MAGICS,
     RECORD_BYTES_MIN,
+    FaultKind,
     ScanEnd,
-    check_record,
-    is_blank,
+    claimed_bytes,
     scan_records,
     store_timestamp_ms,
 )
-from trioha.store.record_search import valid_record_after
+from trioha.store.record_search import valid_record_after, valid_record_at
 from trioha.store.time_steps import leads
 
 log = structlog.get_logger(__name__)
@@ -167,7 +168,6 @@ def _recover(
     flushed = Flushed.of(checkpoint, now_ms=commit_log.now_ms(), clean_exit=clean_exit)
     first = _first_to_scan(files, flushed)
     for index, file in enumerate(files[first:], first):
-        view = file.view
 
         def on_chunk(done: int = index) -> None:
             on_progress(done, len(files))
@@ -185,7 +185,7 @@ def _recover(
             last_store_timestamp_ms = end.last_store_timestamp_ms
             latest_ms = max(latest_ms, last_store_timestamp_ms)
         on_progress(index + 1, len(files))
-        if end.at < file.size and not (end.blank and is_blank(view, end.at, file.size)):
+        if end.at < file.size and not (end.blank and _blank_bytes(file, end.at) == file.size - end.at):
             end_offset = file.start_offset + end.at
             if not reason:
                 reason = end.fault.reason if end.fault else "a blank that does not reach the end of its file"
@@ -253,8 +253,12 @@ def stored_before_files_after(files: Sequence[MappedFile], offset: int) -> int:
 
 
 def _first_stored_ms(file: MappedFile) -> int:
-    """When the file's first record was stored, 0 if no record is there."""
-    view = file.view
+    """When the file's first record was stored, 0 if no record is there or it cannot be read."""
+    try:
+        view = file.read(0, min(RECORD_BYTES_MIN, file.size))
+    except StoreError as error:
+        log.warning("a log file cannot be read, its time is not known", reason=str(error))
+        return 0
     if len(view) < RECORD_BYTES_MIN or BLANK.unpack_from(view)[1] not in MAGICS:
         return 0
     return store_timestamp_ms(view, 0)
@@ -265,7 +269,12 @@ def _record_in(file: MappedFile, offset: int | None) -> int:
     if offset is None or not file.start_offset < offset < file.end_offset:
         return 0
     at = offset - file.start_offset
-    return at if check_record(file.view, at, file.size, offset) > 0 else 0
+    return 0 if valid_record_at(file, at) is None else at
+
+
+def _blank_bytes(file: MappedFile, at: int) -> int:
+    """Length that the blank at index `at` claims."""
+    return claimed_bytes(file.read(at, at + BLANK_BYTES), 0, BLANK_BYTES)
 
 
 def _scan_file(
@@ -287,25 +296,32 @@ def _scan_file(
     chunk_bytes = _CHUNK_BYTES
     while True:
         on_chunk()
-        chunk_end = min(at + chunk_bytes, file.size)
-        end = scan_records(file.view, at, chunk_end, file.start_offset + at)
+        view = file.read(at, min(at + chunk_bytes, file.size))
+        end = scan_records(view, 0, len(view), file.start_offset + at)
         reason = ""
         if end.records and flushed.until_ms < _FOR_EVER_MS:
             torn = cut_at_lost_sector(file, at, end, last_store_timestamp_ms=last_ms, is_flushed=flushed.has)
             if torn is not None:
                 end, reason = torn, _LOST_SECTOR
+        is_at_end = not end.records
         if end.records:
             commit_log.note_record(file.start_offset + at)
-            at = end.at
+            at += end.at
             records += end.records
             last_ms = end.last_store_timestamp_ms
             chunk_bytes = _CHUNK_BYTES
-        elif chunk_end < file.size:
-            # A record that reaches beyond the chunk looks like a torn one: read more of it.
-            chunk_bytes *= 2
-        if reason or at == file.size or (chunk_end == file.size and at == end.at):
+        elif (
+            end.fault is not None
+            and end.fault.kind is FaultKind.TRUNCATED
+            and len(view) < end.fault.found <= file.size - at
+        ):
+            # It reaches beyond what was read.
+            chunk_bytes = end.fault.found
+            is_at_end = False
+        if reason or at == file.size or is_at_end:
+            fault = end.fault and evolve(end.fault, bytes_left=file.size - at)
             last_ms = last_ms if records else 0
-            return evolve(end, at=at, records=records, last_store_timestamp_ms=last_ms), reason
+            return evolve(end, at=at, records=records, fault=fault, last_store_timestamp_ms=last_ms), reason
 
 
 def _refuse_to_cut_flushed_records(

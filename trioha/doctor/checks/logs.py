@@ -275,6 +275,27 @@ def record_not_dispatched(case: Case) -> Iterator[Observation]:
             )
 
 
+@check(
+    "log-unreadable",
+    Severity.CRITICAL,
+    mend="Check the disk. A slave without a log copies its master's; of a master, promote the slave first. "
+    "An archive may have the file, too.",
+)
+def log_unreadable(case: Case) -> Iterator[Observation]:
+    """The disk does not give a trioha node bytes of its log.
+
+    A bad sector, or a file that was cut or deleted. Consumers that need the messages there get an error, and
+    slaves that need the bytes do not follow; all others are served.
+    """
+    for node in case.running:
+        if node.status is not None and node.status.read_fault:
+            yield Observation(
+                subject=node.label,
+                evidence=f"{node.status.read_faults} reads failed, the last one: {node.status.read_fault}",
+                remedy="check the disk, and replace the log by a copy of the other node's",
+            )
+
+
 def _verdicts(case: Case) -> Iterator[tuple[Node, str]]:
     """Trioha slaves that say why they do not follow their master."""
     for node in case.running:

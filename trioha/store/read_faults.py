@@ -1,0 +1,45 @@
+"""Bytes of the log that the disk does not give: counted, logged now and then, the last one known."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from trioha.errors import StoreError
+
+log = structlog.get_logger(__name__)
+
+LOG_INTERVAL_S: Final = 10.0
+"""Between two lines in the log: a consumer tries again at once, thousands of times a second."""
+
+
+class ReadFaults:
+    """What one log could not read. Each fault ends the request, or the connection, that needed the bytes."""
+
+    def __init__(self, *, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self.count = 0
+        """Reads that failed since the log was opened."""
+        self.last = ""
+        """Path, offset and reason of the last one; empty without any."""
+        self._logged_count = 0
+        self._logged_s = -math.inf
+
+    def note(self, error: StoreError) -> None:
+        """Count a read that failed."""
+        self.count += 1
+        self.last = str(error)
+        now_s = self._clock_s()
+        if now_s - self._logged_s >= LOG_INTERVAL_S:
+            log.error(
+                "the log cannot be read",
+                path=error.path,
+                offset=error.offset,
+                reason=error.reason,
+                reads=self.count - self._logged_count,
+            )
+            self._logged_s, self._logged_count = now_s, self.count
