@@ -6,7 +6,7 @@ from attrs import evolve
 
 from tests.broker.sending import START_MS, TOPIC, Sending
 from tests.ha.support import settled
-from tests.store.support import VECTORS, copy_store, expected
+from tests.store.support import VECTORS, copy_store, expected, receive
 from trioha.broker import delayed_delivery
 from trioha.broker.delayed_delivery import (
     CLOCK_CHECK_S,
@@ -334,6 +334,43 @@ async def test_a_clock_that_is_set_back_while_a_message_waits_does_not_hold_it_u
     wall.ahead_ms = 0
     await trio.sleep(60)
     assert broker.deliveries == [(CLOCK_CHECK_S, b"five")]
+
+
+@pytest.mark.parametrize("ahead_ms", [3600_000, 10 * 365 * 86_400_000])
+async def test_a_clock_that_was_wrong_for_a_moment_hurries_no_later_message(
+    broker, nursery, wall, autojump_clock, ahead_ms
+):
+    nursery.start_soon(broker.delivery.run)
+    wall.ahead_ms = ahead_ms
+    await broker.send(b"ahead")
+    await broker.delayed(2, b"ahead")
+    wall.ahead_ms = 0
+    await trio.sleep(10)
+    # The message itself, and the delayed one: when that was put is not known.
+    assert [body for _, body in broker.deliveries] == [b"ahead", b"ahead"]
+    await broker.delayed(2, b"five")
+    await trio.sleep(60)
+    assert broker.deliveries[2:] == [(15.0, b"five")]
+
+
+async def test_a_promoted_slave_delivers_on_time_whatever_times_its_masters_records_claim(
+    broker, nursery, wall, autojump_clock
+):
+    receive(broker.store, 2**63 - 10**9)
+    nursery.start_soon(broker.delivery.run)
+    await broker.delayed(2, b"five")
+    await trio.sleep(60)
+    assert broker.deliveries == [(5.0, b"five")]
+
+
+async def test_a_small_correction_of_the_clock_hurries_no_message(broker, nursery, wall, autojump_clock):
+    nursery.start_soon(broker.delivery.run)
+    await broker.delayed(2, b"five")
+    wall.ahead_ms = -2000
+    await broker.delayed(3, b"ten")
+    await trio.sleep(60)
+    # By the clock each comes when it is due.
+    assert broker.deliveries == [(7.0, b"five"), (10.0, b"ten")]
 
 
 async def test_an_entry_that_names_another_record_is_skipped(broker, nursery, autojump_clock):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from binascii import crc32
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from trioha.store.index_file import IndexShape
 from trioha.store.index_service import IndexService
 from trioha.store.message_store import MessageStore, StoreSettings
 from trioha.store.messages import Message
-from trioha.store.record import Host
+from trioha.store.record import Host, Record, encode_record
+from trioha.store.record_layout import CRC_MASK, MAGIC_V1
 from trioha.store.recovery import Recovered, open_commit_log
 
 VECTORS = Path(__file__).parent.parent / "vectors"
@@ -106,3 +108,18 @@ def log_bytes(log: CommitLog) -> bytes:
     while view := log.read(log.min_offset + len(data), FILE_BYTES * 100):
         data += view
     return bytes(data)
+
+
+def receive(store: MessageStore, ms: int) -> None:
+    """Append a record as a slave does, with any store time."""
+    log = store.commit_log
+    queue_offset = log.queue_offsets.get(("Orders", 0), 0)
+    body = b"copied"
+    record = Record(
+        magic=MAGIC_V1, body_crc=crc32(body) & CRC_MASK, queue_id=0, flag=0, queue_offset=queue_offset,
+        physical_offset=log.max_offset, sys_flag=0, born_timestamp_ms=0, born_host=HOST,
+        store_timestamp_ms=ms, store_host=HOST, reconsume_times=0, prepared_transaction_offset=0, body=body,
+        topic="Orders", properties_raw=b"",
+    )  # fmt: skip
+    log.append_records(memoryview(encode_record(record)), last_store_timestamp_ms=ms)
+    log.queue_offsets["Orders", 0] = queue_offset + 1

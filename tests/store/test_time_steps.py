@@ -1,7 +1,6 @@
 """Store times that go back: a clock that was set back, or was wrong for a while, here or at the master."""
 
 import json
-from binascii import crc32
 
 import pytest
 from attrs import evolve
@@ -9,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
-from tests.store.support import HOST, message, open_log, open_store
+from tests.store.support import message, open_log, open_store, receive
 from tests.store.test_kernel import mode
 from trioha.errors import StoreError
 from trioha.store import compiled
 from trioha.store.checkpoint import Checkpoint
-from trioha.store.record import Record, encode_record
-from trioha.store.record_layout import CRC_MASK, MAGIC_V1, store_timestamp_ms
+from trioha.store.record_layout import store_timestamp_ms
 from trioha.store.time_steps import FILE_NAME, LEAD_MS_MAX, STEPS_MAX, TimeStep, TimeSteps, load_time_steps
 
 NOW_MS = 1_800_000_000_000
@@ -51,21 +49,6 @@ def put(store, wall, ms, *, topic="Orders", key=""):
     result = store.commit_log.append(message(topic=topic, properties=properties))
     assert result.physical_offset >= 0, result
     return result
-
-
-def receive(store, ms):
-    """Append a record as a slave does, with any store time."""
-    log = store.commit_log
-    queue_offset = log.queue_offsets.get(("Orders", 0), 0)
-    body = b"copied"
-    record = Record(
-        magic=MAGIC_V1, body_crc=crc32(body) & CRC_MASK, queue_id=0, flag=0, queue_offset=queue_offset,
-        physical_offset=log.max_offset, sys_flag=0, born_timestamp_ms=0, born_host=HOST,
-        store_timestamp_ms=ms, store_host=HOST, reconsume_times=0, prepared_transaction_offset=0, body=body,
-        topic="Orders", properties_raw=b"",
-    )  # fmt: skip
-    log.append_records(memoryview(encode_record(record)), last_store_timestamp_ms=ms)
-    log.queue_offsets["Orders", 0] = queue_offset + 1
 
 
 def dispatch(store):

@@ -60,6 +60,7 @@ from trioha.store.messages import AppendResult, Message
 from trioha.store.put_status import PutStatus
 from trioha.store.reads import ReadLimits
 from trioha.store.record import Record, RecordError, decode_record
+from trioha.store.time_steps import leads
 from trioha.store.topics import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 from trioha.watermark import Wait, Watermark
 
@@ -341,8 +342,11 @@ class TransactionService:
             return low
         settings = self.settings
         back_ms = settings.timeout_ms + int(2000 * settings.check_interval_s)
+        log_ = self._store.commit_log
         last_ms = reads.store_timestamp(HALF_TOPIC, QUEUE_ID, half_end - 1)
-        since_ms = max(self._store.commit_log.last_store_timestamp_ms, last_ms) - back_ms
+        # A record that leads the clock says nothing of when the last ones were stored.
+        known_ms = [ms for ms in (log_.last_store_timestamp_ms, last_ms) if not leads(ms, log_.now_ms())]
+        since_ms = max(known_ms, default=0) - back_ms
         half_offset = min(half_offset, reads.offset_by_time(HALF_TOPIC, QUEUE_ID, since_ms))
         op_offset = min(op_offset, reads.offset_by_time(OP_TOPIC, QUEUE_ID, since_ms))
         return Position(max(low.half_offset, half_offset), max(low.op_offset, op_offset))
