@@ -15,11 +15,11 @@ from trioha.doctor.diagnosis import diagnose
 from trioha.doctor.facts import Facts
 from trioha.doctor.tables import TABLE_REQUESTS, Tables, parse_table, with_table
 from trioha.errors import RemoteProtocolError
+from trioha.remoting.broker_config import parse_broker_config
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.ha_runtime_info import decode_ha_status
 from trioha.remoting.runtime_table import (
     natural_of,
-    parse_broker_config,
     parse_runtime_info,
     runtime_info_of,
     uptime_s_of,

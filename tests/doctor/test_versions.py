@@ -5,8 +5,8 @@ import pytest
 from tests.remoting.recorded import answers
 from trioha.config.rocketmq_keys import KEYS_OF_4_9, ROCKETMQ_KEYS, SINCE_5_4, SINCE_5_5
 from trioha.doctor.versions import BrokerVersion
+from trioha.remoting.broker_config import parse_broker_config
 from trioha.remoting.codes import RequestCode
-from trioha.remoting.runtime_table import parse_broker_config
 
 SESSIONS = {"4.9.7": "remoting-4.9.7/098-probe--master", "5.3.3": "remoting-5.3.3/070-probe--master"}
 

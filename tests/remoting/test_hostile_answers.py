@@ -17,6 +17,7 @@ from tests.mutations.mutate import mutants
 from tests.remoting.values import ANY_TEXT, WRONG_NUMBERS, json_values
 from trioha.errors import RemoteProtocolError, TriohaError
 from trioha.net.border import ConnectionBorder
+from trioha.remoting.broker_config import parse_broker_config
 from trioha.remoting.client import ConnectionLostError, RemotingClient
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode
@@ -24,7 +25,7 @@ from trioha.remoting.command import request, response_to
 from trioha.remoting.fastjson import parse_json
 from trioha.remoting.ha_runtime_info import decode_ha_status
 from trioha.remoting.name_server import fetch_broker_groups, parse_broker_groups
-from trioha.remoting.runtime_table import parse_broker_config, parse_runtime_info, runtime_info_of
+from trioha.remoting.runtime_table import parse_runtime_info, runtime_info_of
 from trioha.remoting.send_message import (
     SendMessageRequestHeader,
     SendMessageResponseHeader,

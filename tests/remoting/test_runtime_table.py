@@ -5,9 +5,9 @@ import pytest
 from tests.remoting.recorded import answers
 from trioha.broker_status import BrokerRuntimeInfo, BrokerSettings
 from trioha.errors import RemoteProtocolError
+from trioha.remoting.broker_config import parse_broker_config
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.runtime_table import (
-    parse_broker_config,
     parse_runtime_info,
     runtime_info_of,
     settings_of,

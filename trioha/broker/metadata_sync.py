@@ -31,11 +31,11 @@ from trioha.metadata.table_reader import TableReader
 from trioha.net.border import ConnectionBorder
 from trioha.numbers import NATURAL32, parse_int
 from trioha.remoting.address import Address
+from trioha.remoting.broker_config import check_broker_config
 from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
 from trioha.remoting.command import RemotingCommand, request
 from trioha.remoting.fastjson import FRAME_CHARS_MAX, JsonBudget, shown
-from trioha.remoting.runtime_table import check_broker_config
 
 log = structlog.get_logger(__name__)
 

@@ -51,13 +51,13 @@ from trioha.errors import ConfigError, PeerError, RemoteProtocolError
 from trioha.net.threads import run_in_thread
 from trioha.numbers import I32, parse_int
 from trioha.remoting.address import Address, parse_address
+from trioha.remoting.broker_config import parse_broker_config
 from trioha.remoting.client import NO_SECURITY, ClientSecurity, RemotingClient, open_client
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
 from trioha.remoting.command import RemotingCommand, request
 from trioha.remoting.name_server import fetch_broker_groups
 from trioha.remoting.runtime_table import (
     natural_of,
-    parse_broker_config,
     parse_runtime_info,
     runtime_info_of,
     uptime_s_of,

@@ -17,6 +17,7 @@ from attrs import evolve
 from trioha.broker_status import ROLE_UNKNOWN, BrokerRuntimeInfo, BrokerStatus
 from trioha.errors import PeerError, RemoteProtocolError
 from trioha.numbers import I64, parse_int
+from trioha.remoting.broker_config import parse_broker_config
 from trioha.remoting.client import RemotingClient
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
 from trioha.remoting.command import BadRequestError, RemotingCommand, request
@@ -24,7 +25,6 @@ from trioha.remoting.fastjson import ANSWER_LIMITS, JsonLimits
 from trioha.remoting.ha_runtime_info import decode_ha_status
 from trioha.remoting.runtime_table import (
     natural_of,
-    parse_broker_config,
     parse_runtime_info,
     runtime_info_of,
     settings_of,
