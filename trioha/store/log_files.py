@@ -24,7 +24,7 @@ from trioha.store.syncing import SyncWork, sync_data, sync_directory
 
 log = structlog.get_logger(__name__)
 
-READ_FILES_MAX: Final = 8
+READ_FILES_MAX: Final = 2
 """Descriptors of files that are only read."""
 
 
