@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import threading
@@ -14,7 +15,7 @@ import trio
 
 from tests.faults import disks
 from tests.faults.disks import SmallDisk
-from tests.faults.faults import MASTER, ClockJump, DiskFull, FailingSync, slave_name
+from tests.faults.faults import MASTER, ClockJump, DiskFull, FailingSync, Mend, slave_name
 from tests.faults.invariants import (
     check_failed_sync,
     check_last_store_time,
@@ -44,10 +45,18 @@ from tests.faults.producer import Producer, Promise
 from tests.faults.proxy import Link
 from tests.faults.trio_thread import TrioThread
 from tests.hostile.counters import ConnectionCounters
+from tests.interop.controller import ask
 from trioha.errors import StoreError
+from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.command import request
+from trioha.store.mapped_file import file_name
 
 __all__ = ["Cluster", "exit_on_sigterm"]
 LOST_WITHIN_S = 5.0
+CUT_FILES_BEHIND = 4
+"""A file is cut that many files are behind, all of them on disk."""
+CUT_FILE_BYTES = 4096
+"""What is left of it."""
 LOCK_LOST_WITHIN_S = 30.0
 """A node looks at its lock file each second."""
 CAUGHT_UP_WITHIN_S = 30.0
@@ -195,6 +204,8 @@ class Cluster(Nodes):
         """How often the offsets of a slave were checked when the node that it copies from had ended."""
         self.checked_copies: dict[str, Copy] = {}
         """The last copy that a slave had surely taken at that time, by slave."""
+        self.cut_log_files = 0
+        """Log files that lost their ends for a while."""
         self.lied_pages = 0
         """Pages that liars have served."""
         self.metadata_within_s = METADATA_WITHIN_S
@@ -342,6 +353,34 @@ class Cluster(Nodes):
         """Let a node's wall clock show so much more than it is; 0 corrects it."""
         self.keepers[name].node()
         disks.set_fault(self._clock_file(name), str(jump_s))
+
+    def cut_log_file(self, name: str) -> Mend | None:
+        """Cut the oldest log file of a node, and read what is lost; returns what puts it back.
+
+        The node must answer with an error that names the file, and go on.
+        """
+        node = self.keepers[name].node()
+        archived = None if self.plan.archive is None else self.plan.archive.node
+        status, file_bytes = node.status(), self.plan.setup.file_bytes
+        start = status.min_offset
+        if name == archived or status.flushed_offset < start + CUT_FILES_BEHIND * file_bytes:
+            return None  # an archiver ends when it cannot read
+        path = self.store(name) / "commitlog" / file_name(start)
+        data = path.read_bytes()
+        os.truncate(path, CUT_FILE_BYTES)
+        self.cut_log_files += 1
+        fields = {"offset": str(start + file_bytes // 2)}
+        answer = ask(node.listen_address, request(RequestCode.VIEW_MESSAGE_BY_ID, ext_fields=fields))
+        if answer.code != ResponseCode.SYSTEM_ERROR or str(path) not in answer.remark:
+            self.violations.append(f"{name} read what is lost of {path}: {answer.code} {answer.remark}")
+
+        def put_back() -> None:
+            self.keepers[name].node()
+            with path.open("r+b") as file:
+                file.seek(CUT_FILE_BYTES)
+                file.write(data[CUT_FILE_BYTES:])
+
+        return put_back
 
     def fill_disk(self, name: str) -> None:
         self.keepers[name].node()

@@ -171,6 +171,17 @@ class ClockJump(NodeFault):
         return partial(cluster.jump_clock, self.node, 0)
 
 
+@frozen(kw_only=True)
+class CutLogFile(NodeFault):
+    """The oldest log file of a node, synced long ago, loses its end: who reads it fails, nothing else does.
+
+    Where a log has few files yet nothing happens.
+    """
+
+    def begin(self, cluster: Cluster) -> Mend | None:
+        return cluster.cut_log_file(self.node)
+
+
 # -- links -------------------------------------------------------------------------------------------------
 
 

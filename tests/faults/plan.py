@@ -14,6 +14,7 @@ from tests.faults.faults import (
     ClockJump,
     Cut,
     CutAfter,
+    CutLogFile,
     DiskFull,
     FailingSync,
     Fault,
@@ -26,6 +27,7 @@ from tests.faults.faults import (
     LostLog,
     LyingMetadata,
     Misled,
+    NodeFault,
     ReplacedLock,
     Shortage,
     Shred,
@@ -120,7 +122,7 @@ class Plan:
     archive: ArchivePlan | None = None
     """Of which node there is an archive, in half of all plans."""
 
-    def nodes_with(self, kind: type[ClockJump | DiskFull | FailingSync]) -> set[str]:
+    def nodes_with(self, kind: type[NodeFault]) -> set[str]:
         """Nodes that meet this kind of fault."""
         return {planned.fault.node for planned in self.faults if isinstance(planned.fault, kind)}
 
@@ -352,6 +354,7 @@ def _clock_jump(chance: random.Random, setup: Setup) -> Fault:
 
 LATER_KINDS: tuple[Draw, ...] = (
     _clock_jump,
+    lambda chance, setup: CutLogFile(node=chance.choice(setup.nodes), duration_s=chance.uniform(0.3, 1.0)),
     lambda chance, setup: ReplacedLock(
         node=chance.choice(setup.nodes),
         is_removed=chance.random() < 0.5, duration_s=chance.uniform(1.0, 1.5)),

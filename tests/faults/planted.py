@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -23,6 +24,7 @@ from trioha.metadata.offsets import ConsumerOffsets
 from trioha.metadata.replica import CopiedTable, MetadataReplica
 from trioha.store.commit_log import CommitLog
 from trioha.store.log_files import LogFiles
+from trioha.store.mapped_file import MappedFile
 from trioha.store.message_store import MessageStore
 
 QUEUE_OFFSET_END = 28
@@ -171,4 +173,10 @@ def stamps_never_go_back() -> Iterator[None]:
         return self.last_store_timestamp_ms
 
     with patch.object(CommitLog, "_stamp_ms", stamp_ms):
+        yield
+
+
+@_plants("a part of the log that cannot be read ends the node")
+def lost_bytes_are_fatal() -> Iterator[None]:
+    with patch.object(MappedFile, "_unreadable", lambda *_: os.kill(os.getpid(), signal.SIGBUS)):
         yield

@@ -7,9 +7,15 @@ from tests.faults.cluster import Cluster
 from tests.faults.faults import MASTER, ClockJump
 from tests.faults.invariants import check_last_store_time
 from tests.faults.plan import HOUR_S, YEAR_S
-from tests.faults.planted import lock_not_watched, pages_without_limit, stamps_never_go_back
+from tests.faults.planted import (
+    lock_not_watched,
+    lost_bytes_are_fatal,
+    pages_without_limit,
+    stamps_never_go_back,
+)
 from tests.faults.support import plan_of, settle_and_compare
 from tests.waiting import wait_until
+from trioha.errors import TriohaError
 
 pytestmark = [pytest.mark.process, pytest.mark.full]
 SLAVE = "slave-1"
@@ -63,3 +69,29 @@ def test_after_a_clock_that_was_wrong_records_are_stored_now_and_else_it_is_foun
         settle_and_compare(cluster)
         found = check_last_store_time(cluster.store(MASTER))
     assert bool(found) == is_planted, found
+
+
+def cut_when_possible(cluster):
+    """Cut the master's oldest log file once there are newer ones enough; returns what puts it back."""
+    put_back = None
+    while put_back is None:
+        promised = len(cluster.promises)
+        wait_until(lambda promised=promised: len(cluster.promises) > promised + 20)
+        put_back = cluster.cut_log_file(MASTER)
+    return put_back
+
+
+def test_a_log_file_that_is_cut_fails_its_readers_only(tmp_path):
+    with Cluster(plan_of(file_bytes=65536), tmp_path) as cluster:
+        cluster.begin()
+        cut_when_possible(cluster)()
+        settle_and_compare(cluster)
+    assert cluster.cut_log_files == 1
+
+
+def test_a_node_that_ends_where_its_log_is_cut_is_found(tmp_path):
+    programs = {MASTER: lost_bytes_are_fatal.program}
+    with Cluster(plan_of(file_bytes=65536), tmp_path, programs=programs) as cluster:
+        cluster.begin()
+        with pytest.raises((AssertionError, TriohaError)):
+            cut_when_possible(cluster)()
