@@ -354,6 +354,10 @@ class BrokerStatus:
     """File, offset and reason of the last one of them, empty without any; only trioha reports it."""
     put_refusal: str = ""
     """Why the disk keeps messages from being stored, empty if it does not; only trioha reports it."""
+    unwritten: Mapping[str, str] = Factory(dict)
+    """What the node cannot write although it goes on without it, and why; only trioha reports it."""
+    write_failures: Mapping[str, int] = Factory(dict)
+    """How many writes of such things failed since the start; only trioha reports it."""
     settings: BrokerSettings = BrokerSettings()
     table: BrokerRuntimeInfo = BrokerRuntimeInfo()
     files: int | None = None

@@ -391,6 +391,14 @@ FAULTS: Final[Mapping[str, list[tuple[Facts | PairFacts, str]]]] = {
             "3 reads failed, the last one: /data/0 at offset 9",
         )
     ],
+    "cannot-be-written": [
+        (
+            pair().with_slave_status(
+                unwritten={"index": "/store/index: No space left on device"}, write_failures={"index": 3}
+            ),
+            "index: /store/index: No space left on device (3 failures since its start)",
+        )
+    ],
     "topics-late": [
         (
             pair("5.5.0").with_master(tables=tables(("Orders", "New"), changed_ms=NOW_MS - 131_000)),
@@ -898,6 +906,7 @@ SOUND: Final[Mapping[str, list[Facts | PairFacts]]] = {
     "file-sizes-differ": [pair().with_slave(config=None)],
     "record-not-dispatched": [pair()],
     "log-unreadable": [pair()],
+    "cannot-be-written": [pair().with_slave_status(write_failures={"index": 3})],
     "topics-late": [
         pair("5.5.0").with_master(tables=tables(("Orders", "New"), changed_ms=NOW_MS - 129_000)),
         pair("4.9.7").with_slave(tables=tables(("Orders", "BenchmarkTest", "broker-a"))),

@@ -1,8 +1,9 @@
 """Disks that fill up and disks that fail, for one node of a run.
 
 `python -m tests.faults.disks FILE ARGUMENTS` is `trioha ARGUMENTS` on a disk that does what the one word in
-FILE says: `fsync` fails every sync, `full` has no more space, `log-reads` gives no byte of a log (to plain
-Python). Without the file, or with another word, it is healthy. Neither needs any right.
+FILE says: `fsync` fails every sync, `full` has no more space, `index-full` has none for files of the index,
+`log-reads` gives no byte of a log (to plain Python). Without the file, or with another word, it is healthy.
+None needs any right.
 
 As root, and in a mount namespace of its own (`private_mounts`), a run fills a real small disk instead.
 """
@@ -24,6 +25,7 @@ from tests.simulation.planting import main as run_with_defect
 FSYNC = "fsync"
 FULL = "full"
 LOG_READS = "log-reads"
+INDEX_FULL = "index-full"
 HEALTHY = "healthy"
 DISK_BYTES = 48 << 20
 """Of a small disk: more than a run writes."""
@@ -70,6 +72,10 @@ def _is_no_log(fd: int, *_: Any) -> bool:
     return "/commitlog/" not in str(Path(f"/proc/self/fd/{fd}").readlink())
 
 
+def _is_outside_of_index(fd: int, *_: Any) -> bool:
+    return "/index/" not in str(Path(f"/proc/self/fd/{fd}").readlink())
+
+
 def _break(
     name: str, word: str, number: int, fault_file: Path, *, unless: Callable[..., bool] = _never
 ) -> None:
@@ -99,6 +105,7 @@ def install(fault_file: Path) -> None:
     # What takes space: files by reserving it, sparse ones by writing where nothing was written before.
     _break("posix_fallocate", FULL, errno.ENOSPC, fault_file)
     _break("pread", LOG_READS, errno.EIO, fault_file, unless=_is_no_log)
+    _break("posix_fallocate", INDEX_FULL, errno.ENOSPC, fault_file, unless=_is_outside_of_index)
     _break("pwrite", FULL, errno.ENOSPC, fault_file, unless=_has_space)
 
 

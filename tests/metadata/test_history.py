@@ -152,7 +152,7 @@ def test_a_history_that_cannot_be_written_is_logged_once_and_ends_nothing(tmp_pa
         kept.begin({CONSUMER_OFFSETS: value(T=1)})
         clock.now = 2_000
         kept.note(CONSUMER_OFFSETS, value(T=2))
-    assert [entry["event"] for entry in logged] == ["the metadata's history cannot be written"]
+    assert [entry["event"] for entry in logged] == ["cannot be written: metadata history"]
     (tmp_path / "history").unlink()
     clock.now = 3_000
     kept.note(CONSUMER_OFFSETS, value(T=3))

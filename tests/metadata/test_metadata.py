@@ -291,11 +291,11 @@ async def test_a_file_that_cannot_be_written_is_tried_again(tmp_path, nursery, m
     tries_s = []
     is_written = trio.Event()
 
-    def write(path, text):
+    def write(path, text, *, on_backup):
         tries_s.append(trio.current_time())
         if len(tries_s) < 3:
             raise OSError(28, "No space left on device")
-        write_metadata(path, text)
+        write_metadata(path, text, on_backup=on_backup)
         is_written.set()
 
     async def here(call):
@@ -311,6 +311,7 @@ async def test_a_file_that_cannot_be_written_is_tried_again(tmp_path, nursery, m
     assert trio.current_time() == start_s
     await is_written.wait()
     assert tries_s == [start_s, start_s + RETRY_S, start_s + 2 * RETRY_S]
+    assert store.unwritten.failures == {"subscriptionGroup.json": 2}
     assert MetadataStore.open(settings_of(tmp_path)).groups.find("g") is not None
 
 

@@ -15,6 +15,7 @@ from trioha.store.dispatch import Dispatcher
 from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.index_file import IndexShape
 from trioha.store.index_service import IndexService
+from trioha.unwritten import Unwritten
 
 RECORDED_QUEUES = ConsumeQueueSettings(
     file_bytes=400, batch_file_bytes=920, open_files_max=OPEN_QUEUE_FILES_MAX
@@ -30,6 +31,7 @@ class Parts:
     queues: ConsumeQueues
     index: IndexService
     dispatcher: Dispatcher
+    unwritten: Unwritten
 
     def dispatch_all(self, *, records_max: int = 512) -> int:
         """Dispatch to the log's end; returns the number of records."""
@@ -74,8 +76,9 @@ def parts_of(
     queues = ConsumeQueues(root, queue_settings, is_batch_topic=batch.__contains__)
     queues.recover()
     index = IndexService.open(root, shape)
-    dispatcher = Dispatcher(log, queues, index, position=position, settings=settings)
-    return close_after_test(Parts(log, queues, index, dispatcher))
+    unwritten = Unwritten()
+    dispatcher = Dispatcher(log, queues, index, position=position, settings=settings, unwritten=unwritten)
+    return close_after_test(Parts(log, queues, index, dispatcher, unwritten))
 
 
 def recorded_settings(name: str) -> DispatchSettings:

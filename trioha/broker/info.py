@@ -108,6 +108,8 @@ class BrokerInfo:
             read_faults=commit_log.read_faults.count,
             read_fault=commit_log.read_faults.last,
             put_refusal=commit_log.put_refusal,
+            unwritten=self._store.unwritten.reasons,
+            write_failures=self._store.unwritten.failures,
             in_sync_slaves=self._replicas.eligible_count(max_offset),
             connections=tuple(self._master.connections()),
             client=None if self._slave is None else self._slave.status(),

@@ -37,6 +37,7 @@ from trioha.unit_texts import counted
 DISK_FULL: Final = "disk-full"
 BROKER_CHECKS: Final = (
     DISK_FULL,
+    "cannot-be-written",
     "record-not-dispatched",
     "log-unreadable",
     "too-few-slaves-in-sync",

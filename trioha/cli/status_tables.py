@@ -126,6 +126,10 @@ def print_statuses(brokers: Sequence[BrokerStatus]) -> None:
         if broker.read_fault:
             text = f"{broker.address}: {broker.read_faults:,} reads of the log failed: {broker.read_fault}"
             out().print(text, style=BAD.terminal, soft_wrap=True)
+        for name, reason in broker.unwritten.items():
+            failures = broker.write_failures.get(name, 0)
+            text = f"{broker.address}: cannot be written: {name}: {reason} ({failures:,} failures)"
+            out().print(text, style=BAD.terminal, soft_wrap=True)
         if broker.put_statuses:
             counts = ", ".join(f"{name} {number:,}" for name, number in broker.put_statuses.items())
             out().print(f"{broker.address} puts: {counts}")

@@ -45,6 +45,8 @@ def _parse(structure: Callable[[object], T], data: bytes) -> T:
     return structure(parse_pretty(data.decode("utf-8", "replace")))
 
 
-def write_metadata(path: Path, text: str) -> None:
-    """Replace the file by `text` and put it on disk; what it was becomes its `.bak`. Raises OSError."""
-    replace_file(path, text.encode("utf-8", "replace"))
+def write_metadata(
+    path: Path, text: str, *, on_backup: Callable[[OSError | None], None] | None = None
+) -> None:
+    """Replace the file by `text` and put it on disk; what it was becomes its `.bak`. As `replace_file`."""
+    replace_file(path, text.encode("utf-8", "replace"), on_backup=on_backup)

@@ -28,14 +28,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import structlog
 from attrs import define, field, frozen
 
 from trioha.errors import StoreError
 from trioha.metadata.table import wall_clock_ms
 from trioha.store.syncing import sync_directory, sync_whole
-
-log = structlog.get_logger(__name__)
+from trioha.unwritten import HISTORY, Unwritten
 
 FOLDER: Final = "history"
 """In the folder `config` of the store."""
@@ -110,11 +108,18 @@ class _Seen:
 class MetadataHistory:
     """Writes the history of one store. Threads may call it at the same time.
 
-    A history that cannot be written is logged, and goes on with a new segment at the next change.
+    A history that cannot be written is reported, and goes on with a new segment at the next change.
     """
 
-    def __init__(self, settings: HistorySettings, *, now_ms: Callable[[], int] = wall_clock_ms) -> None:
+    def __init__(
+        self,
+        settings: HistorySettings,
+        *,
+        now_ms: Callable[[], int] = wall_clock_ms,
+        unwritten: Unwritten | None = None,
+    ) -> None:
         self._settings = settings
+        self._unwritten = unwritten or Unwritten()
         self._now_ms = now_ms
         self._lock = threading.Lock()
         self._tables: dict[str, _Seen] = {}
@@ -124,7 +129,6 @@ class MetadataHistory:
         """Of the segment."""
         self._first_bytes = 0
         """Of its first line."""
-        self._is_failing = False
 
     def begin(self, values: Mapping[str, Mapping[str, object]]) -> None:
         """Begin a segment with the JSON values of all files, by file name."""
@@ -211,15 +215,10 @@ class MetadataHistory:
             write()
         except OSError as error:
             self._segment = None
-            if not self._is_failing:
-                self._is_failing = True
-                reason = error.strerror or str(error)
-                log.error("the metadata's history cannot be written", path=str(self._settings.folder),
-                          reason=reason)  # fmt: skip
-            return
-        if self._is_failing:
-            self._is_failing = False
-            log.info("the metadata's history is written again", path=str(self._settings.folder))
+            reason = f"{self._settings.folder}: {error.strerror or error}"
+            self._unwritten.fail(HISTORY, reason, consequence="metadata are kept without their history")
+        else:
+            self._unwritten.succeed(HISTORY)
 
 
 def _write(path: Path, data: bytes, *, mode: Literal["ab", "xb"]) -> int:

@@ -1,8 +1,8 @@
 """The metadata of one store: all tables, and the tasks that write their files.
 
 Topics and groups are written as soon as they change, as the broker does it, offsets at an interval. Encoding
-and writing happen in a worker thread. A file that cannot be written is logged and tried again: what it holds
-can be given again by clients, and the log, which cannot, is not affected.
+and writing happen in a worker thread. A file that cannot be written is reported and tried again: what it
+holds can be given again by clients, and the log, which cannot, is not affected.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-import structlog
 import trio
 from attrs import define, evolve, field, frozen
 
@@ -24,8 +23,8 @@ from trioha.metadata.pretty_json import encode_pretty
 from trioha.metadata.table import MetadataTable
 from trioha.metadata.topics import TopicSettings, TopicTable
 from trioha.net.threads import run_in_thread
-
-log = structlog.get_logger(__name__)
+from trioha.store.atomic_file import backup_of
+from trioha.unwritten import Unwritten
 
 FOLDER = "config"
 InThread = Callable[[Callable[[], bool]], Awaitable[bool]]
@@ -70,17 +69,26 @@ class MetadataStore:
     timers: TimerState = field(factory=TimerState)
     history: MetadataHistory | None = None
     """Where changes are kept with their time; None keeps none."""
+    unwritten: Unwritten = field(factory=Unwritten)
+    """What of this cannot be written."""
 
     @classmethod
-    def open(cls, settings: MetadataSettings) -> MetadataStore:
-        """Read the files that are there. Blocks. Raises StoreError for one that is damaged."""
+    def open(cls, settings: MetadataSettings, *, unwritten: Unwritten | None = None) -> MetadataStore:
+        """Read the files that are there. Blocks. Raises StoreError for one that is damaged.
+
+        `unwritten` gets what cannot be written.
+        """
+        unwritten = unwritten or Unwritten()
         store = cls(
             settings,
             TopicTable(settings.topics),
             GroupTable(auto_create=settings.auto_create_groups, groups_max=settings.groups_max),
             ConsumerOffsets(offsets_max=settings.offsets_max),
             DelayOffsets(),
-            history=None if settings.history is None else MetadataHistory(settings.history),
+            history=None
+            if settings.history is None
+            else MetadataHistory(settings.history, unwritten=unwritten),
+            unwritten=unwritten,
         )
         for table in store:
             read_metadata(settings.folder / table.file_name, table.load)
@@ -135,13 +143,23 @@ class MetadataStore:
         path = self.settings.folder / file_name
         value = snapshot()
         try:
-            write_metadata(path, encode_pretty(value))
+            write_metadata(path, encode_pretty(value), on_backup=partial(self._note_backup, path))
         except OSError as error:
-            log.error("metadata cannot be written", path=str(path), reason=error.strerror or str(error))
+            reason = f"{path}: {error.strerror or error}"
+            self.unwritten.fail(file_name, reason, consequence="a node that is killed loses these changes")
             return False
+        self.unwritten.succeed(file_name)
         if self.history is not None:
             self.history.note(file_name, value)
         return True
+
+    def _note_backup(self, path: Path, error: OSError | None) -> None:
+        name = backup_of(path).name
+        if error is None:
+            self.unwritten.succeed(name)
+        else:
+            reason = f"{backup_of(path)}: {error.strerror or error}"
+            self.unwritten.fail(name, reason, consequence=f"{path.name} is written without its backup")
 
     def close(self) -> None:
         """Write what has changed. Blocks; call it when `run` has ended."""

@@ -23,6 +23,7 @@ from trioha.metrics.sources import Sources
 from trioha.recording.events import CloseReason, HaState
 from trioha.remoting.serving import ServerStatistics
 from trioha.store.put_status import PutStatus
+from trioha.unwritten import OPTIONAL
 
 REST: Final = "(other)"
 """Topic and group of what has no time series of its own; no topic may have such a name."""
@@ -397,6 +398,14 @@ def _log(status: BrokerStatus) -> Iterator[Metric]:
         counter("log_read_faults_total", "Reads of the log that the disk did not answer."),
         status.read_faults,
     )
+    failures = counter("write_failures_total", "Writes of optional things that failed.", "what")
+    yield counts_of(failures, OPTIONAL, status.write_failures)
+    unwritten = gauge(
+        "unwritten", "1 for an optional thing that cannot be written now, 0 for others.", "what"
+    )
+    for name in dict.fromkeys((*OPTIONAL, *status.write_failures)):
+        unwritten.add_metric((name,), name in status.unwritten)
+    yield unwritten
 
 
 def _archive(archive: ArchiveStatus | None) -> Iterator[Metric]:

@@ -24,6 +24,7 @@ from trioha.remoting.address import Address
 from trioha.remoting.client import ClientSecurity, open_client
 from trioha.store.message_store import MessageStore
 from trioha.store.tags import DelayLevels
+from trioha.unwritten import Unwritten
 
 
 def metadata_settings(config: BrokerConfig) -> MetadataSettings:
@@ -55,13 +56,15 @@ def metadata_settings(config: BrokerConfig) -> MetadataSettings:
 
 
 @asynccontextmanager
-async def open_metadata(config: BrokerConfig) -> AsyncIterator[MetadataStore]:
+async def open_metadata(
+    config: BrokerConfig, *, unwritten: Unwritten | None = None
+) -> AsyncIterator[MetadataStore]:
     """The metadata of a locked store; written at the end of the block, also where the node is cancelled.
 
-    Raises StoreError for a file that is damaged.
+    `unwritten` gets what cannot be written. Raises StoreError for a file that is damaged.
     """
     settings = metadata_settings(config)
-    metadata = await run_in_thread(lambda: MetadataStore.open(settings))
+    metadata = await run_in_thread(lambda: MetadataStore.open(settings, unwritten=unwritten))
     try:
         yield metadata
     finally:

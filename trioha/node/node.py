@@ -40,6 +40,7 @@ from trioha.node.role_life import Control, NodeParts, Ready, live
 from trioha.node.security_room import SecurityRoom
 from trioha.node.store_room import close_store, open_store
 from trioha.remoting.address import Address
+from trioha.unwritten import Unwritten
 
 __all__ = ["Ready", "run_node"]
 
@@ -83,9 +84,9 @@ async def run_node(
         log.info(budget.lowered)
     security = await SecurityRoom.open(config)
     await Ports(config).check()
-    store = await open_store(config, queue_files=budget.queue_files)
+    store = await open_store(config, queue_files=budget.queue_files, unwritten=Unwritten())
     try:
-        async with open_metadata(config) as metadata:
+        async with open_metadata(config, unwritten=store.unwritten) as metadata:
             name_server = await open_name_server(config, budget=budget, tls=security.tls)
             archive = ArchiveRoom.build(config, store)
             ports = Ports(config, are_kept=roles is not None)

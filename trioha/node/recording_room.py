@@ -5,19 +5,28 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Final
 
 import trio
 
 from trioha.config.broker import BrokerConfig
+from trioha.errors import StoreError
 from trioha.recording.events import EventSink, NoSink
+from trioha.unwritten import RECORDING, Unwritten
+
+CONSEQUENCE: Final = "replication goes on; the next role or start of the node begins another recording"
 
 
 @asynccontextmanager
-async def recording(config: BrokerConfig) -> AsyncIterator[tuple[EventSink, Path | None]]:
+async def recording(
+    config: BrokerConfig, *, unwritten: Unwritten | None = None
+) -> AsyncIterator[tuple[EventSink, Path | None]]:
     """The sink for this node's events, and the folder of its session, None without a recording.
 
-    The recorder ends after all tasks that emit events.
+    The recorder ends after all tasks that emit events. A recording that cannot begin, or cannot go on, is
+    reported to `unwritten`, and holds up nothing; the next role or start of the node begins another.
     """
+    unwritten = unwritten or Unwritten()
     if config.record_dir is None:
         yield NoSink(), None
         return
@@ -51,17 +60,24 @@ async def recording(config: BrokerConfig) -> AsyncIterator[tuple[EventSink, Path
             },
         ),
         node_id=config.broker_id,
+        on_error=lambda reason: unwritten.fail(RECORDING, reason, consequence=CONSEQUENCE),
     )
     # Shielded: when the node is cancelled, the recorder ends after its other tasks.
     scope = trio.CancelScope(shield=True)
 
-    async def record(*, task_status: trio.TaskStatus[None]) -> None:
+    async def record(*, task_status: trio.TaskStatus[bool]) -> None:
         with scope:
-            await recorder.run(task_status=task_status)
+            try:
+                await recorder.run(task_status=task_status)
+            except StoreError as error:
+                unwritten.fail(RECORDING, str(error), consequence=CONSEQUENCE)
+                task_status.started(False)
 
     async with trio.open_nursery() as recording:
-        await recording.start(record)
+        has_begun = await recording.start(record)
+        if has_begun:
+            unwritten.succeed(RECORDING)
         try:
-            yield recorder, recorder.path
+            yield (recorder, recorder.path) if has_begun else (NoSink(), None)
         finally:
             scope.cancel()

@@ -171,7 +171,7 @@ async def live(
     it. Raises StoreError when the disk fails; ConfigError if a port cannot be opened.
     """
     with parts.store.attachments():
-        async with recording(config) as (sink, session):
+        async with recording(config, unwritten=parts.store.unwritten) as (sink, session):
             return await _serve(parts, config, sink=sink, session=session, ending=ending, on_ready=on_ready)
 
 

@@ -28,6 +28,7 @@ from trioha.store.message_store import MessageStore, StoreSettings
 from trioha.store.record import Host
 from trioha.store.retention import EVERYTHING, Retention, RetentionSettings
 from trioha.store.tags import DelayLevels
+from trioha.unwritten import Unwritten
 
 log = structlog.get_logger(__name__)
 
@@ -38,9 +39,12 @@ FLUSH_BOUNDS_S: Final = (
 """Bounds of the histogram of flush times: an SSD's sync to that of a disk which puts wait for too long."""
 
 
-async def open_store(config: BrokerConfig, *, queue_files: int) -> MessageStore:
+async def open_store(
+    config: BrokerConfig, *, queue_files: int, unwritten: Unwritten | None = None
+) -> MessageStore:
     """Open the store in a worker thread; it keeps at most `queue_files` files of queues open.
 
+    `unwritten` gets what cannot be written.
     Cancellation ends the opening within a second and leaves the store closed. Raises StoreError.
     """
     is_slave = config.broker_role is BrokerRole.SLAVE
@@ -72,7 +76,7 @@ async def open_store(config: BrokerConfig, *, queue_files: int) -> MessageStore:
     opened: list[MessageStore] = []
 
     def open_() -> None:
-        opened.append(MessageStore.open(settings, on_progress=watch_progress()))
+        opened.append(MessageStore.open(settings, on_progress=watch_progress(), unwritten=unwritten))
 
     try:
         await run_in_thread(open_)

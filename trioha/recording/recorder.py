@@ -91,11 +91,13 @@ class Recorder:
         blocks_max: int = BLOCKS_MAX,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         wall_ns: Callable[[], int] = time.time_ns,
+        on_error: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         """Record below `directory` (trioha.recordDir), in a new folder for each start of the node.
 
         Each record has `node_id` (brokerId). Nothing is written before `run`, but events can be emitted
-        already. Raises ConfigError if `node_id` does not fit a record.
+        already. `on_error` is called with the reason if the disk fails later. Raises ConfigError if
+        `node_id` does not fit a record.
         """
         if not 0 <= node_id <= NODE_ID_MAX:
             raise ConfigError(
@@ -106,6 +108,7 @@ class Recorder:
         assert blocks_max >= 2, "one block is filled while another is written"
         assert block_records >= 2, "after a DROPPED record there is room for the event that follows it"
         self._directory = Path(directory)
+        self._on_error = on_error
         self._identity = identity
         self._node_id = node_id
         self._put, self._wait_begin, self._wait_end = (
@@ -292,11 +295,11 @@ class Recorder:
             self._rolls = True
             self._next_block()
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[bool] = trio.TASK_STATUS_IGNORED) -> None:
         """Write the session until cancelled; then write the rest (at most `CLOSE_TIMEOUT_S`) and close it.
 
-        Started once the session's folder exists. Raises StoreError if it cannot be created. If the disk fails
-        later, logs that and returns.
+        Started, with True, once the session's folder exists. Raises StoreError if it cannot be created. If
+        the disk fails later, reports that and returns.
         """
         try:
             writer = await run_in_thread(self._open)
@@ -308,7 +311,7 @@ class Recorder:
             ) from error
         self._writer = writer
         log.info("recording", session=str(self._path))
-        task_status.started()
+        task_status.started(True)
         try:
             while True:
                 with trio.move_on_after(FLUSH_INTERVAL_S):
@@ -322,6 +325,7 @@ class Recorder:
                 error=error.strerror or str(error),
                 recorded=writer.next_seq,
             )
+            self._on_error(f"{self._path}: {error.strerror or error}")
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_TIMEOUT_S) as closing:
                 await self._close(writer)

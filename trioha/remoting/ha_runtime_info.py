@@ -168,6 +168,8 @@ _BROKER_KEYS: Final = {
     "read_faults": "readFaults",
     "read_fault": "readFault",
     "put_refusal": "putRefusal",
+    "unwritten": "unwritten",
+    "write_failures": "writeFailures",
     "ha_address": "haAddress",
     "client": "client",
     "put_statuses": "putStatuses",
@@ -186,7 +188,7 @@ _BROKER_KEYS: Final = {
 _BROKER_KEYS_OF_ROCKETMQ: Final = frozenset(list(_BROKER_KEYS.values())[:3])
 _OMITTED_IF_EMPTY: Final = frozenset(
     {"clock_doubt", "dispatch_fault", "error", "members", "probes", "put_refusal"}
-    | {"read_fault", "reason", "refusal", "settings", "warnings"}
+    | {"read_fault", "reason", "refusal", "settings", "unwritten", "warnings", "write_failures"}
 )
 """Fields that are not written with their defaults, beside those whose default is None."""
 

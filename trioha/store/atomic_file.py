@@ -11,7 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import structlog
+
 from trioha.store.syncing import sync_directory, sync_whole
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -21,20 +25,34 @@ def backup_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.bak")
 
 
-def replace_file(path: Path, data: bytes, *, mode: int | None = None) -> None:
+def replace_file(
+    path: Path,
+    data: bytes,
+    *,
+    mode: int | None = None,
+    on_backup: Callable[[OSError | None], None] | None = None,
+) -> None:
     """Make `data` the content of `path`, on disk; what it had before becomes its backup.
 
     Both get the permissions `mode`, by default those of new files. Makes the directory if need be. Blocks.
-    Raises OSError; the file has then its old content.
+    Raises OSError; the file has then its old content. A backup that cannot be written holds nothing up: it
+    stays as it was. `on_backup` gets the error, None where there was none; without it, it is logged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f"{path.name}.tmp"
+    problem: OSError | None = None
     try:
-        before = path.read_bytes()
+        _put(backup_of(path), path.read_bytes(), temporary, mode)
     except FileNotFoundError:
         pass
-    else:
-        _put(backup_of(path), before, path.parent / f"{path.name}.tmp", mode)
-    _put(path, data, path.parent / f"{path.name}.tmp", mode)
+    except OSError as error:
+        problem = error
+    if on_backup is not None:
+        on_backup(problem)
+    elif problem is not None:
+        reason = problem.strerror or str(problem)
+        log.warning("a backup cannot be written", path=str(backup_of(path)), reason=reason)
+    _put(path, data, temporary, mode)
     sync_directory(path.parent)
 
 

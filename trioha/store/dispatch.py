@@ -1,11 +1,12 @@
 """Dispatch: from the log's records to consume queues and index (spec store 5.6; "reput" in RocketMQ).
 
 Theory of operation. `position` walks through the log, record by record; everything before it is in the
-queues and the index. `dispatch` takes a stretch of the log, collects its records' entries
-(`store.record_entries`), and then writes each queue once and the index once; only then `dispatched` moves.
-If a step fails, every queue goes back to the end of its last write, which needs no disk access and cannot
-fail, and the same stretch can be dispatched again: queues drop entries that they have, the index drops keys
-of records that it has. Bodies are not read unless `check_crc` asks for it.
+queues, and in the index unless that is behind. `dispatch` takes a stretch of the log, collects its records'
+entries (`store.record_entries`), and then writes each queue once and the index once; only then `dispatched`
+moves. If a queue cannot be written, every queue goes back to the end of its last write, which needs no disk
+access and cannot fail, and the same stretch can be dispatched again: queues drop entries that they have, the
+index drops keys of records that it has. If only the index cannot be written, dispatch goes on without it
+(`store.index_backlog`). Bodies are not read unless `check_crc` asks for it.
 """
 
 from __future__ import annotations
@@ -17,23 +18,24 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from trioha.errors import StoreError
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueues, Queue
 from trioha.store.dispatch_settings import DispatchFault, DispatchSettings
+from trioha.store.index_backlog import IndexBacklog
 from trioha.store.index_service import IndexService
 from trioha.store.record_entries import AT_END, EntryCollector, Stop
 from trioha.store.record_layout import (
     BLANK_BYTES,
-    RECORD_BYTES_MIN,
-    FaultKind,
     claimed_bytes,
+    faulty_record_bytes,
     find_fault,
     starts_blank,
-    starts_record,
 )
 from trioha.store.recovery import SLACK_MS, newest_file_stored_by, stored_before_files_after
 from trioha.store.time_steps import LEAD_MS_MAX, TimeStep, TimeSteps
+from trioha.unwritten import Unwritten
 from trioha.watermark import Watermark
 
 log = structlog.get_logger(__name__)
@@ -57,11 +59,16 @@ class Dispatcher:
         index: IndexService | None,
         *,
         position: int,
+        index_lacks_from: int | None = None,
         settings: DispatchSettings | None = None,
         time_steps: TimeSteps | None = None,
+        unwritten: Unwritten | None = None,
     ) -> None:
         """`position` is where to start, see `start_position`; the log's first byte at least. `time_steps` are
-        those before it."""
+        those before it.
+
+        The index lacks records from `index_lacks_from` on that queues have; None if it lacks none.
+        """
         self._log = commit_log
         self.time_steps = TimeSteps() if time_steps is None else time_steps
         """Where the store times of the log go back, as far as it is dispatched."""
@@ -70,9 +77,20 @@ class Dispatcher:
         self._index = index
         self.settings = settings or DispatchSettings()
         """Which queues and keys are built, and what is checked. Changed by `configure`."""
+        self.backlog: IndexBacklog | None = None
+        """Where the index is behind; None without an index."""
+        if index is not None:
+            self.backlog = IndexBacklog(
+                commit_log,
+                index,
+                stretch=self._stretch,
+                lacks_from=index_lacks_from,
+                unwritten=unwritten or Unwritten(),
+            )
         self._collector = self._new_collector()
         self.dispatched = Watermark(max(position, commit_log.min_offset))
-        """Everything before it is in queues and index. Moved by `dispatch`, and back by `rewind`."""
+        """Everything before it is in queues, and in the index up to `index_lacks_from`. Moved by `dispatch`,
+        and back by `rewind`."""
         self._know_latest_time()
         self.queues_written = 0
         """Queues that the last call of `dispatch` wrote last."""
@@ -100,12 +118,18 @@ class Dispatcher:
         """Offset of the bad record that a slave waits at, -1 if there is none."""
 
     def _new_collector(self) -> EntryCollector:
-        index = self._index if self.settings.message_index_enable else None
-        return EntryCollector(self._queues, index, self.settings)
+        is_indexed = self.settings.message_index_enable and self.index_lacks_from is None
+        return EntryCollector(self._queues, self._index if is_indexed else None, self.settings)
 
     def configure(self, settings: DispatchSettings) -> None:
         """Dispatch by other settings from now on."""
         self.settings = settings
+        if self.backlog is not None and not settings.message_index_enable:
+            self.backlog.drop()
+        self._renew_collector()
+
+    def _renew_collector(self) -> None:
+        """Collect by the present settings, with or without the index."""
         latest_ms = self._collector.latest_ms
         self._collector = self._new_collector()
         self._collector.latest_ms = latest_ms
@@ -117,6 +141,24 @@ class Dispatcher:
         """
         is_at_end = self.position == self._log.max_offset
         self._collector.latest_ms = self._log.last_store_timestamp_ms if is_at_end else 0
+
+    @property
+    def index_lacks_from(self) -> int | None:
+        """Offset of the first dispatched record whose keys the index may lack; None if it lacks none."""
+        return None if self.backlog is None else self.backlog.lacks_from
+
+    def complete_index(self, *, records_max: int = BATCH_RECORDS) -> bool:
+        """Add keys of about `records_max` records at most that the index lacks.
+
+        Returns whether there is more to do now: neither is it complete, nor does the disk refuse.
+        """
+        if self.backlog is None or self.backlog.lacks_from is None:
+            return False
+        has_moved = self.backlog.complete(self.position, self.settings, records_max=records_max)
+        if self.index_lacks_from is None:
+            self._renew_collector()
+            return False
+        return has_moved
 
     @property
     def position(self) -> int:
@@ -140,7 +182,12 @@ class Dispatcher:
         self.stuck_at = -1
         position = min(offset, self.position)
         self._queued_offset = min(offset, max(self._queued_offset, self.position))
-        self.dispatched.rewind(position if redispatch_from is None else min(position, redispatch_from))
+        if redispatch_from is not None:
+            position = min(position, redispatch_from)
+        if self.backlog is not None:
+            self.backlog.cut(position)
+            self._renew_collector()
+        self.dispatched.rewind(position)
         self.time_steps.keep(0, offset)
         self._know_latest_time()
 
@@ -153,17 +200,19 @@ class Dispatcher:
         for each file of the log.
 
         Returns how many were passed, bad ones included; 0 if there is nothing more to do now. Raises
-        StoreError if the disk refuses a read or a write: the position stays, so call again when it does not.
+        StoreError if the disk refuses a read, or a write of a queue: the position stays, so call again when
+        it does not.
         """
         passed = 0
         until_offset = min(until_offset, self._log.max_offset)
         if self.limit is not None:
             until_offset = min(until_offset, max(self.limit.offset, self._queued_offset))
-        collector = self._collector
         while passed < records_max and (start := self.dispatched.offset) < until_offset:
+            collector = self._collector
             try:
                 position, records, last_time_ms = self._collect(start, until_offset, records_max - passed)
-                written = collector.write()
+                written = collector.write_queues()
+                is_indexed = self._write_index(start)
             except BaseException:
                 collector.discard()
                 raise
@@ -174,6 +223,8 @@ class Dispatcher:
                 self._log_fault(fault)
             for step in steps:
                 self._note_step(step)
+            if not is_indexed:
+                self._renew_collector()
             passed += records
             if position == start:
                 break
@@ -184,6 +235,16 @@ class Dispatcher:
             for report in self.on_written:
                 report(written)
         return passed
+
+    def _write_index(self, start: int) -> bool:
+        """Write the keys of the stretch that begins at `start`; False if the disk refuses."""
+        try:
+            self._collector.write_index()
+        except StoreError as error:
+            assert self.backlog is not None, "there is no index to be written"
+            self.backlog.fail(start, error)
+            return False
+        return True
 
     def _collect(self, position: int, until_offset: int, records_max: int) -> tuple[int, int, int]:
         """Collect up to `records_max` records.
@@ -239,18 +300,15 @@ class Dispatcher:
             return offset
         fault = find_fault(view, 0, left, offset, check_crc=self.settings.check_crc)
         assert fault is not None
-        followed = size == left or starts_record(view, max(size, 0), left)
-        whole = RECORD_BYTES_MIN <= size <= left and (
-            fault.kind in {FaultKind.BAD_POSITION, FaultKind.BAD_CRC} or followed
-        )
-        waits = self.settings.is_slave and not whole
+        whole_bytes = faulty_record_bytes(view, fault)
+        waits = self.settings.is_slave and whole_bytes is None
         if not waits or self.stuck_at != offset:
             self._collector.note_fault(offset, fault.reason)
         if waits:
             self.stuck_at = offset
             return offset
-        if whole:
-            return offset + size
+        if whole_bytes is not None:
+            return offset + whole_bytes
         return min(self._next_file(offset), self._log.max_offset)
 
     def _note_step(self, step: TimeStep) -> None:

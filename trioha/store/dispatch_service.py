@@ -9,8 +9,9 @@ that is dispatched, else they are gathered for a fraction of a millisecond. A sl
 makes the slices shorter still: up to a megabyte is received between two of them; without traffic they follow
 each other.
 
-A full disk stops dispatch until there is space again; the node goes on. A failed sync ends the node, as a
-failed sync of the log does.
+A disk that is full for queues stops dispatch until there is space again; the node goes on. One that is full
+for the index alone stops nothing: the index is completed when it accepts it (`store.index_backlog`). A failed
+sync ends the node, as a failed sync of the log does.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ BUSY_RECORDS = 16
 AWAITED_GATHER_S = 0.0002
 """The same while consumers wait for messages."""
 RECHECK_S = 1.0
-"""Between two tries while a bad record or a full disk stops dispatch."""
+"""Between two tries while a bad record or a full disk stops dispatch, or the index is behind."""
+INDEX_RECORDS = 64
+"""Records in a slice of what the index lacks: it shares the thread with all else."""
 PROGRESS_INTERVAL_S = 0.05
 OnDispatched = Callable[[int, int], None]
 """Receives the offset that is dispatched, and how many records were since the last call."""
@@ -100,6 +103,7 @@ class DispatchService:
             nursery.start_soon(self._dispatch)
             nursery.start_soon(self._report_soon)
             nursery.start_soon(self._sync_often)
+            nursery.start_soon(self._complete_index)
 
     async def _dispatch(self) -> None:
         dispatcher = self._store.dispatcher
@@ -194,11 +198,11 @@ class DispatchService:
         except StoreError as error:
             if not self._is_blocked:
                 self._is_blocked = True
-                log.error("queues and index stand still", reason=str(error))
+                log.error("queues stand still", reason=str(error))
             return 0
         if self._is_blocked:
             self._is_blocked = False
-            log.info("queues and index go on", position=self._store.dispatcher.position)
+            log.info("queues go on", position=self._store.dispatcher.position)
         self._store.enable_puts()
         self._unreported_records += passed
         return passed
@@ -225,6 +229,13 @@ class DispatchService:
             self._reported_s = trio.current_time()
             self._on_dispatched(position, self._unreported_records)
             self._unreported_records = 0
+
+    async def _complete_index(self) -> None:
+        """Add to the index what it lacks, whenever the disk accepts it."""
+        while True:
+            await trio.sleep(RECHECK_S)
+            while self._store.dispatcher.complete_index(records_max=INDEX_RECORDS):
+                await trio.lowlevel.checkpoint()
 
     async def _sync_often(self) -> None:
         due_s = 0.0

@@ -48,6 +48,7 @@ from trioha.store.recovery import CHECKED_BYTES, Recovered, open_commit_log
 from trioha.store.syncing import SyncWork, sync_directory
 from trioha.store.time_steps import LEAD_MS_MAX, TimeStep, load_time_steps, save_time_steps
 from trioha.store.topic_types import batch_topics
+from trioha.unwritten import CHECKPOINT, QUEUE_LIST, Unwritten
 from trioha.watermark import REACHED, Wait, Watermark
 
 log = structlog.get_logger(__name__)
@@ -152,6 +153,7 @@ class MessageStore:
         dispatcher: Dispatcher,
         epochs: EpochLog | None,
         doubtful_epoch: int,
+        unwritten: Unwritten,
     ) -> None:
         self.settings = settings
         self.commit_log = commit_log
@@ -171,6 +173,8 @@ class MessageStore:
         self._checkpoint = checkpoint
         self._checkpoint_file = checkpoint_file
         self._checkpoint_lock = threading.Lock()
+        self.unwritten = unwritten
+        """What of this store cannot be written, or of the node that uses it, although it goes on."""
         self._has_failed = False
         self._cuts = 0
         """Counts cuts and restarts of the log: what a sync that began before one has put on disk may not be
@@ -211,6 +215,7 @@ class MessageStore:
         *,
         on_progress: Callable[[str, int, int], None] | None = None,
         is_restoring: bool = False,
+        unwritten: Unwritten | None = None,
     ) -> MessageStore:
         """Lock the store (made if missing), find the log's end, and mark the store as in use.
 
@@ -218,7 +223,7 @@ class MessageStore:
         several times a second. An exception of it ends the opening: the lock is released, and the store stays
         marked as in need of recovery if anything in it was changed. Raises StoreError, with the lock
         released, if the store is in use or cannot be opened, or if a restore into it was interrupted
-        (`is_restoring` says that the caller is that restore).
+        (`is_restoring` says that the caller is that restore). `unwritten` gets what cannot be written.
         """
         if not is_restoring and (settings.commit_log_directory / RESTORE_MARKER).exists():
             raise StoreError(
@@ -235,7 +240,7 @@ class MessageStore:
         try:
             with ExitStack() as opened:
                 progress = on_progress or (lambda _what, _done, _total: None)
-                store = cls._open_locked(settings, lock, progress, opened)
+                store = cls._open_locked(settings, lock, progress, opened, unwritten or Unwritten())
                 opened.pop_all()
         except OSError as error:
             lock.release()
@@ -252,6 +257,7 @@ class MessageStore:
         lock: StoreLock,
         on_progress: Callable[[str, int, int], None],
         opened: ExitStack,
+        unwritten: Unwritten,
     ) -> MessageStore:
         """Open all parts; `opened` closes them if a later one fails."""
         root = settings.root
@@ -317,6 +323,23 @@ class MessageStore:
             queues.sync_from(position)
         time_steps = load_time_steps(root)
         time_steps.keep(commit_log.min_offset, commit_log.max_offset)
+        lacks_from: int | None = None
+        if clean_exit and index_cut.redispatch_from is None and checkpoint.logics_physical_offset < position:
+            # The last stop left the index behind the queues, or the checkpoint is of a program that does not
+            # know the field. What the index has is known by itself.
+            lacks_from = max(
+                checkpoint.logics_physical_offset, index.end_physical_offset, commit_log.min_offset
+            )
+        dispatcher = Dispatcher(
+            commit_log,
+            queues,
+            index,
+            position=position,
+            index_lacks_from=lacks_from if settings.dispatch.message_index_enable else None,
+            settings=settings.dispatch,
+            time_steps=time_steps,
+            unwritten=unwritten,
+        )
         store = cls(
             settings,
             lock=lock,
@@ -327,28 +350,23 @@ class MessageStore:
             recovered=recovered,
             queues=queues,
             index=index,
-            dispatcher=Dispatcher(
-                commit_log,
-                queues,
-                index,
-                position=position,
-                settings=settings.dispatch,
-                time_steps=time_steps,
-            ),
+            dispatcher=dispatcher,
             epochs=epochs,
             doubtful_epoch=doubtful_epoch,
+            unwritten=unwritten,
         )
         store._listed_queues = listed
         if settings.dispatch_to_confirmed:
             # Until the node has a role, checkpoints keep the last one.
             store.confirm_offset = lambda: store.last_confirm_offset
             store.limit_dispatch(Watermark(checkpoint.confirm_physical_offset))
-        logics_ms = logics_time_ms(commit_log, position)
-        # All before `position` is on disk, whatever offset an older version has left.
+        # All before it is on disk, whatever offset an older version has left.
+        built_until = position if dispatcher.index_lacks_from is None else dispatcher.index_lacks_from
+        logics_ms = logics_time_ms(commit_log, built_until)
         if cut_at is None:
-            store._lower_times(position, logics_ms, index_cut)
+            store._lower_times(built_until, logics_ms, index_cut)
         else:
-            store._lower_checkpoint(position, logics_ms, index_cut)
+            store._lower_checkpoint(built_until, logics_ms, index_cut)
         index.cut(index_cut)
         with closing(store._cut_queue_syncs()) as works:
             for work in works:
@@ -646,9 +664,8 @@ class MessageStore:
         )
 
     def _warn_of_old_checkpoint(self, error: OSError) -> None:
-        log.warning(
-            "checkpoint cannot be written", path=str(self._checkpoint_file.path), reason=error.strerror
-        )
+        reason = f"{self._checkpoint_file.path}: {error.strerror}"
+        self.unwritten.fail(CHECKPOINT, reason, consequence="a start after a crash checks more of the log")
 
     def _lower_checkpoint(self, logics_offset: int, logics_ms: int, index_cut: IndexCut) -> None:
         """Write a checkpoint, and a list of queues, that name nothing beyond the log's end. Raises OSError.
@@ -744,7 +761,11 @@ class MessageStore:
         """
         self._reclaim_unsynced()
         logics_offset = self._logics_offset()
-        logics_ms = self._claimed_ms(self.dispatcher.last_store_timestamp_ms)
+        lacks_from = self.dispatcher.index_lacks_from
+        if lacks_from is None:
+            logics_ms = self._claimed_ms(self.dispatcher.last_store_timestamp_ms)
+        else:
+            logics_ms = self._claimed_ms(logics_time_ms(self.commit_log, lacks_from))
         steps, step_changes = self.dispatcher.time_steps.all, self.dispatcher.time_steps.changes
         full_until_ms = self.index.full_until_ms
         index = self.index.sync_work()
@@ -785,6 +806,8 @@ class MessageStore:
     def _logics_offset(self) -> int:
         """The checkpoint's logicsPhysicalOffset when all that queues and index have now is on disk."""
         position, flushed_offset = self.dispatcher.position, self.commit_log.flushed.offset
+        if (lacks_from := self.dispatcher.index_lacks_from) is not None:
+            position = min(position, lacks_from)
         return position if position <= flushed_offset else self.commit_log.known_record_start(flushed_offset)
 
     def _reclaim_unsynced(self) -> bool:
@@ -821,6 +844,8 @@ class MessageStore:
                 if error.errno not in DISK_FULL:
                     raise
                 self._warn_of_old_checkpoint(error)
+            else:
+                self.unwritten.succeed(CHECKPOINT)
 
     def _save_time_steps(self, steps: Sequence[TimeStep], changes: int) -> bool:
         """Whether the steps are on disk now. Blocks; called by worker threads.
@@ -852,8 +877,13 @@ class MessageStore:
                 if error.errno not in DISK_FULL and not is_shortage(error):
                     raise
                 self._listed_deletions = None
-                log.warning("list of queues cannot be written", reason=error.strerror)
+                self.unwritten.fail(
+                    QUEUE_LIST,
+                    f"{self.settings.root}: {error.strerror}",
+                    consequence="queues that are lost meanwhile are not noticed at a start",
+                )
             else:
+                self.unwritten.succeed(QUEUE_LIST)
                 self._listed_queues = names
                 self._listed_deletions = deletions
 
@@ -871,10 +901,10 @@ class MessageStore:
     def close(self) -> None:
         """Put everything on disk, mark the store as cleanly closed, close all files and release the lock.
 
-        `abort` stays, as in the broker, if queues and index are not at the log's end (dispatch waits at a bad
+        `abort` stays, as in the broker, if queues are not at the log's end (dispatch waits at a bad
         record, is refused by the disk, or takes longer than `CLOSE_DISPATCH_S`), or if there are no
-        descriptors to sync them with. Raises StoreError if the disk refuses: the store then stays marked as
-        in need of recovery.
+        descriptors to sync them and the index with. Raises StoreError if the disk refuses: the store then
+        stays marked as in need of recovery.
         """
         log_ = self.commit_log
         try:
@@ -920,7 +950,8 @@ class MessageStore:
         self._lock.release()
 
     def _dispatch_at_close(self) -> bool:
-        """Whether queues and index have all records that they may have."""
+        """Whether queues have all records that they may have. What the index lacks, checkpoints name."""
+        deadline_s = time.monotonic() + CLOSE_DISPATCH_S
         try:
             is_done = self._dispatch_to_end(
                 on_progress=lambda _what, _done, _total: None, limit_s=CLOSE_DISPATCH_S
@@ -928,6 +959,9 @@ class MessageStore:
         except StoreError as error:
             log.warning("queues cannot be completed, the next start will", reason=str(error))
             return False
+        while self.dispatcher.complete_index(records_max=_DISPATCH_RECORDS):
+            if time.monotonic() > deadline_s:
+                break
         limit, end_offset = self.dispatcher.limit, self.commit_log.max_offset
         return self.dispatcher.position >= end_offset or (
             is_done and self.dispatcher.stuck_at < 0 and limit is not None and limit.offset < end_offset

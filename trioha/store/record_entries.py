@@ -2,7 +2,7 @@
 
 A record's type decides: plain and committed messages enter their queue and the index, prepared ones only the
 index, rolled back ones neither. `EntryCollector.collect` walks over records and keeps their entries in
-memory; `write` then writes each queue once and the index once.
+memory; `write_queues` then writes each queue once, and `write_index` the index once.
 
 With the compiled kernel, `store.kernel.Columns` collects common records, and the loop here those where it
 stops: records of unknown queues or batch topics, with another number than their queue's next, with empty
@@ -103,8 +103,10 @@ class _Target:
 class EntryCollector:
     """Collects entries and keys of records until they are written."""
 
-    def __init__(self, queues: ConsumeQueues, index: IndexService | None, settings: DispatchSettings) -> None:
-        """Without `index` no keys are collected."""
+    def __init__(
+        self, queues: ConsumeQueues | None, index: IndexService | None, settings: DispatchSettings
+    ) -> None:
+        """Without `index` no keys are collected, and without `queues` nothing else."""
         self._queues = queues
         self._index = index
         self._settings = settings
@@ -126,7 +128,7 @@ class EntryCollector:
         self._steps: list[TimeStep] = []
         self._columns: compiled.kernel.Columns | None = None
         """Collects common records; the keys of all records, in log order, are in it then."""
-        if compiled.IS_COMPILED:
+        if compiled.IS_COMPILED and queues is not None:
             self._columns = compiled.kernel.Columns(
                 _hash_after,
                 crc32 if settings.check_crc else None,
@@ -143,16 +145,23 @@ class EntryCollector:
         """Report a record that is not dispatched, or not to all of its queues."""
         self._faults.append(DispatchFault(physical_offset, reason))
 
-    def write(self) -> list[Queue]:
-        """Write the collected entries to queues and index; returns these queues.
+    def write_queues(self) -> list[Queue]:
+        """Write the collected entries to queues; returns these queues.
 
         Raises StoreError: `discard` then.
         """
         touched = list(self._touched.values())
         for queue in touched:
             queue.flush()
+        return touched
+
+    def write_index(self) -> None:
+        """Write the collected keys to the index.
+
+        Raises StoreError: the index may have some of them then, and drops these when they come again.
+        """
         if self._index is None or self._last_record_offset < 0:
-            return touched
+            return
         if self._columns is not None:
             self._move_keys(self._columns)
             self._index.put_column(self._columns.keys(), last_record_offset=self._last_record_offset)
@@ -163,7 +172,6 @@ class EntryCollector:
                 self._key_times_ms,
                 last_record_offset=self._last_record_offset,
             )
-        return touched
 
     def finish(self) -> tuple[Sequence[DispatchFault], Sequence[TimeStep]]:
         """Drop the collected entries, which are written; returns faults, and where store times go back."""
@@ -410,10 +418,11 @@ class EntryCollector:
         topic = place[0].decode("utf-8", "replace")
         fault = ""
         queue: Queue | None = None
-        try:
-            queue = self._queues.find_or_make(topic, place[1])
-        except StoreError as error:
-            fault = error.reason
+        if self._queues is not None:
+            try:
+                queue = self._queues.find_or_make(topic, place[1])
+            except StoreError as error:
+                fault = error.reason
         target = _Target(
             queue=queue,
             fault=fault,
@@ -451,6 +460,8 @@ class EntryCollector:
         time_ms: int,
     ) -> None:
         """Collect a record of the schedule topic or of a batch topic, or one without a queue."""
+        if self._queues is None:
+            return
         properties = parse_properties(raw_properties)
         code = tags_code(properties.get("TAGS", ""))
         queue = target.queue
@@ -488,6 +499,7 @@ class EntryCollector:
         self, raw_properties: bytes, physical_offset: int, size: int, code: int, queue_id: int
     ) -> None:
         """Collect entries for the queues that INNER_MULTI_DISPATCH names (spec store 2.10)."""
+        assert self._queues is not None, "a walk for the index alone collects no entries"
         properties = parse_properties(raw_properties)
         names = properties.get("INNER_MULTI_DISPATCH", "")
         offsets = properties.get("INNER_MULTI_QUEUE_OFFSET", "")

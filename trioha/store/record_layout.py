@@ -207,6 +207,16 @@ def _fault(result: int, view: Buffer, at: int, end: int) -> RecordFault:
     return RecordFault(kind, total_size, left)
 
 
+def faulty_record_bytes(view: Buffer, fault: RecordFault) -> int | None:
+    """Size of the record at the start of `view` that is whole but wrong inside; None where it may not be."""
+    left = len(view)
+    size = claimed_bytes(view, 0, left)
+    if not RECORD_BYTES_MIN <= size <= left:
+        return None
+    followed = size == left or starts_record(view, size, left)
+    return size if followed or fault.kind in {FaultKind.BAD_POSITION, FaultKind.BAD_CRC} else None
+
+
 def claimed_bytes(view: Buffer, at: int, end: int) -> int:
     """Length that the record or blank at `view[at:end]` claims; 0 if its first 4 bytes are not all there."""
     return int(_I32(view, at)[0]) if end - at >= 4 else 0

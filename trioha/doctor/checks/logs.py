@@ -296,6 +296,30 @@ def log_unreadable(case: Case) -> Iterator[Observation]:
             )
 
 
+@check(
+    "cannot-be-written",
+    Severity.WARNING,
+    mend="Make room, or mend the permissions, where the evidence says; the node tries again by itself, but "
+    "for a recording: that begins again with the next start.",
+)
+def cannot_be_written(case: Case) -> Iterator[Observation]:
+    """A trioha node cannot write something, and goes on without it.
+
+    Messages are stored, replicated and consumed. Without the index queries by key find nothing new; a
+    history or a recording has a gap; metadata that cannot be written are lost if the node is killed.
+    """
+    for node in case.running:
+        if node.status is None:
+            continue
+        for name, reason in node.status.unwritten.items():
+            failures = node.status.write_failures.get(name, 0)
+            yield Observation(
+                subject=node.label,
+                evidence=f"{name}: {reason} ({failures} failures since its start)",
+                remedy="free space on that disk, or mend the permissions there",
+            )
+
+
 def _verdicts(case: Case) -> Iterator[tuple[Node, str]]:
     """Trioha slaves that say why they do not follow their master."""
     for node in case.running:
