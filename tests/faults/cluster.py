@@ -15,7 +15,7 @@ import trio
 
 from tests.faults import disks
 from tests.faults.disks import SmallDisk
-from tests.faults.faults import MASTER, ClockJump, DiskFull, FailingSync, Mend, slave_name
+from tests.faults.faults import MASTER, ClockJump, DiskFull, FailingSync, IndexFull, Mend, slave_name
 from tests.faults.invariants import (
     check_failed_sync,
     check_last_store_time,
@@ -227,7 +227,12 @@ class Cluster(Nodes):
         for disk in self._small_disks.values():
             self._stack.callback(disk.close)
         self._jumping = plan.nodes_with(ClockJump)
-        self._shimmed = self._jumping | plan.nodes_with(FailingSync) | (filling - self._small_disks.keys())
+        self._shimmed = (
+            self._jumping
+            | plan.nodes_with(FailingSync)
+            | plan.nodes_with(IndexFull)
+            | (filling - self._small_disks.keys())
+        )
         self._world = _World(plan, master_store=self.store(MASTER), violations=self.violations)
         self._stack.callback(self._world.close)
 
@@ -381,6 +386,21 @@ class Cluster(Nodes):
                 file.write(data[CUT_FILE_BYTES:])
 
         return put_back
+
+    def fill_index(self, name: str) -> None:
+        self.keepers[name].node()
+        disks.set_fault(self._disk_file(name), disks.INDEX_FULL)
+
+    def free_index(self, name: str) -> None:
+        """Give the index room. The queues must have gone on without it, up to the log's end of now."""
+        node = self.keepers[name].node()
+        end_offset = node.max_offset
+        self.wait(
+            lambda: (node.status().dispatched_offset or 0) >= end_offset,
+            lambda: f"{name} has no room for its index, queues at {end_offset}\n{node.log()}",
+            CAUGHT_UP_WITHIN_S,
+        )
+        disks.set_fault(self._disk_file(name), disks.HEALTHY)
 
     def fill_disk(self, name: str) -> None:
         self.keepers[name].node()

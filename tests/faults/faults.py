@@ -182,6 +182,15 @@ class CutLogFile(NodeFault):
         return cluster.cut_log_file(self.node)
 
 
+@frozen(kw_only=True)
+class IndexFull(NodeFault):
+    """A node has no room for files of the index: its queues go on, and the index is completed later."""
+
+    def begin(self, cluster: Cluster) -> Mend:
+        cluster.fill_index(self.node)
+        return partial(cluster.free_index, self.node)
+
+
 # -- links -------------------------------------------------------------------------------------------------
 
 

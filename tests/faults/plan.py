@@ -22,6 +22,7 @@ from tests.faults.faults import (
     HalfOpen,
     Hang,
     HostileFrames,
+    IndexFull,
     Kill,
     KillWhileStarting,
     LostLog,
@@ -354,6 +355,7 @@ def _clock_jump(chance: random.Random, setup: Setup) -> Fault:
 
 LATER_KINDS: tuple[Draw, ...] = (
     _clock_jump,
+    lambda chance, setup: IndexFull(node=chance.choice(setup.nodes), duration_s=chance.uniform(0.5, 3.0)),
     lambda chance, setup: CutLogFile(node=chance.choice(setup.nodes), duration_s=chance.uniform(0.3, 1.0)),
     lambda chance, setup: ReplacedLock(
         node=chance.choice(setup.nodes),

@@ -19,10 +19,12 @@ from trioha.archive.archiver import Archiver
 from trioha.archive.layout import LOG, LogObject, log_key
 from trioha.archive.objects import ObjectFolder
 from trioha.broker import metadata_sync
+from trioha.errors import StoreError
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.offsets import ConsumerOffsets
 from trioha.metadata.replica import CopiedTable, MetadataReplica
 from trioha.store.commit_log import CommitLog
+from trioha.store.index_backlog import IndexBacklog
 from trioha.store.log_files import LogFiles
 from trioha.store.mapped_file import MappedFile
 from trioha.store.message_store import MessageStore
@@ -179,4 +181,13 @@ def stamps_never_go_back() -> Iterator[None]:
 @_plants("a part of the log that cannot be read ends the node")
 def lost_bytes_are_fatal() -> Iterator[None]:
     with patch.object(MappedFile, "_unreadable", lambda *_: os.kill(os.getpid(), signal.SIGBUS)):
+        yield
+
+
+@_plants("what the index lacks room for holds up the queues")
+def index_holds_up_queues() -> Iterator[None]:
+    def fail(_: IndexBacklog, offset: int, error: StoreError) -> None:
+        raise error
+
+    with patch.object(IndexBacklog, "fail", fail):
         yield

@@ -4,10 +4,12 @@ import pytest
 
 from tests.faults import cluster as clusters
 from tests.faults.cluster import Cluster
-from tests.faults.faults import MASTER, ClockJump
+from tests.faults.faults import MASTER, ClockJump, IndexFull
 from tests.faults.invariants import check_last_store_time
+from tests.faults.nodes import INDEX
 from tests.faults.plan import HOUR_S, YEAR_S
 from tests.faults.planted import (
+    index_holds_up_queues,
     lock_not_watched,
     lost_bytes_are_fatal,
     pages_without_limit,
@@ -95,3 +97,22 @@ def test_a_node_that_ends_where_its_log_is_cut_is_found(tmp_path):
         cluster.begin()
         with pytest.raises((AssertionError, TriohaError)):
             cut_when_possible(cluster)()
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_queues_that_wait_for_room_for_the_index_are_found(tmp_path, monkeypatch, is_planted):
+    plan = plan_of(faults=[IndexFull(node=MASTER, duration_s=1.0)])
+    programs = {MASTER: index_holds_up_queues.program} if is_planted else {}
+    with Cluster(plan, tmp_path, programs=programs) as cluster:
+        cluster.begin()
+        cluster.fill_index(MASTER)
+        promised = len(cluster.promises)
+        wait_until(lambda: len(cluster.promises) > promised + INDEX.index_num)
+        if is_planted:
+            monkeypatch.setattr(clusters, "CAUGHT_UP_WITHIN_S", 3.0)
+            with pytest.raises(AssertionError, match="has no room for its index"):
+                cluster.free_index(MASTER)
+        else:
+            cluster.free_index(MASTER)
+            end_offset = settle_and_compare(cluster)
+            assert cluster.check_end(end_offset) == []
