@@ -30,13 +30,21 @@ class Reads:
     def reads(self):
         return self
 
+    def __init__(self, *, timers=0, oldest_ms=-1):
+        self.timers = timers
+        self.oldest_ms = oldest_ms
+
     def max_offset(self, topic, queue_id):
         assert (topic, queue_id) == (TIMER_TOPIC, 0)
-        return 0
+        return self.timers
+
+    def earliest_store_timestamp(self, topic, queue_id):
+        assert (topic, queue_id) == (TIMER_TOPIC, 0)
+        return self.oldest_ms
 
 
-def processor(tables):
-    return MetadataProcessor(tables, Reads())
+def processor(tables, reads=None):
+    return MetadataProcessor(tables, reads or Reads())
 
 
 async def ask(asked, code, version=Version.V4_9_7, **fields):
@@ -163,7 +171,15 @@ async def test_other_tasks_run_while_a_large_table_is_encoded():
     ].keys() == {"T7"}
 
 
-async def test_a_broker_that_never_had_a_timer_says_that_all_timers_are_delivered():
+async def test_a_broker_with_the_timers_of_another_says_that_none_is_delivered():
+    """They are due after they were stored, in a slot up to 1 s before that."""
+    reads = Reads(timers=7, oldest_ms=1_700_000_003_456)
+    answer = await ask(processor(store(), reads), RequestCode.GET_TIMER_CHECK_POINT, Version.V5_3_3)
+    check_point = TimerCheckPoint.decode(answer.body)
+    assert (check_point.last_read_ms, check_point.master_queue_offset) == (1_700_000_002_000, 7)
+
+
+async def test_a_broker_without_timers_says_so_with_a_time_of_today():
     """A check point of 0 would make the timer of a promoted slave begin in 1970."""
     answer = await ask(processor(store()), RequestCode.GET_TIMER_CHECK_POINT, Version.V5_3_3)
     check_point = TimerCheckPoint.decode(answer.body)

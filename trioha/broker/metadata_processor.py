@@ -147,14 +147,19 @@ class MetadataProcessor:
         return _answer(request, {"dataVersion": version, "timingCount": _dump(timers.metrics)})
 
     def timer_check_point(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand:
-        """GET_TIMER_CHECK_POINT: that of the former master; without one, everything until now is delivered.
+        """GET_TIMER_CHECK_POINT: that of the former master; without one, that nothing was delivered.
 
-        A check point of 0 would make the timer of a slave that is promoted begin in 1970.
+        A slave of RocketMQ that is promoted delivers the timers due from lastReadTimeMs on, and drops the
+        earlier ones (spec timer 5). Each is due after its record was stored, or 1 s before that, as slots
+        have whole seconds. A check point of 0 would make it look at each second since 1970.
         """
         check_point = self._metadata.timers.check_point
         if check_point is None:
-            now_ms = wall_clock_ms() // 1000 * 1000
-            check_point = TimerCheckPoint(now_ms, self._store.reads.max_offset(TIMER_TOPIC, 0))
+            reads = self._store.reads
+            oldest_ms = reads.earliest_store_timestamp(TIMER_TOPIC, 0)
+            stored_ms = wall_clock_ms() if oldest_ms < 0 else oldest_ms
+            last_read_ms = (stored_ms // 1000 - 1) * 1000
+            check_point = TimerCheckPoint(last_read_ms, reads.max_offset(TIMER_TOPIC, 0))
         return response_to(request, ResponseCode.SUCCESS, body=check_point.encode())
 
 
