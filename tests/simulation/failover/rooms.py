@@ -136,7 +136,7 @@ class _MetadataCopyRoom:
 
 
 @asynccontextmanager
-async def _recording(_config: BrokerConfig) -> AsyncIterator[tuple[EventSink, Path | None]]:
+async def _recording(_config: BrokerConfig, **_: object) -> AsyncIterator[tuple[EventSink, Path | None]]:
     broker = current()
     await trio.lowlevel.checkpoint()
     yield Sink(broker.name, broker.world.trace, lambda *_: None), None
