@@ -33,7 +33,7 @@ from tests.node.test_transactions import (
     place_of,
 )
 from tests.node.wire import Wire
-from tests.node_process import TriohaNode, run_trioha
+from tests.node_process import Answer, TriohaNode, run_trioha
 from tests.ports import free_port
 from trioha.broker_status import ControlStatus
 from trioha.controller import protocol
@@ -335,8 +335,13 @@ def test_status_shows_roles_epochs_sets_and_the_leading_controller(controller, j
     assert after.role_changed_ms is not None
     assert master.role_changed_ms is not None
     assert after.role_changed_ms > master.role_changed_ms
-    shown = run_trioha("status", "--wide", first.address, second.address)
-    assert shown.exit_code == 0
+
+    def healthy() -> Answer | None:
+        # The new slave connects a moment after it has its role.
+        answer = run_trioha("status", "--wide", first.address, second.address)
+        return answer if answer.exit_code == 0 else None
+
+    shown = eventually("a healthy pair", healthy, logs=second.node.log)
     assert "Controller mode" in shown.stdout
 
 
