@@ -667,18 +667,19 @@ async def test_puts_that_one_frame_does_not_hold_are_not_polled_for(pushing, nur
     acknowledge(slaves.replicas, "a", 90)
 
 
-async def test_puts_are_answered_at_once_where_no_more_acks_will_come(make, autojump_clock):
+@pytest.mark.parametrize("begin", [begin_in_task, begin_deferred, begin_run])
+@pytest.mark.parametrize("acked_at", [0.5, None])
+async def test_no_copy_counts_once_the_node_is_the_master_no_more(make, acked_at, begin, autojump_clock):
     commit, replicas, flushed, _ = make(sync_flush=True)
     acknowledge(replicas, "a", 0)
     async with trio.open_nursery() as nursery:
+        if acked_at is not None:
+            nursery.start_soon(after, acked_at, acknowledge, replicas, "a", 100)
         nursery.start_soon(after, 1, commit.end_replica_waits)
         nursery.start_soon(after, 2, flushed.advance, 100)
         # What the disk has to say is still waited for.
-        assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 2.0)
-    assert await outcome(commit, 100) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 0.0)
-    # One that the slaves have is still PUT_OK.
-    acknowledge(replicas, "a", 100)
-    assert await outcome(commit, 100) == (PutStatus.PUT_OK, 0.0)
+        assert await outcome(commit, 100, begin=begin) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 2.0)
+    assert await outcome(commit, 100, begin=begin) == (PutStatus.FLUSH_SLAVE_TIMEOUT, 0.0)
 
 
 async def test_what_connected_slaves_hold_leaves_out_one_that_copies_a_long_log(autojump_clock):

@@ -95,6 +95,8 @@ class GroupCommit:
         """Waiting puts, including released ones whose task has not run yet."""
         self._is_push_due = False
         """Whether a put that few others preceded has begun since the last `end_turn`."""
+        self._is_over = False
+        """Whether the node is the master no more: no copy counts."""
         self._lone: Wait | None = None
         """Wait of that put, if it was the only one and a client waits for its answer."""
         self._replica_timeouts = Timeouts(settings.slave_timeout_s)
@@ -128,10 +130,13 @@ class GroupCommit:
         return self._replicas.acknowledged_offset(need) if need else max_offset
 
     def end_replica_waits(self) -> None:
-        """End every wait for replicas now, and each later one at once: no more acks will come.
+        """End every wait for replicas now, and each later one at once: this node is the master no more.
 
         The puts are answered with FLUSH_SLAVE_TIMEOUT: they are stored here, and not known to be elsewhere.
+        So are those whose copies were acknowledged, and which still wait for the disk: replicas cut what the
+        new master does not have.
         """
+        self._is_over = True
         self._replica_timeouts.end_all()
 
     def wait(self, appended: AppendResult, *, request_id: int, answer: Answer[T]) -> Awaitable[T]:
@@ -195,6 +200,8 @@ class GroupCommit:
             raise
         finally:
             self._waiting -= 1
+        if copies is not None and self._is_over:
+            status = PutStatus.FLUSH_SLAVE_TIMEOUT
         now_s = self._now_s()
         if self._is_recorded:
             self._record_end(appended.end_offset, request_id, started_s, now_s, status)
@@ -436,7 +443,7 @@ class _WaitingPut(_Waiting[T]):
     def result(self) -> T:
         """The answer to the put."""
         status, copies, disk = self._status, self._copies, self._disk
-        if copies is not None and copies.result is not REACHED:
+        if copies is not None and (copies.result is not REACHED or self._commit._is_over):
             status = PutStatus.FLUSH_SLAVE_TIMEOUT
         # After a cut the log does not hold the record any more: it will not be flushed.
         if disk is not None and disk.result is not REACHED and status is PUT_OK:
@@ -504,6 +511,8 @@ class _WaitingRun(_Waiting[T]):
     def result(self) -> T:
         """The answers to the puts."""
         commit, appended = self._commit, self._appended
+        if self._copies is not None and commit._is_over:
+            self._copies_offset = 0
         statuses = None
         if self._status is not PUT_OK or self._copies_offset is not None or self._disk_offset is not None:
             statuses = [self._status_of(end_offset) for end_offset in appended.put_ends]
