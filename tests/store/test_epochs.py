@@ -282,7 +282,7 @@ def test_a_crash_at_any_call_leaves_the_old_or_the_new_table(tmp_path, change, a
 def test_a_disk_that_refuses_changes_nothing(tmp_path):
     epochs = EpochLog.open(tmp_path / "epochs")
     epochs.append(1, 0)
-    backup_of(epochs.path).mkdir()
+    epochs.path.with_name("epochs.tmp").mkdir()
     with pytest.raises(StoreError, match="epochs cannot be written"):
         epochs.append(2, 5)
     assert EpochLog.open(epochs.path).table == epochs.table == table((1, 0))
