@@ -1,7 +1,6 @@
 """Real nodes on disks that fail or fill up."""
 
 import json
-from functools import partial
 
 import pytest
 
@@ -9,17 +8,6 @@ from tests.faults import disks
 from tests.node_process import run_trioha, verify
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture
-def fault(tmp_path):
-    """What it says fails on the disks of shimmed nodes."""
-    return tmp_path / "fault"
-
-
-@pytest.fixture
-def shimmed(start_node, fault):
-    return partial(start_node, program=disks.program(fault))
 
 
 @pytest.mark.parametrize("flush", ["SYNC_FLUSH", pytest.param("ASYNC_FLUSH", marks=pytest.mark.full)])

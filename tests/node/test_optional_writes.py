@@ -1,7 +1,6 @@
 """What a live node cannot write although it goes on without it: index, recording, history, backups."""
 
 import json
-from functools import partial
 
 import pytest
 import trio
@@ -16,17 +15,6 @@ from trioha.remoting.command import RemotingCommand
 pytestmark = pytest.mark.process
 
 MESSAGES = 100
-
-
-@pytest.fixture
-def fault(tmp_path):
-    """What it says fails on the disks of shimmed nodes."""
-    return tmp_path / "fault"
-
-
-@pytest.fixture
-def shimmed(start_node, fault):
-    return partial(start_node, program=disks.program(fault))
 
 
 def consumed(node):

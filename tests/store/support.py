@@ -123,3 +123,16 @@ def receive(store: MessageStore, ms: int) -> None:
     )  # fmt: skip
     log.append_records(memoryview(encode_record(record)), last_store_timestamp_ms=ms)
     log.queue_offsets["Orders", 0] = queue_offset + 1
+
+
+def sync_queues(store: MessageStore) -> Checkpoint:
+    """Put queues and index on disk, as the dispatch task does it; returns the checkpoint on disk then."""
+    work = store.queue_sync_work()
+    assert work is not None
+    work()
+    return on_disk(store)
+
+
+def on_disk(store: MessageStore) -> Checkpoint:
+    """The checkpoint as it is in its file."""
+    return Checkpoint.load(store.settings.root / "checkpoint")

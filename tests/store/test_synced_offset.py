@@ -10,7 +10,7 @@ from attrs import evolve
 
 from tests.descriptors import close_after_test, resources_closed
 from tests.store.crashes import CrashingDisk, PowerCutDisk
-from tests.store.support import FILE_BYTES, copy_store, message, open_store
+from tests.store.support import FILE_BYTES, copy_store, message, on_disk, open_store, sync_queues
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.dispatch import start_position
 from trioha.store.index_service import IndexService
@@ -53,18 +53,6 @@ def flush(store, end_offset=None):
 
 def dispatch(store, records_max=1_000_000):
     store.dispatcher.dispatch(store.commit_log.max_offset, records_max=records_max)
-
-
-def sync_queues(store):
-    """Put queues and index on disk, as the dispatch task does it; returns the checkpoint on disk then."""
-    work = store.queue_sync_work()
-    assert work is not None
-    work()
-    return on_disk(store)
-
-
-def on_disk(store):
-    return Checkpoint.load(store.settings.root / "checkpoint")
 
 
 # -- the field -----------------------------------------------------------------------------------------------

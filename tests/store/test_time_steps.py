@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
-from tests.store.support import message, open_log, open_store, receive
+from tests.store.support import message, on_disk, open_log, open_store, receive, sync_queues
 from tests.store.test_kernel import mode
 from trioha.errors import StoreError
 from trioha.store import compiled
@@ -60,17 +60,6 @@ def flush(store):
     log = store.commit_log
     store.sync_work(log.flushed.offset, log.max_offset, store_timestamp_ms=log.last_store_timestamp_ms)()
     log.flushed.advance(log.max_offset)
-
-
-def sync_queues(store):
-    work = store.queue_sync_work()
-    assert work is not None
-    work()
-    return on_disk(store)
-
-
-def on_disk(store):
-    return Checkpoint.load(store.settings.root / "checkpoint")
 
 
 # -- stamps --------------------------------------------------------------------------------------------------

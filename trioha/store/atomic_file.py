@@ -1,7 +1,7 @@
 """Small files that are replaced as a whole: after a crash there is the old or the new one, never a part.
 
 RocketMQ's own files of this kind (topics.json, kvConfig.json and others) have their last state but one beside
-them, with `.bak` after the name, and so have these.
+them, with `.bak` after the name, and so have those of `replace_file`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,12 @@ def replace_file(
         reason = problem.strerror or str(problem)
         log.warning("a backup cannot be written", path=str(backup_of(path)), reason=reason)
     _put(path, data, temporary, mode)
+    sync_directory(path.parent)
+
+
+def replace_without_backup(path: Path, data: bytes) -> None:
+    """Make `data` the content of `path`, on disk. Blocks. Raises OSError; the old content is there then."""
+    _put(path, data, path.with_name(f"{path.name}.tmp"), None)
     sync_directory(path.parent)
 
 

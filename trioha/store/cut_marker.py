@@ -19,8 +19,9 @@ from attrs import field, frozen
 
 from trioha.errors import StoreError
 from trioha.numbers import NATURAL32, NATURAL64, parse_int
+from trioha.store.atomic_file import replace_without_backup
 from trioha.store.epochs import EpochEntry, EpochTable
-from trioha.store.syncing import sync_directory, sync_whole
+from trioha.store.syncing import sync_directory
 
 FILE_NAME = "trioha-cut.json"
 
@@ -79,13 +80,7 @@ def save_cut(directory: Path, cut: BegunCut) -> None:
         "end": cut.end_offset,
         "epochs": [[entry.epoch, entry.start_offset] for entry in cut.epochs.entries],
     }
-    temporary = directory / f"{FILE_NAME}.tmp"
-    with temporary.open("wb") as file:
-        file.write(json.dumps(document).encode())
-        file.flush()
-        sync_whole(file.fileno())
-    temporary.replace(directory / FILE_NAME)
-    sync_directory(directory)
+    replace_without_backup(directory / FILE_NAME, json.dumps(document).encode())
 
 
 def remove_cut(directory: Path) -> None:

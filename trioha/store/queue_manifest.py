@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from trioha.store.syncing import sync_directory, sync_whole
+from trioha.store.atomic_file import replace_without_backup
 
 log = structlog.get_logger(__name__)
 
@@ -43,10 +43,4 @@ def save_queue_manifest(root: Path, queues: Iterable[QueueName]) -> None:
     by_topic: defaultdict[str, list[int]] = defaultdict(list)
     for topic, queue_id in sorted(queues):
         by_topic[topic].append(queue_id)
-    temporary = root / f"{FILE_NAME}.tmp"
-    with temporary.open("wb") as file:
-        file.write(json.dumps(by_topic).encode())
-        file.flush()
-        sync_whole(file.fileno())
-    temporary.replace(root / FILE_NAME)
-    sync_directory(root)
+    replace_without_backup(root / FILE_NAME, json.dumps(by_topic).encode())

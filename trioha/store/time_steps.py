@@ -23,7 +23,7 @@ import structlog
 from attrs import frozen
 
 from trioha.numbers import NATURAL64
-from trioha.store.syncing import sync_directory, sync_whole
+from trioha.store.atomic_file import replace_without_backup
 
 log = structlog.get_logger(__name__)
 
@@ -118,10 +118,4 @@ def load_time_steps(root: Path) -> TimeSteps:
 def save_time_steps(root: Path, steps: Sequence[TimeStep]) -> None:
     """Replace the file and put it on disk. Blocks. Raises OSError."""
     listed = [{"offset": one.offset, "fromMs": one.from_ms, "toMs": one.to_ms} for one in steps]
-    temporary = root / f"{FILE_NAME}.tmp"
-    with temporary.open("wb") as file:
-        file.write(json.dumps({"steps": listed}).encode())
-        file.flush()
-        sync_whole(file.fileno())
-    temporary.replace(root / FILE_NAME)
-    sync_directory(root)
+    replace_without_backup(root / FILE_NAME, json.dumps({"steps": listed}).encode())
