@@ -209,10 +209,11 @@ def test_a_start_after_a_clean_stop_of_an_older_version_claims_all_and_no_less(t
     monkeypatch.setattr("time.time_ns", lambda: later_ns)
     store = open_store(root)
     found = on_disk(store)
-    # What the queues have beyond the last key of the index may be what the index lacks.
-    indexed = store.dispatcher.index_lacks_from
+    # Of the last record that the index has it may lack keys, as far as a start knows.
+    indexed = store.index.end_physical_offset
     assert found == evolve(before, logics_physical_offset=indexed)
     assert FILE_BYTES < indexed < store.queues.max_physical_offset
+    assert indexed + len(store.reads.record_at(indexed)) == store.commit_log.max_offset
 
 
 def test_a_start_that_builds_queues_from_the_first_record_on_claims_neither_offset_nor_time(tmp_path):
