@@ -21,7 +21,7 @@ FAILOVER: Final = "pop-5.5.0/failover/records.bin"
 KILLED_AT: Final = 5456
 """In `FAILOVER`: the real master was killed before it wrote anything from here on."""
 SENT: Final = 14
-"""In `TIMERS`: so many records before the first that is delivered."""
+"""How many records of `TIMERS` come before the first delivered copy."""
 
 
 def recorded(*names: str) -> list[Record]:

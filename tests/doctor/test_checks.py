@@ -992,7 +992,7 @@ SOUND: Final[Mapping[str, list[Facts | PairFacts]]] = {
     "unread-store": [
         left_by_rocketmq(),
         left_by_rocketmq(timers=3),
-        # A slave of RocketMQ is no concern of ours.
+        # The check is for trioha slaves: a RocketMQ slave gets no finding.
         pair("5.5.0").with_master_config(popConsumerKVServiceEnable="true"),
         pair().with_master_config(popConsumerKVServiceEnable="false"),
     ],

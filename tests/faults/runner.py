@@ -123,7 +123,7 @@ def carry_out(nodes: Nodes) -> None:
 def main() -> int:
     """Run one seed and print its report as one line of JSON; exit code 1 if an invariant did not hold."""
     exit_on_sigterm()
-    # What stores log that are opened here is no part of the report.
+    # Stores that this process opens write log lines: they go to stderr, and the report alone to stdout.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     parser = argparse.ArgumentParser(prog="python -m tests.faults.runner")
     parser.add_argument("seed", type=int)

@@ -73,7 +73,7 @@ def test_a_start_with_a_wrong_clock_deletes_no_file_by_age_and_says_so(start_nod
             send(wire, bytes(20_000))
     node.stop()
     fault.write_text(str(YEARS_S))
-    # Twice: what the first life writes with that clock is no witness for the second one.
+    # Two starts: the files that the first one writes have times of that clock, and must not vouch for it.
     for _ in range(2):
         node = start_node("store", role="ASYNC_MASTER", program=shims.program(fault), **settings)
         wait_until(lambda found=node: found.status().clock_doubt != "", "the clock is doubted")

@@ -36,7 +36,7 @@ and what the allocator keeps of these. One answer of 1,000 pages alone would be 
 BODY_BYTES: Final = 15 * 1024 * 1024
 """Nearly a frame."""
 PAGES_SERVED_MAX: Final = 64
-"""A slave that asks for so many pages of 15 MiB has no limit."""
+"""Pages of 15 MiB that the master serves: a slave that asks for the last one has no limit."""
 TOPIC: Final = TopicConfig("T").to_json()
 
 

@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = [*private_mounts(), sys.executable, "-m", "tests.power_cut", *(arguments or sys.argv[1:])]
         os.execvpe(command[0], command, {**os.environ, HAS_OWN_MOUNTS: "1"})
     exit_on_sigterm()
-    # What stores log that are opened here is no part of the table.
+    # Stores that this process opens write log lines: they go to stderr, and the table alone to stdout.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     signal.signal(signal.SIGALRM, _too_long)
     signal.alarm(found.within)
