@@ -54,8 +54,16 @@ WITHIN_S: Final = 60.0
 HOSTS: Final = ("127.0.0.1", "127.0.0.2")
 SETTINGS: Final = {
     "brokerIP1": HOSTS[0],
-    # Nothing is done because of the time.
-    "transactionCheckInterval": 3_600_000,
+    # Nothing is done because of the time that has passed: one of the nodes is slower.
+    **dict.fromkeys(
+        (
+            "transactionCheckInterval",
+            "flushConsumerOffsetInterval",
+            "flushDelayOffsetInterval",
+            "trioha.metadataHistoryInterval",
+        ),
+        3_600_000,
+    ),
     "maxHashSlotNum": 5000,
     "maxIndexNum": 20_000,
     "mappedFileSizeConsumeQueue": 20_000,
