@@ -2,19 +2,29 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parent
 DOCS = TESTS.parent / "docs"
 ROOT = TESTS.parent
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
-PAGES = (ROOT / "README.md", CONTRIBUTING, ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md")))
+PAGES = (ROOT / "README.md", CONTRIBUTING, ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md")))
 NAMED_TEST = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 NAMED_PATH = re.compile(r"`((?:trioha|monitor|spark|tests|docs|configs)/[\w./]*\w)(?:::(\w+))?`")
-LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#([^)]+))?\)")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)]+))?\)")
+REFERENCE = re.compile(r"\b(docs/[\w/.-]*\w\.md)(?:#([\w-]+))?")
+"""How code, tests and plain text name a page of the project, and a heading in it."""
+NOT_OF_THE_PROJECT = re.compile(
+    r"\bspec(?:/|\s+(?:# )?)(?:ha|remoting|store|pop|timer|acl2|session|versions|section|[0-9])\b"
+    r"|\bdesign(?:\.md)?,?\s+(?:# )?section\b",
+    re.IGNORECASE,
+)
+REFERRING = ("*.py", "*.pyi", "*.c", "*.java", "*.conf", "*.yml", "*.md")
 PYTHON_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
+@cache
 def names_in(path):
     return {
         node.name
@@ -23,8 +33,24 @@ def names_in(path):
     }
 
 
+def headings_in(page):
+    """Anchors of a page's headings, as GitHub makes them."""
+    return [
+        re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-")
+        for line in page.read_text().splitlines()
+        if line.startswith("#")
+    ]
+
+
+def texts_with_references():
+    """Path and text of all code, tests, settings and pages."""
+    folders = (ROOT / name for name in ("trioha", "monitor", "spark", "tests", "configs", "docs"))
+    paths = [*PAGES, *(path for folder in folders for each in REFERRING for path in folder.rglob(each))]
+    return [(path.relative_to(ROOT), path.read_text()) for path in sorted(set(paths))]
+
+
 def test_every_test_that_the_documentation_names_is_there():
-    named = {found for page in DOCS.glob("*.md") for found in NAMED_TEST.findall(page.read_text())}
+    named = {found for page in DOCS.rglob("*.md") for found in NAMED_TEST.findall(page.read_text())}
     assert len(named) >= 30
     missing = [
         f"{module}::{test}"
@@ -56,22 +82,49 @@ def test_every_link_leads_to_a_page_and_a_heading():
     broken = []
     for page in PAGES:
         for target, anchor in LINK.findall(page.read_text()):
-            found = page.parent / target
-            headings = ()
-            if anchor and found.exists():
-                headings = {
-                    re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-")
-                    for line in found.read_text().splitlines()
-                    if line.startswith("#")
-                }
-            if not found.exists() or (anchor and anchor not in headings):
+            found = page.parent / target if target else page
+            if not found.exists() or (anchor and anchor not in headings_in(found)):
                 broken.append(f"{page.name}: {target}#{anchor}")
     assert broken == []
 
 
+def test_every_reference_to_a_page_leads_to_it_and_to_its_heading():
+    known = {page.relative_to(ROOT).as_posix(): headings_in(page) for page in DOCS.rglob("*.md")}
+    referring, broken = 0, []
+    for path, text in texts_with_references():
+        for name, heading in REFERENCE.findall(text):
+            # A fact about RocketMQ is named with its heading: the pages are long.
+            is_whole = heading or path.suffix == ".md" or not name.startswith("docs/protocol/")
+            referring += name.startswith("docs/protocol/")
+            if name not in known or not is_whole or (heading and heading not in known[name]):
+                broken.append(f"{path}: {name}#{heading}")
+    assert broken == []
+    assert referring >= 150
+
+
+def test_no_reference_leads_out_of_the_project():
+    found = [
+        f"{path}: {match[0]!r}"
+        for path, text in texts_with_references()
+        for match in NOT_OF_THE_PROJECT.finditer(text)
+    ]
+    assert found == []
+
+
+def test_headings_of_the_pages_about_rocketmq_are_unique():
+    pages = sorted((DOCS / "protocol").glob("*.md"))
+    assert len(pages) >= 8
+    for page in pages:
+        headings = headings_in(page)
+        assert sorted(set(headings)) == sorted(headings), page.name
+
+
 def test_the_index_of_the_documentation_has_every_page():
-    index = (DOCS / "README.md").read_text()
-    assert [page.name for page in sorted(DOCS.glob("*.md")) if f"({page.name})" not in index] == ["README.md"]
+    for folder in (DOCS, DOCS / "protocol"):
+        index = (folder / "README.md").read_text()
+        pages = sorted(folder.glob("*.md"))
+        assert [page.name for page in pages if f"({page.name})" not in index] == ["README.md"]
+    assert "(protocol/README.md)" in (DOCS / "README.md").read_text()
 
 
 def test_what_examples_import_is_there():

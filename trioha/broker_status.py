@@ -222,7 +222,10 @@ class MemberStatus:
 
 @frozen(kw_only=True)
 class ControlStatus:
-    """A broker of controller mode: its role, its group, its controllers (spec ha 5.5, 5.8)."""
+    """A broker of controller mode: its role, its group, its controllers.
+
+    See docs/protocol/ha.md#sync-state-set, docs/protocol/ha.md#controller-requests.
+    """
 
     role: str = "none"
     """`master`, `slave`, or `none` before the first role since the start and while the role is past."""

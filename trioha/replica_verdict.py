@@ -9,7 +9,7 @@
 | STALE | the master does not answer |
 | SILENT | not connected; or connected, and nothing was received for more than two heartbeats |
 | DIVERGED | it acknowledged more than the master has |
-| GAP | the next bytes for it were deleted; an unmodified master heartbeats for ever then (spec ha 2.2) |
+| GAP | the next bytes for it were deleted; an unmodified master heartbeats for ever then |
 | OBSERVER | it reports so; or it was sent more, and is connected for 1.5 housekeeping limits without ack |
 | STALLED | bytes have waited for its ack for slaveTimeout, and the ack has not moved for as long |
 | NOT IN SYNC | the master does not count it as in sync |

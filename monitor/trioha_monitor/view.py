@@ -392,7 +392,8 @@ class ReplicaView:
     ack_bytes_per_s: float | None
     """How fast ack_offset moves, mean of the last seconds."""
     transferred_bytes_per_s: int | None
-    """By the master's own count, which with RocketMQ is of frame headers only (spec ha 2.8)."""
+    """By the master's own count, which with RocketMQ is of frame headers only
+    (docs/protocol/ha.md#flow-control)."""
     eta_s: float | None
     """Time until it has caught up at the present rates; 0 if it has, None if that is not known."""
     is_closing: bool | None

@@ -82,7 +82,7 @@ class Setup:
 
     @property
     def copies_needed(self) -> int:
-        """Slaves that must hold a message before its put is PUT_OK (design section 4)."""
+        """Slaves that must hold a message before its put is PUT_OK (`trioha.ha.group_commit`)."""
         return max(1, self.in_sync_replicas - 1) if self.role == "SYNC_MASTER" else 0
 
     def upstream(self, index: int) -> str:

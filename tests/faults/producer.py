@@ -249,7 +249,7 @@ class Producer:
             message_id = stored.msg_id
             queue = (header.topic, stored.queue_id)
             self.consumed[queue] = max(self.consumed.get(queue, 0), stored.queue_offset + 1)
-            # Store host and physical offset, in hex (spec store 2.7).
+            # Store host and physical offset, in hex (docs/protocol/store.md#ids-and-hashes).
             self.promises.append(
                 Promise(key, int(message_id[-16:], 16), crc32(body), answered_by=client.address)
             )

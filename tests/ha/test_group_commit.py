@@ -1,4 +1,4 @@
-"""Group commit: what puts wait for and how they are answered (design section 4)."""
+"""Group commit: what puts wait for and how they are answered."""
 
 from functools import partial
 from struct import pack

@@ -35,7 +35,7 @@ async def received(peer, end_offset):
     return frames
 
 
-# -- where to start (spec ha 2.2) --------------------------------------------------------------------------
+# -- where to start ----------------------------------------------------------------------------------------
 
 
 async def test_an_empty_slave_gets_the_last_file(log, autojump_clock):

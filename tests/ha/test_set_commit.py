@@ -222,7 +222,8 @@ async def test_fewer_members_than_min_in_sync_replicas_refuse_puts(begin, log):
         assert life.commit.refusal(log.max_offset) is None
         await two.stream.aclose()
         await settled()
-        # The larger of both sets counts while the proposal is open (spec ha 4.2): the put would wait.
+        # The larger of both sets counts while the proposal is open (docs/protocol/ha.md#number-of-copies):
+        # the put would wait.
         assert life.commit.refusal(log.max_offset) is None
         life.accept()
         assert life.commit.refusal(log.max_offset) is PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH

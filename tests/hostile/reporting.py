@@ -1,4 +1,7 @@
-"""Hostile peers at an HA port: reports of every kind (spec ha 2.1), and bytes that are not a report."""
+"""Hostile peers at an HA port: reports of every kind, and bytes that are not a report.
+
+See docs/protocol/ha.md#frames.
+"""
 
 from __future__ import annotations
 

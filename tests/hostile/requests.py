@@ -24,7 +24,7 @@ _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 class Type(StrEnum):
-    """What a field's value means (spec remoting 1, 4.1)."""
+    """What a field's value means (docs/protocol/remoting.md#sends)."""
 
     I32 = "i32"
     I64 = "i64"

@@ -1,4 +1,7 @@
-"""A hostile HA master: frames that no slave may append (spec ha 2.1, store 2)."""
+"""A hostile HA master: frames that no slave may append.
+
+See docs/protocol/ha.md#frames, docs/protocol/store.md#records.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Frames of the remoting protocol, of which every byte can be made wrong (spec remoting 1, 1.1, 1.2)."""
+"""Frames of the remoting protocol, of which every byte can be made wrong.
+
+See docs/protocol/remoting.md#frame.
+"""
 
 from __future__ import annotations
 

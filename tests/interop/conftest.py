@@ -111,7 +111,8 @@ def start_pair(java: JavaDriver, start_node: StartNode, tmp_path: Path) -> Start
     """Starts a real master and a trioha slave that has its first bytes, so that it gets every file.
 
     The first report decides where a transfer starts, and an empty slave is given the last file only
-    (spec/ha.md 2.2): a master that already had several files would keep the others to itself.
+    (docs/protocol/ha.md#where-a-master-starts): a master that already had several files would keep the others
+    to itself.
     """
 
     def start(role: str, *, jvm: JavaDriver = java, **settings: Any) -> tuple[JavaStore, TriohaNode]:

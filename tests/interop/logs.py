@@ -72,7 +72,10 @@ def whole_records(store: Path, *, file_bytes: int) -> int:
 
 
 def blank_tails(store: Path, *, end: int, file_bytes: int) -> int:
-    """How many of the full files below `end` close with a BLANK record (spec/store.md 2.5)."""
+    """How many of the full files below `end` close with a BLANK record.
+
+    See docs/protocol/store.md#ends-of-files.
+    """
     found = 0
     for first, path in log_files(store).items():
         if first + file_bytes > end:

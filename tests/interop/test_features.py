@@ -293,7 +293,10 @@ def test_a_real_store_takes_over_the_queues_of_a_killed_trioha_master(
 
 
 def vouched_until_ms(store: Path) -> int:
-    """Store time of records that are on disk, with their queues, to RocketMQ (spec store 4.2)."""
+    """Store time of records that are on disk, with their queues, to RocketMQ.
+
+    See docs/protocol/store.md#checkpoint.
+    """
     checkpoint = Checkpoint.load(store / "checkpoint")
     return min(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms) - 3000
 

@@ -252,7 +252,7 @@ def test_a_trioha_slave_that_is_gone_is_seen_at_once_by_a_real_master(
     slave.stop()
     master.wait(haConnections=0)
     alone = master.put(3)
-    # 5.x does not check for slaves before it waits (spec/ha.md 4.1).
+    # 5.x does not check for slaves before it waits (docs/protocol/ha.md#which-puts-wait).
     assert alone.statuses == {"SLAVE_NOT_AVAILABLE" if not is_5(java.version) else "FLUSH_SLAVE_TIMEOUT": 3}
 
 

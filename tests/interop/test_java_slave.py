@@ -88,7 +88,7 @@ def test_messages_of_megabytes_in_the_largest_frames_reach_real_slaves(
         totalReplicas=3,
         mappedFileSizeCommitLog=file_bytes,
         maxMessageSize=4 * MIB,
-        # The longest that fits a real slave's buffer (spec/ha.md 1.1).
+        # The longest that fits a real slave's buffer (docs/protocol/ha.md#what-a-slave-checks).
         haTransferBatchSize=4 * MIB - 12,
     )
     loaded = master.load(6, size=(3 * MIB, 4 * MIB), concurrency=2)
@@ -204,7 +204,7 @@ def test_hung_real_slaves_let_sync_puts_time_out_and_then_catch_up(
 def test_real_slaves_follow_a_trioha_master_that_restarts_cleanly_or_killed(
     of_both_lines: list[JavaDriver], start_node: StartNode, tmp_path: Path
 ) -> None:
-    # Both ways at the same time: a real slave waits 5 s before it dials again (spec/ha.md 2.4).
+    # Both ways at the same time: a real slave waits 5 s before it dials again (docs/protocol/ha.md#timers).
     pairs = {
         stop: start_with_slaves(
             of_both_lines, start_node, tmp_path, name=stop, role="ASYNC_MASTER", ha_port=free_port()

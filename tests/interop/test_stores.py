@@ -62,8 +62,9 @@ def test_trioha_agrees_with_rocketmq_on_every_record_of_a_real_store_and_goes_on
     jvm = own_jvm(java.version) if stop == "killed" else java
     store = jvm.open_store(tmp_path / "store", role="ASYNC_MASTER")
     store.put(300)
-    # Prepared messages take no queue offset (spec/store.md 5.6): who counts them leaves gaps. The last one is
-    # in a queue: a 5.3.3 that believes in a clean stop forgets the record that follows it (5.4).
+    # Prepared messages take no queue offset (docs/protocol/store.md#dispatch): who counts them leaves gaps.
+    # The last one is in a queue: a 5.3.3 that believes in a clean stop forgets the record that follows it
+    # (docs/protocol/store.md#end-of-the-log).
     end = store.put(17, topic="WithPrepared", prepared_every=5, ipv6_born_hosts=False).end_offset
     read = store.read()
     read_other = store.read("WithPrepared")

@@ -78,7 +78,7 @@ def test_status_and_doctor_find_both_pairs_healthy(shared: World) -> None:
     assert said["role"] == "SYNC_MASTER"
     assert said["version"] == "V" + shared.java.version.replace(".", "_")
     assert (said["minOffset"], said["maxOffset"]) == (0, real.master.max_offset)
-    # 4.9.7 does not list its connections (spec/ha.md 7).
+    # 4.9.7 does not list its connections (docs/protocol/ha.md#status-requests).
     places = [(one["ackOffset"], one["lagBytes"]) for one in said["connections"]]
     assert places == ([(said["maxOffset"], 0)] if is_5(shared.java.version) else [])
     said = status(trioha.slave.listen_address)

@@ -31,7 +31,7 @@ DELAYS = "1s 1s 1s 1s 1s"
 
 
 def sync_settings(java: JavaDriver) -> dict[str, Any]:
-    """What makes a SYNC_MASTER of this version wait for one slave (spec/ha.md 4.1)."""
+    """What makes a SYNC_MASTER of this version wait for one slave (docs/protocol/ha.md#which-puts-wait)."""
     return {"inSyncReplicas": 2, "totalReplicas": 2} if is_5(java.version) else {}
 
 

@@ -1,4 +1,7 @@
-"""The tables of a name server, and the rules by which registrations change them (spec remoting 3.1)."""
+"""The tables of a name server, and the rules by which registrations change them.
+
+See docs/protocol/remoting.md#registration.
+"""
 
 import random
 

@@ -88,7 +88,7 @@ class AckModel:
 
 
 def copies_needed(settings: GroupCommitSettings, *, in_sync: int) -> int:
-    """How many replicas must hold a put (design section 4), said once more."""
+    """How many replicas must hold a put (`trioha.ha.group_commit`), said once more."""
     need = settings.copies_needed
     if need == 0:
         return 0

@@ -1,4 +1,7 @@
-"""After old log files are deleted, queues, index and reads follow (spec store 5.8)."""
+"""After old log files are deleted, queues, index and reads follow.
+
+See docs/protocol/store.md#deletion-of-files.
+"""
 
 import os
 import time

@@ -1,4 +1,6 @@
-"""Damaged and crashed stores of RocketMQ: its report after loading each, and ours (spec store 5.4).
+"""Damaged and crashed stores of RocketMQ: its report after loading each, and ours.
+
+See docs/protocol/store.md#end-of-the-log.
 
 `recovery-cases.json` has the Java store's report after `load()`, before any dispatch; ours is from after
 `open`, with queues and index at the log's end. docs/recovery.md explains the differences to operators.

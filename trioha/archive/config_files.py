@@ -98,7 +98,10 @@ def _is_json(text: str) -> bool:
 
 
 def _is_fastjson(text: str) -> bool:
-    """Whether it is JSON with bare integer keys, as RocketMQ writes maps of offsets (spec store 6)."""
+    """Whether it is JSON with bare integer keys, as RocketMQ writes maps of offsets.
+
+    See docs/protocol/store.md#configuration-files.
+    """
     try:
         parse_json(text)
     except RemoteProtocolError:

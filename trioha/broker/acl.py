@@ -1,4 +1,6 @@
-"""Access control of a broker: checks each request before its handler gets it (spec remoting 7.1).
+"""Access control of a broker: checks each request before its handler gets it.
+
+See docs/protocol/remoting.md#signed-requests.
 
 The checks and their remarks are those of RocketMQ 4.9, in its order: an address of the global white list may
 do everything; else the request must name an account; from an address of the account's white list it may do

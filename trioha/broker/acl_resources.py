@@ -1,4 +1,6 @@
-"""What a request needs: permissions for topics and groups, or an admin (spec remoting 7.1).
+"""What a request needs: permissions for topics and groups, or an admin.
+
+See docs/protocol/remoting.md#signed-requests.
 
 As in RocketMQ 4.9, other requests need a valid signature and no permission. What is stricter here:
 

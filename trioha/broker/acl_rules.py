@@ -1,4 +1,4 @@
-"""The rules of access control: plain_acl.yml (spec remoting 7.1).
+"""The rules of access control: plain_acl.yml (docs/protocol/remoting.md#signed-requests).
 
 | key | meaning |
 |---|---|

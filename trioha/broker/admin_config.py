@@ -1,4 +1,6 @@
-"""GET_BROKER_CONFIG and UPDATE_BROKER_CONFIG: a running broker's configuration (spec remoting 5).
+"""GET_BROKER_CONFIG and UPDATE_BROKER_CONFIG: a running broker's configuration.
+
+See docs/protocol/remoting.md#administration.
 
 A change is made as a whole or not at all: it is checked, written to the broker.conf, and then applied. The
 file keeps its comments, its order and keys of others; what it was becomes its `.bak`.

@@ -1,4 +1,7 @@
-"""Administrators' requests for groups and their members: 200, 203, 204, 207 and 352 (spec remoting 5)."""
+"""Administrators' requests for groups and their members: 200, 203, 204, 207 and 352.
+
+See docs/protocol/remoting.md#administration.
+"""
 
 from __future__ import annotations
 

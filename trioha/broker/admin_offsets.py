@@ -1,4 +1,6 @@
-"""Administrators' requests for offsets of groups: 208, 222 and 317 (spec remoting 5).
+"""Administrators' requests for offsets of groups: 208, 222 and 317.
+
+See docs/protocol/remoting.md#administration.
 
 A reset goes to the group's consumers that are connected (220): each drops what it has pulled and goes on at
 the new offsets. Without any, what happens depends on the version of the tool, as with real brokers: 4.9's is

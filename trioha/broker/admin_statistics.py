@@ -1,4 +1,7 @@
-"""VIEW_BROKER_STATS_DATA: messages and bytes by topic and by group (spec remoting 5)."""
+"""VIEW_BROKER_STATS_DATA: messages and bytes by topic and by group.
+
+See docs/protocol/remoting.md#administration.
+"""
 
 from __future__ import annotations
 

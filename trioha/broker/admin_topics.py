@@ -1,4 +1,7 @@
-"""Administrators' requests for topics: 17, 202, 215, 300, 305 and 351 (spec remoting 5)."""
+"""Administrators' requests for topics: 17, 202, 215, 300, 305 and 351.
+
+See docs/protocol/remoting.md#administration.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""HEART_BEAT, UNREGISTER_CLIENT, GET_CONSUMER_LIST_BY_GROUP, CHECK_CLIENT_CONFIG (spec remoting 4.4)."""
+"""HEART_BEAT, UNREGISTER_CLIENT, GET_CONSUMER_LIST_BY_GROUP, CHECK_CLIENT_CONFIG.
+
+See docs/protocol/remoting.md#clients-and-groups.
+"""
 
 from __future__ import annotations
 

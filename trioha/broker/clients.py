@@ -1,4 +1,6 @@
-"""Connected clients: members of groups of consumers and of producers (spec remoting 4.4).
+"""Connected clients: members of groups of consumers and of producers.
+
+See docs/protocol/remoting.md#clients-and-groups.
 
 Theory of operation. A heartbeat makes its connection a member of each group in it. A member is removed when
 it unregisters, when its connection ends, or after `SILENCE_S` without a heartbeat. When a group of consumers

@@ -1,4 +1,6 @@
-"""Requests of controllers and their tools to a broker of controller mode (spec ha 5.8, 7).
+"""Requests of controllers and their tools to a broker of controller mode.
+
+See docs/protocol/ha.md#controller-requests, docs/protocol/ha.md#status-requests.
 
 | code | request | answer |
 |---|---|---|

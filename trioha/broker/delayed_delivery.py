@@ -1,4 +1,7 @@
-"""Delivers delayed messages when they are due (spec store 2.9, 6).
+"""Delivers delayed messages when they are due.
+
+See docs/protocol/store.md#delayed-transactional-and-retried-messages,
+docs/protocol/store.md#configuration-files.
 
 Theory of operation. Each delay level has a queue in the schedule topic, in which messages are due one after
 the other: they wait equally long. So only the first undelivered message of each level counts. One task

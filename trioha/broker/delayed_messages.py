@@ -1,4 +1,6 @@
-"""Delayed messages: how they wait in the schedule topic under their real topic's name (spec store 2.9).
+"""Delayed messages: how they wait in the schedule topic under their real topic's name.
+
+See docs/protocol/store.md#delayed-transactional-and-retried-messages.
 
 | property | value |
 |---|---|

@@ -1,4 +1,6 @@
-"""Half messages and op records, as RocketMQ keeps them (spec store 2.9, remoting 4.5).
+"""Half messages and op records, as RocketMQ keeps them.
+
+See docs/protocol/store.md#delayed-transactional-and-retried-messages, docs/protocol/remoting.md#transactions.
 
 | record | topic | differs from the message that the producer sent in |
 |---|---|---|

@@ -1,4 +1,7 @@
-"""Status of this broker: its runtime info (28) and HA status (907) (spec remoting 5.1, ha 7)."""
+"""Status of this broker: its runtime info (28) and HA status (907).
+
+See docs/protocol/remoting.md#runtime-info, docs/protocol/ha.md#status-requests.
+"""
 
 from __future__ import annotations
 

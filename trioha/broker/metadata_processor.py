@@ -1,4 +1,6 @@
-"""The tables that slaves ask their master for: requests 21, 43, 45, 60, 61, 201 and 402 (spec ha 6.1).
+"""The tables that slaves ask their master for: requests 21, 43, 45, 60, 61, 201 and 402.
+
+See docs/protocol/ha.md#metadata-requests.
 
 | request | body |
 |---|---|
@@ -150,8 +152,9 @@ class MetadataProcessor:
         """GET_TIMER_CHECK_POINT: that of the former master; without one, that nothing was delivered.
 
         A slave of RocketMQ that is promoted delivers the timers due from lastReadTimeMs on, and drops the
-        earlier ones (spec timer 5). Each is due after its record was stored, or 1 s before that, as slots
-        have whole seconds. A check point of 0 would make it look at each second since 1970.
+        earlier ones (docs/protocol/timer.md#slaves-and-promotion). Each is due after its record was stored,
+        or 1 s before that, as slots have whole seconds. A check point of 0 would make it look at each second
+        since 1970.
         """
         check_point = self._metadata.timers.check_point
         if check_point is None:

@@ -1,4 +1,4 @@
-"""Keeps a slave's metadata a copy of its master's (spec ha 6).
+"""Keeps a slave's metadata a copy of its master's (docs/protocol/ha.md#metadata).
 
 Theory of operation. The first copy begins `first_s` after the start, each further one `period_s` after the
 one before, as a slave of 4.9 does it; one follows at once when the master's address becomes known or changes.

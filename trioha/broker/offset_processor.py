@@ -1,4 +1,7 @@
-"""Offsets of groups and of queues: requests 14, 15, 29, 30, 31 and 32 (spec remoting 4.3)."""
+"""Offsets of groups and of queues: requests 14, 15, 29, 30, 31 and 32.
+
+See docs/protocol/remoting.md#offsets-and-queries.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Dispatches requests to their processors; other codes are not supported (spec remoting 1.3)."""
+"""Dispatches requests to their processors; other codes are not supported.
+
+See docs/protocol/remoting.md#requests-and-responses.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""PULL_MESSAGE and LITE_PULL_MESSAGE: messages of a queue, now or when there are some (spec remoting 4.2).
+"""PULL_MESSAGE and LITE_PULL_MESSAGE: messages of a queue, now or when there are some.
+
+See docs/protocol/remoting.md#pulls.
 
 Checks are made in the broker's order, with its codes and remarks. One differs: where the subscription of a
 request is newer than that of the last heartbeat, the broker answers SUBSCRIPTION_NOT_LATEST, and a consumer

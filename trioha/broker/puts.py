@@ -1,4 +1,4 @@
-"""Puts: append, wait for disk and slaves, result (design section 3)."""
+"""Puts: append, wait for disk and slaves, result (docs/architecture.md#one-messages-way)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""VIEW_MESSAGE_BY_ID and QUERY_MESSAGE: messages by offset and by key (spec remoting 4.3)."""
+"""VIEW_MESSAGE_BY_ID and QUERY_MESSAGE: messages by offset and by key.
+
+See docs/protocol/remoting.md#offsets-and-queries.
+"""
 
 from __future__ import annotations
 

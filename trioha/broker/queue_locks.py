@@ -1,4 +1,6 @@
-"""LOCK_BATCH_MQ and UNLOCK_BATCH_MQ: which client of a group consumes a queue in order (spec remoting 4.4).
+"""LOCK_BATCH_MQ and UNLOCK_BATCH_MQ: which client of a group consumes a queue in order.
+
+See docs/protocol/remoting.md#clients-and-groups.
 
 A lock is a lease of `LEASE_S` that its client renews every 20 s. A client that has lost its connection goes
 on consuming what it has for up to `CLIENT_LEASE_S` after its last renewal, and then stops by itself: so long

@@ -1,4 +1,4 @@
-"""Keeps this broker registered with its name servers (spec remoting 3, 6.1).
+"""Keeps this broker registered with its name servers (docs/protocol/remoting.md#name-server).
 
 Theory of operation. Each name server has a task and a connection of its own: one that is down or slow delays
 no other. The task registers all topics when it has connected, all of them again every period, and changed

@@ -1,4 +1,6 @@
-"""Retry and dead-letter topics of consumer groups: where a failed message goes (spec remoting 4.4).
+"""Retry and dead-letter topics of consumer groups: where a failed message goes.
+
+See docs/protocol/remoting.md#clients-and-groups.
 
 A message that a consumer could not consume comes back to the broker as CONSUMER_SEND_MSG_BACK or, where
 that fails, as an ordinary send to `%RETRY%group`. Up to the group's maximum it is stored in the retry

@@ -1,4 +1,7 @@
-"""CONSUMER_SEND_MSG_BACK: messages that a consumer could not consume (spec remoting 4.4, store 2.9).
+"""CONSUMER_SEND_MSG_BACK: messages that a consumer could not consume.
+
+See docs/protocol/remoting.md#clients-and-groups,
+docs/protocol/store.md#delayed-transactional-and-retried-messages.
 
 The message's record stays as it is. A copy is stored in the group's retry topic, by way of the schedule
 topic, or in its dead-letter topic, with these properties:

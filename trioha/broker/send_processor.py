@@ -1,4 +1,7 @@
-"""SEND_MESSAGE, SEND_MESSAGE_V2, SEND_BATCH_MESSAGE: from a request to a put (spec remoting 4.1)."""
+"""SEND_MESSAGE, SEND_MESSAGE_V2, SEND_BATCH_MESSAGE: from a request to a put.
+
+See docs/protocol/remoting.md#sends.
+"""
 
 from __future__ import annotations
 

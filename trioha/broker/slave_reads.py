@@ -1,4 +1,6 @@
-"""Where a group reads, and what a slave does with offsets that its queues do not have (spec ha 6.5).
+"""Where a group reads, and what a slave does with offsets that its queues do not have.
+
+See docs/protocol/ha.md#reads-from-a-slave.
 
 A consumer pulls from its master unless an answer suggests another broker id (`suggestWhichBrokerId`). A
 client whose route does not have the suggested broker pulls from another one of the same name: so consumers
@@ -30,7 +32,8 @@ MASTER_ID: Final = 0
 REPEAT_S: Final = 0.05
 """A consumer whose route does not have the master yet repeats its pull until the route is refreshed."""
 SLAVE_MEMORY_PERCENT_LESS: Final = 10
-"""A slave counts messages as old this much earlier: it has other work for its memory (spec ha 1.1)."""
+"""A slave counts messages as old this much earlier: it has other work for its memory
+(docs/protocol/ha.md#settings)."""
 
 _NOT_HERE: Final = frozenset(
     (

@@ -1,6 +1,7 @@
 """Timers of a RocketMQ 5 master, read from records of its log: which of them are still to be delivered.
 
-Theory of operation (spec timer 1 to 3, 6). The log alone says what is pending. Its records in log order:
+Theory of operation (docs/protocol/timer.md#delivery, docs/protocol/timer.md#recall). The log alone says what
+is pending. Its records in log order:
 
 | record | effect |
 |---|---|

@@ -1,4 +1,6 @@
-"""Messages and bytes by topic and by consumer group over the last minute, hour and day (spec remoting 5).
+"""Messages and bytes by topic and by consumer group over the last minute, hour and day.
+
+See docs/protocol/remoting.md#administration.
 
 Theory of operation. A key has running totals, which a put or a pull adds to: one lookup and three additions.
 Every 10 s `sample` notes the totals of all keys, every 10 minutes and every hour again for the longer

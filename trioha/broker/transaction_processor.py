@@ -1,4 +1,4 @@
-"""END_TRANSACTION: a producer's decision on a half message (spec remoting 4.5).
+"""END_TRANSACTION: a producer's decision on a half message (docs/protocol/remoting.md#transactions).
 
 The request names the half message by its queue offset, its place in the log and its producer's group, and
 all must be right. Producers send it one-way, so most answers are not sent. A decision on a transaction that

@@ -1,4 +1,6 @@
-"""The transactions of a master: half messages, decisions, checks and op records (spec remoting 4.5).
+"""The transactions of a master: half messages, decisions, checks and op records.
+
+See docs/protocol/remoting.md#transactions.
 
 Theory of operation. What is open is in the log, see `TransactionTable`; this service keeps the table in step
 with it and acts by it:

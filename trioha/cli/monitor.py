@@ -95,7 +95,7 @@ def _check_terminal() -> None:
 
 
 def _monitor_package() -> ModuleType:
-    """trioha_monitor, imported by name: it needs Textual, which a node does not have (design, section 2)."""
+    """trioha_monitor, imported by name: it needs Textual, which a node does not have."""
     try:
         importlib.import_module("trioha_monitor.app")
         return importlib.import_module("trioha_monitor")

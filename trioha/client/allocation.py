@@ -1,4 +1,6 @@
-"""Which queues each member of a group consumes: equal shares of the ordered queues (spec remoting 6.2).
+"""Which queues each member of a group consumes: equal shares of the ordered queues.
+
+See docs/protocol/remoting.md#java-clients.
 
 Every member computes this by itself from the same lists, so all members must use the same rule: this is the
 one that RocketMQ's consumers use by default.

@@ -1,4 +1,6 @@
-"""Receives the messages of a topic: a push consumer over pulls (spec remoting 4.2 to 4.4, 6.2).
+"""Receives the messages of a topic: a push consumer over pulls.
+
+See docs/protocol/remoting.md#pulls, docs/protocol/remoting.md#clients-and-groups.
 
 ```
 Consumer

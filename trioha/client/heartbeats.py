@@ -1,4 +1,7 @@
-"""Heartbeats: which groups of producers and consumers a client is a member of (spec remoting 4.4)."""
+"""Heartbeats: which groups of producers and consumers a client is a member of.
+
+See docs/protocol/remoting.md#clients-and-groups.
+"""
 
 from __future__ import annotations
 

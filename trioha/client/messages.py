@@ -1,4 +1,6 @@
-"""Messages as producers send them and consumers receive them (spec remoting 4.1, store 2).
+"""Messages as producers send them and consumers receive them.
+
+See docs/protocol/remoting.md#sends, docs/protocol/store.md#records.
 
 Compressed bodies are decompressed (zlib, lz4, zstd). One that cannot be is received as it is, with the name
 of its compression.

@@ -1,8 +1,9 @@
 """Sends messages to the queues of their topics, in turn, and again elsewhere where that can help.
 
 A send is tried up to `attempts_max` times within `timeout_s`; the next attempt goes to another broker if
-there is one. Tried again: no route, no connection, no answer, and the codes in `RETRIED_CODES` (spec remoting
-7). A message that was sent twice may be stored twice, both times with the same message id.
+there is one. Tried again: no route, no connection, no answer, and the codes in `RETRIED_CODES`
+(docs/protocol/remoting.md#client-rules). A message that was sent twice may be stored twice, both times with
+the same message id.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The route of a topic: its brokers and their queues, as name servers answer it (spec remoting 3.2)."""
+"""The route of a topic: its brokers and their queues, as name servers answer it.
+
+See docs/protocol/remoting.md#route.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The route table: which brokers have which queues of the topics in use, kept up to date (spec remoting 6.2).
+"""The route table: which brokers have which queues of the topics in use, kept up to date.
+
+See docs/protocol/remoting.md#java-clients.
 
 A route comes from a source: name servers, or one broker without any. It is fetched when a topic is first
 used, again every `REFRESH_INTERVAL_S`, and when a request shows that it is out of date.

@@ -1,8 +1,8 @@
 """A broker's settings: their keys in RocketMQ's spelling, their meaning, defaults and ranges.
 
-Each attribute of `BrokerConfig` is one key of a broker.conf (spec/ha.md section 1, spec/store.md section 1).
-A key keeps RocketMQ's meaning; trioha's own keys start with `trioha.`. `trioha.config.values` parses values
-and documents where that differs from Java.
+Each attribute of `BrokerConfig` is one key of a broker.conf (docs/protocol/ha.md#settings,
+docs/protocol/store.md#files). A key keeps RocketMQ's meaning; trioha's own keys start with `trioha.`.
+`trioha.config.values` parses values and documents where that differs from Java.
 """
 
 # ruff: noqa: RUF009 - `_setting` is a field specifier of attrs
@@ -26,11 +26,13 @@ T = TypeVar("T")
 
 HA_FRAME_HEADER_BYTES: Final = 12
 HA_TRANSFER_BATCH_BYTES_MAX: Final = 4 * 1024 * 1024 - HA_FRAME_HEADER_BYTES
-"""A real slave receives into a buffer of 4 MiB: a longer frame never fits (spec/ha.md 1.1)."""
+"""A real slave receives into a buffer of 4 MiB: a longer frame never fits
+(docs/protocol/ha.md#what-a-slave-checks)."""
 RECORD_BYTES_MIN: Final = 92
-"""A record without body and properties and with a topic of one character (spec/store.md 2.1)."""
+"""A record without body and properties and with a topic of one character
+(docs/protocol/store.md#message-record)."""
 FILE_END_BYTES_MIN: Final = 8
-"""Bytes that stay free at the end of each commit log file (spec/store.md 2.5)."""
+"""Bytes that stay free at the end of each commit log file (docs/protocol/store.md#ends-of-files)."""
 FRAME_BYTES_BESIDE_BODY: Final = 256 * 1024
 """Room beside the body in a send request: properties of 32 KiB, escaped in JSON."""
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -959,7 +961,9 @@ class BrokerConfig:
 
     @property
     def slave_acks_needed(self) -> int:
-        """Slaves that must acknowledge a message before its put is PUT_OK (design.md section 4).
+        """Slaves that must acknowledge a message before its put is PUT_OK.
+
+        See docs/protocol/ha.md#which-puts-wait.
 
         0 for ASYNC_MASTER; for SYNC_MASTER `in_sync_replicas` without the master, at least 1.
         """

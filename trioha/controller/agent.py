@@ -1,4 +1,6 @@
-"""The broker's agent at the controllers: takes an id, registers, is elected or follows (spec ha 5.7, 5.8).
+"""The broker's agent at the controllers: takes an id, registers, is elected or follows.
+
+See docs/protocol/ha.md#controller-periods, docs/protocol/ha.md#controller-requests.
 
 Theory of operation. A broker of controller mode does not choose its role. The agent does, step by step, what
 gives it one, and then asks again and again whether it is still the same. Each step is one request to the

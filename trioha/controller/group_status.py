@@ -1,4 +1,6 @@
-"""Controller mode of a RocketMQ broker, as far as it and its controllers answer (spec ha 5.8, 7).
+"""Controller mode of a RocketMQ broker, as far as it and its controllers answer.
+
+See docs/protocol/ha.md#controller-requests, docs/protocol/ha.md#status-requests.
 
 A trioha node reports it itself (docs/ha-status.md). A RocketMQ broker says in its configuration that it is in
 controller mode and where its controllers are, and answers 1007 with the epochs of its log. The leading

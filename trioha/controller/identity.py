@@ -1,4 +1,6 @@
-"""The files in which a broker keeps its id: `brokerIdentity` and `brokerIdentity-temp` (spec ha 1.1, 5.8).
+"""The files in which a broker keeps its id: `brokerIdentity` and `brokerIdentity-temp`.
+
+See docs/protocol/ha.md#broker-id, docs/protocol/ha.md#controller-requests.
 
 Theory. A broker without an id asks a controller for one that is free, and applies for it with a check code of
 its own. Between the two another broker may take the id; and a crash may come between any two steps. So the

@@ -1,4 +1,6 @@
-"""Connections to all controllers, and the search for the one that leads (spec ha 5.8).
+"""Connections to all controllers, and the search for the one that leads.
+
+See docs/protocol/ha.md#controller-requests.
 
 Theory. Controllers keep their state by consensus: one of them leads and answers brokers, the others refuse
 (CONTROLLER_NOT_LEADER). Each controller has a task and a connection of its own, so that one that is down or

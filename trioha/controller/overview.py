@@ -1,4 +1,6 @@
-"""Controllers and the groups that they lead, requested as by any client (spec ha 5.8).
+"""Controllers and the groups that they lead, requested as by any client.
+
+See docs/protocol/ha.md#controller-requests.
 
 One controller is enough: it names the others (1005), the leader has the groups (1006), and each living broker
 of a group has the epochs of its log (1007). What does not answer is part of the picture, with its reason.

@@ -1,4 +1,4 @@
-"""Requests and answers between brokers and RocketMQ's controllers (spec ha 5.8).
+"""Requests and answers between brokers and RocketMQ's controllers (docs/protocol/ha.md#controller-requests).
 
 | code | request | fields of the request | fields and body of the answer |
 |---|---|---|---|

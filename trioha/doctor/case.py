@@ -170,7 +170,7 @@ class Node:
 
     @property
     def ha_port(self) -> int | None:
-        """The port that slaves dial, by its version's rules (spec ha 1.1)."""
+        """The port that slaves dial, by its version's rules (docs/protocol/ha.md#ha-port)."""
         listen = self.number("listenPort")
         if listen is None and self.conf is not None:
             listen = 10911

@@ -1,4 +1,6 @@
-"""The metadata tables of a broker, as far as master and slave must agree on them (spec ha 6.1).
+"""The metadata tables of a broker, as far as master and slave must agree on them.
+
+See docs/protocol/ha.md#metadata-requests.
 
 | request | table | compared |
 |---|---|---|
@@ -7,8 +9,8 @@
 | 43 | consumer offsets | offset of each queue by `topic@group` |
 | 45 | delay offsets | offset of each level |
 
-DataVersions are not compared: a slave of 5.3 counts them up with each sync (spec ha 9, item 10). That of a
-master says when its table was last changed.
+DataVersions are not compared: a slave of 5.3 counts them up with each sync (docs/protocol/ha.md#defects, 10).
+That of a master says when its table was last changed.
 
 Entries are the models of `trioha.metadata`, which a slave copies. A body is parsed as a whole, other than in
 a slave (`trioha.metadata.table_reader`), whose event loop has other work meanwhile.

@@ -1,6 +1,7 @@
 """The program and version of a broker: what RocketMQ 4.9, RocketMQ 5.x and trioha do differently.
 
-The facts for each version are those of spec ha 1.1, 6.2 and 9.
+The facts for each version are those of docs/protocol/ha.md#settings, docs/protocol/ha.md#metadata-schedule,
+docs/protocol/ha.md#defects.
 """
 
 from __future__ import annotations

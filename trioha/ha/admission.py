@@ -1,4 +1,4 @@
-"""Admission to the HA port: allowed peers, limits of connections, TLS (design section 1).
+"""Admission to the HA port: allowed peers, limits of connections, TLS.
 
 Any peer that reaches the port of a RocketMQ master may read its whole log and acknowledge it. Here a peer
 must come from an allowed address, connections are limited in all and by address, and with TLS the peer must

@@ -1,4 +1,6 @@
-"""The confirm offset: the end of what as many slaves hold as a put of this master needs (spec ha 5.5).
+"""The confirm offset: the end of what as many slaves hold as a put of this master needs.
+
+See docs/protocol/ha.md#confirm-offset.
 
 A SYNC_MASTER stores a message before its slaves do. A consumer that receives it at once may be ahead of what
 survives: if the master is lost at that moment, the promoted slave stores another message at the same queue

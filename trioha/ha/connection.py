@@ -1,4 +1,6 @@
-"""One slave's connection at its master (spec ha 2.2, 2.4, 3.1): the tasks that do its I/O.
+"""One slave's connection at its master: the tasks that do its I/O.
+
+See docs/protocol/ha.md#masters-side, docs/protocol/ha.md#timers.
 
 Theory of operation. `SlaveProgress` has the rules and the offsets, `ConnectionMeter` measures. Here is the
 nursery (`Housekeeping`): a task that reads reports, a task that writes the log, and the timer of heartbeats
@@ -64,7 +66,7 @@ class PeerIdentity:
     address: str
     """`host:port`."""
     replica: str
-    """Which replica it is: several connections of one replica are one copy (design section 4)."""
+    """Which replica it is: several connections of one replica are one copy (`trioha.ha.replicas`)."""
     is_stable: bool
     """Whether `replica` will be the same on the peer's next connection."""
     certificate: str | None = None

@@ -1,4 +1,4 @@
-"""The default HA wire format (spec ha 2.1), all integers big-endian.
+"""The default HA wire format (docs/protocol/ha.md#frames), all integers big-endian.
 
 | direction | bytes | layout |
 |---|---|---|
@@ -28,7 +28,8 @@ OFFSET_END = 1 << 56
 its first byte is not zero."""
 
 BODY_BYTES_MAX = 4 * 1024 * 1024 - HEADER_BYTES
-"""Longest body that fits the 4 MiB buffer of a RocketMQ slave, which hangs at a longer one (spec ha 2.3)."""
+"""Longest body that fits the 4 MiB buffer of a RocketMQ slave, which hangs at a longer one
+(docs/protocol/ha.md#what-a-slave-checks)."""
 
 
 def encode_report(max_offset: int) -> bytes:

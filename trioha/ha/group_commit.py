@@ -1,4 +1,4 @@
-"""Group commit: what a put waits for after its append (design section 4, spec ha 4).
+"""Group commit: what a put waits for after its append (docs/protocol/ha.md#group-commit).
 
 `need` is the number of copies beyond the master's own: a fixed one (inSyncReplicas), all replicas in sync
 (allAckInSyncStateSet), or as many as are in sync (enableAutoInSyncReplicas). With fewer in sync than

@@ -1,4 +1,6 @@
-"""The master's side of replication: accepts the connections of slaves and serves them the log (spec ha 3.1).
+"""The master's side of replication: accepts the connections of slaves and serves them the log.
+
+See docs/protocol/ha.md#masters-side.
 
 Theory of operation. Each connection runs within the border of HA connections: what its peer causes ends that
 connection at most. A connection is a slave's from its first valid request on. One that ends before is a probe
@@ -62,7 +64,7 @@ class ConnectionChange:
     address: str
     """The peer, `host:port`."""
     replica: str
-    """Which replica it is: see design section 4."""
+    """Which replica it is: see `trioha.ha.replicas`."""
     state: HaState
 
 
@@ -350,7 +352,7 @@ class HaMaster:
     def _replica_name(self, *, host: str, connection_id: int, identity: str | None) -> tuple[str, bool]:
         """The name of a peer's replica, and whether its next connection will have the same name.
 
-        By certificate, else by address; on loopback by connection (design section 4).
+        By certificate, else by address; on loopback by connection.
         """
         if identity is not None:
             return f"certificate of {identity}", True

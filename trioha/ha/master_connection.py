@@ -1,4 +1,6 @@
-"""A slave's connection to its master (spec ha 2.3, 3.2): the tasks that do its I/O.
+"""A slave's connection to its master: the tasks that do its I/O.
+
+See docs/protocol/ha.md#slaves-side, docs/protocol/ha.md#what-a-slave-checks.
 
 Theory of operation. `ReplicationSession` has the rules: what to request, which frames continue the own log,
 what may be acknowledged. Here is a nursery (`Housekeeping`): a reader task appends what the master sends and

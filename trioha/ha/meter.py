@@ -172,7 +172,8 @@ class ConnectionMeter:
 class FlowControl:
     """Limits the bytes of each second, like RocketMQ's flow monitor, but with bodies counted.
 
-    RocketMQ counts only headers, and at the limit sends empty frames in a tight loop (spec ha 2.8).
+    RocketMQ counts only headers, and at the limit sends empty frames in a tight loop
+    (docs/protocol/ha.md#flow-control).
     """
 
     def __init__(self, bytes_per_s: int, *, now_s: float) -> None:

@@ -1,7 +1,7 @@
 """The replicas of a master: their acknowledged offsets, and which of them release a put.
 
-Replicas are counted, not connections: two connections of one replica are one copy (RocketMQ counts two, spec
-ha 4.2). An ack belongs to its connection and is forgotten with it.
+Replicas are counted, not connections: two connections of one replica are one copy (RocketMQ counts two,
+docs/protocol/ha.md#number-of-copies). An ack belongs to its connection and is forgotten with it.
 
 Theory of operation. A connection's first report is a claim: it reports what the slave has, and none of that
 was sent on the connection. Later acks are about bytes that were sent. A put that waited before the claim must

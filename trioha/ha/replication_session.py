@@ -11,10 +11,11 @@ has three phases:
 3. Heartbeats, while there are no new bytes.
 
 An empty slave starts as `start` requires. RocketMQ serves an empty slave (report 0) from the last file only,
-but serves any offset above 0 (spec ha 2.2). So `EARLIEST` requests from offset 1 and restores byte 0, which
-is zero in every first record below 16 MiB; the first record is checked like any other before anything is
-acknowledged. A master without its first files sends nothing from there: then the slave searches for the first
-file that is served, halving the range with each connection (PROBED), and starts there.
+but serves any offset above 0 (docs/protocol/ha.md#where-a-master-starts). So `EARLIEST` requests from offset
+1 and restores byte 0, which is zero in every first record below 16 MiB; the first record is checked like any
+other before anything is acknowledged. A master without its first files sends nothing from there: then the
+slave searches for the first file that is served, halving the range with each connection (PROBED), and starts
+there.
 
 A frame that does not continue the own log raises `ReplicationError` with a `CloseReason`:
 

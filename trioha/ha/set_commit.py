@@ -1,4 +1,6 @@
-"""Group commit by the sync-state set: what puts of a master in controller mode wait for (spec ha 4.2).
+"""Group commit by the sync-state set: what puts of a master in controller mode wait for.
+
+See docs/protocol/ha.md#number-of-copies.
 
 | setting | a put waits for |
 |---|---|
@@ -180,7 +182,7 @@ class SetReplicas(Replicas):
         return len(self.set.members.intersection(self._ids.values()))
 
     def in_sync_count(self, end_offset: int, now_s: float | None = None) -> int:  # noqa: ARG002
-        """Number of replicas in sync, the master not counted (spec ha 4.2)."""
+        """Number of replicas in sync, the master not counted (docs/protocol/ha.md#number-of-copies)."""
         return self.set.size - 1
 
 

@@ -1,4 +1,6 @@
-"""The slave's side of replication: connects to the master, again and again (spec ha 2.3, 3.2).
+"""The slave's side of replication: connects to the master, again and again.
+
+See docs/protocol/ha.md#slaves-side, docs/protocol/ha.md#what-a-slave-checks.
 
 Theory of operation. While the node runs, the slave's link is READY (no connection) or in TRANSFER with
 one (`MasterConnection`). After the end of a connection the slave waits (0.1 s, doubling to 5 s, back to 0.1 s

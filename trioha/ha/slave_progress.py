@@ -1,7 +1,8 @@
 """What a master knows of one slave, and what it may send it: the rules of an HA connection, without I/O.
 
-Theory of operation (spec ha 2.2 and 2.4; compare `tracker/progress.go` of etcd's raft). A slave reports
-offsets. The first report that is not -1 is its request. In HANDSHAKE a report means:
+Theory of operation (docs/protocol/ha.md#where-a-master-starts, docs/protocol/ha.md#acknowledgements; compare
+`tracker/progress.go` of etcd's raft). A slave reports offsets. The first report that is not -1 is its
+request. In HANDSHAKE a report means:
 
 | report | meaning |
 |---|---|

@@ -1,8 +1,9 @@
 """Subscriptions to changes of state: of a slave's link to its master, of a master's connections.
 
-RocketMQ's notification of state changes (spec ha 3.3) has one slot, where a new request cancels the one
-before. Here each subscriber gets every change from its subscription on, in order, also states that last only
-until the next scheduler turn. Like a trio `Event`, these belong to one trio thread.
+RocketMQ's notification of state changes (docs/protocol/ha.md#state-notification) has one slot, where a new
+request cancels the one before. Here each subscriber gets every change from its subscription on, in order,
+also states that last only until the next scheduler turn. Like a trio `Event`, these belong to one trio
+thread.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The sync-state set of a master: the replicas that the controller may make the next master (spec ha 5.5).
+"""The sync-state set of a master: the replicas that the controller may make the next master.
+
+See docs/protocol/ha.md#sync-state-set.
 
 Theory of operation. The controller keeps the set, under a set epoch that grows with each change; only it
 changes the set, when the master asks for that. So the master never knows exactly what the controller has: a
@@ -211,7 +213,9 @@ class SyncStateSet:
 
     @property
     def size(self) -> int:
-        """Number of replicas in sync, the master included, for minInSyncReplicas (spec ha 4.2).
+        """Number of replicas in sync, the master included, for minInSyncReplicas.
+
+        See docs/protocol/ha.md#number-of-copies.
 
         While a proposal is open, that of the larger set.
         """

@@ -1,1 +1,4 @@
-"""What a broker knows of topics, groups and offsets, in RocketMQ's files (spec store 6)."""
+"""What a broker knows of topics, groups and offsets, in RocketMQ's files.
+
+See docs/protocol/store.md#configuration-files.
+"""

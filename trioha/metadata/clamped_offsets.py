@@ -1,4 +1,6 @@
-"""Offsets of consumer groups and delay levels, clamped to the queues that a restored log has (spec store 6).
+"""Offsets of consumer groups and delay levels, clamped to the queues that a restored log has.
+
+See docs/protocol/store.md#configuration-files.
 
 A queue of a restored log ends before the one of the log that it was archived from, and a queue of which all
 records were deleted begins again at 0. Offsets beyond a queue's end would skip messages that are put later.

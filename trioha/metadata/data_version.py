@@ -1,4 +1,7 @@
-"""DataVersion: which of two copies of a metadata table is newer (spec store 6, remoting 1.5)."""
+"""DataVersion: which of two copies of a metadata table is newer.
+
+See docs/protocol/store.md#configuration-files, docs/protocol/remoting.md#json-of-fastjson.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Tables of 5.x that trioha keeps for others: how groups pull (402), and the state of timers (60, 61).
 
 trioha has neither POP nor timer messages. A slave copies these tables from a 5.x master, and a promoted slave
-gives them to 5.x slaves, so that they are not lost on the way through trioha (spec ha 6.1, store 6).
+gives them to 5.x slaves, so that they are not lost on the way through trioha
+(docs/protocol/ha.md#metadata-requests, docs/protocol/store.md#configuration-files).
 
 `messageRequestMode.json` is RocketMQ's file. The state of timers stands in a file of trioha's own: RocketMQ's
 `timercheck` also has positions in files that a trioha store does not have.

@@ -1,4 +1,7 @@
-"""subscriptionGroup.json: the consumer groups of a broker (spec remoting 5, store 6)."""
+"""subscriptionGroup.json: the consumer groups of a broker.
+
+See docs/protocol/remoting.md#administration, docs/protocol/store.md#configuration-files.
+"""
 
 from __future__ import annotations
 

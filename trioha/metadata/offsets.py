@@ -1,4 +1,7 @@
-"""consumerOffset.json and delayOffset.json: how far consumers and delay levels are (spec store 6)."""
+"""consumerOffset.json and delayOffset.json: how far consumers and delay levels are.
+
+See docs/protocol/store.md#configuration-files.
+"""
 
 from __future__ import annotations
 

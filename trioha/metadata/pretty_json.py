@@ -1,4 +1,6 @@
-"""JSON files as RocketMQ's fastjson writes them (spec store 6), and reading them back.
+"""JSON files as RocketMQ's fastjson writes them, and reading them back.
+
+See docs/protocol/store.md#configuration-files.
 
 Objects have one member a line, indented by tabs. Two forms differ from other printers: arrays stand in one
 line, and maps with integer keys have bare keys, all in one line but for the closing brace:

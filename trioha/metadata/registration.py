@@ -1,4 +1,6 @@
-"""The body of REGISTER_BROKER: a broker's topics with their DataVersion (spec remoting 3.1).
+"""The body of REGISTER_BROKER: a broker's topics with their DataVersion.
+
+See docs/protocol/remoting.md#registration.
 
 The body of REGISTER_BROKER comes in two forms. As JSON:
 
@@ -63,7 +65,7 @@ class Registration:
 
 
 def body_crc(body: bytes | memoryview) -> int:
-    """The value of `bodyCrc32` in the header (spec remoting 3.1)."""
+    """The value of `bodyCrc32` in the header (docs/protocol/remoting.md#registration)."""
     return zlib.crc32(body) & 0x7FFFFFFF
 
 

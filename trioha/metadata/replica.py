@@ -1,4 +1,6 @@
-"""A slave's copy of its master's metadata: decides what an answer of the master changes (spec ha 6.1).
+"""A slave's copy of its master's metadata: decides what an answer of the master changes.
+
+See docs/protocol/ha.md#metadata-requests.
 
 Theory of operation. Each answer is taken by a generator that changes the slave's tables and yields between
 slices of `SLICE_ENTRIES`, where other tasks may run. There is no I/O here.

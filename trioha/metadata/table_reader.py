@@ -1,4 +1,6 @@
-"""Reads the metadata tables that brokers send each other, entry by entry (spec ha 6.1, remoting 1.5).
+"""Reads the metadata tables that brokers send each other, entry by entry.
+
+See docs/protocol/ha.md#metadata-requests, docs/protocol/remoting.md#json-of-fastjson.
 
 A body is one object; one of its members is the table, an object with an entry for each topic, group or
 `topic@group`. The standard parser would hold the event loop for the whole body: 200,000 offsets cost 200 ms.

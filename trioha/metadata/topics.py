@@ -1,4 +1,7 @@
-"""topics.json: the topics of a broker, and how sends make new ones (spec remoting 4.1, store 6)."""
+"""topics.json: the topics of a broker, and how sends make new ones.
+
+See docs/protocol/remoting.md#sends, docs/protocol/store.md#configuration-files.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""The name server: which broker has which topics, and where it listens (spec remoting 3)."""
+"""The name server: which broker has which topics, and where it listens.
+
+See docs/protocol/remoting.md#name-server.
+"""

@@ -1,4 +1,7 @@
-"""Bodies of a name server's answers, for clients of RocketMQ 4 and 5 (spec remoting 1.5, 3.2)."""
+"""Bodies of a name server's answers, for clients of RocketMQ 4 and 5.
+
+See docs/protocol/remoting.md#json-of-fastjson, docs/protocol/remoting.md#route.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The requests of a name server (spec remoting 3).
+"""The requests of a name server (docs/protocol/remoting.md#name-server).
 
 Answers are of the version of the peer that asks: one before 5.0 gets the bodies of RocketMQ 4.9. Beyond 4.9,
 which leaves them without an answer, requests that are not known get REQUEST_CODE_NOT_SUPPORTED.

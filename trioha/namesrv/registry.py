@@ -11,8 +11,9 @@ Theory of operation. Four tables, which change together:
 
 A broker registers with its topics every 30 s, and with those that changed as soon as they do. So topics are
 merged, never replaced, and a topic that is known is updated only where the broker's DataVersion has changed:
-a write permission that was wiped here survives registrations (rules (a) to (f) of spec remoting 3.1). Only
-the master's topics count; those of a slave do where it has the lowest id of its group, as its acting master.
+a write permission that was wiped here survives registrations (rules (a) to (f) of
+docs/protocol/remoting.md#registration). Only the master's topics count; those of a slave do where it has the
+lowest id of its group, as its acting master.
 
 A broker is removed when it unregisters, when the connection that it registered on is closed, and when it has
 been silent for its timeout (`expire`). With the last broker of a group go the group's topics.

@@ -1,4 +1,4 @@
-"""The tasks of a connection, which live and die together, and its idle timeout (spec ha 2.4).
+"""The tasks of a connection, which live and die together, and its idle timeout (docs/protocol/ha.md#timers).
 
 Theory of operation. A connection is a nursery: the first of its tasks to end ends all. Beside them a timer
 task sleeps until the deadline. The reader task only moves `deadline_s`, which costs nothing; when the timer

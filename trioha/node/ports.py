@@ -22,7 +22,7 @@ from trioha.remoting.address import Address
 from trioha.remoting.server import open_listeners
 
 HA_BACKLOG: Final = 50
-"""As RocketMQ's listener (spec ha 2.6)."""
+"""As RocketMQ's listener (docs/protocol/ha.md#ha-port)."""
 METRICS_BACKLOG: Final = 16
 """Connections for metrics that wait until they are accepted."""
 

@@ -1,4 +1,6 @@
-"""A client of the remoting protocol: many requests in flight over one connection (spec remoting 1.3).
+"""A client of the remoting protocol: many requests in flight over one connection.
+
+See docs/protocol/remoting.md#requests-and-responses.
 
 Theory of operation. `request` chooses an opaque, puts its frame into the outbox and sleeps. One task sends
 the whole outbox at once; another reads responses, in any order, and wakes their requests. A response without

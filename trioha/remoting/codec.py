@@ -1,4 +1,4 @@
-"""Frames of the remoting protocol: bytes to commands and back (spec remoting 1, 1.1, 1.2).
+"""Frames of the remoting protocol: bytes to commands and back (docs/protocol/remoting.md#frame).
 
 | bytes | meaning |
 |---|---|

@@ -1,7 +1,7 @@
 """The numbers of the remoting protocol: request codes, response codes, languages and versions.
 
-Mirrors spec remoting 1.1, 2, 3, 4 and 5. A number that is not listed here is still a valid code on the wire:
-commands carry plain integers.
+Mirrors docs/protocol/remoting.md#response-codes and the requests of that page. A number that is not listed
+here is still a valid code on the wire: commands carry plain integers.
 """
 
 from __future__ import annotations
@@ -171,7 +171,10 @@ class LanguageCode(IntEnum):
 
 
 class Version(IntEnum):
-    """Places in RocketMQ's table of versions, where behaviour hangs on them (spec remoting 1.4)."""
+    """Places in RocketMQ's table of versions, where behaviour hangs on them.
+
+    See docs/protocol/remoting.md#version.
+    """
 
     V3_0_11 = 37
     V3_4_9 = 121

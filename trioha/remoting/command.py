@@ -1,4 +1,4 @@
-"""One remoting command: a request, or the response to one (spec remoting 1.1)."""
+"""One remoting command: a request, or the response to one (docs/protocol/remoting.md#header-fields)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,10 @@ def response_to(
     body: bytes | memoryview = b"",
     slices: tuple[memoryview, ...] = (),
 ) -> RemotingCommand:
-    """The response to the request `asked`: same opaque, same serialization (spec remoting 1.2, 1.3)."""
+    """The response to the request `asked`: same opaque, same serialization.
+
+    See docs/protocol/remoting.md#requests-and-responses.
+    """
     return RemotingCommand(
         code,
         asked.opaque,

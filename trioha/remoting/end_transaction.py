@@ -1,4 +1,6 @@
-"""The headers of transactions: END_TRANSACTION (37) and CHECK_TRANSACTION_STATE (39), spec remoting 4.5.
+"""The headers of transactions: END_TRANSACTION (37) and CHECK_TRANSACTION_STATE (39).
+
+See docs/protocol/remoting.md#transactions.
 
 A producer sends the first, one-way, when it has decided on a half message; the broker sends the second,
 one-way too, when a producer has not decided in time. Brokers of 5.x add `topic` and `bname` to the second,

@@ -1,4 +1,4 @@
-"""JSON as Java's fastjson writes it (spec remoting 1.5).
+"""JSON as Java's fastjson writes it (docs/protocol/remoting.md#json-of-fastjson).
 
 Bodies from Java are JSON with two exceptions: integer map keys have no quotes
 (`{"offsetTable":{"T@G":{0:5,1:6}}}`), and maps keyed by objects have objects as keys
@@ -285,7 +285,9 @@ def _as_key(value: object) -> object:
 
 
 def format_json(value: object, *, bare_keys: bool) -> str:
-    """`value` as fastjson writes it: compact; integer keys without quotes if `bare_keys` (spec remoting 1.5).
+    """`value` as fastjson writes it: compact; integer keys without quotes if `bare_keys`.
+
+    See docs/protocol/remoting.md#json-of-fastjson.
 
     `value` is made of dicts with keys of text or integers, lists, texts, numbers, booleans and None.
     """

@@ -1,4 +1,6 @@
-"""HARuntimeInfo, the body of an answer to GET_BROKER_HA_STATUS (907), as a `BrokerStatus` (spec ha 7).
+"""HARuntimeInfo, the body of an answer to GET_BROKER_HA_STATUS (907), as a `BrokerStatus`.
+
+See docs/protocol/ha.md#status-requests.
 
 | key | value |
 |---|---|

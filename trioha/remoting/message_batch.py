@@ -1,4 +1,4 @@
-"""The body of a batch of messages (spec store 2.7, remoting 4.1).
+"""The body of a batch of messages (docs/protocol/store.md#batches, docs/protocol/remoting.md#sends).
 
 | field | type |
 |---|---|

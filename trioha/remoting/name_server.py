@@ -1,4 +1,4 @@
-"""The brokers that a name server knows, requested as by any client (spec remoting 3).
+"""The brokers that a name server knows, requested as by any client (docs/protocol/remoting.md#name-server).
 
 GET_BROKER_CLUSTER_INFO (106) lists every broker of every cluster with the addresses of master and slaves, in
 fastjson's dialect: broker ids are bare map keys. A broker that died stays in the list until its connection to

@@ -1,4 +1,4 @@
-"""The start of a connection: plain or TLS, by its first byte (spec remoting 1).
+"""The start of a connection: plain or TLS, by its first byte (docs/protocol/remoting.md#frame).
 
 A TLS handshake starts with 0x16, a remoting frame never does: it would be 369 MB long. The byte is looked at
 without being consumed. A connection that sends nothing is closed at the idle timeout, as any other; one that

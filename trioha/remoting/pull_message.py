@@ -1,4 +1,7 @@
-"""The headers of pulling messages, PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361): spec remoting 4.2."""
+"""The headers of pulling messages, PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361).
+
+See docs/protocol/remoting.md#pulls.
+"""
 
 from __future__ import annotations
 

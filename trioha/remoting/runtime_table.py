@@ -1,4 +1,6 @@
-"""The runtime table and the configuration of a broker: answers to requests 28 and 26 (spec remoting 5, 5.1).
+"""The runtime table and the configuration of a broker: answers to requests 28 and 26.
+
+See docs/protocol/remoting.md#runtime-info.
 
 Both are text of a foreign broker. A value that is missing or makes no sense is None in what is made of them.
 """

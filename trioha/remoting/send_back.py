@@ -1,4 +1,4 @@
-"""The header of CONSUMER_SEND_MSG_BACK (36): spec remoting 4.4."""
+"""The header of CONSUMER_SEND_MSG_BACK (36): docs/protocol/remoting.md#clients-and-groups."""
 
 from __future__ import annotations
 

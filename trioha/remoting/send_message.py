@@ -1,6 +1,7 @@
 """Headers of sends, and the response codes of put statuses.
 
-SEND_MESSAGE (10) has long field names, SEND_MESSAGE_V2 (310) has one letter for each (spec remoting 4.1):
+SEND_MESSAGE (10) has long field names, SEND_MESSAGE_V2 (310) has one letter for each
+(docs/protocol/remoting.md#sends):
 
 | V2 | V1 | V2 | V1 |
 |---|---|---|---|
@@ -59,7 +60,8 @@ _LONG_NAMES: Final = dict(_V1_NAMES)
 SEND_RESPONSE_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 )
-"""In every response to a send, also in failures: the Java client reads them unchecked (spec remoting 4.1)."""
+"""In every response to a send, also in failures: the Java client reads them unchecked
+(docs/protocol/remoting.md#sends)."""
 
 
 @define
@@ -78,7 +80,7 @@ class SendMessageRequestHeader:
     flag: int
     """The user's own flag, stored unchanged."""
     properties: str = ""
-    """The properties string (spec store 2.3)."""
+    """The properties string (docs/protocol/store.md#properties)."""
     reconsume_times: int = 0
     unit_mode: bool = False
     max_reconsume_times: int | None = None
@@ -252,7 +254,7 @@ PUT_STATUS_CODES: Final[Mapping[PutStatus, ResponseCode]] = MappingProxyType(
         PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH: ResponseCode.SYSTEM_ERROR,
     }
 )
-"""The response code of each put status (spec store 8, ha 4.3)."""
+"""The response code of each put status (docs/protocol/store.md#put-statuses)."""
 
 PUT_STATUS_REMARKS: Final[Mapping[PutStatus, str]] = MappingProxyType(
     {

@@ -15,8 +15,9 @@ cancelling it closes every connection at once.
 
 Error handling. An exception of the handler is a bug: it is logged and answered with SYSTEM_ERROR, except
 BadRequestError, which is answered with its code and reason. A connection whose peer breaks the protocol is
-closed without an answer, and counted. One-way requests are never answered (spec remoting 1.3). Every other
-error of a connection ends at its border: it is counted and logged, and affects no other connection.
+closed without an answer, and counted. One-way requests are never answered
+(docs/protocol/remoting.md#requests-and-responses). Every other error of a connection ends at its border: it
+is counted and logged, and affects no other connection.
 
 `push` sends a frame that is not an answer.
 """

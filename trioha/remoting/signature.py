@@ -1,4 +1,6 @@
-"""Signatures of requests: who sent a request, and that nobody changed it (spec remoting 7.1).
+"""Signatures of requests: who sent a request, and that nobody changed it.
+
+See docs/protocol/remoting.md#signed-requests.
 
 A signed request has the fields AccessKey, Signature and sometimes SecurityToken. The signature is the base64
 of the HMAC-SHA1, with the secret key, over the values of all other fields in the order of their names,

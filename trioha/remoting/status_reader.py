@@ -1,4 +1,6 @@
-"""Reads the status of a broker, trioha's or RocketMQ's 4.9 or 5.x (spec ha 7, remoting 5).
+"""Reads the status of a broker, trioha's or RocketMQ's 4.9 or 5.x.
+
+See docs/protocol/ha.md#status-requests, docs/protocol/remoting.md#administration.
 
 Theory of operation. Each request wakes the broker, so a reader that wants a status many times a second
 subscribes to updates (docs/ha-status.md) where the broker is a trioha node, `UPDATES` of them with each

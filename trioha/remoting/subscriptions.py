@@ -1,4 +1,6 @@
-"""Which messages of a topic a consumer wants: subscriptions of heartbeats and pulls (spec remoting 4.2, 4.4).
+"""Which messages of a topic a consumer wants: subscriptions of heartbeats and pulls.
+
+See docs/protocol/remoting.md#pulls, docs/protocol/remoting.md#clients-and-groups.
 
 An expression of type TAG is `*` or tags with `||` between them. The broker compares tags by their hash code;
 different tags may share one, so consumers compare the tags themselves.

@@ -1,4 +1,4 @@
-"""UNIQ_KEY, the message id of a producer (spec store 2.8).
+"""UNIQ_KEY, the message id of a producer (docs/protocol/store.md#ids-and-hashes).
 
 | bytes | meaning |
 |---|---|

@@ -1,5 +1,6 @@
-"""Consume queue of a topic whose records may hold many messages each (5.x, `queue.type=BatchCQ`, spec store
-3.2).
+"""Consume queue of a topic whose records may hold many messages each (5.x, `queue.type=BatchCQ`).
+
+See docs/protocol/store.md#batch-consume-queue.
 
 | offset | type | field |
 |---|---|---|
@@ -112,7 +113,10 @@ class BatchConsumeQueue(EntryQueue):
         return low
 
     def _leading_valid(self, data: bytes) -> int:
-        """How many leading entries are valid: also base at least 0 and batchSize above 0 (spec store 3.2)."""
+        """How many leading entries are valid: also base at least 0 and batchSize above 0.
+
+        See docs/protocol/store.md#batch-consume-queue.
+        """
         count = super()._leading_valid(data)
         for index, (base, messages) in enumerate(_BASE.iter_unpack(data[: count * ENTRY_BYTES])):
             if base < 0 or messages <= 0:

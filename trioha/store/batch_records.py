@@ -1,4 +1,4 @@
-"""The records of a batch, made together (spec store 2.7).
+"""The records of a batch, made together (docs/protocol/store.md#batches).
 
 A batch's records follow each other in one log file. They share topic, queue, sysFlag, times, hosts and
 reconsumeTimes; each has its own flag, body and properties, and the next queue offset.

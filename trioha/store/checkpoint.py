@@ -1,4 +1,6 @@
-"""The store's checkpoint: the store time up to which log, queues and index are on disk (spec store 4.2).
+"""The store's checkpoint: the store time up to which log, queues and index are on disk.
+
+See docs/protocol/store.md#checkpoint.
 
 | offset | i64 | meaning |
 |---|---|---|

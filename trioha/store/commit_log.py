@@ -1,4 +1,6 @@
-"""The commit log: bytes `[min_offset, max_offset)` in files of one size (spec store 1, 2, 8).
+"""The commit log: bytes `[min_offset, max_offset)` in files of one size.
+
+See docs/protocol/store.md#files, docs/protocol/store.md#records.
 
 Theory of operation. The log is synchronous and has a single writer, the trio thread; it needs no locks and
 never awaits. Appends move `appended`, flushes move `flushed`; all other parts of the node wait for these
@@ -267,11 +269,12 @@ class CommitLog:
         return now_ms if topic == SCHEDULE_TOPIC else last_ms
 
     def append(self, message: Message) -> AppendResult:
-        """Store one message at the end of the log and assign its offsets (spec store 2).
+        """Store one message at the end of the log and assign its offsets (docs/protocol/store.md#records).
 
         A message that no file could ever hold is refused as MESSAGE_ILLEGAL: RocketMQ answers PUT_OK to it
-        and stores nothing (spec store 2.5). Two more are refused because clients would never get them: one
-        whose topic no consume queue can be made for, and one for a queue too many, as SERVICE_NOT_AVAILABLE.
+        and stores nothing (docs/protocol/store.md#ends-of-files). Two more are refused because clients would
+        never get them: one whose topic no consume queue can be made for, and one for a queue too many, as
+        SERVICE_NOT_AVAILABLE.
         """
         topic, version_2, topic_is_legal = encoded_topic(message.topic)
         if topic_is_legal and not version_2 and compiled.IS_COMPILED and compiled.CHECKS_CRC:
@@ -431,7 +434,9 @@ class CommitLog:
         )
 
     def append_batch(self, batch: MessageBatch) -> AppendResult:
-        """Store the messages of a batch one after the other, or none of them (spec store 2.5, 2.7).
+        """Store the messages of a batch one after the other, or none of them.
+
+        See docs/protocol/store.md#ends-of-files, docs/protocol/store.md#batches.
 
         All records stand in one file. A process that is killed in the middle leaves none of them.
         """
@@ -622,8 +627,8 @@ class CommitLog:
     def _room_for(self, size: int) -> tuple[MappedFile, int]:
         """File and index where a record of `size` bytes goes; a file it does not fit is ended.
 
-        At least eight bytes always end a full file (spec store 2.5). Raises StoreError if no file can be
-        made, with nothing changed, or if the disk does not clear what it has refused.
+        At least eight bytes always end a full file (docs/protocol/store.md#ends-of-files). Raises StoreError
+        if no file can be made, with nothing changed, or if the disk does not clear what it has refused.
         """
         if self._refused is not None:
             self._clear_refused()

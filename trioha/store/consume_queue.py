@@ -1,4 +1,6 @@
-"""One topic-queue's consume queue: where each of its messages stands in the log (spec store 3.1).
+"""One topic-queue's consume queue: where each of its messages stands in the log.
+
+See docs/protocol/store.md#entry.
 
 | offset | type | field |
 |---|---|---|
@@ -40,7 +42,10 @@ _QUEUE_OFFSET_MAX = ((1 << 63) - 1) // ENTRY_BYTES
 
 
 def rounded_file_bytes(file_bytes: int) -> int:
-    """mappedFileSizeConsumeQueue as it is used: rounded up to whole entries (spec store 1)."""
+    """mappedFileSizeConsumeQueue as it is used: rounded up to whole entries.
+
+    See docs/protocol/store.md#files.
+    """
     return -(-file_bytes // ENTRY_BYTES) * ENTRY_BYTES
 
 
@@ -82,7 +87,9 @@ class ConsumeQueue(EntryQueue):
         return self._files.end // ENTRY_BYTES
 
     def put(self, *, physical_offset: int, size: int, tags_code: int, queue_offset: int) -> bool:
-        """Note one message; False if it is here already (spec store 3.1). Readers see it after `flush`.
+        """Note one message; False if it is here already. Readers see it after `flush`.
+
+        See docs/protocol/store.md#entry.
 
         Raises StoreError if an earlier queue of the name cannot be deleted.
         """

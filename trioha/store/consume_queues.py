@@ -1,4 +1,4 @@
-"""All consume queues of a store directory (spec store 1, 3, 5).
+"""All consume queues of a store directory (docs/protocol/store.md#consume-queues).
 
 `consumequeue/<topic>/<queueId>/` for plain topics, `batchconsumequeue/<topic>/<queueId>/` for topics with
 attribute `queue.type=BatchCQ`. Topic names come from log records, which any producer may have sent, so they
@@ -128,7 +128,10 @@ class ConsumeQueues:
 
     @property
     def max_physical_offset(self) -> int:
-        """End of the last record that has an entry in any queue, -1 if none has (spec store 5.1)."""
+        """End of the last record that has an entry in any queue, -1 if none has.
+
+        See docs/protocol/store.md#order-of-a-start.
+        """
         return max((queue.max_physical_offset for queue in self._queues.values()), default=-1)
 
     def record_near_end(self, back_bytes: int) -> int | None:
@@ -143,7 +146,10 @@ class ConsumeQueues:
         return min((offset for offset in found if offset is not None), default=None)
 
     def queue_offsets(self) -> dict[tuple[str, int], int]:
-        """Next queue offset of each queue: start values of the log's own table (spec store 5.1)."""
+        """Next queue offset of each queue: start values of the log's own table.
+
+        See docs/protocol/store.md#order-of-a-start.
+        """
         return {key: queue.max_offset for key, queue in self._queues.items()}
 
     def truncate_dirty(self, physical_offset: int) -> None:
@@ -158,12 +164,15 @@ class ConsumeQueues:
             queue.sync_from(physical_offset)
 
     def correct_min_offsets(self, log_min_offset: int) -> None:
-        """Move every queue's `min_offset` to the first record that the log holds (spec store 5.5)."""
+        """Move every queue's `min_offset` to the first record that the log holds.
+
+        See docs/protocol/store.md#minimum-of-a-queue.
+        """
         for queue in self:
             queue.correct_min_offset(log_min_offset)
 
     def destroy(self) -> None:
-        """Delete all queues: the log they were built from is gone (spec store 5.4)."""
+        """Delete all queues: the log they were built from is gone (docs/protocol/store.md#end-of-the-log)."""
         self.deletions += 1
         for queue in self:
             queue.destroy()

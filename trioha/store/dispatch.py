@@ -1,4 +1,6 @@
-"""Dispatch: from the log's records to consume queues and index (spec store 5.6; "reput" in RocketMQ).
+"""Dispatch: from the log's records to consume queues and index ("reput" in RocketMQ).
+
+See docs/protocol/store.md#dispatch.
 
 Theory of operation. `position` walks through the log, record by record; everything before it is in the
 queues, and in the index unless that is behind. `dispatch` takes a stretch of the log, collects its records'
@@ -287,7 +289,9 @@ class Dispatcher:
         return position - position % self._log.file_bytes + self._log.file_bytes
 
     def _after_fault(self, view: memoryview, offset: int, until_offset: int) -> int:
-        """Where to go on after a record that is not whole and valid; `offset` itself to wait (spec 5.6).
+        """Where to go on after a record that is not whole and valid; `offset` itself to wait.
+
+        See docs/protocol/store.md#dispatch.
 
         `view` starts at the record. A record that is whole but wrong inside is passed by its size. Where the
         size cannot be right, a master passes the rest of the file; a slave stays, and checks again with the
@@ -339,7 +343,9 @@ def start_position(
     checkpoint: Checkpoint,
     redispatch_from: int | None = None,
 ) -> int:
-    """Where dispatch has to start after an opening (spec store 5.4.1, 5.6).
+    """Where dispatch has to start after an opening.
+
+    See docs/protocol/store.md#end-of-the-log, docs/protocol/store.md#dispatch.
 
     After a clean stop: after the last record that has an entry in any queue, else at the log's start. After
     an unclean one: at the newest log file whose first record was stored 3 s or more before the checkpoint's

@@ -1,4 +1,6 @@
-"""The tasks that keep queues and index at the log's end, and on disk (spec store 5.6, 8).
+"""The tasks that keep queues and index at the log's end, and on disk.
+
+See docs/protocol/store.md#dispatch, docs/protocol/store.md#appends-and-flushes.
 
 Dispatch follows `appended`, with SYNC_FLUSH `flushed`: consumers do not see messages that are not on disk
 yet, and in controller mode at most the confirm offset (`MessageStore.limit_dispatch`). It runs in short

@@ -1,4 +1,6 @@
-"""What consume queues and batch consume queues share: one topic-queue's entries, in log order (spec store 3).
+"""What consume queues and batch consume queues share: one topic-queue's entries, in log order.
+
+See docs/protocol/store.md#consume-queues.
 
 Theory of operation. The queue is derived from the log and can always be rebuilt. The dispatcher calls `put`
 of a subclass (or does the same inline) for each record, then `flush` once per batch; only then do readers see
@@ -57,7 +59,9 @@ class Entry:
 
 
 def leading_valid(data: bytes, entry_bytes: int) -> int:
-    """How many entries at the front of `data` are valid: offset at least 0, size above 0 (spec store 3.1).
+    """How many entries at the front of `data` are valid: offset at least 0, size above 0.
+
+    See docs/protocol/store.md#entry.
 
     Looks at one byte column after the other, so that a file of 300,000 entries takes milliseconds.
     """
@@ -290,7 +294,9 @@ class EntryQueue(ABC):
     # -- start -----------------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Open the files and find the end: the first invalid entry of the last three (spec store 5.3).
+        """Open the files and find the end: the first invalid entry of the last three.
+
+        See docs/protocol/store.md#end-of-a-queue.
 
         All bytes after it are zeroed or deleted. Raises StoreError for files that cannot be used.
         """
@@ -344,7 +350,9 @@ class EntryQueue(ABC):
         self._min_offset = min(self._min_offset, self.max_offset)
 
     def truncate_dirty(self, physical_offset: int) -> None:
-        """Drop every entry whose record starts at or after `physical_offset` (spec store 5.4).
+        """Drop every entry whose record starts at or after `physical_offset`.
+
+        See docs/protocol/store.md#end-of-the-log.
 
         Raises StoreError if the disk refuses.
         """
@@ -389,7 +397,9 @@ class EntryQueue(ABC):
             self._first_physical_offset = found[1].physical_offset
 
     def delete_before(self, log_min_offset: int) -> int:
-        """Delete files whose last record is no longer in the log, never the last file (spec store 5.8).
+        """Delete files whose last record is no longer in the log, never the last file.
+
+        See docs/protocol/store.md#deletion-of-files.
 
         Returns how many. `min_offset` is corrected. Raises StoreError if the disk refuses.
         """

@@ -1,4 +1,4 @@
-"""Epochs: which master wrote which bytes of the log (controller mode, spec HA 5.2 to 5.6).
+"""Epochs: which master wrote which bytes of the log (controller mode, docs/protocol/ha.md#controller-mode).
 
 Theory of operation. An epoch is the term of one master. It is a number that the controller gives out once and
 that only grows. An entry says where in the log the bytes of an epoch begin; they end where the next entry
@@ -86,7 +86,9 @@ class EpochTable:
         return max(entry.start_offset, min(end, log_end))
 
     def consistent_offset(self, own_end: int, theirs: Sequence[EpochEntry], their_end: int) -> int | None:
-        """Where this log and another one begin to differ: all bytes before it are the same (spec HA 5.3).
+        """Where this log and another one begin to differ: all bytes before it are the same.
+
+        See docs/protocol/ha.md#truncation.
 
         `own_end` and `their_end` are the logs' ends. At most the smaller of them. None if the tables have no
         entry in common: nothing is known then of any byte. Raises ValueError if `theirs` do not ascend.

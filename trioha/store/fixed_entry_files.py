@@ -1,4 +1,6 @@
-"""Entries of one length in files of one length: storage of consume queues (spec store 1, 3).
+"""Entries of one length in files of one length: storage of consume queues.
+
+See docs/protocol/store.md#consume-queues.
 
 Entries are written with `pwrite` and read with `pread`, not through a map: a queue's file is sparse (a broker
 may have ten thousand queues of 6 MB each), and a full disk must be an error of a call, not the end of the

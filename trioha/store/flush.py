@@ -1,4 +1,4 @@
-"""Flush: the task that moves the `flushed` watermark (spec store 8).
+"""Flush: the task that moves the `flushed` watermark (docs/protocol/store.md#appends-and-flushes).
 
 SYNC_FLUSH syncs as long as the log has bytes that are not on disk. Bytes that arrive during a sync join the
 next one, so one sync serves every put that waited (group commit without lists). ASYNC_FLUSH syncs every

@@ -1,4 +1,4 @@
-"""One index file: a hash table on disk from keys to physical offsets (spec store 4.1).
+"""One index file: a hash table on disk from keys to physical offsets (docs/protocol/store.md#index).
 
 | region | offset | content |
 |---|---|---|
@@ -142,7 +142,7 @@ class IndexFile:
     def create(
         cls, path: Path, shape: IndexShape, *, end_timestamp_ms: int = 0, end_physical_offset: int = 0
     ) -> IndexFile:
-        """Make an empty file; the previous one ended at these values (spec store 4.1).
+        """Make an empty file; the previous one ended at these values (docs/protocol/store.md#index).
 
         The caller syncs the file and its directory. Raises StoreError if there is no space for the slots, or
         no descriptor; the file does not exist then.
@@ -204,7 +204,8 @@ class IndexFile:
         assert count <= self.room, f"{count} keys, room for {self.room}"
         number = self.index_count
         self._reserve_to(self.shape.entries_at + (number + count) * ENTRY_BYTES)
-        # The first key's difference is computed before it moves the begin; all others after (spec store 4.1).
+        # The first key's difference is computed before it moves the begin; all others after
+        # (docs/protocol/store.md#index).
         first_diff = self._time_diff_s(store_timestamps_ms[0])
         if number <= 1:
             self.begin_physical_offset = physical_offsets[0]
@@ -291,7 +292,8 @@ class IndexFile:
         number = self.index_count
         self._reserve_to(self.shape.entries_at + (number + count) * ENTRY_BYTES)
         _, first_offset, first_ms = unpack_key(keys, start)
-        # The first key's difference is computed before it moves the begin; all others after (spec store 4.1).
+        # The first key's difference is computed before it moves the begin; all others after
+        # (docs/protocol/store.md#index).
         first_diff = self._time_diff_s(first_ms)
         if number <= 1:
             self.begin_physical_offset = first_offset

@@ -1,4 +1,4 @@
-"""The index of a store: its files in order; new keys go to the newest (spec store 4.1).
+"""The index of a store: its files in order; new keys go to the newest (docs/protocol/store.md#index).
 
 Files are named by their time of creation, local time, `yyyyMMddHHmmssSSS`. A record's keys are UNIQ_KEY, then
 each part of KEYS, in this order; each is hashed as `topic#key`.
@@ -116,7 +116,8 @@ class IndexService:
 
         (RocketMQ keeps such entries, and never indexes the records that are stored there next.)
         After an unclean stop `safe_until_ms` is the checkpoint's indexMsgTimestamp: files that are not full,
-        or end later, may be partly on disk, so they have to be deleted, too (spec store 5.1).
+        or end later, may be partly on disk, so they have to be deleted, too
+        (docs/protocol/store.md#order-of-a-start).
         """
         files = self._files
         first = 0
@@ -158,7 +159,10 @@ class IndexService:
 
     @property
     def end_physical_offset(self) -> int:
-        """Start of the last record that was indexed, 0 for none: all before it are (spec store 4.1)."""
+        """Start of the last record that was indexed, 0 for none: all before it are.
+
+        See docs/protocol/store.md#index.
+        """
         return self._files[-1].end_physical_offset if self._files else 0
 
     # -- writing ---------------------------------------------------------------------------------------
@@ -326,7 +330,9 @@ class IndexService:
     def candidates(
         self, topic: str, key: str, *, begin_ms: int = _ALWAYS_MS, end_ms: int = _FOR_EVER_MS
     ) -> Iterator[int]:
-        """Physical offsets of records that may have this key, newest first, each once (spec store 4.1).
+        """Physical offsets of records that may have this key, newest first, each once.
+
+        See docs/protocol/store.md#index.
 
         Other keys can have the same hash: compare the records. Where store times go back, `begin_ms` and
         `end_ms` would leave out records that were stored between them.

@@ -1,4 +1,6 @@
-"""Files that mark a store: as in use, `lock` and `abort` (spec store 1), and as not restored yet.
+"""Files that mark a store: as in use, `lock` and `abort`, and as not restored yet.
+
+See docs/protocol/store.md#files.
 
 A lock holds for a file, not for its name: if `lock` is removed beside a running node, a second process can
 lock a file of its own. Two rules prevent that a store has two users then. A start is refused if the process

@@ -1,4 +1,6 @@
-"""The files of a commit log (spec store 1): of one length, contiguous, each but the last one full.
+"""The files of a commit log: of one length, contiguous, each but the last one full.
+
+See docs/protocol/store.md#files.
 
 Space on disk is reserved for a file when it is made, so that a full disk is an error at that moment and not
 the end of the process later. A worker thread can preallocate the next file (`store.allocate`).
@@ -252,7 +254,10 @@ class LogFiles:
 
 
 def _log_paths(directory: Path) -> list[Path]:
-    """The files of a log, oldest first; other names are left alone, and so are folders (spec store 1)."""
+    """The files of a log, oldest first; other names are left alone, and so are folders.
+
+    See docs/protocol/store.md#files.
+    """
     return sorted(
         path
         for path in directory.iterdir()

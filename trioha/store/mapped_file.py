@@ -36,7 +36,7 @@ MADV_RANDOM: Final[int | None] = getattr(mmap, "MADV_RANDOM", None)
 
 
 def file_name(start_offset: int) -> str:
-    """Name of the file whose first byte has this offset: 20 decimal digits (spec store 1)."""
+    """Name of the file whose first byte has this offset: 20 decimal digits (docs/protocol/store.md#files)."""
     return f"{start_offset:0{FILE_NAME_DIGITS}d}"
 
 

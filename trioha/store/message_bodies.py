@@ -1,4 +1,6 @@
-"""Bodies of messages that a producer has compressed (spec store 2.2). The broker stores them as they came.
+"""Bodies of messages that a producer has compressed. The broker stores them as they came.
+
+See docs/protocol/store.md#sysflag.
 
 | bits of sysFlag | meaning |
 |---|---|

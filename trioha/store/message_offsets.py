@@ -1,6 +1,6 @@
 """Queue offsets of a message, as far as the log writes them into its properties.
 
-| property (spec store 2.7, 2.10) | given when | value |
+| property (docs/protocol/store.md#batches, docs/protocol/store.md#multi-dispatch) | given when | value |
 |---|---|---|
 | `INNER_BASE` | sysFlag says INNER_BATCH | queue offset of the first of the `INNER_NUM` messages |
 | `INNER_MULTI_QUEUE_OFFSET` | `INNER_MULTI_DISPATCH` names queues | their next offsets, in that order |

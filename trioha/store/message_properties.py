@@ -1,4 +1,4 @@
-"""The properties string of a message (spec store 2.3).
+"""The properties string of a message (docs/protocol/store.md#properties).
 
 `name \\x01 value \\x02 name \\x01 value \\x02 ...` in UTF-8, without escaping. 4.9 writes no last `\\x02`,
 5.3 does; readers accept both. On duplicate names the last wins.

@@ -1,4 +1,6 @@
-"""A store directory in use by this process: commit log, consume queues, index, checkpoint (spec store 1, 5).
+"""A store directory in use by this process: commit log, consume queues, index, checkpoint.
+
+See docs/protocol/store.md#files, docs/protocol/store.md#start.
 
 Theory of operation. The log is the truth; consume queues and index are built from it by the dispatcher and
 can always be built again. `open` finds the log's end, cuts the queues to it, and finds the offset where

@@ -1,4 +1,4 @@
-"""Which messages the log refuses, and why (spec store 2.6)."""
+"""Which messages the log refuses, and why (docs/protocol/store.md#limits)."""
 
 from __future__ import annotations
 

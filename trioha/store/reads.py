@@ -1,4 +1,6 @@
-"""Reads: by queue offset, by physical offset, by time, and by key (spec store 3 to 5, remoting 4.2 and 4.3).
+"""Reads: by queue offset, by physical offset, by time, and by key.
+
+See docs/protocol/store.md#consume-queues, docs/protocol/remoting.md#offsets-and-queries.
 
 Records are unmodified: a consumer gets the bytes that the broker wrote. Near the log's end they are views of
 its map; those that were synced long ago are read by calls, which raise StoreError if the disk does not give
@@ -130,7 +132,7 @@ class MessageReader:
         log_end: int | None = None,
         joined: bool = False,
     ) -> GetResult:
-        """Messages from queue offset `offset` on (spec remoting 4.2).
+        """Messages from queue offset `offset` on (docs/protocol/remoting.md#pulls).
 
         `tag_codes` are `String.hashCode`s of the wanted tags; None or empty matches all. Different tags may
         have one code: consumers compare the tags themselves. Records that end after the physical offset
@@ -310,10 +312,10 @@ class MessageReader:
         """First queue offset stored at or after `timestamp_ms`; `max_offset` if none was.
 
         With `upper` (5.x boundaryType UPPER) the last one stored at or before it; `min_offset` if none was.
-        4.9 answers the last message if none is late enough; 5.3 as here (spec remoting 4.3). 0 for an unknown
-        queue. Binary search by storeTimestamp, between each two steps at which store times go back: no
-        message that was stored in time is missed. Messages that lead the clock do not count where later ones
-        show that it was wrong.
+        4.9 answers the last message if none is late enough; 5.3 as here
+        (docs/protocol/remoting.md#offsets-and-queries). 0 for an unknown queue. Binary search by
+        storeTimestamp, between each two steps at which store times go back: no message that was stored in
+        time is missed. Messages that lead the clock do not count where later ones show that it was wrong.
         """
         queue = self._queues.find(topic, queue_id)
         if queue is None:

@@ -1,4 +1,4 @@
-"""Codec of stored messages: from a `Record` to its bytes and back (spec store 2)."""
+"""Codec of stored messages: from a `Record` to its bytes and back (docs/protocol/store.md#records)."""
 
 from __future__ import annotations
 
@@ -107,7 +107,10 @@ class Record:
 
     @property
     def message_id(self) -> str:
-        """The offset msgId: store host and physical offset in upper-case hex (spec store 2.8)."""
+        """The offset msgId: store host and physical offset in upper-case hex.
+
+        See docs/protocol/store.md#ids-and-hashes.
+        """
         return offset_message_id(self.store_host.packed, self.physical_offset)
 
 

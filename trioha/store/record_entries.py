@@ -1,4 +1,6 @@
-"""Entries of records: in queues, by topic and queue id, and in the index, by keys (spec store 3 to 5).
+"""Entries of records: in queues, by topic and queue id, and in the index, by keys.
+
+See docs/protocol/store.md#consume-queues, docs/protocol/store.md#index.
 
 A record's type decides: plain and committed messages enter their queue and the index, prepared ones only the
 index, rolled back ones neither. `EntryCollector.collect` walks over records and keeps their entries in
@@ -498,7 +500,10 @@ class EntryCollector:
     def _put_multi(
         self, raw_properties: bytes, physical_offset: int, size: int, code: int, queue_id: int
     ) -> None:
-        """Collect entries for the queues that INNER_MULTI_DISPATCH names (spec store 2.10)."""
+        """Collect entries for the queues that INNER_MULTI_DISPATCH names.
+
+        See docs/protocol/store.md#multi-dispatch.
+        """
         assert self._queues is not None, "a walk for the index alone collects no entries"
         properties = parse_properties(raw_properties)
         names = properties.get("INNER_MULTI_DISPATCH", "")
@@ -555,7 +560,7 @@ def _hashes_after(prefix_hashes: list[int], keys: list[bytes]) -> list[int]:
 def _batch_span(properties: dict[str, str], queue_offset: int) -> tuple[int, int] | None:
     """First queue offset and number of the messages in a batch topic's record; None if they are malformed.
 
-    They are INNER_BASE and INNER_NUM (spec store 2.7); a plain message has neither.
+    They are INNER_BASE and INNER_NUM (docs/protocol/store.md#batches); a plain message has neither.
     """
     if "INNER_BASE" not in properties or "INNER_NUM" not in properties:
         return queue_offset, 1

@@ -1,4 +1,6 @@
-"""Layout of the commit log's records, and the one walk that checks them (spec store 2, 5.2).
+"""Layout of the commit log's records, and the one walk that checks them.
+
+See docs/protocol/store.md#records, docs/protocol/store.md#check-of-a-record.
 
 A record, all integers big-endian and signed; B and S are 4 or 16 (IPv4 or IPv6 host), T is 1 (V1) or 2 (V2):
 
@@ -139,7 +141,7 @@ def check_record(view: Buffer, at: int, end: int, physical_offset: int, *, check
     """Length of the whole valid message record at `view[at:end]`, or one of the negative `FaultKind`s.
 
     `physical_offset` is what the record must name; -1 accepts any. A blank gives BAD_MAGIC. This is the check
-    of spec store 5.2, plus the position, which RocketMQ does not look at.
+    of docs/protocol/store.md#check-of-a-record, plus the position, which RocketMQ does not look at.
     """
     left = end - at
     if left < BLANK_BYTES:

@@ -1,4 +1,4 @@
-"""Find a log's end at a start (spec store 5).
+"""Find a log's end at a start (docs/protocol/store.md#start).
 
 After a clean stop, recovery checks the records in the last 64 MiB of the last file; after an unclean one,
 those from the newest file on whose first record was surely on disk: length, magic, position, and the body's
@@ -49,7 +49,7 @@ from trioha.store.time_steps import leads
 log = structlog.get_logger(__name__)
 
 SLACK_MS = 3000
-"""A checkpoint may be this far ahead of the disk (spec store 4.2)."""
+"""A checkpoint may be this far ahead of the disk (docs/protocol/store.md#checkpoint)."""
 _CHUNK_BYTES = 1 << 20
 _FOR_EVER_MS = (1 << 63) - 1
 _ALWAYS_MS = -(1 << 63)
@@ -242,7 +242,10 @@ def _first_to_scan(files: list[MappedFile], flushed: Flushed) -> int:
 
 
 def newest_file_stored_by(files: Sequence[MappedFile], safe_ms: int) -> MappedFile | None:
-    """The newest file whose first record was stored by `safe_ms`, None if none was (spec store 5.4.1)."""
+    """The newest file whose first record was stored by `safe_ms`, None if none was.
+
+    See docs/protocol/store.md#end-of-the-log.
+    """
     return next((file for file in reversed(files) if 0 < _first_stored_ms(file) <= safe_ms), None)
 
 

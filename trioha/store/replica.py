@@ -5,9 +5,9 @@ stays in memory until it is whole: a replica's log never holds a part of one, an
 leaves no bytes that recovery could mistake for a record. (A record of which only the properties are missing
 passes every check of RocketMQ's recovery, with zeros in their place, and differs from the master's for ever.)
 
-The memory is bounded by the longest record that a broker accepts, maxMessageSize and 64 KiB (spec store 2.6),
-not by the length that a record claims. This node's maxMessageSize counts, but at least RocketMQ's default: a
-replica with a smaller one does not refuse its master's records.
+The memory is bounded by the longest record that a broker accepts, maxMessageSize and 64 KiB
+(docs/protocol/store.md#limits), not by the length that a record claims. This node's maxMessageSize counts,
+but at least RocketMQ's default: a replica with a smaller one does not refuse its master's records.
 """
 
 from __future__ import annotations

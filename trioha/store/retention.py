@@ -1,4 +1,6 @@
-"""Retention: deletion of old log files, and refusal of puts when the disk is full (spec store 5.8).
+"""Retention: deletion of old log files, and refusal of puts when the disk is full.
+
+See docs/protocol/store.md#deletion-of-files.
 
 Retention checks the disk every ten seconds. Above `disk_max_used_ratio`, or in an hour of `delete_when`, it
 deletes files from the oldest on whose last write is older than `file_reserved_s`; above `force_ratio` it

@@ -1,4 +1,4 @@
-"""Java's string hash, and the tags code of a consume queue entry (spec store 2.8).
+"""Java's string hash, and the tags code of a consume queue entry (docs/protocol/store.md#ids-and-hashes).
 
 `String.hashCode` is `h = 31*h + u` over the UTF-16 code units, modulo 2^32. Nearly every record needs it
 twice (once for each index key), and a loop over characters would cost more than the rest of dispatch.

@@ -1,8 +1,9 @@
 """Where the log's store times go back, and what a store time may claim.
 
-A record is stamped with the clock (spec store 2.1), which may be set back, and a master's record may claim
-any time. So the store times of a log rise, but for steps: a step is a record that was stored more than
-`LEAD_MS_MAX` before one that the log has before it. Between two steps a search by time is a binary search.
+A record is stamped with the clock (docs/protocol/store.md#message-record), which may be set back, and a
+master's record may claim any time. So the store times of a log rise, but for steps: a step is a record that
+was stored more than `LEAD_MS_MAX` before one that the log has before it. Between two steps a search by time
+is a binary search.
 
 The dispatcher, which sees each record in the log's order, notes the steps; the file `trioha-time-steps.json`
 in the store's root keeps them, `{"steps": [{"offset": ..., "fromMs": ..., "toMs": ...}]}`. RocketMQ ignores

@@ -1,4 +1,7 @@
-"""Topics of a store with batch queues, from `config/topics.json` (spec store 3.2, 6)."""
+"""Topics of a store with batch queues, from `config/topics.json`.
+
+See docs/protocol/store.md#batch-consume-queue, docs/protocol/store.md#configuration-files.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a commit log, and the ranges of offsets that tasks read (spec store 1)."""
+"""The files of a commit log, and the ranges of offsets that tasks read (docs/protocol/store.md#files)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""NumPy types of a record's fixed fields (spec store 2.1), and reading them at many positions at once."""
+"""NumPy types of a record's fixed fields, and reading them at many positions at once.
+
+See docs/protocol/store.md#message-record.
+"""
 
 from __future__ import annotations
 

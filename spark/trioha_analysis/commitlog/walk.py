@@ -1,4 +1,6 @@
-"""Finds the records of a commit log file, a block at a time (spec store 2.1, 2.5, 5.2).
+"""Finds the records of a commit log file, a block at a time.
+
+See docs/protocol/store.md#message-record, docs/protocol/store.md#ends-of-files.
 
 A candidate is a position where a magic code is followed by the position's own physical offset and by lengths
 that add up. NumPy finds and checks all candidates of a block at once. Consecutive candidates, each starting
@@ -181,7 +183,7 @@ def _gap(log: LogBytes, start: int, end: int) -> Gap:
 
 
 def _is_blank_magic(data: Bytes, at: int) -> bool:
-    """Whether a blank starts at `at`; readers ignore its length (spec store 2.5)."""
+    """Whether a blank starts at `at`; readers ignore its length (docs/protocol/store.md#ends-of-files)."""
     return len(data) - at >= BLANK_BYTES and BLANK.unpack_from(data.data, at)[1] == MAGIC_BLANK
 
 

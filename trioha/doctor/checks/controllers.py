@@ -1,4 +1,7 @@
-"""RocketMQ 5's controller mode: controllers, ids, roles, sync-state sets and epochs (spec ha 5)."""
+"""RocketMQ 5's controller mode: controllers, ids, roles, sync-state sets and epochs.
+
+See docs/protocol/ha.md#controller-mode.
+"""
 
 from __future__ import annotations
 

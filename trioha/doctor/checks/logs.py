@@ -1,4 +1,7 @@
-"""The log of a slave beside that of its master (spec ha 2.2, 9.3 to 9.5)."""
+"""The log of a slave beside that of its master.
+
+See docs/protocol/ha.md#where-a-master-starts, docs/protocol/ha.md#defects.
+"""
 
 from __future__ import annotations
 

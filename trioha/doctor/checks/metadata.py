@@ -1,4 +1,4 @@
-"""Topics, groups and offsets of a slave beside those of its master (spec ha 6)."""
+"""Topics, groups and offsets of a slave beside those of its master (docs/protocol/ha.md#metadata)."""
 
 from __future__ import annotations
 

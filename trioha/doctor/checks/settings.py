@@ -1,4 +1,7 @@
-"""Settings that are refused, ignored, or not in effect, by the version of the broker (spec ha 1 and 9)."""
+"""Settings that are refused, ignored, or not in effect, by the version of the broker.
+
+See docs/protocol/ha.md#settings, docs/protocol/ha.md#defects.
+"""
 
 from __future__ import annotations
 

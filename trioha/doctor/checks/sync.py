@@ -1,4 +1,7 @@
-"""What a put of a SYNC_MASTER waits for, and whose acknowledgements count (spec ha 4)."""
+"""What a put of a SYNC_MASTER waits for, and whose acknowledgements count.
+
+See docs/protocol/ha.md#group-commit.
+"""
 
 from __future__ import annotations
 

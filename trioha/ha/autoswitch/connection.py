@@ -1,4 +1,4 @@
-"""One slave's connection at its master in controller mode (spec ha 5.2).
+"""One slave's connection at its master in controller mode (docs/protocol/ha.md#handshake-and-transfer).
 
 Theory of operation. The tasks, timers and buffers are those of `HaConnection`; other are the frames and what
 comes before the first report. The slave's handshake names its broker id: from then on its acks are that id's.

@@ -2,7 +2,7 @@
 
 | rule | here | in the default plane |
 |---|---|---|
-| report 0 starts at | the first file, or the last one with syncFromLastFile (spec ha 5.2) | the last file |
+| report 0 starts at | the first file, or the last one with syncFromLastFile | the last file |
 | a first report is | at most what that broker id was sent or may have had before | at most the log's end |
 | a frame's body ends | at a file's end, or at its epoch's end | at a file's end |
 | bytes of no epoch | end the connection: no slave could tell them from another log's | are sent |

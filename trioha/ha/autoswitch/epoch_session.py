@@ -1,4 +1,6 @@
-"""The rules by which a slave follows the master of an epoch, without I/O but the store's (spec ha 5.2, 5.3).
+"""The rules by which a slave follows the master of an epoch, without I/O but the store's.
+
+See docs/protocol/ha.md#handshake-and-transfer, docs/protocol/ha.md#truncation.
 
 Theory of operation. Masters change; each one's bytes are an epoch of the log. On each connection the master
 lists its epochs, and the session makes the own log a prefix of the master's in these steps:
@@ -30,9 +32,10 @@ to be in common (no epoch is in both lists), a GAP_REASON does, and trioha.haGap
 without epochs is one of a broker that had no controller: it follows if its tail equals the master's.
 
 Epochs come from the master's handshake, which lists them all. RocketMQ takes them from the headers of frames
-instead, where an epoch that arrives in exactly one frame has no header of its own (spec ha 5.2): the frame
-that reaches its end names the next one. Here a header only has to name a known epoch, or a new one that begins
-with this very frame; any other ends the connection, and the next handshake says what there is (PROBED).
+instead, where an epoch that arrives in exactly one frame has no header of its own
+(docs/protocol/ha.md#handshake-and-transfer): the frame that reaches its end names the next one. Here a header
+only has to name a known epoch, or a new one that begins with this very frame; any other ends the connection,
+and the next handshake says what there is (PROBED).
 """  # noqa: E501 - lines of a table
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The HA wire format of controller mode (spec ha 5.1), all integers big-endian.
+"""The HA wire format of controller mode, all integers big-endian.
+
+See docs/protocol/ha.md#controller-mode-frames.
 
 | direction | bytes | layout |
 |---|---|---|
@@ -9,7 +11,7 @@
 
 The first number is the sender's `HaState`. The slave's handshake comes first; the master's is the answer. A
 frame's bytes are all of one epoch, but the one that reaches the end of an epoch names the next epoch instead
-of its own (spec ha 5.2). A master without a log sends heartbeats at offset -1.
+of its own (docs/protocol/ha.md#handshake-and-transfer). A master without a log sends heartbeats at offset -1.
 """  # noqa: E501 - lines of a table
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ NO_OFFSET = -1
 BODY_BYTES_MAX = 4 * 1024 * 1024 - TRANSFER_HEADER_BYTES
 """Longest body that fits the 4 MiB buffer of a RocketMQ slave."""
 EPOCHS_MAX = 10_000
-"""Most epochs that a handshake may list. RocketMQ's master cannot send more than 1,000 (spec ha 5.1)."""
+"""Most epochs that a handshake may list. RocketMQ's master cannot send more than 1,000
+(docs/protocol/ha.md#controller-mode-frames)."""
 
 
 @frozen
@@ -87,7 +90,7 @@ class TransferHeader(NamedTuple):
     """Where the body begins in the log; -1 in heartbeats of a master that has no log file yet."""
     body_bytes: int
     epoch: int
-    """The epoch of the body, or the next one (spec ha 5.2)."""
+    """The epoch of the body, or the next one (docs/protocol/ha.md#handshake-and-transfer)."""
     epoch_start_offset: int
     """Where that epoch begins."""
     confirm_offset: int

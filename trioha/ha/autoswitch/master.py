@@ -33,7 +33,7 @@ from trioha.store.epochs import EpochTable
 log = structlog.get_logger(__name__)
 
 FIRST_TICK_S: Final = 3.0
-"""When the set is looked at first (spec ha 5.5)."""
+"""When the set is looked at first (docs/protocol/ha.md#sync-state-set)."""
 
 
 class AutoSwitchMaster(HaMaster):

@@ -1,4 +1,6 @@
-"""The slave's side of replication in controller mode: follows the master of an epoch (spec ha 5.2).
+"""The slave's side of replication in controller mode: follows the master of an epoch.
+
+See docs/protocol/ha.md#handshake-and-transfer.
 
 Theory of operation. All of `trioha.ha.slave` holds: one connection after the other, each within a border,
 with back-offs. The protocol differs: a connection is in HANDSHAKE until the master has listed its epochs, and
