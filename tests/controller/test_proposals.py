@@ -21,8 +21,8 @@ from tests.ha.support import settled
 from tests.store.support import message, open_log
 from trioha.controller.agent import ControllerAgent
 from trioha.node.controlled_ha import ControlledHa
-from trioha.node.role_life import Control
 from trioha.node.role_recording import SetRecorder
+from trioha.node.roles import Control
 from trioha.recording.events import NoSink
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.store.put_status import PutStatus

@@ -15,7 +15,7 @@ from trioha.broker_status import BrokerStatus
 from trioha.config.broker import BrokerRole
 from trioha.errors import PeerError
 from trioha.node.node import Ready, run_node
-from trioha.node.role_changes import NodeRole, Roles
+from trioha.node.roles import NodeRole, Roles
 from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.command import RemotingCommand, SerializeType
 from trioha.remoting.send_message import put_status_name

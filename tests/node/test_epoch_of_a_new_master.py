@@ -5,7 +5,7 @@ import pytest
 from tests.store.support import message, open_store
 from trioha.config.broker import BrokerConfig
 from trioha.controller.role import Role
-from trioha.node.controller_room import take_epoch
+from trioha.node.promotion import take_epoch
 
 
 @pytest.mark.parametrize("beyond", [0, 1, 100])

@@ -12,9 +12,9 @@ from structlog.testing import capture_logs
 from tests.node.role_nodes import SYNC_MASTER, WITHIN_S, RoleNode, put, role_node, slave_of
 from tests.node.test_controller_mode import NOWHERE, scripted_controller
 from trioha.config.broker import BrokerRole
-from trioha.node import controller_room
-from trioha.node.controller_room import WAITING
+from trioha.node import role_changes
 from trioha.node.hang_watch import HangWatch
+from trioha.node.roles import WAITING
 from trioha.remoting.client import open_client
 from trioha.store import message_store, syncing
 from trioha.store.dispatch import Dispatcher
@@ -167,7 +167,7 @@ async def test_a_sync_of_many_pieces_does_not_hang_as_long_as_they_are_written(t
 
 async def test_a_change_of_the_role_that_hangs_ends_the_heartbeats(tmp_path, monkeypatch):
     hanging = Hanging()
-    monkeypatch.setattr(controller_room, "take_epoch", hanging.before(controller_room.take_epoch))
+    monkeypatch.setattr(role_changes, "take_epoch", hanging.before(role_changes.take_epoch))
     hanging.hang()
     with capture_logs() as logs, scripted_controller() as controller:
         async with node_of(tmp_path, controller.address, hanging) as node:

@@ -356,7 +356,7 @@ import signal, sys
 import trio
 from trioha.config.broker import BrokerRole
 from trioha.node import process
-from trioha.node.role_changes import NodeRole, Roles
+from trioha.node.roles import NodeRole, Roles
 from trioha.cli import main
 
 run_node = process.run_node

@@ -10,7 +10,6 @@ from tests.ha.support import Events, settled
 from trioha.config.broker import BrokerConfig
 from trioha.controller.role import Role
 from trioha.ha.sync_state_set import Proposal, SyncStateSet
-from trioha.node.role_life import Control
 from trioha.node.role_recording import (
     SetRecorder,
     record_changes,
@@ -18,6 +17,7 @@ from trioha.node.role_recording import (
     record_role,
     recorded_cut,
 )
+from trioha.node.roles import Control
 from trioha.recording.events import OLD_ROLE_SHIFT, GroupRole, Kind, SetEvent
 from trioha.store.cut_marker import BegunCut, save_cut
 from trioha.store.message_store import MessageStore

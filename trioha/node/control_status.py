@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
@@ -11,10 +11,8 @@ from trioha.config.broker import BrokerConfig
 from trioha.ha.replicas import Replicas
 from trioha.ha.set_commit import SetReplicas
 from trioha.node.controller_room import offsets_of
+from trioha.node.roles import Control
 from trioha.store.message_store import MessageStore
-
-if TYPE_CHECKING:
-    from trioha.node.role_life import Control
 
 REASON_CHARS_MAX: Final = 200
 """Of the texts that controllers and their connections give."""

@@ -29,8 +29,8 @@ from trioha.ha.settings import HaSettings
 from trioha.ha.sync_state_set import SyncStateSet
 from trioha.net.tls import MutualTlsFiles, mutual_server_context
 from trioha.node.controller_room import epochs_of, known_confirm_offset
-from trioha.node.role_life import Control
 from trioha.node.role_recording import SetRecorder, record_epoch, recorded_cut
+from trioha.node.roles import Control
 from trioha.recording.events import EventSink, GroupRole
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.client import ClientSecurity

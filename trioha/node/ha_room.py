@@ -27,6 +27,7 @@ from trioha.net.descriptors import Gate
 from trioha.net.tls import mutual_client_context, mutual_server_context
 from trioha.net.transport import SocketTransport
 from trioha.node.budget import DescriptorBudget
+from trioha.node.roles import Control
 from trioha.recording.events import EventSink
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.client import NO_SECURITY, ClientSecurity
@@ -35,7 +36,6 @@ from trioha.store.message_store import MessageStore
 if TYPE_CHECKING:
     from trioha.ha.slave import HaSlave
     from trioha.node.controlled_ha import NamedMaster
-    from trioha.node.role_life import Control
 
 log = structlog.get_logger(__name__)
 

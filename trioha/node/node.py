@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 import trio
@@ -36,7 +35,8 @@ from trioha.node.lock_watch import watch_lock
 from trioha.node.metadata_room import open_metadata
 from trioha.node.namesrv_room import open_name_server
 from trioha.node.ports import Ports, bound_port
-from trioha.node.role_life import Control, NodeParts, Ready, live
+from trioha.node.role_life import NodeParts, Ready, live
+from trioha.node.roles import WAITING, Control, Roles
 from trioha.node.security_room import SecurityRoom
 from trioha.node.store_room import close_store, open_store
 from trioha.remoting.address import Address
@@ -45,9 +45,6 @@ from trioha.unwritten import Unwritten
 __all__ = ["Ready", "run_node"]
 
 log = structlog.get_logger(__name__)
-
-if TYPE_CHECKING:
-    from trioha.node.role_changes import Roles
 
 
 async def run_node(
@@ -70,9 +67,6 @@ async def run_node(
     """
     check_archive(config)
     if config.enable_controller_mode and roles is None:
-        from trioha.node.controller_room import WAITING  # noqa: PLC0415
-        from trioha.node.role_changes import Roles  # noqa: PLC0415
-
         roles = Roles(WAITING)
     if roles is not None:
         config = roles.current.of(config)

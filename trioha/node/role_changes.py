@@ -58,73 +58,22 @@ from typing import Final
 
 import structlog
 import trio
-from attrs import evolve, field, frozen
+from attrs import evolve
 
 from trioha.config.broker import BrokerConfig, BrokerRole, FlushDiskType
 from trioha.config.model import HaVerify
 from trioha.controller.role import Role
 from trioha.metadata.table import wall_clock_ms
 from trioha.net.threads import run_in_thread
-from trioha.node.offsets_at_promotion import offsets_beyond, set_back
-from trioha.node.role_life import Control, NodeParts, Ready, live
+from trioha.node.promotion import adopt_topics, offsets_beyond, set_back, stored_topics, take_epoch
+from trioha.node.role_life import NodeParts, Ready, live
+from trioha.node.roles import WAITING, Control, NodeRole, Roles
 from trioha.node.store_room import flush_rest, watch_progress
 from trioha.store.message_store import MessageStore
 
 log = structlog.get_logger(__name__)
 
 _CHANGE: Final = "a change of the role"
-
-
-@frozen
-class NodeRole:
-    """A role that a node may have."""
-
-    broker_role: BrokerRole
-    broker_id: int
-    """0 on a master."""
-    ha_master_address: str | None = None
-    """`host:port` that a slave dials; None if it has to ask for it."""
-    master_address: str | None = None
-    """`host:port` at which a slave asks for metadata; None for that of the configuration."""
-    epoch: int | None = None
-    """Of the master, in controller mode: a later one is another role."""
-    control: Role | None = field(default=None, eq=False)
-    """What the controllers decided. Another sync-state set is no other role."""
-
-    def of(self, config: BrokerConfig) -> BrokerConfig:
-        """`config` for a node in this role."""
-        return evolve(
-            config,
-            broker_role=self.broker_role,
-            broker_id=self.broker_id,
-            ha_master_address=self.ha_master_address,
-            master_address=self.master_address or config.master_address,
-        )
-
-
-class Roles:
-    """The role that a node is to have."""
-
-    def __init__(self, first: NodeRole) -> None:
-        self._current = first
-        self._changed = trio.Event()
-
-    @property
-    def current(self) -> NodeRole:
-        """The role that was set last."""
-        return self._current
-
-    def set(self, role: NodeRole) -> None:
-        """Have the node change to `role`; nothing happens if it is the current one."""
-        if role != self._current:
-            self._current = role
-            self._changed.set()
-            self._changed = trio.Event()
-
-    async def other_than(self, role: NodeRole) -> None:
-        """Wait until the role is not `role`."""
-        while self._current == role:
-            await self._changed.wait()
 
 
 async def live_roles(
@@ -168,8 +117,6 @@ def _role_for(parts: NodeParts, wanted: NodeRole) -> NodeRole:
     epochs = parts.store.epochs
     if wanted.control is None or epochs is None or epochs.last_epoch <= wanted.control.epoch:
         return wanted
-    from trioha.node.controller_room import WAITING  # noqa: PLC0415
-
     log.error(
         "the role is past, waiting for the next one",
         epoch=wanted.control.epoch,
@@ -231,8 +178,6 @@ async def _change_to_master(
         # All of it is dispatched, and in controller mode confirmed if the new master is alone.
         await flush_rest(store, on_step=on_step)
     if control is not None:
-        from trioha.node.controller_room import take_epoch  # noqa: PLC0415
-
         await run_in_thread(partial(take_epoch, store, control, config))
     await _take_role(store, is_slave=False, check_crc=False, on_step=on_step)
     if store.dispatcher.position >= store.commit_log.max_offset:
@@ -243,8 +188,6 @@ async def _change_to_master(
     changed_ms = topics.version.timestamp_ms
     metadata.take_role(is_slave=False)
     if control is not None:
-        from trioha.node.controller_room import adopt_topics, stored_topics  # noqa: PLC0415
-
         known = frozenset(topics.topics)
         find_stored = partial(stored_topics, store, known=known, since_ms=changed_ms)
         adopt_topics(topics, await run_in_thread(find_stored))

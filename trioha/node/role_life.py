@@ -71,6 +71,7 @@ from trioha.node.namesrv_room import registration_of
 from trioha.node.pending_room import PendingRoom
 from trioha.node.ports import Ports
 from trioha.node.recording_room import recording
+from trioha.node.roles import Control
 from trioha.node.security_room import SecurityRoom
 from trioha.node.store_room import StoreRoom
 from trioha.recording.events import EventSink
@@ -81,8 +82,6 @@ from trioha.store.record import Host
 from trioha.store.retention import EVERYTHING
 
 if TYPE_CHECKING:
-    from trioha.controller.agent import ControllerAgent
-    from trioha.controller.role import Role
     from trioha.namesrv.server import NameServer
 
 REGISTERED_WITHIN_S: Final = 1.0
@@ -125,17 +124,6 @@ class Ready:
         if self.metrics is not None:
             pairs["metrics"] = str(self.metrics)
         return " ".join(["ready", *(f"{key}={shlex.quote(value)}" for key, value in pairs.items())])
-
-
-@frozen(kw_only=True)
-class Control:
-    """What a life of a node in controller mode has of the controllers."""
-
-    agent: ControllerAgent
-    role: Role | None = None
-    """None before the first role of this start."""
-    former: Role | None = None
-    """The role of the life before; None if it had none, or there was none."""
 
 
 @frozen

@@ -15,7 +15,7 @@ from trioha.config.broker import BrokerConfig
 from trioha.controller.role import NO_EPOCH, Role
 from trioha.ha.autoswitch.master import Alter, SetDecision
 from trioha.ha.sync_state_set import Proposal, SyncStateSet
-from trioha.node.role_life import Control
+from trioha.node.roles import Control
 from trioha.recording import role_records
 from trioha.recording.events import EventSink, GroupRole, Kind, SetEvent
 from trioha.recording.role_records import NO_ID, record_leader, record_set

@@ -69,7 +69,7 @@ class Death:
 
 
 def install(file: Path) -> None:
-    from trioha.node import controller_room
+    from trioha.node import role_changes
     from trioha.store.message_store import MessageStore
 
     death = Death(file)
@@ -97,7 +97,7 @@ def install(file: Path) -> None:
     for owner, name, what in (
         (MessageStore, "cut", CUT),
         (MessageStore, "take_role", ROLE),
-        (controller_room, "take_epoch", ROLE),
+        (role_changes, "take_epoch", ROLE),
     ):
         setattr(owner, name, within(what, getattr(owner, name)))
 

@@ -34,12 +34,13 @@ from trioha.errors import StoreError
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.net.threads import run_in_thread
 from trioha.node.budget import DescriptorBudget
-from trioha.node.controller_room import WAITING, agent_settings, offsets_of, run_agent
+from trioha.node.controller_room import agent_settings, offsets_of, run_agent
 from trioha.node.ha_room import HaRoom
 from trioha.node.hang_watch import HangWatch
 from trioha.node.metadata_room import metadata_settings
-from trioha.node.role_changes import Roles, live_roles
-from trioha.node.role_life import Control, NodeParts
+from trioha.node.role_changes import live_roles
+from trioha.node.role_life import NodeParts
+from trioha.node.roles import WAITING, Control, Roles
 from trioha.node.security_room import SecurityRoom
 from trioha.node.store_room import open_store
 from trioha.recording.events import NO_CONNECTION, Kind

@@ -18,7 +18,7 @@ from trioha.controller.role import MasterDecision, Outcome, Role, RoleTracker
 from trioha.ha.autoswitch.epoch_session import EpochSession
 from trioha.ha.set_commit import SetGroupCommit, SetReplicas
 from trioha.ha.sync_state_set import SyncStateSet
-from trioha.node import controller_room
+from trioha.node import role_changes
 from trioha.store import message_store
 from trioha.store.lock import AbortFile
 from trioha.store.mapped_file import MappedFile
@@ -146,14 +146,14 @@ def _believed_late_notice() -> Iterator[None]:
 
 @_plants("a new master begins no epoch")
 def _no_epoch() -> Iterator[None]:
-    real = controller_room.take_epoch
+    real = role_changes.take_epoch
 
     def take_epoch(store: MessageStore, role: Role, config: object) -> None:
         epochs = store.epochs
         last = epochs.last_epoch
         real(store, evolve(role, epoch=last) if last > 0 else role, config)
 
-    with patch.object(controller_room, "take_epoch", take_epoch):
+    with patch.object(role_changes, "take_epoch", take_epoch):
         yield
 
 

@@ -25,7 +25,7 @@ from trioha.ha.autoswitch.master import AutoSwitchMaster
 from trioha.node import controlled_ha, ha_room, role_life
 from trioha.node.ha_room import HaRoom
 from trioha.node.metadata_room import MetadataCopyRoom
-from trioha.node.role_life import Control
+from trioha.node.roles import Control
 from trioha.recording.events import EventSink
 from trioha.remoting.address import Address
 from trioha.remoting.serving import Handler
