@@ -11,7 +11,7 @@ def combined_crc32(first: int, second: int, *, second_bytes: int) -> int:
     """CRC-32 of two stretches of bytes in a row, of which the second one has `second_bytes`.
 
     To append a byte is linear over GF(2): `first` is multiplied by x^(8 * second_bytes) modulo the
-    polynomial, by squaring. Some 100 us.
+    polynomial, by squaring.
     """
     power, factor = 1 << 31, 1 << 23
     # Bit 31 is x^0; the factor begins with x^8.

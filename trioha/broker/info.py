@@ -129,7 +129,7 @@ class BrokerInfo:
 
     def ha_status_body(self) -> bytes:
         """The body of an answer to GET_BROKER_HA_STATUS."""
-        # With the libraries that it needs, 20 ms that a start does not wait for.
+        # A start does not wait for this and the libraries that it needs.
         from trioha.remoting.ha_runtime_info import encode_ha_status  # noqa: PLC0415
 
         return encode_ha_status(self.ha_status())

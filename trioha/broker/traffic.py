@@ -95,7 +95,7 @@ class TrafficTable:
         self._is_full = False
 
     def count(self, key: str, messages: int, total_bytes: int, times: int = 1) -> None:
-        """Add puts or pulls, by default one. Costs 0.2 us."""
+        """Add puts or pulls, by default one."""
         traffic = self.keys.get(key)
         if traffic is None:
             traffic = self._add(key)

@@ -3,7 +3,7 @@
 See docs/protocol/ha.md#metadata-requests, docs/protocol/remoting.md#json-of-fastjson.
 
 A body is one object; one of its members is the table, an object with an entry for each topic, group or
-`topic@group`. The standard parser would hold the event loop for the whole body: 200,000 offsets cost 200 ms.
+`topic@group`. The standard parser would hold the event loop for the whole body.
 `TableReader` is an iterator over the table's entries, so that its user lets other tasks run in between.
 
 | member | entry |

@@ -73,7 +73,7 @@ def _collection_paused() -> Iterator[None]:
     """Pause the collector of cyclic garbage, which blocks all threads.
 
     While so many objects are made as a large registration has, it would look through all of them several
-    times, for 50 to 150 ms each. A pause within another one may end early, never late.
+    times. A pause within another one may end early, never late.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -49,7 +49,7 @@ METRICS_CONNECTIONS: Final = 16
 """Connections at trioha.metricsPort: each lasts for one request."""
 QUEUE_FILES_MAX: Final = 4096
 """Open files of queues where the process may have so many: to write to one that is not open costs twice as
-much. Each costs a microsecond of trio's thread at a sync."""
+much; each that is open is one more step of trio's thread at a sync."""
 QUEUE_FILES_OF_SPARE: Final = 0.75
 """Part of the descriptors that nobody has asked for."""
 RESERVE_DESCRIPTORS: Final = 64

@@ -1,10 +1,11 @@
 """Keeps the methods of attrs classes compiled between the starts of a node.
 
 attrs writes the methods of a class as source text and compiles it wherever the class is made. A node makes
-180 such classes, trio's among them, before it is ready: a fifth of the CPU time of a start was to compile
-them. Python keeps compiled modules in `__pycache__`; this keeps compiled methods in a file there, by the same
-rules: it is written where modules may be written (`PYTHONDONTWRITEBYTECODE`, `PYTHONPYCACHEPREFIX`, rights
-of the folder), each Python has a file of its own, and what does not fit the source text is compiled anew.
+180 such classes, trio's among them, before it is ready, and to compile them takes a good part of a start
+(docs/where-time-goes.md#a-start). Python keeps compiled modules in `__pycache__`; this keeps compiled methods
+in a file there, by the same rules: it is written where modules may be written (`PYTHONDONTWRITEBYTECODE`,
+`PYTHONPYCACHEPREFIX`, rights of the folder), each Python has a file of its own, and what does not fit the
+source text is compiled anew.
 
 `python -m trioha.node.method_cache` writes the file for all kinds of nodes, for an installation whose folder
 nodes may not write.

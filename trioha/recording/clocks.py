@@ -237,7 +237,7 @@ def _frame_and_ack(session: Session) -> tuple[Kind, Kind]:
 
 
 def _tracks(reader: SessionReader, connections_max: int | None) -> Mapping[int, FirstEvents]:
-    """The first frames and acks of each connection; about 100 ns a record."""
+    """The first frames and acks of each connection."""
     frame_kind, ack_kind = _frame_and_ack(reader.session)
     is_wanted = kind_mask((frame_kind, ack_kind))
     tracks: dict[int, FirstEvents] = {}

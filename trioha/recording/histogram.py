@@ -117,7 +117,7 @@ def _bucket_of(values: Ints) -> Ints:
     if not len(values) or int(values.max()) < _EXACT_BELOW:
         return values
     if int(values.max()) < _FLOAT_EXACT_BELOW:
-        # A float64 has the power of two and, below it, the bits that make the bucket: 3 ns a value.
+        # A float64 has the power of two and, below it, the bits that make the bucket.
         bits = np.maximum(values, 1 << _BITS).astype(np.float64).view(np.int64)
         buckets: Ints = np.where(
             values < 1 << _BITS, values, (bits >> _MANTISSA_BITS - _BITS) - _BUCKET_OF_FLOAT

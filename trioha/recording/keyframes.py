@@ -44,8 +44,7 @@ class KeyframeBuilder:
         """Add `records`, whole ones, in their order.
 
         Kind, flags, node and conn are one 64-bit word, and a dict has the last index of each, by compiled
-        code, or else by Python's own functions (100 ns a record). Python loops over the few distinct words
-        only.
+        code, or else by Python's own functions. Python loops over the few distinct words only.
         """
         if compiled.IS_COMPILED:
             last_index = compiled.events.last_events(records)

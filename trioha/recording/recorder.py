@@ -175,7 +175,7 @@ class Recorder:
         size: int = 0,
         flags: int = 0,
     ) -> None:
-        """Record one event, stamped with the monotonic clock now (about half a microsecond).
+        """Record one event, stamped with the monotonic clock now.
 
         A value beyond its field is recorded as the nearest one that fits.
         """
@@ -186,7 +186,7 @@ class Recorder:
                 return
             position = self._position
         try:
-            # The writer sets seq and check: to pack zeros for them would cost 10 ns each.
+            # The writer sets seq and check.
             _pack_event_into(
                 self._buffer, position, self._clock_ns(), kind, flags, self._node_id, conn, offset, aux, size
             )

@@ -153,7 +153,7 @@ class SessionWriter:
 
 
 def number_records(records: memoryview, base_seq: int) -> None:
-    """Set the seq of each record, from `base_seq` on (12 ns a record).
+    """Set the seq of each record, from `base_seq` on.
 
     The numbers of up to `_LANES` records are the 64-bit lanes of one large integer.
     """
@@ -167,7 +167,7 @@ def number_records(records: memoryview, base_seq: int) -> None:
 
 
 def check_records(records: memoryview) -> None:
-    """Set the check word of each record: the xor of its other eleven 32-bit words (80 ns a record).
+    """Set the check word of each record: the xor of its other eleven 32-bit words.
 
     The xor runs over whole columns, each one large integer. The check words may hold anything before.
     """

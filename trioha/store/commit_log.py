@@ -88,8 +88,7 @@ MAPPED_BYTES: Final = 16 << 20
 """So far before the log's end bytes are read from the map: slaves that follow, and consumers in step, need
 these only. They have just been written, so they are in memory."""
 PWRITE_BYTES_MIN = 6 * 1024
-"""From here on the system call is cheaper than storing into pages that are not ready for it: 8 us for 9 KB,
-against 11, and 11 us for 18 KB, against 20. Where pages are slow to be allocated, 38 KB take it 100 us."""
+"""From here on the system call is cheaper than storing into the map (docs/where-time-goes.md#a-send)."""
 
 
 class CommitLog:

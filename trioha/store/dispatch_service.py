@@ -5,7 +5,7 @@ See docs/protocol/store.md#dispatch, docs/protocol/store.md#appends-and-flushes.
 Dispatch follows `appended`, with SYNC_FLUSH `flushed`: consumers do not see messages that are not on disk
 yet, and in controller mode at most the confirm offset (`MessageStore.limit_dispatch`). It runs in short
 slices, since it shares its thread with replication. A record that comes alone is dispatched at once; those of
-the milliseconds after a dispatch are dispatched together, since alone a record costs ten times as much. While
+the milliseconds after a dispatch are dispatched together, since alone a record costs much more. While
 a consumer waits for messages they are first given a turn of the scheduler: if none comes after the first one,
 that is dispatched, else they are gathered for a fraction of a millisecond. A slave that copies a long log
 makes the slices shorter still: up to a megabyte is received between two of them; without traffic they follow
@@ -34,11 +34,10 @@ from trioha.watermark import Watermark
 log = structlog.get_logger(__name__)
 
 GATHER_S = 0.005
-"""Time between two dispatches while puts keep coming: records that come meanwhile are dispatched together. To
-dispatch once costs 30 us and 0.3 us for each record."""
+"""Time between two dispatches while puts keep coming: records that come meanwhile are dispatched together
+(docs/where-time-goes.md#end-to-end)."""
 BUSY_GATHER_S = 0.02
-"""The same after a dispatch of `BUSY_RECORDS` or more. A dispatch delays the put that comes meanwhile: with
-one in 5 ms that was more than one of a hundred puts of one writer, and so their p99."""
+"""The same after a dispatch of `BUSY_RECORDS` or more. A dispatch delays the put that comes meanwhile."""
 BUSY_RECORDS = 16
 AWAITED_GATHER_S = 0.0002
 """The same while consumers wait for messages."""
@@ -55,12 +54,11 @@ SYNC_INTERVAL_MAX_S = 10.0
 """The same where syncs take long. A start after a crash dispatches again what was not synced."""
 SYNC_SHARE = 200
 """The time to the next sync, in times of how long the last one took. Keys are all over the index, so a sync
-of it writes thousands of pages, and messages that come meanwhile wait for the disk, too: with a sync each
-second they were one of a hundred."""
+of it writes thousands of pages, and messages that come meanwhile wait for the disk, too."""
 QUIET_S = 0.01
 """A slave whose log has not grown for so long is not catching up."""
 BESIDE_RECORDS = 8
-"""Records in a slice on a slave that is catching up: replication goes first. A slice takes 50 to 70 us."""
+"""Records in a slice on a slave that is catching up: replication goes first."""
 BESIDE_RECORDS_COMPILED = 64
 """The same with the compiled kernel: a slice takes as long."""
 

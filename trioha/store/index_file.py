@@ -194,9 +194,8 @@ class IndexFile:
     ) -> None:
         """Add keys in order, at most `room` of them: key hashes, and each one's record and store time.
 
-        Raises StoreError if there is no disk space; no key is added then. Works on whole columns, about
-        0.4 us a key: entries are made as one array of 32-bit words, and `previous` is copied from the slot
-        in the file's byte order.
+        Raises StoreError if there is no disk space; no key is added then. Works on whole columns: entries are
+        made as one array of 32-bit words, and `previous` is copied from the slot in the file's byte order.
         """
         count = len(hashes)
         if not count:
@@ -286,7 +285,7 @@ class IndexFile:
         self._write_header()
 
     def put_column(self, keys: bytes, start: int, stop: int) -> None:
-        """As `put`, with the keys in `keys[start:stop]`, and by the compiled kernel: 0.2 us a key."""
+        """As `put`, with the keys in `keys[start:stop]`, and by the compiled kernel."""
         count = (stop - start) // KEY_BYTES
         assert 0 < count <= self.room, f"{count} keys, room for {self.room}"
         number = self.index_count

@@ -52,9 +52,9 @@ class MappedFile:
     still send from a closed file.
 
     The kernel does not read the map ahead (`hold`). With read-ahead, a store into a page that was not touched
-    before makes it allocate and clear megabytes around the page (2 ms where read_ahead_kb is 8192), in folios
-    of many pages, and on ext4 each first store into one of these pages takes a time that grows with the
-    folio: 22 us, instead of 4.
+    before makes it allocate and clear megabytes around the page, in folios of many pages, and on ext4 each
+    first store into one of these pages takes a time that grows with the folio
+    (docs/where-time-goes.md#what-all-paths-share).
     """
 
     __slots__ = ("_descriptor", "path", "size", "start_offset", "view")

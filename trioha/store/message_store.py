@@ -694,9 +694,9 @@ class MessageStore:
     def head_deleted(self) -> Iterator[None]:
         """Delete, step by step, files of queues and index with only records before the log's start.
 
-        A step is one queue, at most some 100 us, so that other tasks can run in between; meanwhile the log
-        may grow, lose more files or begin anew. A queue whose files cannot be deleted is passed over;
-        StoreError is raised after all the others: call again later.
+        A step is one queue, so that other tasks can run in between; meanwhile the log may grow, lose more
+        files or begin anew. A queue whose files cannot be deleted is passed over; StoreError is raised after
+        all the others: call again later.
         """
         refused: StoreError | None = None
         for queue in self.queues:

@@ -273,9 +273,8 @@ class EntryCollector:
     ) -> Collected:
         """The same in plain Python.
 
-        This loop is most of a rebuild's cost without the compiled kernel: about 2 us for a record with one
-        tag and two keys. So it checks the common record (V1, IPv4) without a call, which would cost another
-        0.4 us.
+        This loop is most of a rebuild's cost without the compiled kernel. So it checks the common record
+        (V1, IPv4) without a call.
         """
         # Slices of the map are bytes at half the cost of slices of its view. So indexes are positions in it.
         data = cast("mmap.mmap | bytes", view.obj)

@@ -35,8 +35,8 @@ def valid_record_after(
     It has its magic and its own physical offset, which a message's body would not have in that place. It is
     before `flushed_offset`, or was stored at `stored_from_ms` at least.
 
-    Holes at a file's end are not read; the rest costs about 1 s a GiB, plus the check of each record.
-    `on_chunk` is called for each 4 MiB. Raises StoreError for bytes that cannot be read.
+    Holes at a file's end are not read. `on_chunk` is called for each 4 MiB. Raises StoreError for bytes that
+    cannot be read.
     """
     for file in files:
         start = max(offset + 1 - file.start_offset, 0) + _MAGIC_AT

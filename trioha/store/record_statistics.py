@@ -9,10 +9,7 @@ from trioha.store.record_layout import check_record, store_timestamp_ms, topic_o
 
 
 class RecordStatistics:
-    """Number, store timestamps and topics of the records that `pass_records` has passed.
-
-    About 0.1 us a record with the compiled kernel, plus its CRC.
-    """
+    """Number, store timestamps and topics of the records that `pass_records` has passed."""
 
     def __init__(self, *, topics_max: int) -> None:
         self._topics_max = topics_max

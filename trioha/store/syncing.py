@@ -11,9 +11,9 @@ could refuse: a process short of descriptors does not mean a failing disk.
 `fsync` says nothing before it is done, and a slow disk may take long for a gigabyte. So before a sync of many
 bytes Linux is asked to write them piece by piece (`write_pieces`): each piece that is written is progress.
 
-A sync also takes a processor: for 5,000 pages all over an index 50 ms, in one go, and where the threads of a
-node and its clients need that processor, their messages wait. So a sync for which nobody waits is paced: the
-thread has small pieces written, and rests after each (`pace`).
+A sync also takes a processor, for many pages all over an index in one go, and where the threads of a node and
+its clients need that processor, their messages wait (docs/where-time-goes.md#end-to-end). So a sync for which
+nobody waits is paced: the thread has small pieces written, and rests after each (`pace`).
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ def java_hash(text: str) -> int:
 def java_hashes(keys: Sequence[bytes]) -> list[int]:
     """`String.hashCode` of each UTF-8 key, as unsigned numbers below 2^32.
 
-    About 0.5 us a key of up to 64 ASCII bytes; others are hashed one by one. Bytes that are not UTF-8 count
-    as replacement characters, as in Java's decoder.
+    Keys of up to 64 ASCII bytes are hashed together, others one by one. Bytes that are not UTF-8 count as
+    replacement characters, as in Java's decoder.
     """
     if not keys:
         return []

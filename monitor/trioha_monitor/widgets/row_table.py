@@ -2,10 +2,8 @@
 
 A narrow terminal loses the least important columns, not the rightmost. Only visible rows are formatted.
 
-Textual's DataTable renders every visible row again when a cell changes. A subclass of it, with the same
-columns and `update_cell` for changed cells only, cost 53 to 71 ms of CPU a drawing at 200x50 with 32 rows of
-changing figures, this table 4.6 to 6.4 ms; with 46 rows 74 and 7 ms (Textual 8, Python 3.11, three runs
-each). At two drawings a second that is more than a tenth of a core against one percent.
+Textual's DataTable renders every visible row again when a cell changes, which costs ten times as much
+(docs/where-time-goes.md#a-node-that-is-watched).
 """
 
 from __future__ import annotations

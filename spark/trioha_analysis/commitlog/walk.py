@@ -45,7 +45,7 @@ from trioha_analysis.commitlog.layout import (
 )
 
 BLOCK_BYTES: Final = 4 << 20
-"""Bytes searched at a time, which fit into a processor's cache (2 to 8 MiB measured alike)."""
+"""Bytes searched at a time, which fit into a processor's cache."""
 BLANK_LOOK_BYTES: Final = 16 << 20
 """Bytes before a file's end in which a blank is searched: it is never longer than a record."""
 _MAGIC_BYTES: Final = MAGIC_V1.to_bytes(4, "big")
