@@ -2,8 +2,8 @@
 
 `python -m tests.faults.disks FILE ARGUMENTS` is `trioha ARGUMENTS` on a disk that does what the one word in
 FILE says: `fsync` fails every sync, `full` has no more space, `index-full` has none for files of the index,
-`log-reads` gives no byte of a log (to plain Python). Without the file, or with another word, it is healthy.
-None needs any right.
+`index-fsync` fails syncs of these alone, `log-reads` gives no byte of a log (to plain Python). Without the
+file, or with another word, it is healthy. None needs any right.
 
 As root, and in a mount namespace of its own (`private_mounts`), a run fills a real small disk instead.
 """
@@ -26,6 +26,7 @@ FSYNC = "fsync"
 FULL = "full"
 LOG_READS = "log-reads"
 INDEX_FULL = "index-full"
+INDEX_FSYNC = "index-fsync"
 HEALTHY = "healthy"
 DISK_BYTES = 48 << 20
 """Of a small disk: more than a run writes."""
@@ -102,6 +103,7 @@ def install(fault_file: Path) -> None:
     """Put faults between this process and its disk."""
     for name in ("fsync", "fdatasync"):
         _break(name, FSYNC, errno.EIO, fault_file)
+        _break(name, INDEX_FSYNC, errno.EIO, fault_file, unless=_is_outside_of_index)
     # What takes space: files by reserving it, sparse ones by writing where nothing was written before.
     _break("posix_fallocate", FULL, errno.ENOSPC, fault_file)
     _break("pread", LOG_READS, errno.EIO, fault_file, unless=_is_no_log)

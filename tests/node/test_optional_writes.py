@@ -76,6 +76,26 @@ def test_without_room_for_the_index_all_messages_are_consumed_and_it_is_complete
     node.stop()
 
 
+def test_a_disk_that_fails_to_sync_the_index_does_not_end_the_node_and_the_index_is_complete_later(
+    shimmed, fault
+):
+    fault.write_text(disks.INDEX_FSYNC)
+    node = shimmed(role="ASYNC_MASTER")
+    assert node.load(MESSAGES, topic="T").statuses == {"PUT_OK": MESSAGES}
+    wait_until(lambda: "index" in node.status().write_failures)
+    messages = consumed(node)
+    assert len(messages) == MESSAGES
+    assert "index: fsync failed: Input/output error" in node.log_path.read_text()
+    node.stop()
+    fault.unlink()
+    node = shimmed(role="ASYNC_MASTER")
+    for message in (messages[0], messages[-1]):
+        assert code_of_query(node, key_of(message)) == ResponseCode.SUCCESS
+    assert node.status().unwritten == {}
+    node.stop()
+    assert verify(node.root)["ok"]
+
+
 def test_folders_that_cannot_be_made_keep_no_node_from_starting_and_serving(start_node, tmp_path):
     """A recording, a history and a backup whose places are taken: files and folders of these names."""
     recordings = tmp_path / "recordings"

@@ -3,6 +3,7 @@
 import errno
 import os
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import trio
@@ -10,8 +11,9 @@ from structlog.testing import capture_logs
 
 from tests.store.dispatching import files_below, parts_of
 from tests.store.support import message, open_log, open_store
-from trioha.store.dispatch_service import RECHECK_S, DispatchService
+from trioha.store.dispatch_service import REBUILD_INTERVAL_S, RECHECK_S, SYNC_INTERVAL_S, DispatchService
 from trioha.store.index_file import IndexFile, IndexShape
+from trioha.store.put_status import PutStatus
 from trioha.unwritten import Unwritten
 
 SHAPE = IndexShape(hash_slots=7, index_num=9)
@@ -27,6 +29,25 @@ def no_room_for_the_index():
     with pytest.MonkeyPatch.context() as full:
         full.setattr("trioha.store.index_file._reserve", refuse)
         yield
+
+
+@contextmanager
+def syncs_of_the_index_fail(*, times=1 << 30):
+    """That many syncs of files of the index fail, and of its folder; yields the paths that were tried."""
+    tried = []
+    real = os.fsync
+
+    def fsync(fd):
+        path = str(Path(f"/proc/self/fd/{fd}").readlink())
+        if "/index" in path:
+            tried.append(path)
+            if len(tried) <= times:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(fd)
+
+    with pytest.MonkeyPatch.context() as failing:
+        failing.setattr("os.fsync", fsync)
+        yield tried
 
 
 async def at_once(work):
@@ -46,9 +67,9 @@ def found(index, offset):
     return list(index.candidates("Orders", f"key{offset}", begin_ms=0, end_ms=1 << 60))
 
 
-def expected_index(log, folder):
+def expected_index(log, folder, shape=SHAPE):
     """Content of the index files, in their order, of the whole log."""
-    made = parts_of(log, folder, shape=SHAPE)
+    made = parts_of(log, folder, shape=shape)
     made.dispatch_all()
     made.close()
     return list(files_below(folder / "index").values())
@@ -141,6 +162,117 @@ async def test_a_disk_without_room_for_the_index_holds_no_queue_up(tmp_path, nur
     assert dict(store.unwritten.reasons) == {}
     nursery.cancel_scope.cancel()
     store.close()
+
+
+async def test_after_a_failed_sync_of_the_index_its_files_are_built_again(tmp_path, nursery, autojump_clock):
+    """The kernel reports lost pages once: that a later sync succeeds says nothing of them."""
+    store = open_store(tmp_path)
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    # Files that are full and on disk stay.
+    store.commit_log.flushed.advance(append(store.commit_log, 40))
+    await trio.sleep(2.5 * SYNC_INTERVAL_S)
+    kept = store.index.files[0].path
+    assert store.index.files[0].is_full
+    with syncs_of_the_index_fail(times=1):
+        end_offset = append(store.commit_log, 2)
+        await trio.sleep(SYNC_INTERVAL_S)
+        # Its pages are lost.
+        lost = store.index.files[-1]
+        lost._view[len(lost._view) // 2 :] = bytes(len(lost._view) - len(lost._view) // 2)
+        assert store.dispatcher.position == end_offset
+        assert "Input/output error" in store.unwritten.reasons["index"]
+        await trio.sleep(3 * SYNC_INTERVAL_S)
+    assert (store.dispatcher.index_lacks_from, dict(store.unwritten.reasons)) == (None, {})
+    assert store.unwritten.failures == {"index": 1}
+    assert store.index.files[0].path == kept
+    store.commit_log.flushed.advance(append(store.commit_log, 2))
+    await trio.sleep(2 * SYNC_INTERVAL_S)
+    assert store._checkpoint.logics_physical_offset == store.commit_log.max_offset
+    assert list(files_below(tmp_path / "index").values()) == expected_index(
+        store.commit_log, tmp_path / "whole", store.index.shape
+    )
+    nursery.cancel_scope.cancel()
+    store.close()
+    assert not (tmp_path / "abort").exists()
+
+
+async def test_a_disk_that_syncs_no_index_holds_nothing_up_and_is_tried_once_a_minute(
+    tmp_path, nursery, autojump_clock
+):
+    store = open_store(tmp_path)
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    with syncs_of_the_index_fail() as tried:
+        end_offset = append(store.commit_log, 5)
+        store.commit_log.flushed.advance(end_offset)
+        await trio.sleep(10 * REBUILD_INTERVAL_S)
+        assert store.reads.max_offset("Orders", 0) == 5
+        # Meanwhile its files are read.
+        assert found(store.index, 0) == [0]
+        assert 10 <= store.unwritten.failures["index"] == len(tried) <= 12
+        # A start after a crash builds from there.
+        assert store._checkpoint.logics_physical_offset == 0
+    await trio.sleep(2 * REBUILD_INTERVAL_S)
+    assert dict(store.unwritten.reasons) == {}
+    assert store._checkpoint.logics_physical_offset == end_offset
+    nursery.cancel_scope.cancel()
+    store.close()
+
+
+async def test_an_index_that_is_complete_asks_for_no_turn(tmp_path, nursery, autojump_clock, monkeypatch):
+    store = open_store(tmp_path)
+    looked = []
+    monkeypatch.setattr(store.dispatcher, "complete_index", lambda **_: looked.append(trio.current_time()))
+    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    append(store.commit_log, 5)
+    await trio.sleep(60)
+    assert looked == []
+    nursery.cancel_scope.cancel()
+    store.close()
+
+
+def test_a_stop_and_a_start_whose_syncs_of_the_index_fail_leave_it_to_the_next_start(tmp_path):
+    store = open_store(tmp_path)
+    append(store.commit_log, 5)
+    with syncs_of_the_index_fail():
+        store.close()
+    assert "Input/output error" in store.unwritten.reasons["index"]
+    assert (tmp_path / "abort").exists()
+    with syncs_of_the_index_fail():
+        again = open_store(tmp_path)
+        assert again.commit_log.append(message()).status is PutStatus.PUT_OK
+        assert again.index_is_doubtful()
+        again.close()
+    last = open_store(tmp_path)
+    assert found(last.index, 0) == [0]
+    assert not last.index_is_doubtful()
+    last.close()
+    assert not (tmp_path / "abort").exists()
+
+
+@pytest.mark.parametrize("then", ["goes on", "is killed"])
+def test_a_cut_whose_syncs_of_the_index_fail_is_completed(tmp_path, then):
+    store = open_store(tmp_path)
+    cut_at = append(store.commit_log, 3)
+    append(store.commit_log, 3)
+    store._dispatch_to_end(on_progress=lambda *_: None)
+    with syncs_of_the_index_fail():
+        store.cut(cut_at)
+    assert store.commit_log.max_offset == cut_at
+    assert store.index_is_doubtful()
+    if then == "is killed":
+        store.release()
+        store = open_store(tmp_path)
+    else:
+        for step in store.drop_doubtful_index():
+            step()
+    store._dispatch_to_end(on_progress=lambda *_: None)
+    while store.dispatcher.complete_index():
+        pass
+    assert not store.index_is_doubtful()
+    assert found(store.index, 0) == [0]
+    assert found(store.index, cut_at) == []
+    store.close()
+    assert not (tmp_path / "abort").exists()
 
 
 @pytest.mark.parametrize("stop", ["clean", "killed"])

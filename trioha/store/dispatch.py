@@ -162,6 +162,13 @@ class Dispatcher:
             return False
         return has_moved
 
+    def doubt_index(self, start: int, reason: str) -> None:
+        """A sync of the index failed: the files that begin at `start` are not known to be on disk."""
+        assert self.backlog is not None, "there is no index to be doubted"
+        self.backlog.is_doubtful = True
+        self.backlog.fail(start, reason)
+        self._renew_collector()
+
     @property
     def position(self) -> int:
         """Offset of the next record to dispatch."""
@@ -244,7 +251,7 @@ class Dispatcher:
             self._collector.write_index()
         except StoreError as error:
             assert self.backlog is not None, "there is no index to be written"
-            self.backlog.fail(start, error)
+            self.backlog.fail(start, str(error))
             return False
         return True
 

@@ -13,7 +13,7 @@ each other.
 
 A disk that is full for queues stops dispatch until there is space again; the node goes on. One that is full
 for the index alone stops nothing: the index is completed when it accepts it (`store.index_backlog`). A failed
-sync ends the node, as a failed sync of the log does.
+sync of queues ends the node, as one of the log does; after one of the index its files are built again.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ AWAITED_GATHER_S = 0.0002
 """The same while consumers wait for messages."""
 RECHECK_S = 1.0
 """Between two tries while a bad record or a full disk stops dispatch, or the index is behind."""
+REBUILD_INTERVAL_S = 60.0
+"""Between two times that files of the index are deleted after a failed sync. Meanwhile they are read."""
 INDEX_RECORDS = 64
 """Records in a slice of what the index lacks: it shares the thread with all else."""
 PROGRESS_INTERVAL_S = 0.05
@@ -232,16 +234,27 @@ class DispatchService:
 
     async def _complete_index(self) -> None:
         """Add to the index what it lacks, whenever the disk accepts it."""
+        dispatcher = self._store.dispatcher
+        backlog = dispatcher.backlog
+        assert backlog is not None, "a store has an index"
         while True:
-            await trio.sleep(RECHECK_S)
-            while self._store.dispatcher.complete_index(records_max=INDEX_RECORDS):
+            await backlog.begun.wait()
+            while dispatcher.complete_index(records_max=INDEX_RECORDS):
                 await trio.lowlevel.checkpoint()
+            if backlog.lacks_from is not None:
+                await trio.sleep(RECHECK_S)
 
     async def _sync_often(self) -> None:
-        due_s = 0.0
+        due_s, rebuild_s = 0.0, -math.inf
         while True:
             await trio.sleep(SYNC_INTERVAL_S)
             self._report()
+            if self._store.index_is_doubtful() and trio.current_time() >= rebuild_s:
+                rebuild_s = trio.current_time() + REBUILD_INTERVAL_S
+                for step in self._store.drop_doubtful_index():
+                    await self._sync(step)
+                # Something is built before the next sync, which may fail, too.
+                continue
             if trio.current_time() < due_s:
                 continue
             if (work := self._store.queue_sync_work(paced=True)) is None:
@@ -254,7 +267,9 @@ class DispatchService:
                 raise StoreError(
                     f"fsync failed: {error.strerror}",
                     path=self._store.settings.root,
-                    hint="queues and index may be damaged; the next start builds them again from the log",
+                    hint="queues may be damaged; the next start builds them again from the log",
                 ) from error
+            # Report it now; the next round deletes what has to be built again.
+            self._store.index_is_doubtful()
             now_s = trio.current_time()
             due_s = now_s + min(SYNC_SHARE * (now_s - started_s), SYNC_INTERVAL_MAX_S)

@@ -3,8 +3,12 @@
 Theory of operation. The index is optional: queries by key need it, and nothing else. Where it cannot be
 written (no room for a file, no descriptor), dispatch goes on with the queues alone, and the backlog begins at
 the first record whose keys may be missing. From then on no keys are collected: nothing waits in memory. The
-dispatch service completes the index now and then, by walks over the log for keys only, until it is where
-dispatch is. Deleted queues do not come back by such a walk, as they would if records were dispatched again.
+dispatch service completes the index, by walks over the log for keys only, until it is where dispatch is.
+Deleted queues do not come back by such a walk, as they would if records were dispatched again.
+
+After a failed sync pages of the index may be lost, also such that an earlier sync has covered. Then the
+backlog begins where the files begin that are not known to be on disk. They are deleted before the index is
+completed (`MessageStore.drop_doubtful_index`).
 
 Checkpoints name no offset beyond the backlog's begin, also at a clean stop: the next start finds there where
 the index has to be completed from.
@@ -15,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import structlog
+import trio
 
 from trioha.errors import StoreError
 from trioha.store.commit_log import CommitLog
@@ -49,18 +54,27 @@ class IndexBacklog:
         self.lacks_from = lacks_from
         """Physical offset of the first record whose keys the index may lack; None if it has all that are
         dispatched. Set by `fail`, moved by `complete`, and back by `cut`."""
+        self.is_doubtful = False
+        """Whether a sync of the index has failed: files of it have to be deleted before it is completed."""
+        self.begun = trio.Event()
+        """Set while the index lacks something."""
+        if lacks_from is not None:
+            self.begun.set()
         self._unwritten = unwritten
 
-    def fail(self, offset: int, error: StoreError) -> None:
+    def fail(self, offset: int, reason: str) -> None:
         """The index could not be written: it may lack keys of the record at `offset`, and all after it."""
-        if self.lacks_from is None:
-            self.lacks_from = offset
+        self.lacks_from = offset if self.lacks_from is None else min(offset, self.lacks_from)
+        self.begun.set()
         consequence = f"queues go on; queries by key find no message from offset {self.lacks_from} on"
-        self._unwritten.fail(INDEX, str(error), consequence=consequence)
+        self._unwritten.fail(INDEX, reason, consequence=consequence)
 
     def drop(self) -> None:
         """No index is kept from now on, or all of it is built again."""
         self.lacks_from = None
+        self.is_doubtful = False
+        if self.begun.is_set():
+            self.begun = trio.Event()
         self._unwritten.succeed(INDEX)
 
     def cut(self, position: int) -> None:
@@ -74,13 +88,15 @@ class IndexBacklog:
         `until_offset` is where dispatch is: when the walk is there, the backlog ends.
         """
         assert self.lacks_from is not None, "the index lacks nothing"
+        if self.is_doubtful:
+            return False
         # All before the last record of the index are in it.
         start = max(self.lacks_from, self._index.end_physical_offset, self._log.min_offset)
         if start < until_offset:
             try:
                 self.lacks_from = self._walk(start, until_offset, settings, records_max=records_max)
             except StoreError as error:
-                self.fail(start, error)
+                self.fail(start, str(error))
                 return False
         else:
             self.lacks_from = until_offset

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -50,7 +51,7 @@ from trioha.store.recovery import CHECKED_BYTES, Recovered, open_commit_log
 from trioha.store.syncing import SyncWork, sync_directory
 from trioha.store.time_steps import LEAD_MS_MAX, TimeStep, load_time_steps, save_time_steps
 from trioha.store.topic_types import batch_topics
-from trioha.unwritten import CHECKPOINT, QUEUE_LIST, Unwritten
+from trioha.unwritten import CHECKPOINT, INDEX, QUEUE_LIST, Unwritten
 from trioha.watermark import REACHED, Wait, Watermark
 
 log = structlog.get_logger(__name__)
@@ -192,6 +193,8 @@ class MessageStore:
         They still are if nothing was written or deleted since."""
         self._queue_sync: tuple[SyncWork, SyncWork] | None = None
         """Work of the last `queue_sync_work`, queues and index; it may not have run to its end."""
+        self._index_error: OSError | None = None
+        """Why the last sync of the index failed; None if it did not. Set by worker threads."""
         self.on_cut: Callbacks[[]] = Callbacks()
         """Called after each cut, when the queues are cut, too."""
         self._dispatch_wait: Wait | None = None
@@ -370,9 +373,9 @@ class MessageStore:
         else:
             store._lower_checkpoint(built_until, logics_ms, index_cut)
         index.cut(index_cut)
-        with closing(store._cut_queue_syncs()) as works:
-            for work in works:
-                work.run()
+        with closing(store._cut_queue_syncs()) as syncs:
+            for sync in syncs:
+                sync()
         if cut_at is not None:
             remove_cut(settings.commit_log_directory)
             store.completed_cut = begun_cut
@@ -564,9 +567,9 @@ class MessageStore:
             save_cut(log_.directory, BegunCut.of(offset, log_.max_offset, epochs))
             log_.cut(offset, last_store_timestamp_ms=last_store_timestamp_ms)
             self._cut_derived()
-            with closing(self._cut_queue_syncs()) as works:
-                for work in works:
-                    step = _Step(work.run)
+            with closing(self._cut_queue_syncs()) as syncs:
+                for sync in syncs:
+                    step = _Step(sync)
                     yield step
                     if step.error is not None:
                         raise step.error
@@ -608,9 +611,9 @@ class MessageStore:
         self._lower_checkpoint(min(position, self._checkpoint.logics_physical_offset), logics_ms, index_cut)
         self.index.cut(index_cut)
 
-    def _cut_queue_syncs(self) -> Generator[SyncWork, None, None]:
-        """Work to `run` that puts queues and index on disk: no entry that was cut may come back when others
-        have its place.
+    def _cut_queue_syncs(self) -> Generator[Callable[[], None], None, None]:
+        """Calls that put queues and index on disk: no entry that was cut may come back when others have its
+        place.
 
         Syncs that are running have their own files. Raises StoreError for want of descriptors.
         """
@@ -618,11 +621,15 @@ class MessageStore:
             for _ in range(_SHORTAGES_MAX):
                 work = parts.sync_work()
                 try:
-                    yield work
+                    yield work.run if parts is self.queues else partial(self._sync_index, work)
                 except BaseException:
                     work.close()
                     raise
                 if not work.left:
+                    break
+                if self._index_error is not None:
+                    # It is built again, also after a power cut.
+                    parts.give_back(work)
                     break
                 # Closes files, so that the next try finds descriptors.
                 parts.give_back(work)
@@ -786,7 +793,10 @@ class MessageStore:
 
         def sync() -> None:
             queues.run(paced=paced)
-            index.run(paced=paced)
+            if self._index_error is None:
+                self._sync_index(index, paced=paced)
+            if self._index_error is not None:
+                return
             if left := len(queues.left) + len(index.left):
                 log.warning("out of file descriptors: files of queues are synced later", files=left)
                 return
@@ -804,6 +814,72 @@ class MessageStore:
             )
 
         return sync
+
+    def _sync_index(self, work: SyncWork, *, paced: bool = False) -> None:
+        """Put files of the index on disk, or note the error: the index is optional. Blocks."""
+        try:
+            work.run(paced=paced)
+        except OSError as error:
+            self._index_error = error
+
+    def index_is_doubtful(self) -> bool:
+        """Whether a sync of the index has failed: some of it may be lost, so it has to be built again.
+
+        It gets no keys from then on; what is not known to be on disk counts as lacking.
+        """
+        if self._index_error is None:
+            return False
+        backlog = self.dispatcher.backlog
+        reason = f"{self.index.directory}: fsync failed: {self._index_error.strerror}"
+        if backlog is None or not self.settings.dispatch.message_index_enable:
+            # Only its folder is synced, where files were deleted.
+            self._index_error = None
+            self.unwritten.fail(INDEX, reason, consequence="none is kept; its folder is synced again")
+            return False
+        if not backlog.is_doubtful:
+            start = self._unsynced_index().redispatch_from
+            lacks_from = self.dispatcher.position if start is None else max(start, self.commit_log.min_offset)
+            self.dispatcher.doubt_index(lacks_from, reason)
+        return True
+
+    def drop_doubtful_index(self) -> Iterator[Callable[[], None]]:
+        """Delete the files of the index that are not known to be on disk: they are built again from the log.
+
+        These are the files that a start after a crash builds again, and as there the checkpoint is lowered
+        first: a step of the iterator does it, in a worker thread, and raises nothing. What cannot be written
+        or deleted leaves the index doubtful: call again later.
+        """
+        backlog, lacks_from, cuts = self.dispatcher.backlog, self.dispatcher.index_lacks_from, self._cuts
+        assert backlog is not None, "an index that is doubtful is kept"
+        assert lacks_from is not None, "an index that is doubtful lacks keys"
+        logics_ms, plan = logics_time_ms(self.commit_log, lacks_from), self._unsynced_index()
+
+        def lower() -> None:
+            with self._checkpoint_lock:
+                if cuts == self._cuts and not self._is_cutting:
+                    offset = min(lacks_from, self._checkpoint.logics_physical_offset)
+                    self._checkpoint = self._lowered(offset, logics_ms, plan)
+                    self._checkpoint_file.save(self._checkpoint)
+
+        yield (step := _Step(lower))
+        if cuts != self._cuts or self._is_cutting:
+            return
+        try:
+            if step.error is not None:
+                raise StoreError(_reason(step.error), path=self._checkpoint_file.path)
+            self.index.cut(self._unsynced_index())
+        except StoreError as error:
+            backlog.fail(lacks_from, str(error))
+        else:
+            self._index_error = None
+            backlog.is_doubtful = False
+
+    def _unsynced_index(self) -> IndexCut:
+        """Files of the index that may not be on disk, by the rule of a start after a crash."""
+        log_ = self.commit_log
+        return self.index.plan_cut(
+            0 if log_.is_empty else log_.max_offset, safe_until_ms=self._checkpoint.index_msg_timestamp_ms
+        )
 
     def _logics_offset(self) -> int:
         """The checkpoint's logicsPhysicalOffset when all that queues and index have now is on disk."""
@@ -826,27 +902,26 @@ class MessageStore:
         self._noted_confirm_offset = min(self.confirm_offset(), self.commit_log.max_offset)
 
     def _save_checkpoint(self, cuts: int, **changes: int) -> None:
-        """Blocks; called by worker threads. Raises OSError, but not for a full disk.
+        """Blocks; called by worker threads.
 
-        An older checkpoint is still true: the next start only checks more records. Changes from before a cut
-        (`cuts` is `_cuts` of that time) may not be, and are dropped; so are those from while its own syncs
-        run, which have taken over the files with earlier writes.
+        If it cannot be written, the older checkpoint is still true: the next start only checks more records.
+        Changes from before a cut (`cuts` is `_cuts` of that time) may not be, and are dropped; so are those
+        from while its own syncs run, which have taken over the files with earlier writes.
         """
         with self._checkpoint_lock:
             if cuts != self._cuts or self._is_cutting:
                 return
-            self._checkpoint = evolve(
+            changed = evolve(
                 self._checkpoint,
                 confirm_physical_offset=self._noted_confirm_offset,
                 **changes,
             )
             try:
-                self._checkpoint_file.save(self._checkpoint)
+                self._checkpoint_file.save(changed)
             except OSError as error:
-                if error.errno not in DISK_FULL:
-                    raise
                 self._warn_of_old_checkpoint(error)
             else:
+                self._checkpoint = changed
                 self.unwritten.succeed(CHECKPOINT)
 
     def _save_time_steps(self, steps: Sequence[TimeStep], changes: int) -> bool:
@@ -866,9 +941,9 @@ class MessageStore:
         return True
 
     def _save_queue_manifest(self, cuts: int, names: frozenset[tuple[str, int]], *, deletions: int) -> None:
-        """Blocks; called by worker threads. Raises OSError, but not for want of space or descriptors.
+        """Blocks; called by worker threads. If it cannot be written, the next sync tries again.
 
-        The next sync tries again then. Names from before a cut are dropped.
+        Names from before a cut are dropped.
         """
         with self._checkpoint_lock:
             if cuts != self._cuts:
@@ -876,8 +951,6 @@ class MessageStore:
             try:
                 save_queue_manifest(self.settings.root, names)
             except OSError as error:
-                if error.errno not in DISK_FULL and not is_shortage(error):
-                    raise
                 self._listed_deletions = None
                 self.unwritten.fail(
                     QUEUE_LIST,
@@ -904,9 +977,9 @@ class MessageStore:
         """Put everything on disk, mark the store as cleanly closed, close all files and release the lock.
 
         `abort` stays, as in the broker, if queues are not at the log's end (dispatch waits at a bad
-        record, is refused by the disk, or takes longer than `CLOSE_DISPATCH_S`), or if there are no
-        descriptors to sync them and the index with. Raises StoreError if the disk refuses: the store then
-        stays marked as in need of recovery.
+        record, is refused by the disk, or takes longer than `CLOSE_DISPATCH_S`), if there are no descriptors
+        to sync them and the index with, or if a sync of the index failed. Raises StoreError if the disk
+        refuses: the store then stays marked as in need of recovery.
         """
         log_ = self.commit_log
         try:
@@ -919,7 +992,8 @@ class MessageStore:
             log_.flushed.advance(log_.max_offset)
             if (sync_queues := self.queue_sync_work()) is not None:
                 sync_queues()
-            synced = not self._reclaim_unsynced()
+            is_doubtful = self.index_is_doubtful()
+            synced = not self._reclaim_unsynced() and not is_doubtful
             self._save_checkpoint(
                 self._cuts,
                 physic_msg_timestamp_ms=self._claimed_ms(log_.last_store_timestamp_ms)
