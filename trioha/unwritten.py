@@ -21,7 +21,8 @@ RECORDING: Final = "recording"
 HISTORY: Final = "metadata history"
 CHECKPOINT: Final = "checkpoint"
 QUEUE_LIST: Final = "list of queues"
-OPTIONAL: Final = (INDEX, RECORDING, HISTORY, CHECKPOINT, QUEUE_LIST)
+TIME_STEPS: Final = "time steps"
+OPTIONAL: Final = (INDEX, RECORDING, HISTORY, CHECKPOINT, QUEUE_LIST, TIME_STEPS)
 """Names of what every node may write; others are those of files."""
 LOG_INTERVAL_S: Final = 60.0
 """Between two lines in the log about one thing that cannot be written."""

@@ -1,6 +1,8 @@
 """Store times that go back: a clock that was set back, or was wrong for a while, here or at the master."""
 
+import errno
 import json
+import os
 
 import pytest
 from attrs import evolve
@@ -155,6 +157,33 @@ def test_steps_are_known_after_a_restart_also_one_between_two_lives(tmp_path, wa
     # The messages of the wrong hours are not the answer while they lead the clock.
     assert again.reads.offset_by_time("Orders", 0, NOW_MS + 1) == 3
     again.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_steps_that_cannot_be_written_are_reported_and_hold_the_checkpoint_until_they_are(
+    tmp_path, wall, monkeypatch, number
+):
+    store = open_store(tmp_path)
+    put(store, wall, NOW_MS + HOUR_MS)
+    put(store, wall, NOW_MS)
+    dispatch(store)
+    flush(store)
+    with monkeypatch.context() as refusing:
+
+        def refuse(*_):
+            raise OSError(number, os.strerror(number))
+
+        refusing.setattr("trioha.store.message_store.save_time_steps", refuse)
+        sync_queues(store)
+        sync_queues(store)
+    assert store.unwritten.failures == {"time steps": 2}
+    assert os.strerror(number) in store.unwritten.reasons["time steps"]
+    assert store._checkpoint.logics_physical_offset == 0
+    sync_queues(store)
+    assert dict(store.unwritten.reasons) == {}
+    assert store._checkpoint.logics_physical_offset == store.commit_log.max_offset
+    assert len(json.loads((tmp_path / FILE_NAME).read_text())["steps"]) == 1
+    store.close()
 
 
 def test_a_cut_and_a_new_log_forget_the_steps_after_them(tmp_path, wall):

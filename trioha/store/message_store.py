@@ -30,7 +30,6 @@ import structlog
 from attrs import Factory, evolve, frozen
 
 from trioha.errors import StoreError
-from trioha.net.border import is_shortage
 from trioha.store.callbacks import Callbacks
 from trioha.store.checkpoint import Checkpoint, CheckpointFile
 from trioha.store.commit_log import CommitLog
@@ -51,7 +50,7 @@ from trioha.store.recovery import CHECKED_BYTES, Recovered, open_commit_log
 from trioha.store.syncing import SyncWork, sync_directory
 from trioha.store.time_steps import LEAD_MS_MAX, TimeStep, load_time_steps, save_time_steps
 from trioha.store.topic_types import batch_topics
-from trioha.unwritten import CHECKPOINT, INDEX, QUEUE_LIST, Unwritten
+from trioha.unwritten import CHECKPOINT, INDEX, QUEUE_LIST, TIME_STEPS, Unwritten
 from trioha.watermark import REACHED, Wait, Watermark
 
 log = structlog.get_logger(__name__)
@@ -927,16 +926,18 @@ class MessageStore:
     def _save_time_steps(self, steps: Sequence[TimeStep], changes: int) -> bool:
         """Whether the steps are on disk now. Blocks; called by worker threads.
 
-        Raises OSError, but not for want of space or descriptors: the checkpoint stays as it is then, and the
-        next start finds the steps again.
+        If not, the checkpoint has to stay as it is: the next start finds the steps again.
         """
         try:
             save_time_steps(self.settings.root, steps)
         except OSError as error:
-            if error.errno not in DISK_FULL and not is_shortage(error):
-                raise
-            log.warning("where store times go back cannot be written", reason=error.strerror)
+            self.unwritten.fail(
+                TIME_STEPS,
+                f"{self.settings.root}: {error.strerror}",
+                consequence="the checkpoint stays as it is; a start after a crash checks more of the log",
+            )
             return False
+        self.unwritten.succeed(TIME_STEPS)
         self._saved_steps = changes
         return True
 
