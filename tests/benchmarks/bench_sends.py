@@ -47,10 +47,10 @@ from tests.benchmarks.rivals.rounds import turns
 from tests.benchmarks.rivals.sides import NODE_SETTINGS
 from tests.node.wire import Wire
 from tests.node_process import TriohaNode
+from tests.remoting.batches import encode_batch_body
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import LanguageCode, RequestCode
 from trioha.remoting.command import ONEWAY_FLAG, RemotingCommand, SerializeType, request
-from trioha.remoting.message_batch import encode_batch_body
 from trioha.remoting.send_message import SendMessageRequestHeader
 from trioha.store.messages import BatchItem
 

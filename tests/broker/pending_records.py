@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from attrs import evolve
 
 from tests.store.support import VECTORS, message, open_store
+from trioha.broker.pop_records import PendingCheckPoint, PendingPops, is_pop_record
+from trioha.broker.timer_records import PendingTimer, PendingTimers, has_slot
 from trioha.metadata.offsets import ConsumerOffsets
 from trioha.metadata.pretty_json import parse_pretty
 from trioha.store.message_properties import encode_properties, parse_properties
@@ -36,6 +39,30 @@ def recorded(*names: str) -> list[Record]:
             found.append(record)
             at += record.total_size
     return sorted(found, key=lambda record: record.physical_offset)
+
+
+def pending_check_points(
+    records: Iterable[Record], revived: Mapping[tuple[str, int], int] | None = None
+) -> list[PendingCheckPoint]:
+    """The check points that are pending after these records, which are in log order.
+
+    `revived` as for `PendingPops`.
+    """
+    pops = PendingPops(revived)
+    for record in records:
+        properties = parse_properties(record.properties_raw)
+        if is_pop_record(record, properties):
+            pops.add(record, properties)
+    return list(pops)
+
+
+def pending_timers(records: Iterable[Record]) -> list[PendingTimer]:
+    """The timers that are pending after these records, which are in log order."""
+    timers = PendingTimers()
+    for record in records:
+        if has_slot(record.properties_raw):
+            timers.add(record, parse_properties(record.properties_raw))
+    return list(timers)
 
 
 def recorded_offsets() -> ConsumerOffsets:

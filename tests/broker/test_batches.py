@@ -7,9 +7,10 @@ from struct import pack
 import pytest
 
 from tests.broker.sending import PEER, TOPIC, Sending, properties_of
+from tests.remoting.batches import encode_batch_body
 from trioha.metadata.topics import TopicConfig
 from trioha.remoting.codes import RequestCode, ResponseCode
-from trioha.remoting.message_batch import encode_batch_body, parse_batch
+from trioha.remoting.message_batch import parse_batch
 from trioha.remoting.send_message import SendMessageResponseHeader
 from trioha.store.messages import BatchItem, MessageBatch
 from trioha.store.record import Host

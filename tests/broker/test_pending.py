@@ -12,13 +12,13 @@ from tests.broker.pending_records import (
     TIMERS,
     append,
     dispatch,
+    pending_check_points,
     recorded,
     recorded_offsets,
     stored,
     with_properties,
 )
 from trioha.broker.pending import count_pending, pending_text, revived_offsets
-from trioha.broker.pop_records import pending_check_points
 from trioha.broker_status import PendingStatus
 from trioha.store import queue_folders
 from trioha.store.queue_folders import QueueFolders

@@ -7,9 +7,17 @@ from collections import Counter
 import pytest
 from attrs import evolve
 
-from tests.broker.pending_records import FAILOVER, KILLED_AT, POPS, in_timer_topic, recorded, recorded_offsets
+from tests.broker.pending_records import (
+    FAILOVER,
+    KILLED_AT,
+    POPS,
+    in_timer_topic,
+    pending_check_points,
+    recorded,
+    recorded_offsets,
+)
 from trioha.broker.pending import revived_offsets
-from trioha.broker.pop_records import PendingPops, is_pop_record, pending_check_points
+from trioha.broker.pop_records import PendingPops, is_pop_record
 from trioha.store.message_properties import encode_properties, parse_properties
 
 RECORDS = recorded(*POPS)

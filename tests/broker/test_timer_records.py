@@ -5,8 +5,15 @@ import tracemalloc
 import pytest
 from attrs import evolve
 
-from tests.broker.pending_records import SENT, TIMERS, in_timer_topic, recorded, with_properties
-from trioha.broker.timer_records import PendingTimers, pending_timers, real_queue
+from tests.broker.pending_records import (
+    SENT,
+    TIMERS,
+    in_timer_topic,
+    pending_timers,
+    recorded,
+    with_properties,
+)
+from trioha.broker.timer_records import PendingTimers, real_queue
 from trioha.store.message_properties import parse_properties
 from trioha.store.topics import TIMER_TOPIC
 

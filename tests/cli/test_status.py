@@ -9,6 +9,7 @@ import pytest
 import trio
 from attrs import evolve
 
+from tests.controller.set_data import set_data_body
 from tests.remoting.recorded import answers
 from tests.status_samples import HA_ADDRESS, connection_status, master_status, slave_status
 from trioha.broker_status import (
@@ -407,7 +408,7 @@ def controller_answers(*, leads: bool, leader: str = "") -> dict[int, RemotingCo
     first = protocol.Replica("broker-a", 1, "10.0.0.1:10911", is_alive=True)
     second = protocol.Replica("broker-a", 2, "10.0.0.2:10911", is_alive=False)
     info = protocol.ReplicaSetInfo((first,), (second,), 1, "10.0.0.1:10911", 4, 7)
-    body = protocol.set_data_body({"broker-a": info})
+    body = set_data_body({"broker-a": info})
     return {
         code: response_to(request(code), 0, ext_fields=metadata.to_fields()),
         groups: response_to(request(groups), 0, body=body),
@@ -603,7 +604,7 @@ def controlled_group(*, has_master: bool = True) -> Iterator[tuple[str, str, str
         code = RequestCode.CONTROLLER_GET_METADATA_INFO
         answers[code] = ok(code, fields=metadata)
         code = RequestCode.CONTROLLER_GET_SYNC_STATE_DATA
-        answers[code] = ok(code, body=protocol.set_data_body({"broker-x": group}))
+        answers[code] = ok(code, body=set_data_body({"broker-x": group}))
         yield controller, master, slave
 
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 import trio
 from attrs import define, evolve, field
 
+from tests.controller.set_data import set_data_body
 from trioha.controller import protocol
 from trioha.controller.protocol import ElectedGroup, MemberSet
 from trioha.remoting.codec import FrameDecoder
@@ -204,7 +205,7 @@ class Group:
         info = protocol.ReplicaSetInfo(
             in_sync, others, self.master_id, self.master_address, self.epoch, self.set_epoch
         )
-        return protocol.set_data_body({NAME: info} if self.addresses else {})
+        return set_data_body({NAME: info} if self.addresses else {})
 
     def _elected(
         self, command: RemotingCommand, elect: Callable[[protocol.ElectRequest], int]

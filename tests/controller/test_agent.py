@@ -138,7 +138,6 @@ async def test_forged_notices_change_nothing_and_ask_the_leader_at_most_ten_time
         await trio.sleep(0.001)
     assert running.controllers.requests == [Code.CONTROLLER_GET_REPLICA_INFO] * 10
     assert running.agent.role == role
-    assert running.agent.status().notices == 995
     # A true notice among them is not lost.
     running.elect_other()
     running.send_notice()
@@ -532,6 +531,5 @@ def test_lost_late_and_cut_answers_end_in_one_id_and_the_latest_role(
             assert {broker_id for broker_id in group.ids if broker_id != 9} == {running.agent.broker_id}
             epochs = [(each.epoch, each.sync_state_set_epoch) for each in running.roles]
             assert epochs == sorted(set(epochs))
-            assert running.agent.status().contradictory_decisions == 0
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.controller.set_data import parse_broker_names, set_data_body
 from trioha.controller import protocol
 from trioha.controller.protocol import ElectedGroup, EpochCache, HeaderFields, MemberSet
 from trioha.errors import RemoteProtocolError
@@ -41,13 +42,14 @@ ANSWERS: dict[int, type[HeaderFields]] = {
     for kind in (
         protocol.ControllerMetadata,
         protocol.NextBrokerId,
-        protocol.AppliedBrokerId,
         protocol.Registered,
         protocol.Elected,
         protocol.ReplicaInfo,
         protocol.AlteredSet,
     )
 }
+READ_BY_CODE = RequestCode.CONTROLLER_APPLY_BROKER_ID
+"""Of its answers only the code is read."""
 OF_NAME_SERVERS = {RequestCode.REGISTER_BROKER, RequestCode.UNREGISTER_BROKER}
 SIGNATURE = {"AccessKey", "Signature"}
 
@@ -72,9 +74,9 @@ def reencoded_body(code: int, is_answer: bool, body: bytes) -> bytes:
         case RequestCode.CONTROLLER_ELECT_MASTER, True:
             return ElectedGroup.of_body(body).to_body()
         case RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, True:
-            return protocol.set_data_body(protocol.parse_set_data(body))
+            return set_data_body(protocol.parse_set_data(body))
         case RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, False:
-            return protocol.broker_names_body(protocol.parse_broker_names(body))
+            return protocol.broker_names_body(parse_broker_names(body))
         case RequestCode.GET_BROKER_EPOCH_CACHE, True:
             return EpochCache.of_body(body).to_body()
         case _:
@@ -86,7 +88,8 @@ def test_every_recorded_frame_decodes_and_encodes_equally() -> None:
     for code, is_answer, command in recorded():
         kind = (ANSWERS if is_answer else REQUESTS).get(code)
         fields = {key: value for key, value in command.ext_fields.items() if key not in SIGNATURE}
-        assert (kind.of(fields).to_fields() if kind else {}) == fields, (code, is_answer)
+        if not (is_answer and code == READ_BY_CODE):
+            assert (kind.of(fields).to_fields() if kind else {}) == fields, (code, is_answer)
         assert reencoded_body(code, is_answer, bytes(command.body)) == command.body, (code, is_answer)
         seen.add((code, is_answer))
     assert {code for code, is_answer in seen if not is_answer} == set(REQUESTS)
@@ -124,7 +127,6 @@ BODIES = (
     ElectedGroup.of_body,
     EpochCache.of_body,
     protocol.parse_set_data,
-    protocol.parse_broker_names,
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),

@@ -11,6 +11,7 @@ import pytest
 import trio
 from attrs import evolve
 
+from tests.controller.set_data import parse_broker_names, set_data_body
 from tests.doctor.cases import MASTER, SLAVE, pair
 from trioha.broker_status import BrokerStatus
 from trioha.controller.protocol import (
@@ -19,8 +20,6 @@ from trioha.controller.protocol import (
     EpochCache,
     Replica,
     ReplicaSetInfo,
-    parse_broker_names,
-    set_data_body,
 )
 from trioha.doctor import collector
 from trioha.doctor.collector import Collector, Targets

@@ -15,8 +15,8 @@ from typing import Final
 from attrs import frozen
 
 from tests.hostile.values import properties_value, text_value
+from tests.remoting.batches import encode_batch_body
 from trioha.remoting.codes import RequestCode
-from trioha.remoting.message_batch import encode_batch_body
 from trioha.store.messages import BatchItem
 
 _WHOLE_NUMBER = re.compile(r"-?[0-9]+")

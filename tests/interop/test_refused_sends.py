@@ -13,10 +13,10 @@ from attrs import evolve, frozen
 from tests.interop.java import JavaDriver
 from tests.interop.rocketmq import both_lines, is_5
 from tests.interop.world import StartNode
+from tests.remoting.batches import encode_batch_body
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode, ResponseCode, Version
 from trioha.remoting.command import RemotingCommand, request
-from trioha.remoting.message_batch import encode_batch_body
 from trioha.remoting.send_message import SendMessageRequestHeader
 from trioha.store.message_properties import encode_properties
 from trioha.store.messages import BatchItem

@@ -5,11 +5,12 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
+from tests.remoting.batches import encode_batch_body
 from tests.store.support import HOST, log_bytes, open_log
 from tests.store.test_any_record import HOST_V6
 from tests.store.test_kernel import mode, needs_kernel
 from trioha.errors import RemoteProtocolError
-from trioha.remoting.message_batch import batch_items, encode_batch_body, parse_batch
+from trioha.remoting.message_batch import batch_items, parse_batch
 from trioha.store import compiled
 from trioha.store.batch_records import batch_record_sizes, common_sizes, encode_batch
 from trioha.store.landmarks import Landmarks

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.epochs import epoch_at
 from tests.store.crashes import Crash, CrashingDisk
 from tests.store.support import VECTORS, message, open_store
 from trioha.errors import StoreError
@@ -36,14 +37,9 @@ def test_a_suffix_is_cut_at_an_offset():
     assert CACHE.truncate_suffix(100) == EpochTable()
 
 
-def test_an_epoch_is_found_by_an_offset_in_it():
-    assert CACHE.entry_at(350) == EpochEntry(2, 300)
+def test_an_epoch_ends_where_the_next_one_or_the_log_does():
     assert CACHE.end_of(EpochEntry(2, 300), 700) == 500
-    assert CACHE.entry_at(300) == EpochEntry(2, 300)
-    assert CACHE.entry_at(299) == EpochEntry(1, 100)
-    assert CACHE.entry_at(FAR) == EpochEntry(3, 500)
-    assert CACHE.entry_at(99) is None
-    assert EpochTable().entry_at(0) is None
+    assert CACHE.end_of(EpochEntry(3, 500), 700) == 700
 
 
 @pytest.mark.parametrize(
@@ -118,7 +114,7 @@ def test_cuts_keep_every_epoch_on_their_side(steps, offset, log_end):
     kept = whole.truncate_prefix(offset)
     for at in range(offset, offset + 3):
         # Who wrote the bytes that are left is known as before.
-        assert kept.entry_at(at) == whole.entry_at(at)
+        assert epoch_at(kept, at) == epoch_at(whole, at)
     for entry in whole.entries:
         end = whole.end_of(entry, log_end)
         assert end >= entry.start_offset

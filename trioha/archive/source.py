@@ -72,8 +72,6 @@ class LogPart:
     topics: tuple[str, ...] | None
     """Sorted; None for more than `TOPICS_MAX`, and for names that are no UTF-8."""
     crc32: int
-    ends_file: bool
-    """Whether it reaches to the end of its file."""
     reaches_end: bool
     """Whether it reaches to the log's present end."""
 
@@ -266,7 +264,6 @@ class LogSource:
             max_store_ms=max(0, max_store_ms),
             topics=_texts(statistics.topics),
             crc32=crc,
-            ends_file=at == start + self.file_bytes,
             reaches_end=not is_full and at < start + self.file_bytes,
         )
 

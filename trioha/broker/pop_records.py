@@ -40,7 +40,6 @@ from trioha.broker.timer_records import DELIVERED, REAL_TOPIC
 from trioha.errors import RemoteProtocolError
 from trioha.numbers import NATURAL32, NATURAL64, Range, parse_int
 from trioha.remoting.fastjson import JsonLimits, parse_json
-from trioha.store.message_properties import parse_properties
 from trioha.store.record import Record
 from trioha.store.topics import REVIVE_TOPIC_PREFIX, TIMER_TOPIC
 
@@ -161,18 +160,6 @@ class PendingPops:
                     invisible_ms=_INVISIBLE.unpack_from(entry)[0],
                     offsets=tuple(start_offset + difference for (difference,) in rest),
                 )
-
-
-def pending_check_points(
-    records: Iterable[Record], revived: Mapping[tuple[str, int], int] | None = None
-) -> list[PendingCheckPoint]:
-    """The check points that are pending after these records, which are in log order; `revived` as above."""
-    pops = PendingPops(revived)
-    for record in records:
-        properties = parse_properties(record.properties_raw)
-        if is_pop_record(record, properties):
-            pops.add(record, properties)
-    return list(pops)
 
 
 def is_pop_record(record: Record, properties: Mapping[str, str]) -> bool:

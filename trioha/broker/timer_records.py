@@ -18,7 +18,7 @@ Check points and acknowledgements of popped messages are timers, too (`trioha.br
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from struct import Struct
 from typing import Final
@@ -26,7 +26,6 @@ from typing import Final
 from attrs import frozen
 
 from trioha.numbers import NATURAL32, NATURAL64, parse_int
-from trioha.store.message_properties import parse_properties
 from trioha.store.record import Record
 from trioha.store.topics import TIMER_TOPIC
 
@@ -95,15 +94,6 @@ class PendingTimers:
         for entries in self._entries.values():
             for fields in _ENTRY.iter_unpack(entries):
                 yield PendingTimer(*fields)
-
-
-def pending_timers(records: Iterable[Record]) -> list[PendingTimer]:
-    """The timers that are pending after these records, which are in log order."""
-    timers = PendingTimers()
-    for record in records:
-        if has_slot(record.properties_raw):
-            timers.add(record, parse_properties(record.properties_raw))
-    return list(timers)
 
 
 def has_slot(properties_raw: bytes) -> bool:

@@ -65,15 +65,6 @@ class Connections:
         self.on_opened: Callable[[str], None] | None = None
         """Called with the address of each new connection."""
 
-    @property
-    def open_addresses(self) -> tuple[str, ...]:
-        """Addresses with a connection."""
-        return tuple(
-            address
-            for address, connection in self._connections.items()
-            if connection.client is not None and connection.client.is_connected
-        )
-
     async def get(self, address: str) -> RemotingClient:
         """A connection to `address`, opened if there is none. Raises PeerError if none can be made."""
         while True:

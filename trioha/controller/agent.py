@@ -189,16 +189,8 @@ class AgentStatus:
     """Wall clock in ms since 1970 when the last of them was decided."""
     refusal: str | None
     """Why the last step was refused; None if it was not."""
-    heartbeats: int
-    """Sent to all controllers together."""
-    notices: int
-    """Received from controllers, or from others."""
-    stale_decisions: int
-    """Older than the role."""
     hang: str | None
     """What of this broker hangs, so that it sends no heartbeats; None if nothing does."""
-    contradictory_decisions: int
-    """With another master for the role's epoch: a fault of the controllers."""
 
 
 class _RefusedError(Exception):
@@ -241,7 +233,6 @@ class ControllerAgent:
         self._tracker: RoleTracker | None = None
         self._changes: StateChanges[Role] = StateChanges()
         self._hurry = trio.Event()
-        self._notices = 0
         self._roles = 0
         self._role_since_ms: int | None = None
         self._refusal: str | None = None
@@ -315,7 +306,6 @@ class ControllerAgent:
 
     def status(self) -> AgentStatus:
         """The agent now."""
-        tracker = self._tracker
         return AgentStatus(
             state=self._state,
             broker_id=self.broker_id,
@@ -326,11 +316,7 @@ class ControllerAgent:
             roles=self._roles,
             role_since_ms=self._role_since_ms,
             refusal=self._refusal,
-            heartbeats=self._links.heartbeats,
-            notices=self._notices,
             hang=self._hang,
-            stale_decisions=0 if tracker is None else tracker.stale,
-            contradictory_decisions=0 if tracker is None else tracker.contradictions,
         )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -347,7 +333,6 @@ class ControllerAgent:
         """
         notice = protocol.RoleNotice.of(ext_fields)
         members = MemberSet.of_body(body)
-        self._notices += 1
         role = self.role
         later = (notice.master_epoch or 0, max(members.epoch, notice.set_epoch or 0))
         if role is None or later > (role.epoch, role.sync_state_set_epoch):

@@ -99,7 +99,6 @@ class ControllerLinks:
         `describe` says for the log what this broker goes on doing while no controller leads.
         """
         self._links = {address: Link(address) for address in addresses}
-        self._configured = frozenset(addresses)
         self._leader_period_s = leader_period_s
         self._heartbeat_period_s = heartbeat_period_s
         self._timeout_s = timeout_s
@@ -111,9 +110,6 @@ class ControllerLinks:
         self._is_alone_reported = False
         self._extra: Link | None = None
         self._nursery: trio.Nursery | None = None
-        self.heartbeats = 0
-        """Sent to all controllers together."""
-        self.leader_changes = 0
         self.leader_heard_s: float | None = None
         """When a controller that leads last answered, on trio's clock; None for never."""
         self.leaders: StateChanges[str | None] = StateChanges()
@@ -180,7 +176,6 @@ class ControllerLinks:
         if command is None or link.client is None or not link.client.is_connected:
             return
         link.client.send_oneway(command)
-        self.heartbeats += 1
 
     async def _keep(self, link: Link) -> None:
         """Stay connected to one controller until cancelled."""
@@ -263,7 +258,6 @@ class ControllerLinks:
         self._leader = link
         self.heard(link)
         self._is_alone_reported = False
-        self.leader_changes += 1
         self.leaders.publish(link.address)
         log.info("leading controller", controller=link.address, group=metadata.group)
         self._found.set()

@@ -4,7 +4,7 @@
 |---|---|---|---|
 | 1005 | `MetadataRequest` | - | `ControllerMetadata` |
 | 1012 | `NextBrokerIdRequest` | cluster, broker | `NextBrokerId` |
-| 1013 | `ApplyBrokerIdRequest` | cluster, broker, id, check code | `AppliedBrokerId` |
+| 1013 | `ApplyBrokerIdRequest` | cluster, broker, id, check code | only its code is read |
 | 1003 | `RegisterRequest` | cluster, broker, id, address, time | `Registered`, a `MemberSet` |
 | 1002 | `ElectRequest` | cluster, broker, id, is it designated, time | `Elected`, an `ElectedGroup` |
 | 904 | `Heartbeat` | cluster, broker, id, address, epoch, offsets | one-way |
@@ -326,16 +326,6 @@ class ApplyBrokerIdRequest(HeaderFields):
 
 
 @frozen(kw_only=True)
-class AppliedBrokerId(HeaderFields):
-    """The id belongs to the broker; else the answer's code is CONTROLLER_BROKER_ID_INVALID."""
-
-    CODE = RequestCode.CONTROLLER_APPLY_BROKER_ID
-
-    cluster_name: str | None = _ext("clusterName", default=None)
-    broker_name: str | None = _ext("brokerName", default=None)
-
-
-@frozen(kw_only=True)
 class RegisterRequest(HeaderFields):
     """Registers a broker that has an id, with its address of this start."""
 
@@ -492,28 +482,6 @@ def broker_names_body(names: list[str]) -> bytes:
     return format_json(names, bare_keys=True).encode()
 
 
-def parse_broker_names(body: bytes | memoryview) -> list[str]:
-    """The names in the body of GET_SYNC_STATE_DATA. Raises RemoteProtocolError."""
-    names = _array(parse_json(body, limits=_LIMITS), "broker names", GROUPS_MAX)
-    return [_string(name, "a broker name") for name in names]
-
-
-def set_data_body(groups: Mapping[str, ReplicaSetInfo]) -> bytes:
-    """The body of an answer to GET_SYNC_STATE_DATA, as controllers write it."""
-    table = {}
-    for name, group in groups.items():
-        fields = {
-            "inSyncReplicas": [_replica_json(replica) for replica in group.in_sync],
-            "masterAddress": group.master_address,
-            "masterBrokerId": group.master_id,
-            "masterEpoch": group.master_epoch,
-            "notInSyncReplicas": [_replica_json(replica) for replica in group.not_in_sync],
-            "syncStateSetEpoch": group.set_epoch,
-        }
-        table[name] = {key: value for key, value in fields.items() if value is not None}
-    return format_json({"replicasInfoTable": table}, bare_keys=True).encode()
-
-
 def parse_set_data(body: bytes | memoryview) -> dict[str, ReplicaSetInfo]:
     """The groups of an answer to GET_SYNC_STATE_DATA by broker name. Raises RemoteProtocolError."""
     whole = _object(parse_json(body, limits=_LIMITS), "sync-state data")
@@ -533,15 +501,6 @@ def parse_set_data(body: bytes | memoryview) -> dict[str, ReplicaSetInfo]:
             _number(group.get("syncStateSetEpoch", 0), I32),
         )
     return groups
-
-
-def _replica_json(replica: Replica) -> dict[str, object]:
-    return {
-        "alive": replica.is_alive,
-        "brokerAddress": replica.address,
-        "brokerId": replica.broker_id,
-        "brokerName": replica.broker_name,
-    }
 
 
 def _replicas(value: object) -> tuple[Replica, ...]:

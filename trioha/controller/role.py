@@ -10,8 +10,8 @@ So a decision is applied if it is later than the role, and is dropped if it is n
 | epoch > e, with a master | a new role |
 | epoch = e, the same master, set epoch > s | the role with the new set |
 | epoch = e, the same master, set epoch = s | the role, with the master's address if that is new |
-| epoch = e, another master | dropped and counted as a contradiction: one epoch has one master |
-| epoch < e, or set epoch < s | dropped and counted as stale |
+| epoch = e, another master | dropped and logged: one epoch has one master |
+| epoch < e, or set epoch < s | dropped |
 | no master, epoch >= e, or no role yet | no change: the broker asks for an election |
 | this broker is the master, and the epoch is not after the doubtful one | dropped: the broker resigns |
 
@@ -97,10 +97,6 @@ class RoleTracker:
     doubtful_epoch: int = NO_EPOCH
     """This broker does not go on as the master of an epoch up to this one."""
     role: Role | None = None
-    stale: int = 0
-    """Decisions that were older than the role."""
-    contradictions: int = 0
-    """Decisions that named another master of the role's epoch."""
 
     @property
     def epoch(self) -> int:
@@ -110,11 +106,7 @@ class RoleTracker:
     def apply(self, decision: MasterDecision) -> Outcome:
         """Change the role if the decision is later; see the table of this module."""
         outcome = self._judge(decision)
-        if outcome is Outcome.STALE:
-            self.stale += 1
-        elif outcome is Outcome.CONTRADICTORY:
-            self.contradictions += 1
-        elif outcome is Outcome.NEW_ROLE:
+        if outcome is Outcome.NEW_ROLE:
             assert decision.master_id is not None, "a role has a master"
             self.role = Role(
                 is_master=decision.master_id == self.broker_id,

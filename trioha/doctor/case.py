@@ -263,8 +263,6 @@ class Pair:
 
     master: Node
     slave: Node
-    by_address: bool
-    """Whether the slave dials this master's HA address."""
 
     @property
     def label(self) -> str:
@@ -356,14 +354,14 @@ class Case:
         if dialled is not None:
             for master in self.masters:
                 if master.ha_address is not None and same_address(master.ha_address, dialled):
-                    return Pair(master, slave, True)
+                    return Pair(master, slave)
         of_group = [
             master for master in self.masters if (master.cluster, master.name) == (slave.cluster, slave.name)
         ]
         if len(of_group) == 1:
-            return Pair(of_group[0], slave, False)
+            return Pair(of_group[0], slave)
         if not of_group and len(self.masters) == len(self.slaves) == 1:
-            return Pair(self.masters[0], slave, False)
+            return Pair(self.masters[0], slave)
         return None
 
 

@@ -44,10 +44,3 @@ class DataVersion:
     def following(self, now_ms: int) -> DataVersion:
         """The version after one more change."""
         return evolve(self, counter=self.counter + 1, timestamp_ms=now_ms)
-
-    def is_newer_than(self, other: DataVersion) -> bool:
-        """By stateVersion, then counter, then timestamp."""
-        return self._order() > other._order()
-
-    def _order(self) -> tuple[int, int, int]:
-        return (self.state_version or 0, self.counter, self.timestamp_ms)

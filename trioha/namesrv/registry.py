@@ -202,11 +202,6 @@ class Registry:
         """Broker names by cluster."""
         return {cluster: tuple(names) for cluster, names in self._clusters.items()}
 
-    @property
-    def topic_count(self) -> int:
-        """Number of topics."""
-        return len(self._topics)
-
     def register(
         self, request: BrokerRequest, registration: Registration, *, deletes_absent: bool = False
     ) -> MasterAddresses | None:

@@ -108,10 +108,6 @@ class Histogram:
             largest if p50 is None else p50, largest if p99 is None else p99, largest, self.total
         )
 
-    def uppers(self) -> Ints:
-        """Largest value of each bucket that has weight; shape (n,)."""
-        return np.minimum(_upper(self.buckets), self.max_value)
-
 
 def _bucket_of(values: Ints) -> Ints:
     if not len(values) or int(values.max()) < _EXACT_BELOW:

@@ -14,7 +14,7 @@ once for each message, one after the other, big-endian.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from struct import Struct
 from typing import Final
@@ -60,17 +60,3 @@ def batch_items(body: bytes) -> Sequence[BatchItem]:
     if compiled.IS_COMPILED and (sizes := compiled.records.batch_sizes(body, 0, len(body), True)):
         return EncodedItems(body, count=len(sizes), decode=partial(parse_batch, body))
     return parse_batch(body)
-
-
-def encode_batch_body(items: Iterable[BatchItem]) -> bytes:
-    """The body of a batch, as a producer sends it."""
-    parts: list[bytes] = []
-    for item in items:
-        size = ITEM_BYTES_MIN + len(item.body) + len(item.properties)
-        parts += (
-            _HEAD.pack(size, 0, 0, item.flag, len(item.body)),
-            item.body,
-            _I16.pack(len(item.properties)),
-            item.properties,
-        )
-    return b"".join(parts)

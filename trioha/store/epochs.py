@@ -75,10 +75,6 @@ class EpochTable:
         """The newest epoch; -1 without entries."""
         return self.entries[-1].epoch if self.entries else NO_EPOCH
 
-    def entry_at(self, offset: int) -> EpochEntry | None:
-        """The epoch that the byte at `offset` belongs to, or will belong to; None before the first one."""
-        return next((entry for entry in reversed(self.entries) if entry.start_offset <= offset), None)
-
     def end_of(self, entry: EpochEntry, log_end: int) -> int:
         """Physical offset after the last byte of an epoch of this table, in a log that ends at `log_end`."""
         following = self.entries.index(entry) + 1

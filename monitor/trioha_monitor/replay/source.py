@@ -190,19 +190,6 @@ class ReplaySource:
         goal = "the next event" if forward else "the event before"
         self._start_search(self._search_event(AtEvent(kind), forward=forward), goal)
 
-    def step_record(self, steps: int) -> None:
-        """Pause at the next (1) or previous (-1) recorded event of any session."""
-        self.player.pause()
-        at_ns = self.player.position.at_ns
-        times = []
-        for run in self._timeline.runs:
-            position = run.position_at(at_ns if steps > 0 else at_ns - 1)
-            record = run.reader.record_from(position) if steps > 0 else run.reader.record_before(position)
-            if record is not None:
-                times.append(run.wall_of(int(record["ts_ns"])))
-        if times:
-            self.player.jump(min(times) if steps > 0 else max(times))
-
     def run_until(self, condition: str) -> None:
         """Go to where a seek expression (`trioha_monitor.replay.search`) says, as fast as possible.
 

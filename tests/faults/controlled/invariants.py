@@ -8,6 +8,7 @@ from pathlib import Path
 
 from attrs import define, field
 
+from tests.epochs import epoch_at
 from tests.faults.invariants import NAMED_MAX
 from tests.faults.producer import Promise
 from trioha.errors import StoreError
@@ -59,7 +60,7 @@ class History:
     def note_promises(self, promises: Iterable[Promise], table: EpochTable, names: Mapping[str, str]) -> None:
         """Who answered PUT_OK is master of the epoch of that offset, as the last log has it."""
         for promise in promises:
-            entry = table.entry_at(promise.physical_offset)
+            entry = epoch_at(table, promise.physical_offset)
             self.note_master(
                 -1 if entry is None else entry.epoch, names[promise.answered_by], "its answers PUT_OK"
             )

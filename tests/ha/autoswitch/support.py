@@ -8,6 +8,7 @@ import trio
 import trio.lowlevel
 from attrs import define
 
+from tests.epochs import epoch_at
 from tests.ha.support import SETTINGS, Dialer, Events, Peer
 from tests.store.support import message, open_store
 from trioha.ha.autoswitch.frames import (
@@ -95,10 +96,10 @@ def frames_of(store, start_offset, *, batch_bytes=32768, confirm=0):
     log, table = store.commit_log, store.epochs.table
     offset = start_offset
     while offset < log.max_offset:
-        entry = table.entry_at(offset)
+        entry = epoch_at(table, offset)
         end = table.end_of(entry, log.max_offset)
         body = bytes(log.read(offset, min(batch_bytes, end - offset)))
-        label = table.entry_at(offset + len(body)) if offset + len(body) == end else entry
+        label = epoch_at(table, offset + len(body)) if offset + len(body) == end else entry
         yield TransferHeader(offset, len(body), label.epoch, label.start_offset, confirm), body
         offset += len(body)
 

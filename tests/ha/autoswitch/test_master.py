@@ -6,6 +6,7 @@ import pytest
 import trio
 from attrs import evolve
 
+from tests.epochs import epoch_at
 from tests.ha.autoswitch.master_support import OWN, SlavePeer, begin_life, connected, table
 from tests.ha.autoswitch.support import recorded_frames
 from tests.ha.support import SETTINGS, listening, settled
@@ -107,7 +108,7 @@ async def test_a_recorded_slave_gets_the_bytes_that_the_recorded_master_sent(
                 log.append_records(memoryview(body), last_store_timestamp_ms=0)
             while acked < end_offset:
                 header, body = await peer.next_frame()
-                entry = life.epochs.entry_at(header.offset)
+                entry = epoch_at(life.epochs, header.offset)
                 assert header.offset == acked
                 assert (header.epoch, header.epoch_start_offset) == (entry.epoch, entry.start_offset)
                 assert body == bytes(log.read(acked, len(body)))
