@@ -16,8 +16,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, NamedTuple
 
-from trioha.node.method_cache import methods_kept
-
 _CONFIG: Final = frozenset(("-c", "--config"))
 _SETTING: Final = frozenset(("-p", "--set"))
 
@@ -59,12 +57,11 @@ def start_node(arguments: NodeArguments) -> int:
     """Import a node and run it; returns its exit code. Raises TriohaError."""
     # Nothing that is imported becomes garbage: a collection, some 150 of them, would only visit it again.
     gc.disable()
-    with methods_kept():
-        # For tracebacks that a node does not print, and for log methods that it does not await: most of what
-        # structlog costs.
-        with _not_found("rich"), imported_on_use("asyncio"):
-            import structlog  # noqa: F401, PLC0415
-        from trioha.node.process import run_process  # noqa: PLC0415
+    # For tracebacks that a node does not print, and for log methods that it does not await: most of what
+    # structlog costs.
+    with _not_found("rich"), imported_on_use("asyncio"):
+        import structlog  # noqa: F401, PLC0415
+    from trioha.node.process import run_process  # noqa: PLC0415
 
     gc.freeze()
     gc.enable()
