@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from attrs import evolve
 from tests.store.support import VECTORS, message, open_store
 from trioha.broker.pop_records import PendingCheckPoint, PendingPops, is_pop_record
 from trioha.broker.timer_records import PendingTimer, PendingTimers, has_slot
+from trioha.metadata.documents import TimerCheckPoint
 from trioha.metadata.offsets import ConsumerOffsets
 from trioha.metadata.pretty_json import parse_pretty
 from trioha.store.message_properties import encode_properties, parse_properties
@@ -56,9 +57,11 @@ def pending_check_points(
     return list(pops)
 
 
-def pending_timers(records: Iterable[Record]) -> list[PendingTimer]:
-    """The timers that are pending after these records, which are in log order."""
-    timers = PendingTimers()
+def pending_timers(
+    records: Iterable[Record], check_points: Iterable[TimerCheckPoint] = ()
+) -> list[PendingTimer]:
+    """The timers that are pending after these records, which are in log order, by these check points."""
+    timers = PendingTimers(check_points)
     for record in records:
         if has_slot(record.properties_raw):
             timers.add(record, parse_properties(record.properties_raw))
@@ -79,9 +82,14 @@ def with_properties(record: Record, **changes: str | None) -> Record:
     return evolve(record, properties_raw=encode_properties(kept))
 
 
-def stored(root: Path, records: list[Record]) -> MessageStore:
-    """A store with these records, in log files of 64 KiB and queue files of 20 entries."""
+def stored(root: Path, records: list[Record], *, clock: Callable[[], int] | None = None) -> MessageStore:
+    """A store with these records, in log files of 64 KiB and queue files of 20 entries.
+
+    `clock` stamps them, ms since 1970; without it, that of this machine.
+    """
     store = open_store(root)
+    if clock is not None:
+        store.commit_log.now_ms = clock
     for record in records:
         append(store, record)
     dispatch(store)

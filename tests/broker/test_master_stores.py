@@ -19,7 +19,7 @@ async def test_a_slave_remembers_what_its_last_master_kept_in_rocksdb(tmp_path):
 
     await slave.note({KV: "true", TIMERS: "TRUE", "brokerName": "a"})
     assert remembered_keys(config) == (KV, TIMERS)
-    assert count_pending(tmp_path, revived={}).unread_stores == (
+    assert count_pending(tmp_path, revived={}).status.unread_stores == (
         f"popped messages ({KV} of the master)",
         f"timers that have left the log ({TIMERS} of the master)",
     )

@@ -8,7 +8,9 @@ import trio
 
 from tests.metadata.test_replica import SYNC_SESSIONS, replica, store, take
 from tests.remoting.recorded import VECTORS, answers, commands
+from trioha.broker import metadata_processor
 from trioha.broker.metadata_processor import MetadataProcessor
+from trioha.metadata.data_version import DataVersion
 from trioha.metadata.documents import TimerCheckPoint
 from trioha.metadata.pretty_json import parse_pretty
 from trioha.metadata.replica import CopiedTable
@@ -43,8 +45,8 @@ class Reads:
         return self.oldest_ms
 
 
-def processor(tables, reads=None):
-    return MetadataProcessor(tables, reads or Reads())
+def processor(tables, reads=None, **options):
+    return MetadataProcessor(tables, reads or Reads(), **options)
 
 
 async def ask(asked, code, version=Version.V4_9_7, **fields):
@@ -171,11 +173,34 @@ async def test_other_tasks_run_while_a_large_table_is_encoded():
     ].keys() == {"T7"}
 
 
-async def test_a_broker_with_the_timers_of_another_says_that_none_is_delivered():
+async def asked_check_point(asked):
+    answer = await ask(asked, RequestCode.GET_TIMER_CHECK_POINT, Version.V5_3_3)
+    return TimerCheckPoint.decode(answer.body)
+
+
+async def test_what_waits_is_counted_and_all_before_it_is_said_to_be_delivered(monkeypatch):
+    """Whatever the former master answered: the log may end before what that had delivered, or after it."""
+    monkeypatch.setattr(metadata_processor, "wall_clock_ms", lambda: 1_700_000_009_999)
+    waiting_ms = None
+    tables = store()
+    former = TimerCheckPoint(1_700_000_007_000, 5, DataVersion(3, 1_700_000_006_000, 2))
+    tables.timers.set_check_point(former)
+    asked = processor(tables, Reads(timers=7, oldest_ms=1_600_000_000_000), timers_from_ms=lambda: waiting_ms)
+    assert await asked_check_point(asked) == former
+    for counted_ms, said_ms in (
+        (1_700_000_003_000, 1_700_000_003_000),
+        # Slots of a precision below a second, and a clock that was ahead at the count.
+        (1_700_000_003_200, 1_700_000_003_000),
+        (1_800_000_000_000, 1_700_000_009_000),
+    ):
+        waiting_ms = counted_ms
+        assert await asked_check_point(asked) == TimerCheckPoint(said_ms, 7, former.version)
+
+
+async def test_a_broker_with_the_timers_of_another_says_that_none_is_delivered_until_they_are_counted():
     """They are due after they were stored, in a slot up to 1 s before that."""
     reads = Reads(timers=7, oldest_ms=1_700_000_003_456)
-    answer = await ask(processor(store(), reads), RequestCode.GET_TIMER_CHECK_POINT, Version.V5_3_3)
-    check_point = TimerCheckPoint.decode(answer.body)
+    check_point = await asked_check_point(processor(store(), reads))
     assert (check_point.last_read_ms, check_point.master_queue_offset) == (1_700_000_002_000, 7)
 
 

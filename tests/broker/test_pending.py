@@ -18,10 +18,16 @@ from tests.broker.pending_records import (
     stored,
     with_properties,
 )
-from trioha.broker.pending import count_pending, pending_text, revived_offsets
+from tests.clocks import Clock
+from trioha.broker.pending import count_pending, pending_text, revived_offsets, stored_check_point
 from trioha.broker_status import PendingStatus
+from trioha.metadata.documents import TimerCheckPoint, TimerState
+from trioha.metadata.files import write_metadata
+from trioha.metadata.pretty_json import encode_pretty
 from trioha.store import queue_folders
+from trioha.store.message_properties import parse_properties
 from trioha.store.queue_folders import QueueFolders
+from trioha.store.topics import REVIVE_TOPIC_PREFIX, TIMER_TOPIC
 
 TIMER_RECORDS = recorded(TIMERS)
 POP_RECORDS = [record for record in recorded(FAILOVER) if record.physical_offset < KILLED_AT]
@@ -36,7 +42,7 @@ LEFT = PendingStatus(
 
 
 def counted(root, **options):
-    return count_pending(root, **{"revived": {}, **options})
+    return count_pending(root, **{"revived": {}, **options}).status
 
 
 def test_a_master_that_was_killed_left_timers_and_popped_messages(tmp_path):
@@ -55,6 +61,92 @@ def test_a_log_without_timers_has_nothing_pending(tmp_path):
     stored(tmp_path, plain)
     assert counted(tmp_path) == PendingStatus()
     assert counted(tmp_path / "nothing") == PendingStatus()
+
+
+SENT_MS = 1795807050000
+"""About when the timers of `TIMERS` were sent."""
+MASTER_CHECK_POINT = TimerCheckPoint(1795807081000, 16)
+"""Of the broker that `TIMERS` is from, at the end."""
+WITHOUT_COPIES = [one for one in TIMER_RECORDS if one.body != b"body-crowd0" or one.topic == TIMER_TOPIC]
+
+
+TIMER_CHECK_FILE = MASTER_CHECK_POINT.encode() + bytes(4096 - 56)
+
+
+def write_timer_check(root, data=TIMER_CHECK_FILE):
+    (root / "config").mkdir(exist_ok=True)
+    path = root / "config/timercheck"
+    path.write_bytes(data)
+    return path
+
+
+def test_what_the_check_points_of_rocketmq_say_is_done_is_not_pending(tmp_path):
+    stored(tmp_path, WITHOUT_COPIES, clock=Clock(SENT_MS))
+    found = count_pending(tmp_path, revived={})
+    path = tmp_path / "config/timercheck"
+    assert (found.status.timers, found.timers_from_ms) == (2, 1795807058000)
+    assert found.doubt == f"{path}: is missing"
+    answered = count_pending(tmp_path, revived={}, check_point=MASTER_CHECK_POINT)
+    assert (answered.status.timers, answered.doubt) == (1, "")
+    write_timer_check(tmp_path)
+    read = count_pending(tmp_path, revived={}, check_point=TimerCheckPoint(1, 1))
+    assert (read, count_pending(tmp_path, revived={})) == (answered, answered)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "is damaged: 0 bytes, not 4096"),
+        (MASTER_CHECK_POINT.encode(), "is damaged: 56 bytes, not 4096"),
+        (bytes(5000), "is damaged: more than 4096 bytes, not 4096"),
+        (b"\xff" * 4096, "is damaged: a time or an offset below 0"),
+        (None, "cannot be read: Is a directory"),
+    ],
+)
+def test_a_damaged_check_point_is_named_and_counts_nothing_as_done(tmp_path, data, reason):
+    stored(tmp_path, WITHOUT_COPIES, clock=Clock(SENT_MS))
+    path = write_timer_check(tmp_path, data or b"")
+    if data is None:
+        path.unlink()
+        path.mkdir()
+    found = count_pending(tmp_path, revived={})
+    assert (found.status.timers, found.doubt) == (2, f"{path}: {reason}")
+
+
+def test_a_count_without_timers_needs_no_check_point(tmp_path):
+    stored(tmp_path, POP_RECORDS)
+    write_timer_check(tmp_path, b"")
+    assert count_pending(tmp_path, revived={}).doubt == ""
+
+
+def test_the_first_slot_that_waits_may_be_that_of_a_pop(tmp_path):
+    store = stored(tmp_path, TIMER_RECORDS[:SENT], clock=Clock(SENT_MS))
+    assert count_pending(tmp_path, revived={}).timers_from_ms == 1795807052000
+    for record in POP_RECORDS:
+        append(store, record)
+    dispatch(store)
+    slots_ms = {
+        int(parse_properties(record.properties_raw)["TIMER_OUT_MS"])
+        for record in POP_RECORDS
+        if record.topic == TIMER_TOPIC
+    }
+    first_ms = count_pending(tmp_path, revived={}).timers_from_ms
+    assert first_ms in slots_ms
+    assert first_ms < 1795807052000
+    # Copies that are in the revive topic do not wait.
+    for record in recorded(FAILOVER):
+        if record.topic.startswith(REVIVE_TOPIC_PREFIX):
+            append(store, record)
+    dispatch(store)
+    assert count_pending(tmp_path, revived={}).timers_from_ms == 1795807052000
+
+
+def test_the_answer_of_a_former_master_is_read_from_the_tables(tmp_path):
+    assert stored_check_point(tmp_path) is None
+    state = TimerState()
+    state.set_check_point(MASTER_CHECK_POINT)
+    write_metadata(tmp_path / state.file_name, encode_pretty(state.snapshot()()))
+    assert stored_check_point(tmp_path) == MASTER_CHECK_POINT
 
 
 def test_offsets_of_the_master_say_what_was_given_again(tmp_path):

@@ -14,6 +14,7 @@ from tests.broker.pending_records import (
     with_properties,
 )
 from trioha.broker.timer_records import PendingTimers, real_queue
+from trioha.metadata.documents import TimerCheckPoint
 from trioha.store.message_properties import parse_properties
 from trioha.store.topics import TIMER_TOPIC
 
@@ -67,6 +68,56 @@ def test_a_timer_that_rolls_is_pending_once_where_it_was_put_last():
 def test_an_entry_says_where_its_record_is():
     (one,) = pending_timers([record("atLimit")])
     assert (one.queue_offset, one.physical_offset, one.size) == (4, 2551, 354)
+    assert one.stored_ms == 1795807048078
+
+
+def test_a_timer_that_may_roll_is_in_no_slot_before_it_rolls():
+    day_ms = 86_400_000
+    one = record("atLimit")
+    (far,), (near,) = (
+        pending_timers([with_properties(one, TIMER_OUT_MS=str(one.store_timestamp_ms + ahead_ms))])
+        for ahead_ms in (2 * day_ms, day_ms)
+    )
+    assert day_ms - 3_600_000 == far.wheel_ms - far.stored_ms
+    assert near.wheel_ms == near.slot_ms
+
+
+LOST = ["crowd0", "crowd1"]
+"""Of the slot 1795807058000, at the queue offsets 8 and 9, before the slot of the last copy."""
+
+
+@pytest.mark.parametrize(
+    ("last_read_ms", "queue_offset", "is_done"),
+    [
+        (1795807058001, 10, [True, True]),
+        (1795807058000, 10, [False, False]),
+        (1795807058001, 9, [True, False]),
+        (1795807058001, 8, [False, False]),
+        (0, 0, [False, False]),
+    ],
+)
+def test_a_timer_without_a_copy_is_done_if_the_masters_check_point_is_after_it(
+    last_read_ms, queue_offset, is_done
+):
+    kept = [one for one in RECORDS if one not in [copy for body in LOST for copy in copies(body)]]
+    assert [one.queue_offset for one in pending_timers(kept)] == [8, 9, 15]
+    check_points = [TimerCheckPoint(0, 100), TimerCheckPoint(last_read_ms, queue_offset)]
+    waiting = [one.queue_offset for one in pending_timers(kept, check_points)]
+    assert waiting == [offset for offset, done in zip([8, 9], is_done, strict=True) if not done] + [15]
+
+
+def test_a_check_point_says_nothing_of_what_the_log_ends_before():
+    """The log of a slave may end before what its master had delivered."""
+    slot_ms = 1795807052000
+    check_points = [TimerCheckPoint(1 << 62, 1 << 62)]
+    in_slot = ["deliverOnSecond", "delaySec", "delayMs"]
+    sent = RECORDS[:SENT]
+    assert len(pending_timers(sent, check_points)) == len(pending_timers(sent)) == 8
+    one_copy = [*sent, copies("delaySec")[0]]
+    slots_ms = [one.slot_ms for one in pending_timers(one_copy, check_points)]
+    assert slots_ms.count(slot_ms) == len(in_slot) - 1
+    later_copy = [*sent, copies("crowd0")[0]]
+    assert min(one.slot_ms for one in pending_timers(later_copy, check_points)) == 1795807058000
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["timer first", "recall first"])

@@ -547,6 +547,12 @@ FAULTS: Final[Mapping[str, list[tuple[Facts | PairFacts, str]]]] = {
             Facts(stores=(StoreFacts(path="/store", pending=PendingStatus(timers=1)),)),
             "1 timer due at 1970-01-01",
         ),
+        (
+            Facts(
+                stores=(StoreFacts(path="/store", pending=PendingStatus(timers=1), pending_doubt="is cut"),)
+            ),
+            "; counted without RocketMQ's check point: is cut",
+        ),
     ],
     "unread-store": [
         (

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,41 +16,28 @@ from tests.interop.members import wait_until_registered
 from tests.interop.replica_group import cluster, replica_group
 from tests.interop.rocketmq import NEWEST, missing_tools
 from tests.interop.test_failover import DLEDGER
+from tests.interop.timers import (
+    TOPIC,
+    deliver_one,
+    now_ms,
+    open_master,
+    send,
+    slot_ms,
+    waiting_timers,
+)
 from tests.interop.world import StartNode
 from tests.node_process import TriohaNode, broker_status, run_trioha
 from tests.waiting import wait_until
 from trioha.broker_status import PendingStatus
-from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import RemotingCommand, request
-from trioha.remoting.fastjson import parse_json
-from trioha.remoting.send_message import SendMessageRequestHeader, send_request
 
 pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 
-TOPIC, GROUP = "Orders", "billing"
+GROUP = "billing"
 POP_MESSAGE, ACK_MESSAGE = 200050, 200051
 LATER_MS = 600_000
 """After the end of the test."""
 WARNING = "a RocketMQ master left messages in the log that are not delivered"
-
-
-def open_master(java: JavaDriver, root: Path, **settings: object) -> JavaStore:
-    """A real master that delivers timers, with a topic."""
-    names = {"brokerName": "interop", "brokerClusterName": "interop"}
-    master = java.open_broker(root, role="ASYNC_MASTER", timerWheelEnable=True, **names, **settings)
-    make_topic(master.listen_address, TOPIC)
-    return master
-
-
-def send(address: str, key: str, *, due_ms: int | None = None) -> None:
-    """Store a message in queue 0, or have it delivered there at a time."""
-    properties = f"UNIQ_KEY\x01{key}\x02" + ("" if due_ms is None else f"TIMER_DELIVER_MS\x01{due_ms}\x02")
-    header = SendMessageRequestHeader("P", TOPIC, "TBW102", 4, 0, 0, now_ms(), 0, properties=properties)
-    ask(address, send_request(header, key.encode()))
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def pop(master: JavaStore) -> list[tuple[str, int]]:
@@ -70,21 +55,6 @@ def pop(master: JavaStore) -> list[tuple[str, int]]:
 def acknowledge(master: JavaStore, handle: str, offset: int) -> RemotingCommand:
     fields = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": "0", "offset": str(offset)}
     return ask(master.listen_address, request(ACK_MESSAGE, ext_fields={**fields, "extraInfo": handle}))
-
-
-def waiting_timers(master: JavaStore) -> int:
-    """How many timers of the topic wait, as the real master counts them."""
-    metrics: Any = parse_json(ask(master.listen_address, request(RequestCode.GET_TIMER_METRICS)).body)
-    return int(metrics["timingCount"][TOPIC]["count"])
-
-
-def deliver_one(master: JavaStore) -> None:
-    """Have the real master deliver a timer."""
-    before = max_offset(master.listen_address, TOPIC)
-    send(master.listen_address, "soon", due_ms=now_ms() + 1500)
-    wait_until(
-        lambda: max_offset(master.listen_address, TOPIC) == before + 1, "the real master delivers a timer"
-    )
 
 
 def promoted(
@@ -121,7 +91,7 @@ def test_what_a_killed_master_left_is_named_by_its_trioha_successor(
 
     pending = node.status().pending
     assert pending is not None
-    slots_ms = [(due_ms - 1) // 1000 * 1000 for due_ms in (first_ms, first_ms + 20_000)]
+    slots_ms = [slot_ms(due_ms) for due_ms in (first_ms, first_ms + 20_000)]
     assert pending == PendingStatus(
         timers=3,
         timers_first_ms=slots_ms[0],

@@ -6,16 +6,21 @@ import shutil
 import pytest
 
 from tests.broker.pending_records import FAILOVER, KILLED_AT, SENT, TIMERS, recorded, stored
+from tests.doctor.changes import ask
 from tests.metrics.scraping import parsed, scrape, value
 from tests.node.role_nodes import ASYNC_MASTER, put, role_node, slave_of
 from tests.node_process import FILE_BYTES, run_trioha
 from tests.ports import free_port
 from tests.waiting import wait_until
 from trioha.broker_status import PendingStatus
+from trioha.metadata.documents import TimerCheckPoint
 from trioha.node import pending_room
 from trioha.remoting.client import open_client
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import request
 
 FIRST_MS, LAST_MS, POP_MS = 1795807052000, 1796066247000, 1795806510896
+FIRST_POP_SLOT_MS = 1795806615000
 LEFT = PendingStatus(
     timers=8,
     timers_first_ms=FIRST_MS,
@@ -25,6 +30,7 @@ LEFT = PendingStatus(
     popped_groups={"FT@FG": 6},
 )
 WARNING = "a RocketMQ master left messages in the log that are not delivered"
+DOUBT = "timers are counted without the check point of RocketMQ's timer"
 UNREAD = "the store has RocksDB stores of a RocketMQ broker, which are not read"
 
 
@@ -48,6 +54,8 @@ def test_a_master_says_what_a_rocketmq_master_left_in_its_log(start_node, tmp_pa
     (root / "kvStore").mkdir()
     for name in ("CURRENT", "MANIFEST-000005", "000004.log"):
         (root / "kvStore" / name).write_bytes(b"data")
+    (root / "config").mkdir()
+    (root / "config/timercheck").write_bytes(b"cut")
     settings = {"trioha.metricsPort": 0}
 
     slave = start_node("master", role="SLAVE", ha_master_address=f"127.0.0.1:{free_port()}", **settings)
@@ -58,6 +66,7 @@ def test_a_master_says_what_a_rocketmq_master_left_in_its_log(start_node, tmp_pa
     assert offline.exit_code == 1, offline
     for said in ("pending-not-delivered", "8 timers", "6 popped", "FT@FG (6)", "unread-store", "kvStore"):
         assert said in offline.stdout
+    assert "config/timercheck: is damaged: 3 bytes, not 4096" in offline.stdout
 
     node = start_node("master", role="ASYNC_MASTER", **settings)
     left = PendingStatus(**{**_fields(LEFT), "unread_stores": ("kvStore (popped messages)",)})
@@ -67,6 +76,13 @@ def test_a_master_says_what_a_rocketmq_master_left_in_its_log(start_node, tmp_pa
     for said in ("warning", "8 timers due from", "6 popped messages", "FT@FG (6)", "fileReservedTime"):
         assert said in warning
     assert logged.count(WARNING) == 1
+    (doubt,) = (line for line in logged.splitlines() if DOUBT in line)
+    assert f"{root / 'config/timercheck'}: is damaged: 3 bytes, not 4096" in doubt
+    answer = ask(node.listen_address, request(RequestCode.GET_TIMER_CHECK_POINT))
+    check_point = TimerCheckPoint.decode(answer.body)
+    # The first slot that waits is that of a check point of a pop.
+    assert 0 < check_point.last_read_ms <= FIRST_POP_SLOT_MS
+    assert check_point.master_queue_offset == 8 + 2 + 9
 
     status = run_trioha("status", node.listen_address)
     assert status.stdout.startswith(f"WARNING: {node.listen_address}: pending-not-delivered"), status

@@ -83,6 +83,8 @@ class BrokerInfo:
         """Of controller mode, whose parts are built beside this object."""
         self.pending_status: Callable[[], PendingStatus | None] = lambda: None
         """Of what this version does not deliver, which is counted beside this object on a master."""
+        self.timers_from_ms: Callable[[], int | None] = lambda: None
+        """As `PendingRoom.timers_from_ms`, of the same count."""
         self._boot_ms = time.time_ns() // 1_000_000
         self._disk: DiskUse | None = None
         """Total, used and free bytes of the store's disk."""

@@ -25,7 +25,7 @@ is kept until it changes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import trio
@@ -79,9 +79,16 @@ class _Texts:
 class MetadataProcessor:
     """Handles the requests of slaves for metadata. A slave answers them as well, with its copies."""
 
-    def __init__(self, metadata: MetadataStore, store: MessageStore) -> None:
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        store: MessageStore,
+        timers_from_ms: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """`timers_from_ms`: no timer that waits is due before it, ms since 1970; None if it is not known."""
         self._metadata = metadata
         self._store = store
+        self._timers_from_ms = timers_from_ms
         self._topic_texts = _Texts()
         self._group_texts = _Texts()
 
@@ -149,20 +156,27 @@ class MetadataProcessor:
         return _answer(request, {"dataVersion": version, "timingCount": _dump(timers.metrics)})
 
     def timer_check_point(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand:
-        """GET_TIMER_CHECK_POINT: that of the former master; without one, that nothing was delivered.
+        """GET_TIMER_CHECK_POINT: that all timers before the first that waits are delivered.
 
-        A slave of RocketMQ that is promoted delivers the timers due from lastReadTimeMs on, and drops the
-        earlier ones (docs/protocol/timer.md#slaves-and-promotion). Each is due after its record was stored,
-        or 1 s before that, as slots have whole seconds. A check point of 0 would make it look at each second
-        since 1970.
+        A slave of RocketMQ that is promoted delivers the timers of the slots from lastReadTimeMs on, once
+        more if they were delivered, and drops the earlier ones (docs/protocol/timer.md#slaves-and-promotion).
+        Until a master has counted what waits, the answer is that of the former master; without one, that
+        nothing was delivered: each timer is due after its record was stored, or 1 s before that, as slots
+        have whole seconds. A check point of 0 would make the slave look at each second since 1970.
         """
-        check_point = self._metadata.timers.check_point
-        if check_point is None:
-            reads = self._store.reads
+        former = self._metadata.timers.check_point
+        waiting_ms = self._timers_from_ms()
+        if former is not None and waiting_ms is None:
+            return response_to(request, ResponseCode.SUCCESS, body=former.encode())
+        reads, now_ms = self._store.reads, wall_clock_ms()
+        if waiting_ms is None:
             oldest_ms = reads.earliest_store_timestamp(TIMER_TOPIC, 0)
-            stored_ms = wall_clock_ms() if oldest_ms < 0 else oldest_ms
-            last_read_ms = (stored_ms // 1000 - 1) * 1000
-            check_point = TimerCheckPoint(last_read_ms, reads.max_offset(TIMER_TOPIC, 0))
+            waiting_ms = (now_ms if oldest_ms < 0 else oldest_ms) - 1000
+        check_point = TimerCheckPoint(
+            min(waiting_ms, now_ms) // 1000 * 1000,
+            reads.max_offset(TIMER_TOPIC, 0),
+            DataVersion() if former is None else former.version,
+        )
         return response_to(request, ResponseCode.SUCCESS, body=check_point.encode())
 
 

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
+
+from attrs import frozen
 
 from trioha.broker.master_stores import remembered_keys
 from trioha.broker.pop_records import REVIVE_GROUP, PendingCheckPoint, PendingPops, is_pop_record
 from trioha.broker.timer_records import PendingTimer, PendingTimers, has_slot, real_queue
 from trioha.broker_status import PendingStatus
 from trioha.errors import StoreError
+from trioha.metadata.documents import TimerCheckPoint, TimerState
 from trioha.metadata.files import read_metadata
 from trioha.metadata.metadata_store import FOLDER
 from trioha.metadata.offsets import ConsumerOffsets
+from trioha.metadata.timer_check import TIMER_CHECK, read_timer_check
 from trioha.store.message_properties import parse_properties
 from trioha.store.queue_folders import TO_THE_END, QueueFolders, QueueKey
 from trioha.store.record import Record
@@ -39,6 +43,11 @@ REMEDY: Final = (
     "rmq_sys_wheel_timer holds again, and reset the offsets of the groups to before the pops"
 )
 """What to do about timers and popped messages."""
+DOUBT_REMEDY: Final = (
+    "a timer counts as pending unless its copy is found in the log: one that was delivered to a topic that "
+    "is deleted counts, and a RocketMQ slave that takes over may deliver again what came after it"
+)
+"""What it means for the numbers that `PendingCount.doubt` is not empty."""
 UNREAD_REMEDY: Final = (
     "trioha reads no RocksDB store, and no slave has a copy of it: let a RocketMQ broker be the master of "
     "this store, or see that nothing in it is needed"
@@ -55,36 +64,67 @@ PROPERTY: Final = b"TIMER_"
 Progress = Callable[[int, int], None]
 
 
+@frozen
+class PendingCount:
+    """What was counted."""
+
+    status: PendingStatus
+    timers_from_ms: int | None = None
+    """No timer that waits, of a message or of a pop, is in an earlier slot of a RocketMQ broker's wheel, ms
+    since 1970; None if none waits."""
+    doubt: str = ""
+    """Why timers may be counted that a master was done with; empty if they are not."""
+
+
 def count_pending(
     root: Path,
     *,
     log: Path | None = None,
     revived: Mapping[QueueKey, int],
+    check_point: TimerCheckPoint | None = None,
     end_offset: int = TO_THE_END,
     on_step: Progress = lambda _offset, _end: None,
-) -> PendingStatus:
+) -> PendingCount:
     """What is pending in the store at `root`, in its log before `end_offset`.
 
-    `log` is its commit log, if that is elsewhere; `revived` is `revived_offsets` of its offsets. `on_step`
-    gets the physical offset that is reached every few milliseconds, and the end. Blocks. A store that cannot
-    be read is part of the answer.
+    `log` is its commit log, if that is elsewhere; `revived` is `revived_offsets` of its offsets;
+    `check_point` is that of the master that it was a slave of. `on_step` gets the physical offset that is
+    reached every few milliseconds, and the end. Blocks. A store that cannot be read is part of the answer.
     """
-    timers, pops = PendingTimers(), PendingPops(revived)
+    check_points = [] if check_point is None else [check_point]
+    doubt = ""
+    try:
+        if (own := read_timer_check(root / FOLDER)) is not None:
+            check_points.append(own)
+        elif check_point is None:
+            doubt = f"{root / FOLDER / TIMER_CHECK}: is missing"
+    except StoreError as error:
+        doubt = str(error)
+    timers, pop_timers = PendingTimers(check_points), PendingTimers(check_points)
+    pops = PendingPops(revived)
     stores: tuple[str, ...] = ()
     try:
         stores = rocksdb_stores(root)
         stores += stores_of_master(remembered_keys(root / FOLDER))
         folders = QueueFolders.of(root, log=log)
         if has_only_rocksdb_queues(folders.queues):
-            return PendingStatus(unread_stores=stores, error=NO_QUEUES)
-        _read(folders, timers, pops, end_offset=end_offset, on_step=on_step)
+            return PendingCount(PendingStatus(unread_stores=stores, error=NO_QUEUES))
+        _read(folders, timers, pop_timers, pops, end_offset=end_offset, on_step=on_step)
     except StoreError as error:
-        return PendingStatus(unread_stores=stores, error=str(error))
-    return _status(timers, pops, unreadable=pops.unreadable, stores=stores)
+        return PendingCount(PendingStatus(unread_stores=stores, error=str(error)))
+    status = _status(timers, pops, unreadable=pops.unreadable, stores=stores)
+    slots_ms = (timer.wheel_ms for timer in chain(timers, pop_timers))
+    return PendingCount(status, min(slots_ms, default=None), doubt if status.timers else "")
 
 
 def _read(
-    folders: QueueFolders, timers: PendingTimers, pops: PendingPops, *, end_offset: int, on_step: Progress
+    folders: QueueFolders,
+    timers: PendingTimers,
+    pop_timers: PendingTimers,
+    pops: PendingPops,
+    *,
+    end_offset: int,
+    on_step: Progress,
 ) -> None:
     def follow(record: Record) -> QueueKey | None:
         # Copies of delivered timers are in the queues that timers name.
@@ -98,10 +138,11 @@ def _read(
         is_timer = has_slot(record.properties_raw)
         if is_timer or record.topic.startswith(REVIVE_TOPIC_PREFIX):
             properties = parse_properties(record.properties_raw)
-            if is_pop_record(record, properties):
+            is_pop = is_pop_record(record, properties)
+            if is_pop:
                 pops.add(record, properties)
-            elif is_timer:
-                timers.add(record, properties)
+            if is_timer:
+                (pop_timers if is_pop else timers).add(record, properties)
 
 
 def _status(
@@ -151,6 +192,13 @@ def stored_revived_offsets(folder: Path) -> dict[QueueKey, int]:
     offsets = ConsumerOffsets()
     read_metadata(folder / offsets.file_name, offsets.load)
     return revived_offsets(offsets)
+
+
+def stored_check_point(folder: Path) -> TimerCheckPoint | None:
+    """What the former master answered, by the tables in the folder `config` of a store. As above."""
+    timers = TimerState()
+    read_metadata(folder / timers.file_name, timers.load)
+    return timers.check_point
 
 
 def pending_text(pending: PendingStatus) -> str:

@@ -13,18 +13,23 @@ is pending. Its records in log order:
 A key is UNIQ_KEY and slot; a record without UNIQ_KEY is known by its birth, queue and CRC, which its copies
 keep. A client that sends a message again gives two timers the same key: they are counted, one for one.
 
+A timer without a copy is done as well if a master's check point says so: the copy's topic was deleted, or the
+put failed. As masters deliver slot by slot, the log must also have a copy of a later slot: the log of a slave
+may end before what its master had done at the check point.
+
 Check points and acknowledgements of popped messages are timers, too (`trioha.broker.pop_records`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from struct import Struct
 from typing import Final
 
 from attrs import frozen
 
+from trioha.metadata.documents import TimerCheckPoint
 from trioha.numbers import NATURAL32, NATURAL64, parse_int
 from trioha.store.record import Record
 from trioha.store.topics import TIMER_TOPIC
@@ -37,7 +42,13 @@ REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_QUEUE_ID: Final = "REAL_QID"
 UNIQUE_KEY: Final = "UNIQ_KEY"
 _SLOT_MARK: Final = SLOT.encode() + b"\x01"
-_ENTRY: Final = Struct(">qqqi")
+_ENTRY: Final = Struct(">qqqiq")
+_HOUR_MS: Final = 3_600_000
+ROLLS_FROM_MS: Final = 47 * _HOUR_MS
+"""A timer so far ahead of its record may be in an earlier slot, where it rolls: two days by default
+(timerRollWindowSlot), less an hour for clocks that differ."""
+ROLLS_AFTER_MS: Final = 23 * _HOUR_MS
+"""It is there so long after its record at the earliest: half of that, less an hour."""
 
 
 @frozen
@@ -51,12 +62,25 @@ class PendingTimer:
     physical_offset: int
     size: int
     """Bytes of its record."""
+    stored_ms: int
+    """When its record was stored, ms since 1970."""
+
+    @property
+    def wheel_ms(self) -> int:
+        """The first slot where a RocketMQ broker may have it, to roll or be delivered; ms since 1970."""
+        if self.slot_ms - self.stored_ms < ROLLS_FROM_MS:
+            return self.slot_ms
+        return self.stored_ms + ROLLS_AFTER_MS
 
 
 class PendingTimers:
-    """What is pending after the records that were added. About 170 bytes for each timer."""
+    """What is pending after the records that were added. About 180 bytes for each timer."""
 
-    def __init__(self) -> None:
+    def __init__(self, check_points: Iterable[TimerCheckPoint] = ()) -> None:
+        """`check_points`: of masters that the log is from."""
+        self._check_points = tuple(check_points)
+        self._delivered_ms = -1
+        """The latest slot of a copy."""
         self._entries: dict[int, bytes] = {}
         """By key, the entries of all timers that have it, oldest first."""
         self._recalled: set[int] = set()
@@ -73,6 +97,7 @@ class PendingTimers:
         if record.topic != TIMER_TOPIC:
             if DELIVERED in properties:
                 self._drop_oldest(key)
+                self._delivered_ms = max(self._delivered_ms, slot_ms)
         elif (recalled := properties.get(RECALLED_KEY)) is not None:
             # With appendTopicForTimerDeleteKey the topic stands before the key.
             plain = recalled.removeprefix(properties.get(REAL_TOPIC, ""))
@@ -82,7 +107,13 @@ class PendingTimers:
         elif key not in self._recalled:
             if ROLL_TIMES in properties:
                 self._drop_oldest(key)
-            entry = _ENTRY.pack(slot_ms, record.queue_offset, record.physical_offset, record.total_size)
+            entry = _ENTRY.pack(
+                slot_ms,
+                record.queue_offset,
+                record.physical_offset,
+                record.total_size,
+                record.store_timestamp_ms,
+            )
             self._entries[key] = self._entries.get(key, b"") + entry
 
     def _drop_oldest(self, key: int) -> None:
@@ -93,7 +124,15 @@ class PendingTimers:
     def __iter__(self) -> Iterator[PendingTimer]:
         for entries in self._entries.values():
             for fields in _ENTRY.iter_unpack(entries):
-                yield PendingTimer(*fields)
+                timer = PendingTimer(*fields)
+                if not self._is_done(timer):
+                    yield timer
+
+    def _is_done(self, timer: PendingTimer) -> bool:
+        return timer.slot_ms < self._delivered_ms and any(
+            timer.slot_ms < point.last_read_ms and timer.queue_offset < point.master_queue_offset
+            for point in self._check_points
+        )
 
 
 def has_slot(properties_raw: bytes) -> bool:

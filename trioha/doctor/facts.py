@@ -155,6 +155,8 @@ class StoreFacts:
     path: str
     pending: PendingStatus
     """What is in it that trioha would not deliver, or does not read."""
+    pending_doubt: str = ""
+    """Why timers may be counted that a master was done with; empty if they are not."""
 
 
 @frozen(kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from trioha.broker.pending import count_pending, stored_revived_offsets
+from trioha.broker.pending import count_pending, stored_check_point, stored_revived_offsets
 from trioha.doctor.facts import StoreFacts
 from trioha.errors import StoreError
 from trioha.metadata.metadata_store import FOLDER
@@ -18,5 +18,10 @@ def read_store(root: Path, on_step: Callable[[int, int], None]) -> StoreFacts:
     """
     if not (root / "commitlog").is_dir():
         raise StoreError("holds no commit log", path=root, hint="give a storePathRootDir")
-    pending = count_pending(root, revived=stored_revived_offsets(root / FOLDER), on_step=on_step)
-    return StoreFacts(path=str(root), pending=pending)
+    counted = count_pending(
+        root,
+        revived=stored_revived_offsets(root / FOLDER),
+        check_point=stored_check_point(root / FOLDER),
+        on_step=on_step,
+    )
+    return StoreFacts(path=str(root), pending=counted.status, pending_doubt=counted.doubt)

@@ -5,7 +5,7 @@ gives them to 5.x slaves, so that they are not lost on the way through trioha
 (docs/protocol/ha.md#metadata-requests, docs/protocol/store.md#configuration-files).
 
 `messageRequestMode.json` is RocketMQ's file. The state of timers stands in a file of trioha's own: RocketMQ's
-`timercheck` also has positions in files that a trioha store does not have.
+`timercheck` also has positions in files that a trioha store does not have (`trioha.metadata.timer_check`).
 
 Body of an answer to GET_TIMER_CHECK_POINT, big-endian; a broker may leave out the last three:
 
@@ -35,6 +35,7 @@ from trioha.metadata.values import members, pop_value, signed
 
 _POSITIONS: Final = Struct(">qqqq")
 _VERSION: Final = Struct(">qqq")
+CHECK_POINT_BYTES: Final = _POSITIONS.size + _VERSION.size
 
 
 @frozen
@@ -50,7 +51,7 @@ class TimerCheckPoint:
     @classmethod
     def decode(cls, body: bytes | memoryview) -> TimerCheckPoint:
         """From the body of an answer. Raises RemoteProtocolError."""
-        if len(body) not in {_POSITIONS.size, _POSITIONS.size + _VERSION.size}:
+        if len(body) not in {_POSITIONS.size, CHECK_POINT_BYTES}:
             raise RemoteProtocolError(f"a timer check point of {len(body)} bytes, not 32 or 56")
         last_read_ms, _, _, queue_offset = _POSITIONS.unpack_from(body)
         state_version = timestamp_ms = counter = 0

@@ -149,6 +149,11 @@ class BrokerRoom:
             send_back=send_back,
             transactions=transactions,
         )
+
+        def timers_from_ms() -> int | None:
+            # What counts them is built after this.
+            return info.timers_from_ms()
+
         processor = BrokerProcessor(
             send=send,
             info=info,
@@ -158,7 +163,7 @@ class BrokerRoom:
                 **admin.handlers,
                 RequestCode.CONSUMER_SEND_MSG_BACK: send_back.answer,
                 **transactions.handlers,
-                **MetadataProcessor(metadata, store).handlers,
+                **MetadataProcessor(metadata, store, timers_from_ms).handlers,
                 **handlers,
             },
         )

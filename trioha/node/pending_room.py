@@ -14,10 +14,19 @@ from typing import Final
 import structlog
 from attrs import define, field
 
-from trioha.broker.pending import REMEDY, UNREAD_REMEDY, count_pending, pending_text, revived_offsets
+from trioha.broker.pending import (
+    DOUBT_REMEDY,
+    REMEDY,
+    UNREAD_REMEDY,
+    PendingCount,
+    count_pending,
+    pending_text,
+    revived_offsets,
+)
 from trioha.broker_status import PendingStatus
 from trioha.config.broker import BrokerConfig
 from trioha.metadata.metadata_store import MetadataStore
+from trioha.metadata.table import wall_clock_ms
 from trioha.net.threads import run_in_thread
 from trioha.node.store_room import watch_progress
 from trioha.store.message_store import MessageStore
@@ -37,28 +46,38 @@ class PendingRoom:
     _metadata: MetadataStore
     found: PendingStatus | None = field(default=None, init=False)
     """None until it is counted."""
+    timers_from_ms: int | None = field(default=None, init=False)
+    """No timer that waits is due before this moment, which is not after the count, ms since 1970; None as
+    long as that is not known."""
 
     async def run(self) -> None:
         """Count it, and log it if it is anything."""
         store = self._store
+        begun_ms = wall_clock_ms()
         end_offset = store.commit_log.max_offset
         # Queues have all of the log then.
         await store.dispatcher.dispatched.reached(end_offset)
-        self.found = await run_in_thread(
+        counted = await run_in_thread(
             partial(
                 count_pending,
                 self._config.store_path_root_dir,
                 log=self._config.store_path_commit_log,
                 revived=revived_offsets(self._metadata.consumer_offsets),
+                check_point=self._metadata.timers.check_point,
                 end_offset=end_offset,
                 on_step=_stepping(),
             )
         )
-        report(self.found)
+        self.found = counted.status
+        if not counted.status.error:
+            first_ms = counted.timers_from_ms
+            self.timers_from_ms = begun_ms if first_ms is None else min(first_ms, begun_ms)
+        report(counted)
 
 
-def report(found: PendingStatus) -> None:
+def report(counted: PendingCount) -> None:
     """Log what was found, if it is anything."""
+    found = counted.status
     if text := pending_text(found):
         log.warning(
             "a RocketMQ master left messages in the log that are not delivered",
@@ -66,6 +85,12 @@ def report(found: PendingStatus) -> None:
             timers=found.timers,
             popped=found.popped,
             hint=REMEDY,
+        )
+    if counted.doubt:
+        log.warning(
+            "timers are counted without the check point of RocketMQ's timer",
+            reason=counted.doubt,
+            hint=DOUBT_REMEDY,
         )
     if found.unread_stores:
         log.warning(

@@ -227,6 +227,7 @@ async def _serve(
         broker.info.control_status = partial(control_status, config, store, control, ha.replicas)
     pending = PendingRoom(config, store, metadata)
     broker.info.pending_status = lambda: pending.found
+    broker.info.timers_from_ms = lambda: pending.timers_from_ms
     metrics = MetricsRoom.build(config, broker=broker, ha=ha, store=store_room, budget=budget)
     metrics_address: Address | None = None
     async with trio.open_nursery() as services:

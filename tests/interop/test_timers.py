@@ -1,0 +1,125 @@
+"""Timers of a real 5.x master whose store trioha took over, in the hands of a real slave of trioha."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from struct import Struct
+
+import pytest
+
+from tests.doctor.changes import ask
+from tests.interop.asking import groups, make_topic
+from tests.interop.java import JavaDriver, JavaStore
+from tests.interop.name_server import trioha_name_server
+from tests.interop.rocketmq import NEWEST
+from tests.interop.timers import (
+    NAMES,
+    TOPIC,
+    deliver_one,
+    now_ms,
+    open_master,
+    send,
+    slot_ms,
+    waiting_timers,
+)
+from tests.interop.world import StartNode
+from tests.ports import free_port
+from tests.waiting import wait_until
+from trioha.broker.pending import count_pending
+from trioha.broker_status import PendingStatus
+from trioha.metadata.timer_check import read_timer_check
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import request
+
+pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
+
+DELETED = "Deleted"
+AHEAD_MS = {"overdue-0": 8_000, "overdue-1": 9_000, "later": 30_000}
+"""When the timers that wait are due: two before the slave gets a check point, 10 s after its start, and one
+after its promotion, unless the machine is busy."""
+
+
+def positions(broker: JavaStore) -> tuple[int, int]:
+    """The slot that a real broker delivers next, and how much of the queue of timers it has read."""
+    path = broker.root / "config/timercheck"
+    last_read_ms, _, queue_offset = Struct(">qqq").unpack_from(
+        path.read_bytes() if path.exists() else bytes(24)
+    )
+    return last_read_ms, queue_offset
+
+
+def keys(broker: JavaStore) -> Counter[str]:
+    """How often each message is in the topic."""
+    return Counter(message.record["properties"]["UNIQ_KEY"] for message in broker.read(TOPIC).messages)
+
+
+def test_a_real_slave_that_is_promoted_delivers_what_a_real_master_left_and_nothing_again(
+    own_jvm: Callable[..., JavaDriver], newest: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
+    java = own_jvm(NEWEST)
+    first = open_master(java, tmp_path / "store")
+    deliver_one(first, "soon")
+    due_ms = {key: now_ms() + ahead_ms for key, ahead_ms in AHEAD_MS.items()}
+    for key, each_ms in due_ms.items():
+        send(first.listen_address, key, due_ms=each_ms)
+    wait_until(lambda: waiting_timers(first) == len(due_ms), "the real master has the timers")
+    java.kill()
+
+    with trioha_name_server(tmp_path / "names") as names:
+        # Slaves of RocketMQ ask for topics at the listenPort - 2, which a node on port 0 does not have.
+        second = start_node("store", role="ASYNC_MASTER", listenPort=free_port(), namesrvAddr=names)
+        slave = newest.open_broker(
+            tmp_path / "slave",
+            role="SLAVE",
+            ha_master_address=second.ha_address,
+            namesrvAddr=names,
+            timerWheelEnable=True,
+            **NAMES,
+        )
+
+        def has_tables() -> bool:
+            slave.register()
+            return len(groups(names).get("interop", {})) == 2 and slave.sync_metadata()
+
+        wait_until(has_tables, "the slave knows its master, and has its topics")
+        wait_until(lambda: slot_ms(now_ms()) > due_ms["overdue-1"], "two timers are overdue")
+        # It asks for the check point 10 s after its start, and reads its queue up to the offset that it gets.
+        # What it has not read when it is promoted is delivered once more.
+        wait_until(lambda: positions(slave)[1] == 1 + len(due_ms), "the slave has read the timers")
+        pending = second.status().pending
+        assert pending is not None
+        assert (pending.timers, pending.timers_first_ms) == (len(due_ms), slot_ms(due_ms["overdue-0"]))
+        stopping = slave.start_shutdown()
+        second.stop()
+        stopping.result()
+    third = newest.open_broker(tmp_path / "slave", role="ASYNC_MASTER", timerWheelEnable=True, **NAMES)
+
+    # What came again, or not at all, would have come before the last one.
+    wait_until(lambda: keys(third)["later"], "the promoted broker delivers the last timer")
+    assert keys(third) == Counter(["soon", *due_ms])
+
+
+def test_what_a_real_master_had_delivered_to_a_topic_that_is_deleted_is_not_pending(
+    newest: JavaDriver, start_node: StartNode, tmp_path: Path
+) -> None:
+    master = open_master(newest, tmp_path / "store")
+    make_topic(master.listen_address, DELETED)
+    deliver_one(master, "deleted", topic=DELETED)
+    ask(master.listen_address, request(RequestCode.DELETE_TOPIC_IN_BROKER, ext_fields={"topic": DELETED}))
+    done_ms = deliver_one(master, "soon")
+    wait_until(lambda: positions(master)[0] > done_ms, "the real master notes how far it is")
+    master.shutdown()
+
+    node = start_node("store", role="ASYNC_MASTER")
+    wait_until(lambda: node.status().pending is not None, "what is pending is counted")
+    assert node.status().pending == PendingStatus()
+    node.stop()
+    check_point = read_timer_check(master.root / "config")
+    assert check_point is not None
+    assert (check_point.last_read_ms % 1000, check_point.master_queue_offset) == (0, 2)
+    # Its copy is in the log, and in no queue.
+    (master.root / "config/timercheck").unlink()
+    counted = count_pending(master.root, revived={})
+    assert (counted.status.timers, counted.timers_from_ms) == (1, counted.status.timers_first_ms)
