@@ -8,6 +8,9 @@ import trio
 from tests.faults import disks
 from tests.node_process import run_trioha, verify, wait_dispatched
 from tests.waiting import wait_until
+from trioha.recording.events import Kind
+from trioha.recording.reader import open_session
+from trioha.recording.records import read_records
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand
@@ -115,4 +118,12 @@ def test_folders_that_cannot_be_made_keep_no_node_from_starting_and_serving(star
     expected = {"recording", "metadata history", "topics.json.bak"}
     wait_until(lambda: node.status().unwritten.keys() == expected, "all are named")
     assert "U" in json.loads((root / "config/topics.json").read_text())["topicConfigTable"]
+    # The recording begins as soon as it can, with what the node did before.
+    recordings.unlink()
+    wait_until(lambda: "recording" not in node.status().unwritten)
+    assert node.load(10, topic="U").statuses == {"PUT_OK": 10}
     node.stop()
+    (folder,) = recordings.iterdir()
+    assert "session closed" in (folder / "facts.jsonl").read_text()
+    kinds = read_records(open_session(folder)).array["kind"].tolist()
+    assert kinds.count(Kind.PUT) == 30

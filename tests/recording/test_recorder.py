@@ -1,5 +1,6 @@
 """The recorder: bytes of the format, order, drops, rolls, failures, kill -9."""
 
+import errno
 import json
 import math
 import os
@@ -21,7 +22,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.store.test_kernel import mode, needs_kernel
 from tests.waiting import until
-from trioha.errors import ConfigError, StoreError
+from trioha.errors import ConfigError
 from trioha.recording import compiled
 from trioha.recording.events import RECORD_BYTES, CloseReason, Direction, HaState, Kind
 from trioha.recording.layout import SessionIdentity
@@ -78,13 +79,13 @@ async def test_bytes_of_a_session_are_those_of_the_format(tmp_path):
         recorder.emit(Kind.CLOSED, conn=3, offset=-1, aux=8192, flags=CloseReason.HOUSEKEEPING)
 
     await record(recorder, report)
-    # The clock was read for session.json, the segment and two events, in this order.
+    # The clock was read for session.json, which the segment begins with, too, and two events, in this order.
     (segment,) = segments(recorder.path)
     assert segment.name == "00000000000000000000.seg"
     data = segment.read_bytes()
-    assert data[:64] == b"TRIOHAS1" + struct.pack("<HHIqq", 1, 48, 64, 0, 1001) + bytes(32)
-    first = struct.pack("<qqBBHiqqi", 1002, 0, 12, 0, 7, 3, 4096, 8192, 1024)
-    second = struct.pack("<qqBBHiqqi", 1003, 1, 16, 3, 7, 3, -1, 8192, 0)
+    assert data[:64] == b"TRIOHAS1" + struct.pack("<HHIqq", 1, 48, 64, 0, 1000) + bytes(32)
+    first = struct.pack("<qqBBHiqqi", 1001, 0, 12, 0, 7, 3, 4096, 8192, 1024)
+    second = struct.pack("<qqBBHiqqi", 1002, 1, 16, 3, 7, 3, -1, 8192, 0)
     expected = b"".join(
         body + struct.pack("<I", reduce(xor, struct.unpack("<11I", body))) for body in (first, second)
     )
@@ -462,37 +463,141 @@ async def test_segment_with_more_keyframes_than_room_still_gets_a_record(tmp_pat
     assert [len(records_of(segment)) for segment in segments(recorder.path)] == [2, 3, 4, 5]
 
 
-async def test_disk_error_ends_the_recording_and_not_the_node(tmp_path, monkeypatch):
-    recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0, block_records=4, blocks_max=4)
-    calls = []
+class Refusing:
+    """A disk that takes a part of some writes, and no more."""
 
-    def full(self, block):
-        calls.append(block)
-        raise OSError(28, "No space left on device")
+    def __init__(self, monkeypatch, *, refused):
+        self.refused = refused
+        """Numbers of the writes that fail."""
+        self.writes = 0
+        monkeypatch.setattr("trioha.recording.writer._write_all", self.write_all)
 
-    monkeypatch.setattr(SessionWriter, "write", full)
-    with structlog.testing.capture_logs() as logs, trio.fail_after(10):
+    def write_all(self, file, data):
+        number, self.writes = self.writes, self.writes + 1
+        if number in self.refused:
+            file.write(memoryview(data)[: len(data) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        file.write(data)
+
+
+def report_to(recorder):
+    """Events of two connections and facts between them, in blocks that roll."""
+    for number in range(40):
+        if number % 7 == 0:
+            recorder.fact("connection", conn=number, address="a" * number)
+        recorder.emit(Kind.ACK, conn=number % 2, offset=number)
+        if number == 25:
+            recorder.roll()
+
+
+def content(session):
+    return {path.name: path.read_bytes() for path in session.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("refused", [*({number} for number in range(2, 22)), set(range(5, 25)), {3, 4, 7, 9}])
+async def test_a_session_on_a_disk_that_refuses_writes_has_the_same_bytes_later(
+    tmp_path, monkeypatch, refused
+):
+    monkeypatch.setattr("trioha.recording.recorder.RETRY_INTERVAL_S", 0.0)
+    monkeypatch.setattr("trioha.recording.recorder.FLUSH_INTERVAL_S", 0.001)
+    monkeypatch.setattr("trioha.recording.recorder.encode_session", lambda *_, **__: b"{}")
+    sessions = []
+    for name, numbers in (("whole", set()), ("refused", refused)):
+        disk, reasons = Refusing(monkeypatch, refused=numbers), []
+        recorder = Recorder(
+            tmp_path / name,
+            identity=IDENTITY,
+            node_id=0,
+            block_records=7,
+            segment_records_max=10,
+            clock_ns=clock_from(1000),
+            on_error=reasons.append,
+        )
+        report_to(recorder)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(recorder.run)
+            await until(lambda made=recorder: not made._full and not made._position)
+            nursery.cancel_scope.cancel()
+        assert len(reasons) == len(numbers) < disk.writes
+        assert all(reason.endswith("No space left on device") for reason in reasons)
+        sessions.append(content(recorder.path))
+    assert sessions[0] == sessions[1]
+    assert recorder.dropped == 0
+
+
+async def test_a_recording_goes_on_when_the_disk_does_and_says_what_it_lacks(tmp_path, monkeypatch):
+    monkeypatch.setattr("trioha.recording.recorder.RETRY_INTERVAL_S", 0.001)
+    disk, said = Refusing(monkeypatch, refused=()), []
+    recorder = Recorder(
+        tmp_path,
+        identity=IDENTITY,
+        node_id=0,
+        block_records=10,
+        blocks_max=4,
+        on_error=said.append,
+        on_written=lambda: said.append(""),
+    )
+    with trio.fail_after(20):
         async with trio.open_nursery() as node:
             await node.start(recorder.run)
-            recorder.emit(Kind.PUT)
-            await until(lambda: calls)
-            await trio.testing.wait_all_tasks_blocked(0.05)
+            recorder.emit(Kind.PUT, offset=1)
+            await until(lambda: all_records(recorder.path))
+            disk.refused = range(1 << 30)
+            recorder.emit(Kind.PUT, offset=2)
+            await until(lambda: len([one for one in said if one]) > 2)
             for _ in range(100):
-                recorder.emit(Kind.PUT)
-            # The recorder's task is over; nothing was cancelled, and the nursery ends by itself.
-    errors = [line for line in logs if line["log_level"] == "error"]
-    assert [line["event"] for line in errors] == ["recording ended, replication goes on"]
-    assert errors[0]["error"] == "No space left on device"
-    assert len(calls) == 1
-    assert recorder.dropped >= 100
+                recorder.emit(Kind.PUT, offset=3)
+            missing = recorder.dropped
+            disk.refused = ()
+            await until(lambda: Kind.DROPPED in {row[2] for row in all_records(recorder.path)})
+            assert said[-1] == ""
+            recorder.emit(Kind.PUT, offset=4)
+            node.cancel_scope.cancel()
+    rows = all_records(recorder.path)
+    assert missing >= 100 - 3 * 10
+    assert [row[7] for row in rows if row[2] == Kind.DROPPED] == [missing]
+    assert [row[1] for row in rows] == list(range(len(rows)))
+    offsets = [row[6] for row in rows if row[2] == Kind.PUT]
+    assert offsets == [1, 2, *[3] * (100 - missing), 4]
+    assert facts_of(recorder.path)[-1]["text"] == "session closed"
 
 
-async def test_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
+async def test_a_recording_begins_as_soon_as_its_folder_can_be_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("trioha.recording.recorder.RETRY_INTERVAL_S", 0.001)
     blocker = tmp_path / "file"
     blocker.write_text("not a folder")
-    recorder = Recorder(blocker, identity=IDENTITY, node_id=0)
-    with pytest.raises(StoreError, match=r"file: cannot record here: Not a directory; trioha.recordDir must"):
-        await recorder.run()
+    reasons = []
+    recorder = Recorder(blocker, identity=IDENTITY, node_id=0, on_error=reasons.append)
+    recorder.emit(Kind.PUT, offset=1)
+    with trio.fail_after(20):
+        async with trio.open_nursery() as node:
+            assert not await node.start(recorder.run)
+            await until(lambda: len(reasons) > 1)
+            recorder.emit(Kind.PUT, offset=2)
+            blocker.unlink()
+            await until(recorder.path.exists)
+            node.cancel_scope.cancel()
+    (reason,) = set(reasons)
+    assert "file/" in reason
+    assert reason.endswith(
+        ": Not a directory; trioha.recordDir must name a folder that this user can write to"
+    )
+    assert [row[6] for row in all_records(recorder.path)] == [1, 2]
+
+
+async def test_a_folder_that_cannot_be_filled_is_removed_and_made_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("trioha.recording.recorder.RETRY_INTERVAL_S", 0.0)
+    Refusing(monkeypatch, refused=range(3))
+    recorder = Recorder(tmp_path, identity=IDENTITY, node_id=0)
+    recorder.emit(Kind.PUT, offset=1)
+    with trio.fail_after(20):
+        async with trio.open_nursery() as node:
+            assert not await node.start(recorder.run)
+            await until(recorder.path.exists)
+            await until(lambda: recorder.recorded)
+            node.cancel_scope.cancel()
+    assert sessions_below(tmp_path) == [recorder.path]
+    assert [row[6] for row in all_records(recorder.path)] == [1]
 
 
 def test_broker_id_that_does_not_fit_is_refused(tmp_path):

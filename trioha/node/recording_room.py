@@ -10,11 +10,12 @@ from typing import Final
 import trio
 
 from trioha.config.broker import BrokerConfig
-from trioha.errors import StoreError
 from trioha.recording.events import EventSink, NoSink
 from trioha.unwritten import RECORDING, Unwritten
 
-CONSEQUENCE: Final = "replication goes on; the next role or start of the node begins another recording"
+CONSEQUENCE: Final = (
+    "the node goes on, and so does the recording when it can, with the number of events it lacks"
+)
 
 
 @asynccontextmanager
@@ -23,8 +24,8 @@ async def recording(
 ) -> AsyncIterator[tuple[EventSink, Path | None]]:
     """The sink for this node's events, and the folder of its session, None without a recording.
 
-    The recorder ends after all tasks that emit events. A recording that cannot begin, or cannot go on, is
-    reported to `unwritten`, and holds up nothing; the next role or start of the node begins another.
+    The recorder ends after all tasks that emit events. A recording that cannot begin yet, for which the
+    folder is None, too, or cannot go on, is reported to `unwritten`, and holds up nothing.
     """
     unwritten = unwritten or Unwritten()
     if config.record_dir is None:
@@ -61,23 +62,18 @@ async def recording(
         ),
         node_id=config.broker_id,
         on_error=lambda reason: unwritten.fail(RECORDING, reason, consequence=CONSEQUENCE),
+        on_written=lambda: unwritten.succeed(RECORDING),
     )
     # Shielded: when the node is cancelled, the recorder ends after its other tasks.
     scope = trio.CancelScope(shield=True)
 
     async def record(*, task_status: trio.TaskStatus[bool]) -> None:
         with scope:
-            try:
-                await recorder.run(task_status=task_status)
-            except StoreError as error:
-                unwritten.fail(RECORDING, str(error), consequence=CONSEQUENCE)
-                task_status.started(False)
+            await recorder.run(task_status=task_status)
 
     async with trio.open_nursery() as recording:
         has_begun = await recording.start(record)
-        if has_begun:
-            unwritten.succeed(RECORDING)
         try:
-            yield (recorder, recorder.path) if has_begun else (NoSink(), None)
+            yield recorder, recorder.path if has_begun else None
         finally:
             scope.cancel()

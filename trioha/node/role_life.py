@@ -231,7 +231,7 @@ async def _serve(
     metrics = MetricsRoom.build(config, broker=broker, ha=ha, store=store_room, budget=budget)
     metrics_address: Address | None = None
     async with trio.open_nursery() as services:
-        if control is not None and session is not None:
+        if control is not None and config.record_dir is not None:
             from trioha.node.role_recording import (  # noqa: PLC0415
                 record_changes,
                 record_completed_cut,

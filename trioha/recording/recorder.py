@@ -5,8 +5,9 @@ lock, no allocation, no I/O. Every `FLUSH_INTERVAL_S`, and when half of the bloc
 hands them to a worker thread, which numbers and checks their records and writes each block with one call: to
 wake and await the thread for each block costs as much as some hundred events. The number of blocks is fixed.
 If the disk is so slow that no block is free, events are dropped and counted, and one DROPPED record stands
-for them in the recording. If the disk fails, the error is logged once, recording ends, and the node goes on:
-replication never depends on its recording.
+for them in the recording. A disk that refuses a write, or the folder at the start, is a slow one: the error
+is reported, and the same block is written again each `RETRY_INTERVAL_S`. The node goes on: replication never
+depends on its recording.
 
 A recorder belongs to the trio thread. Run it in a nursery around all tasks that emit events, so that it is
 cancelled last: events after the end of `run` are dropped.
@@ -22,7 +23,7 @@ import re
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ import structlog
 import trio
 
 from trioha import __version__
-from trioha.errors import ConfigError, StoreError
+from trioha.errors import ConfigError
 from trioha.net.threads import run_in_thread
 from trioha.recording import compiled
 from trioha.recording.events import NO_CONNECTION, PLACE_BYTES, RECORD_BYTES, Kind, place_of
@@ -43,6 +44,8 @@ log = structlog.get_logger(__name__)
 
 FLUSH_INTERVAL_S: Final = 0.2
 """Longest time in which an event stays in memory while the disk keeps up."""
+RETRY_INTERVAL_S: Final = 1.0
+"""Between two tries to write what the disk refuses."""
 CLOSE_TIMEOUT_S: Final = 1.0
 """Longest wait for the disk at the end of a session."""
 SEGMENT_RECORDS_MAX: Final = 2_000_000
@@ -92,12 +95,13 @@ class Recorder:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         wall_ns: Callable[[], int] = time.time_ns,
         on_error: Callable[[str], None] = lambda _reason: None,
+        on_written: Callable[[], None] = lambda: None,
     ) -> None:
         """Record below `directory` (trioha.recordDir), in a new folder for each start of the node.
 
         Each record has `node_id` (brokerId). Nothing is written before `run`, but events can be emitted
-        already. `on_error` is called with the reason if the disk fails later. Raises ConfigError if
-        `node_id` does not fit a record.
+        already. `on_error` is called with the reason whenever the disk refuses something, `on_written` when
+        it does not. Raises ConfigError if `node_id` does not fit a record.
         """
         if not 0 <= node_id <= NODE_ID_MAX:
             raise ConfigError(
@@ -108,7 +112,7 @@ class Recorder:
         assert blocks_max >= 2, "one block is filled while another is written"
         assert block_records >= 2, "after a DROPPED record there is room for the event that follows it"
         self._directory = Path(directory)
-        self._on_error = on_error
+        self._on_error, self._on_written = on_error, on_written
         self._identity = identity
         self._node_id = node_id
         self._put, self._wait_begin, self._wait_end = (
@@ -118,7 +122,7 @@ class Recorder:
         """Kind, flags, node and connection of events of no connection, as one number; flags are 0."""
         self._segment_records_max = segment_records_max
         self._clock_ns = clock_ns
-        self._wall_ns = wall_ns
+        self._started_ns, self._started_wall_ns = clock_ns(), wall_ns()
         self._block_bytes = block_records * RECORD_BYTES
         self._free = [Block(bytearray(self._block_bytes)) for _ in range(blocks_max)]
         self._free_blocks_low = blocks_max // 2
@@ -298,40 +302,40 @@ class Recorder:
     async def run(self, *, task_status: trio.TaskStatus[bool] = trio.TASK_STATUS_IGNORED) -> None:
         """Write the session until cancelled; then write the rest (at most `CLOSE_TIMEOUT_S`) and close it.
 
-        Started, with True, once the session's folder exists. Raises StoreError if it cannot be created. If
-        the disk fails later, reports that and returns.
+        Started when the session's folder exists, or cannot be made yet: whether it exists.
         """
         try:
-            writer = await run_in_thread(self._open)
-        except OSError as error:
-            raise StoreError(
-                f"cannot record here: {error.strerror or error}",
-                path=self._directory,
-                hint="trioha.recordDir must name a folder that this user can write to",
-            ) from error
-        self._writer = writer
-        log.info("recording", session=str(self._path))
-        task_status.started(True)
-        try:
+            is_accepted = await self._try(self._begin)
+            task_status.started(is_accepted)
             while True:
-                with trio.move_on_after(FLUSH_INTERVAL_S):
-                    await self._wake.wait()
-                await self._write_out(writer)
-        except OSError as error:
-            self._stop()
-            log.error(
-                "recording ended, replication goes on",
-                session=str(self._path),
-                error=error.strerror or str(error),
-                recorded=writer.next_seq,
-            )
-            self._on_error(f"{self._path}: {error.strerror or error}")
+                if is_accepted:
+                    with trio.move_on_after(FLUSH_INTERVAL_S):
+                        await self._wake.wait()
+                else:
+                    await trio.sleep(RETRY_INTERVAL_S)
+                is_accepted = await self._try(self._begin if self._writer is None else self._write_out)
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_TIMEOUT_S) as closing:
-                await self._close(writer)
+                await self._close()
             self._stop()
             if closing.cancelled_caught:
                 log.error("recording cut off: the disk does not take it", session=str(self._path))
+
+    async def _try(self, step: Callable[[], Awaitable[None]]) -> bool:
+        """Whether the disk accepts what `step` writes; it is reported in any case."""
+        try:
+            await step()
+        except OSError as error:
+            hint = "" if self._writer else "; trioha.recordDir must name a folder that this user can write to"
+            self._on_error(f"{error.filename or self._path}: {error.strerror or error}{hint}")
+            return False
+        self._on_written()
+        return True
+
+    async def _begin(self) -> None:
+        """Make the session's folder. Raises OSError."""
+        self._writer = await run_in_thread(self._open)
+        log.info("recording", session=str(self._path))
 
     # -- blocks ------------------------------------------------------------------------------------------
 
@@ -364,7 +368,7 @@ class Recorder:
         }
         self.emit(**nearest)
 
-    async def _write_out(self, writer: SessionWriter) -> None:
+    async def _write_out(self) -> None:
         """Write all events emitted until now. Raises OSError.
 
         If cancelled, a worker thread that is writing goes on, and the next write waits for it. The other
@@ -375,7 +379,9 @@ class Recorder:
             self._next_block()
         if not self._full:
             return
-        await run_in_thread(partial(self._drain, writer), abandon_on_cancel=True, limiter=self._limiter)
+        assert self._writer is not None, "a recording that has begun has a writer"
+        drain = partial(self._drain, self._writer)
+        await run_in_thread(drain, abandon_on_cancel=True, limiter=self._limiter)
         if self._position == self._block_bytes:
             # The current block filled up while no other was free.
             self._next_block()
@@ -392,10 +398,7 @@ class Recorder:
             writer.write(block)
             full.popleft()
             self._written_records += block.used_bytes // RECORD_BYTES
-            block.used_bytes = 0
-            block.runs.clear()
-            block.facts.clear()
-            block.rolls = False
+            block.used_bytes = block.written_records = 0
             self._free.append(block)
 
     # -- start and end -----------------------------------------------------------------------------------
@@ -410,15 +413,15 @@ class Recorder:
         while True:
             document = encode_session(
                 self._identity,
-                monotonic_ns=self._clock_ns(),
-                wall_ns=self._wall_ns(),
+                monotonic_ns=self._started_ns,
+                wall_ns=self._started_wall_ns,
                 program_version=__version__,
             )
             try:
                 return SessionWriter(
                     self._path,
                     document=document,
-                    base_ts_ns=self._clock_ns(),
+                    base_ts_ns=self._started_ns,
                     segment_records=self._segment_records_max,
                 )
             except FileExistsError:
@@ -428,16 +431,17 @@ class Recorder:
                 time.sleep(0.001)
                 self._path = self._new_path()
 
-    async def _close(self, writer: SessionWriter) -> None:
-        """Write the rest, unless the disk has failed, and close the files."""
+    async def _close(self) -> None:
+        """Write the rest, and close the files."""
+        if self._writer is None:
+            return
         try:
-            if not self._stopped:
-                self.fact("note", text=CLOSED_NOTE)
-                while self._position or self._block.facts or self._full or self._dropped_now:
-                    await self._write_out(writer)
-            await run_in_thread(writer.close, abandon_on_cancel=True, limiter=self._limiter)
+            self.fact("note", text=CLOSED_NOTE)
+            while self._position or self._block.facts or self._full or self._dropped_now:
+                await self._write_out()
         except OSError as error:
             log.error("recording incomplete", session=str(self._path), error=error.strerror or str(error))
+        await run_in_thread(self._writer.close, abandon_on_cancel=True, limiter=self._limiter)
 
     def _stop(self) -> None:
         """Drop all later events: the current block counts as full and is not replaced."""

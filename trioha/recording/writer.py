@@ -8,8 +8,10 @@ written twice, so a process that is killed leaves whole records and at most one 
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
+from shutil import rmtree
 from typing import Final
 
 from attrs import define, field
@@ -17,7 +19,14 @@ from attrs import define, field
 from trioha.recording import compiled
 from trioha.recording.events import RECORD, RECORD_BYTES
 from trioha.recording.keyframes import KeyframeBuilder
-from trioha.recording.layout import EVENTS_FOLDER, FACTS_FILE, SESSION_FILE, encode_header, segment_name
+from trioha.recording.layout import (
+    EVENTS_FOLDER,
+    FACTS_FILE,
+    HEADER_BYTES,
+    SESSION_FILE,
+    encode_header,
+    segment_name,
+)
 
 _LANES: Final = 2048
 _ONES: Final = int.from_bytes((1).to_bytes(8, "little") * _LANES, "little")
@@ -46,33 +55,39 @@ class Block:
     """Whether a new segment begins with this block."""
     runs: list[Run] = field(factory=list)
     """What is not in `buffer` yet; none without compiled code."""
+    written_records: int = 0
+    """Of `buffer`; less than all if the disk has refused the rest."""
 
 
 class SessionWriter:
     """Writes one session folder. Used by one thread at a time; every method may block on the disk.
 
-    After an OSError the session stays as it is, and later writes raise the same error: bytes after a torn
-    record could not be read.
+    After an OSError a record or a line may be torn. The next write cuts it off first, and goes on there.
     """
 
     def __init__(self, path: Path, *, document: bytes, base_ts_ns: int, segment_records: int) -> None:
         """Make the folder `path`, which must not exist yet, with `document` as its `session.json`.
 
-        Raises OSError (FileExistsError if the folder exists).
+        Raises OSError (FileExistsError if the folder exists); there is no folder then that was not before.
         """
         path.mkdir(parents=True)
-        (path / EVENTS_FOLDER).mkdir()
-        _create_atomically(path / SESSION_FILE, document)
         self._path = path
         self._segment_records_max = segment_records
         self._keyframe_builder = KeyframeBuilder()
         self._next_seq = 0
         self._segment_records = 0
         self._rolls = False
-        self._error: OSError | None = None
-        # Open for the session's life, and closed by `close`.
-        self._facts: FileIO = FileIO(path / FACTS_FILE, "xb")
-        self._segment = self._new_segment(base_ts_ns)
+        self._is_torn = False
+        self._facts_bytes = 0
+        with ExitStack() as undo:
+            undo.callback(rmtree, path, ignore_errors=True)
+            (path / EVENTS_FOLDER).mkdir()
+            _create_atomically(path / SESSION_FILE, document)
+            # Open for the session's life, and closed by `close`.
+            self._facts: FileIO = FileIO(path / FACTS_FILE, "xb")
+            undo.callback(self._facts.close)
+            self._segment = self._new_segment(base_ts_ns)
+            undo.pop_all()
 
     @property
     def next_seq(self) -> int:
@@ -80,13 +95,13 @@ class SessionWriter:
         return self._next_seq
 
     def write(self, block: Block) -> None:
-        """Append `block`. Raises OSError."""
-        if self._error is not None:
-            raise self._error
+        """Append `block`. Raises OSError; the same block has to be written next then, for what is missing."""
         try:
+            if self._is_torn:
+                self._cut_off()
             self._write_block(block)
-        except OSError as error:
-            self._error = error
+        except OSError:
+            self._is_torn = True
             raise
 
     def close(self) -> None:
@@ -94,32 +109,42 @@ class SessionWriter:
         self._segment.close()
         self._facts.close()
 
+    def _cut_off(self) -> None:
+        """Drop what a write that failed has left behind the whole records and lines."""
+        whole_bytes = HEADER_BYTES + self._segment_records * RECORD_BYTES
+        for file, end in ((self._segment, whole_bytes), (self._facts, self._facts_bytes)):
+            # A segment is closed if the one after it could not be made.
+            if not file.closed:
+                file.seek(end)
+                file.truncate()
+        self._is_torn = False
+
     def _write_block(self, block: Block) -> None:
+        self._rolls |= block.rolls
+        block.rolls = False
         if block.used_bytes == 0:
-            self._write_facts(block.facts, self._next_seq)
-            self._rolls |= block.rolls
+            self._write_facts(block, len(block.facts), self._next_seq)
             return
         if block.runs:
             compiled.events.fill_runs(block.buffer, block.runs)
+            block.runs.clear()
         records = memoryview(block.buffer)[: block.used_bytes]
         count = block.used_bytes // RECORD_BYTES
-        done = 0
-        facts = block.facts
-        self._rolls |= block.rolls
-        while done < count:
+        while (done := block.written_records) < count:
             if self._rolls or self._segment_records >= self._segment_records_max:
+                # Until the segment has its keyframes.
+                self._rolls = True
                 self._roll(RECORD.unpack_from(records, done * RECORD_BYTES)[0])
                 self._rolls = False
             # A new segment may be full of keyframes already: at least one record is written to it.
             room = max(1, self._segment_records_max - self._segment_records)
             end = min(count, done + room)
-            here = [fact for fact in facts if fact[0] <= end]
-            facts = facts[len(here) :]
-            self._write_facts(here, self._next_seq - done)
+            here = sum(index <= end for index, _ in block.facts)
+            self._write_facts(block, here, self._next_seq - done)
             part = records[done * RECORD_BYTES : end * RECORD_BYTES]
-            self._keyframe_builder.add(part)
             self._append(part)
-            done = end
+            self._keyframe_builder.add(part)
+            block.written_records = end
 
     def _roll(self, ts_ns: int) -> None:
         self._segment.close()
@@ -129,8 +154,13 @@ class SessionWriter:
             self._append(memoryview(frames))
 
     def _new_segment(self, base_ts_ns: int) -> FileIO:
-        segment = FileIO(self._path / EVENTS_FOLDER / segment_name(self._next_seq), "xb")
-        _write_all(segment, encode_header(base_seq=self._next_seq, base_ts_ns=base_ts_ns))
+        # There is one already if an earlier try could not write its header or its keyframes.
+        segment = FileIO(self._path / EVENTS_FOLDER / segment_name(self._next_seq), "wb")
+        try:
+            _write_all(segment, encode_header(base_seq=self._next_seq, base_ts_ns=base_ts_ns))
+        except OSError:
+            segment.close()
+            raise
         self._segment_records = 0
         return segment
 
@@ -145,11 +175,15 @@ class SessionWriter:
         self._next_seq += count
         self._segment_records += count
 
-    def _write_facts(self, facts: list[tuple[int, str]], base_seq: int) -> None:
+    def _write_facts(self, block: Block, count: int, base_seq: int) -> None:
+        """Append the first facts of a block, which loses them."""
         # Before the records that they explain, so that a reader of a connection's events knows its peer.
-        if facts:
-            lines = "".join(f'{{"seq": {base_seq + index}, {text[1:]}\n' for index, text in facts)
-            _write_all(self._facts, lines.encode())
+        if count:
+            facts = block.facts[:count]
+            lines = "".join(f'{{"seq": {base_seq + index}, {text[1:]}\n' for index, text in facts).encode()
+            _write_all(self._facts, lines)
+            self._facts_bytes += len(lines)
+            del block.facts[:count]
 
 
 def number_records(records: memoryview, base_seq: int) -> None:
