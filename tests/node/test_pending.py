@@ -12,12 +12,15 @@ from tests.node.role_nodes import ASYNC_MASTER, put, role_node, slave_of
 from tests.node_process import FILE_BYTES, run_trioha
 from tests.ports import free_port
 from tests.waiting import wait_until
+from trioha.broker.pending import PendingCount
 from trioha.broker_status import PendingStatus
 from trioha.metadata.documents import TimerCheckPoint
 from trioha.node import pending_room
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
+from trioha.store.queue_folders import QueueFolders
+from trioha.store.topics import TIMER_TOPIC
 
 FIRST_MS, LAST_MS, POP_MS = 1795807052000, 1796066247000, 1795806510896
 FIRST_POP_SLOT_MS = 1795806615000
@@ -141,3 +144,19 @@ async def test_the_role_does_not_wait_for_the_count_and_ends_it(tmp_path, monkey
         assert not ended
         await node.change(slave_of())
         assert ended
+
+
+@pytest.mark.parametrize("error", ["", "bad disk"])
+async def test_only_what_was_counted_is_said_to_be_delivered(tmp_path, monkeypatch, error):
+    found = PendingCount(PendingStatus(error=error))
+    monkeypatch.setattr(pending_room, "count_pending", lambda *_arguments, **_options: found)
+    make_log(tmp_path / "node")
+    oldest = next(QueueFolders.of(tmp_path / "made").records([(TIMER_TOPIC, 0)]))
+    async with role_node(tmp_path / "node", slave_of(), mappedFileSizeCommitLog=FILE_BYTES) as node:
+        await node.change(ASYNC_MASTER)
+        await node.until(lambda status: status.pending is not None)
+        async with open_client(node.address) as client:
+            answer = await client.request(request(RequestCode.GET_TIMER_CHECK_POINT))
+    last_read_ms = TimerCheckPoint.decode(answer.body).last_read_ms
+    nothing_ms = (oldest.store_timestamp_ms - 1000) // 1000 * 1000
+    assert last_read_ms == nothing_ms if error else last_read_ms > nothing_ms
