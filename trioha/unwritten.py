@@ -6,13 +6,14 @@ status and metrics, and a line in the log now and then; who writes it tries agai
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
 import structlog
 from attrs import define
+
+from trioha.log_limit import LogLimit
 
 log = structlog.get_logger(__name__)
 
@@ -30,9 +31,9 @@ LOG_INTERVAL_S: Final = 60.0
 
 @define
 class _Thing:
+    line: LogLimit
     failures: int = 0
     reason: str = ""
-    logged_s: float = -math.inf
 
 
 class Unwritten:
@@ -44,12 +45,12 @@ class Unwritten:
 
     def fail(self, name: str, reason: str, *, consequence: str) -> None:
         """`name` could not be written; `consequence` says what goes on, and what is missing meanwhile."""
-        thing = self._things.setdefault(name, _Thing())
+        thing = self._things.get(name)
+        if thing is None:
+            thing = self._things[name] = _Thing(LogLimit(LOG_INTERVAL_S, clock_s=self._clock_s))
         thing.failures += 1
         thing.reason = reason
-        now_s = self._clock_s()
-        if now_s - thing.logged_s >= LOG_INTERVAL_S:
-            thing.logged_s = now_s
+        if thing.line.count():
             log.error(
                 f"cannot be written: {name}", reason=reason, consequence=consequence, failures=thing.failures
             )
@@ -59,7 +60,7 @@ class Unwritten:
         thing = self._things.get(name)
         if thing is not None and thing.reason:
             thing.reason = ""
-            thing.logged_s = -math.inf
+            thing.line.reset()
             log.info(f"written again: {name}", failures=thing.failures)
 
     @property

@@ -20,6 +20,7 @@ import structlog
 
 from trioha.broker.acl_resources import ADMIN_CODES, OPEN_CODES, TopicAt, needs_of
 from trioha.broker.acl_rules import AclRules
+from trioha.log_limit import LogLimit
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand
 from trioha.remoting.serving import Handler, Peer
@@ -55,9 +56,7 @@ class AccessControl:
     ) -> None:
         """`topic_at` tells of messages that are named by their offset; `clock` gives seconds."""
         self._topic_at = topic_at
-        self._clock = clock
-        self._reported_s = -REPORT_INTERVAL_S
-        self._unreported = 0
+        self._line = LogLimit(REPORT_INTERVAL_S, clock_s=clock)
         self._rules = rules
         self._handler = handler
         self._white_hosts: dict[str, bool] = {}
@@ -110,18 +109,14 @@ class AccessControl:
 
     def _count(self, refusal: BadRequestError, request: RemotingCommand, peer: Peer) -> None:
         self.refused += 1
-        now_s = self._clock()
-        if now_s - self._reported_s < REPORT_INTERVAL_S:
-            self._unreported += 1
-            return
-        log.warning(
-            "request refused by access control",
-            peer=str(peer),
-            code=request.code,
-            reason=refusal.reason[:200],
-            not_logged=self._unreported,
-        )
-        self._reported_s, self._unreported = now_s, 0
+        if refusals := self._line.count():
+            log.warning(
+                "request refused by access control",
+                peer=str(peer),
+                code=request.code,
+                reason=refusal.reason[:200],
+                not_logged=refusals - 1,
+            )
 
     def _is_white(self, host: str) -> bool:
         """Whether the global white list has the address."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from traceback import extract_tb
@@ -23,6 +22,8 @@ from typing import Final
 
 import structlog
 from attrs import define
+
+from trioha.log_limit import LogLimit
 
 log = structlog.get_logger(__name__)
 
@@ -76,9 +77,8 @@ class ConnectionBorder:
         self.shortages = 0
         """Connections and requests that a shortage ended."""
         self._clock = clock
-        self._reported_s: dict[tuple[str, str, int], float] = {}
-        """When each kind of bug (exception type, file, line) was last logged."""
-        self._unreported: Counter[tuple[str, str, int]] = Counter()
+        self._lines: dict[tuple[str, str, int], LogLimit] = {}
+        """Of each kind of bug: exception type, file, line."""
 
     @contextmanager
     def around(self, peer: str) -> Iterator[Crossing]:
@@ -103,17 +103,14 @@ class ConnectionBorder:
             frames = extract_tb(error.__traceback__)
             last = frames[-1] if frames else None
             key = (type(error).__name__, last.filename if last else "", (last.lineno or 0) if last else 0)
-        now_s = self._clock()
-        reported_s = self._reported_s.get(key)
-        if reported_s is not None and now_s - reported_s < REPORT_INTERVAL_S:
-            self._unreported[key] += 1
+        if key not in self._lines:
+            if len(self._lines) >= KINDS_MAX:
+                del self._lines[min(self._lines, key=lambda one: self._lines[one].logged_s)]
+            self._lines[key] = LogLimit(REPORT_INTERVAL_S, clock_s=self._clock)
+        times = self._lines[key].count()
+        if not times:
             return
-        if len(self._reported_s) >= KINDS_MAX:
-            oldest = min(self._reported_s, key=self._reported_s.__getitem__)
-            del self._reported_s[oldest]
-            self._unreported.pop(oldest, None)
-        self._reported_s[key] = now_s
-        repeated = self._unreported.pop(key, 0)
+        repeated = times - 1
         if key[1] == "shortage":
             ended = what or f"{self.kind} closed"
             log.warning(f"{ended}: {str(error) or 'out of memory'}", peer=peer, repeated=repeated, **facts)

@@ -24,6 +24,7 @@ from typing import Final, NoReturn
 import structlog
 import trio
 
+from trioha.log_limit import LogLimit
 from trioha.net.border import ConnectionBorder, is_shortage
 from trioha.net.descriptors import Gate
 from trioha.net.transport import format_address
@@ -113,18 +114,12 @@ class _Report:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._reported_s = -REPORT_INTERVAL_S
-        self._unreported = 0
+        self._line = LogLimit(REPORT_INTERVAL_S, clock_s=trio.current_time)
 
     def not_accepting(self, reason: str, *, is_expected: bool = True) -> None:
-        now_s = trio.current_time()
-        if now_s - self._reported_s < REPORT_INTERVAL_S:
-            self._unreported += 1
-            return
-        level = log.warning if is_expected else log.error
-        level("new connections wait", listener=self._address, reason=reason, repeated=self._unreported)
-        self._reported_s = now_s
-        self._unreported = 0
+        if times := self._line.count():
+            level = log.warning if is_expected else log.error
+            level("new connections wait", listener=self._address, reason=reason, repeated=times - 1)
 
 
 def _peer(stream: trio.SocketStream) -> str:

@@ -8,13 +8,13 @@ for its sync runs into its own timeout, and the node continues to serve.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Final, TypeVar
 
 import structlog
 import trio
 
+from trioha.log_limit import LogLimit
 from trioha.net.border import is_thread_shortage
 
 T = TypeVar("T")
@@ -27,14 +27,8 @@ REPORT_INTERVAL_S: Final = 60.0
 """Least time between two log lines about a shortage of threads."""
 
 
-class _Report:
-    """When the shortage was last logged; one for each run of trio, which has a clock of its own."""
-
-    def __init__(self) -> None:
-        self.at_s = -math.inf
-
-
-_report: trio.lowlevel.RunVar[_Report] = trio.lowlevel.RunVar("thread shortage report")
+_line: trio.lowlevel.RunVar[LogLimit] = trio.lowlevel.RunVar("line about a shortage of threads")
+"""One for each run of trio, which has a clock of its own."""
 
 
 async def run_in_thread(
@@ -56,11 +50,9 @@ async def run_in_thread(
 
 def _log_shortage() -> None:
     try:
-        report = _report.get()
+        line = _line.get()
     except LookupError:
-        report = _Report()
-        _report.set(report)
-    now_s = trio.current_time()
-    if now_s - report.at_s >= REPORT_INTERVAL_S:
-        report.at_s = now_s
+        line = LogLimit(REPORT_INTERVAL_S, clock_s=trio.current_time)
+        _line.set(line)
+    if line.count():
         log.warning("the system has no thread for disk work, which waits for one")

@@ -9,7 +9,6 @@ a record of the log is damaged.
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import trio
 
 from trioha.broker_status import ArchiveState, ArchiveStatus
 from trioha.errors import StoreError
+from trioha.log_limit import LogLimit
 from trioha.node.archive_task import ArchiveProgress
 from trioha.store.commit_log import CommitLog
 from trioha.store.record_layout import (
@@ -106,7 +106,7 @@ class ArchiveService:
         self._objects = 0
         self._object_bytes = 0
         self._failures = 0
-        self._reported_s = -math.inf
+        self._line = LogLimit(REPORT_INTERVAL_S, clock_s=trio.current_time)
         self._archiver: Archiver | None = None
         """The one that works, until it is killed."""
         self._changes = 0
@@ -182,7 +182,7 @@ class ArchiveService:
                 archived_offset=progress.archived_offset,
             )
         self._state, self._error = "running", ""
-        self._reported_s = -math.inf
+        self._line.reset()
         self._generation = progress.generation
         self._archived_offset = progress.archived_offset
         self._objects += progress.objects
@@ -196,9 +196,7 @@ class ArchiveService:
         if fault.is_final:
             log.error("archive stopped until the next start", state=fault.state, reason=fault.reason)
             return
-        now_s = trio.current_time()
-        if now_s - self._reported_s >= REPORT_INTERVAL_S:
-            self._reported_s = now_s
+        if self._line.count():
             log.warning("nothing can be archived yet", reason=fault.reason, failures=self._failures)
 
     def _forget(self) -> None:

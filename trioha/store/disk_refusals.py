@@ -10,6 +10,7 @@ from typing import Final
 import structlog
 
 from trioha.errors import StoreError
+from trioha.log_limit import LogLimit
 from trioha.store.messages import AppendResult
 from trioha.store.put_status import PutStatus
 
@@ -26,11 +27,9 @@ class DiskRefusals:
 
     def __init__(self, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
-        self._count = 0
-        """Since the last line in the log."""
         self._reason = ""
         self._refused_s = -math.inf
-        self._logged_s = -math.inf
+        self._line = LogLimit(LOG_INTERVAL_S, clock_s=clock_s)
 
     @property
     def current(self) -> str:
@@ -39,10 +38,7 @@ class DiskRefusals:
 
     def refuse(self, error: StoreError) -> AppendResult:
         """The result of a put that the disk refused."""
-        now_s = self._clock_s()
-        self._count += 1
-        self._reason, self._refused_s = str(error), now_s
-        if now_s - self._logged_s >= LOG_INTERVAL_S:
-            log.error("the disk refuses puts", path=error.path, reason=error.reason, puts=self._count)
-            self._logged_s, self._count = now_s, 0
+        self._reason, self._refused_s = str(error), self._clock_s()
+        if puts := self._line.count():
+            log.error("the disk refuses puts", path=error.path, reason=error.reason, puts=puts)
         return AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=error.reason)

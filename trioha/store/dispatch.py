@@ -13,14 +13,13 @@ index drops keys of records that it has. If only the index cannot be written, di
 
 from __future__ import annotations
 
-import math
 import mmap
-import time
 from collections.abc import Callable, Sequence
 
 import structlog
 
 from trioha.errors import StoreError
+from trioha.log_limit import LogLimit
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueues, Queue
@@ -74,7 +73,7 @@ class Dispatcher:
         self._log = commit_log
         self.time_steps = TimeSteps() if time_steps is None else time_steps
         """Where the store times of the log go back, as far as it is dispatched."""
-        self._step_reported_s = -math.inf
+        self._step_line = LogLimit(_STEP_REPORT_INTERVAL_S)
         self._queues = queues
         self._index = index
         self.settings = settings or DispatchSettings()
@@ -325,9 +324,7 @@ class Dispatcher:
     def _note_step(self, step: TimeStep) -> None:
         if not self.time_steps.add(step):
             return
-        now_s = time.monotonic()
-        if now_s - self._step_reported_s >= _STEP_REPORT_INTERVAL_S:
-            self._step_reported_s = now_s
+        if self._step_line.count():
             log.warning(
                 "store times go back: a clock was set back, or was wrong before",
                 offset=step.offset,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from typing import Final
@@ -10,6 +9,7 @@ from typing import Final
 import structlog
 
 from trioha.errors import StoreError
+from trioha.log_limit import LogLimit
 
 log = structlog.get_logger(__name__)
 
@@ -21,25 +21,21 @@ class ReadFaults:
     """What one log could not read. Each fault ends the request, or the connection, that needed the bytes."""
 
     def __init__(self, *, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._clock_s = clock_s
         self.count = 0
         """Reads that failed since the log was opened."""
         self.last = ""
         """Path, offset and reason of the last one; empty without any."""
-        self._logged_count = 0
-        self._logged_s = -math.inf
+        self._line = LogLimit(LOG_INTERVAL_S, clock_s=clock_s)
 
     def note(self, error: StoreError) -> None:
         """Count a read that failed."""
         self.count += 1
         self.last = str(error)
-        now_s = self._clock_s()
-        if now_s - self._logged_s >= LOG_INTERVAL_S:
+        if reads := self._line.count():
             log.error(
                 "the log cannot be read",
                 path=error.path,
                 offset=error.offset,
                 reason=error.reason,
-                reads=self.count - self._logged_count,
+                reads=reads,
             )
-            self._logged_s, self._logged_count = now_s, self.count

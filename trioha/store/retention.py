@@ -19,7 +19,6 @@ An error of the disk is counted, logged once a minute, and tried again at the ne
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -31,6 +30,7 @@ import trio
 from attrs import frozen
 
 from trioha.errors import StoreError
+from trioha.log_limit import LogLimit
 from trioha.net.threads import run_in_thread
 from trioha.store.commit_log import CommitLog
 from trioha.store.disk_use import DiskUse
@@ -140,8 +140,8 @@ class Retention:
         """Counts files that were deleted before all of their bytes were archived."""
         self.errors = 0
         """Counts failed checks of the disk and failed deletions."""
-        self._reported_s = -math.inf
-        self._doubted_s = -math.inf
+        self._error_line = LogLimit(REPORT_INTERVAL_S, clock_s=trio.current_time)
+        self._doubt_line = LogLimit(REPORT_INTERVAL_S, clock_s=self._clock.passed_s)
         self.doubt = ""
         """Why files that are old by the clock are not deleted; empty while they are."""
         self._witness_s = _last_write_s(commit_log.files, now_s=self._clock.now().timestamp())
@@ -226,9 +226,7 @@ class Retention:
             f"the clock is {ahead_s / 3600:,.1f} h beyond the log's last write and the time since the start: "
             "files that are old by the clock alone stay; check the clock"
         )
-        now_s = self._clock.passed_s()
-        if now_s - self._doubted_s >= REPORT_INTERVAL_S:
-            self._doubted_s = now_s
+        if self._doubt_line.count():
             log.error("log files are not deleted", reason=self.doubt)
 
     async def clean(self) -> None:
@@ -255,9 +253,7 @@ class Retention:
 
     def _report(self, error: Exception) -> None:
         self.errors += 1
-        now_s = trio.current_time()
-        if now_s - self._reported_s >= REPORT_INTERVAL_S:
-            self._reported_s = now_s
+        if self._error_line.count():
             log.error("old files cannot be looked at or deleted yet", reason=str(error), errors=self.errors)
 
 
