@@ -4,13 +4,15 @@ import trio
 
 from tests.node.role_nodes import ASYNC_MASTER, WITHIN_S, pull, put, role_node, slave_of
 from trioha.broker.half_messages import TRANSACTION_GROUP
+from trioha.broker.pop_records import REVIVE_GROUP
 from trioha.metadata.offsets import ConsumerOffsets
 from trioha.node.promotion import offsets_beyond, set_back
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request
 
-ENDS = {("T", 0): 100, ("T", 1): 0, ("%LMQ%light", 0): 0}
+REVIVE = "rmq_sys_REVIVE_LOG_c"
+ENDS = {("T", 0): 100, ("T", 1): 0, ("%LMQ%light", 0): 0, **{(REVIVE, number): 100 for number in range(3)}}
 
 
 def test_offsets_beyond_their_queues_are_set_to_the_ends():
@@ -19,6 +21,7 @@ def test_offsets_beyond_their_queues_are_set_to_the_ends():
         ("beyond", "T", 0, 105), ("at", "T", 0, 100), ("before", "T", 0, 7), ("first", "T", 1, 0),
         ("beyond", "gone", 3, 5), ("light", "%LMQ%light", 0, 9),
         (TRANSACTION_GROUP, "T", 0, 105),
+        *((REVIVE_GROUP, REVIVE, *queue) for queue in ((0, 105), (1, 100), (2, 99), (3, 0), (4, 7))),
     ):  # fmt: skip
         offsets.commit(group, topic, queue_id, offset)
     set_back(offsets, offsets_beyond(offsets, lambda topic, queue_id: ENDS.get((topic, queue_id), 0)))
@@ -31,7 +34,10 @@ def test_offsets_beyond_their_queues_are_set_to_the_ends():
         "%LMQ%light@light": {0: 9},
         # The service of transactions knows what to read then.
         f"T@{TRANSACTION_GROUP}": {0: 105},
+        # The last one that was dealt with: the next one has the offset of the queue's end.
+        f"{REVIVE}@{REVIVE_GROUP}": {0: 99, 1: 99, 2: 99},
     }
+    assert offsets.count == sum(len(queues) for _, queues in offsets.items())
     assert offsets_beyond(offsets, lambda topic, queue_id: ENDS.get((topic, queue_id), 0)) == {}
 
 

@@ -69,6 +69,12 @@ class ConsumerOffsets(MetadataTable):
         queues[queue_id] = offset
         self._note_change()
 
+    def forget(self, group: str, topic: str, queue_id: int) -> None:
+        """The group has never committed in this queue."""
+        if self._offsets.get(f"{topic}{_SEPARATOR}{group}", {}).pop(queue_id, None) is not None:
+            self.count -= 1
+            self._note_change()
+
     def topics_of(self, group: str) -> list[str]:
         """Topics in which the group has committed."""
         ending = _SEPARATOR + group

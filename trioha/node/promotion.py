@@ -6,7 +6,9 @@ Consumer offsets. A slave copies offsets in periods of their own, beside the log
 the old master, which groups had consumed there, their offsets are beyond the ends of the queues here. The
 next messages get the same queue offsets, and a group that goes on at the copied one would never see them.
 (RocketMQ's do not.) So such an offset becomes the end of its queue. A consumer that lives on has its own one
-in memory, and is sent back by the answer to its next pull, unless the queue has grown past that by then.
+in memory, and is sent back by the answer to its next pull, unless the queue has grown past that by then. What
+the master has as its offset in a queue of popped messages is the last check point that it dealt with, not the
+next one: that becomes the last one of the queue.
 
 Topics. In controller mode the topics of the log that the copy of the master's table does not have are added
 to the table: see `adopt_topics`.
@@ -21,6 +23,7 @@ from typing import Final
 import structlog
 
 from trioha.broker.half_messages import TRANSACTION_GROUP
+from trioha.broker.pop_records import REVIVE_GROUP
 from trioha.config.broker import BrokerConfig
 from trioha.controller.role import Role
 from trioha.errors import StoreError
@@ -34,8 +37,8 @@ from trioha.watermark import Watermark
 
 log = structlog.get_logger(__name__)
 
-Offsets = dict[tuple[str, str, int], int]
-"""Ends of queues by group, topic and queue id."""
+Offsets = dict[tuple[str, str, int], int | None]
+"""Largest offsets that fit their queues, by group, topic and queue id; None where only none does."""
 PRODUCER_QUEUE_NUMS: Final = 4
 """How many queues a producer asks for when it makes a topic: its default of defaultTopicQueueNums."""
 
@@ -64,34 +67,39 @@ def take_epoch(store: MessageStore, role: Role, config: BrokerConfig) -> None:
 
 
 def offsets_beyond(offsets: ConsumerOffsets, queue_end: Callable[[str, int], int]) -> Offsets:
-    """The offsets beyond the ends of their queues, with these ends; `queue_end` is 0 for no queue.
+    """The offsets beyond the ends of their queues, with those that fit; `queue_end` is 0 for no queue.
 
     Not those of light queues (`%LMQ%...`), which may not be built here, nor those of transactions, whose
     service reads all of its queues then.
     """
-    found = {}
+    found: Offsets = {}
     for key, queues in offsets.items():
         topic, _, group = key.partition("@")
         if topic.startswith(LMQ_PREFIX) or group == TRANSACTION_GROUP:
             continue
         for queue_id, offset in queues.items():
-            if offset > 0 and offset > (end := queue_end(topic, queue_id)):
-                found[group, topic, queue_id] = end
+            end = queue_end(topic, queue_id)
+            fits = end - 1 if group == REVIVE_GROUP else end
+            if offset > fits:
+                found[group, topic, queue_id] = None if fits < 0 else fits
     return found
 
 
 def set_back(offsets: ConsumerOffsets, beyond: Offsets) -> None:
-    """Set these offsets to the ends of their queues."""
-    for (group, topic, queue_id), end in beyond.items():
+    """Set these offsets to those that fit their queues."""
+    for (group, topic, queue_id), fits in beyond.items():
         log.warning(
             "a consumer offset is beyond its queue, whose last messages were lost with the old master",
             group=group,
             topic=topic,
             queue_id=queue_id,
             offset=offsets.find(group, topic, queue_id),
-            queue_end=end,
+            set_to=fits,
         )
-        offsets.commit(group, topic, queue_id, end)
+        if fits is None:
+            offsets.forget(group, topic, queue_id)
+        else:
+            offsets.commit(group, topic, queue_id, fits)
 
 
 def stored_topics(store: MessageStore, *, known: Container[str], since_ms: int) -> dict[str, int]:
