@@ -88,8 +88,6 @@ class Bench:
     """Both sides, and what came out."""
 
     trioha: TriohaSide
-    frame_checking: TriohaSide
-    """trioha with slaves that check frames and where records begin, as `trioha.haVerify=frame` has it."""
     java: JavaSide
     folder: Path
     sizes: Sizes
@@ -164,7 +162,6 @@ def catch_up(bench: Bench) -> None:
     raw.driver.pause()
     pairs = [
         ("trioha to trioha", ours, bench.trioha),
-        ("trioha to trioha, frames", ours, bench.frame_checking),
         ("RocketMQ to RocketMQ", theirs, bench.java),
         ("trioha to RocketMQ", ours, bench.java),
         ("raw to RocketMQ", raw, bench.java),
@@ -300,7 +297,6 @@ def lines_of(bench: Bench) -> list[Line]:
         to_rocketmq = min(1.0, results[raw].middle().values[0] / results[real].middle().values[0])
     for name, pair, goal in (
         (f"catch-up of {sizes.catch_up_bytes // 10**6} MB, every record checked", "trioha to trioha", 1.8),
-        ("catch-up, frames checked only", "trioha to trioha, frames", 2),
         ("catch-up, trioha master, RocketMQ slave", "trioha to RocketMQ", to_rocketmq),
         (f"catch-up, {RAW_SENDER}, RocketMQ slave", "raw to RocketMQ", None),
         ("catch-up, RocketMQ master, trioha slave", "RocketMQ to trioha", 1.2),
@@ -339,10 +335,8 @@ def main() -> None:
     with ExitStack() as opened:
         name = opened.enter_context(tempfile.TemporaryDirectory(prefix="trioha-bench-", dir=options.folder))
         folder = Path(name)
-        frames = {"trioha.haVerify": "frame"}
         bench = Bench(
             trioha=opened.enter_context(closing(TriohaSide(folder / "trioha"))),
-            frame_checking=TriohaSide(folder / "trioha", name="trioha, frames", **frames),
             java=opened.enter_context(closing(JavaSide(folder / "rocketmq", version=options.rocketmq))),
             folder=folder,
             sizes=sizes,

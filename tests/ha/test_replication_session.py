@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.descriptors import resources_closed
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log
 from tests.store.test_kernel import needs_kernel
-from trioha.config.model import HaVerify, StartFrom
+from trioha.config.model import StartFrom
 from trioha.ha.frames import FrameHeader
 from trioha.ha.replication_session import ReplicationError, ReplicationSession, ReplicationSettings
 from trioha.recording.events import CloseReason
@@ -392,6 +392,3 @@ def test_a_frame_of_whole_records_is_in_step_and_any_other_is_not(master, tmp_pa
     session.receive_header(FrameHeader(offset, 100))
     session.receive_body(master.read(offset, 100))
     assert not session.receive_in_step(offset, memoryview(bytes(master.read(offset, size))))
-    frames_only = ReplicationSession(log, ReplicationSettings(tail_check_bytes=0, verify=HaVerify.FRAME))
-    frames_only.begin()
-    assert not frames_only.receive_in_step(offset, memoryview(bytes(master.read(offset, size))))

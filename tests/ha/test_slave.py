@@ -8,7 +8,7 @@ import trio
 
 from tests.ha.support import Dialer, Events, connected, make_master, make_slave, running, settled
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log
-from trioha.config.model import AckMode, GapPolicy, HaVerify
+from trioha.config.model import AckMode, GapPolicy
 from trioha.ha.frames import HEADER
 from trioha.ha.replication_session import ReplicationSettings
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent
@@ -445,24 +445,6 @@ async def test_no_report_is_beyond_the_own_log_after_the_masters_shrank(log, aut
         await trio.sleep(1)
         assert [await dialer.peers[1].next_report() for _ in range(3)] == [0, 0, 0]
         assert slave.status().reported_offset == 0 == log.max_offset
-
-
-@pytest.mark.parametrize("at", [90, 28])
-async def test_frames_only_are_checked_where_so_configured(log, master_log, at, autojump_clock):
-    """Byte 90 is of the body, which the dispatcher checks; byte 28 is of the record's offset."""
-    slave, dialer, _ = make_slave(log, replication=ReplicationSettings(verify=HaVerify.FRAME))
-    data = bytearray(master_log.read(0, 8000))
-    record_bytes = int.from_bytes(data[:4], "big")
-    data[at] ^= 1
-    async with running(slave, dialer) as peer:
-        assert await peer.next_report() == 0
-        await peer.frame(0, bytes(data))
-        if at == 90:
-            assert await peer.next_report() == record_bytes == log.max_offset
-        else:
-            await settled()
-            assert slave.last_close_reason is CloseReason.BAD_RECORD
-            assert log.is_empty
 
 
 async def test_frames_of_one_receive_are_appended_together_and_recorded_one_by_one(

@@ -47,9 +47,8 @@ def without_first_files(java: JavaDriver, store: JavaStore, number: int) -> Java
 # -- where a slave starts ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verify", ["record", pytest.param("frame", marks=pytest.mark.nightly)])
 def test_an_empty_slave_takes_all_history_from_a_real_master_when_told_to(
-    java: JavaDriver, start_node: StartNode, tmp_path: Path, verify: str
+    java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
     master = java.open_store(tmp_path / "master", role="SYNC_MASTER", **sync_settings(java))
     before = master.put(300, wait_store_msg_ok=False).end_offset
@@ -59,7 +58,7 @@ def test_an_empty_slave_takes_all_history_from_a_real_master_when_told_to(
         "slave",
         role="SLAVE",
         ha_master_address=master.ha_address,
-        **{"trioha.haStartFrom": "earliest", "trioha.haVerify": verify},
+        **{"trioha.haStartFrom": "earliest"},
     )
     slave.wait(max_offset=before)
     after = master.put(50, seed=2)

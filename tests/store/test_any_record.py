@@ -122,10 +122,8 @@ def look_at_all(store, found):
                 store.reads.by_key(record.topic, key)
 
 
-@given(found=st.lists(records(), min_size=1, max_size=12), clean=st.booleans(), boundaries_only=st.booleans())
-def test_any_whole_record_is_stored_dispatched_read_and_recovered(
-    tmp_path_factory, found, clean, boundaries_only
-):
+@given(found=st.lists(records(), min_size=1, max_size=12), clean=st.booleans())
+def test_any_whole_record_is_stored_dispatched_read_and_recovered(tmp_path_factory, found, clean):
     from attrs import evolve
 
     root = tmp_path_factory.mktemp("replica")
@@ -136,7 +134,7 @@ def test_any_whole_record_is_stored_dispatched_read_and_recovered(
     with resources_closed():
         store = open_replica(root, is_slave=True)
         log = store.commit_log
-        appender = ReplicaAppender(log, boundaries_only=boundaries_only)
+        appender = ReplicaAppender(log)
         for record in found:
             appender.append(memoryview(encode_record(evolve(record, physical_offset=log.max_offset))))
         end_offset = log.max_offset

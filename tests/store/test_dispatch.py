@@ -271,35 +271,19 @@ def test_a_promoted_slave_dispatches_on_after_the_record_it_waited_at(tmp_path):
     assert master.dispatcher.position == log.max_offset
 
 
-def test_bodies_are_checked_where_the_replica_did_not(tmp_path):
-    log, results = filled(tmp_path, 4)
-    damage(log, results[1].physical_offset + 90, b"\x01")
-    unchecked = parts_of(log, tmp_path / "unchecked")
-    unchecked.dispatch_all()
-    assert unchecked.dispatcher.faults == 0
-    parts = parts_of(log, tmp_path / "checked", settings=DispatchSettings(check_crc=True))
-    assert parts.dispatch_all() == 4
-    assert parts.dispatcher.faults == 1
-    assert "CRC" in parts.dispatcher.last_fault.reason
-    assert parts.queues.find("Orders", 0).entry(3).physical_offset == results[3].physical_offset
-
-
 @given(
     patches=st.lists(st.tuples(st.integers(0, 40_000), st.binary(min_size=1, max_size=12)), max_size=6),
     is_slave=st.booleans(),
-    check_crc=st.booleans(),
 )
 @resources_closed()
 def test_damaged_logs_are_dispatched_to_their_end_or_to_where_a_slave_waits(
-    tmp_path_factory, patches, is_slave, check_crc
+    tmp_path_factory, patches, is_slave
 ):
     folder = tmp_path_factory.mktemp("damaged")
     log, _ = filled(folder, 150, body_bytes=200)
     for offset, data in patches:
         damage(log, offset, data[: log.max_offset - offset])
-    dispatch_settings = DispatchSettings(
-        is_slave=is_slave, check_crc=check_crc, enable_lmq=True, enable_multi_dispatch=True
-    )
+    dispatch_settings = DispatchSettings(is_slave=is_slave, enable_lmq=True, enable_multi_dispatch=True)
     parts = parts_of(log, folder / "store", settings=dispatch_settings)
     parts.dispatch_all(records_max=40)
     dispatcher = parts.dispatcher

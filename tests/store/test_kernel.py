@@ -28,7 +28,7 @@ from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.index_file import KEY_BYTES, IndexFile, IndexShape, key_hashes, unpack_keys
 from trioha.store.record import Record, encode_record
 from trioha.store.record_entries import EntryCollector
-from trioha.store.record_layout import MAGIC_V1, body_crc, scan_boundaries, scan_records
+from trioha.store.record_layout import MAGIC_V1, body_crc, scan_records
 from trioha.store.replica import ReplicaAppender
 from trioha.store.tags import java_hashes_with_prefix, tags_code
 from trioha.store.topics import SCHEDULE_TOPIC
@@ -215,7 +215,6 @@ DISPATCH_SETTINGS = st.builds(
     enable_lmq=st.booleans(),
     enable_multi_dispatch=st.booleans(),
     is_slave=st.booleans(),
-    check_crc=st.booleans(),
 )
 STEPS = st.lists(st.sampled_from([1, 2, 3, 8, 512]), min_size=1, max_size=8)
 """Records in each call; 512 at last."""
@@ -277,7 +276,7 @@ def test_rocketmqs_logs_give_the_same_with_the_kernel_and_without(name, copy_byt
 
     def build():
         shutil.rmtree(tmp_path / "built", ignore_errors=True)
-        parts = parts_of(log, tmp_path / "built", settings=DispatchSettings(check_crc=True))
+        parts = parts_of(log, tmp_path / "built", settings=DispatchSettings())
         passed = parts.dispatch_all(records_max=100)
         result = seen(parts, tmp_path / "built")
         parts.close()
@@ -412,7 +411,7 @@ def test_a_v1_record_with_a_topic_that_only_v2_allows_is_a_fault_for_both(tmp_pa
     mapped[2 * size + 88] = 150
     view = memoryview(mapped)
     assert in_both(partial(scan_records, view, 0, len(view), 0)).records == 2
-    result, *_ = in_both(partial(collected, view, tmp_path, check_crc=False, records_max=9))
+    result, *_ = in_both(partial(collected, view, tmp_path, records_max=9))
     assert (result.records, result.stop) == (2, record_entries.Stop.AT_FAULT)
 
 
@@ -456,10 +455,10 @@ class _NoIndex:
     end_physical_offset: int = 0
 
 
-def collected(view, root, *, check_crc, records_max):
+def collected(view, root, *, records_max):
     """All entries, keys and faults that a collector finds in the view, after the first two records."""
     queues = ConsumeQueues(root)
-    how = DispatchSettings(check_crc=check_crc, enable_multi_dispatch=True)
+    how = DispatchSettings(enable_multi_dispatch=True)
     collector = EntryCollector(queues, _NoIndex(), how)
     result = collector.collect(view, 0, 0, records_max=records_max)
     columns = collector._columns
@@ -497,7 +496,7 @@ BYTE_STEP = by_level(3, 1, 1)
 )
 def test_a_fault_at_every_byte_is_found_as_without_the_kernel(value, check_crc, tmp_path):
     view, starts = few_records()
-    whole = in_both(lambda: collected(view, tmp_path, check_crc=check_crc, records_max=99))
+    whole = in_both(lambda: collected(view, tmp_path, records_max=99))
     assert whole[0].records == len(starts)
     # Keys of the record: UNIQ_KEY first, wherever it stands.
     early, late = java_hashes_with_prefix([whole_prefix()] * 2, [b"early", b"late"])
@@ -506,10 +505,9 @@ def test_a_fault_at_every_byte_is_found_as_without_the_kernel(value, check_crc, 
         good = view[at]
         view[at] = good ^ 1 if value is None else value[0]
         for records_max, copy_bytes in ((99, 1 << 17), (3, 200)):
-            collect = partial(collected, view, tmp_path, check_crc=check_crc, records_max=records_max)
+            collect = partial(collected, view, tmp_path, records_max=records_max)
             in_both(collect, copy_bytes=copy_bytes)
         in_both(lambda: scan_records(view, 0, len(view), 0, check_crc=check_crc))
-        in_both(lambda: scan_boundaries(view, 0, len(view), 0))
         view[at] = good
 
 
@@ -525,8 +523,7 @@ def test_a_log_cut_at_every_byte_ends_as_without_the_kernel(copy_bytes, long_byt
     how = {"copy_bytes": copy_bytes, "long_bytes": long_bytes}
     for end in range(0, len(view) + 1, BYTE_STEP):
         in_both(partial(scan_records, view, 0, end, 0))
-        in_both(partial(scan_boundaries, view, 0, end, 0))
-        in_both(partial(collected, view[:end], tmp_path, check_crc=True, records_max=99), **how)
+        in_both(partial(collected, view[:end], tmp_path, records_max=99), **how)
 
 
 @needs_kernel
@@ -537,4 +534,3 @@ def test_a_log_cut_at_every_byte_ends_as_without_the_kernel(copy_bytes, long_byt
 def test_any_bytes_are_scanned_as_without_the_kernel(data, offset):
     view = memoryview(data)
     in_both(lambda: scan_records(view, 0, len(view), offset))
-    in_both(lambda: scan_boundaries(view, 0, len(view), offset))

@@ -19,7 +19,6 @@ from trioha.store.record_layout import (
     body_crc,
     check_record,
     find_fault,
-    scan_boundaries,
     scan_records,
 )
 
@@ -172,9 +171,6 @@ def test_a_scan_stops_at_the_fault_that_a_single_check_finds(record):
         fault = find_fault(view, len(whole), len(view), 4096)
         end = scan_records(view, 0, len(view), 4000)
         assert (end.at, end.records, end.fault, end.blank) == (len(whole), 1, fault, False)
-        if fault.kind is not FaultKind.BAD_CRC:
-            end = scan_boundaries(view, 0, len(view), 4000)
-            assert (end.at, end.records, end.fault, end.blank) == (len(whole), 1, fault, False)
 
 
 @pytest.mark.parametrize(

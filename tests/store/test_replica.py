@@ -14,7 +14,6 @@ from tests.descriptors import resources_closed
 from tests.store.support import FILE_BYTES, STORES, copy_store, log_bytes, message, open_log
 from trioha.errors import StoreError
 from trioha.store.record import RecordError
-from trioha.store.record_layout import scan_boundaries, scan_records
 from trioha.store.replica import ReplicaAppender
 
 
@@ -43,12 +42,12 @@ def feed(appender, data, rng, start=0):
         offset += size
 
 
-@given(seed=st.integers(0, 2**32), boundaries_only=st.booleans())
+@given(seed=st.integers(0, 2**32))
 @resources_closed()
-def test_bytes_cut_anywhere_make_the_same_log(tmp_path_factory, master_bytes, seed, boundaries_only):
+def test_bytes_cut_anywhere_make_the_same_log(tmp_path_factory, master_bytes, seed):
     directory = tmp_path_factory.mktemp("replica")
     log, _ = open_log(directory)
-    feed(ReplicaAppender(log, boundaries_only=boundaries_only), master_bytes, random.Random(seed))
+    feed(ReplicaAppender(log), master_bytes, random.Random(seed))
     assert log.max_offset == len(master_bytes)
     assert log_bytes(log) == master_bytes
     again, recovered = open_log(directory, clean_exit=False)
@@ -56,14 +55,14 @@ def test_bytes_cut_anywhere_make_the_same_log(tmp_path_factory, master_bytes, se
     log.close()
 
 
-@given(stop=st.integers(0, 150_000), seed=st.integers(0, 2**32), boundaries_only=st.booleans())
+@given(stop=st.integers(0, 150_000), seed=st.integers(0, 2**32))
 @resources_closed()
 def test_a_replica_killed_anywhere_resumes_at_a_record_and_ends_equal(
-    tmp_path_factory, master_bytes, stop, seed, boundaries_only
+    tmp_path_factory, master_bytes, stop, seed
 ):
     directory = tmp_path_factory.mktemp("replica")
     log, _ = open_log(directory)
-    feed(ReplicaAppender(log, boundaries_only=boundaries_only), master_bytes[:stop], random.Random(seed))
+    feed(ReplicaAppender(log), master_bytes[:stop], random.Random(seed))
     # No close, no flush: a kill -9 leaves the files as they are now.
     again, _ = open_log(directory, clean_exit=False)
     assert again.max_offset <= min(stop, len(master_bytes))
@@ -99,8 +98,7 @@ def test_the_log_of_a_real_broker_is_appended_unchanged(tmp_path, name):
     assert log.last_store_timestamp_ms == real.last_store_timestamp_ms
 
 
-@pytest.mark.parametrize("boundaries_only", [False, True])
-def test_a_bad_record_is_refused_with_its_offset_and_those_before_it_are_kept(tmp_path, boundaries_only):
+def test_a_bad_record_is_refused_with_its_offset_and_those_before_it_are_kept(tmp_path):
     reference, _ = open_log(tmp_path / "reference")
     first = reference.append(message(b"good" * 100))
     second = reference.append(message(b"bad!" * 100))
@@ -110,12 +108,8 @@ def test_a_bad_record_is_refused_with_its_offset_and_those_before_it_are_kept(tm
         data = bytearray(good)
         data[second.physical_offset + at] ^= 0x41
         log, _ = open_log(tmp_path / f"{at}")
-        if boundaries_only and at == 88:
-            ReplicaAppender(log, boundaries_only=True).append(memoryview(data))
-            assert log.max_offset == len(data), "bodies are not looked at"
-            continue
         with pytest.raises(RecordError, match=f"offset {first.end_offset}:"):
-            ReplicaAppender(log, boundaries_only=boundaries_only).append(memoryview(data))
+            ReplicaAppender(log).append(memoryview(data))
         assert log.max_offset == first.end_offset, at
 
 
@@ -133,17 +127,6 @@ def test_what_is_no_record_is_refused_at_its_header(tmp_path, parts, said):
         appender.append(memoryview(part))
     with pytest.raises(RecordError, match=said):
         appender.append(memoryview(parts[-1]))
-
-
-@given(start=st.integers(0, 60), size=st.integers(0, 20_000))
-def test_boundaries_are_those_of_the_full_scan_wherever_the_view_ends(master_bytes, start, size):
-    view = memoryview(master_bytes)[:FILE_BYTES]
-    starts = [0]
-    scan_records(view, 0, FILE_BYTES, 0, on_record=lambda at, size: starts.append(at + size))
-    at = starts[min(start, len(starts) - 1)]
-    end = min(at + size, FILE_BYTES)
-    full, walked = (scan(view, at, end, at) for scan in (scan_records, scan_boundaries))
-    assert walked == full
 
 
 def test_a_record_cut_by_frames_is_written_together_with_those_after_it(tmp_path, master_bytes, monkeypatch):

@@ -58,7 +58,6 @@ for size in range(1, len(log) + 1):
     view[at:] = log[:size]
     for check_crc in (False, True):
         passed += compiled.records.walk_records(view, at, len(view), -at, check_crc)[1]
-    compiled.records.walk_boundaries(view, at, len(view), -at)
 for size in range(91, 500):
     # Lengths inside the record that lead beyond it.
     at = len(view) - size
@@ -84,20 +83,16 @@ def test_no_byte_after_the_end_is_read():
 )
 def test_places_that_do_not_fit_the_buffer_are_refused(at, end, shift):
     with pytest.raises((ValueError, OverflowError)):
-        compiled.records.walk_boundaries(bytes(100), at, end, shift)
-    with pytest.raises((ValueError, OverflowError)):
         compiled.records.walk_records(bytes(100), at, end, shift, False)
 
 
 def test_what_is_no_buffer_of_bytes_in_a_row_is_refused():
     for wrong in ("text", 5, None, memoryview(bytes(100))[::2]):
         with pytest.raises((TypeError, BufferError)):
-            compiled.records.walk_boundaries(wrong, 0, 10, 0)
-    with pytest.raises(TypeError, match="4 arguments"):
-        compiled.records.walk_boundaries(b"", 0, 0)
+            compiled.records.walk_records(wrong, 0, 10, 0, False)
     with pytest.raises(TypeError, match="5 arguments"):
         compiled.records.walk_records(b"", 0, 0, 0)
-    assert compiled.records.walk_boundaries(array("q", [0] * 20), 0, 160, 0) == (0, 0, -1)
+    assert compiled.records.walk_records(array("q", [0] * 20), 0, 160, 0, False) == (0, 0, -1)
 
 
 def test_a_long_walk_lets_other_threads_run():

@@ -31,7 +31,7 @@ from trioha.config.model import (
     client_bytes_needed,
 )
 from trioha.config.properties_file import PropertiesDocument
-from trioha.config.rocketmq_keys import RETIRED_KEYS, ROCKETMQ_KEYS, similar_key
+from trioha.config.rocketmq_keys import REMOVED_KEYS, RETIRED_KEYS, ROCKETMQ_KEYS, similar_key
 from trioha.config.values import PORT_MAX, InvalidValue, directory
 from trioha.errors import ConfigError
 
@@ -230,6 +230,8 @@ class _Loading:
             elif (instead := RETIRED_KEYS.get(given.key)) is not None:
                 effect = f"; {instead} has its effect" if instead else ""
                 self.warnings.append(f"{given.place}: is read by no broker{effect}")
+            elif (now := REMOVED_KEYS.get(given.key)) is not None:
+                self.warnings.append(f"{given.place}: has no effect any more: {now}")
             else:
                 similar = similar_key(given.key, _BY_KEY, ROCKETMQ_KEYS, given=self.keys)
                 hint = f"did you mean {similar}?" if similar else None

@@ -92,15 +92,6 @@ class AckMode(StrEnum):
     """On disk."""
 
 
-class HaVerify(StrEnum):
-    """What a slave checks before it acknowledges bytes."""
-
-    RECORD = "record"
-    """Every record with its body's CRC."""
-    FRAME = "frame"
-    """Frames and the boundaries of records; the dispatcher checks the records later."""
-
-
 class HaRole(StrEnum):
     """Whether a slave's acknowledgements count."""
 
@@ -583,9 +574,6 @@ class BrokerConfig:
         "trioha.haGapPolicy", values.one_of(GapPolicy), default=GapPolicy.FAIL
     )
     """What a slave does when its log does not continue its master's."""
-
-    ha_verify: HaVerify = _setting("trioha.haVerify", values.one_of(HaVerify), default=HaVerify.RECORD)
-    """What a slave checks before it acknowledges bytes."""
 
     ha_tail_check: int = _setting(
         "trioha.haTailCheck", values.integer(low=0, high=1 << 30), default=64 * 1024

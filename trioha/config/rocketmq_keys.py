@@ -262,6 +262,11 @@ RETIRED_KEYS: Final = {
 }
 """Keys of many published files that no broker reads, and what has their effect; empty where nothing has."""
 
+REMOVED_KEYS: Final = {
+    "trioha.haVerify": "a slave checks every record before it acknowledges it",
+}
+"""Keys that trioha once had, and what it does now whatever they say."""
+
 _PATHS: Final = "storepath"
 """How keys of folders begin."""
 

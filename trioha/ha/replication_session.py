@@ -33,7 +33,7 @@ from typing import NoReturn
 
 from attrs import define, frozen
 
-from trioha.config.model import HaVerify, StartFrom
+from trioha.config.model import StartFrom
 from trioha.errors import TriohaError
 from trioha.ha.frames import FrameHeader
 from trioha.ha.set_aside import has_set_aside
@@ -68,8 +68,6 @@ class ReplicationSettings:
     start: StartFrom | int | None = None
     """trioha.haStartFrom, for an empty log; an offset is rounded down to its file's start. None: the last
     file, or all history after a log was set aside, so that the replica holds no less than before."""
-    verify: HaVerify = HaVerify.RECORD
-    """trioha.haVerify: what is checked before bytes are appended."""
 
 
 @define
@@ -113,7 +111,7 @@ class ReplicationSession:
     def __init__(self, commit_log: CommitLog, settings: ReplicationSettings) -> None:
         self._log = commit_log
         self._settings = settings
-        self._appender = ReplicaAppender(commit_log, boundaries_only=settings.verify is HaVerify.FRAME)
+        self._appender = ReplicaAppender(commit_log)
         self._request_offset = 0
         """The first report of the connection: until the tail check is over only this may be acknowledged."""
         self._compared_offset = 0

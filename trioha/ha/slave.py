@@ -7,8 +7,7 @@ one (`MasterConnection`). After the end of a connection the slave waits (0.1 s, 
 once a frame was received) and connects again.
 
 An ack is a promise: a slave reports the end of whole, checked records in its own log. The bytes of a frame
-are checked record by record before they are appended; a bad one ends the connection. With
-trioha.haVerify=frame only the records' boundaries are checked here, and their contents by the dispatcher.
+are checked record by record before they are appended; a bad one ends the connection.
 
 Each connection runs within a border, from connecting to its end: a peer's fault, a fault of this program or a
 shortage ends that connection, and the slave connects again. So does a disk that refuses bytes; a failed sync

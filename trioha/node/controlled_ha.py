@@ -266,7 +266,7 @@ def build_follower(
         ),
         settings=settings,
         sink=sink,
-        replication=ReplicationSettings(tail_check_bytes=config.ha_tail_check, verify=config.ha_verify),
+        replication=ReplicationSettings(tail_check_bytes=config.ha_tail_check),
         ack_mode=config.ha_ack_mode,
         gap_policy=config.ha_gap_policy,
         on_confirm=FollowedConfirmOffset(store).receive,

@@ -306,9 +306,7 @@ def _slave(
         commit_log=store.commit_log,
         settings=settings,
         sink=sink,
-        replication=ReplicationSettings(
-            tail_check_bytes=config.ha_tail_check, start=config.ha_start_from, verify=config.ha_verify
-        ),
+        replication=ReplicationSettings(tail_check_bytes=config.ha_tail_check, start=config.ha_start_from),
         ack_mode=config.ha_ack_mode,
         is_observer=config.ha_role is HaRole.OBSERVER,
         gap_policy=config.ha_gap_policy,

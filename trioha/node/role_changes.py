@@ -37,7 +37,7 @@ LIVE, and cuts it (`trioha.ha.autoswitch.epoch_session`).
 
 | step | what happens | invariant after it |
 |---|---|---|
-| STORE | the store takes no puts, and checks records as far as trioha.haVerify says | whatever is appended is the master's |
+| STORE | the store takes no puts | whatever is appended is the master's |
 | METADATA | the tables are a slave's | the master's replace them at the next copy |
 
 A crash, or a stop, between two steps leaves what is on disk by then. All of them can be taken again, and are, with
@@ -61,7 +61,6 @@ import trio
 from attrs import evolve
 
 from trioha.config.broker import BrokerConfig, BrokerRole, FlushDiskType
-from trioha.config.model import HaVerify
 from trioha.controller.role import Role
 from trioha.metadata.table import wall_clock_ms
 from trioha.net.threads import run_in_thread
@@ -164,7 +163,7 @@ async def _prepare(
     """
     log.info("changing role", role=config.broker_role.value, broker_id=config.broker_id)
     if config.broker_role is BrokerRole.SLAVE:
-        await _change_to_slave(parts, config, on_step=on_step)
+        await _change_to_slave(parts, on_step=on_step)
     else:
         await _change_to_master(parts, config, control, on_step=on_step)
 
@@ -179,7 +178,7 @@ async def _change_to_master(
         await flush_rest(store, on_step=on_step)
     if control is not None:
         await run_in_thread(partial(take_epoch, store, control, config))
-    await _take_role(store, is_slave=False, check_crc=False, on_step=on_step)
+    await _take_role(store, is_slave=False, on_step=on_step)
     if store.dispatcher.position >= store.commit_log.max_offset:
         consumers = metadata.consumer_offsets
         queue_end = store.reads.max_offset
@@ -196,20 +195,15 @@ async def _change_to_master(
         topics.version = evolve(topics.version, state_version=control.epoch, timestamp_ms=wall_clock_ms())
 
 
-async def _change_to_slave(parts: NodeParts, config: BrokerConfig, *, on_step: Callable[[], None]) -> None:
+async def _change_to_slave(parts: NodeParts, *, on_step: Callable[[], None]) -> None:
     """The steps of changeToSlave, in the order of the module's table."""
-    check_crc = config.ha_verify is HaVerify.FRAME
-    await _take_role(parts.store, is_slave=True, check_crc=check_crc, on_step=on_step)
+    await _take_role(parts.store, is_slave=True, on_step=on_step)
     parts.metadata.take_role(is_slave=True)
 
 
-async def _take_role(
-    store: MessageStore, *, is_slave: bool, check_crc: bool, on_step: Callable[[], None]
-) -> None:
+async def _take_role(store: MessageStore, *, is_slave: bool, on_step: Callable[[], None]) -> None:
     progress = watch_progress(on_step)
-    await run_in_thread(
-        partial(store.take_role, is_slave=is_slave, check_crc=check_crc, on_progress=progress)
-    )
+    await run_in_thread(partial(store.take_role, is_slave=is_slave, on_progress=progress))
 
 
 def _report(ready: Ready) -> None:

@@ -12,7 +12,7 @@ import trio
 from attrs import frozen
 
 from trioha.config.broker import BrokerConfig, BrokerRole, FlushDiskType
-from trioha.config.model import AckMode, HaVerify
+from trioha.config.model import AckMode
 from trioha.histogram import Histogram
 from trioha.net.border import is_thread_shortage
 from trioha.net.threads import run_in_thread
@@ -68,8 +68,6 @@ async def open_store(
             enable_lmq=config.enable_lmq,
             enable_multi_dispatch=config.enable_multi_dispatch,
             is_slave=is_slave,
-            # Only a slave with haVerify=frame stores unchecked records.
-            check_crc=is_slave and config.ha_verify is HaVerify.FRAME,
             delay_levels=DelayLevels(config.message_delay_level),
         ),
     )

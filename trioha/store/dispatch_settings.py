@@ -19,8 +19,6 @@ class DispatchSettings:
     """enableMultiDispatch: a record also enters the queues that its INNER_MULTI_DISPATCH names."""
     is_slave: bool = False
     """A slave stops at a record it cannot read, a master goes on after what it holds of that file."""
-    check_crc: bool = False
-    """Check every body: for a replica that stored its bytes unchecked (`trioha.haVerify=frame`)."""
     delay_levels: DelayLevels = Factory(DelayLevels)
 
 

@@ -117,7 +117,7 @@ class IndexBacklog:
         if found.stop is Stop.AT_FAULT:
             # As dispatch has passed it, which has reported it.
             rest = view[found.offset - start :]
-            fault = find_fault(rest, 0, len(rest), found.offset, check_crc=settings.check_crc)
+            fault = find_fault(rest, 0, len(rest), found.offset, check_crc=False)
             if fault is not None and (size := faulty_record_bytes(rest, fault)) is not None:
                 return found.offset + size
         return min(found.offset - found.offset % self._log.file_bytes + self._log.file_bytes, until_offset)

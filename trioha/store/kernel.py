@@ -171,14 +171,12 @@ class Columns:
     def __init__(
         self,
         hash_after: Callable[[int, bytes], int],
-        crc32: Callable[[bytes], int] | None,
         *,
         multi_dispatch: bool,
     ) -> None:
-        """`hash_after(prefix_hash, key)` hashes keys and tags that are not ASCII; bodies are checked with
-        `crc32`; with `multi_dispatch` a record with INNER_MULTI_DISPATCH is not common."""
+        """`hash_after(prefix_hash, key)` hashes keys and tags that are not ASCII; with `multi_dispatch` a
+        record with INNER_MULTI_DISPATCH is not common."""
         self._hash_after: Callable[[int, bytes], int] = hash_after
-        self._crc32: Callable[[bytes], int] | None = crc32
         self._multi_dispatch: bool = multi_dispatch
         self._topics: dict[bytes, _Topic] = {}
         self._topic: _Topic = _Topic(b"")
@@ -309,11 +307,6 @@ class Columns:
         topic_bytes: i64 = data[topic_at - 1]
         target = self._find(data, topic_at, topic_bytes, i64(read_i32_be(data, at + 12)))
         if target is None:
-            return False
-        crc32 = self._crc32
-        if crc32 is not None and i64(crc32(data[at + BODY_AT : topic_at - 1])) & CRC_MASK != i64(
-            read_i32_be(data, at + 8)
-        ):
             return False
         if target.call != self._call:
             queue = target.queue

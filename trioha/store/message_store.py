@@ -457,7 +457,6 @@ class MessageStore:
         self,
         *,
         is_slave: bool,
-        check_crc: bool,
         on_progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
     ) -> None:
         """Go on as the store of a slave or of a master, whose parts are attached afterwards.
@@ -465,7 +464,7 @@ class MessageStore:
         That of a master dispatches to the log's end, as `open` does: until it is there, puts are refused.
         Blocks. An exception of `on_progress` ends it; what is left to do, the dispatch task does.
         """
-        dispatch = evolve(self.settings.dispatch, is_slave=is_slave, check_crc=check_crc)
+        dispatch = evolve(self.settings.dispatch, is_slave=is_slave)
         self.settings = evolve(self.settings, dispatch=dispatch)
         self.dispatcher.configure(dispatch)
         self.commit_log.puts_blocked = not is_slave

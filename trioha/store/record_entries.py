@@ -20,7 +20,6 @@ from struct import Struct
 from typing import Final, NamedTuple, cast
 
 from attrs import define
-from isal.isal_zlib import crc32
 
 from trioha.errors import StoreError
 from trioha.numbers import I64, NATURAL32, NATURAL64, parse_int
@@ -42,7 +41,6 @@ from trioha.store.record_layout import (
     TRANSACTION_ROLLBACK,
     check_record,
     claimed_bytes,
-    has_valid_crc,
     starts_blank,
     store_timestamp_ms,
     topic_span,
@@ -133,7 +131,6 @@ class EntryCollector:
         if compiled.IS_COMPILED and queues is not None:
             self._columns = compiled.kernel.Columns(
                 _hash_after,
-                crc32 if settings.check_crc else None,
                 multi_dispatch=settings.enable_multi_dispatch,
             )
 
@@ -282,7 +279,6 @@ class EntryCollector:
         end = start + len(view)
         shift = physical_offset - start
         index_from = self._index.end_physical_offset if self._index is not None else 1 << 63
-        check_crc = self._settings.check_crc
         multi_dispatch = self._settings.enable_multi_dispatch
         targets = self._targets
         tag_codes = self._tag_codes
@@ -326,9 +322,6 @@ class EntryCollector:
                 time_ms = store_timestamp_ms(data, at)
                 properties_at = topic_end + 2
                 record_end = at + size
-            if check_crc and not has_valid_crc(view, at - start):
-                stop = Stop.AT_FAULT
-                break
             records += 1
             last_record_offset = physical_offset
             last_time_ms = time_ms

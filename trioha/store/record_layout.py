@@ -87,8 +87,6 @@ _I32 = Struct(">i").unpack_from
 _I64 = Struct(">q").unpack_from
 _COMMON = Struct(">iIi16xqi44xi").unpack_from
 """totalSize, magic, bodyCRC, physicalOffset, sysFlag and (IPv4 hosts) bodyLength: what every check needs."""
-_BOUNDARY = Struct(">iI20xq").unpack_from
-"""totalSize, magic, physicalOffset."""
 
 
 class FaultKind(IntEnum):
@@ -289,12 +287,6 @@ def store_timestamp_ms(view: Buffer, at: int) -> int:
     return int(_I64(view, at + _STORE_TIMESTAMP_AT + (IPV6_EXTRA_BYTES if sys_flag & BORN_HOST_V6 else 0))[0])
 
 
-def has_valid_crc(view: Buffer, at: int) -> bool:
-    """Whether the record's body is what was stored."""
-    start, end = body_span(view, at)
-    return body_crc(view[start:end]) == int(_I32(view, at + 8)[0])
-
-
 # -- records in a row --------------------------------------------------------------------------------------
 
 
@@ -419,46 +411,6 @@ def _walk_compiled(
         last_at = at
         at += size
     return at, records, last_at
-
-
-def scan_boundaries(view: memoryview, at: int, end: int, physical_offset: int) -> ScanEnd:
-    """As `scan_records`, but of each record only length, magic and physical offset are looked at.
-
-    What it passes are whole records as far as their lengths say; the dispatcher checks the rest. A wrong
-    length shows at the next record; of the last one, which has none yet, the lengths inside are checked, too.
-    """
-    shift = physical_offset - at
-    records = 0
-    last_at = -1
-    if compiled.IS_COMPILED and end + shift <= I64.high:
-        at, records, last_at = compiled.records.walk_boundaries(view, at, end, shift)
-    boundary = _BOUNDARY
-    last_start = end - RECORD_BYTES_MIN
-    while at <= last_start:
-        size, magic, position = boundary(view, at)
-        record_end = at + size
-        if (
-            (magic != MAGIC_V1 and magic != MAGIC_V2)  # noqa: PLR1714 - a set takes half as long again
-            or position - shift != at
-            or record_end > end
-            or size < RECORD_BYTES_MIN
-        ):
-            break
-        records += 1
-        last_at = at
-        at = record_end
-    if last_at >= 0:
-        result = check_record(view, last_at, at, last_at + shift, check_crc=False)
-        if result < 0:
-            # The time of the record before it is not known here: that of the faulty one may be wrong.
-            return ScanEnd(
-                at=last_at,
-                records=records - 1,
-                fault=_fault(result, view, last_at, at),
-                blank=False,
-                last_store_timestamp_ms=0,
-            )
-    return _scan_end(view, at, end, shift, records=records, last_at=last_at, result=0)
 
 
 def _scan_end(

@@ -165,30 +165,9 @@ pass_records(const unsigned char *data, int64_t at, int64_t end, int64_t shift, 
     return result;
 }
 
-static walked
-pass_boundaries(const unsigned char *data, int64_t at, int64_t end, int64_t shift)
-{
-    walked result = {at, 0, -1};
-    while (end - result.at >= RECORD_BYTES_MIN) {
-        const unsigned char *record = data + result.at;
-        int64_t size = read_i32(record);
-        uint32_t magic = read_u32(record + 4);
-        if ((magic != MAGIC_V1 && magic != MAGIC_V2) || read_i64(record + 28) != result.at + shift
-            || size > end - result.at || size < RECORD_BYTES_MIN) {
-            break;
-        }
-        result.last_at = result.at;
-        result.records += 1;
-        result.at += size;
-    }
-    return result;
-}
-
-enum { BOUNDARIES = -1 };
-
-/* `arguments` are buffer, at, end and shift; `check` is whether CRCs are checked, or BOUNDARIES. */
+/* `arguments` are buffer, at, end and shift; `check_crc` is whether CRCs are checked. */
 static PyObject *
-walk(PyObject *const *arguments, int check)
+walk(PyObject *const *arguments, int check_crc)
 {
     int64_t at = PyLong_AsLongLong(arguments[1]);
     int64_t end = PyLong_AsLongLong(arguments[2]);
@@ -205,14 +184,8 @@ walk(PyObject *const *arguments, int check)
         PyErr_SetString(PyExc_ValueError, "at, end and shift do not fit the buffer");
         return NULL;
     }
-    walked result;
     PyThreadState *thread = end - at > HELD_BYTES_MAX ? PyEval_SaveThread() : NULL;
-    if (check == BOUNDARIES) {
-        result = pass_boundaries(view.buf, at, end, shift);
-    }
-    else {
-        result = pass_records(view.buf, at, end, shift, check);
-    }
+    walked result = pass_records(view.buf, at, end, shift, check_crc);
     if (thread != NULL) {
         PyEval_RestoreThread(thread);
     }
@@ -258,17 +231,6 @@ walk_records(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
         return NULL;
     }
     return walk(arguments, check_crc);
-}
-
-PyDoc_STRVAR(walk_boundaries_doc,
-"walk_boundaries(data, at, end, shift)\n--\n\n"
-"As walk_records, but of each record only length, magic and physical offset are looked at.");
-
-static PyObject *
-walk_boundaries(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
-{
-    (void)module;
-    return has_arguments(count, 4) ? walk(arguments, BOUNDARIES) : NULL;
 }
 
 PyDoc_STRVAR(find_records_doc,
@@ -1046,7 +1008,6 @@ find_crc32(PyObject *module, PyObject *argument)
 
 static PyMethodDef methods[] = {
     {"walk_records", (PyCFunction)(void (*)(void))walk_records, METH_FASTCALL, walk_records_doc},
-    {"walk_boundaries", (PyCFunction)(void (*)(void))walk_boundaries, METH_FASTCALL, walk_boundaries_doc},
     {"find_records", (PyCFunction)(void (*)(void))find_records, METH_FASTCALL, find_records_doc},
     {"read_records", (PyCFunction)(void (*)(void))read_records, METH_FASTCALL, read_records_doc},
     {"write_record", (PyCFunction)(void (*)(void))write_record, METH_FASTCALL, write_record_doc},

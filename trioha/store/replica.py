@@ -22,7 +22,6 @@ from trioha.store.record_layout import (
     RecordFault,
     ScanEnd,
     last_of_records,
-    scan_boundaries,
     scan_records,
     store_timestamp_ms,
 )
@@ -31,12 +30,8 @@ from trioha.store.record_layout import (
 class ReplicaAppender:
     """Receives a master's log bytes in order, cut anywhere, and appends the records."""
 
-    def __init__(self, commit_log: CommitLog, *, boundaries_only: bool = False) -> None:
-        """With `boundaries_only` only length, magic and position of each record are checked; the dispatcher
-        checks the rest."""
+    def __init__(self, commit_log: CommitLog) -> None:
         self._log = commit_log
-        self._scan = scan_boundaries if boundaries_only else scan_records
-        self._checks_records = not boundaries_only
         self._record_bytes_max = (
             max(commit_log.message_bytes_max, MESSAGE_BYTES_MAX_DEFAULT) + RECORD_OVERHEAD_BYTES_MAX
         )
@@ -78,7 +73,7 @@ class ReplicaAppender:
             # With a new buffer for the next one: a bytearray cannot grow while it has views.
             cut = memoryview(self._partial)
             self._partial = bytearray()
-            end = self._scan(cut, 0, len(cut), self._log.max_offset)
+            end = scan_records(cut, 0, len(cut), self._log.max_offset)
             if end.records:
                 self._append_records(data, first=cut, first_timestamp_ms=end.last_store_timestamp_ms)
                 return
@@ -93,7 +88,7 @@ class ReplicaAppender:
 
         False, with nothing done, if it is anything else. Raises StoreError as `append` does.
         """
-        if self._partial or self._blank_header or not self._checks_records:
+        if self._partial or self._blank_header:
             return False
         log = self._log
         last_at = last_of_records(data, log.appended.offset)
@@ -107,7 +102,7 @@ class ReplicaAppender:
     ) -> None:
         """Append `first`, a whole record, and those in `data` with one write; keep the rest."""
         log = self._log
-        end = self._scan(data, 0, len(data), log.max_offset + len(first))
+        end = scan_records(data, 0, len(data), log.max_offset + len(first))
         if first or end.records:
             log.append_records(
                 data[: end.at],

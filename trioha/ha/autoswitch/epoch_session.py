@@ -46,7 +46,6 @@ from typing import Final
 import structlog
 from attrs import frozen
 
-from trioha.config.model import HaVerify
 from trioha.errors import RemoteProtocolError, StoreError
 from trioha.ha.autoswitch.frames import NO_OFFSET, MasterHandshake, TransferHeader
 from trioha.ha.replication_session import EMPTY_HEARTBEATS_MAX, ReplicationError, ReplicationSettings
@@ -119,7 +118,7 @@ class EpochSession:
         self._acked = (-1, 0)
         """The master's epoch, and the log's end, when the last connection that was joined had ended."""
         self._tail_check_bytes = settings.tail_check_bytes
-        self._appender = ReplicaAppender(commit_log, boundaries_only=settings.verify is HaVerify.FRAME)
+        self._appender = ReplicaAppender(commit_log)
         self.cut_step: CutStep | None = None
         """What a cut waits for: while it is not None, call it in a worker thread, then `cut_step_done`, and
         nothing else."""
