@@ -227,14 +227,20 @@ def test_objects_of_two_generations_are_checked_once(url):
     assert [problem.split(": ")[0] for problem in verified(url).problems] == [key]
 
 
-def test_objects_that_are_merged_while_they_are_checked_are_no_problem(tmp_path):
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("gone", [0, -1])
+def test_objects_that_are_merged_while_they_are_checked_are_no_problem_and_count_once(tmp_path, gone, quick):
+    """The others are still there, and are read before the newer head is."""
     url = f"file://{tmp_path}/merged"
     build_from(url, SMALL, file_bytes=FILE_BYTES, object_bytes=200)
     reader = ArchiveReader.open(url)
+    in_file = [one for one in reader.generation().objects if one.end_offset <= FILE_BYTES]
+    assert len(in_file) > 1
     merged = merge_file(url, SMALL, start=0, file_bytes=FILE_BYTES)
-    reader.folder.delete([reader.generation().objects[0].key])
-    found = verify_archive(reader)
+    reader.folder.delete([in_file[gone].key])
+    found = verify_archive(reader, quick=quick)
     assert (found.problems, found.head, found.records) == ((), 2, 24)
+    assert (found.objects, found.log_bytes) == (len(objects_of(url)), SMALL[-1].end_offset)
     damage(url, merged.key, flip(50))
     assert [problem.split(": ")[0] for problem in verify_archive(reader).problems] == [merged.key]
 

@@ -83,10 +83,9 @@ def verify_archive(
     `quick`: only whether all objects are there with their sizes. Raises ArchiveError for an archive that
     cannot be read at all.
     """
-    checked: set[str] = set()
-    totals = _Totals()
+    checked = _Checked()
     for _ in range(_HEADS_TRIED):
-        check = _Check(reader, quick=quick, checked=checked, totals=totals, on_progress=on_progress)
+        check = _Check(reader, quick=quick, checked=checked, on_progress=on_progress)
         findings = check.run()
         head = read_head(reader.folder)
         if not findings.missing or head is None or head.number == reader.head.number:
@@ -97,14 +96,16 @@ def verify_archive(
     unreferenced = [size for key, size in sizes.items() if key not in findings.referenced]
     # Problems of objects that the newest head does not refer to are none.
     problems = [f"{key}: {reason}" for key, reasons in findings.problems.items() for reason in reasons]
+    # Nor do they count: the objects that replaced them have their records.
+    objects = [one for key, one in checked.objects.items() if key in findings.referenced]
     return Verification(
         head=reader.head.number,
         generations=len(reader.head.generations),
-        objects=totals.objects,
-        records=totals.records,
-        log_bytes=totals.log_bytes,
-        object_bytes=totals.object_bytes,
-        metadata=totals.metadata,
+        objects=len(objects),
+        records=sum(records for _, records in objects),
+        log_bytes=sum(one.log_bytes for one, _ in objects),
+        object_bytes=sum(one.object_bytes for one, _ in objects),
+        metadata=len(checked.metadata & findings.referenced),
         segments=sum(len(session.segments) for session in reader.head.recordings),
         unreferenced=len(unreferenced),
         unreferenced_bytes=sum(unreferenced),
@@ -114,32 +115,31 @@ def verify_archive(
 
 
 @define
-class _Totals:
-    """Sums over what was checked."""
+class _Checked:
+    """What all passes have checked."""
 
-    objects: int = 0
-    records: int = 0
-    log_bytes: int = 0
-    object_bytes: int = 0
-    metadata: int = 0
+    objects: dict[str, tuple[LogObject, int]] = field(factory=dict)
+    """By key, with the number of records found."""
+    metadata: set[str] = field(factory=set)
+    """Keys of those without a fault."""
+    right: set[str] = field(factory=set)
+    """Keys of what need not be read again."""
 
 
 class _Check:
-    """One pass over what a head refers to. `checked` are keys that a pass before has found right."""
+    """One pass over what a head refers to."""
 
     def __init__(
         self,
         reader: ArchiveReader,
         *,
         quick: bool,
-        checked: set[str],
-        totals: _Totals,
+        checked: _Checked,
         on_progress: Progress,
     ) -> None:
         self._reader = reader
         self._quick = quick
         self._checked = checked
-        self._totals = totals
         self._on_progress = on_progress
         self._findings = _Findings()
         self.sizes: dict[str, int] = {}
@@ -161,9 +161,8 @@ class _Check:
                 self._is_new(segment.key, segment.bytes)
             self._check_documents(session.session)
         if self._quick:
-            for one, _ in objects:
-                self._count(one, one.records)
-            self._totals.metadata += len(metadata)
+            self._checked.objects.update((one.key, (one, one.records)) for one, _ in objects)
+            self._checked.metadata.update(one.key for one in metadata)
         else:
             self._check_objects(objects)
             self._check_metadata(metadata)
@@ -180,7 +179,7 @@ class _Check:
             self._findings.add(key, "there is no such object")
         elif found != size:
             self._findings.add(key, f"has {found} bytes, {size} are listed")
-        return found == size and key not in self._checked
+        return found == size and key not in self._checked.right
 
     def _check_documents(self, session: str) -> None:
         """The files beside a session's segments: their sizes are in no list, as they are replaced."""
@@ -273,15 +272,9 @@ class _Check:
         if not one.key.removesuffix(".zst").removesuffix(".log").endswith(f"-{one.crc32:08x}"):
             is_right = False
             self._findings.add(one.key, f"its key does not end with its CRC, {one.crc32:08x}")
-        self._count(one, statistics.records)
+        self._checked.objects[one.key] = one, statistics.records
         if is_right:
-            self._checked.add(one.key)
-
-    def _count(self, one: LogObject, records: int) -> None:
-        self._totals.objects += 1
-        self._totals.records += records
-        self._totals.log_bytes += one.log_bytes
-        self._totals.object_bytes += one.object_bytes
+            self._checked.right.add(one.key)
 
     def _check_metadata(self, metadata: list[MetadataObject]) -> None:
         left = iter(metadata)
@@ -293,8 +286,8 @@ class _Check:
                     elif reason:
                         self._findings.add(one.key, reason)
                     else:
-                        self._totals.metadata += 1
-                        self._checked.add(one.key)
+                        self._checked.metadata.add(one.key)
+                        self._checked.right.add(one.key)
 
     def _fault_of(self, one: MetadataObject) -> ArchiveError | str:
         """What is wrong with metadata; empty if nothing is. Called in threads."""
