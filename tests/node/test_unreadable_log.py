@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from functools import partial
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.faults import disks
 from tests.node.wire import Wire, bodies_of, pull_from, send_to
 from tests.node_process import FILE_BYTES, run_trioha
+from tests.power_cut import devices
 from tests.waiting import wait_until
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request
@@ -74,6 +76,25 @@ def test_a_log_file_that_is_cut_under_a_node_fails_its_readers_only_before_and_a
     assert "a log file has lost its end" in again.log_path.read_text()
     assert_only_what_is_lost_fails(again, path)
     again.stop()
+
+
+@pytest.mark.full
+def test_bad_sectors_of_a_real_device_fail_their_readers_only(start_node, tmp_path):
+    if reason := devices.why_not():
+        pytest.skip(reason)
+    start = partial(start_node, role="ASYNC_MASTER", flushDiskType="SYNC_FLUSH")
+    node = start()
+    fill(node)
+    node.stop()
+    path, bad = log_file(node.root, 0), tmp_path / "bad"
+    bad.mkdir()
+    with devices.bad_sectors(path, good_bytes=KEPT_BYTES, folder=tmp_path / "device") as device:
+        path.unlink()
+        path.symlink_to(bad / path.name)
+        again = start(program=[*devices.mounted(device, bad, "ext4"), sys.executable, "-m", "trioha"])
+        assert_only_what_is_lost_fails(again, path)
+        assert "Input/output error" in again.status().read_fault
+        again.stop()
 
 
 def test_a_slave_that_needs_what_is_lost_does_not_end_its_master(start_node):

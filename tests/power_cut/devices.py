@@ -35,6 +35,7 @@ from attrs import frozen
 from tests.faults.disks import private_mounts
 
 DEVICE_BYTES: Final = 192 << 20
+BAD_DEVICE_BYTES: Final = 2 << 20
 COPIES_MAX: Final = 20
 TOOL_WITHIN_S: Final = 60.0
 _REPAIRED: Final = range(4)
@@ -112,11 +113,45 @@ class Disk:
         return int(figures[4]), int(figures[8])
 
 
+@contextmanager
+def bad_sectors(content: Path, *, good_bytes: int, folder: Path) -> Iterator[str]:
+    """The path of a loop device, an ext4 with a copy of the file `content` alone: the kernel gives the first
+    `good_bytes` of it, and EIO for the rest, as for sectors that a disk cannot read.
+
+    Whole pages. `folder` is made. The file behind the device ends there; the file system lies in front of it.
+    """
+    folder.mkdir(parents=True)
+    files, behind = folder / "files", folder / "device"
+    files.mkdir()
+    shutil.copy(content, files / content.name)
+    with behind.open("wb") as file:
+        file.truncate(BAD_DEVICE_BYTES)
+    # All that the file system needs comes first on the device, then the file.
+    features = "^has_journal,^resize_inode,^flex_bg"
+    _run("mkfs.ext4", "-q", "-F", "-b", "4096", "-O", features, "-d", str(files), str(behind))
+    data, whole = behind.read_bytes(), content.read_bytes()
+    first_bad = data.index(whole[good_bytes : good_bytes + 4096])
+    assert first_bad == data.index(whole[:4096]) + good_bytes, "the file lies in one piece"
+    loop = _run("losetup", "--find", "--show", str(behind)).strip()
+    try:
+        os.truncate(behind, first_bad)
+        yield loop
+    finally:
+        # It is free when nothing has mounted it any more.
+        _run("losetup", "--detach", loop)
+
+
+def mounted(device: str, root: Path, file_system: str) -> list[str]:
+    """What to put before a command that, alone, sees the device mounted at `root`, a folder that is there."""
+    script = 'mount -t "$1" "$2" "$3" && shift 3 && exec "$@"'
+    return [*private_mounts(), "sh", "-c", script, "sh", file_system, device, str(root)]
+
+
 def why_not() -> str:
     """Why this machine has no loop devices for this process; empty if it has."""
     if os.geteuid() != 0:
         return "only root may mount a loop device"
-    tools = ("mount", "umount", "e2fsck", *(f"mkfs.{name}" for name in FILE_SYSTEMS))
+    tools = ("mount", "umount", "losetup", "e2fsck", *(f"mkfs.{name}" for name in FILE_SYSTEMS))
     if missing := [tool for tool in tools if shutil.which(tool) is None]:
         return f"these commands are missing: {', '.join(missing)}"
     mounts = private_mounts()
@@ -140,7 +175,7 @@ def _mount(device: Path, root: Path, file_system: FileSystem) -> None:
     _run("mount", "-t", file_system.name, "-o", f"loop,{file_system.options}", str(device), str(root))
 
 
-def _run(*command: str) -> None:
+def _run(*command: str) -> str:
     done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
@@ -150,3 +185,4 @@ def _run(*command: str) -> None:
         check=False,
     )
     assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}: {done.stderr}"
+    return done.stdout
