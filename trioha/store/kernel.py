@@ -51,54 +51,7 @@ _MASK_32: Final = 0xFFFFFFFF
 _SIGN_32: Final = 0x80000000
 
 
-# -- walks ---------------------------------------------------------------------------------------------------
-
-
-@final
-class Statistics:
-    """Store timestamps and topics of common records that are checked: for `record_statistics`."""
-
-    def __init__(self, crc32: Callable[[bytes], int], topics_max: i64) -> None:
-        """Bodies are checked with `crc32`; of more topics than `topics_max` some are left out."""
-        self._crc32: Callable[[bytes], int] = crc32
-        self._topics_max: i64 = topics_max
-        self._topic: bytes = b""
-        self.records: i64 = 0
-        self.min_store_ms: i64 = 0
-        """Least store timestamp; 0 without records."""
-        self.max_store_ms: i64 = 0
-        self.topics: set[bytes] = set()
-
-    def walk(self, data: bytes, at: i64, shift: i64) -> int:
-        """Pass common records from `data[at]` on; the one at `at` must name the offset `at + shift`.
-
-        Returns the index after them.
-        """
-        end: i64 = len(data)
-        last_start: i64 = end - RECORD_BYTES_MIN
-        crc32 = self._crc32
-        topic = self._topic
-        while at <= last_start:
-            record_end = _end_of_common(data, at, end, shift)
-            if record_end < 0:
-                break
-            body_end: i64 = at + BODY_AT + i64(read_i32_be(data, at + 84))
-            if i64(crc32(data[at + BODY_AT : body_end])) & CRC_MASK != i64(read_i32_be(data, at + 8)):
-                break
-            time_ms: i64 = read_i64_be(data, at + 56)
-            if self.records == 0 or time_ms < self.min_store_ms:
-                self.min_store_ms = time_ms
-            if self.records == 0 or time_ms > self.max_store_ms:
-                self.max_store_ms = time_ms
-            topic_bytes: i64 = data[body_end]
-            if self.records == 0 or len(topic) != topic_bytes or not _starts(data, body_end + 1, end, topic):
-                topic = data[body_end + 1 : body_end + 1 + topic_bytes]
-                if len(self.topics) <= self._topics_max:
-                    self.topics.add(topic)
-            self.records += 1
-            at = record_end
-        self._topic = topic
-        return at
+# -- common records ------------------------------------------------------------------------------------------
 
 
 def _end_of_common(data: bytes, at: i64, end: i64, shift: i64) -> i64:

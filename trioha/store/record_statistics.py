@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from isal.isal_zlib import crc32
+from struct import Struct
+from typing import Final
 
-from trioha.store import compiled
-from trioha.store.record_layout import check_record, store_timestamp_ms, topic_of
+from trioha.store.record_layout import (
+    BODY_AT_V4,
+    HOSTS_V6,
+    MAGIC_V1,
+    scan_records,
+    store_timestamp_ms,
+    topic_of,
+)
+
+_COMMON: Final = Struct(">iI28xi16xq20xi").unpack_from
+"""totalSize, magic, sysFlag, storeTimestamp and bodyLength of a record whose hosts are IPv4."""
 
 
 class RecordStatistics:
@@ -13,47 +23,34 @@ class RecordStatistics:
 
     def __init__(self, *, topics_max: int) -> None:
         self._topics_max = topics_max
-        self._records = 0
-        self._times_ms: tuple[int, int] | None = None
         self._topics: set[bytes] = set()
-        self._compiled = compiled.kernel.Statistics(crc32, topics_max) if compiled.IS_COMPILED else None
-
-    @property
-    def records(self) -> int:
+        self.records = 0
         """Records passed."""
-        return self._records + (0 if self._compiled is None else self._compiled.records)
-
-    @property
-    def store_times_ms(self) -> tuple[int, int]:
+        self.store_times_ms = (0, 0)
         """Least and greatest store timestamp; zeros without records."""
-        spans = [] if self._times_ms is None else [self._times_ms]
-        if self._compiled is not None and self._compiled.records:
-            spans.append((self._compiled.min_store_ms, self._compiled.max_store_ms))
-        if not spans:
-            return 0, 0
-        return min(first for first, _ in spans), max(last for _, last in spans)
 
     @property
     def topics(self) -> set[bytes] | None:
         """Topics of the records; None if they are more than `topics_max`."""
-        topics = self._topics if self._compiled is None else self._topics | self._compiled.topics
-        return topics if len(topics) <= self._topics_max else None
+        return self._topics if len(self._topics) <= self._topics_max else None
 
     def pass_records(self, data: bytes, *, at: int, shift: int) -> int:
         """Check records from `data[at]` on; the one at `at` must name the physical offset `at + shift`.
 
         Returns the index of the first bytes that are not a whole valid record.
         """
-        while True:
-            if self._compiled is not None:
-                at = self._compiled.walk(data, at, shift)
-            size = check_record(data, at, len(data), at + shift)
-            if size < 0:
-                return at
-            self._records += 1
-            time_ms = store_timestamp_ms(data, at)
-            first_ms, last_ms = self._times_ms or (time_ms, time_ms)
-            self._times_ms = (min(first_ms, time_ms), max(last_ms, time_ms))
+        end = scan_records(memoryview(data), at, len(data), at + shift).at
+        while at < end:
+            size, magic, sys_flag, time_ms, body_bytes = _COMMON(data, at)
+            if magic == MAGIC_V1 and not sys_flag & HOSTS_V6:
+                topic_at = at + BODY_AT_V4 + body_bytes + 1
+                topic = data[topic_at : topic_at + data[topic_at - 1]]
+            else:
+                time_ms, topic = store_timestamp_ms(data, at), topic_of(data, at)
+            first_ms, last_ms = self.store_times_ms if self.records else (time_ms, time_ms)
+            self.store_times_ms = (min(first_ms, time_ms), max(last_ms, time_ms))
             if len(self._topics) <= self._topics_max:
-                self._topics.add(topic_of(data, at))
+                self._topics.add(topic)
+            self.records += 1
             at += size
+        return end
