@@ -9,6 +9,7 @@ import trio
 from attrs import evolve
 
 from tests.store.support import message, open_store
+from trioha.broker.traffic import BrokerTraffic
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.topics import TopicConfig
@@ -38,11 +39,26 @@ class Broker:
         self.store = open_store(tmp_path)
         self.metadata = MetadataStore.open(metadata_settings(self.config))
         self.metadata.topics.put(TopicConfig(TOPIC, 4, 4))
+        self.is_connected = True
+        """Of a slave, to its master."""
+        traffic = BrokerTraffic(
+            cluster_name=self.config.broker_cluster_name, keys_max=self.config.statistics_max
+        )
         self.room = ConsumerRoom.build(
-            self.config, self.store, self.metadata, confirm=None if confirm is None else confirm(self.store)
+            self.config,
+            self.store,
+            self.metadata,
+            traffic=traffic,
+            confirm=None if confirm is None else confirm(self.store),
+            is_following=lambda: self.is_connected,
         )
         self.admin = AdminRoom.build(
-            self.config, self.store, self.metadata, self.room, config_file=config_file
+            self.config,
+            self.store,
+            self.metadata,
+            self.room.clients,
+            traffic=traffic,
+            config_file=config_file,
         )
         self.admin.offsets.address = "127.0.0.1:10911"
         self.handlers = {**self.room.handlers, **self.admin.handlers}

@@ -106,6 +106,7 @@ class Sending:
         self.groups = GroupTable(auto_create=auto_create)
         self.ordered = set()
         self.retries = Retries(self.topics, self.groups, consumes_in_order=self.ordered.__contains__)
+        self.sent_back = []
         self.send_back_processor = SendBackProcessor(
             self.store.reads,
             self.puts,
@@ -113,6 +114,7 @@ class Sending:
             self.topics,
             broker_ip="192.0.2.1",
             delay_levels=delay_levels,
+            on_stored=lambda group, topic: self.sent_back.append((group, topic)),
         )
         self.processor = BrokerProcessor(
             send=SendProcessor(

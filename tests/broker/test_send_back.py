@@ -59,14 +59,12 @@ async def test_every_retry_waits_a_level_longer_and_names_the_first_message(brok
 
 
 async def test_messages_sent_back_are_counted_by_group_and_first_topic(broker, nursery, autojump_clock):
-    counted = []
-    broker.send_back_processor.on_stored = lambda group, topic: counted.append((group, topic))
     await broker.send()
     await broker.send_back(delay_level=1)
     # Also that of a retry, which is in another topic.
     await broker.send_back(broker.records()[-1].physical_offset, delay_level=1)
     await broker.send_back(1 << 40)
-    assert counted == [(GROUP, TOPIC)] * 2
+    assert broker.sent_back == [(GROUP, TOPIC)] * 2
 
 
 async def test_nothing_is_sent_back_to_a_broker_without_write_permission(broker, autojump_clock):

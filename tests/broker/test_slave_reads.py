@@ -23,7 +23,6 @@ class Slave(Broker):
     def __init__(self, tmp_path, **settings):
         super().__init__(tmp_path, role="SLAVE", **settings)
         self.is_connected = False
-        self.room.follow(lambda: self.is_connected)
 
 
 @pytest.fixture

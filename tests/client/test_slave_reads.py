@@ -146,7 +146,7 @@ async def test_a_message_is_sent_back_to_a_master_only(pair, autojump_clock):
 
 async def test_a_consumer_that_is_ahead_of_the_slave_waits_and_misses_nothing(pair, autojump_clock):
     async with opened(pair.fake) as cluster:
-        pair.slave.broker.room.follow(lambda: False)
+        pair.slave.broker.is_connected = False
         async with Consumer(cluster, GROUP) as consumer:
             pair.put(b"0")
             pair.master.put(b"1")

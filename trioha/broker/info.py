@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
-from attrs import asdict, evolve
+from attrs import asdict, evolve, frozen
 
 from trioha import __version__
 from trioha.broker.delayed_delivery import DelayProgress
@@ -42,6 +42,24 @@ DISK_CACHE_S = 1.0
 """Cache lifetime of the disk usage."""
 
 
+@frozen(kw_only=True)
+class PartStatuses:
+    """Statuses of parts of the node that are beside the broker; by default none of these parts is there."""
+
+    metadata: Callable[[], MetadataStatus | None] = lambda: None
+    """Of a slave's copy of the master's metadata."""
+    archive: Callable[[], ArchiveStatus | None] = lambda: None
+    clock_doubt: Callable[[], str] = str
+    """Why retention does not believe the clock; empty if it does."""
+    control: Callable[[], ControlStatus | None] = lambda: None
+    """Of controller mode."""
+    pending: Callable[[], PendingStatus | None] = lambda: None
+    """Of what this version does not deliver, which is counted on a master."""
+
+
+NO_PARTS: Final = PartStatuses()
+
+
 class BrokerInfo:
     """Collects the status of this broker from its parts."""
 
@@ -55,6 +73,7 @@ class BrokerInfo:
         master: HaMaster,
         replicas: Replicas,
         slave: HaSlave | None,
+        parts: PartStatuses = NO_PARTS,
     ) -> None:
         """`identity` has what never changes: names, role, version, settings, warnings."""
         self._identity = identity
@@ -65,6 +84,7 @@ class BrokerInfo:
         self._master = master
         self._replicas = replicas
         self._slave = slave
+        self._parts = parts
         self.client_statistics: Callable[[], ServerStatistics] | None = None
         """Counters of the remoting server, which is built after this object and then set here."""
         self.pull_statistics: Callable[[], PullStatistics] = PullStatistics
@@ -73,18 +93,6 @@ class BrokerInfo:
         """Of the delay levels, whose delivery is built after this object; none on a slave."""
         self.acl_refusals: Callable[[], int | None] = lambda: None
         """Requests that access control refused; it is built after this object."""
-        self.metadata_status: Callable[[], MetadataStatus | None] = lambda: None
-        """Of a slave's copy of the master's metadata, which is built after this object."""
-        self.archive_status: Callable[[], ArchiveStatus | None] = lambda: None
-        """Of the archive, which is built beside this object."""
-        self.clock_doubt: Callable[[], str] = str
-        """Why retention does not believe the clock; empty if it does, or it is built after this object."""
-        self.control_status: Callable[[], ControlStatus | None] = lambda: None
-        """Of controller mode, whose parts are built beside this object."""
-        self.pending_status: Callable[[], PendingStatus | None] = lambda: None
-        """Of what this version does not deliver, which is counted beside this object on a master."""
-        self.timers_from_ms: Callable[[], int | None] = lambda: None
-        """As `PendingRoom.timers_from_ms`, of the same count."""
         self._boot_ms = time.time_ns() // 1_000_000
         self._disk: DiskUse | None = None
         """Total, used and free bytes of the store's disk."""
@@ -109,7 +117,7 @@ class BrokerInfo:
             dispatch_fault="" if fault is None else f"{fault.reason} at offset {fault.physical_offset}",
             time_steps=dispatcher.time_steps.noted,
             time_lead_ms=commit_log.lead_ms,
-            clock_doubt=self.clock_doubt(),
+            clock_doubt=self._parts.clock_doubt(),
             read_faults=commit_log.read_faults.count,
             read_fault=commit_log.read_faults.last,
             put_refusal=commit_log.put_refusal,
@@ -123,10 +131,10 @@ class BrokerInfo:
             probes=probes,
             files=len(commit_log.files),
             acl_refusals=self.acl_refusals(),
-            metadata=self.metadata_status(),
-            archive=self.archive_status(),
-            control=self.control_status(),
-            pending=self.pending_status(),
+            metadata=self._parts.metadata(),
+            archive=self._parts.archive(),
+            control=self._parts.control(),
+            pending=self._parts.pending(),
         )
 
     def ha_status_body(self) -> bytes:

@@ -62,7 +62,10 @@ class LongPoll:
 class LongPolls:
     """All pulls of a broker that wait. Run it."""
 
-    def __init__(self, *, polls_max: int, per_connection_max: int) -> None:
+    def __init__(
+        self, *, polls_max: int, per_connection_max: int, on_open: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_open` is called when a poll was opened; must not raise."""
         self._polls_max = polls_max
         self._per_connection_max = per_connection_max
         self._by_queue: dict[QueueKey, set[LongPoll]] = {}
@@ -73,8 +76,7 @@ class LongPolls:
         self._earlier = trio.Event()
         """Set when there is an earlier deadline than `run` sleeps for."""
         self.open_polls = 0
-        self.on_open: Callable[[], None] = lambda: None
-        """Called when a poll was opened; must not raise."""
+        self._on_open = on_open
         self.together = SendsTogether()
         """That of the server: what arrives at the same moment is answered together."""
         self.refused = 0
@@ -101,7 +103,7 @@ class LongPolls:
             self._deadlines = [entry for entry in self._deadlines if not entry[2].is_over]
             heapify(self._deadlines)
             self._deadlines_max = max(_ENDED_MAX, 2 * len(self._deadlines))
-        self.on_open()
+        self._on_open()
         return poll
 
     def arrived(self, queues: Iterable[QueueKey]) -> None:

@@ -26,12 +26,19 @@ _NOT_SET_TO_ZERO = "Not found, do not set to zero, maybe this group boot first"
 class OffsetProcessor:
     """Handles offsets of queues, and of groups in them."""
 
-    def __init__(self, store: MessageStore, metadata: MetadataStore, *, settings: PullSettings) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        metadata: MetadataStore,
+        *,
+        settings: PullSettings,
+        log_end: Callable[[], int | None] = no_limit,
+    ) -> None:
+        """`log_end` as that of the pulls."""
         self._store = store
         self._metadata = metadata
         self.settings = settings
-        self.log_end: Callable[[], int | None] = no_limit
-        """As that of the pulls."""
+        self._log_end = log_end
 
     def query(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand:
         """QUERY_CONSUMER_OFFSET: the committed offset of the group.
@@ -92,7 +99,7 @@ class OffsetProcessor:
     def _max_offset(self, topic: str, queue_id: int) -> int:
         self._store.dispatcher.catch_up()
         try:
-            return self._store.reads.max_offset(topic, queue_id, log_end=self.log_end())
+            return self._store.reads.max_offset(topic, queue_id, log_end=self._log_end())
         except StoreError as error:
             raise BadRequestError(str(error)) from error
 

@@ -142,18 +142,20 @@ class PullProcessor:
         polls: LongPolls,
         *,
         settings: PullSettings | None = None,
+        traffic: BrokerTraffic | None = None,
+        log_end: Callable[[], int | None] = no_limit,
+        is_following: Callable[[], bool] = always,
     ) -> None:
+        """Pulls are counted by group and topic in `traffic`. `log_end` says where the log ends for consumers,
+        None if all of it is for them; `is_following` whether a slave is connected to its master."""
         self._store = store
         self._metadata = metadata
         self._clients = clients
         self._polls = polls
         self.settings = settings or PullSettings()
-        self.traffic: BrokerTraffic | None = None
-        """Where pulls are counted by group and topic."""
-        self.is_following: Callable[[], bool] = always
-        """Whether a slave is connected to its master."""
-        self.log_end: Callable[[], int | None] = no_limit
-        """Where the log ends for consumers; None if all of it is for them."""
+        self._traffic = traffic
+        self._log_end = log_end
+        self._is_following = is_following
         now_s = trio.current_time()
         self._messages = 0
         self._midnights = MidnightTotals(local_date())
@@ -179,7 +181,7 @@ class PullProcessor:
         if not _is_at_end(result, header.queue_offset):
             if not self.settings.is_slave:
                 timeout_s = min(timeout_s, DISPATCH_S)
-            elif self.is_following():
+            elif self._is_following():
                 timeout_s = min(timeout_s, REPEAT_S)
         waiting = _WaitingPull(self, pull)
         poll = self._polls.open(
@@ -414,7 +416,7 @@ class PullProcessor:
         )
 
     def _read(self, pull: _Pull, offset: int) -> GetResult:
-        header, reads, log_end = pull.header, self._store.reads, self.log_end()
+        header, reads, log_end = pull.header, self._store.reads, self._log_end()
         try:
             if not pull.tag_codes:
                 found = reads.get_common(header.topic, header.queue_id, offset, pull.limits, log_end)
@@ -460,8 +462,8 @@ class PullProcessor:
     def _count(self, pull: _Pull, result: GetResult, next_offset: int) -> None:
         """Count a pull that is answered; `next_offset` is the one in the answer."""
         messages, asked, now_s = result.messages, pull.header, trio.current_time()
-        if self.traffic is not None:
-            self.traffic.note_pull(
+        if self._traffic is not None:
+            self._traffic.note_pull(
                 asked.group,
                 asked.topic,
                 asked.queue_id,

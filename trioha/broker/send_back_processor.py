@@ -63,8 +63,9 @@ class SendBackProcessor:
         broker_ip: str,
         delay_levels: DelayLevels,
         broker_permission: int = int(READ_WRITE),
+        on_stored: OnStored = _not_counted,
     ) -> None:
-        """`broker_ip`: brokerIP1, for remarks."""
+        """`broker_ip`: brokerIP1, for remarks. `on_stored` is called for each message that was sent back."""
         self._reads = reads
         self._puts = puts
         self._retries = retries
@@ -72,8 +73,7 @@ class SendBackProcessor:
         self._broker_ip = broker_ip
         self._delay_levels = delay_levels
         self._is_writable = broker_permission & Perm.WRITE != 0
-        self.on_stored: OnStored = _not_counted
-        """Called for each message that was sent back."""
+        self._on_stored = on_stored
 
     def configure(self, *, broker_permission: int) -> None:
         """Accept or refuse further messages by brokerPermission."""
@@ -98,7 +98,7 @@ class SendBackProcessor:
         assert isinstance(result, PutResult), "a put with WAIT=false does not wait"
         if result.status is not PutStatus.PUT_OK:
             raise BadRequestError(result.status.name)
-        self.on_stored(group.name, origin)
+        self._on_stored(group.name, origin)
         answer = response_to(request, ResponseCode.SUCCESS)
         if (change := self._topics.changed_at.get(topic)) is not None:
             return self._when_written(answer, change)

@@ -14,7 +14,7 @@ from trioha.broker.admin_groups import AdminGroups
 from trioha.broker.admin_offsets import AdminOffsets
 from trioha.broker.admin_statistics import AdminStatistics
 from trioha.broker.admin_topics import AdminTopics
-from trioha.broker.puts import PutService
+from trioha.broker.clients import ClientRegistry
 from trioha.broker.send_back_processor import SendBackProcessor
 from trioha.broker.send_processor import SendProcessor
 from trioha.broker.traffic import BrokerTraffic
@@ -51,15 +51,13 @@ class AdminRoom:
         config: BrokerConfig,
         store: MessageStore,
         metadata: MetadataStore,
-        consumers: ConsumerRoom,
+        clients: ClientRegistry,
         *,
+        traffic: BrokerTraffic,
         config_file: ConfigFile | None,
     ) -> AdminRoom:
         """`config_file` is where changes of the configuration are written; None refuses them."""
         is_slave = config.broker_role is BrokerRole.SLAVE
-        clients = consumers.clients
-        traffic = BrokerTraffic(cluster_name=config.broker_cluster_name, keys_max=config.statistics_max)
-        consumers.pulls.traffic = traffic
         admin_config = AdminConfig(config, config_file)
         turn = trio.Lock()
         topics = AdminTopics(store, metadata, clients, traffic, turn=turn, is_slave=is_slave)
@@ -98,11 +96,6 @@ class AdminRoom:
             server.push(connection, frame, may_wait=True)
 
         self.offsets.push = push
-
-    def count_traffic(self, puts: PutService, send_back: SendBackProcessor) -> None:
-        """Count puts by topic, and messages that consumers send back by topic and group."""
-        puts.on_stored = self.traffic.note_put
-        send_back.on_stored = self.traffic.note_send_back
 
     def set_run_time_settings(
         self,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from attrs import frozen
 
 from trioha import __version__
 from trioha.broker.delayed_delivery import DelayedDelivery
-from trioha.broker.info import BrokerInfo
+from trioha.broker.info import NO_PARTS, BrokerInfo, PartStatuses
 from trioha.broker.metadata_processor import MetadataProcessor
 from trioha.broker.processor import BrokerProcessor
 from trioha.broker.puts import PutService
@@ -17,7 +17,9 @@ from trioha.broker.retries import Retries
 from trioha.broker.send_back_processor import SendBackProcessor, topic_at
 from trioha.broker.send_processor import SendProcessor
 from trioha.broker.send_runs import SendRuns
+from trioha.broker.slave_reads import always
 from trioha.broker.status_publisher import StatusPublisher
+from trioha.broker.traffic import BrokerTraffic
 from trioha.broker_status import BrokerSettings, BrokerStatus
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.config.update import ConfigFile
@@ -72,14 +74,21 @@ class BrokerRoom:
         retention: Retention,
         config_file: ConfigFile | None,
         handlers: Mapping[int, Handler],
+        parts: PartStatuses = NO_PARTS,
+        timers_from_ms: Callable[[], int | None] = lambda: None,
     ) -> BrokerRoom:
-        """`ha_address` and `warnings` are part of the node's status; `handlers` answer further requests."""
+        """`ha_address`, `warnings` and `parts` are of the node's status; `handlers` answer further requests.
+
+        `timers_from_ms` is that of `MetadataProcessor`.
+        """
+        traffic = BrokerTraffic(cluster_name=config.broker_cluster_name, keys_max=config.statistics_max)
         puts = PutService(
             commit_log=store.commit_log,
             group_commit=ha.group_commit,
             sink=sink,
             is_slave=config.broker_role is BrokerRole.SLAVE,
         )
+        puts.on_stored = traffic.note_put
         info = BrokerInfo(
             _identity(config, ha_address=ha_address, warnings=warnings),
             store_path=config.store_path_root_dir,
@@ -88,11 +97,17 @@ class BrokerRoom:
             master=ha.master,
             replicas=ha.replicas,
             slave=ha.slave,
+            parts=parts,
         )
         updates = StatusPublisher(info.ha_status_body, info.runtime_info_body)
-        consumers = ConsumerRoom.build(config, store, metadata, confirm=ha.confirm)
-        if ha.slave is not None:
-            consumers.follow(ha.slave.is_connected)
+        consumers = ConsumerRoom.build(
+            config,
+            store,
+            metadata,
+            traffic=traffic,
+            confirm=ha.confirm,
+            is_following=always if ha.slave is None else ha.slave.is_connected,
+        )
         delay_levels = DelayLevels(config.message_delay_level)
         retries = Retries(metadata.topics, metadata.groups, consumes_in_order=consumers.locks.has_locks)
         log = store.commit_log
@@ -127,6 +142,7 @@ class BrokerRoom:
             broker_ip=config.broker_ip1,
             delay_levels=delay_levels,
             broker_permission=config.broker_permission,
+            on_stored=traffic.note_send_back,
         )
         delivery: DelayedDelivery | None = None
         if not puts.is_slave:
@@ -139,8 +155,9 @@ class BrokerRoom:
             )
             store.dispatcher.on_written.append(delivery.arrived)
             info.delay_progress = delivery.progress
-        admin = AdminRoom.build(config, store, metadata, consumers, config_file=config_file)
-        admin.count_traffic(puts, send_back)
+        admin = AdminRoom.build(
+            config, store, metadata, consumers.clients, traffic=traffic, config_file=config_file
+        )
         admin.set_run_time_settings(
             consumers=consumers,
             metadata=metadata,
@@ -149,10 +166,6 @@ class BrokerRoom:
             send_back=send_back,
             transactions=transactions,
         )
-
-        def timers_from_ms() -> int | None:
-            # What counts them is built after this.
-            return info.timers_from_ms()
 
         processor = BrokerProcessor(
             send=send,

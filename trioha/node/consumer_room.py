@@ -12,10 +12,11 @@ from trioha.broker.clients import ClientRegistry
 from trioha.broker.confirmed_arrivals import ConfirmedArrivals
 from trioha.broker.long_polls import LongPolls, QueueKey
 from trioha.broker.offset_processor import OffsetProcessor
-from trioha.broker.pull_processor import PullProcessor, PullSettings, memory_bytes
+from trioha.broker.pull_processor import PullProcessor, PullSettings, memory_bytes, no_limit
 from trioha.broker.query_processor import QueryProcessor
 from trioha.broker.queue_locks import QueueLocks
-from trioha.broker.slave_reads import SLAVE_MEMORY_PERCENT_LESS
+from trioha.broker.slave_reads import SLAVE_MEMORY_PERCENT_LESS, always
+from trioha.broker.traffic import BrokerTraffic
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.ha.confirm_offset import ConfirmOffset
 from trioha.metadata.metadata_store import MetadataStore
@@ -67,9 +68,14 @@ class ConsumerRoom:
         store: MessageStore,
         metadata: MetadataStore,
         *,
+        traffic: BrokerTraffic,
         confirm: ConfirmOffset | None = None,
+        is_following: Callable[[], bool] = always,
     ) -> ConsumerRoom:
-        """Dispatch of `store` wakes the pulls from now on; with `confirm`, messages that are confirmed do."""
+        """Dispatch of `store` wakes the pulls from now on; with `confirm`, messages that are confirmed do.
+
+        `is_following` says whether a slave is connected to its master.
+        """
         is_slave = config.broker_role is BrokerRole.SLAVE
         settings = pull_settings(config)
 
@@ -87,17 +93,26 @@ class ConsumerRoom:
         polls = LongPolls(
             polls_max=config.long_polls_max,
             per_connection_max=max(1, config.requests_in_flight_max * 3 // 4),
+            # Looked up at each call: the dispatch service is made after this.
+            on_open=lambda: store.dispatcher.hurry(),  # noqa: PLW0108
         )
         store.dispatcher.is_awaited = lambda: polls.open_polls > 0
-        # Looked up at each call: the dispatch service is made after this.
-        polls.on_open = lambda: store.dispatcher.hurry()  # noqa: PLW0108
-        pulls = PullProcessor(store, metadata, clients, polls, settings=settings)
-        offsets = OffsetProcessor(store, metadata, settings=settings)
+        log_end = no_limit if confirm is None else lambda: confirm.limit
+        pulls = PullProcessor(
+            store,
+            metadata,
+            clients,
+            polls,
+            settings=settings,
+            traffic=traffic,
+            log_end=log_end,
+            is_following=is_following,
+        )
+        offsets = OffsetProcessor(store, metadata, settings=settings, log_end=log_end)
         if confirm is None:
             store.dispatcher.on_written.append(lambda queues: polls.arrived(_keys(queues)))
         else:
             _wake_when_confirmed(store, polls, confirm)
-            pulls.log_end = offsets.log_end = lambda: confirm.limit
         queries = QueryProcessor(store)
         members = ClientProcessor(clients, metadata, is_slave=is_slave)
         return cls(
@@ -129,10 +144,6 @@ class ConsumerRoom:
     def configure(self, config: BrokerConfig) -> None:
         """Answer further pulls and queries of offsets as `config` says."""
         self.pulls.settings = self.offsets.settings = pull_settings(config)
-
-    def follow(self, is_following: Callable[[], bool]) -> None:
-        """Answer pulls of a slave, which is connected to its master if `is_following`."""
-        self.pulls.is_following = is_following
 
     def attach(self, server: RemotingServer) -> None:
         """Notify members by `server`, and remove those whose connections have ended."""

@@ -55,8 +55,11 @@ from typing import TYPE_CHECKING, Final
 import trio
 from attrs import frozen
 
+from trioha.broker.info import PartStatuses
+from trioha.broker_status import ControlStatus
 from trioha.config.broker import BrokerConfig
 from trioha.config.update import ConfigFile
+from trioha.ha.replicas import Replicas
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.node.addresses import announced
 from trioha.node.archive_room import ArchiveRoom
@@ -195,6 +198,22 @@ async def _serve(
         working=partial(parts.hangs.stepping, "a sync of the log"),
     )
     ha_listeners, ha_address = await parts.ports.for_slaves()
+    copies = MetadataCopyRoom.build(
+        config,
+        store,
+        metadata,
+        master=master,
+        security=security.client,
+        has_caught_up=(lambda: True) if ha.slave is None else ha.slave.has_caught_up,
+    )
+    pending = PendingRoom(config, store, metadata)
+    statuses = PartStatuses(
+        metadata=copies.status,
+        clock_doubt=lambda: store_room.retention.doubt,
+        archive=(lambda: None) if archive is None else partial(archive.status, store_room.retention),
+        control=_control_status(config, store, control, ha.replicas),
+        pending=lambda: pending.found,
+    )
     broker = BrokerRoom.build(
         config,
         store,
@@ -208,26 +227,9 @@ async def _serve(
         retention=store_room.retention,
         config_file=parts.config_file,
         handlers=_control_handlers(config, store, control, ha_address=ha_address),
+        parts=statuses,
+        timers_from_ms=lambda: pending.timers_from_ms,
     )
-    copies = MetadataCopyRoom.build(
-        config,
-        store,
-        metadata,
-        master=master,
-        security=security.client,
-        has_caught_up=(lambda: True) if ha.slave is None else ha.slave.has_caught_up,
-    )
-    broker.info.metadata_status = copies.status
-    broker.info.clock_doubt = lambda: store_room.retention.doubt
-    if archive is not None:
-        broker.info.archive_status = partial(archive.status, store_room.retention)
-    if control is not None:
-        from trioha.node.control_status import control_status  # noqa: PLC0415
-
-        broker.info.control_status = partial(control_status, config, store, control, ha.replicas)
-    pending = PendingRoom(config, store, metadata)
-    broker.info.pending_status = lambda: pending.found
-    broker.info.timers_from_ms = lambda: pending.timers_from_ms
     metrics = MetricsRoom.build(config, broker=broker, ha=ha, store=store_room, budget=budget)
     metrics_address: Address | None = None
     async with trio.open_nursery() as services:
@@ -319,6 +321,17 @@ async def _serve(
             clients.cancel_scope.cancel()
         services.cancel_scope.cancel()
     return broker.admin.config.config
+
+
+def _control_status(
+    config: BrokerConfig, store: MessageStore, control: Control | None, replicas: Replicas
+) -> Callable[[], ControlStatus | None]:
+    """What says the status of controller mode; None outside of it."""
+    if control is None:
+        return lambda: None
+    from trioha.node.control_status import control_status  # noqa: PLC0415
+
+    return partial(control_status, config, store, control, replicas)
 
 
 def _control_handlers(
