@@ -22,7 +22,8 @@ from trioha.metadata.pretty_json import parse_pretty
 
 COMMAND_WITHIN_S: Final = 120.0
 FAULTY_REQUESTS: Final = 0.1
-CONFIG_FILES: Final = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
+OFFSET_FILES: Final = ("consumerOffset.json", "delayOffset.json")
+CONFIG_FILES: Final = ("topics.json", "subscriptionGroup.json", *OFFSET_FILES)
 
 
 @frozen(kw_only=True)
@@ -117,7 +118,7 @@ class NodeArchive:
                 expected_end=end_offset,
                 file_bytes=file_bytes,
             ),
-            *config_differences(restored, self._store),
+            *config_differences(restored, self._store, clamped=document["offsetsClamped"]),
         ]
 
     def close(self) -> None:
@@ -164,12 +165,29 @@ def log_differences(
     return differences
 
 
-def config_differences(restored: Path, store: Path) -> list[str]:
-    return [
-        f"{restored / 'config' / name} is not that of {store}"
-        for name in CONFIG_FILES
-        if _parsed(restored / "config" / name) != _parsed(store / "config" / name)
-    ]
+def config_differences(restored: Path, store: Path, *, clamped: int) -> list[str]:
+    """Which config files say something else; `clamped` offsets, beyond their queues' ends, are lower."""
+    differences, lowered = [], 0
+    for name in CONFIG_FILES:
+        found = _parsed(restored / "config" / name)
+        lower = _lowered(found, _parsed(store / "config" / name), are_offsets=name in OFFSET_FILES)
+        if lower is None:
+            differences.append(f"{restored / 'config' / name} is not that of {store}")
+        lowered += lower or 0
+    if not differences and lowered != clamped:
+        differences.append(f"{restored} has {lowered} offsets that are lower than in {store}, not {clamped}")
+    return differences
+
+
+def _lowered(restored: object, stored: object, *, are_offsets: bool) -> int | None:
+    """How many numbers of a document are lower than before; None if it differs in anything else."""
+    if restored == stored:
+        return 0
+    if isinstance(restored, dict) and isinstance(stored, dict) and restored.keys() == stored.keys():
+        lowered = [_lowered(restored[key], stored[key], are_offsets=are_offsets) for key in stored]
+        return None if None in lowered else sum(filter(None, lowered))
+    is_lower = isinstance(restored, int) and isinstance(stored, int) and restored < stored
+    return 1 if are_offsets and is_lower else None
 
 
 def _parsed(path: Path) -> object:

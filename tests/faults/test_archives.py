@@ -34,9 +34,26 @@ def test_a_restored_log_is_compared_byte_by_byte_and_config_files_by_what_they_s
         differences = log_differences(restored, store, start=0, end=end, expected_end=20, file_bytes=16)
         parents = (f"{restored.parent}/", f"{tmp_path}/")
         assert [text.replace(parents[0], "").replace(parents[1], "") for text in differences] == found
-    assert config_differences(make_store(tmp_path / "same", topics='{"a":1}'), store) == []
-    (difference,) = config_differences(make_store(tmp_path / "other", topics='{"a":2}'), store)
-    assert difference.endswith("config/topics.json is not that of " + str(store))
+    assert config_differences(make_store(tmp_path / "same", topics='{"a":1}'), store, clamped=0) == []
+    for text in ('{"a":2}', '{"a":0}'):
+        other = make_store(tmp_path / text / "other", topics=text)
+        (difference,) = config_differences(other, store, clamped=0)
+        assert difference.endswith("config/topics.json is not that of " + str(store))
+
+
+def test_only_offsets_that_a_restore_says_to_have_clamped_are_lower(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", consumerOffset='{"offsetTable":{"t@g":{0:7,1:5}}}')
+    for offsets, clamped, is_right in (
+        ("0:3,1:5", 1, True),
+        ("0:3,1:5", 0, False),
+        ("0:3,1:4", 1, False),
+        ("0:8,1:5", 1, False),
+        ("0:7", 1, False),
+    ):
+        restored = make_store(
+            tmp_path / f"{offsets} {clamped}", consumerOffset=f'{{"offsetTable":{{"t@g":{{{offsets}}}}}}}'
+        )
+        assert (config_differences(restored, store, clamped=clamped) == []) is is_right, offsets
 
 
 @pytest.mark.process
