@@ -187,6 +187,8 @@ class NodeModel(RuleBasedStateMachine):
             return
         offset = round(part * delivered)
         with self.wire() as wire:
+            # As a consumer does first: what a pull has made the node know of its group, a kill may take back.
+            wire.ask(pull_from(TOPIC, 0, queue_id=queue_id, group=group))
             answer = wire.ask(
                 offset_request(RequestCode.UPDATE_CONSUMER_OFFSET, group, queue_id, commitOffset=str(offset))
             )
