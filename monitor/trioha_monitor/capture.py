@@ -87,6 +87,10 @@ class _Thread:
         self._token: trio.lowlevel.TrioToken | None = None
         self._send: trio.MemorySendChannel[ClusterView] | None = None
         self._lost = 0
+        self._dropped = 0
+        """Events that the recorders have not written."""
+        self._refusal = "the disk is too slow"
+        """Why not."""
         self._thread = threading.Thread(target=self._run, name="monitor recording", daemon=True)
 
     def begin(self) -> None:
@@ -111,6 +115,11 @@ class _Thread:
             raise StoreError("the recording did not end in time: the disk is too slow", path=self._path)
         if self._failure is not None:
             raise StoreError(f"the recording failed: {self._failure}", path=self._path)
+        if self._dropped:
+            raise StoreError(
+                f"the recording failed: {self._dropped} events were not recorded: {self._refusal}",
+                path=self._path,
+            )
         if self._lost:
             raise StoreError(f"{self._lost} views were not recorded: the disk is too slow", path=self._path)
         return self._path
@@ -133,7 +142,7 @@ class _Thread:
         self._send = send
         self._token = trio.lowlevel.current_trio_token()
         self._ready.set()
-        sampler = Sampler(self._path)
+        sampler = Sampler(self._path, on_error=self._refused)
         scopes: dict[Recorder, trio.CancelScope] = {}
         async with trio.open_nursery() as recorders:
             async for view in receive:
@@ -141,10 +150,25 @@ class _Thread:
                 for recorder in ended:
                     scopes.pop(recorder).cancel()
                 for recorder in begun:
-                    scopes[recorder] = await recorders.start(_run_until_cancelled, recorder)
+                    scopes[recorder] = await recorders.start(self._run_until_cancelled, recorder)
                 sampler.note(view)
             sampler.finish()
             recorders.cancel_scope.cancel()
+
+    async def _run_until_cancelled(
+        self, recorder: Recorder, *, task_status: trio.TaskStatus[trio.CancelScope]
+    ) -> None:
+        """Run `recorder` in a cancel scope of its own, which is given to the caller once it has started."""
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(recorder.run)
+                task_status.started(nursery.cancel_scope)
+        finally:
+            self._dropped += recorder.dropped
+
+    def _refused(self, reason: str) -> None:
+        """The disk does not take what a recorder writes, which tries again."""
+        self._refusal = reason
 
     def _receive(self, view: ClusterView) -> None:
         assert self._send is not None
@@ -156,10 +180,3 @@ class _Thread:
     def _close(self) -> None:
         if self._send is not None:
             self._send.close()
-
-
-async def _run_until_cancelled(recorder: Recorder, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
-    """Run `recorder` in a cancel scope of its own, which is given to the caller once it has started."""
-    async with trio.open_nursery() as nursery:
-        await nursery.start(recorder.run)
-        task_status.started(nursery.cancel_scope)

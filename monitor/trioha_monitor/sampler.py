@@ -6,7 +6,7 @@ As in a node's own recordings, another role begins another session, and in contr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -97,8 +97,10 @@ class _Node:
 class Sampler:
     """Makes events of views, with one recorder for each session of a node; has no thread."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, on_error: Callable[[str], None]) -> None:
+        """`on_error` as `Recorder`'s."""
         self._path = path
+        self._on_error = on_error
         self._nodes: dict[str, _Node] = {}
         self._sessions = 0
         self._now_ns = 0
@@ -189,6 +191,7 @@ class Sampler:
             blocks_max=BLOCKS_MAX,
             clock_ns=self._clock_ns,
             wall_ns=self._clock_ns,
+            on_error=self._on_error,
         )
 
     def _clock_ns(self) -> int:
