@@ -186,8 +186,8 @@ def lost_bytes_are_fatal() -> Iterator[None]:
 
 @_plants("what the index lacks room for holds up the queues")
 def index_holds_up_queues() -> Iterator[None]:
-    def fail(_: IndexBacklog, offset: int, error: StoreError) -> None:
-        raise error
+    def fail(_: IndexBacklog, offset: int, reason: str) -> None:
+        raise StoreError(reason)
 
     with patch.object(IndexBacklog, "fail", fail):
         yield
