@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from trioha.watermark import GIVEN_UP, REACHED, REWOUND, ReplicatedWatermarks, Watermark
+from trioha.watermark import ReplicatedWatermarks, Watermark
 
 
 async def test_exactly_the_waiters_at_or_below_the_mark_are_woken():
@@ -75,46 +75,37 @@ async def test_cancelled_waiters_are_removed():
     assert len(mark._waits) == 0
 
 
-async def test_a_wait_ends_once_by_the_first_cause():
-    mark = Watermark()
-    passed, given_up, reached = mark.wait_for(0), mark.wait_for(10), mark.wait_for(10)
-    given_up.end()
-    mark.advance(10)
-    given_up.end(REACHED)
-    reached.end()
-    assert [await wait.wait() for wait in (passed, given_up, reached)] == [REACHED, GIVEN_UP, REACHED]
-
-
 @pytest.mark.parametrize("offset", [50, 100])
-async def test_a_rewind_ends_every_wait_with_its_own_result(offset, autojump_clock):
+async def test_a_rewind_ends_every_wait_unreached(offset, autojump_clock):
     mark = Watermark(100)
-    given_up = mark.wait_for(110)
-    given_up.end()
-    near, far = mark.wait_for(101), mark.wait_for(10**9)
     reached = []
 
-    async def wait():
-        reached.append(await mark.reached(200))
+    async def wait(offset):
+        reached.append(await mark.reached(offset))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait)
+        for end in (101, 200, 10**9):
+            nursery.start_soon(wait, end)
         await trio.testing.wait_all_tasks_blocked()
         mark.rewind(offset)
-    assert (reached, mark.offset, mark.waiting) == ([False], offset, 0)
-    assert [wait.result for wait in (near, far, given_up)] == [REWOUND, REWOUND, GIVEN_UP]
+    assert (reached, mark.offset, mark.waiting, mark.rewinds) == ([False] * 3, offset, 0, 1)
     # A wait that begins now is for the new bytes.
-    later = mark.wait_for(150)
-    mark.advance(150)
-    assert later.result is REACHED
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait, 150)
+        await trio.testing.wait_all_tasks_blocked()
+        mark.advance(150)
+    assert reached[-1]
 
 
 async def test_a_lowered_mark_keeps_its_waits():
     mark = Watermark(100)
-    wait = mark.wait_for(110)
-    mark.lower(50)
-    assert (mark.offset, wait.result) == (50, None)
-    mark.advance(110)
-    assert wait.result is REACHED
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mark.reached, 110)
+        await trio.testing.wait_all_tasks_blocked()
+        mark.lower(50)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (mark.offset, mark.waiting) == (50, 1)
+        mark.advance(110)
 
 
 def test_a_mark_goes_back_only_by_rewind_and_lower():
@@ -127,11 +118,13 @@ def test_a_mark_goes_back_only_by_rewind_and_lower():
 async def test_a_wait_for_copies_outlasts_the_replica_that_leaves():
     marks = ReplicatedWatermarks()
     marks.acknowledge("a", 100)
-    wait = marks.copies(1).wait_for(110)
-    marks.forget("a")
-    assert wait.result is None
-    marks.acknowledge("b", 110)
-    assert wait.result is REACHED
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(marks.copies(1).reached, 110)
+        await trio.testing.wait_all_tasks_blocked()
+        marks.forget("a")
+        await trio.testing.wait_all_tasks_blocked()
+        assert marks.copies(1).waiting == 1
+        marks.acknowledge("b", 110)
 
 
 @given(
@@ -213,19 +206,3 @@ def test_the_ack_of_a_forgotten_replica_is_removed():
     marks.forget("b")
     marks.forget("never there")
     assert (marks.copies(1).offset, marks.copies(2).offset) == (10, 0)
-
-
-@pytest.mark.parametrize(
-    ("ended", "refilled_at"), [(1, {1}), (31, {31}), (32, {16, 32}), (33, {16, 33}), (256, {128, 256})]
-)
-async def test_it_is_refilled_by_as_many_waits_as_ended_together_and_by_half_of_many(ended, refilled_at):
-    mark = Watermark(0)
-    for _ in range(ended):
-        mark.wait_for(10)
-    mark.advance(10)
-    found = set()
-    for number in range(1, ended + 5):
-        mark.wait_for(20)
-        if mark.is_refilled:
-            found.add(number)
-    assert found == refilled_at

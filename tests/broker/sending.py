@@ -6,7 +6,7 @@ import inspect
 
 import trio
 
-from tests.ha.support import Events, make_master
+from tests.ha.support import Events, make_master, slave_commit
 from tests.store.support import message, open_store
 from trioha.broker.delayed_delivery import DelayedDelivery
 from trioha.broker.processor import BrokerProcessor
@@ -14,7 +14,7 @@ from trioha.broker.puts import PutService
 from trioha.broker.retries import Retries
 from trioha.broker.send_back_processor import SendBackProcessor
 from trioha.broker.send_processor import SendProcessor
-from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
+from trioha.ha.group_commit import GroupCommitSettings
 from trioha.metadata.groups import GroupTable
 from trioha.metadata.offsets import DelayOffsets
 from trioha.metadata.topics import TopicConfig, TopicSettings, TopicTable
@@ -97,7 +97,7 @@ class Sending:
         settings = GroupCommitSettings(
             copies_needed=0, slave_timeout_s=3.0, sync_flush=False, sync_flush_timeout_s=5.0
         )
-        group_commit = GroupCommit(settings, replicas=replicas, flushed=self.log.flushed, sink=events)
+        group_commit = slave_commit(settings, replicas=replicas, flushed=self.log.flushed, sink=events)
         self.puts = Puts(commit_log=self.log, group_commit=group_commit, sink=events, is_slave=is_slave)
         self.puts.seen = []
         self.topics = WrittenTopics(TopicSettings(delay_levels=delay_levels.max_level))

@@ -28,7 +28,7 @@ PLACES = [
     (BrokerProcessor, "__call__", SEND),
     (SendMessageRequestHeader, "of", SEND),
     (SendProcessor, "_message", SEND),
-    (PutService, "put_and_answer", SEND),
+    (PutService, "put_and_wait", SEND),
     (CommitLog, "append", SEND),
     (PutService, "_append", SEND),
     (send_processor, "_respond", SEND),

@@ -15,53 +15,13 @@ from tests.broker.test_processor import PEER, Broker
 from tests.broker.test_send_runs import commands
 from tests.levels import by_level
 from tests.remoting.streams import transport_pair
-from tests.remoting.test_send_runs import plain, send
+from tests.remoting.test_send_runs import send
 from trioha.broker.send_runs import SendRuns
-from trioha.deferred import Deferred
 from trioha.metadata.topics import TopicConfig
 from trioha.recording.events import Kind
 from trioha.remoting import compiled
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.server import RemotingServer
-
-
-class PollingBroker(Broker):
-    """A SYNC_MASTER that notes pushes to its slave, and polls for acks."""
-
-    def __init__(self, tmp_path):
-        super().__init__(tmp_path, need=1)
-        self.topics.put(TopicConfig("Orders", 4, 4))
-        self.pushes, self.polled = 0, []
-        self.group_commit._push = self.push
-        self.group_commit._poll_acks = self.polled.append
-
-    def push(self, _unacked_bytes_max):
-        self.pushes += 1
-
-
-@pytest.fixture
-async def master(tmp_path):
-    broker = PollingBroker(tmp_path)
-    broker.acknowledge()
-    return broker
-
-
-@pytest.mark.parametrize("is_oneway", [False, True])
-async def test_a_lone_send_is_pushed_at_once_and_polled_for_if_it_is_answered(master, is_oneway):
-    ((command, _),) = plain(send(oneway=is_oneway))
-    put = master.processor(command, PEER)
-    assert isinstance(put, Deferred)
-    poll = master.group_commit.end_turn()
-    assert (master.pushes, poll is None) == (1, is_oneway)
-    if poll is not None:
-        poll()
-    assert len(master.polled) == (not is_oneway)
-    master.acknowledge()
-    await put
-    assert master.puts.statuses == {"PUT_OK": 1}
-    kinds = (Kind.PUT, Kind.WAIT_BEGIN, Kind.WAIT_END)
-    assert [len(master.events.of(kind)) for kind in kinds] == [1, 1, 1]
-
 
 # -- runs of them --------------------------------------------------------------------------------------------
 
@@ -75,7 +35,6 @@ class ServedBroker(Broker):
         self.stored_of = Counter()
         self.puts.on_stored = self.note_stored
         self.server = RemotingServer(self.processor)
-        self.server.after_turn = self.group_commit.end_turn
         if has_runs:
             self.server.runs = SendRuns(
                 self.puts, topics=self.topics, cluster_name="cluster", send=self.send_processor
@@ -111,7 +70,6 @@ async def outcome(tmp_path, steps, *, need, has_runs, is_closed_early=False):
             received.extend(data)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.group_commit.run)
         nursery.start_soon(server.serve_stream, theirs, PEER.address)
         nursery.start_soon(receive)
         for number, step in enumerate(steps):
@@ -145,7 +103,7 @@ async def outcome(tmp_path, steps, *, need, has_runs, is_closed_early=False):
         "statuses": broker.puts.statuses,
         "puts": evolve(broker.puts.statistics(), messages_per_s=()),
         "stored": broker.stored_of,
-        "waiting": (broker.group_commit._waiting, server.statistics.held_bytes),
+        "held bytes": server.statistics.held_bytes,
     }
 
 
@@ -236,7 +194,7 @@ def check_answers(found):
     oneway = found["statistics"]["oneway_requests"]
     assert 0 < oneway < requests
     assert found["statistics"]["responses"] == len(commands(found["received"])) == requests - oneway
-    assert found["waiting"] == (0, 0)
+    assert found["held bytes"] == 0
 
 
 @pytest.mark.sized
@@ -246,7 +204,7 @@ async def test_a_client_that_closes_leaves_the_same_with_runs_as_without(tmp_pat
     steps = [Step(b"".join(some_frames(rng, 30)), share=rng.choice([0, 1])) for _ in range(3)]
     found = await compare(tmp_path, steps, need=1, is_closed_early=True)
     assert found["in flight"][-1][0] > 0
-    assert (found["statistics"]["in_flight"], found["waiting"]) == (0, (0, 0))
+    assert (found["statistics"]["in_flight"], found["held bytes"]) == (0, 0)
 
 
 @pytest.mark.sized
@@ -267,7 +225,7 @@ async def test_hostile_bytes_among_one_way_sends_have_the_same_outcome_in_runs(
         else:
             data[at:at] = rng.choice([b"2", b'"flag":2,', b"\0", b" "])
     found = await compare(tmp_path, [Step(bytes(data)), Step(b"", sleep_s=5)], need=need)
-    assert found["waiting"] == (0, 0)
+    assert found["held bytes"] == 0
 
 
 @pytest.mark.skipif(not compiled.IS_COMPILED, reason="runs are read by compiled code only")
@@ -282,34 +240,8 @@ async def test_a_run_of_one_way_sends_is_one_append_and_has_no_frames_of_answers
     assert (run.sends.count, run.sends.is_oneway) == (5, True)
     answers = broker.server.runs.put(run.sends, run.data, PEER)
     if need:
-        assert isinstance(answers, Deferred)
         broker.acknowledge(broker.log.max_offset)
-        answers = await answers
+        await answers.settled()
+        answers = answers.answer()
     assert answers == b""
     assert len(broker.records()) == 6
-
-
-@pytest.mark.skipif(not compiled.IS_COMPILED, reason="runs are read by compiled code only")
-async def test_a_lone_one_way_run_is_pushed_at_once_and_not_polled_for(master):
-    runs = SendRuns(master.puts, topics=master.topics, cluster_name="cluster", send=master.send_processor)
-    await store_one(master)
-    for is_oneway in (True, False):
-        decoder = FrameDecoder()
-        decoder.feed(send(oneway=is_oneway))
-        run = decoder.sends(16, shared=runs.shared_properties)
-        put = runs.put(run.sends, run.data, PEER)
-        poll = master.group_commit.end_turn()
-        assert (master.pushes, poll is None) == (1, is_oneway)
-        master.acknowledge()
-        await put
-        master.pushes = 0
-
-
-async def store_one(master):
-    """Store a message by itself: a run needs a file that is there."""
-    ((command, _),) = plain(send())
-    put = master.processor(command, PEER)
-    master.acknowledge()
-    await put
-    master.group_commit.end_turn()
-    master.pushes = 0

@@ -9,7 +9,7 @@ import pytest
 import trio
 from attrs import evolve, fields
 
-from tests.ha.support import Events, connected, make_master, settled
+from tests.ha.support import Events, connected, make_master, settled, slave_commit
 from tests.levels import by_level
 from tests.store.support import open_store
 from trioha.broker.info import BrokerInfo
@@ -19,7 +19,7 @@ from trioha.broker.retries import Retries
 from trioha.broker.send_processor import SendProcessor
 from trioha.broker.status_publisher import StatusPublisher
 from trioha.broker_status import BrokerStatus
-from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
+from trioha.ha.group_commit import GroupCommitSettings
 from trioha.ha.meter import LagClock
 from trioha.metadata.groups import GroupTable
 from trioha.metadata.topics import TopicConfig, TopicSettings, TopicTable
@@ -31,7 +31,7 @@ from trioha.remoting.command import BadRequestError, RemotingCommand, SerializeT
 from trioha.remoting.ha_runtime_info import decode_ha_status
 from trioha.remoting.send_message import SendMessageRequestHeader, SendMessageResponseHeader
 from trioha.remoting.server import Peer
-from trioha.remoting.serving import ServerStatistics
+from trioha.remoting.serving import PendingAnswer, ServerStatistics
 from trioha.store.message_properties import parse_properties
 from trioha.store.record import Record, decode_record
 from trioha.store.tags import DEFAULT_DELAY_LEVELS, DelayLevels
@@ -73,7 +73,7 @@ class Broker:
         settings = GroupCommitSettings(
             copies_needed=need, slave_timeout_s=3.0, sync_flush=False, sync_flush_timeout_s=5.0
         )
-        self.group_commit = GroupCommit(
+        self.group_commit = slave_commit(
             settings, replicas=self.replicas, flushed=self.log.flushed, sink=self.events
         )
         self.puts = PutService(
@@ -112,7 +112,12 @@ class Broker:
         )
 
     async def ask(self, command):
-        answer = self.processor(command, PEER)
+        return await self.answered(self.processor(command, PEER))
+
+    async def answered(self, answer):
+        if isinstance(answer, PendingAnswer):
+            await answer.settled()
+            return answer.answer()
         return answer if isinstance(answer, RemotingCommand) else await answer
 
     async def send(
@@ -257,7 +262,6 @@ async def test_messages_of_one_connection_are_stored_in_the_order_of_their_reque
     tmp_path, nursery, autojump_clock
 ):
     broker = Broker(tmp_path, need=1)
-    nursery.start_soon(broker.group_commit.run)
     answers = [
         broker.processor(
             request(
@@ -273,7 +277,7 @@ async def test_messages_of_one_connection_are_stored_in_the_order_of_their_reque
         record = broker.stored(offset)
         assert record.born_timestamp_ms == number
         offset += record.total_size
-    assert {(await answer).code for answer in answers} == {ResponseCode.SLAVE_NOT_AVAILABLE}
+    assert {(await broker.answered(answer)).code for answer in answers} == {ResponseCode.SLAVE_NOT_AVAILABLE}
 
 
 async def test_a_negative_queue_id_lets_the_broker_choose_among_the_default_number(broker):
@@ -379,7 +383,6 @@ async def test_a_slave_refuses_messages(tmp_path):
 
 async def test_a_sync_put_is_put_ok_only_after_the_slaves_ack(tmp_path, nursery, autojump_clock):
     broker = Broker(tmp_path, need=1)
-    nursery.start_soon(broker.group_commit.run)
     async with connected(broker.master) as (peer, _):
         await peer.report(0)
         await settled()
@@ -399,45 +402,8 @@ async def test_a_sync_put_is_put_ok_only_after_the_slaves_ack(tmp_path, nursery,
         assert answers[0][1] - started == 1.5
 
 
-async def test_the_expected_answer_is_the_answer_if_the_slave_acknowledges(tmp_path, nursery, autojump_clock):
-    broker = Broker(tmp_path, need=1)
-    nursery.start_soon(broker.group_commit.run)
-    processor, expected, answers = broker.processor, [], []
-
-    def expecting(asked, peer):
-        answer = processor(asked, peer)
-        expected.append(answer.expected())
-        return answer
-
-    broker.processor = expecting
-    assert (await broker.send()).code == ResponseCode.SLAVE_NOT_AVAILABLE
-    assert expected == [None]
-    async with connected(broker.master) as (peer, _):
-        await peer.report(0)
-        await settled()
-        assert (await broker.send()).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
-        assert expected[1].code == ResponseCode.SUCCESS
-
-        async def send():
-            answers.append(await broker.send())
-
-        async with trio.open_nursery() as producer:
-            producer.start_soon(send)
-            end_offset = 0
-            while end_offset < broker.log.max_offset:
-                offset, body = await peer.next_frame()
-                end_offset = offset + len(body)
-            await peer.report(broker.log.max_offset)
-    assert answers[0] is expected[2]
-    assert SendMessageResponseHeader.of(answers[0]).queue_offset == 2
-    # To expect an answer counts nothing.
-    statuses = broker.puts.statistics().statuses
-    assert statuses == {"PUT_OK": 1, "FLUSH_SLAVE_TIMEOUT": 1, "SLAVE_NOT_AVAILABLE": 1}
-
-
 async def test_timeouts_and_missing_slaves_are_answered_as_stored(tmp_path, nursery, autojump_clock):
     broker = Broker(tmp_path, need=1)
-    nursery.start_soon(broker.group_commit.run)
     assert (await broker.send()).code == ResponseCode.SLAVE_NOT_AVAILABLE
     async with connected(broker.master) as (peer, _):
         await peer.report(0)
@@ -454,7 +420,6 @@ async def test_timeouts_and_missing_slaves_are_answered_as_stored(tmp_path, nurs
 
 async def test_ha_status_has_the_connections(tmp_path, nursery, autojump_clock):
     broker = Broker(tmp_path, need=1)
-    nursery.start_soon(broker.group_commit.run)
     await broker.send(properties="WAIT\x01false\x02")
     async with connected(broker.master, host="10.0.0.9", port=4444) as (peer, _):
         await peer.report(0)
@@ -474,7 +439,6 @@ async def test_a_peer_without_a_request_is_not_a_connection_and_counts_as_probe(
     tmp_path, nursery, autojump_clock
 ):
     broker = Broker(tmp_path, need=1)
-    nursery.start_soon(broker.group_commit.run)
     for host in ("10.0.0.8", "10.0.0.9", "10.0.0.8", "2001:db8::1"):
         async with connected(broker.master, host=host) as (peer, _):
             info = broker.processor._info.ha_status()

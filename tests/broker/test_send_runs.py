@@ -3,12 +3,12 @@
 import random
 
 import pytest
+import trio
 
 from tests.broker.test_processor import PEER, Broker
 from tests.levels import by_level
 from tests.remoting.test_send_runs import send
 from trioha.broker.send_runs import SPECIAL_PROPERTIES, SendRuns
-from trioha.deferred import Deferred
 from trioha.metadata.topics import TopicConfig
 from trioha.recording.events import Kind
 from trioha.remoting import compiled
@@ -147,20 +147,18 @@ async def test_a_run_that_would_cross_a_files_end_is_left_to_single_sends(pair):
 
 async def test_a_run_waits_for_copies_and_each_send_gets_its_own_status(tmp_path, nursery, autojump_clock):
     broker = RunBroker(tmp_path, need=1)
-    nursery.start_soon(broker.group_commit.run)
     await broker.send(queue_id=0)
     broker.acknowledge(broker.log.max_offset)
-    deferred = broker.run(send(opaque=1) + send(opaque=2))
-    assert isinstance(deferred, Deferred)
-    expected = deferred.expected()
+    sends = broker.run(send(opaque=1) + send(opaque=2))
+    assert not sends.is_settled(trio.current_time())
     broker.acknowledge(broker.log.max_offset)
-    answers = await deferred
-    assert answers is expected
-    assert [(one.code, one.opaque) for one in commands(answers)] == [(0, 1), (0, 2)]
+    await sends.settled()
+    assert [(one.code, one.opaque) for one in commands(sends.answer())] == [(0, 1), (0, 2)]
     # Only the first of these is replicated in time.
-    deferred = broker.run(send(opaque=3) + send(opaque=4))
+    sends = broker.run(send(opaque=3) + send(opaque=4))
     broker.acknowledge(broker.records()[-1].physical_offset)
-    answers = commands(await deferred)
+    await sends.settled()
+    answers = commands(sends.answer())
     assert [(one.code, one.opaque) for one in answers] == [
         (ResponseCode.SUCCESS, 3),
         (ResponseCode.FLUSH_SLAVE_TIMEOUT, 4),

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import trio
 import trio.testing
 
-from tests.ha.support import make_master
+from tests.ha.support import make_master, slave_commit
 from tests.store.support import open_store
 from trioha.broker.client_processor import ClientProcessor
 from trioha.broker.clients import ClientRegistry
@@ -20,7 +20,7 @@ from trioha.broker.send_processor import SendProcessor
 from trioha.broker.transaction_processor import TransactionProcessor
 from trioha.broker.transaction_service import TransactionService, TransactionSettings
 from trioha.config.broker import BrokerConfig
-from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
+from trioha.ha.group_commit import GroupCommitSettings
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.topics import TopicConfig
 from trioha.node.metadata_room import metadata_settings
@@ -62,7 +62,7 @@ class Master:
         self.metadata.topics.note_written(self.metadata.topics.changes.offset)
         self.clients = ClientRegistry(members_max=100)
         _, replicas, events = make_master(self.log)
-        group_commit = GroupCommit(
+        group_commit = slave_commit(
             GroupCommitSettings(
                 copies_needed=0, slave_timeout_s=3.0, sync_flush=False, sync_flush_timeout_s=5.0
             ),

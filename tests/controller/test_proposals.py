@@ -17,7 +17,7 @@ from trio.testing import MockClock
 from tests.controller.scripted import Fault, ScriptedControllers
 from tests.controller.support import bench
 from tests.ha.autoswitch.master_support import Life, begin_life, connected
-from tests.ha.support import settled
+from tests.ha.support import committed, settled
 from tests.store.support import message, open_log
 from trioha.controller.agent import ControllerAgent
 from trioha.node.controlled_ha import ControlledHa
@@ -40,8 +40,7 @@ class Master:
 
     async def put(self) -> PutStatus:
         appended = self.life.log.append(message())
-        self.life.commit.end_turn()
-        return await self.life.commit.wait(appended, request_id=1, answer=lambda status, *_: status)
+        return await committed(self.life.commit, appended)
 
 
 @asynccontextmanager
@@ -52,7 +51,6 @@ async def master(folder: Path) -> AsyncIterator[Master]:
     async with bench(folder, addresses=("c0:1",)) as running, trio.open_nursery() as nursery:
         await trio.sleep(0.5)
         life = begin_life(log)
-        nursery.start_soon(life.commit.run)
         alter = partial(running.agent.alter_sync_state_set, master_epoch=1)
         nursery.start_soon(life.keeper.run, life.set, alter)
         yield Master(life, running.controllers, running.agent)

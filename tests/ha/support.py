@@ -10,12 +10,15 @@ from trio.testing import memory_stream_pair
 
 from tests.sinks import SingleEvents
 from tests.waiting import until
+from trioha.broker.puts import PutResult
 from trioha.ha.frames import HEADER, HEADER_BYTES, REPORT
+from trioha.ha.group_commit import GroupCommit, SlaveQuorum
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.ha.settings import HaSettings
 from trioha.ha.slave import HaSlave
 from trioha.recording.events import NO_CONNECTION, HaState
+from trioha.store.put_status import PutStatus
 
 SETTINGS = HaSettings(heartbeat_interval_s=5.0, housekeeping_interval_s=20.0, transfer_batch_bytes=32768)
 
@@ -161,3 +164,25 @@ async def listening(master):
 async def settled():
     """Let every task run until it waits."""
     await trio.testing.wait_all_tasks_blocked()
+
+
+def slave_commit(settings, *, replicas, flushed, sink):
+    """The group commit of a master whose puts wait for these replicas."""
+    return GroupCommit(settings, quorum=SlaveQuorum(settings, replicas), flushed=flushed, sink=sink)
+
+
+async def put_and_wait(puts, message):
+    """The result of a put once it is known."""
+    put = puts.put_and_wait(message)
+    if isinstance(put, PutResult):
+        return put
+    await put.settled()
+    return put.result()
+
+
+async def committed(commit, appended, *, request_id=1):
+    """The status of a put once it is known."""
+    begun = commit.begin(appended, request_id=request_id)
+    await begun.settled()
+    statuses = commit.end(begun)
+    return PutStatus.PUT_OK if statuses is None else statuses[0]

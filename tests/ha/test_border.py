@@ -146,37 +146,6 @@ class _Methods:
 self_less = _Methods().method
 
 
-@pytest.mark.parametrize("name", ["push", "poll_acks"])
-async def test_a_bug_in_push_or_poll_ends_the_slaves_connection_and_not_the_put(log, name, monkeypatch):
-    master, _, _ = make_master(log)
-
-    def fail(self, *_arguments):
-        raise PlantedError(name)
-
-    async with listening(master) as port, await trio.open_tcp_stream("127.0.0.1", port) as stream:
-        peer = Peer(stream)
-        await peer.report(log.max_offset)
-        await in_step(master, log)
-        (connection,) = master._connections.values()
-        monkeypatch.setattr(HaConnection, name, fail)
-        log.append(message())
-        master.push(0)
-        master._pushed = [connection]
-        master._busy_poll = BusyPollOnce()
-        master.poll_acks(log.appended.wait_for(10**9))
-        with trio.fail_after(10):
-            await peer.ended()
-        assert connection.progress.close_reason.name == "INTERNAL_ERROR"
-        assert master._border.bugs == 1
-
-
-class BusyPollOnce:
-    """Polls once."""
-
-    def until(self, poll):
-        return poll()
-
-
 # -- TLS ----------------------------------------------------------------------------------------------------
 
 

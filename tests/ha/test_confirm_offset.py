@@ -5,10 +5,9 @@ import structlog
 import trio
 
 from trioha.ha.confirm_offset import RECHECK_S, WARN_S, ConfirmOffset
-from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
+from trioha.ha.group_commit import GroupCommitSettings, SlaveQuorum
 from trioha.ha.meter import LagClock
 from trioha.ha.replicas import Replicas
-from trioha.watermark import Watermark
 
 
 class Master:
@@ -20,9 +19,9 @@ class Master:
         settings = GroupCommitSettings(
             copies_needed=need, slave_timeout_s=3.0, sync_flush=False, sync_flush_timeout_s=5.0, **options
         )
-        commit = GroupCommit(settings, replicas=self.replicas, flushed=Watermark(), sink=None)
+        quorum = SlaveQuorum(settings, self.replicas)
         self.confirm = ConfirmOffset(
-            lambda: commit.replicated_offset(self.end), lambda: self.end, start_offset=start_offset
+            lambda: quorum.replicated_offset(self.end), lambda: self.end, start_offset=start_offset
         )
         self.replicas.on_acknowledged = self.confirm.update
 

@@ -8,7 +8,7 @@ import trio
 from attrs import define, field
 
 from tests.ha.autoswitch.master_support import OWN, begin_life, connected
-from tests.ha.support import settled
+from tests.ha.support import committed, settled
 from tests.store.support import message, open_log
 from trioha.ha.autoswitch.master import FIRST_TICK_S
 from trioha.ha.meter import LagClock
@@ -60,12 +60,9 @@ class Puts:
     def put(self):
         life = self.life
         appended = life.log.append(message())
-        life.commit.end_turn()
 
         async def wait():
-            self.statuses.append(
-                await life.commit.wait(appended, request_id=1, answer=lambda status, *_: status)
-            )
+            self.statuses.append(await committed(life.commit, appended))
 
         self.nursery.start_soon(wait)
         return appended.end_offset
@@ -77,7 +74,6 @@ def begin(log, nursery):
 
     def begin(**options):
         life = begin_life(log, **options)
-        nursery.start_soon(life.commit.run)
         return life, Puts(life, nursery)
 
     return begin
@@ -261,20 +257,18 @@ async def test_puts_that_wait_when_the_set_becomes_smaller_than_the_minimum_time
         await two.join(life.log.max_offset)
         await settled()
         end_offset = puts.put()
-        deferred = life.commit.begin(
-            life.log.append(message()), request_id=2, answer=lambda status, *_: status
-        )
+        second = life.commit.begin(life.log.append(message()), request_id=2)
         await settled()
         assert puts.statuses == []
     await settled()
-    assert not deferred.is_ready
+    assert not second.is_settled(trio.current_time())
     life.accept()
     await settled()
     assert (life.set.members, life.set.is_alone) == ({1}, True)
     assert life.set.confirm_offset >= end_offset
     assert puts.statuses == [TIMEOUT]
-    assert deferred.is_ready
-    assert deferred.result() is TIMEOUT
+    assert second.is_settled(trio.current_time())
+    assert life.commit.end(second) == [TIMEOUT]
     assert life.commit.refusal(life.log.max_offset) is PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH
 
 
@@ -344,7 +338,6 @@ async def test_a_slave_comes_into_the_set_under_2000_puts_a_second(log, nursery,
     """It is never at the log's end: each ack is 5 ms old. No put waits for longer than an ack takes."""
     life, controller = begin_life(log), Controller(delay_s=0.003)
     nursery.start_soon(partial(life.keeper.run, life.set, controller.alter))
-    nursery.start_soon(life.commit.run)
     puts = Puts(life, nursery)
     async with connected(life) as two:
         await two.join(life.log.max_offset)

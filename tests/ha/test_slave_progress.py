@@ -154,30 +154,6 @@ def test_bytes_deleted_before_they_were_sent_end_the_connection():
     assert progress.close_reason is CloseReason.REQUEST_BELOW_MIN
 
 
-def test_only_a_slave_that_acknowledged_enough_is_pushed_to():
-    progress = progress_of(request=5500)
-
-    def pushed(max_offset, unacked_bytes_max=0):
-        body_bytes = progress.push_body_bytes(
-            min_offset=0, max_offset=max_offset, unacked_bytes_max=unacked_bytes_max
-        )
-        assert body_bytes in {0, SETTINGS.transfer_batch_bytes}
-        return body_bytes > 0
-
-    assert not pushed(5500, 1000)
-    assert pushed(5600)
-    progress.sent(100)
-    assert not pushed(5700)
-    assert not pushed(5700, 99)
-    assert pushed(5700, 100)
-    assert not pushed(5600, 100)
-    progress.receive_report(5600)
-    assert pushed(5700)
-    progress.end(CloseReason.LOG_RESTARTED)
-    assert not pushed(5700, 1000)
-    assert progress.next_body_bytes(min_offset=0, max_offset=5700) == 0
-
-
 # -- time and end -------------------------------------------------------------------------------------------
 
 

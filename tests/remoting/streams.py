@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import trio
 
-from trioha.net.busy_poll import BusyPoll
 from trioha.net.transport import DirectStream
 
 
@@ -43,9 +42,6 @@ class MemoryTransport(trio.abc.HalfCloseableStream):
 
     def is_readable(self) -> bool:
         return bool(self._incoming.data) or self._incoming.is_ended
-
-    def poll_readable(self, polls: BusyPoll) -> bool:
-        return polls.until(self.is_readable)
 
     def peek(self, max_bytes: int) -> bytes:
         return bytes(self._incoming.data[:max_bytes])

@@ -15,7 +15,6 @@ from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, request, response_to
 from trioha.remoting.server import RemotingServer, ServerLimits
-from trioha.remoting.server_connection import REQUESTS_PER_TURN
 
 
 class Answer(Deferred[RemotingCommand]):
@@ -237,22 +236,6 @@ async def test_draining_waits_for_answers_that_come_later(autojump_clock):
             answers[0].come()
             assert await opaques(stream, FrameDecoder(), 2) == [1, None]
     assert server.statistics.cut_connections == 0
-
-
-async def test_the_end_of_a_turn_comes_after_all_requests_that_came_together():
-    handled: list[int | str] = []
-
-    def handler(asked, peer):
-        handled.append(asked.opaque)
-        return response_to(asked, 0)
-
-    server = RemotingServer(handler)
-    server.after_turn = lambda: handled.append("end")
-    count = REQUESTS_PER_TURN + 2
-    async with served_stream(server) as stream:
-        await stream.send_all(b"".join(map(ask, range(count))))
-        await trio.testing.wait_all_tasks_blocked()
-    assert handled == [*range(REQUESTS_PER_TURN), "end", *range(REQUESTS_PER_TURN, count), "end"]
 
 
 async def test_many_answers_in_any_order_reach_their_requests():

@@ -8,16 +8,15 @@ import trio
 import trio.testing
 from attrs import define, field
 
-from tests.remoting.serving import WITHIN_S, connected, read_command, served_stream
+from tests.remoting.serving import WITHIN_S, read_command, served_stream
 from tests.remoting.test_send_runs import send
 from tests.waiting import until
-from trioha.deferred import Deferred
-from trioha.net.busy_poll import BusyPoll
-from trioha.remoting import compiled, server_connection
+from trioha.remoting import compiled
 from trioha.remoting.codec import FrameDecoder, encode, opaques_of
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import RemotingCommand, request, response_to
 from trioha.remoting.server import RemotingServer, ServerLimits
+from trioha.remoting.serving import PendingAnswer
 
 pytestmark = pytest.mark.skipif(not compiled.IS_COMPILED, reason="runs are read by compiled code only")
 
@@ -25,26 +24,32 @@ BY_ITSELF = 77
 """Code of the answers to sends that came to the handler of requests."""
 
 
-class Later(Deferred[bytes]):
+class Later(PendingAnswer):
     """Answers that a test gives."""
 
-    def __init__(self, frames):
-        """None: they fail."""
-        super().__init__()
+    def __init__(self, frames, marks):
+        """`frames` None: they fail."""
         self.frames = frames
-        self.is_abandoned = False
+        self.given = trio.Event()
+        self._marks = marks
+
+    @property
+    def marks(self):
+        return self._marks
 
     def give(self):
-        self._ready()
+        self.given.set()
 
-    def result(self):
+    async def settled(self):
+        await self.given.wait()
+
+    def is_settled(self, now_s):
+        return self.given.is_set()
+
+    def answer(self):
         if self.frames is None:
             raise RuntimeError("planted")
         return self.frames
-
-    def abandon(self):
-        super().abandon()
-        self.is_abandoned = True
 
 
 @define
@@ -52,6 +57,7 @@ class Runs:
     """A handler of runs that notes them; `way` says what it does."""
 
     way: str = "now"
+    wait_for_the_same: bool = False
     shared_properties: bytes = b""
     seen: list[list[int]] = field(factory=list)
     later: list[Later] = field(factory=list)
@@ -68,7 +74,8 @@ class Runs:
         frames = b"".join(encode(RemotingCommand(0, opaque, 1)) for opaque in opaques if not sends.is_oneway)
         if self.way == "now":
             return frames
-        self.later.append(Later(None if self.way == "fail later" else frames))
+        marks = None if self.wait_for_the_same else len(self.later)
+        self.later.append(Later(None if self.way == "fail later" else frames, marks))
         return self.later[-1]
 
 
@@ -146,14 +153,19 @@ async def test_a_run_beyond_a_limit_comes_to_the_handler_send_by_send():
         assert runs.seen == [[4, 5, 6]]
 
 
-async def test_answers_to_runs_come_when_they_are_ready_in_any_order():
+async def two_runs(runs, stream):
+    """Two sends, and three that come when those wait."""
+    await stream.send_all(sends(range(2)))
+    await until(lambda: len(runs.later) == 1)
+    await stream.send_all(sends(range(2, 5)))
+    await until(lambda: len(runs.later) == 2)
+
+
+async def test_answers_to_runs_that_wait_for_other_things_come_in_any_order():
     runs = Runs("later")
     server = server_with(runs)
     async with served_stream(server) as stream:
-        await stream.send_all(sends(range(2)))
-        await until(lambda: len(runs.later) == 1)
-        await stream.send_all(sends(range(2, 5)))
-        await until(lambda: len(runs.later) == 2)
+        await two_runs(runs, stream)
         assert server.statistics.in_flight == 5
         runs.later[1].give()
         assert await answers(stream, 3) == [(2, 0), (3, 0), (4, 0)]
@@ -161,6 +173,18 @@ async def test_answers_to_runs_come_when_they_are_ready_in_any_order():
         assert await answers(stream, 2) == [(0, 0), (1, 0)]
         await until(lambda: server.statistics.in_flight == 0)
         assert server.statistics.responses == 5
+
+
+async def test_runs_that_wait_for_the_same_are_answered_in_their_order():
+    runs = Runs("later", wait_for_the_same=True)
+    server = server_with(runs)
+    async with served_stream(server) as stream:
+        await two_runs(runs, stream)
+        runs.later[1].give()
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.statistics.responses == 0
+        runs.later[0].give()
+        assert await answers(stream, 5) == [(number, 0) for number in range(5)]
 
 
 async def test_a_run_that_waits_does_not_keep_the_block_that_was_received_with_it():
@@ -204,14 +228,13 @@ async def test_a_fault_of_the_handler_is_counted_for_each_send_and_its_answer_if
 
 
 @pytest.mark.parametrize("oneway", [False, True])
-async def test_a_run_whose_connection_ends_is_abandoned_and_its_memory_is_free(oneway):
+async def test_the_memory_of_a_run_whose_connection_ends_is_free(oneway):
     runs = Runs("later")
     server = server_with(runs)
     async with served_stream(server) as stream:
         await stream.send_all(sends(range(3), oneway=oneway))
         await until(lambda: len(runs.later) == 1)
         await stream.aclose()
-        await until(lambda: runs.later[0].is_abandoned)
         await until(lambda: server.statistics.held_bytes == 0)
         assert counted(server) == (3, 0, 0, 0)
 
@@ -302,31 +325,8 @@ async def test_draining_waits_for_one_way_runs_in_flight():
         await until(lambda: len(runs.later) == 1)
         nursery.start_soon(server.drain)
         await trio.testing.wait_all_tasks_blocked()
-        assert not runs.later[0].is_abandoned
+        assert counted(server) == (3, 0, 0, 3)
         runs.later[0].give()
         with trio.fail_after(WITHIN_S):
             assert await stream.receive_some(1) == b""
     assert counted(server) == (3, 3, 0, 0)
-
-
-async def test_a_lone_one_way_run_is_not_polled_after():
-    polls: list[bool] = []
-
-    class Poll(BusyPoll):
-        def until(self, poll):
-            polls.append(True)
-            return False
-
-    runs = Runs()
-    server = server_with(runs, busy_poll_s=1)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(server_connection, "BusyPoll", Poll)
-        async with connected(server) as (stream, _):
-            await stream.send_all(sends(range(1), oneway=True))
-            await until(lambda: counted(server) == (1, 1, 0, 0))
-            await trio.testing.wait_all_tasks_blocked()
-            assert polls == []
-            await stream.send_all(sends(range(1, 2)))
-            assert await answers(stream, 1) == [(1, 0)]
-            await trio.testing.wait_all_tasks_blocked()
-            assert polls == [True]

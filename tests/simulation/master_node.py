@@ -10,6 +10,7 @@ from pathlib import Path
 import trio
 from attrs import define, field
 
+from tests.ha.support import slave_commit
 from tests.simulation.acks import AckModel, copies_needed
 from tests.simulation.determinism import stream_of
 from tests.simulation.history import History
@@ -20,7 +21,6 @@ from tests.simulation.slave_node import SlaveNode
 from tests.simulation.trace import Trace
 from tests.simulation.wire import FrameCheck
 from trioha.broker.puts import PutResult, PutService
-from trioha.ha.group_commit import GroupCommit
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.recording.events import CloseReason, Kind
@@ -110,13 +110,12 @@ class MasterNode(Node):
             sink=sink,
             distinct_by_connection=plan.distinct_by_connection,
         )
-        group_commit = GroupCommit(
+        group_commit = slave_commit(
             plan.group_commit, replicas=self._replicas, flushed=self.log.flushed, sink=sink
         )
         self._puts = PutService(commit_log=self.log, group_commit=group_commit, sink=sink, is_slave=False)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            nursery.start_soon(group_commit.run)
             self._start_disk(
                 nursery, sync_flush=plan.group_commit.sync_flush, interval_s=plan.master_flush_interval_s
             )
@@ -218,7 +217,7 @@ class MasterNode(Node):
         number = self._puts_made
         refused = settings.copies_min > 0 and self.acks.in_sync(log.max_offset) < settings.copies_min
         before_offset = log.max_offset
-        outcome = self._puts.put(message, wait_store_ok=wait_store_ok)
+        outcome = self._puts.put_and_wait(message) if wait_store_ok else self._puts.put(message)
         end_offset = log.max_offset
         if refused and end_offset != before_offset:
             self.fail(f"put {number} was stored with too few replicas in sync")
@@ -250,7 +249,11 @@ class MasterNode(Node):
         self.pending.append(put)
         self._note_copies(put)
         # Cancelled where the master crashes: its client sees the connection end.
-        result = outcome if isinstance(outcome, PutResult) else await outcome
+        if isinstance(outcome, PutResult):
+            result = outcome
+        else:
+            await outcome.settled()
+            result = outcome.result()
         self.pending.remove(put)
         self.statuses[result.status.name] += 1
         self.trace.note(self.name, f"put {number} {result.status.name}")

@@ -14,7 +14,7 @@ from attrs import evolve
 
 from tests.simulation.planting import Defect, plants
 from trioha.ha.connection import HaConnection
-from trioha.ha.group_commit import Answer, GroupCommit
+from trioha.ha.group_commit import Commit, Stage
 from trioha.ha.master_connection import MasterConnection
 from trioha.ha.replicas import QuorumView, Replicas
 from trioha.ha.replication_session import ReplicationSession
@@ -22,7 +22,6 @@ from trioha.ha.slave_progress import Report, SlaveProgress
 from trioha.recording.events import CloseReason
 from trioha.store import recovery
 from trioha.store.commit_log import CommitLog
-from trioha.store.messages import AppendResult
 from trioha.store.put_status import PutStatus
 from trioha.store.replica import ReplicaAppender
 from trioha.watermark import Watermark
@@ -91,10 +90,12 @@ def _ignored_need() -> Iterator[None]:
 
 @_plants("the deadlines of puts are not kept")
 def _no_deadlines() -> Iterator[None]:
-    async def run(self: GroupCommit) -> None:
-        await trio.sleep_forever()
+    real = Stage.begin
 
-    with patch.object(GroupCommit, "run", run):
+    def begin(mark: Watermark, end_offset: int, _deadline_s: float) -> Stage:
+        return real(mark, end_offset, math.inf)
+
+    with patch.object(Stage, "begin", begin):
         yield
 
 
@@ -106,16 +107,13 @@ def _unproven_replicas() -> Iterator[None]:
 
 @_plants("a put that times out is PUT_OK")
 def _ok_on_timeout() -> Iterator[None]:
-    wait = GroupCommit.wait
+    real = Commit.statuses
 
-    async def wait_ok(self: GroupCommit, appended: AppendResult, *, request_id: int, answer: Answer[T]) -> T:
-        def answer_ok(status: PutStatus, appended: AppendResult, now_s: float) -> T:
-            status = PutStatus.PUT_OK if status is PutStatus.FLUSH_SLAVE_TIMEOUT else status
-            return answer(status, appended, now_s)
+    def statuses(commit: Commit) -> list[PutStatus] | None:
+        known = real(commit)
+        return None if known == [PutStatus.FLUSH_SLAVE_TIMEOUT] else known
 
-        return await wait(self, appended, request_id=request_id, answer=answer_ok)
-
-    with patch.object(GroupCommit, "wait", wait_ok):
+    with patch.object(Commit, "statuses", statuses):
         yield
 
 

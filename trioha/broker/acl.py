@@ -13,7 +13,7 @@ log.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -23,7 +23,7 @@ from trioha.broker.acl_rules import AclRules
 from trioha.log_limit import LogLimit
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand
-from trioha.remoting.serving import Handler, Peer
+from trioha.remoting.serving import Answer, Handler, Peer
 from trioha.remoting.signature import ACCESS_KEY, is_signed_with
 
 log = structlog.get_logger(__name__)
@@ -73,9 +73,7 @@ class AccessControl:
         self._rules = rules
         self._white_hosts.clear()
 
-    def __call__(
-        self, request: RemotingCommand, peer: Peer
-    ) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
+    def __call__(self, request: RemotingCommand, peer: Peer) -> Answer:
         """The handler's answer. Raises BadRequestError for a request that is refused."""
         try:
             self.check(request, peer)

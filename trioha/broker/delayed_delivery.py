@@ -38,7 +38,7 @@ import trio
 from attrs import define, field, frozen
 
 from trioha.broker.delayed_messages import delivered
-from trioha.broker.puts import PutResult, PutService
+from trioha.broker.puts import PutService
 from trioha.errors import StoreError
 from trioha.metadata.offsets import DelayOffsets
 from trioha.metadata.table import wall_clock_ms
@@ -287,8 +287,7 @@ class DelayedDelivery:
         except (RecordError, ValueError) as error:
             self._skip(entry, str(error))
             return True
-        result = self._puts.put(message, wait_store_ok=False)
-        assert isinstance(result, PutResult), "a put with WAIT=false does not wait"
+        result = self._puts.put(message)
         if result.status is PutStatus.PUT_OK:
             if level.is_stalled:
                 level.is_stalled = False

@@ -5,7 +5,7 @@ See docs/protocol/remoting.md#requests-and-responses.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from trioha.broker.info import BrokerInfo
@@ -13,7 +13,7 @@ from trioha.broker.send_processor import SendProcessor
 from trioha.broker.status_publisher import StatusPublisher
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to
-from trioha.remoting.serving import Handler, Peer
+from trioha.remoting.serving import Answer, Handler, Peer
 from trioha.remoting.status_subscription import StatusSubscription
 
 
@@ -37,9 +37,7 @@ class BrokerProcessor:
         self._updates = updates
         self._handlers = handlers
 
-    def __call__(
-        self, request: RemotingCommand, peer: Peer
-    ) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
+    def __call__(self, request: RemotingCommand, peer: Peer) -> Answer:
         """The response to `request`, or an awaitable of it."""
         match request.code:
             case RequestCode.SEND_MESSAGE | RequestCode.SEND_MESSAGE_V2 | RequestCode.SEND_BATCH_MESSAGE:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from collections.abc import Hashable
+from typing import Protocol
 
 import trio
 from attrs import define, field, frozen
 
 from trioha.broker.rates import MidnightTotals, RateWindows, local_date
-from trioha.deferred import Deferred
-from trioha.ha.group_commit import GroupCommit
+from trioha.ha.group_commit import Commit, GroupCommit
 from trioha.recording.events import EventSink, Kind
 from trioha.store.commit_log import CommitLog
 from trioha.store.messages import AppendResult, EncodedSends, Message, MessageBatch
@@ -19,9 +18,6 @@ from trioha.store.record import Host
 
 _PUT = int(Kind.PUT)
 _NAMES = tuple(status.name for status in PutStatus)
-
-
-T = TypeVar("T")
 
 
 class OnStored(Protocol):
@@ -61,6 +57,36 @@ class PutResult:
     append: AppendResult
 
 
+@define(eq=False)
+class PendingPut:
+    """Puts that are stored and wait for disk or slaves."""
+
+    _puts: PutService
+    commit: Commit
+
+    @property
+    def marks(self) -> Hashable:
+        """What they wait for; see `Commit.marks`."""
+        return self.commit.marks
+
+    async def settled(self) -> None:
+        """Wait until they may be answered."""
+        await self.commit.settled()
+
+    def is_settled(self, now_s: float) -> bool:
+        """Whether they may be answered."""
+        return self.commit.is_settled(now_s)
+
+    def statuses(self) -> list[PutStatus] | None:
+        """The status of each put, None if all are PUT_OK. Call it once, for the answer."""
+        return self._puts.end(self.commit)
+
+    def result(self) -> PutResult:
+        """The result of a put that was appended alone. Call it once, for the answer."""
+        statuses = self.statuses()
+        return PutResult(PutStatus.PUT_OK if statuses is None else statuses[0], self.commit.appended)
+
+
 class PutService:
     """Stores messages on a master; a slave refuses them."""
 
@@ -93,56 +119,28 @@ class PutService:
         """Store nothing more: the broker is about to have another role."""
         self._refusal = reason
 
-    def put(
-        self, message: Message | MessageBatch, *, wait_store_ok: bool
-    ) -> PutResult | Awaitable[PutResult]:
-        """Append `message` now; the result, or an awaitable of it if the put waits for disk or slaves.
+    def put(self, message: Message | MessageBatch) -> PutResult:
+        """Append `message` now; waits for nothing. A batch is one put."""
+        appended, request_id = self._append(message)
+        return self._answered(appended, request_id)
 
-        A batch is one put. Every result is a status. If the awaitable is dropped, the message stays stored
-        and unanswered.
+    def put_and_wait(self, message: Message | MessageBatch) -> PutResult | PendingPut:
+        """Append `message` now; what comes of it later if it has to wait for disk or slaves.
+
+        If the `PendingPut` is dropped, the message stays stored and unanswered.
         """
         appended, request_id = self._append(message)
-        if not (request_id and wait_store_ok and self._group_commit.waits):
+        if not (request_id and self._group_commit.waits):
             return self._answered(appended, request_id)
-        return self._group_commit.wait(appended, request_id=request_id, answer=self._counted)
-
-    def put_and_answer(
-        self,
-        message: Message | MessageBatch,
-        *,
-        wait_store_ok: bool,
-        answer: Callable[[PutResult], T],
-        is_awaited: bool = True,
-    ) -> T | Deferred[T]:
-        """As `put`, with what `answer` makes of the result: a put that waits needs no task.
-
-        `answer` may be called before the put has ended, too, with the result that is expected, PUT_OK.
-        `is_awaited`: whether a client waits for the answer.
-        """
-        appended, request_id = self._append(message)
-        if not (request_id and wait_store_ok and self._group_commit.waits):
-            return answer(self._answered(appended, request_id))
-        counted = self._counted
-        return self._group_commit.begin(
-            appended,
-            request_id=request_id,
-            answer=lambda status, appended, now_s: answer(counted(status, appended, now_s)),
-            expected=lambda: answer(PutResult(PutStatus.PUT_OK, appended)),
-            is_awaited=is_awaited,
-        )
+        return PendingPut(self, self._group_commit.begin(appended, request_id=request_id))
 
     def put_run(
-        self,
-        sends: EncodedSends,
-        data: bytes,
-        *,
-        born_host: Host,
-        answer: Callable[[list[PutStatus] | None, AppendResult], T],
-    ) -> T | Deferred[T] | None:
-        """Append sends that came together, with bodies in `data`; wait as `put_and_answer` does for each.
+        self, sends: EncodedSends, data: bytes, *, born_host: Host
+    ) -> PendingPut | AppendResult | None:
+        """Append sends that came together, with bodies in `data`. Each is a put of its own.
 
-        `answer` gets the status of each, None if all are PUT_OK; it may be called before the puts have ended,
-        too, for the answer that is expected. None, with nothing stored, where each has to be put by itself.
+        An `AppendResult` if they wait for nothing. None, with nothing stored, where each has to be put by
+        itself.
         """
         commit = self._group_commit
         if self._refusal is not None or commit.refusal(self._log.max_offset) is not None:
@@ -157,44 +155,36 @@ class PutService:
         self._bytes += appended.size
         if self.on_stored is not None:
             self.on_stored(sends.topic, puts, appended.size, puts)
-        if not commit.waits:
-            start_offset = appended.physical_offset
-            for number, end_offset in enumerate(appended.put_ends):
-                self._sink.emit(
-                    _PUT, offset=end_offset, aux=request_id + number, size=end_offset - start_offset
-                )
-                start_offset = end_offset
-            self._count_run(None, puts, trio.current_time())
-            return answer(None, appended)
+        if commit.waits:
+            return PendingPut(self, commit.begin(appended, request_id=request_id))
+        start_offset = appended.physical_offset
+        for number, end_offset in enumerate(appended.put_ends):
+            self._sink.emit(_PUT, offset=end_offset, aux=request_id + number, size=end_offset - start_offset)
+            start_offset = end_offset
+        self._count(None, puts, puts)
+        return appended
 
-        def counted(statuses: list[PutStatus] | None, appended: AppendResult, now_s: float) -> T:
-            self._count_run(statuses, puts, now_s)
-            return answer(statuses, appended)
+    def end(self, commit: Commit) -> list[PutStatus] | None:
+        """Record and count puts that are answered now. The status of each; None if all are PUT_OK."""
+        statuses = self._group_commit.end(commit)
+        appended = commit.appended
+        messages = len(appended.batch_offsets) or 1
+        self._count(statuses, messages if appended.places else 1, messages)
+        return statuses
 
-        return commit.begin_run(
-            appended,
-            request_id=request_id,
-            answer=counted,
-            expected=lambda: answer(None, appended),
-            is_awaited=not sends.is_oneway,
-        )
-
-    def _count_run(self, statuses: list[PutStatus] | None, puts: int, now_s: float) -> None:
+    def _count(self, statuses: list[PutStatus] | None, puts: int, messages: int) -> None:
         if statuses is None:
             self._statuses[PutStatus.PUT_OK] += puts
         else:
             for status in statuses:
                 self._statuses[status] += 1
-        self._rates.add(puts, now_s)
+        self._rates.add(messages, trio.current_time())
 
     def _append(self, message: Message | MessageBatch) -> tuple[AppendResult, int]:
         """The result of the append, and the number of the put; 0 if nothing was stored. Records no event."""
         if self._refusal is not None:
             appended = AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=self._refusal)
-        elif (
-            self._group_commit.refuses
-            and (refusal := self._group_commit.refusal(self._log.max_offset)) is not None
-        ):
+        elif (refusal := self._group_commit.refusal(self._log.max_offset)) is not None:
             appended = AppendResult(refusal)
         elif isinstance(message, MessageBatch):
             appended = self._log.append_batch(message)
@@ -217,12 +207,8 @@ class PutService:
         if request_id:
             size = appended.size
             self._sink.emit(_PUT, offset=appended.physical_offset + size, aux=request_id, size=size)
-        return self._counted(appended.status, appended, trio.current_time())
-
-    def _counted(self, status: PutStatus, appended: AppendResult, now_s: float) -> PutResult:
-        self._statuses[status] += 1
-        self._rates.add(len(appended.batch_offsets) or 1, now_s)
-        return PutResult(status, appended)
+        self._count([appended.status], 1, len(appended.batch_offsets) or 1)
+        return PutResult(appended.status, appended)
 
     @property
     def statuses(self) -> dict[str, int]:

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from trioha.broker.delayed_messages import DELAY, scheduled, topic_sent_to
-from trioha.broker.puts import PutResult, PutService
+from trioha.broker.puts import PutService
 from trioha.broker.remarks import broker_refuses_sends
 from trioha.broker.retries import Retries, allowed_retries
 from trioha.errors import StoreError
@@ -94,8 +94,7 @@ class SendBackProcessor:
         if group.retry_queue_nums <= 0:
             return response_to(request, ResponseCode.SUCCESS)
         origin, topic, message = self._message(header, group, version=request.version)
-        result = self._puts.put(scheduled(message, self._delay_levels), wait_store_ok=False)
-        assert isinstance(result, PutResult), "a put with WAIT=false does not wait"
+        result = self._puts.put(scheduled(message, self._delay_levels))
         if result.status is not PutStatus.PUT_OK:
             raise BadRequestError(result.status.name)
         self._on_stored(group.name, origin)

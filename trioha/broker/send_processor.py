@@ -6,13 +6,15 @@ See docs/protocol/remoting.md#sends.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from functools import lru_cache
 from typing import Final
 
+from attrs import define
+
 from trioha.broker.delayed_messages import DELAY, delay_level, scheduled
 from trioha.broker.half_messages import is_half_message
-from trioha.broker.puts import PutResult, PutService
+from trioha.broker.puts import PendingPut, PutResult, PutService
 from trioha.broker.remarks import SEE_FAQ, broker_refuses_sends, topic_refuses_sends
 from trioha.broker.retries import Retries
 from trioha.errors import RemoteProtocolError
@@ -28,10 +30,9 @@ from trioha.remoting.send_message import (
     refused_send,
     send_response,
 )
-from trioha.remoting.serving import Peer
+from trioha.remoting.serving import Peer, PendingAnswer
 from trioha.store.message_properties import encode_properties, join_properties, parse_properties
 from trioha.store.messages import Message, MessageBatch
-from trioha.store.put_status import PutStatus
 from trioha.store.record import Host
 from trioha.store.record_layout import TRANSACTION_MASK
 from trioha.store.tags import DelayLevels
@@ -52,7 +53,6 @@ FORBIDDEN_TOPICS: Final = frozenset(
 
 BATCH_BITS: Final = 0xC0
 """Bits of sysFlag: the body is a batch that consumers take apart."""
-PUT_OK: Final = PutStatus.PUT_OK
 _WAIT_FALSE = b"WAIT\x01false"
 _INNER_NUM = b"INNER_NUM\x01"
 
@@ -95,8 +95,10 @@ class SendProcessor:
         """Accept or refuse further sends by brokerPermission."""
         self._is_writable = broker_permission & Perm.WRITE != 0
 
-    def answer(self, request: RemotingCommand, peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
-        """The response to a send, or an awaitable of it if the put waits for slaves or the disk.
+    def answer(
+        self, request: RemotingCommand, peer: Peer
+    ) -> RemotingCommand | PendingSend | Awaitable[RemotingCommand]:
+        """The response to a send, a later one if the put waits for slaves or the disk.
 
         The message is in the log when this returns, so messages of one connection keep their order. The
         answer to a send that made its topic waits until the topic is in its file.
@@ -106,18 +108,14 @@ class SendProcessor:
             message, queue_id, wait_store_ok = self._message(header, request, peer)
         except BadRequestError as error:
             return refused_send(request, error)
-        response = self._puts.put_and_answer(
-            message,
-            wait_store_ok=wait_store_ok,
-            answer=_Response(request, message, queue_id),
-            is_awaited=not request.is_oneway,
-        )
+        put = self._puts.put_and_wait(message) if wait_store_ok else self._puts.put(message)
+        send = PendingSend(request, message, queue_id, put)
         topics = self._topics
         if topics.changed_at:
             change = max(topics.changed_at.get(topic, 0) for topic in (header.topic, message.topic))
             if change:
-                return _respond_when_kept(response, written=topics.written, change=change)
-        return response
+                return _respond_when_kept(send, written=topics.written, change=change)
+        return send.answer() if isinstance(put, PutResult) else send
 
     def _message(
         self, header: SendMessageRequestHeader, request: RemotingCommand, peer: Peer
@@ -283,32 +281,40 @@ def born_host_of(host: str, port: int) -> Host:
     return Host.parse(host, port)
 
 
-async def _respond_when_kept(
-    response: RemotingCommand | Awaitable[RemotingCommand], *, written: Watermark, change: int
-) -> RemotingCommand:
-    if not isinstance(response, RemotingCommand):
-        response = await response
+async def _respond_when_kept(send: PendingSend, *, written: Watermark, change: int) -> RemotingCommand:
+    await send.settled()
+    response = send.answer()
     await written.reached(change)
     return response
 
 
-class _Response:
-    """Makes the response to a send from the put's result; the one of PUT_OK only once."""
+@define(eq=False)
+class PendingSend(PendingAnswer):
+    """The answer to a send that is stored, and may wait."""
 
-    __slots__ = ("_message", "_queue_id", "_request", "_success")
+    _request: RemotingCommand
+    _message: Message | MessageBatch
+    _queue_id: int
+    _put: PutResult | PendingPut
 
-    def __init__(self, request: RemotingCommand, message: Message | MessageBatch, queue_id: int) -> None:
-        self._request = request
-        self._message = message
-        self._queue_id = queue_id
-        self._success: RemotingCommand | None = None
+    @property
+    def marks(self) -> Hashable:
+        """As `PendingAnswer`."""
+        return None if isinstance(self._put, PutResult) else self._put.marks
 
-    def __call__(self, result: PutResult) -> RemotingCommand:
-        if result.status is not PUT_OK:
-            return _respond(self._request, self._message, self._queue_id, result)
-        if self._success is None:
-            self._success = _respond(self._request, self._message, self._queue_id, result)
-        return self._success
+    async def settled(self) -> None:
+        """As `PendingAnswer`."""
+        if not isinstance(self._put, PutResult):
+            await self._put.settled()
+
+    def is_settled(self, now_s: float) -> bool:
+        """As `PendingAnswer`."""
+        return isinstance(self._put, PutResult) or self._put.is_settled(now_s)
+
+    def answer(self) -> RemotingCommand:
+        """As `PendingAnswer`."""
+        result = self._put if isinstance(self._put, PutResult) else self._put.result()
+        return _respond(self._request, self._message, self._queue_id, result)
 
 
 def _respond(

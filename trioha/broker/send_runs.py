@@ -12,11 +12,13 @@ a status of its own when a wait ends early.
 from __future__ import annotations
 
 import struct
+from collections.abc import Hashable
 from typing import Final
 
-from trioha.broker.puts import PutService
+from attrs import define
+
+from trioha.broker.puts import PendingPut, PutService
 from trioha.broker.send_processor import FORBIDDEN_TOPICS, SendProcessor, born_host_of
-from trioha.deferred import Deferred
 from trioha.metadata.topics import TopicTable
 from trioha.remoting import compiled
 from trioha.remoting.codec import encode_head
@@ -28,7 +30,7 @@ from trioha.remoting.send_message import (
     check_topic,
     send_response,
 )
-from trioha.remoting.serving import Peer
+from trioha.remoting.serving import Peer, PendingAnswer
 from trioha.store.message_properties import encode_properties
 from trioha.store.messages import AppendResult, EncodedSends
 from trioha.store.put_status import PutStatus
@@ -60,9 +62,8 @@ class SendRuns:
         self.shared_properties = encode_properties({"CLUSTER": cluster_name})
         """What the broker adds to the properties of each send."""
 
-    def put(self, sends: EncodedSends, data: bytes, peer: Peer) -> bytes | Deferred[bytes] | None:
-        """The frames of all answers, or a `Deferred` of them; b"" for one-way sends. None, with nothing
-        stored, if each send has to be handled by itself."""
+    def put(self, sends: EncodedSends, data: bytes, peer: Peer) -> bytes | PendingSends | None:
+        """As `RunHandler.put`."""
         topic = sends.topic
         if topic in FORBIDDEN_TOPICS or topic.startswith(RETRY_TOPIC_PREFIX) or not self._send.is_writable:
             return None
@@ -79,32 +80,45 @@ class SendRuns:
             check_topic(topic)
         except BadRequestError:
             return None
-        born_host = born_host_of(peer.address.host, peer.address.port)
-        answer = _no_answers if sends.is_oneway else _Answers(sends)
-        return self._puts.put_run(sends, data, born_host=born_host, answer=answer)
+        put = self._puts.put_run(sends, data, born_host=born_host_of(peer.address.host, peer.address.port))
+        if isinstance(put, AppendResult):
+            return _answers(sends, None, put)
+        return None if put is None else PendingSends(sends, put)
 
 
-def _no_answers(_statuses: list[PutStatus] | None, _appended: AppendResult) -> bytes:
-    """What is sent to the client for one-way sends."""
-    return b""
+@define(eq=False)
+class PendingSends(PendingAnswer):
+    """The answers to a run of sends that waits."""
+
+    _sends: EncodedSends
+    _put: PendingPut
+
+    @property
+    def marks(self) -> Hashable:
+        """As `PendingAnswer`."""
+        return self._put.marks
+
+    async def settled(self) -> None:
+        """As `PendingAnswer`."""
+        await self._put.settled()
+
+    def is_settled(self, now_s: float) -> bool:
+        """As `PendingAnswer`."""
+        return self._put.is_settled(now_s)
+
+    def answer(self) -> bytes:
+        """As `PendingAnswer`."""
+        return _answers(self._sends, self._put.statuses(), self._put.commit.appended)
 
 
-class _Answers:
-    """Makes the answers to a run; those of a run that was stored as expected only once."""
-
-    __slots__ = ("_sends", "_success")
-
-    def __init__(self, sends: EncodedSends) -> None:
-        self._sends = sends
-        self._success: bytes | None = None
-
-    def __call__(self, statuses: list[PutStatus] | None, appended: AppendResult) -> bytes:
-        if statuses is not None:
-            return _answers_by_status(self._sends, statuses, appended)
-        if self._success is None:
-            host = appended.store_host_packed.hex().upper().encode()
-            self._success = compiled.kernel.encode_answers(self._sends.columns, appended.places, host, _PARTS)
-        return self._success
+def _answers(sends: EncodedSends, statuses: list[PutStatus] | None, appended: AppendResult) -> bytes:
+    """The frames of the answers to a run; b"" if it is one-way. `statuses` None: all are PUT_OK."""
+    if sends.is_oneway:
+        return b""
+    if statuses is not None:
+        return _answers_by_status(sends, statuses, appended)
+    host = appended.store_host_packed.hex().upper().encode()
+    return compiled.kernel.encode_answers(sends.columns, appended.places, host, _PARTS)
 
 
 def _answers_by_status(sends: EncodedSends, statuses: list[PutStatus], appended: AppendResult) -> bytes:

@@ -10,22 +10,16 @@ many a producer ends right after its last decision. It is carried out or refused
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
-import structlog
-
-from trioha.broker.transaction_service import TransactionService
-from trioha.deferred import Deferred
+from trioha.broker.transaction_service import LateDecision, TransactionService
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
 from trioha.remoting.end_transaction import Decision, EndTransaction
 from trioha.remoting.send_message import PUT_STATUS_CODES, PUT_STATUS_REMARKS
 from trioha.remoting.serving import Peer
 from trioha.store.put_status import PutStatus
-from trioha.watermark import REACHED, Wait, WaitResult
-
-log = structlog.get_logger(__name__)
 
 
 class TransactionProcessor:
@@ -37,7 +31,7 @@ class TransactionProcessor:
         self._waiting: set[int] = set()
         """Queue offsets of half messages whose decision waits: as many as may be open, and no more."""
 
-    def answer(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand | Deferred[RemotingCommand]:
+    def answer(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
         """The response to END_TRANSACTION, perhaps a later one. Raises BadRequestError."""
         header = EndTransaction.of(request)
         service = self._service
@@ -65,16 +59,26 @@ class TransactionProcessor:
             )
         service.catch_up()
         self._waiting.add(queue_offset)
-        return _LateDecision(service.passing(queue_offset), partial(self._end, queue_offset, decide), success)
+        late = LateDecision(queue_offset + 1, partial(self._end, queue_offset, decide))
+        service.decide_later(late)
+        return _answer_late(late, success)
 
-    def _end(self, queue_offset: int, decide: Callable[[], None], waited: WaitResult) -> None:
+    def _end(self, queue_offset: int, decide: Callable[[], None], is_in_table: bool) -> None:
         """Carry out a decision that has waited. Raises BadRequestError."""
         self._waiting.remove(queue_offset)
-        if waited is not REACHED:
+        if not is_in_table:
             raise BadRequestError(
                 "the half message is not dispatched yet; a check will follow", code=ResponseCode.SYSTEM_BUSY
             )
         decide()
+
+
+async def _answer_late(late: LateDecision, success: RemotingCommand) -> RemotingCommand:
+    """The response to a decision once it is carried out. Raises BadRequestError if it is refused."""
+    await late.ended.wait()
+    if late.error is not None:
+        raise late.error
+    return success
 
 
 def _decide(service: TransactionService, decision: Decision, queue_offset: int, identity: int | None) -> None:
@@ -88,37 +92,3 @@ def _decide(service: TransactionService, decision: Decision, queue_offset: int, 
     appended = service.commit(transaction)
     if (status := appended.status) is not PutStatus.PUT_OK:
         raise BadRequestError(appended.reason or PUT_STATUS_REMARKS[status], code=PUT_STATUS_CODES[status])
-
-
-class _LateDecision(Deferred[RemotingCommand]):
-    """The answer to a decision that waits for its half message, whether its connection does or not."""
-
-    __slots__ = ("_decide", "_error", "_success", "_wait")
-
-    def __init__(self, wait: Wait, decide: Callable[[WaitResult], None], success: RemotingCommand) -> None:
-        """`decide` gets the end of `wait`, which has not ended yet; if it does not raise, `success` is the
-        answer."""
-        super().__init__()
-        self._wait = wait
-        self._decide = decide
-        self._success = success
-        self._error: Exception | None = None
-        wait.event = self
-
-    def set(self) -> None:
-        """The wait has ended."""
-        assert self._wait.result is not None, "it is called by the end of the wait"
-        try:
-            self._decide(self._wait.result)
-        except Exception as error:
-            # The connection reports it, from `result`.
-            self._error = error
-            if self._on_ready is None and not isinstance(error, BadRequestError):
-                log.error("a decision failed whose connection has ended", exc_info=error)
-        self._ready()
-
-    def result(self) -> RemotingCommand:
-        """The answer. Raises as `TransactionProcessor.answer`."""
-        if self._error is not None:
-            raise self._error
-        return self._success

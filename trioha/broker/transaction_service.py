@@ -33,7 +33,7 @@ from typing import Final
 
 import structlog
 import trio
-from attrs import frozen
+from attrs import define, field, frozen
 
 from trioha.broker.clients import ClientRegistry
 from trioha.broker.half_messages import (
@@ -49,7 +49,6 @@ from trioha.broker.puts import PutResult, PutService
 from trioha.broker.transaction_restore import TransactionRestore
 from trioha.broker.transaction_table import CheckSchedule, OpenTransaction, Position, TransactionTable
 from trioha.errors import StoreError
-from trioha.ha.timeouts import Timeouts
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.table import TableFull, wall_clock_ms
 from trioha.metadata.topics import TopicConfig
@@ -64,7 +63,7 @@ from trioha.store.reads import ReadLimits
 from trioha.store.record import Record, RecordError, decode_record
 from trioha.store.time_steps import leads
 from trioha.store.topics import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
-from trioha.watermark import Wait, Watermark
+from trioha.watermark import Watermark
 
 log = structlog.get_logger(__name__)
 
@@ -107,6 +106,35 @@ class TransactionSettings:
     """fileReservedTime: an older half message is given up, since its record may be deleted."""
 
 
+@define(eq=False)
+class LateDecision:
+    """A decision that came before its half message was in the table. It is carried out, also if nobody waits
+    for its answer any more."""
+
+    followed_offset: int
+    """The half message is in the table when `TransactionService.followed` is there."""
+    _decide: Callable[[bool], None]
+    """Called with whether it is there; may raise."""
+    ended: trio.Event = field(factory=trio.Event)
+    error: Exception | None = None
+    """What `decide` has raised, once it has ended."""
+
+    async def run(self, followed: Watermark) -> None:
+        """Wait for the half message, for `DECISION_WAIT_S` at most, and decide."""
+        is_in_table = False
+        with trio.move_on_after(DECISION_WAIT_S):
+            is_in_table = await followed.reached(self.followed_offset)
+        try:
+            self._decide(is_in_table)
+        except BadRequestError as error:
+            self.error = error
+        except Exception as error:
+            # The connection reports it, too, unless it has ended.
+            log.error("a decision failed", exc_info=error)
+            self.error = error
+        self.ended.set()
+
+
 class TransactionService:
     """Keeps and checks the open transactions of a master."""
 
@@ -139,7 +167,7 @@ class TransactionService:
         self._stored_at_start = self._stored.offset
         self.followed = Watermark()
         """Half messages before it are in the table, if they are open; 0 until the table is restored."""
-        self._decision_timeouts = Timeouts(DECISION_WAIT_S)
+        self._late_decisions, self._to_decide = trio.open_memory_channel[LateDecision](math.inf)
         self._table = TransactionTable(Position(0, 0))
         self._own: set[int] = set()
         """Queue offsets of copies that this service has put and `_follow` has not read."""
@@ -190,11 +218,14 @@ class TransactionService:
         """Have half messages that were stored just now dispatched at once, so that they can be decided."""
         self._store.dispatcher.catch_up()
 
-    def passing(self, queue_offset: int) -> Wait:
-        """A wait until `followed` passes a half message; the service gives it up after `DECISION_WAIT_S`."""
-        wait = self.followed.wait_for(queue_offset + 1)
-        self._decision_timeouts.add(wait, trio.current_time())
-        return wait
+    def decide_later(self, decision: LateDecision) -> None:
+        """Carry out a decision when `followed` passes its half message, or after `DECISION_WAIT_S`."""
+        self._late_decisions.send_nowait(decision)
+
+    async def _decide_late(self) -> None:
+        async with trio.open_nursery() as nursery:
+            async for decision in self._to_decide:
+                nursery.start_soon(decision.run, self.followed)
 
     def half_message_at(self, physical_offset: int) -> HalfMessage | None:
         """The half message that the log has there; None if it has none. Raises StoreError."""
@@ -231,7 +262,7 @@ class TransactionService:
         self._has_moved.set()
 
     def _put(self, message: Message) -> AppendResult:
-        result = self._puts.put(message, wait_store_ok=False)
+        result = self._puts.put(message)
         assert isinstance(result, PutResult), "a put that waits for nothing has its result"
         return result.append if result.status is PutStatus.PUT_OK else _refused(result)
 
@@ -278,7 +309,7 @@ class TransactionService:
         """Restore what is open, then check and write until cancelled; pending op records are written then."""
         self._schedule = CheckSchedule(start_s=trio.current_time(), interval_s=self.settings.check_interval_s)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._decision_timeouts.run)
+            nursery.start_soon(self._decide_late)
             await self._restore_in_the_end()
             try:
                 async with trio.open_nursery() as services:

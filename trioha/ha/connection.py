@@ -3,10 +3,10 @@
 See docs/protocol/ha.md#masters-side, docs/protocol/ha.md#timers.
 
 Theory of operation. `SlaveProgress` has the rules and the offsets, `ConnectionMeter` measures. Here is the
-nursery (`Housekeeping`): a task that reads reports, a task that writes the log, and the timer of heartbeats
-live and die together, within an idle timeout that every report moves on. The first of them to end the
-connection sets its `CloseReason`; then the others are cancelled, the socket is closed, and what the slave
-acknowledged is forgotten.
+nursery (`Housekeeping`): a task that reads reports and a task that writes the log live and die together,
+within an idle timeout that every report moves on. The first of them to end the connection sets its
+`CloseReason`; then the other is cancelled, the socket is closed, and what the slave acknowledged is
+forgotten.
 
 Until the first request with a possible offset the peer is unknown: nothing of it is recorded, logged or
 published. A connection that ends before is a probe, which the master counts.
@@ -14,10 +14,8 @@ published. A connection that ends before is a probe, which the master counts.
 A connection serves one log. When that log begins anew (a slave that serves slaves has archived its own), the
 connection ends at once (`log_restarted`): bytes of the new log must not follow bytes of the old one.
 
-The writer task sends what was appended since its last frame, in one frame if it fits. With one waiting put
-and everything before it acknowledged there is nothing to batch, nor where all puts that the last ack released
-have come back, or half of many: `push` sends the frame without waking the writer task. Both use one `Outbox`,
-which keeps their bytes in order.
+The writer task sends what was appended since its last frame, in one frame if it fits: what puts of one turn
+of the scheduler have appended goes together.
 """
 
 from __future__ import annotations
@@ -30,18 +28,16 @@ from attrs import frozen
 
 from trioha.broker_status import ConnectionStatus
 from trioha.errors import StoreError
-from trioha.ha.frames import HEADER_BYTES, ReportDecoder, encode_header, last_report
+from trioha.ha.frames import HEADER_BYTES, ReportDecoder, encode_header
 from trioha.ha.meter import ConnectionMeter, FlowControl
 from trioha.ha.replicas import Replicas
 from trioha.ha.settings import HaSettings
 from trioha.ha.slave_progress import ACK, HEARTBEAT, REFUSED, SlaveProgress
-from trioha.ha.timeouts import Timeouts
+from trioha.net.busy_poll import polled
 from trioha.net.housekeeping import Housekeeping
 from trioha.net.outbox import Outbox
-from trioha.net.transport import SocketTransport
 from trioha.recording.events import CloseReason, Direction, EventSink, HaState, Kind
 from trioha.store.commit_log import CommitLog
-from trioha.watermark import GIVEN_UP
 
 log = structlog.get_logger(__name__)
 
@@ -79,7 +75,6 @@ class HaConnection:
     # The wire format; controller mode has another one (`trioha.ha.autoswitch.connection`).
     _header_bytes = HEADER_BYTES
     _encode_header = staticmethod(encode_header)
-    _last_report = staticmethod(last_report)
 
     def __init__(
         self,
@@ -114,9 +109,6 @@ class HaConnection:
         self._housekeeping = Housekeeping(
             idle_timeout_s=min(settings.housekeeping_interval_s, settings.first_report_timeout_s)
         )
-        self._heartbeats = Timeouts(settings.heartbeat_interval_s)
-        self._is_writer_waiting = False
-        """Whether the writer task waits for new bytes, or was woken and has not run yet."""
 
     def unsent_age_s(self) -> float:
         """Age of the oldest byte that was not sent to the slave, at most; 0 if there is none."""
@@ -151,7 +143,8 @@ class HaConnection:
         """
         progress = self.progress
         try:
-            await self._housekeeping.run(self._read_reports, self._write_log, self._heartbeats.run)
+            with polled(self._stream):
+                await self._housekeeping.run(self._read_reports, self._write_log)
             if self._housekeeping.is_expired:
                 self._expire()
         except Exception:
@@ -237,26 +230,6 @@ class HaConnection:
         except trio.BrokenResourceError:
             progress.end(CloseReason.IO_ERROR)
 
-    def poll_acks(self) -> None:
-        """Handle an ack that has arrived without waking the reader task; anything else is left to that."""
-        progress = self.progress
-        stream = self._stream
-        if not progress.is_open or not isinstance(stream, SocketTransport) or not stream.is_readable():
-            return
-        data = stream.peek(RECEIVE_BYTES)
-        offset = self._last_report(data)
-        if offset is None or not self._decoder.is_between_reports:
-            return
-        if progress.ack_offset < offset <= progress.sent_offset:
-            try:
-                stream.consume(len(data))
-            except trio.BrokenResourceError:
-                progress.end(CloseReason.IO_ERROR)
-                return
-            now_s = trio.current_time()
-            self._handle_report(offset, now_s)
-            self._housekeeping.deadline_s = progress.received(now_s)
-
     def _handle_report(self, offset: int, now_s: float) -> None:
         progress = self.progress
         if progress.request_offset < 0:
@@ -341,12 +314,9 @@ class HaConnection:
                 if not self._outbox.is_empty:
                     await self._outbox.flush()
                     continue
-                more = appended.wait_for(progress.sent_offset + 1)
-                self._heartbeats.add(more, trio.current_time())
-                self._is_writer_waiting = True
-                result = await more.wait()
-                self._is_writer_waiting = False
-                if result is GIVEN_UP:
+                with trio.move_on_after(self._settings.heartbeat_interval_s) as quiet:
+                    await appended.reached(progress.sent_offset + 1)
+                if quiet.cancelled_caught:
                     await self._send_heartbeat()
         except trio.BrokenResourceError:
             progress.end(CloseReason.IO_ERROR)
@@ -355,32 +325,6 @@ class HaConnection:
         except trio.TooSlowError:
             # The slave still reports, but does not read: as good as silent.
             progress.end(CloseReason.HOUSEKEEPING)
-
-    def push(self, unacked_bytes_max: int) -> bool:
-        """Send what was appended, if the slave has at most `unacked_bytes_max` to acknowledge, and the socket
-        is free.
-
-        Returns whether a frame was sent. The writer task, which wakes up in any case, sends what the socket
-        does not accept.
-        """
-        if not (self._is_writer_waiting and self._flow is None and self._outbox.sends_at_once):
-            return False
-        commit_log = self._log
-        max_offset = commit_log.max_offset
-        body_bytes = self.progress.push_body_bytes(
-            min_offset=commit_log.min_offset, max_offset=max_offset, unacked_bytes_max=unacked_bytes_max
-        )
-        if not body_bytes:
-            return False
-        try:
-            self._put_frame(body_bytes, max_offset)
-        except trio.BrokenResourceError:
-            self.progress.end(CloseReason.IO_ERROR)
-            return False
-        except StoreError:
-            self._end_unreadable()
-            return False
-        return True
 
     def _end_unreadable(self) -> None:
         """The disk does not give the slave's next bytes; the log has reported the place."""

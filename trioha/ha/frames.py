@@ -42,13 +42,6 @@ def encode_header(offset: int, body_bytes: int) -> bytes:
     return HEADER.pack(offset, body_bytes)
 
 
-def last_report(data: bytes) -> int | None:
-    """The last of one or more complete reports; None if `data` is anything else."""
-    if not data or len(data) % REPORT_BYTES:
-        return None
-    return int(REPORT.unpack_from(data, len(data) - REPORT_BYTES)[0])
-
-
 class ReportDecoder:
     """Decodes a slave's reports from a stream that may be cut anywhere."""
 
@@ -65,7 +58,7 @@ class ReportDecoder:
         buffer = self._rest + data if self._rest else data
         whole_bytes = len(buffer) - len(buffer) % REPORT_BYTES
         self._rest = buffer[whole_bytes:]
-        return last_report(buffer[:whole_bytes])
+        return int(REPORT.unpack_from(buffer, whole_bytes - REPORT_BYTES)[0]) if whole_bytes else None
 
 
 class FrameHeader(NamedTuple):

@@ -28,13 +28,11 @@ from trioha.ha.replicas import Replicas
 from trioha.ha.settings import HaSettings
 from trioha.ha.state_changes import StateChanges, Subscription
 from trioha.net.border import ConnectionBorder
-from trioha.net.busy_poll import BusyPoll
 from trioha.net.descriptors import Gate, OpenGate
 from trioha.net.listen import serve_listeners
 from trioha.net.transport import SocketTransport, format_address
 from trioha.recording.events import CloseReason, EventSink, HaState
 from trioha.store.commit_log import CommitLog
-from trioha.watermark import Wait
 
 log = structlog.get_logger(__name__)
 
@@ -101,9 +99,6 @@ class HaMaster:
         self._border = ConnectionBorder("HA connection")
         self._closed: Counter[str] = Counter()
         self._accepted = 0
-        self._busy_poll = BusyPoll(settings.busy_poll_s) if settings.busy_poll_s else None
-        self._pushed: list[HaConnection] = []
-        """The connections that the last `push` sent on."""
         self._changes: StateChanges[ConnectionChange] = StateChanges()
         commit_log.on_restart(self._end_connections)
         commit_log.on_cut(self._end_connections)
@@ -133,48 +128,6 @@ class HaMaster:
         """End all connections, since the log begins anew or is cut: slaves connect again and request it."""
         for connection in self._connections.values():
             connection.log_restarted()
-
-    def push(self, unacked_bytes_max: int) -> bool:
-        """Send what was appended to the slaves that have at most `unacked_bytes_max` to acknowledge, without
-        waking writer tasks.
-
-        Returns whether a slave was sent all of it. See `HaConnection.push`.
-        """
-        self._pushed = pushed = []
-        # Called by a put, which must not fail with a slave's connection. No `around`: it costs each put 2 us.
-        for connection in self._connections.values():
-            try:
-                if connection.push(unacked_bytes_max):
-                    pushed.append(connection)
-            except Exception as error:  # noqa: BLE001 - this is the border
-                self._end_faulty(connection, error, "a push")
-                return False
-        max_offset = self._log.max_offset
-        return any(connection.progress.sent_offset == max_offset for connection in pushed)
-
-    def poll_acks(self, wait: Wait) -> None:
-        """Poll for acks of what `push` sent, until `wait` has ended or trioha.haBusyPoll is over."""
-        pushed = self._pushed
-        if self._busy_poll is None or not pushed:
-            return
-
-        connection = pushed[0]
-
-        def poll() -> bool:
-            nonlocal connection
-            for connection in pushed:
-                connection.poll_acks()
-            return wait.result is not None
-
-        try:
-            self._busy_poll.until(poll)
-        except Exception as error:  # noqa: BLE001 - this is the border
-            self._end_faulty(connection, error, "a poll for acks")
-
-    def _end_faulty(self, connection: HaConnection, error: Exception, what: str) -> None:
-        """End a connection whose part in a put has failed: the put goes on without it."""
-        self._border.report(error, what)
-        connection.end(CloseReason.INTERNAL_ERROR)
 
     def retention_floor(self) -> int:
         """Lowest offset that a connected slave still needs; beyond every log without one.

@@ -35,10 +35,10 @@ from trioha.ha.frames import (
 from trioha.ha.meter import RateMeter
 from trioha.ha.replication_session import ReplicationError, ReplicationSession
 from trioha.ha.settings import HaSettings
-from trioha.net.busy_poll import BusyPoll
+from trioha.net.busy_poll import polled
 from trioha.net.housekeeping import Housekeeping
 from trioha.net.outbox import Outbox
-from trioha.net.transport import SocketTransport, local_address, receive_into
+from trioha.net.transport import local_address, receive_into
 from trioha.recording.events import CloseReason, Direction, EventSink, HaState, Kind, LinkEvent
 from trioha.store.commit_log import CommitLog
 
@@ -231,8 +231,6 @@ class MasterLink(ABC):
             return
         stream, settings = self._stream, self._settings
         self.local_address = local_address(stream)
-        if isinstance(stream, SocketTransport) and settings.busy_poll_s:
-            stream.busy_poll = BusyPoll(settings.busy_poll_s)
         self._sink.fact("connection", conn=self.connection_id, address=self._master_address, role="slave")
         self._sink.emit(Kind.LINK, conn=self.connection_id, flags=LinkEvent.CONNECTED)
         self._enter(self.first_state)
@@ -242,7 +240,8 @@ class MasterLink(ABC):
             tasks.append(self._report_flushed)
         # Time that all of that took, on a busy machine, is not the master's silence.
         self._housekeeping.deadline_s = trio.current_time() + settings.housekeeping_interval_s
-        await self._housekeeping.run(*tasks)
+        with polled(stream):
+            await self._housekeeping.run(*tasks)
         if self._housekeeping.is_expired:
             self._end(CloseReason.HOUSEKEEPING)
             log.warning(

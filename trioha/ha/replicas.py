@@ -21,13 +21,15 @@ once it has also acknowledged bytes that were sent on its connection, or claimed
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 import trio
 from attrs import define
 
 from trioha.ha.meter import LagClock
+from trioha.store.messages import AppendResult
 from trioha.watermark import ReplicatedWatermarks, Watermark
 
 UNACKED_S_MAX = 15.0
@@ -55,17 +57,38 @@ class _ConnectionAck:
         return 0.0 if oldest_s is None else now_s - max(oldest_s, self.acked_s)
 
 
+class Waiting(Protocol):
+    """Puts that wait for copies (`group_commit.Commit`)."""
+
+    appended: AppendResult
+
+    def is_settled(self, now_s: float) -> bool:
+        """Whether they wait no more."""
+        ...
+
+
 class QuorumView(ReplicatedWatermarks):
     """The connections that count for a set of waiting puts, and the offsets that their replicas hold."""
 
     def __init__(self, connections: Iterable[int] = ()) -> None:
         super().__init__()
         self.connections = set(connections)
+        self._waiting: deque[Waiting] = deque()
+        """In the order of their appends; the first one still waits, or was not looked at since it ended."""
 
-    @property
-    def waiting_from(self) -> int | None:
+    def add_waiting(self, waiting: Waiting, now_s: float) -> None:
+        """Puts wait for the connections of this view."""
+        self._drop_settled(now_s)
+        self._waiting.append(waiting)
+
+    def waiting_from(self, now_s: float) -> int | None:
         """Start offset of the first waiting put, None without one."""
-        return min((wait.start_offset for wait in self.waits()), default=None)
+        self._drop_settled(now_s)
+        return self._waiting[0].appended.physical_offset if self._waiting else None
+
+    def _drop_settled(self, now_s: float) -> None:
+        while self._waiting and self._waiting[0].is_settled(now_s):
+            self._waiting.popleft()
 
 
 class Replicas:
@@ -80,14 +103,6 @@ class Replicas:
         self.current = QuorumView()
         """The view for puts that begin to wait now."""
         self._quorum_views = [self.current]
-        # Distinct replicas that are eligible, and in sync, for end offsets from `_counted_from` to below
-        # `_counted_below`, until `_counted_until_s`, and until a connection claims or ends. Where not every
-        # connection is in sync, also until the next ack; else acks only make those limits higher.
-        self._eligible = self._in_sync = 0
-        self._is_every_one_in_sync = False
-        self._counted_from = 0
-        self._counted_below = -math.inf
-        self._counted_until_s = -math.inf
         self.on_acknowledged: Callable[[], None] | None = None
         """Called after each ack; must not raise."""
 
@@ -111,13 +126,13 @@ class Replicas:
         ack = self._connections.get(connection_id)
         if now_s is None:
             now_s = trio.current_time()
-        if ack is None or not self._is_every_one_in_sync:
-            self._counted_below = -math.inf
         if ack is None:
             self._connections[connection_id] = _ConnectionAck(
                 replica, ack_offset, now_s, lag_clock, has_acked=not has_unsent, claim_offset=ack_offset
             )
-            self._admit(connection_id, claim_offset=ack_offset, is_stable_identity=is_stable_identity)
+            self._admit(
+                connection_id, claim_offset=ack_offset, is_stable_identity=is_stable_identity, now_s=now_s
+            )
         else:
             ack.ack_offset = ack_offset
             ack.acked_s = now_s
@@ -129,12 +144,13 @@ class Replicas:
         if self.on_acknowledged is not None:
             self.on_acknowledged()
 
-    def _admit(self, connection_id: int, *, claim_offset: int, is_stable_identity: bool) -> None:
+    def _admit(
+        self, connection_id: int, *, claim_offset: int, is_stable_identity: bool, now_s: float
+    ) -> None:
         """Add a new connection to the view of the puts that it counts for."""
-        self._quorum_views = [view for view in self._quorum_views[:-1] if view.waiting_from is not None] + [
-            self.current
-        ]
-        waiting_from = self.current.waiting_from
+        earlier = [view for view in self._quorum_views[:-1] if view.waiting_from(now_s) is not None]
+        self._quorum_views = [*earlier, self.current]
+        waiting_from = self.current.waiting_from(now_s)
         if waiting_from is not None and not (is_stable_identity and claim_offset <= waiting_from):
             following = QuorumView(self.current.connections)
             for replica in {self._connections[member].replica for member in following.connections}:
@@ -148,7 +164,6 @@ class Replicas:
         ack = self._connections.pop(connection_id, None)
         if ack is None:
             return
-        self._counted_below = -math.inf
         for view in self._quorum_views:
             if connection_id not in view.connections:
                 continue
@@ -165,6 +180,10 @@ class Replicas:
     def copies(self, k: int) -> Watermark:
         """`current.copies(k)`."""
         return self.current.copies(k)
+
+    def marks(self) -> list[Watermark]:
+        """All marks that puts may wait for."""
+        return [mark for view in self._quorum_views for mark in view.marks()]
 
     def acknowledged_offset(self, k: int) -> int:
         """End of what `k` distinct replicas have acknowledged after their claims; 0 if fewer have.
@@ -210,55 +229,16 @@ class Replicas:
 
         `now_s` is the time now, of trio's clock.
         """
-        if (
-            now_s is None
-            or not self._counted_from <= end_offset < self._counted_below
-            or now_s >= self._counted_until_s
-        ):
-            self._count(end_offset, now_s)
-        return self._eligible
+        return len({ack.replica for ack in self._eligible(end_offset, now_s)})
 
     def in_sync_count(self, end_offset: int, now_s: float | None = None) -> int:
         """Number of distinct eligible replicas that have acknowledged what was sent to them."""
-        self._count(end_offset, now_s)
-        return self._in_sync
+        return len({ack.replica for ack in self._eligible(end_offset, now_s) if ack.has_acked})
 
-    def _count(self, end_offset: int, now_s: float | None) -> None:
-        """Count replicas for puts that end at `end_offset`, unless the last counts hold for them.
-
-        Every waiting put asks, so replicas are not counted for each.
-        """
+    def _eligible(self, end_offset: int, now_s: float | None) -> Iterator[_ConnectionAck]:
         if now_s is None:
             now_s = trio.current_time()
-        if self._counted_from <= end_offset < self._counted_below and now_s < self._counted_until_s:
-            return
-        eligible: set[str] = set()
-        in_sync: set[str] = set()
-        below: float = math.inf
-        until_s = math.inf
-        is_every_one_in_sync = True
-        # A replica that is not eligible now is not so for a later end either, before its next ack.
-        for one in self._connections.values():
-            if not self._is_eligible(one, end_offset, now_s):
-                is_every_one_in_sync = False
-                continue
-            eligible.add(one.replica)
-            if one.has_acked:
-                in_sync.add(one.replica)
-            else:
-                is_every_one_in_sync = False
-            if end_offset <= one.ack_offset:
-                below = min(below, one.ack_offset + 1)
-            else:
-                below = min(below, one.ack_offset + self._gap_bytes_max)
-                # Without a sample of unacknowledged bytes the first one will be of now or later.
-                oldest_s = one.lag_clock.oldest_s
-                due_s = now_s if oldest_s is None else max(oldest_s, one.acked_s)
-                until_s = min(until_s, due_s + self._unacked_s_max)
-        self._eligible, self._in_sync = len(eligible), len(in_sync)
-        self._is_every_one_in_sync = is_every_one_in_sync
-        self._counted_from, self._counted_below = end_offset, below
-        self._counted_until_s = until_s
+        return (ack for ack in self._connections.values() if self._is_eligible(ack, end_offset, now_s))
 
     def _is_eligible(self, ack: _ConnectionAck, end_offset: int, now_s: float) -> bool:
         lag_bytes = end_offset - ack.ack_offset

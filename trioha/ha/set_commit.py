@@ -27,14 +27,11 @@ from typing import Final
 import trio
 
 from trioha.broker_status import MemberStatus
-from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
+from trioha.ha.group_commit import Commit, GroupCommitSettings
 from trioha.ha.meter import LagClock
 from trioha.ha.replicas import UNACKED_S_MAX, Replicas
 from trioha.ha.sync_state_set import SyncStateSet
-from trioha.recording.events import EventSink
-from trioha.store.messages import AppendResult
-from trioha.store.put_status import PutStatus
-from trioha.watermark import ReplicatedWatermarks, Wait, Watermark
+from trioha.watermark import ReplicatedWatermarks, Watermark
 
 IDS_MAX: Final = 1024
 """Broker ids whose sent offsets are kept after their connections have ended."""
@@ -169,6 +166,10 @@ class SetReplicas(Replicas):
         """What `k` required replicas have reached, the master not counted; lowered if one goes."""
         return self._copies.copies(k)
 
+    def marks(self) -> list[Watermark]:
+        """All marks that puts may wait for, but `set.confirm`."""
+        return self._copies.marks()
+
     def held_offset(self, end_offset: int) -> int:
         """End of what each replica that may be elected holds."""
         return end_offset if self.set.is_alone else self.set.confirm.offset
@@ -186,61 +187,36 @@ class SetReplicas(Replicas):
         return self.set.size - 1
 
 
-class SetGroupCommit(GroupCommit):
-    """Group commit of a master in controller mode: see the module's docstring."""
+class SetQuorum:
+    """The copies that puts need of the sync-state set: see the module's docstring."""
 
-    def __init__(
-        self,
-        settings: GroupCommitSettings,
-        *,
-        replicas: SetReplicas,
-        flushed: Watermark,
-        sink: EventSink,
-        push: Callable[[int], bool] | None = None,
-        poll_acks: Callable[[Wait], None] | None = None,
-    ) -> None:
+    def __init__(self, settings: GroupCommitSettings, replicas: SetReplicas) -> None:
         """Of `settings`, `copies_needed` is inSyncReplicas less one, and `lowers_need` means nothing."""
-        super().__init__(
-            settings, replicas=replicas, flushed=flushed, sink=sink, push=push, poll_acks=poll_acks
-        )
+        self._settings = settings
+        self._replicas = replicas
         self._set = replicas.set
-        self._set_replicas = replicas
-        self.waits = self.waits or settings.all_in_sync
+        self.waits = settings.copies_needed > 0 or settings.all_in_sync
         if settings.all_in_sync and settings.copies_min:
             replicas.set.before_release = self._end_waits_below_min
 
     def _end_waits_below_min(self) -> None:
         if self._set.size - 1 < self._settings.copies_min:
-            self._replica_timeouts.end_now()
+            self._set.confirm.rewind(self._set.confirm.offset)
 
-    def replicated_offset(self, max_offset: int) -> int:  # noqa: ARG002
-        """The confirm offset."""
-        return self._set.confirm_offset
+    def in_sync_count(self, max_offset: int) -> int:
+        """As `Quorum`."""
+        return self._replicas.in_sync_count(max_offset)
 
-    def _begin_waits(
-        self, appended: AppendResult, request_id: int, started_s: float
-    ) -> tuple[PutStatus, Wait | None, Wait | None]:
-        settings = self._settings
-        start_offset = appended.physical_offset
-        end_offset = start_offset + appended.size
-        mark = None
-        if settings.all_in_sync:
-            need = len(self._set.required) - 1
-            if not self._set.is_alone:
-                # Also for replicas that join, which are not required yet.
-                mark = self._set.confirm
-        else:
-            need = settings.copies_needed
-            if need:
-                mark = self._set_replicas.copies(need)
-        if self._is_recorded:
-            self._record_begin(appended, request_id, need + 1)
-        copies = disk = None
-        if mark is not None:
-            self._mark = mark
-            copies = mark.wait_for(end_offset, start_offset=start_offset)
-            self._replica_timeouts.add(copies, started_s)
-        if settings.sync_flush:
-            disk = self._flushed.wait_for(end_offset)
-            self._disk_timeouts.add(disk, started_s)
-        return PutStatus.PUT_OK, copies, disk
+    def begin(self, end_offset: int, now_s: float) -> tuple[int, Watermark | None]:  # noqa: ARG002
+        """As `Quorum`. Replicas that join are waited for, too, although they are not required yet."""
+        if self._settings.all_in_sync:
+            return len(self._set.required) - 1, None if self._set.is_alone else self._set.confirm
+        need = self._settings.copies_needed
+        return need, self._replicas.copies(need) if need else None
+
+    def note(self, commit: Commit, now_s: float) -> None:
+        """As `Quorum`. Acks of an id count from its first report on, for all puts that wait."""
+
+    def marks(self) -> list[Watermark]:
+        """As `Quorum`."""
+        return [self._set.confirm, *self._replicas.marks()]

@@ -25,5 +25,3 @@ class HaSettings:
     transfer_batch_bytes_max: int = 0
     """trioha.haTransferBatchMax: longest body of a frame to a slave that lags; frames do not grow
     if it is below `transfer_batch_bytes`."""
-    busy_poll_s: float = 0.0
-    """trioha.haBusyPoll: how long each side may poll for the other's next bytes before it waits for them."""

@@ -181,17 +181,6 @@ class SlaveProgress:
             )
         return self._batch_bytes
 
-    def push_body_bytes(self, *, min_offset: int, max_offset: int, unacked_bytes_max: int) -> int:
-        """Longest body of a frame that need not wait for others; 0 if more than `unacked_bytes_max` of what
-        was sent is not acknowledged, or there is nothing to send."""
-        if (
-            min_offset <= self.sent_offset < max_offset
-            and self.sent_offset - self.ack_offset <= unacked_bytes_max
-            and self.is_open
-        ):
-            return self._settings.transfer_batch_bytes
-        return 0
-
     def sent(self, body_bytes: int) -> None:
         """The next `body_bytes` go out. Call this before the first of them leaves: an ack may be fast."""
         self.sent_offset += body_bytes

@@ -1,27 +1,37 @@
-"""Busy polling: polling a socket for a moment before waiting for it.
+"""Busy polling: looking for bytes for a moment before the node's thread sleeps.
 
 Theory of operation. A single waiting put takes about 100 us from append to ack if neither side sleeps, and
-twice that if each side has to be woken, mostly for waking a halted CPU. So a side that expects bytes within
-that time polls for them (as net.core.busy_poll of Linux does for devices). That blocks every other task of
-the thread, so polls are short, and only done where they pay.
+twice that if each side has to be woken, mostly for waking a halted CPU. So before trio's thread would sleep,
+it polls the sockets from which bytes may come soon (as net.core.busy_poll of Linux does for devices): those
+of slaves, of the master, of clients. No other work waits meanwhile: trio has found none.
 
-A poll pays if what it waits for comes before its end. Between two polls as many calls skip it as polls fail
-for each one that pays: one where every second poll pays, two where every third one does, and where none does
-as many as leave one call of `CALLS_PER_POLL_MAX` to notice that it pays again. The share of polls that pay is
-a moving average, over the last `POLLS_REMEMBERED` or so, and 1 at the start. While it is above a half no call
-skips: some failures are no reason to stop, since a side that does not poll makes the other's polls fail.
+A poll pays if bytes come before its end. Between two polls as many calls skip it as polls fail for each one
+that pays: one where every second poll pays, two where every third one does, and where none does as many as
+leave one call of `CALLS_PER_POLL_MAX` to notice that it pays again. The share of polls that pay is a moving
+average, over the last `POLLS_REMEMBERED` or so, and 1 at the start. While it is above a half no call skips:
+some failures are no reason to stop, since a side that does not poll makes the other's polls fail.
+
+What else may end a sleep, the end of a worker thread, is not seen before the end of a poll.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import selectors
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Protocol, runtime_checkable
+
+import trio
 
 from trioha.net.cpu_quota import cpu_quota
 
-POLLS_REMEMBERED = 8
-CALLS_PER_POLL_MAX = 256
+POLLS_REMEMBERED: Final = 8
+CALLS_PER_POLL_MAX: Final = 256
+_current: trio.lowlevel.RunVar[BusyPoll] = trio.lowlevel.RunVar("busy poll")
 
 
 def has_cores_to_spare() -> bool:
@@ -33,41 +43,93 @@ def has_cores_to_spare() -> bool:
     return min(cores, cpu_quota()) > 1
 
 
-class BusyPoll:
-    """Polls for a condition, at most `limit_s` seconds at a time."""
+@runtime_checkable
+class SocketHolder(Protocol):
+    """A stream over a socket."""
 
-    __slots__ = ("_clock", "_limit_s", "_share", "_to_skip", "took_s")
+    @property
+    def socket(self) -> socket.socket:
+        """The socket."""
+        ...
+
+
+class BusyPoll(trio.abc.Instrument):
+    """Polls before trio's thread sleeps, at most `limit_s` seconds at a time."""
 
     def __init__(self, limit_s: float, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._limit_s = limit_s
         self._clock = clock
+        self._sockets: selectors.BaseSelector | None = None
+        """Those to poll, while it is `used`."""
         self._share = 1.0
         """Share of polls that pay, at least one of `CALLS_PER_POLL_MAX`."""
         self._to_skip = 0
         """Calls left that skip the poll."""
-        self.took_s = 0.0
-        """How long the last successful poll took."""
 
-    def until(self, poll: Callable[[], bool]) -> bool:
-        """Call `poll` until it returns True, at most for the limit, or skip it. Returns whether it did."""
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Poll in this run of trio, for the sockets that are `polled`."""
+        with selectors.DefaultSelector() as sockets:
+            self._sockets = sockets
+            _current.set(self)
+            trio.lowlevel.add_instrument(self)
+            try:
+                yield
+            finally:
+                trio.lowlevel.remove_instrument(self)
+                self._sockets = None
+
+    def before_io_wait(self, timeout: float) -> None:
+        """As `trio.abc.Instrument`: trio would sleep so long, in s."""
+        sockets = self._sockets
+        if timeout > 0 and sockets is not None and sockets.get_map():
+            self.until(lambda: bool(sockets.select(0)), limit_s=timeout)
+
+    def until(self, poll: Callable[[], bool], *, limit_s: float = math.inf) -> None:
+        """Call `poll` until it returns True, at most for the limits, or skip it."""
         if self._to_skip:
             self._to_skip -= 1
-            return False
+            return
         clock = self._clock
-        start_s = clock()
-        end_s = start_s + self._limit_s
-        while (now_s := clock()) < end_s:
-            if poll():
-                self.took_s = now_s - start_s
-                self._note(pays=True)
-                return True
+        end_s = clock() + min(self._limit_s, limit_s)
+        pays = False
+        while not pays and clock() < end_s:
+            pays = poll()
             # Yields the core to other processes, above all to a peer on this machine.
             os.sched_yield()
-        self._note(pays=False)
-        return False
+        self._note(pays=pays)
 
     def _note(self, *, pays: bool) -> None:
         """Decide by the result of a poll how many calls skip the next one."""
         share = self._share + (pays - self._share) / POLLS_REMEMBERED
         self._share = share = max(share, 1 / CALLS_PER_POLL_MAX)
         self._to_skip = int(1 / share) - 1
+
+    def add(self, sock: socket.socket) -> None:
+        """Poll for its bytes, until `remove`."""
+        if self._sockets is not None:
+            self._sockets.register(sock, selectors.EVENT_READ)
+
+    def remove(self, sock: socket.socket) -> None:
+        """Poll for its bytes no more. Call it before the socket is closed."""
+        if self._sockets is not None:
+            self._sockets.unregister(sock)
+
+
+@contextmanager
+def polled(stream: trio.abc.Stream) -> Iterator[None]:
+    """Bytes of this stream may come soon: if this run of trio polls, it polls for them, too."""
+    try:
+        poll = _current.get()
+    except LookupError:
+        poll = None
+    while isinstance(stream, trio.SSLStream):
+        stream = stream.transport_stream
+    if poll is None or not isinstance(stream, SocketHolder):
+        yield
+        return
+    poll.add(stream.socket)
+    try:
+        yield
+    finally:
+        poll.remove(stream.socket)

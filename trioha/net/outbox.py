@@ -34,11 +34,6 @@ class Outbox:
         """Whether all bytes were handed to the stream."""
         return not self._chunks
 
-    @property
-    def sends_at_once(self) -> bool:
-        """Whether `put` would hand bytes to a socket at once."""
-        return self._transport is not None and not self._chunks
-
     def put(self, data: bytes | memoryview) -> None:
         """Send `data` after everything put before: at once as far as the socket accepts it, else by `flush`.
 

@@ -16,15 +16,11 @@ from typing import Final, Protocol, runtime_checkable
 import structlog
 import trio
 
-from trioha.net.busy_poll import BusyPoll
-
 log = structlog.get_logger(__name__)
 
 CALLS_PER_TURN = 16
 BYTES_PER_CALL = 64 * 1024
 """Each further part of so many bytes in one call counts as another call: it takes as long."""
-POLLED_S_PER_CALL = 100e-6
-"""Each further such time of polling counts as another call, since no other task runs meanwhile."""
 IN_STEP_BYTES_MAX = 33 * 1024
 """A slave that receives more at once than a frame of haTransferBatchSize catches up: no put waits for its
 next bytes, so it does not poll."""
@@ -51,10 +47,6 @@ class DirectStream(Protocol):
         """Whether bytes, the end of the stream or an error have arrived: receiving would not wait."""
         ...
 
-    def poll_readable(self, polls: BusyPoll) -> bool:
-        """Poll for bytes, the end of the stream or an error; whether they have arrived."""
-        ...
-
     async def wait_readable(self) -> None:
         """Return when bytes, the end of the stream or an error have arrived."""
         ...
@@ -75,10 +67,6 @@ class SocketTransport(trio.abc.HalfCloseableStream):
             log.debug("socket options refused", reason=error.strerror)
         self._socket = sock
         self._calls = 0
-        self.busy_poll: BusyPoll | None = None
-        """With it `receive_into` polls for bytes before it waits for them."""
-        self._received_bytes = 0
-        """Bytes of the last receive."""
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
 
@@ -94,6 +82,11 @@ class SocketTransport(trio.abc.HalfCloseableStream):
         except BaseException:
             sock.close()
             raise
+
+    @property
+    def socket(self) -> socket.socket:
+        """The socket, for waiting only."""
+        return self._socket
 
     @property
     def local_address(self) -> str | None:
@@ -175,16 +168,6 @@ class SocketTransport(trio.abc.HalfCloseableStream):
         """Whether bytes, the end of the stream or an error have arrived: receiving would not wait."""
         return bool(self._readable.poll(0))
 
-    def poll_readable(self, polls: BusyPoll) -> bool:
-        """Poll for bytes, the end of the stream or an error; whether they have arrived.
-
-        A long poll counts as several calls, since no other task runs meanwhile.
-        """
-        if not polls.until(self.is_readable):
-            return False
-        self._calls += int(polls.took_s / POLLED_S_PER_CALL)
-        return True
-
     def peek(self, max_bytes: int) -> bytes:
         """Received bytes, without consuming them; b"" if there are none, or after an error."""
         try:
@@ -193,13 +176,6 @@ class SocketTransport(trio.abc.HalfCloseableStream):
             # Nothing yet, or an error that the next receive reports.
             return b""
 
-    def consume(self, count: int) -> None:
-        """Discard the first `count` bytes that `peek` returned. Raises BrokenResourceError after an error."""
-        try:
-            self._socket.recv(count)
-        except OSError as error:
-            raise self._translated(error) from error
-
     async def receive_into(self, buffer: memoryview) -> int:
         """Receive some bytes into the start of `buffer`; returns how many, 0 at the end of the stream."""
         await self.checkpoint_if_due()
@@ -207,18 +183,10 @@ class SocketTransport(trio.abc.HalfCloseableStream):
             try:
                 received = self._socket.recv_into(buffer)
             except (BlockingIOError, InterruptedError):
-                polls = self.busy_poll
-                if (
-                    polls is not None
-                    and self._received_bytes <= IN_STEP_BYTES_MAX
-                    and self.poll_readable(polls)
-                ):
-                    continue
                 await self.wait_readable()
             except OSError as error:
                 raise self._translated(error) from error
             else:
-                self._received_bytes = received
                 self._calls += received // BYTES_PER_CALL
                 return received
 

@@ -24,7 +24,6 @@ from trioha.broker_status import BrokerSettings, BrokerStatus
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.config.update import ConfigFile
 from trioha.metadata.metadata_store import MetadataStore
-from trioha.net.busy_poll import has_cores_to_spare
 from trioha.node.admin_room import AdminRoom
 from trioha.node.budget import DescriptorBudget
 from trioha.node.consumer_room import ConsumerRoom
@@ -193,7 +192,6 @@ class BrokerRoom:
             runs = forms = None
             info.acl_refusals = lambda: control.refused
         server = RemotingServer(handler, limits=server_limits(config, budget), tls=security.tls)
-        server.after_turn = ha.group_commit.end_turn
         server.runs, server.forms = runs, forms
         server.pulls = None if forms is None else consumers.pulls
         consumers.attach(server)
@@ -236,12 +234,4 @@ def server_limits(config: BrokerConfig, budget: DescriptorBudget) -> ServerLimit
         in_flight_bytes_max=config.client_bytes_max // 2,
         frame_bytes_max=config.frame_bytes_max,
         idle_timeout_s=config.client_idle_timeout / 1000,
-        busy_poll_s=_client_busy_poll_s(config),
     )
-
-
-def _client_busy_poll_s(config: BrokerConfig) -> float:
-    """How long the broker polls for a request. A slave never does: its thread copies the log meanwhile."""
-    if config.broker_role is BrokerRole.SLAVE or not has_cores_to_spare():
-        return 0.0
-    return config.client_busy_poll / 1e6

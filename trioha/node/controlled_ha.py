@@ -23,8 +23,8 @@ from trioha.controller.role import Role
 from trioha.errors import ConfigError, RemoteProtocolError, TriohaError
 from trioha.ha.admission import AdmissionSettings
 from trioha.ha.autoswitch.master import AutoSwitchMaster, SetKeeper
-from trioha.ha.group_commit import GroupCommitSettings
-from trioha.ha.set_commit import SetGroupCommit, SetReplicas
+from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
+from trioha.ha.set_commit import SetQuorum, SetReplicas
 from trioha.ha.settings import HaSettings
 from trioha.ha.sync_state_set import SyncStateSet
 from trioha.net.tls import MutualTlsFiles, mutual_server_context
@@ -93,7 +93,7 @@ class ControlledHa:
 
     replicas: SetReplicas
     master: AutoSwitchMaster
-    group_commit: SetGroupCommit
+    group_commit: GroupCommit
     keeper: SetKeeper
     set: SyncStateSet
     control: Control
@@ -172,19 +172,13 @@ def build_controlled(
         connection_ids=connection_ids,
         is_master=is_master,
     )
-    group_commit = SetGroupCommit(
-        evolve(
-            commit,
-            copies_needed=config.in_sync_replicas - 1,
-            copies_min=config.min_in_sync_replicas - 1,
-            lowers_need=False,
-        ),
-        replicas=replicas,
-        flushed=log_.flushed,
-        sink=sink,
-        push=master.push,
-        poll_acks=master.poll_acks,
+    commit = evolve(
+        commit,
+        copies_needed=config.in_sync_replicas - 1,
+        copies_min=config.min_in_sync_replicas - 1,
+        lowers_need=False,
     )
+    group_commit = GroupCommit(commit, quorum=SetQuorum(commit, replicas), flushed=log_.flushed, sink=sink)
     if is_master:
 
         def handle_set() -> None:

@@ -18,11 +18,10 @@ from trioha.config.model import HaRole
 from trioha.errors import ConfigError
 from trioha.ha.admission import AdmissionSettings
 from trioha.ha.confirm_offset import ConfirmOffset
-from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
+from trioha.ha.group_commit import GroupCommit, GroupCommitSettings, SlaveQuorum
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.ha.settings import HaSettings
-from trioha.net.busy_poll import has_cores_to_spare
 from trioha.net.descriptors import Gate
 from trioha.net.tls import mutual_client_context, mutual_server_context
 from trioha.net.transport import SocketTransport
@@ -123,7 +122,6 @@ class HaRoom:
             transfer_batch_bytes_max=config.ha_transfer_batch_max,
             flow_bytes_per_s=config.max_ha_transfer_byte_in_second if config.ha_flow_control_enable else None,
             first_report_timeout_s=config.ha_first_report_timeout / 1000,
-            busy_poll_s=config.ha_busy_poll / 1e6 if has_cores_to_spare() else 0.0,
         )
         tls_files = mutual_tls_files(config)
         if control is not None:
@@ -146,14 +144,9 @@ class HaRoom:
             tls=mutual_server_context(tls_files) if tls_files is not None else None,
             connection_ids=connection_ids,
         )
-        group_commit = GroupCommit(
-            _commit_settings(config),
-            replicas=replicas,
-            flushed=commit_log.flushed,
-            sink=sink,
-            push=master.push,
-            poll_acks=master.poll_acks,
-        )
+        commit_settings = _commit_settings(config)
+        quorum = SlaveQuorum(commit_settings, replicas)
+        group_commit = GroupCommit(commit_settings, quorum=quorum, flushed=commit_log.flushed, sink=sink)
         slave = None
         endpoint = config.ha_master_endpoint
         location = MasterLocation(None if endpoint is None else Address(*endpoint))
@@ -168,7 +161,7 @@ class HaRoom:
                 check_master=check_master,
             )
             location.on_dial = slave.follow
-        confirm = _confirm_offset(config, store, group_commit)
+        confirm = _confirm_offset(config, store, quorum)
         if confirm is not None:
             replicas.on_acknowledged = confirm.update
         return cls(replicas, master, group_commit, slave, location, confirm)
@@ -229,7 +222,6 @@ class HaRoom:
         """Replicate until cancelled; started when slaves are served, which are accepted while `gate` is
         open."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.group_commit.run)
             if self.confirm is not None:
                 nursery.start_soon(self.confirm.run)
             if self.keep_set is not None:
@@ -268,15 +260,13 @@ def _commit_settings(config: BrokerConfig) -> GroupCommitSettings:
     )
 
 
-def _confirm_offset(
-    config: BrokerConfig, store: MessageStore, group_commit: GroupCommit
-) -> ConfirmOffset | None:
+def _confirm_offset(config: BrokerConfig, store: MessageStore, quorum: SlaveQuorum) -> ConfirmOffset | None:
     """That of a master whose consumers receive replicated messages only; kept in the store's checkpoint."""
     if not (config.consume_replicated_only and config.slave_acks_needed):
         return None
     commit_log = store.commit_log
     confirm = ConfirmOffset.restored(
-        lambda: group_commit.replicated_offset(commit_log.max_offset),
+        lambda: quorum.replicated_offset(commit_log.max_offset),
         lambda: commit_log.max_offset,
         checkpoint_offset=store.last_confirm_offset,
     )

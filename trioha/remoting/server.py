@@ -45,7 +45,6 @@ from trioha.remoting.opening import open_stream
 from trioha.remoting.pull_forms import PullForms
 from trioha.remoting.server_connection import ServerConnection
 from trioha.remoting.serving import (
-    AfterTurn,
     Handler,
     Peer,
     PullHandler,
@@ -90,8 +89,6 @@ class RemotingServer:
         """Set when a connection has ended."""
         self.on_closed: Callable[[Peer], None] | None = None
         """Called once for each connection after its end; must not block."""
-        self.after_turn: AfterTurn = lambda: None
-        """Called when the requests of a connection that came together were handled; see `AfterTurn`."""
         self.runs: RunHandler | None = None
         """Handles sends that come together; without it, the handler gets each."""
         self.pulls: PullHandler | None = None
@@ -255,7 +252,6 @@ class RemotingServer:
                 counters=self._counters,
                 border=self.border,
                 closures=self._closures,
-                after_turn=self.after_turn,
                 runs=self.runs,
                 pulls=self.pulls,
                 forms=self.forms,

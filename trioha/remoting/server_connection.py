@@ -2,22 +2,12 @@
 
 Theory of operation. A connection is one nursery with a reader and a single writer; each of them ends the
 connection with it. The reader cuts frames and calls the handler for each request, in the order of their
-arrival. A handler that knows its answer returns it; one that must wait returns a `Deferred`, or an awaitable,
-which gets a task of its own, so that a send that waits three seconds for a slave does not delay the request
-after it. Answers are written in any order, all that are ready in one send: by the reader at the end of its
-turn, as far as the socket accepts them at once, else by the writer. The writer also takes the results of the
-deferred answers that became ready since it ran last. Without the writer, at once, go the answer to the only
-request in flight, since no other one could go with it, and the messages for pulls that waited, all that come
-at the same moment together (`SendsTogether`).
-
-A request that comes alone and waits for slaves is answered within one turn of the reader: it encodes the
-answer that it expects while the slave works, lets other tasks run once, and then calls what `after_turn` has
-returned, which polls for the acks. If all requests are answered then, and no other connection has one in
-flight, it also polls for the next request of this one, at most `busy_poll_s`, before it waits for it: a
-client that sends one request at a time, or consumes a backlog, costs neither wake-ups nor turns of the
-scheduler between two of them. No other answer comes later for that, nor messages for a pull that waits, which
-is in flight, too. Polls become rare where they fail (`net.busy_poll`). Nothing is polled for after a one-way
-request: no client waits.
+arrival. A handler that knows its answer returns it; one that must wait returns an awaitable, which gets a
+task of its own, or, for sends, a `PendingAnswer`. Sends of one connection are stored in their order, and what
+they wait for moves forward: the first one is settled first. So one task waits for the oldest, and answers all
+that are settled then, in one send (`_answer_sends`); those that wait for something else (other copies, the
+disk) have another one. Answers are written in any order, all that are ready in one send: by the reader at the
+end of its turn, as far as the socket accepts them at once, else by the writer.
 
 What comes together and needs no command is handled without one: runs of sends by a `RunHandler`, and pulls of
 known forms, if there are messages for them, by a `PullHandler`.
@@ -38,16 +28,18 @@ peer would lose answers that it has not received yet.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Hashable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import trio
+from attrs import define
 
 from trioha.deferred import Deferred
 from trioha.errors import RemoteProtocolError, StoreError
 from trioha.net.border import ConnectionBorder
-from trioha.net.busy_poll import BusyPoll
+from trioha.net.busy_poll import polled
 from trioha.net.housekeeping import Housekeeping
 from trioha.net.transport import DirectStream, release, send_all_parts, send_now, send_parts_now
 from trioha.remoting.closures import ClosureLog
@@ -57,9 +49,9 @@ from trioha.remoting.command import BadRequestError, RemotingCommand, response_t
 from trioha.remoting.memory import ClientMemory
 from trioha.remoting.pull_forms import PullForms
 from trioha.remoting.serving import (
-    AfterTurn,
     Handler,
     Peer,
+    PendingAnswer,
     PullHandler,
     RunHandler,
     SendsTogether,
@@ -98,6 +90,16 @@ REMARK_CHARS_MAX: Final = 1000
 """Length of an exception's text in a remark."""
 
 
+@define(eq=False)
+class _PendingSend:
+    """A send, or a run of sends, that is stored and not answered."""
+
+    request: RemotingCommand | EncodedSends
+    cost_bytes: int
+    """Memory that it holds until then."""
+    answer: PendingAnswer
+
+
 class ServerConnection:
     """Serves one peer."""
 
@@ -112,7 +114,6 @@ class ServerConnection:
         counters: ServerStatistics,
         border: ConnectionBorder,
         closures: ClosureLog,
-        after_turn: AfterTurn = lambda: None,
         runs: RunHandler | None = None,
         pulls: PullHandler | None = None,
         forms: PullForms | None = None,
@@ -126,7 +127,6 @@ class ServerConnection:
         self._counters = counters
         self._border = border
         self._closures = closures
-        self._after_turn = after_turn
         self._runs = runs
         self._pulls = pulls
         self._together = together
@@ -152,20 +152,12 @@ class ServerConnection:
         """Bytes in the writer's current send."""
         self._less_in_flight: trio.Event | None = None
         """Set when answers were sent; None unless the reader waits for it."""
-        self._deferred: dict[Deferred[Any], tuple[RemotingCommand | EncodedSends, int]] = {}
-        """Deferred answers, with their requests and what these cost: a `RemotingCommand` to a command, all
-        frames to a run of sends."""
-        self._ready: list[Deferred[Any]] = []
+        self._deferred: dict[Deferred[RemotingCommand], tuple[RemotingCommand, int]] = {}
+        """Deferred answers, with their requests and what these cost."""
+        self._pending: dict[Hashable, deque[_PendingSend]] = {}
+        """Sends that wait, oldest first, by what they wait for. Each has a task."""
+        self._ready: list[Deferred[RemotingCommand]] = []
         """Those that are ready, and whose results were not taken yet."""
-        self._expected: tuple[RemotingCommand, bytes] | None = None
-        """The answer that the only request in flight will most likely get, and its frame without the body."""
-        self._busy_poll = BusyPoll(limits.busy_poll_s) if limits.busy_poll_s else None
-        self._is_answered = False
-        """Whether the last turn had one request, which was answered: the next one comes after that."""
-        self._requests_seen = 0
-        """Requests that the server had received at the end of the last turn."""
-        self._oneway_seen = 0
-        """One-way requests that it had handled then."""
         self._is_turn = False
         """Whether answers are put into the outbox by a task that sends it at the end of its turn."""
         self._is_sending = False
@@ -178,7 +170,7 @@ class ServerConnection:
         """Serve until either side ends the connection."""
         self._housekeeping = Housekeeping(idle_timeout_s=self._limits.idle_timeout_s)
         try:
-            with self._life:
+            with self._life, polled(self._stream):
                 async with trio.open_nursery() as handlers:
                     await self._housekeeping.run(partial(self._read, handlers), self._write)
                     handlers.cancel_scope.cancel()
@@ -255,7 +247,7 @@ class ServerConnection:
 
     async def _read_requests(self, handlers: trio.Nursery) -> None:
         decoder, account = self._decoder, self._account
-        handled = noted = 0
+        handled = 0
         while data := await self._receive():
             self._not_idle()
             decoder.feed(data)
@@ -265,7 +257,9 @@ class ServerConnection:
             while True:
                 # Of a run that was refused each send is handled by itself.
                 if not plain:
-                    done, plain = self._handle_together(REQUESTS_PER_TURN - handled % REQUESTS_PER_TURN)
+                    done, plain = self._handle_together(
+                        REQUESTS_PER_TURN - handled % REQUESTS_PER_TURN, handlers
+                    )
                     handled += done
                 if plain or not done:
                     command = decoder.next_command()
@@ -287,7 +281,6 @@ class ServerConnection:
                     if not (self._in_flight == 0 or self._has_room(cost_bytes)) or not account.try_to_hold(
                         more_bytes, is_only=self._in_flight == 0
                     ):
-                        self._after_turn()
                         self._end_turn()
                         await self._wait_for_room(more_bytes, cost_bytes)
                         self._is_turn = True
@@ -297,61 +290,17 @@ class ServerConnection:
                     self._end_turn()
                     self._is_turn = True
                 if handled % REQUESTS_PER_TURN == 0:
-                    self._after_turn()
                     self._end_turn()
                     await trio.lowlevel.checkpoint()
                     self._is_turn = True
             self._note_unfinished()
-            poll = self._after_turn()
             self._end_turn()
-            if poll is not None:
-                await self._poll_answer(poll)
-            self._note_answered(handled - noted)
-            noted = handled
-            if poll is None and self._may_poll():
-                # Other tasks first, before a poll for the next request: the client works meanwhile.
-                await trio.lowlevel.checkpoint()
         self._end(is_broken=False)
-
-    def _note_answered(self, requests: int) -> None:
-        """Note whether the `requests` of this turn are the server's only ones since the last turn, and all of
-        them were answered; one-way requests never are."""
-        counters = self._counters
-        self._is_answered = (
-            0 < requests == counters.requests - self._requests_seen
-            and counters.oneway_requests == self._oneway_seen
-            and not self._in_flight
-        )
-        self._requests_seen, self._oneway_seen = counters.requests, counters.oneway_requests
 
     def _end_frame(self) -> None:
         """The unfinished frame is complete: free its reserve, and stop its clock."""
         self._account.end_frame()
         self._reading.deadline = math.inf
-
-    async def _poll_answer(self, poll: Callable[[], None]) -> None:
-        """Do what can be done before the answer to the only request in flight comes, then `poll` for it."""
-        self._expect_answer()
-        await trio.lowlevel.checkpoint()
-        # Another request of this connection would wait until the poll is over.
-        if self._direct is None or not self._direct.is_readable():
-            poll()
-
-    def _may_poll(self) -> bool:
-        """Whether a poll for the next request would hold up no other one."""
-        return self._is_answered and self._busy_poll is not None and not self._counters.in_flight
-
-    def _expect_answer(self) -> None:
-        """Encode the answer that is expected, so that it can be sent at once when it comes."""
-        if len(self._deferred) != 1:
-            return
-        (deferred,) = self._deferred
-        try:
-            answer = deferred.expected()
-            if isinstance(answer, RemotingCommand):
-                self._expected = answer, encode_head(answer)
-        except Exception:  # noqa: BLE001 - `_done` meets it again, and reports it
-            self._expected = None
 
     async def _receive(self) -> bytes:
         """Received bytes, which are already in the account; none at the end of the stream."""
@@ -372,11 +321,6 @@ class ServerConnection:
                 account.change(len(data) - allowed_bytes)
             return data
         await direct.checkpoint_if_due()
-        if self._is_answered:
-            polls = self._busy_poll
-            if polls is None or not self._may_poll() or not direct.poll_readable(polls):
-                # To look for bytes at once would be in vain.
-                await direct.wait_readable()
         while True:
             allowed_bytes = account.readable_bytes(wanted_bytes)
             if not allowed_bytes:
@@ -486,13 +430,15 @@ class ServerConnection:
             answer = self._answer_to_error(command, error)
         if answer is None or isinstance(answer, RemotingCommand):
             self._done(command, cost_bytes, answer)
+        elif isinstance(answer, PendingAnswer):
+            self._answer_later(command, cost_bytes, answer, nursery)
         elif isinstance(answer, Deferred):
             self._deferred[answer] = command, cost_bytes
             answer.attach(self._answer_is_ready)
         else:
             nursery.start_soon(self._await_answer, command, cost_bytes, answer)
 
-    def _handle_together(self, sends_max: int) -> tuple[int, int]:
+    def _handle_together(self, sends_max: int, nursery: trio.Nursery) -> tuple[int, int]:
         """Handle what comes next and needs no command: a pull of a known form, or a run of sends.
 
         Returns how many requests that were, and how many sends of a run have to be handled each by itself.
@@ -504,7 +450,7 @@ class ServerConnection:
         run = self._decoder.sends(sends_max, shared=self._runs.shared_properties)
         if run is None:
             return 0, 0
-        plain = self._handle_run(run, self._runs)
+        plain = self._handle_run(run, self._runs, nursery)
         return (0, plain) if plain else (run.sends.count, 0)
 
     def _answer_pull(self, handler: PullHandler) -> bool:
@@ -564,7 +510,7 @@ class ServerConnection:
             self._outbox += parts
             self._has_slices = True
 
-    def _handle_run(self, run: SendRun, handler: RunHandler) -> int:
+    def _handle_run(self, run: SendRun, handler: RunHandler, nursery: trio.Nursery) -> int:
         """Handle a run of sends; returns how many of them have to be handled each by itself: none or all."""
         sends, account = run.sends, self._account
         more_bytes = sends.count * REQUEST_BYTES + (HEADER_FACTOR - 1) * run.header_bytes
@@ -593,9 +539,56 @@ class ServerConnection:
         if isinstance(answers, bytes):
             self._run_done(sends, cost_bytes, answers)
         else:
-            self._deferred[answers] = sends, cost_bytes
-            answers.attach(self._answer_is_ready)
+            self._answer_later(sends, cost_bytes, answers, nursery)
         return 0
+
+    def _answer_later(
+        self,
+        request: RemotingCommand | EncodedSends,
+        cost_bytes: int,
+        answer: PendingAnswer,
+        nursery: trio.Nursery,
+    ) -> None:
+        """Answer sends once they are settled, after those before them that wait for the same."""
+        send = _PendingSend(request, cost_bytes, answer)
+        before = self._pending.get(answer.marks)
+        if before is not None:
+            before.append(send)
+            return
+        self._pending[answer.marks] = sends = deque([send])
+        nursery.start_soon(self._answer_sends, answer.marks, sends)
+
+    async def _answer_sends(self, marks: Hashable, sends: deque[_PendingSend]) -> None:
+        """Wait for the oldest of the sends, and answer all that are settled then; until none is left."""
+        while sends:
+            await sends[0].answer.settled()
+            now_s = trio.current_time()
+            self._is_turn = True
+            while sends and sends[0].answer.is_settled(now_s):
+                self._answer_send(sends.popleft())
+            try:
+                self._end_turn()
+            except trio.BrokenResourceError:
+                # The reader or the writer finds the end of the stream, too.
+                self._end(is_broken=True)
+                self._outbox_filled.set()
+        del self._pending[marks]
+
+    def _answer_send(self, send: _PendingSend) -> None:
+        request, cost_bytes = send.request, send.cost_bytes
+        try:
+            answer = send.answer.answer()
+        except Exception as error:  # noqa: BLE001 - as in _handle
+            if isinstance(request, EncodedSends):
+                answer = self._answers_to_error(request, error)
+            else:
+                answer = self._answer_to_error(request, error)
+        if isinstance(request, EncodedSends):
+            assert isinstance(answer, bytes), "a run is answered with frames"
+            self._run_done(request, cost_bytes, answer)
+        else:
+            assert not isinstance(answer, bytes), "a request is answered with a response"
+            self._done(request, cost_bytes, answer)
 
     def _answers_to_error(self, sends: EncodedSends, error: Exception) -> bytes:
         """Answers to all sends of a run, b"" if they are one-way."""
@@ -612,7 +605,7 @@ class ServerConnection:
             answer = self._answer_to_error(command, error)
         self._done(command, cost_bytes, answer)
 
-    def _answer_is_ready(self, deferred: Deferred[Any]) -> None:
+    def _answer_is_ready(self, deferred: Deferred[RemotingCommand]) -> None:
         """A deferred answer is ready. Called amid the work of another task, or of the reader."""
         self._ready.append(deferred)
         if self._is_turn:
@@ -620,8 +613,7 @@ class ServerConnection:
         if self._direct is None or self._outbox or self._is_sending:
             self._outbox_filled.set()
             return
-        request, _ = self._deferred[deferred]
-        if self._in_flight == (request.count if isinstance(request, EncodedSends) else 1):
+        if self._in_flight == 1:
             self._send_ready()
         elif len(self._ready) == 1 and not self._together.add(self._send_ready):
             # The first one: it has the others sent, too.
@@ -646,13 +638,6 @@ class ServerConnection:
         ready, self._ready = self._ready, []
         for deferred in ready:
             request, cost_bytes = self._deferred.pop(deferred)
-            if isinstance(request, EncodedSends):
-                try:
-                    answers = deferred.result()
-                except Exception as error:  # noqa: BLE001 - as in _handle_run
-                    answers = self._answers_to_error(request, error)
-                self._run_done(request, cost_bytes, answers)
-                continue
             try:
                 answer = deferred.result()
             except Exception as error:  # noqa: BLE001 - as in _handle
@@ -678,9 +663,8 @@ class ServerConnection:
             self._counters.oneway_requests += command.is_oneway
             self._leave_flight(1, cost_bytes)
             return
-        expected, self._expected = self._expected, None
         try:
-            head = expected[1] if expected is not None and expected[0] is answer else encode_head(answer)
+            head = encode_head(answer)
             body, slices = answer.body, answer.slices
             answer_bytes = len(head) + (answer.body_bytes if slices else len(body))
         except Exception as error:  # noqa: BLE001 - an answer that no frame can hold is the handler's bug, too

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Protocol, TypeAlias
 
 from attrs import define, field, frozen
 from attrs.validators import ge
 
-from trioha.deferred import Deferred
 from trioha.remoting import compiled
 from trioha.remoting.address import Address
 from trioha.remoting.codec import FRAME_BYTES_MAX
@@ -45,9 +45,6 @@ class ServerLimits:
     """How long a connection waits for room in `total_bytes_max` before unfinished frames are dropped."""
     receive_bytes_max: int = field(default=64 * 1024, validator=ge(1))
     """Bytes of one read, which are handled before other connections are served."""
-    busy_poll_s: float = field(default=0.0, validator=ge(0))
-    """How long a connection that alone sends requests is polled for the next one once all were answered,
-    while no request of another one is in flight."""
 
     def __attrs_post_init__(self) -> None:
         if self.total_bytes_max < bytes_max_for(self.frame_bytes_max):
@@ -69,11 +66,33 @@ class Peer:
         return str(self.address)
 
 
-Handler: TypeAlias = Callable[
-    [RemotingCommand, Peer], "RemotingCommand | Awaitable[RemotingCommand | None] | None"
-]
-"""Handles a request. Returns the answer if it is known at once (cheapest), a `Deferred` of it, which needs no
-task, any other awaitable of it, or None for no answer, which is right for one-way requests only."""
+class PendingAnswer(ABC):
+    """The answer to sends that are stored and wait, for slaves or the disk."""
+
+    @property
+    @abstractmethod
+    def marks(self) -> Hashable:
+        """What it waits for. Of the answers of one connection with the same marks, that to the first sends is
+        settled first."""
+
+    @abstractmethod
+    async def settled(self) -> None:
+        """Wait until it may be given."""
+
+    @abstractmethod
+    def is_settled(self, now_s: float) -> bool:
+        """Whether it may be given at that time, of trio's clock."""
+
+    @abstractmethod
+    def answer(self) -> RemotingCommand | bytes:
+        """The response, of a run of sends the frames of all. Call it once, when it is settled."""
+
+
+Answer: TypeAlias = "RemotingCommand | PendingAnswer | Awaitable[RemotingCommand | None] | None"
+Handler: TypeAlias = Callable[[RemotingCommand, Peer], Answer]
+"""Handles a request. Returns the answer if it is known at once (cheapest), a `PendingAnswer` or a `Deferred`
+of it, which need no task, any other awaitable of it, or None for no answer, which is right for one-way
+requests only."""
 
 
 class RunHandler(Protocol):
@@ -82,10 +101,10 @@ class RunHandler(Protocol):
     shared_properties: bytes
     """Encoded properties that follow those of each send."""
 
-    def put(self, sends: EncodedSends, data: bytes, peer: Peer) -> bytes | Deferred[bytes] | None:
-        """The frames of all answers, or a `Deferred` of them; None, with nothing done, if the handler of
+    def put(self, sends: EncodedSends, data: bytes, peer: Peer) -> bytes | PendingAnswer | None:
+        """The frames of all answers, or a `PendingAnswer` of them; None, with nothing done, if the handler of
         requests is to handle each send. The frames of a one-way run are b"". Bodies are in `data`, which a
-        `Deferred` must not keep."""
+        `PendingAnswer` must not keep."""
         ...
 
 
@@ -132,12 +151,6 @@ class SendsTogether:
             return False
         self._sends.append(send)
         return True
-
-
-AfterTurn: TypeAlias = Callable[[], "Callable[[], None] | None"]
-"""Called when the requests of a connection that came together were handled. What it returns is called once
-the other tasks have run that are ready then, unless another request of the connection has come; it may block
-for a moment to let the answer come. Neither may raise."""
 
 
 @define

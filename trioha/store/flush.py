@@ -19,7 +19,6 @@ import trio
 from trioha.errors import StoreError
 from trioha.net.threads import run_in_thread
 from trioha.store.message_store import MessageStore
-from trioha.watermark import REWOUND
 
 UNFLUSHED_FILES: Final = 2
 """With ASYNC_FLUSH a sync starts before its time when the log has grown by so many files."""
@@ -72,8 +71,7 @@ class FlushService:
         """Put all bytes of the log on disk."""
         log = self._store.commit_log
         start_offset, end_offset = log.flushed.offset, log.max_offset
-        # Ends early if the log begins anew during the sync: the synced bytes are not in it then.
-        flushed = log.flushed.wait_for(end_offset)
+        rewinds = log.flushed.rewinds
         started_ns = time.monotonic_ns()
         try:
             with self._working() as on_step:
@@ -86,9 +84,8 @@ class FlushService:
                 offset=start_offset,
                 hint="nothing after this offset is promised to be on disk; check the disk before a restart",
             ) from error
-        finally:
-            flushed.end()
-        if flushed.result is REWOUND:
+        if log.flushed.rewinds != rewinds:
+            # The log was cut or begins anew: the synced bytes are not in it.
             return
         log.flushed.advance(end_offset)
         self._on_flushed(end_offset, time.monotonic_ns() - started_ns)

@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 
 import structlog
+import trio
 from attrs import Factory, evolve, frozen
 
 from trioha.errors import StoreError
@@ -51,7 +52,7 @@ from trioha.store.syncing import SyncWork, sync_directory
 from trioha.store.time_steps import LEAD_MS_MAX, TimeStep, load_time_steps, save_time_steps
 from trioha.store.topic_types import batch_topics
 from trioha.unwritten import CHECKPOINT, INDEX, QUEUE_LIST, TIME_STEPS, Unwritten
-from trioha.watermark import REACHED, Wait, Watermark
+from trioha.watermark import Watermark
 
 log = structlog.get_logger(__name__)
 
@@ -196,7 +197,7 @@ class MessageStore:
         """Why the last sync of the index failed; None if it did not. Set by worker threads."""
         self.on_cut: Callbacks[[]] = Callbacks()
         """Called after each cut, when the queues are cut, too."""
-        self._dispatch_wait: Wait | None = None
+        self._dispatch_wait = trio.CancelScope()
         """The dispatch service's last wait for something to dispatch."""
         self.confirm_offset: Callable[[], int] = _unknown
         """The confirm offset for the checkpoint, 0 if none is known; in controller mode that of the last
@@ -397,8 +398,7 @@ class MessageStore:
 
     def _end_dispatch_wait(self) -> None:
         """Let the dispatch service look again at what it has to wait for."""
-        if self._dispatch_wait is not None:
-            self._dispatch_wait.end()
+        self._dispatch_wait.cancel()
 
     async def more_to_dispatch(self, source: Watermark) -> bool:
         """Wait until `source` or the limit of dispatch moves beyond both its offset and the dispatcher's.
@@ -408,8 +408,9 @@ class MessageStore:
         """
         limit = self.dispatcher.limit
         lower = source if limit is None or limit.offset >= source.offset else limit
-        wait = self._dispatch_wait = lower.wait_for(max(lower.offset, self.dispatcher.position) + 1)
-        return await wait.wait() is REACHED
+        with trio.CancelScope() as self._dispatch_wait:
+            return await lower.reached(max(lower.offset, self.dispatcher.position) + 1)
+        return False
 
     def _dispatch_to_end(
         self, *, on_progress: Callable[[str, int, int], None], limit_s: float | None = None

@@ -19,8 +19,8 @@ from trioha.ha.autoswitch.frames import (
     encode_slave_report,
 )
 from trioha.ha.autoswitch.master import AutoSwitchMaster, SetKeeper
-from trioha.ha.group_commit import GroupCommitSettings
-from trioha.ha.set_commit import SetGroupCommit, SetReplicas
+from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
+from trioha.ha.set_commit import SetQuorum, SetReplicas
 from trioha.ha.sync_state_set import SyncStateSet
 from trioha.store.commit_log import CommitLog
 from trioha.store.epochs import EpochEntry, EpochTable
@@ -38,7 +38,7 @@ class Life:
     keeper: SetKeeper
     replicas: SetReplicas
     master: AutoSwitchMaster
-    commit: SetGroupCommit
+    commit: GroupCommit
     events: Events
 
     def append_epoch(self, epoch):
@@ -93,21 +93,16 @@ def begin_life(
         epochs=lambda: life.epochs,
         **options,
     )
-    commit = SetGroupCommit(
-        GroupCommitSettings(
-            copies_needed=in_sync_replicas - 1,
-            copies_min=min_in_sync_replicas - 1,
-            all_in_sync=all_ack,
-            slave_timeout_s=3.0,
-            sync_flush=sync_flush,
-            sync_flush_timeout_s=5.0,
-        ),
-        replicas=replicas,
-        flushed=log.flushed,
-        sink=events,
-        push=master.push,
-        poll_acks=master.poll_acks,
+    commit_settings = GroupCommitSettings(
+        copies_needed=in_sync_replicas - 1,
+        copies_min=min_in_sync_replicas - 1,
+        all_in_sync=all_ack,
+        slave_timeout_s=3.0,
+        sync_flush=sync_flush,
+        sync_flush_timeout_s=5.0,
     )
+    quorum = SetQuorum(commit_settings, replicas)
+    commit = GroupCommit(commit_settings, quorum=quorum, flushed=log.flushed, sink=events)
     life = Life(log, epochs, sync_state_set, keeper, replicas, master, commit, events)
     return life
 

@@ -7,11 +7,10 @@ import trio
 from attrs import evolve
 
 from tests.epochs import epoch_at
-from tests.ha.autoswitch.master_support import OWN, SlavePeer, begin_life, connected, table
+from tests.ha.autoswitch.master_support import OWN, begin_life, connected, table
 from tests.ha.autoswitch.support import recorded_frames
-from tests.ha.support import SETTINGS, listening, settled
+from tests.ha.support import SETTINGS, settled
 from tests.store.support import message, open_log
-from tests.waiting import until
 from trioha.controller.agent import SetDecision
 from trioha.ha.autoswitch.frames import (
     EPOCHS_MAX,
@@ -508,31 +507,6 @@ async def test_status_shows_members_as_in_sync(log):
 
 
 # -- over sockets ----------------------------------------------------------------------------------------
-
-
-async def test_a_slave_over_tcp_joins_and_its_acks_are_polled(log):
-    end = fill(log, 3000)
-    life = begin_life(log)
-    async with listening(life.master) as port, await trio.open_tcp_stream("127.0.0.1", port) as stream:
-        peer = SlavePeer(stream)
-        with trio.fail_after(60):
-            await peer.join(0)
-            while (await peer.next_frame())[0].offset + 32768 < end:
-                pass
-            await peer.report(end)
-            await until(lambda: life.set.open_proposal is not None)
-            life.accept()
-            # The connection's writer must wait before a put may be pushed past it.
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            stored = log.append(message())
-            life.master.push(0)
-            header, body = await peer.next_frame()
-            assert (header.offset, len(body)) == (end, stored.size)
-            await peer.report(stored.end_offset)
-            (connection,) = life.master._connections.values()
-            while life.set.confirm_offset < stored.end_offset:
-                connection.poll_acks()
-                await trio.lowlevel.checkpoint()
 
 
 async def test_a_table_that_is_not_ready_serves_no_bytes(log):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -382,11 +382,15 @@ class Broker:
         )
         log = self.log
         before = log.max_offset
-        outcome: PutResult | Awaitable[PutResult] = life.puts.put(message, wait_store_ok=True)
+        outcome = life.puts.put_and_wait(message)
         end = log.max_offset
         data = bytes_of(log, before, end)
         self.pending += 1
-        result = outcome if isinstance(outcome, PutResult) else await outcome
+        if isinstance(outcome, PutResult):
+            result = outcome
+        else:
+            await outcome.settled()
+            result = outcome.result()
         if not self.is_up:
             return result.status
         self.pending -= 1

@@ -16,16 +16,14 @@ from trioha.controller.agent import ControllerAgent
 from trioha.controller.protocol import MemberSet, RoleNotice
 from trioha.controller.role import MasterDecision, Outcome, Role, RoleTracker
 from trioha.ha.autoswitch.epoch_session import EpochSession
-from trioha.ha.set_commit import SetGroupCommit, SetReplicas
+from trioha.ha.set_commit import SetQuorum, SetReplicas
 from trioha.ha.sync_state_set import SyncStateSet
 from trioha.node import role_changes
 from trioha.store import message_store
 from trioha.store.lock import AbortFile
 from trioha.store.mapped_file import MappedFile
 from trioha.store.message_store import MessageStore
-from trioha.store.messages import AppendResult
-from trioha.store.put_status import PutStatus
-from trioha.watermark import Wait, Watermark
+from trioha.watermark import Watermark
 
 PLANTED: list[Defect] = []
 _plants = partial(plants, PLANTED)
@@ -231,18 +229,13 @@ def _unnoticed_power_loss() -> Iterator[None]:
 
 @_plants("a put is PUT_OK below the confirm offset")
 def ok_too_early() -> Iterator[None]:
-    real = SetGroupCommit._begin_waits
+    real = SetQuorum.begin
 
-    def begin_waits(
-        one: SetGroupCommit, appended: AppendResult, request_id: int, started_s: float
-    ) -> tuple[PutStatus, Wait | None, Wait | None]:
-        status, copies, disk = real(one, appended, request_id, started_s)
-        if copies is not None:
-            copies.end()
-            copies = Watermark(1).wait_for(1)
-        return status, copies, disk
+    def begin(one: SetQuorum, end_offset: int, now_s: float) -> tuple[int, Watermark | None]:
+        need, mark = real(one, end_offset, now_s)
+        return need, None if mark is None else Watermark(end_offset)
 
-    with patch.object(SetGroupCommit, "_begin_waits", begin_waits):
+    with patch.object(SetQuorum, "begin", begin):
         yield
 
 

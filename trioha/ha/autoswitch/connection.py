@@ -27,8 +27,6 @@ from trioha.errors import RemoteProtocolError
 from trioha.ha.autoswitch.epoch_progress import EpochProgress
 from trioha.ha.autoswitch.frames import (
     EPOCHS_MAX,
-    REPORT,
-    REPORT_BYTES,
     TRANSFER,
     TRANSFER_HEADER_BYTES,
     MasterHandshake,
@@ -96,23 +94,12 @@ class _SlaveReader(ReportDecoder):
         return report
 
 
-def _last_report(data: bytes) -> int | None:
-    """The last of one or more complete reports; None if `data` is anything else."""
-    if not data or len(data) % REPORT_BYTES:
-        return None
-    for at in range(0, len(data), REPORT_BYTES):
-        if data[at : at + 4] != _TRANSFER_STATE:
-            return None
-    return int(REPORT.unpack_from(data, len(data) - REPORT_BYTES)[1])
-
-
 class AutoSwitchConnection(HaConnection):
     """The master's side of one connection in controller mode. `run` is its whole life."""
 
     progress: EpochProgress
     _replicas: SetReplicas
     _header_bytes = TRANSFER_HEADER_BYTES
-    _last_report = staticmethod(_last_report)
 
     def __init__(
         self,

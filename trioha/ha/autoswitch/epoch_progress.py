@@ -104,16 +104,8 @@ class EpochProgress(SlaveProgress):
     def next_body_bytes(self, *, min_offset: int, max_offset: int) -> int:
         """As of `SlaveProgress`, within an epoch."""
         body_bytes = super().next_body_bytes(min_offset=min_offset, max_offset=max_offset)
-        return self._within_epoch(body_bytes) if body_bytes else 0
-
-    def push_body_bytes(self, *, min_offset: int, max_offset: int, unacked_bytes_max: int) -> int:
-        """As of `SlaveProgress`, within an epoch."""
-        body_bytes = super().push_body_bytes(
-            min_offset=min_offset, max_offset=max_offset, unacked_bytes_max=unacked_bytes_max
-        )
-        return self._within_epoch(body_bytes) if body_bytes else 0
-
-    def _within_epoch(self, body_bytes: int) -> int:
+        if not body_bytes:
+            return 0
         epoch = self.cursor.at(self.sent_offset)
         if epoch is None:
             self.end(CloseReason.NO_EPOCH)
