@@ -148,7 +148,7 @@ class Commit:
             await self.disk.settled()
 
     def statuses(self, *, is_over: bool) -> list[PutStatus] | None:
-        """The status of each put now; None if all are PUT_OK. `is_over`: copies that it needs do not count."""
+        """The status of each put now; None if all are PUT_OK. `is_over`: no copies count."""
         copies_offset = disk_offset = self.appended.end_offset
         if self.copies is not None:
             copies_offset = 0 if is_over else self.copies.offset()
