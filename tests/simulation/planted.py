@@ -109,8 +109,8 @@ def _unproven_replicas() -> Iterator[None]:
 def _ok_on_timeout() -> Iterator[None]:
     real = Commit.statuses
 
-    def statuses(commit: Commit) -> list[PutStatus] | None:
-        known = real(commit)
+    def statuses(commit: Commit, *, is_over: bool) -> list[PutStatus] | None:
+        known = real(commit, is_over=is_over)
         return None if known == [PutStatus.FLUSH_SLAVE_TIMEOUT] else known
 
     with patch.object(Commit, "statuses", statuses):

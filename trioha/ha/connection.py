@@ -3,10 +3,10 @@
 See docs/protocol/ha.md#masters-side, docs/protocol/ha.md#timers.
 
 Theory of operation. `SlaveProgress` has the rules and the offsets, `ConnectionMeter` measures. Here is the
-nursery (`Housekeeping`): a task that reads reports and a task that writes the log live and die together,
-within an idle timeout that every report moves on. The first of them to end the connection sets its
-`CloseReason`; then the other is cancelled, the socket is closed, and what the slave acknowledged is
-forgotten.
+nursery (`Housekeeping`): a task that reads reports, a task that writes the log, and a task that sends
+heartbeats live and die together, within an idle timeout that every report moves on. The first of them to end
+the connection sets its `CloseReason`; then the others are cancelled, the socket is closed, and what the slave
+acknowledged is forgotten.
 
 Until the first request with a possible offset the peer is unknown: nothing of it is recorded, logged or
 published. A connection that ends before is a probe, which the master counts.
@@ -20,7 +20,8 @@ of the scheduler have appended goes together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import structlog
 import trio
@@ -106,6 +107,8 @@ class HaConnection:
         if settings.flow_bytes_per_s is not None:
             self._flow = FlowControl(settings.flow_bytes_per_s, now_s=now_s)
         self._requested = trio.Event()
+        self._sent_s = now_s
+        """When the last frame was sent."""
         self._housekeeping = Housekeeping(
             idle_timeout_s=min(settings.housekeeping_interval_s, settings.first_report_timeout_s)
         )
@@ -144,7 +147,7 @@ class HaConnection:
         progress = self.progress
         try:
             with polled(self._stream):
-                await self._housekeeping.run(self._read_reports, self._write_log)
+                await self._housekeeping.run(self._read_reports, self._write_log, self._send_heartbeats)
             if self._housekeeping.is_expired:
                 self._expire()
         except Exception:
@@ -299,32 +302,43 @@ class HaConnection:
 
     async def _write_log(self) -> None:
         progress = self.progress
-        try:
-            await self._requested.wait()
-            appended = self._log.appended
-            while True:
+        await self._requested.wait()
+        appended = self._log.appended
+        with self._ended_by_errors():
+            while progress.is_open:
                 frames = 0
                 while appended.offset > progress.sent_offset and progress.is_open:
                     await self._send_next_frame()
                     frames += 1
                     if frames % FRAMES_PER_TURN == 0:
                         await trio.lowlevel.checkpoint()
-                if not progress.is_open:
-                    break
-                if not self._outbox.is_empty:
-                    await self._outbox.flush()
-                    continue
-                with trio.move_on_after(self._settings.heartbeat_interval_s) as quiet:
-                    await appended.reached(progress.sent_offset + 1)
-                if quiet.cancelled_caught:
+                await self._outbox.flush()
+                await appended.reached(progress.sent_offset + 1)
+
+    async def _send_heartbeats(self) -> None:
+        """Send one where nothing else was sent for haSendHeartbeatInterval."""
+        await self._requested.wait()
+        self._sent_s = trio.current_time()
+        with self._ended_by_errors():
+            while self.progress.is_open:
+                due_s = self._sent_s + self._settings.heartbeat_interval_s
+                if trio.current_time() < due_s:
+                    await trio.sleep_until(due_s)
+                else:
                     await self._send_heartbeat()
+
+    @contextmanager
+    def _ended_by_errors(self) -> Iterator[None]:
+        """What ends sending ends the connection."""
+        try:
+            yield
         except trio.BrokenResourceError:
-            progress.end(CloseReason.IO_ERROR)
+            self.progress.end(CloseReason.IO_ERROR)
         except StoreError:
             self._end_unreadable()
         except trio.TooSlowError:
             # The slave still reports, but does not read: as good as silent.
-            progress.end(CloseReason.HOUSEKEEPING)
+            self.progress.end(CloseReason.HOUSEKEEPING)
 
     def _end_unreadable(self) -> None:
         """The disk does not give the slave's next bytes; the log has reported the place."""
@@ -365,7 +379,8 @@ class HaConnection:
         offset = progress.sent_offset
         with self._log.read(offset, body_bytes_max) as body:
             body_bytes = len(body)
-            self._meter.frame_sent(offset + body_bytes, body_bytes, max_offset, trio.current_time())
+            self._sent_s = trio.current_time()
+            self._meter.frame_sent(offset + body_bytes, body_bytes, max_offset, self._sent_s)
             progress.sent(body_bytes)
             self._sink.emit(_TRANSFER, conn=self._id, offset=offset, aux=max_offset, size=body_bytes)
             if self._flow is not None:
@@ -380,6 +395,7 @@ class HaConnection:
 
     async def _send_heartbeat(self) -> None:
         sent_offset = self.progress.sent_offset
+        self._sent_s = trio.current_time()
         self._sink.emit(
             Kind.HEARTBEAT,
             conn=self._id,

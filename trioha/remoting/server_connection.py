@@ -34,7 +34,7 @@ from functools import partial
 from typing import Final
 
 import trio
-from attrs import define
+from attrs import define, field
 
 from trioha.deferred import Deferred
 from trioha.errors import RemoteProtocolError, StoreError
@@ -100,6 +100,16 @@ class _PendingSend:
     answer: PendingAnswer
 
 
+@define(eq=False)
+class _Lane:
+    """Sends that wait for the same marks: the first one is settled first. Each lane has a task."""
+
+    marks: Hashable
+    sends: deque[_PendingSend] = field(factory=deque)
+    """Oldest first."""
+    filled: trio.Event = field(factory=trio.Event)
+
+
 class ServerConnection:
     """Serves one peer."""
 
@@ -154,8 +164,8 @@ class ServerConnection:
         """Set when answers were sent; None unless the reader waits for it."""
         self._deferred: dict[Deferred[RemotingCommand], tuple[RemotingCommand, int]] = {}
         """Deferred answers, with their requests and what these cost."""
-        self._pending: dict[Hashable, deque[_PendingSend]] = {}
-        """Sends that wait, oldest first, by what they wait for. Each has a task."""
+        self._lanes: dict[Hashable, _Lane] = {}
+        """Sends that wait, by what they wait for; the newest lane last."""
         self._ready: list[Deferred[RemotingCommand]] = []
         """Those that are ready, and whose results were not taken yet."""
         self._is_turn = False
@@ -550,17 +560,26 @@ class ServerConnection:
         nursery: trio.Nursery,
     ) -> None:
         """Answer sends once they are settled, after those before them that wait for the same."""
-        send = _PendingSend(request, cost_bytes, answer)
-        before = self._pending.get(answer.marks)
-        if before is not None:
-            before.append(send)
-            return
-        self._pending[answer.marks] = sends = deque([send])
-        nursery.start_soon(self._answer_sends, answer.marks, sends)
+        lane = self._lanes.get(answer.marks)
+        if lane is None:
+            for idle in self._lanes.values():
+                idle.filled.set()
+            lane = self._lanes[answer.marks] = _Lane(answer.marks)
+            nursery.start_soon(self._answer_sends, lane)
+        lane.sends.append(_PendingSend(request, cost_bytes, answer))
+        lane.filled.set()
 
-    async def _answer_sends(self, marks: Hashable, sends: deque[_PendingSend]) -> None:
-        """Wait for the oldest of the sends, and answer all that are settled then; until none is left."""
-        while sends:
+    async def _answer_sends(self, lane: _Lane) -> None:
+        """Wait for the oldest of the sends, and answer all that are settled then.
+
+        With none left it waits for the next one, unless sends wait for something else now.
+        """
+        sends = lane.sends
+        while sends or lane is next(reversed(self._lanes.values())):
+            if not sends:
+                lane.filled = trio.Event()
+                await lane.filled.wait()
+                continue
             await sends[0].answer.settled()
             now_s = trio.current_time()
             self._is_turn = True
@@ -572,7 +591,7 @@ class ServerConnection:
                 # The reader or the writer finds the end of the stream, too.
                 self._end(is_broken=True)
                 self._outbox_filled.set()
-        del self._pending[marks]
+        del self._lanes[lane.marks]
 
     def _answer_send(self, send: _PendingSend) -> None:
         request, cost_bytes = send.request, send.cost_bytes
