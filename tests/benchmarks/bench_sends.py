@@ -18,7 +18,7 @@ beforehand, so that the pair and not its load is the limit. Each tree, compiled 
 Python, and this tree with each setting of `--with`, has a pair of its own, and the pairs work in turn. In the
 value of a setting `{}` is a new folder: `--with trioha.recordDir={} --works flood` shows what recording
 costs. The figures are user and system time of master and slave for each request; those of the clock depend
-on other load. `--poll` leaves on busy polling (`trioha.haBusyPoll`, `trioha.clientBusyPoll`), which hides CPU
+on other load. `--poll` leaves on busy polling (`trioha.busyPoll`), which hides CPU
 time.
 """
 
@@ -100,6 +100,13 @@ class Round:
     p50_us: float
 
 
+def _poll_keys(tree: Path) -> list[str]:
+    """The keys for busy polling that this tree has: an older one has two."""
+    known = (tree / "trioha/config/model.py").read_text()
+    keys = ["trioha.busyPoll", "trioha.haBusyPoll", "trioha.clientBusyPoll"]
+    return [key for key in keys if f'"{key}"' in known]
+
+
 def start_pair(running: ExitStack, folder: Path, variant: Variant, *, poll: bool = False) -> Pair:
     """A SYNC pair whose slave has connected."""
     python = variant.tree / ".venv/bin/python"
@@ -110,7 +117,7 @@ def start_pair(running: ExitStack, folder: Path, variant: Variant, *, poll: bool
     ]  # fmt: skip
     settings: dict[str, object] = dict(SETTINGS)
     if not poll:
-        settings |= {"trioha.haBusyPoll": 0, "trioha.clientBusyPoll": 0}
+        settings |= dict.fromkeys(_poll_keys(variant.tree), 0)
 
     def start(role: str, **more: object) -> TriohaNode:
         own = {

@@ -5,7 +5,7 @@ import pytest
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.config.model import client_bytes_needed
 from trioha.errors import ConfigError
-from trioha.node import broker_room, budget
+from trioha.node import budget
 from trioha.node.broker_room import server_limits
 from trioha.node.budget import DescriptorBudget, descriptor_budget
 from trioha.remoting.memory import bytes_max_for
@@ -136,18 +136,3 @@ def test_the_server_has_the_limits_of_the_configuration(monkeypatch, max_message
     assert limits.total_bytes_max == config.client_bytes_max
     # The least that the configuration accepts is what the server needs.
     assert client_bytes_needed(config.frame_bytes_max) == bytes_max_for(config.frame_bytes_max)
-
-
-@pytest.mark.parametrize(
-    ("role", "has_cores", "busy_poll_s"),
-    [
-        (BrokerRole.SYNC_MASTER, True, 60e-6),
-        (BrokerRole.ASYNC_MASTER, True, 60e-6),
-        (BrokerRole.SYNC_MASTER, False, 0.0),
-        (BrokerRole.SLAVE, True, 0.0),
-    ],
-)
-def test_only_a_master_with_cores_to_spare_polls_for_requests(monkeypatch, role, has_cores, busy_poll_s):
-    monkeypatch.setattr(broker_room, "has_cores_to_spare", lambda: has_cores)
-    config = BrokerConfig(broker_role=role, client_busy_poll=60)
-    assert server_limits(config, divided(monkeypatch, 300)).busy_poll_s == pytest.approx(busy_poll_s)

@@ -33,8 +33,6 @@ from trioha.client.messages import received_messages
 from trioha.client.route import MessageQueue
 from trioha.errors import TriohaError
 from trioha.ha.frames import encode_report
-from trioha.net.tls import ServerTls
-from trioha.node import broker_room
 from trioha.node.hang_watch import Work
 from trioha.recording.invariants import Severity, judge_session
 from trioha.recording.reader import open_session
@@ -42,7 +40,7 @@ from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, request
 from trioha.remoting.send_message import put_status_name
-from trioha.remoting.server import Handler, RemotingServer, ServerLimits
+from trioha.remoting.server import RemotingServer
 from trioha.remoting.status_reader import fetch_status
 from trioha.store.flush import FlushService
 from trioha.store.message_store import MessageStore
@@ -333,22 +331,6 @@ async def test_delivery_transactions_and_copies_of_metadata_come_and_go_with_the
         await node.change(ASYNC_MASTER)
         assert (await node.status()).metadata is None
         assert running == of_a_master
-
-
-async def test_requests_are_polled_for_only_while_the_node_is_a_master(tmp_path, monkeypatch):
-    polls_s: list[float] = []
-
-    class Server(RemotingServer):
-        def __init__(self, handler: Handler, *, limits: ServerLimits, tls: ServerTls | None) -> None:
-            polls_s.append(limits.busy_poll_s)
-            super().__init__(handler, limits=limits, tls=tls)
-
-    monkeypatch.setattr(broker_room, "RemotingServer", Server)
-    monkeypatch.setattr(broker_room, "has_cores_to_spare", lambda: True)
-    async with role_node(tmp_path / "a", ASYNC_MASTER, **{"trioha.clientBusyPoll": 60}) as node:
-        await node.change(slave_of())
-        await node.change(SYNC_MASTER)
-    assert polls_s == [60e-6, 0.0, 60e-6]
 
 
 PROGRAM = """

@@ -550,13 +550,9 @@ class BrokerConfig:
     )
     """Largest body of one frame to a slave with lag, bytes; frames shrink again when it has caught up."""
 
-    ha_busy_poll: int = _setting("trioha.haBusyPoll", values.integer(low=0, high=1000), default=800)
-    """How long a node may poll for its peer's next bytes before it sleeps, microseconds; 0 for not at all, as
-    with one core, of the machine or by the CPU quota of a container."""
-
-    client_busy_poll: int = _setting("trioha.clientBusyPoll", values.integer(low=0, high=1000), default=200)
-    """How long a broker may poll for the next request of the only client that sends, once all of its requests
-    were answered, before it sleeps, microseconds; 0 for not at all, as with one core and on a slave."""
+    busy_poll: int = _setting("trioha.busyPoll", values.integer(low=0, high=1000), default=800)
+    """How long a node may poll for the next bytes of slaves, master and clients before it sleeps,
+    microseconds; 0 for not at all, as with one core, of the machine or by the CPU quota of a container."""
 
     ha_start_from: StartFrom | int | None = _setting(
         "trioha.haStartFrom", values.one_of_or_integer(StartFrom, low=0, high=LONG_MAX), default=None

@@ -22,7 +22,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final, Protocol, runtime_checkable
 
 import trio
@@ -114,6 +114,12 @@ class BusyPoll(trio.abc.Instrument):
         """Poll for its bytes no more. Call it before the socket is closed."""
         if self._sockets is not None:
             self._sockets.unregister(sock)
+
+
+def busy_polling(limit_s: float) -> AbstractContextManager[None]:
+    """Poll in this run of trio, at most `limit_s` seconds at a time; not at all for 0, and without cores to
+    spare."""
+    return BusyPoll(limit_s).used() if limit_s and has_cores_to_spare() else nullcontext()
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
 from pathlib import Path
 from traceback import extract_tb
 from typing import Final
@@ -17,7 +16,7 @@ from trioha.config.broker import LoadedConfig, LogFormat, load_config
 from trioha.config.update import ConfigFile
 from trioha.errors import TriohaError, leaves_of
 from trioha.net.border import is_shortage
-from trioha.net.busy_poll import BusyPoll, has_cores_to_spare
+from trioha.net.busy_poll import busy_polling
 from trioha.net.descriptors import raise_descriptor_limit
 from trioha.node.logs import configure_logs
 from trioha.node.node import Ready, run_node
@@ -53,8 +52,7 @@ def run_process(config: Path, settings: tuple[str, ...] = (), *, with_namesrv: b
 async def _run(loaded: LoadedConfig, file: ConfigFile) -> int:
     """Run the node until a signal stops it; returns exit code 0."""
     stopping = trio.Event()
-    limit_s = loaded.config.ha_busy_poll / 1e6 if has_cores_to_spare() else 0.0
-    polling = BusyPoll(limit_s).used() if limit_s else nullcontext()
+    polling = busy_polling(loaded.config.busy_poll / 1e6)
     with polling, trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             stop = _Stop(stopping, nursery.cancel_scope)

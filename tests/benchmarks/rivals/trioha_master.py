@@ -23,7 +23,7 @@ from trioha.config.model import BrokerConfig
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.ha.settings import HaSettings
-from trioha.net.busy_poll import has_cores_to_spare
+from trioha.net.busy_poll import busy_polling
 from trioha.node.logs import configure_logs
 from trioha.recording.events import NoSink
 from trioha.store.allocate import allocate_ahead
@@ -34,7 +34,7 @@ from trioha.store.messages import Message
 from trioha.store.record import Host
 
 APPENDS_PER_TURN = 500
-BUSY_POLL_S = fields(BrokerConfig).ha_busy_poll.default / 1e6
+BUSY_POLL_S = fields(BrokerConfig).busy_poll.default / 1e6
 
 
 @frozen
@@ -107,7 +107,6 @@ async def open_master(root: Path, *, file_bytes: int) -> AsyncIterator[Master]:
                 housekeeping_interval_s=60.0,
                 transfer_batch_bytes=32768,
                 transfer_batch_bytes_max=1 << 20,
-                busy_poll_s=BUSY_POLL_S if has_cores_to_spare() else 0.0,
             ),
             sink=NoSink(),
         )
@@ -182,8 +181,9 @@ async def main() -> None:
     # As `trioha node` does: collections do not visit what was imported.
     gc.freeze()
     configure_logs(as_json=False)
-    while (command := await next_command()) is not None:
-        await serve(command)
+    with busy_polling(BUSY_POLL_S):
+        while (command := await next_command()) is not None:
+            await serve(command)
 
 
 if __name__ == "__main__":
