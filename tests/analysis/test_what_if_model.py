@@ -6,7 +6,7 @@ from attrs import evolve
 
 from tests.analysis.pairs import CONN, RECORD_BYTES, closed_loop, open_loop, write_pair
 from tests.recording.sessions import Event, pack, slave_events, write_session
-from trioha.config.model import AckMode
+from trioha.config.keys.ha import AckMode
 from trioha.recording.events import Kind, PutStatus
 from trioha.recording.reader import open_session
 from trioha.recording.records import record_dtype

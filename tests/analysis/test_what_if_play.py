@@ -6,7 +6,9 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trioha.config.model import AckMode, BrokerRole, FlushDiskType
+from trioha.config.broker import BrokerRole
+from trioha.config.keys.ha import AckMode
+from trioha.config.keys.store import FlushDiskType
 from trioha.errors import ConfigError
 from trioha.recording.events import PutStatus
 from trioha_analysis.whatif.figures import figures

@@ -102,9 +102,9 @@ class Round:
 
 def _poll_keys(tree: Path) -> list[str]:
     """The keys for busy polling that this tree has: an older one has two."""
-    known = (tree / "trioha/config/model.py").read_text()
+    known = "".join(path.read_text() for path in (tree / "trioha/config").rglob("*.py"))
     keys = ["trioha.busyPoll", "trioha.haBusyPoll", "trioha.clientBusyPoll"]
-    return [key for key in keys if f'"{key}"' in known]
+    return [key for key in keys if f'"{key}",' in known]
 
 
 def start_pair(running: ExitStack, folder: Path, variant: Variant, *, poll: bool = False) -> Pair:

@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.benchmarks.rivals.even_link import EvenLink, round_trip_s
 from tests.node_process import TriohaNode
-from trioha.config.model import AckMode
+from trioha.config.keys.ha import AckMode
 from trioha.recording.records import read_records
 from trioha_analysis.whatif.model import Answer, Model, find_model_sessions, model_of, predict
 from trioha_analysis.whatif.scenario import Point

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from tests.broker.test_metadata_processor import processor
 from tests.metadata.test_replica import replica, store
 from trioha.broker.metadata_sync import CODES, OF_5X, PAGE_ENTRIES, MasterAddress, MetadataSync
-from trioha.config.model import OffsetRegression
+from trioha.config.keys.metadata import OffsetRegression
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.replica import CopiedTable
 from trioha.metadata.topics import TopicConfig

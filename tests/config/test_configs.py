@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trioha.config.broker import BrokerConfig, BrokerRole, load_config
+from trioha.config.broker import BrokerConfig, BrokerRole
+from trioha.config.loading import load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(CONFIGS.rglob("*.conf"))

@@ -2,7 +2,8 @@
 
 import pytest
 
-from trioha.config.broker import BrokerConfig, load_config
+from trioha.config.broker import BrokerConfig
+from trioha.config.loading import load_config
 from trioha.config.update import ConfigFile, RefusedChange, config_text, plan_change
 from trioha.errors import ConfigError
 

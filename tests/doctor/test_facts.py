@@ -3,7 +3,7 @@
 import pytest
 
 from tests.remoting.recorded import answers
-from trioha.config.broker import InvalidConfig, LoadedConfig
+from trioha.config.loading import InvalidConfig, LoadedConfig
 from trioha.doctor.collector import clock_reading
 from trioha.doctor.conf_files import conf_facts
 from trioha.doctor.findings import Finding, Severity

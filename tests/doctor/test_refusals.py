@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.config.test_broker import REFUSED, cases
-from trioha.config import broker
-from trioha.config.model import broker_settings
+from trioha.config import checks
+from trioha.config.broker import SETTINGS
 from trioha.doctor.conf_files import conf_facts, read_conf
 from trioha.doctor.diagnosis import diagnose
 from trioha.doctor.facts import Facts
@@ -35,16 +35,24 @@ def test_what_a_node_refuses_in_a_file_is_a_finding_whoever_the_file_is_for(text
 
 
 def test_the_refusals_above_are_those_of_all_settings_that_are_checked_together():
-    tree = ast.parse(Path(broker.__file__).read_text())
-    checked = {
-        call.args[0].value
-        for call in ast.walk(tree)
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "self._problem"
-        if isinstance(call.args[0], ast.Constant)
+    tree = ast.parse(Path(checks.__file__).read_text())
+    named = {
+        node.targets[0].id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
-    settings = broker_settings()
+    checked = set()
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "Contradiction":
+            attributes = call.args[0]
+            if isinstance(attributes, ast.Name):
+                attributes = named[attributes.id]
+            assert isinstance(attributes, ast.Tuple)
+            if isinstance(attributes.elts[0], ast.Constant):
+                checked.add(attributes.elts[0].value)
+    assert len(checked) > 15
     said = " ".join(refusal for _, refusal in ALL)
-    assert {name for name in checked if f" {settings[name].key}: " not in said} == set()
+    assert {name for name in checked if f" {SETTINGS[name].key}: " not in said} == set()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from trio.testing import lockstep_stream_pair, memory_stream_pair
 
 from tests.ha.support import SETTINGS, connected, make_master, make_slave, settled
 from tests.store.support import log_bytes, message, open_log
-from trioha.config.model import GapPolicy, StartFrom
+from trioha.config.keys.ha import GapPolicy, StartFrom
 from trioha.ha.frames import HEADER, HEADER_BYTES
 from trioha.ha.replication_session import ReplicationSettings
 from trioha.recording.events import CloseReason, Kind

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.descriptors import resources_closed
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log
 from tests.store.test_kernel import needs_kernel
-from trioha.config.model import StartFrom
+from trioha.config.keys.ha import StartFrom
 from trioha.ha.frames import FrameHeader
 from trioha.ha.replication_session import ReplicationError, ReplicationSession, ReplicationSettings
 from trioha.recording.events import CloseReason

@@ -8,7 +8,7 @@ import trio
 
 from tests.ha.support import Dialer, Events, connected, make_master, make_slave, running, settled
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log
-from trioha.config.model import AckMode, GapPolicy
+from trioha.config.keys.ha import AckMode, GapPolicy
 from trioha.ha.frames import HEADER
 from trioha.ha.replication_session import ReplicationSettings
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent

@@ -12,7 +12,7 @@ import trioha.ha.master_connection as connection_module
 from tests.descriptors import close_after_test
 from tests.ha.support import Dialer, Events, make_master, make_slave, running, settled
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log
-from trioha.config.model import AckMode, StartFrom
+from trioha.config.keys.ha import AckMode, StartFrom
 from trioha.errors import StoreError
 from trioha.ha.frames import TransferDecoder
 from trioha.ha.master_connection import LinkVerdict, MasterConnection

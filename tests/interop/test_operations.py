@@ -29,7 +29,7 @@ from tests.ports import free_port
 from tests.processes import DIE_WITH_PARENT, environment_of_ours
 from tests.terminals import read_until, terminal
 from tests.waiting import wait_until
-from trioha.config.model import local_address
+from trioha.config.broker import local_address
 
 pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.remoting.recorded import answers
-from trioha.config.model import OffsetRegression
+from trioha.config.keys.metadata import OffsetRegression
 from trioha.errors import RemoteProtocolError
 from trioha.metadata.data_version import DataVersion
 from trioha.metadata.documents import TimerCheckPoint

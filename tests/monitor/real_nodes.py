@@ -8,7 +8,8 @@ from pathlib import Path
 
 import trio
 
-from trioha.config.broker import BrokerConfig, load_config
+from trioha.config.broker import BrokerConfig
+from trioha.config.loading import load_config
 from trioha.node.node import Ready, run_node
 from trioha.remoting.client import open_client
 from trioha.remoting.send_message import SendMessageRequestHeader, put_status_name, send_request

@@ -15,7 +15,7 @@ from tests.levels import by_level
 from tests.mutations.mutate import mutants, pieces
 from tests.remoting.recorded import STREAMS, frames, header_of
 from tests.store.support import STORES
-from trioha.config.broker import LoadedConfig, load_config
+from trioha.config.loading import LoadedConfig, load_config
 from trioha.config.properties_file import PropertiesDocument
 from trioha.errors import ConfigError, RemoteProtocolError
 from trioha.ha.frames import (

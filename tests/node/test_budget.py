@@ -3,7 +3,7 @@
 import pytest
 
 from trioha.config.broker import BrokerConfig, BrokerRole
-from trioha.config.model import client_bytes_needed
+from trioha.config.keys.server import client_bytes_needed
 from trioha.errors import ConfigError
 from trioha.node import budget
 from trioha.node.broker_room import server_limits

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from tests.node_process import run_trioha
 from tests.ports import free_port
 from tests.waiting import wait_until
-from trioha.config.broker import load_config
+from trioha.config.loading import load_config
 from trioha.errors import ConfigError
 from trioha.node.ha_room import MasterLocation
 from trioha.node.namesrv_room import embedded_address

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from tests.simulation.determinism import stream_of
 from tests.simulation.network import LinkQuality
-from trioha.config.model import AckMode, GapPolicy, StartFrom
+from trioha.config.keys.ha import AckMode, GapPolicy, StartFrom
 from trioha.ha.group_commit import GroupCommitSettings
 from trioha.ha.replication_session import ReplicationSettings
 from trioha.ha.settings import HaSettings

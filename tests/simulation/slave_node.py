@@ -14,7 +14,7 @@ from tests.simulation.node import Node, NodeSink, Snapshot
 from tests.simulation.plan import Plan, SlavePlan
 from tests.simulation.trace import Trace
 from tests.simulation.wire import FrameReader, ReportReader
-from trioha.config.model import AckMode
+from trioha.config.keys.ha import AckMode
 from trioha.ha.master_connection import GAP_REASONS
 from trioha.ha.slave import HaSlave
 from trioha.recording.events import CloseReason, Kind

@@ -23,7 +23,7 @@ import trio
 from attrs import define
 
 from trioha.broker_status import MetadataStatus, TableCopyStatus
-from trioha.config.model import OffsetRegression
+from trioha.config.keys.metadata import OffsetRegression
 from trioha.config.properties_file import PropertiesDocument
 from trioha.errors import ConfigError, PeerError, RemoteProtocolError
 from trioha.metadata.replica import SLICE_ENTRIES, CopiedTable, MetadataReplica, check_entries

@@ -6,7 +6,7 @@ import ssl
 from typing import Final
 
 from trioha.config.broker import BrokerConfig
-from trioha.config.model import ClientAuth, TlsMode
+from trioha.config.keys.security import ClientAuth, TlsMode
 from trioha.errors import ConfigError
 from trioha.net.tls import (
     MutualTlsFiles,

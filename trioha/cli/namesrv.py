@@ -11,7 +11,7 @@ import structlog
 import trio
 from cyclopts import Parameter
 
-from trioha.config.model import LogFormat
+from trioha.config.broker import LogFormat
 from trioha.errors import ConfigError
 from trioha.namesrv.server import NameServer
 from trioha.namesrv.server_tls import tls_of

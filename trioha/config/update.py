@@ -9,8 +9,8 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from trioha.config.broker import BrokerConfig, check_config, find_setting, read_config_file
-from trioha.config.model import broker_settings
+from trioha.config.broker import SETTINGS, BrokerConfig, find_setting
+from trioha.config.loading import check_config, read_config_file
 from trioha.config.properties_file import PropertiesDocument
 from trioha.config.rocketmq_keys import ROCKETMQ_KEYS
 from trioha.config.values import InvalidValue
@@ -46,7 +46,7 @@ def config_text(config: BrokerConfig) -> bytes:
     """All settings but the secret ones as a properties text, by key."""
     pairs = sorted(
         (setting.key, value_text(attribute, getattr(config, attribute)))
-        for attribute, setting in broker_settings().items()
+        for attribute, setting in SETTINGS.items()
         if not setting.is_secret
     )
     return "".join(f"{key}={value}\n" for key, value in pairs).encode("utf-8", "replace")

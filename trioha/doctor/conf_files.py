@@ -7,7 +7,7 @@ from pathlib import Path
 from attrs import evolve
 
 from trioha.broker.security_files import problems_of_files
-from trioha.config.broker import LoadedConfig, check_config, read_config_file
+from trioha.config.loading import LoadedConfig, check_config, read_config_file
 from trioha.config.properties_file import PropertiesDocument
 from trioha.controller.identity import read_identity
 from trioha.doctor.facts import ConfFacts, ConfValue, EpochFileFacts, IdentityFacts

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from attrs import Factory, frozen
 
 from trioha.broker_status import BrokerStatus, PendingStatus
-from trioha.config.broker import LoadedConfig
+from trioha.config.loading import LoadedConfig
 from trioha.controller.protocol import EpochCache, ReplicaSetInfo
 from trioha.doctor.tables import Tables
 from trioha.errors import ConfigError

@@ -22,7 +22,7 @@ import structlog
 import trio
 from attrs import define, field
 
-from trioha.config.model import AckMode
+from trioha.config.keys.ha import AckMode
 from trioha.errors import RemoteProtocolError, StoreError
 from trioha.ha.frames import (
     BODY_BYTES_MAX,

@@ -33,7 +33,7 @@ from typing import NoReturn
 
 from attrs import define, frozen
 
-from trioha.config.model import StartFrom
+from trioha.config.keys.ha import StartFrom
 from trioha.errors import TriohaError
 from trioha.ha.frames import FrameHeader
 from trioha.ha.set_aside import has_set_aside

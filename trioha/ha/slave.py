@@ -27,7 +27,7 @@ import structlog
 import trio
 
 from trioha.broker_status import SlaveStatus
-from trioha.config.model import AckMode, GapPolicy
+from trioha.config.keys.ha import AckMode, GapPolicy
 from trioha.errors import StoreError
 from trioha.ha.master_connection import GAP_REASONS, LinkStatistics, LinkVerdict, MasterConnection, MasterLink
 from trioha.ha.replication_session import ReplicationSession, ReplicationSettings

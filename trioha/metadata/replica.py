@@ -33,7 +33,7 @@ from typing import Final
 import structlog
 from attrs import define, evolve, field
 
-from trioha.config.model import OffsetRegression
+from trioha.config.keys.metadata import OffsetRegression
 from trioha.errors import RemoteProtocolError
 from trioha.metadata.data_version import DataVersion
 from trioha.metadata.documents import TimerCheckPoint

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trioha.config.model import TlsMode
+from trioha.config.keys.security import TlsMode
 from trioha.errors import ConfigError
 from trioha.namesrv.settings import NameServerSettings
 from trioha.net.tls import ServerTls, TlsFiles, server_context

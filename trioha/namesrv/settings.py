@@ -16,7 +16,7 @@ import attrs
 from attrs import Factory, evolve, frozen
 
 from trioha.config import values
-from trioha.config.model import TlsMode
+from trioha.config.keys.security import TlsMode
 from trioha.config.properties_file import PropertiesDocument
 from trioha.config.values import LONG_MAX, PORT_MAX, InvalidValue
 from trioha.errors import ConfigError

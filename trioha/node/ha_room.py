@@ -13,8 +13,9 @@ import trio
 from attrs import field, frozen
 
 from trioha.broker.security_files import mutual_tls_files
-from trioha.config.broker import BrokerConfig, BrokerRole, DistinctBy, FlushDiskType
-from trioha.config.model import HaRole
+from trioha.config.broker import BrokerConfig, BrokerRole
+from trioha.config.keys.ha import DistinctBy, HaRole
+from trioha.config.keys.store import FlushDiskType
 from trioha.errors import ConfigError
 from trioha.ha.admission import AdmissionSettings
 from trioha.ha.confirm_offset import ConfirmOffset

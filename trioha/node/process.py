@@ -12,7 +12,8 @@ from typing import Final
 import structlog
 import trio
 
-from trioha.config.broker import LoadedConfig, LogFormat, load_config
+from trioha.config.broker import LogFormat
+from trioha.config.loading import LoadedConfig, load_config
 from trioha.config.update import ConfigFile
 from trioha.errors import TriohaError, leaves_of
 from trioha.net.border import is_shortage

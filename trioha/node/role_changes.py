@@ -60,7 +60,8 @@ import structlog
 import trio
 from attrs import evolve
 
-from trioha.config.broker import BrokerConfig, BrokerRole, FlushDiskType
+from trioha.config.broker import BrokerConfig, BrokerRole
+from trioha.config.keys.store import FlushDiskType
 from trioha.controller.role import Role
 from trioha.metadata.table import wall_clock_ms
 from trioha.net.threads import run_in_thread

@@ -11,8 +11,9 @@ import structlog
 import trio
 from attrs import frozen
 
-from trioha.config.broker import BrokerConfig, BrokerRole, FlushDiskType
-from trioha.config.model import AckMode
+from trioha.config.broker import BrokerConfig, BrokerRole
+from trioha.config.keys.ha import AckMode
+from trioha.config.keys.store import FlushDiskType
 from trioha.histogram import Histogram
 from trioha.net.border import is_thread_shortage
 from trioha.net.threads import run_in_thread

@@ -14,7 +14,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from trioha.archive.session_paths import find_recordings
-from trioha.config.model import AckMode
+from trioha.config.keys.ha import AckMode
 from trioha.errors import TriohaError
 from trioha.recording.events import Kind
 from trioha.recording.layout import SOURCE_NODE

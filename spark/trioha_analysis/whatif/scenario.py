@@ -10,7 +10,9 @@ from typing import Any, Final, TypeVar
 
 from attrs import evolve, field, frozen
 
-from trioha.config.model import AckMode, BrokerRole, FlushDiskType, broker_settings
+from trioha.config.broker import SETTINGS, BrokerRole
+from trioha.config.keys.ha import AckMode
+from trioha.config.keys.store import FlushDiskType
 from trioha.config.values import InvalidValue
 from trioha.errors import ConfigError, StoreError
 from trioha.numbers import Range, parse_int
@@ -126,7 +128,7 @@ def recorded_scenario(session: Session, *, slaves: int, ack_mode: AckMode = AckM
     `slaves`: number of connected slaves; `ack_mode`: theirs.
     """
     settings = session.identity.settings
-    parsers = {setting.key: setting.parse for setting in broker_settings().values()}
+    parsers = {setting.key: setting.parse for setting in SETTINGS.values()}
     values: dict[str, Any] = {}
     for key, name in KNOWN_SETTINGS.items():
         if key in settings and key != "trioha.haAckMode":
@@ -155,9 +157,7 @@ def setting_axes(options: Iterable[str]) -> list[list[Change]]:
     A key that is given again adds its values to its axis. Raises ConfigError for a key that there is not or
     that is not modelled, and for a value that does not fit it.
     """
-    settings = {
-        key: setting for setting in broker_settings().values() for key in (setting.key, *setting.aliases)
-    }
+    settings = {key: setting for setting in SETTINGS.values() for key in (setting.key, *setting.aliases)}
     axes: dict[str, list[Change]] = {}
     for option in options:
         key, equals, texts = option.partition("=")

@@ -19,7 +19,7 @@ from typing import Any
 import trio
 from attrs import fields, frozen
 
-from trioha.config.model import BrokerConfig
+from trioha.config.broker import BrokerConfig
 from trioha.ha.master import HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.ha.settings import HaSettings

@@ -12,7 +12,7 @@ from tests.ha.autoswitch.support import begin_epoch, epochs_of, make_slave, open
 from tests.ha.support import SETTINGS, Events
 from tests.recording.sessions import Event, as_array, write_session
 from tests.store.support import FILE_BYTES, log_bytes
-from trioha.config.model import GapPolicy
+from trioha.config.keys.ha import GapPolicy
 from trioha.ha.autoswitch.master import AutoSwitchMaster, SetKeeper
 from trioha.ha.set_commit import SetReplicas
 from trioha.ha.sync_state_set import SyncStateSet

@@ -21,7 +21,7 @@ from tests.ha.autoswitch.support import (
 from tests.ha.support import settled
 from tests.store.support import FILE_BYTES, log_bytes
 from tests.waiting import until
-from trioha.config.model import AckMode, GapPolicy
+from trioha.config.keys.ha import AckMode, GapPolicy
 from trioha.errors import StoreError
 from trioha.ha.autoswitch.epoch_session import EpochSession
 from trioha.ha.autoswitch.frames import (

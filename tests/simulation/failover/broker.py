@@ -26,7 +26,8 @@ from tests.simulation.failover.processes import CURRENT, Crash, Process
 from tests.simulation.history import bytes_of
 from tests.simulation.node import NodeSink
 from trioha.broker.puts import PutResult, PutService
-from trioha.config.broker import BrokerConfig, check_config
+from trioha.config.broker import BrokerConfig
+from trioha.config.loading import check_config
 from trioha.controller.agent import ControllerAgent
 from trioha.controller.identity import IdentityFiles
 from trioha.controller.role import Role

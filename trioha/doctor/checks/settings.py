@@ -11,8 +11,10 @@ from typing import Final
 
 from attrs import fields, resolve_types
 
-from trioha.config.broker import InvalidConfig, find_setting
-from trioha.config.model import HA_TRANSFER_BATCH_BYTES_MAX, BrokerConfig, BrokerRole, FlushDiskType
+from trioha.config.broker import BrokerConfig, BrokerRole, find_setting
+from trioha.config.keys.ha import HA_TRANSFER_BATCH_BYTES_MAX
+from trioha.config.keys.store import FlushDiskType
+from trioha.config.loading import InvalidConfig
 from trioha.config.rocketmq_keys import RETIRED_KEYS, ROCKETMQ_KEYS, similar_key
 from trioha.config.values import InvalidValue
 from trioha.doctor.case import Case, Node, is_known_key
