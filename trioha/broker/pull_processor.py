@@ -213,8 +213,9 @@ class PullProcessor:
             result.min_offset,
             result.max_offset,
         )
-        head = kept.head.frame(answer, opaque=pull.opaque, body_bytes=result.total_bytes)
-        if not fits(len(head) + result.total_bytes):
+        body_bytes = result.total_bytes
+        head = kept.head.frame(answer, opaque=pull.opaque, body_bytes=body_bytes)
+        if not fits(len(head) + body_bytes):
             release(list(result.records))
             return None
         # A pull counts when nothing can keep its answer from being sent.

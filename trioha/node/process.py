@@ -19,6 +19,7 @@ from trioha.errors import TriohaError, leaves_of
 from trioha.net.border import is_shortage
 from trioha.net.busy_poll import busy_polling
 from trioha.net.descriptors import raise_descriptor_limit
+from trioha.node.allocator import give_back_large_blocks
 from trioha.node.logs import configure_logs
 from trioha.node.node import Ready, run_node
 from trioha.outside_text import escaped
@@ -41,6 +42,7 @@ def run_process(config: Path, settings: tuple[str, ...] = (), *, with_namesrv: b
     for warning in loaded.warnings:
         log.warning(warning)
     raise_descriptor_limit()
+    give_back_large_blocks()
     try:
         return trio.run(_run, loaded, file)
     except Exception as error:

@@ -1,0 +1,35 @@
+"""Large blocks that were freed, in a process of their own."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+from pathlib import Path
+from trioha.node.allocator import give_back_large_blocks
+
+def resident_kb():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+
+print(give_back_large_blocks())
+before_kb = resident_kb()
+kept = []
+for _ in range(5):
+    frames = [bytearray(16 << 20) for _ in range(2)]
+    # What outlives the frames lies behind them.
+    kept.append(bytearray(4096))
+    del frames
+print(resident_kb() - before_kb)
+"""
+HELD_KB_MAX = 4096
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_the_memory_of_large_frames_is_given_back():
+    said = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout
+    is_set, held_kb = said.split()
+    if is_set == "False":
+        pytest.skip("this C library decides by itself")
+    assert int(held_kb) < HELD_KB_MAX
