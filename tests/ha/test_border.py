@@ -36,7 +36,7 @@ STEPS = (
     (HaMaster, "serve_stream"),
     (HaMaster, "_replica_name"),
     (HaMaster, "_count_end"),
-    (Housekeeping, "run"),
+    (Housekeeping, "expired"),
     (ReportDecoder, "feed"),
     (HaConnection, "run"),
     (HaConnection, "_publish"),

@@ -8,14 +8,15 @@ import pytest
 import trio
 from trio.testing import memory_stream_pair
 
-import trioha.ha.master_connection as connection_module
+import trioha.ha.client as connection_module
 from tests.descriptors import close_after_test
 from tests.ha.support import Dialer, Events, make_master, make_slave, running, settled
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log
 from trioha.config.keys.ha import AckMode, StartFrom
 from trioha.errors import StoreError
+from trioha.ha.client import DefaultHaClient
 from trioha.ha.frames import TransferDecoder
-from trioha.ha.master_connection import LinkVerdict, MasterConnection
+from trioha.ha.link import LinkVerdict
 from trioha.ha.meter import RateMeter
 from trioha.ha.replication_session import ReplicationSession, ReplicationSettings
 from trioha.ha.slave import BACK_OFF_MAX_S
@@ -37,12 +38,12 @@ PLANTED = [
     (CommitLog, "append_records"),
     (CommitLog, "note_record"),
     (RateMeter, "add"),
-    (Housekeeping, "_watch"),
-    (MasterConnection, "_report"),
-    (MasterConnection, "_report_flushed"),
-    (MasterConnection, "_write_reports"),
-    (MasterConnection, "_receive"),
-    (MasterConnection, "_close"),
+    (Housekeeping, "expired"),
+    (DefaultHaClient, "_report"),
+    (DefaultHaClient, "_report_flushed"),
+    (DefaultHaClient, "_write_reports"),
+    (DefaultHaClient, "_receive"),
+    (DefaultHaClient, "_close"),
     (LinkVerdict, "answered"),
     (Outbox, "put"),
     (connection_module, "encode_report"),

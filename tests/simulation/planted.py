@@ -13,9 +13,9 @@ import trio
 from attrs import evolve
 
 from tests.simulation.planting import Defect, plants
+from trioha.ha.client import DefaultHaClient
 from trioha.ha.connection import HaConnection
 from trioha.ha.group_commit import Commit, Stage
-from trioha.ha.master_connection import MasterConnection
 from trioha.ha.replicas import QuorumView, Replicas
 from trioha.ha.replication_session import ReplicationSession
 from trioha.ha.slave_progress import Report, SlaveProgress
@@ -32,27 +32,27 @@ _plants = partial(plants, PLANTED)
 
 
 @contextmanager
-def _replicas_acknowledge(ack_offset: Callable[[MasterConnection], int]) -> Iterator[None]:
+def _replicas_acknowledge(ack_offset: Callable[[DefaultHaClient], int]) -> Iterator[None]:
     """Replicas report `ack_offset`; observers stay as they are."""
 
-    def ack(connection: MasterConnection) -> int:
+    def ack(connection: DefaultHaClient) -> int:
         return connection._request_offset if connection._is_observer else ack_offset(connection)
 
-    with patch.object(MasterConnection, "_ack_offset", property(ack)):
+    with patch.object(DefaultHaClient, "_ack_offset", property(ack)):
         yield
 
 
 @_plants("a slave acknowledges a frame when it has its header")
 def _ack_before_append() -> Iterator[None]:
-    ends: dict[MasterConnection, int] = {}
-    real = MasterConnection._after_header
+    ends: dict[DefaultHaClient, int] = {}
+    real = DefaultHaClient._after_header
 
-    def after_header(connection: MasterConnection, offset: int, body_bytes: int) -> None:
+    def after_header(connection: DefaultHaClient, offset: int, body_bytes: int) -> None:
         real(connection, offset, body_bytes)
         ends[connection] = offset + body_bytes
 
     with (
-        patch.object(MasterConnection, "_after_header", after_header),
+        patch.object(DefaultHaClient, "_after_header", after_header),
         _replicas_acknowledge(lambda one: max(one._session.ack_offset, ends.get(one, 0))),
     ):
         yield
@@ -72,12 +72,12 @@ def _ack_unflushed() -> Iterator[None]:
 
 @_plants("an observer acknowledges")
 def _acking_observer() -> Iterator[None]:
-    honest = MasterConnection._ack_offset.fget
+    honest = DefaultHaClient._ack_offset.fget
 
-    def ack_offset(connection: MasterConnection) -> int:
+    def ack_offset(connection: DefaultHaClient) -> int:
         return connection._session.ack_offset if connection._is_observer else honest(connection)
 
-    with patch.object(MasterConnection, "_ack_offset", property(ack_offset)):
+    with patch.object(DefaultHaClient, "_ack_offset", property(ack_offset)):
         yield
 
 
@@ -230,25 +230,25 @@ def _fields(value: object) -> list[str]:
 
 @_plants("a half-open connection is never given up", seed=1)
 def _no_housekeeping() -> Iterator[None]:
-    real = MasterConnection.run
+    real = DefaultHaClient.run
 
-    async def run(self: MasterConnection) -> CloseReason:
+    async def run(self: DefaultHaClient) -> CloseReason:
         self._settings = evolve(self._settings, housekeeping_interval_s=1e9)
         self._housekeeping.deadline_s = math.inf
         return await real(self)
 
-    with patch.object(MasterConnection, "run", run):
+    with patch.object(DefaultHaClient, "run", run):
         yield
 
 
 @_plants("a task spins")
 def _spin() -> Iterator[None]:
-    real = MasterConnection._report_flushed
+    real = DefaultHaClient._report_flushed
 
-    async def report_flushed(self: MasterConnection) -> None:
+    async def report_flushed(self: DefaultHaClient) -> None:
         while self._log.is_empty:
             await trio.lowlevel.checkpoint()
         await real(self)
 
-    with patch.object(MasterConnection, "_report_flushed", report_flushed):
+    with patch.object(DefaultHaClient, "_report_flushed", report_flushed):
         yield

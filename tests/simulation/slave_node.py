@@ -15,7 +15,7 @@ from tests.simulation.plan import Plan, SlavePlan
 from tests.simulation.trace import Trace
 from tests.simulation.wire import FrameReader, ReportReader
 from trioha.config.keys.ha import AckMode
-from trioha.ha.master_connection import GAP_REASONS
+from trioha.ha.link import GAP_REASONS
 from trioha.ha.slave import HaSlave
 from trioha.recording.events import CloseReason, Kind
 

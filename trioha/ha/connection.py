@@ -1,12 +1,11 @@
-"""One slave's connection at its master: the tasks that do its I/O.
+"""The master's side of a slave's connection: the tasks that do its I/O.
 
 See docs/protocol/ha.md#masters-side, docs/protocol/ha.md#timers.
 
-Theory of operation. `SlaveProgress` has the rules and the offsets, `ConnectionMeter` measures. Here is the
-nursery (`Housekeeping`): a task that reads reports, a task that writes the log, and a task that sends
-heartbeats live and die together, within an idle timeout that every report moves on. The first of them to end
-the connection sets its `CloseReason`; then the others are cancelled, the socket is closed, and what the slave
-acknowledged is forgotten.
+Theory of operation. `SlaveProgress` has the rules and the offsets, `ConnectionMeter` measures. `run` is the
+nursery: a task that reads reports, a task that writes the log, a task that sends heartbeats, and a task that
+waits for the idle timeout, which every report moves on. The first of them to end the connection sets its
+`CloseReason` and cancels the others; then the socket is closed, and what the slave acknowledged is forgotten.
 
 Until the first request with a possible offset the peer is unknown: nothing of it is recorded, logged or
 published. A connection that ends before is a probe, which the master counts.
@@ -106,6 +105,8 @@ class HaConnection:
         self._flow = None
         if settings.flow_bytes_per_s is not None:
             self._flow = FlowControl(settings.flow_bytes_per_s, now_s=now_s)
+        self._scope = trio.CancelScope()
+        """Cancelled when the connection ends."""
         self._requested = trio.Event()
         self._sent_s = now_s
         """When the last frame was sent."""
@@ -146,10 +147,13 @@ class HaConnection:
         """
         progress = self.progress
         try:
-            with polled(self._stream):
-                await self._housekeeping.run(self._read_reports, self._write_log, self._send_heartbeats)
-            if self._housekeeping.is_expired:
-                self._expire()
+            with polled(self._stream), self._scope:
+                async with trio.open_nursery() as tasks:
+                    tasks.start_soon(self._write_log)
+                    tasks.start_soon(self._send_heartbeats)
+                    tasks.start_soon(self._end_when_silent)
+                    await self._read_reports()
+                    self._scope.cancel()
         except Exception:
             progress.end(CloseReason.INTERNAL_ERROR)
             raise
@@ -163,17 +167,20 @@ class HaConnection:
         return progress.close_reason
 
     def end(self, reason: CloseReason) -> None:
-        """End the connection from outside of its tasks, at once: nothing is sent or acknowledged any more."""
+        """End the connection at once, also before `run`: nothing is sent or acknowledged any more."""
         self.progress.end(reason)
-        self._housekeeping.end()
+        self._scope.cancel()
 
     def log_restarted(self) -> None:
         """End the connection: its offsets, and the slave's, are of a log that is not served any more."""
         self.end(CloseReason.LOG_RESTARTED)
 
-    def _expire(self) -> None:
+    async def _end_when_silent(self) -> None:
+        """End the connection when the idle timeout has passed."""
+        await self._housekeeping.expired()
         progress = self.progress
         progress.expire(trio.current_time())
+        self._scope.cancel()
         if progress.is_slave and progress.close_reason is CloseReason.HOUSEKEEPING:
             log.warning(
                 f"ha housekeeping, found this connection[{self.peer.address}] expired",
@@ -316,7 +323,7 @@ class HaConnection:
                 await appended.reached(progress.sent_offset + 1)
 
     async def _send_heartbeats(self) -> None:
-        """Send one where nothing else was sent for haSendHeartbeatInterval."""
+        """Send a heartbeat whenever nothing else was sent for haSendHeartbeatInterval."""
         await self._requested.wait()
         self._sent_s = trio.current_time()
         with self._ended_by_errors():
@@ -329,21 +336,20 @@ class HaConnection:
 
     @contextmanager
     def _ended_by_errors(self) -> Iterator[None]:
-        """What ends sending ends the connection."""
+        """The end of sending ends the connection."""
+        progress = self.progress
         try:
             yield
         except trio.BrokenResourceError:
-            self.progress.end(CloseReason.IO_ERROR)
+            progress.end(CloseReason.IO_ERROR)
         except StoreError:
-            self._end_unreadable()
+            # The disk does not give the slave's next bytes; the log has reported the place.
+            progress.end(CloseReason.STORE_ERROR)
+            self._report_refusal(progress.sent_offset)
         except trio.TooSlowError:
             # The slave still reports, but does not read: as good as silent.
-            self.progress.end(CloseReason.HOUSEKEEPING)
-
-    def _end_unreadable(self) -> None:
-        """The disk does not give the slave's next bytes; the log has reported the place."""
-        self.progress.end(CloseReason.STORE_ERROR)
-        self._report_refusal(self.progress.sent_offset)
+            progress.end(CloseReason.HOUSEKEEPING)
+        self._scope.cancel()
 
     async def _send_next_frame(self) -> None:
         await self._outbox.flush()

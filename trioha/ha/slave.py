@@ -3,7 +3,7 @@
 See docs/protocol/ha.md#slaves-side, docs/protocol/ha.md#what-a-slave-checks.
 
 Theory of operation. While the node runs, the slave's link is READY (no connection) or in TRANSFER with
-one (`MasterConnection`). After the end of a connection the slave waits (0.1 s, doubling to 5 s, back to 0.1 s
+one (`HaClient`). After the end of a connection the slave waits (0.1 s, doubling to 5 s, back to 0.1 s
 once a frame was received) and connects again.
 
 An ack is a promise: a slave reports the end of whole, checked records in its own log. The bytes of a frame
@@ -29,7 +29,8 @@ import trio
 from trioha.broker_status import SlaveStatus
 from trioha.config.keys.ha import AckMode, GapPolicy
 from trioha.errors import StoreError
-from trioha.ha.master_connection import GAP_REASONS, LinkStatistics, LinkVerdict, MasterConnection, MasterLink
+from trioha.ha.client import DefaultHaClient, HaClient
+from trioha.ha.link import GAP_REASONS, LinkStatistics, LinkVerdict
 from trioha.ha.replication_session import ReplicationSession, ReplicationSettings
 from trioha.ha.set_aside import set_aside_folder
 from trioha.ha.settings import HaSettings
@@ -65,13 +66,13 @@ class HaSlave:
         is_observer: bool = False,
         gap_policy: GapPolicy = GapPolicy.FAIL,
         connection_ids: Iterator[int] | None = None,
-        make_connection: Callable[..., MasterLink] | None = None,
+        make_client: Callable[..., HaClient] | None = None,
         check_master: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
         """`connect` opens a stream to the master's HA port. Its OSError and TooSlowError are expected.
 
-        `make_connection` makes the connection of another protocol than the default one, with the options of
-        `MasterLink` but `session`.
+        `make_client` makes the client of another protocol than the default one; it gets the options of
+        `HaClient` but `session`.
 
         `check_master` says before each connection why the master is not to be followed; empty if it is.
 
@@ -86,8 +87,8 @@ class HaSlave:
         self._ack_mode = ack_mode
         self._is_observer = is_observer
         self._gap_policy = gap_policy
-        self._make_connection = make_connection or partial(
-            MasterConnection, session=ReplicationSession(commit_log, replication or ReplicationSettings())
+        self._make_client = make_client or partial(
+            DefaultHaClient, session=ReplicationSession(commit_log, replication or ReplicationSettings())
         )
         self._ids = connection_ids or count(1)
         self.border = ConnectionBorder("link to the master")
@@ -95,7 +96,7 @@ class HaSlave:
         self.state = HaState.READY
         """The link's state."""
         self._changes: StateChanges[HaState] = StateChanges()
-        self._connection: MasterLink | None = None
+        self._connection: HaClient | None = None
         """The current connection, or the last one."""
         self._connection_id = NO_CONNECTION
         """Number of the connection of the current attempt, if one was made."""
@@ -184,7 +185,7 @@ class HaSlave:
             return
         self._connections += 1
         self._connection_id = next(self._ids)
-        self._connection = self._make_connection(
+        self._connection = self._make_client(
             stream,
             connection_id=self._connection_id,
             master_address=self._master_address,

@@ -236,8 +236,9 @@ def build_follower(
     location: NamedMaster,
 ) -> AutoSwitchSlave:
     """The slave of a role that has another broker for its master."""
+    from trioha.ha.autoswitch.client import SlaveIdentity  # noqa: PLC0415
     from trioha.ha.autoswitch.epoch_session import Kept  # noqa: PLC0415
-    from trioha.ha.autoswitch.slave import AutoSwitchSlave, SlaveIdentity  # noqa: PLC0415
+    from trioha.ha.autoswitch.slave import AutoSwitchSlave  # noqa: PLC0415
     from trioha.ha.replication_session import ReplicationSettings  # noqa: PLC0415
 
     assert control.role is not None, "without a role there is nobody to follow"

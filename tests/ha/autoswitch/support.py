@@ -11,6 +11,7 @@ from attrs import define
 from tests.epochs import epoch_at
 from tests.ha.support import SETTINGS, Dialer, Events, Peer
 from tests.store.support import message, open_store
+from trioha.ha.autoswitch.client import SlaveIdentity
 from trioha.ha.autoswitch.frames import (
     REPORT,
     REPORT_BYTES,
@@ -23,7 +24,7 @@ from trioha.ha.autoswitch.frames import (
     encode_master_handshake,
     encode_transfer_header,
 )
-from trioha.ha.autoswitch.slave import AutoSwitchSlave, SlaveIdentity
+from trioha.ha.autoswitch.slave import AutoSwitchSlave
 from trioha.store.epochs import EpochEntry
 
 open_epoch_store = partial(open_store, has_epochs=True)

@@ -23,6 +23,7 @@ from tests.store.support import FILE_BYTES, log_bytes
 from tests.waiting import until
 from trioha.config.keys.ha import AckMode, GapPolicy
 from trioha.errors import StoreError
+from trioha.ha.autoswitch.client import HANDSHAKE_TIMEOUT_S, SlaveIdentity
 from trioha.ha.autoswitch.epoch_session import EpochSession
 from trioha.ha.autoswitch.frames import (
     MASTER_HANDSHAKE,
@@ -33,7 +34,6 @@ from trioha.ha.autoswitch.frames import (
     encode_master_handshake,
     encode_transfer_header,
 )
-from trioha.ha.autoswitch.slave import HANDSHAKE_TIMEOUT_S, SlaveIdentity
 from trioha.ha.replication_session import ReplicationSettings
 from trioha.recording.events import CloseReason, HaState, Kind
 

@@ -1,9 +1,9 @@
-"""One slave's connection at its master in controller mode (docs/protocol/ha.md#handshake-and-transfer).
+"""The master's side of a slave's connection in controller mode (docs/protocol/ha.md#handshake-and-transfer).
 
-Theory of operation. The tasks, timers and buffers are those of `HaConnection`; other are the frames and what
-comes before the first report. The slave's handshake names its broker id: from then on its acks are that id's.
-It is answered at once with the epochs of the log, by which the slave cuts its own; its first report says
-where it then ends.
+Theory of operation. The tasks, timers and buffers are those of `HaConnection`; the frames differ, and the
+handshake that comes before the first report. The slave's handshake names its broker id: from then on its acks
+are that id's. The answer leaves at once, with the epochs of the log, by which the slave cuts its own; its
+first report says where it then ends.
 
 | slave sends | before its handshake | after it | after its first report |
 |---|---|---|---|
@@ -53,7 +53,9 @@ _TRANSFER_STATE: Final = TRANSFER.to_bytes(4, "big")
 class Admit(Protocol):
     """What a master decides about a handshake."""
 
-    def __call__(self, connection: AutoSwitchConnection, handshake: SlaveHandshake) -> CloseReason | None: ...
+    def __call__(
+        self, connection: AutoSwitchHaConnection, handshake: SlaveHandshake
+    ) -> CloseReason | None: ...
 
 
 class _SlaveReader(ReportDecoder):
@@ -94,7 +96,7 @@ class _SlaveReader(ReportDecoder):
         return report
 
 
-class AutoSwitchConnection(HaConnection):
+class AutoSwitchHaConnection(HaConnection):
     """The master's side of one connection in controller mode. `run` is its whole life."""
 
     progress: EpochProgress
@@ -184,13 +186,8 @@ class AutoSwitchConnection(HaConnection):
 
     async def _write_log(self) -> None:
         await self._handshaken.wait()
-        try:
+        with self._ended_by_errors():
             await self._outbox.flush()
-        except trio.BrokenResourceError:
-            self.progress.end(CloseReason.IO_ERROR)
-        except trio.TooSlowError:
-            self.progress.end(CloseReason.HOUSEKEEPING)
-        else:
             await super()._write_log()
 
     def _close(self) -> None:

@@ -19,7 +19,7 @@ import structlog
 import trio
 
 from trioha.ha.admission import AdmissionSettings
-from trioha.ha.autoswitch.connection import AutoSwitchConnection
+from trioha.ha.autoswitch.connection import AutoSwitchHaConnection
 from trioha.ha.autoswitch.frames import SlaveHandshake
 from trioha.ha.connection import HaConnection, PeerIdentity
 from trioha.ha.master import HaMaster
@@ -74,7 +74,7 @@ class AutoSwitchMaster(HaMaster):
     def _connection(
         self, stream: trio.abc.Stream, *, peer: PeerIdentity, on_state: Callable[[HaState], None]
     ) -> HaConnection:
-        return AutoSwitchConnection(
+        return AutoSwitchHaConnection(
             stream,
             peer=peer,
             commit_log=self._log,
@@ -86,7 +86,7 @@ class AutoSwitchMaster(HaMaster):
             admit=self._admit,
         )
 
-    def _admit(self, connection: AutoSwitchConnection, handshake: SlaveHandshake) -> CloseReason | None:
+    def _admit(self, connection: AutoSwitchHaConnection, handshake: SlaveHandshake) -> CloseReason | None:
         """Why the handshake is refused; None if not, then `connection` is the only one of its broker id."""
         broker_id, peer = handshake.broker_id, connection.peer
         if not self._is_master:
@@ -98,7 +98,7 @@ class AutoSwitchMaster(HaMaster):
         for other in self._connections.values():
             if (
                 other is connection
-                or not isinstance(other, AutoSwitchConnection)
+                or not isinstance(other, AutoSwitchHaConnection)
                 or other.handshake is None
                 or other.handshake.broker_id != broker_id
                 or not other.progress.is_open

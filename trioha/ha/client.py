@@ -1,26 +1,26 @@
-"""A slave's connection to its master: the tasks that do its I/O.
+"""The slave's side of its connection to the master (RocketMQ: HAClient): the tasks that do its I/O.
 
 See docs/protocol/ha.md#slaves-side, docs/protocol/ha.md#what-a-slave-checks.
 
 Theory of operation. `ReplicationSession` has the rules: what to request, which frames continue the own log,
-what may be acknowledged. Here is a nursery (`Housekeeping`): a reader task appends what the master sends and
-reports the log's end when it has grown; a writer task sends heartbeats, and reports that the socket did not
-accept at once; with trioha.haAckMode=flushed a third task reports what was synced. They live and die
-together, within an idle timeout. Frames move that on, and bytes of a long one that come at `BYTES_PER_S_MIN`
-at least: a master that sends a byte now and then is as silent as one that sends nothing. The first report
-goes out at once: it is the request.
+what may be acknowledged. `HaClient.run` is the nursery: a task appends what the master sends and reports the
+log's end when it has grown; a task sends reports that the socket did not accept at once; a task sends
+heartbeats; with trioha.haAckMode=flushed a task reports what was synced; a task waits for the idle timeout.
+The first of them to end the connection sets its `CloseReason` and cancels the others. Frames move the idle
+timeout on, and bytes of a long frame that come at `BYTES_PER_S_MIN` at least: a master that sends a byte now
+and then is as silent as one that sends nothing. The first report goes out at once: it is the request.
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Final, Protocol
 
 import structlog
 import trio
-from attrs import define, field
 
 from trioha.config.keys.ha import AckMode
 from trioha.errors import RemoteProtocolError, StoreError
@@ -32,7 +32,7 @@ from trioha.ha.frames import (
     TransferDecoder,
     encode_report,
 )
-from trioha.ha.meter import RateMeter
+from trioha.ha.link import VERDICT_REASONS, LinkStatistics, LinkVerdict
 from trioha.ha.replication_session import ReplicationError, ReplicationSession
 from trioha.ha.settings import HaSettings
 from trioha.net.busy_poll import polled
@@ -48,74 +48,9 @@ RECEIVE_BYTES: Final = 1 << 20
 """Size of a connection's receive buffer."""
 BYTES_PER_S_MIN: Final = 1024
 """Bytes of a frame that come more slowly do not count: 32 KiB, RocketMQ's longest frame, take 32 s then."""
-UNANSWERED_MAX: Final = 3
-"""So many connections in a row that the master ended without sending a byte make a verdict."""
 OBSERVED_AGE_S: Final = 60.0
 """An observer requests from a record at least this old: no put waits so long."""
-GAP_REASONS: Final = frozenset((CloseReason.GAP, CloseReason.AHEAD, CloseReason.DIVERGED))
-"""The own log does not continue the master's, or the other way round."""
 _RECEIVED: Final = int(Kind.RECEIVED)
-VERDICT_REASONS: Final = GAP_REASONS | {CloseReason.LOG_RESTARTED, CloseReason.CUT_REFUSED}
-"""What keeps a log from following its master's for longer than a connection."""
-
-
-@define
-class LinkStatistics:
-    """Measures of the link to the master, over all its connections."""
-
-    rate: RateMeter = field(factory=lambda: RateMeter(0.0))
-    last_read_ms: int = 0
-    """Wall time of the last byte from the master, 0 before the first."""
-    last_write_ms: int = 0
-    """Wall time of the last report, 0 before the first."""
-
-
-class LinkVerdict:
-    """What keeps this log from following its master's, over all connections."""
-
-    def __init__(self, master_address: str) -> None:
-        self._master_address = master_address
-        self.text = ""
-        """Reason and offset; empty while nothing does."""
-        self._unanswered = 0
-        """Connections in a row that the master ended without sending a byte."""
-
-    def set_gap(self, error: ReplicationError) -> None:
-        """The logs do not continue each other."""
-        self.text = f"{error.reason.name}: {error}"
-
-    def check_master(self, refusal: str) -> None:
-        """Why the broker there is not the master of this slave; empty if it is, or may be."""
-        other = f"{CloseReason.OTHER_MASTER.name}: "
-        if refusal and self.text != other + refusal:
-            self.text = other + refusal
-            log.warning(self.text, master=self._master_address)
-        elif not refusal and self.text.startswith(other):
-            self.text = ""
-
-    def clear(self) -> None:
-        """The master's log continues the own one."""
-        self.text = ""
-
-    def answered(self) -> None:
-        """The master sent a byte on a new connection."""
-        if self._unanswered >= UNANSWERED_MAX:
-            self.text = ""
-        self._unanswered = 0
-
-    def ended_unanswered(self, request_offset: int) -> None:
-        """The master ended a connection without sending a byte.
-
-        A 4.9 master does so where the slave's log ends far beyond its own, a trioha master to peers that it
-        does not admit.
-        """
-        self._unanswered += 1
-        if self._unanswered >= UNANSWERED_MAX:
-            self.text = (
-                f"REFUSED: {self._unanswered} connections ended without an answer: the master does not "
-                f"admit this slave, or its log ends before {request_offset}"
-            )
-            log.warning(self.text, master=self._master_address)
 
 
 class Frame(Protocol):
@@ -142,7 +77,7 @@ class SlaveSession(Protocol):
         """Whether the own tail is known to equal the master's."""
 
 
-class MasterLink(ABC):
+class HaClient(ABC):
     """The slave's side of one connection, in either protocol. `run` is its whole life."""
 
     first_state: ClassVar = HaState.TRANSFER
@@ -200,6 +135,8 @@ class MasterLink(ABC):
         self._unsent = trio.Event()
         """Set while the outbox holds reports for the writer task to send."""
         self._last_report_s = 0.0
+        self._scope = trio.CancelScope()
+        """Cancelled when the connection ends."""
         self._housekeeping = Housekeeping(idle_timeout_s=settings.housekeeping_interval_s)
 
     async def run(self) -> CloseReason:
@@ -208,7 +145,15 @@ class MasterLink(ABC):
         Raises what the border is for, with the reason INTERNAL_ERROR.
         """
         try:
-            await self._run()
+            if self._begin():
+                with polled(self._stream), self._scope:
+                    async with trio.open_nursery() as tasks:
+                        tasks.start_soon(self._write_reports)
+                        tasks.start_soon(self._send_heartbeats)
+                        tasks.start_soon(self._end_when_silent)
+                        if self._ack_mode is AckMode.FLUSHED and not self._is_observer:
+                            tasks.start_soon(self._report_flushed)
+                        await self._read_log()
         except Exception:
             self._end(CloseReason.INTERNAL_ERROR)
             raise
@@ -223,31 +168,30 @@ class MasterLink(ABC):
                     await trio.aclose_forcefully(self._stream)
         return self.close_reason
 
-    async def _run(self) -> None:
+    def _begin(self) -> bool:
+        """Begin the session, record and publish the connection; False if the own disk does not let it."""
         try:
             self._request_offset = self._first_report()
         except StoreError as error:
             self._refuse(self._log.max_offset, CloseReason.STORE_ERROR, str(error))
-            return
-        stream, settings = self._stream, self._settings
-        self.local_address = local_address(stream)
+            return False
+        self.local_address = local_address(self._stream)
         self._sink.fact("connection", conn=self.connection_id, address=self._master_address, role="slave")
         self._sink.emit(Kind.LINK, conn=self.connection_id, flags=LinkEvent.CONNECTED)
         self._enter(self.first_state)
         log.info("connected to the master", master=self._master_address, max_offset=self._log.max_offset)
-        tasks = [self._read_log, self._write_reports]
-        if self._ack_mode is AckMode.FLUSHED and not self._is_observer:
-            tasks.append(self._report_flushed)
-        # Time that all of that took, on a busy machine, is not the master's silence.
-        self._housekeeping.deadline_s = trio.current_time() + settings.housekeeping_interval_s
-        with polled(stream):
-            await self._housekeeping.run(*tasks)
-        if self._housekeeping.is_expired:
-            self._end(CloseReason.HOUSEKEEPING)
-            log.warning(
-                f"ha housekeeping, found this connection[{self._master_address}] expired",
-                interval_s=settings.housekeeping_interval_s,
-            )
+        # Time that the above took, on a busy machine, is not the master's silence.
+        self._housekeeping.deadline_s = trio.current_time() + self._settings.housekeeping_interval_s
+        return True
+
+    async def _end_when_silent(self) -> None:
+        """End the connection when the idle timeout has passed."""
+        await self._housekeeping.expired()
+        self._end(CloseReason.HOUSEKEEPING)
+        log.warning(
+            f"ha housekeeping, found this connection[{self._master_address}] expired",
+            interval_s=self._settings.housekeeping_interval_s,
+        )
 
     @abstractmethod
     def _first_report(self) -> int:
@@ -268,9 +212,10 @@ class MasterLink(ABC):
         return self._log.flushed.offset if self._ack_mode is AckMode.FLUSHED else None
 
     def _end(self, reason: CloseReason) -> None:
-        """Note why the connection ends; the first reason stays."""
+        """End the connection; the first reason stays."""
         if self.close_reason is CloseReason.NONE:
             self.close_reason = reason
+        self._scope.cancel()
 
     def _close(self) -> None:
         """Record and publish that the connection has ended."""
@@ -405,19 +350,32 @@ class MasterLink(ABC):
         return self._session.ack_offset
 
     async def _write_reports(self) -> None:
-        """Send what `_report` could not send at once, and a heartbeat whenever nothing else was sent."""
-        heartbeat_s = self._settings.heartbeat_interval_s
-        try:
+        """Send the first report, then what `_report` could not send at once."""
+        with self._ended_by_errors():
             if self.reported_offset < 0:
                 self._report(self._request_offset)
             self._requested.set()
             while True:
-                with trio.move_on_at(self._last_report_s + heartbeat_s):
-                    await self._unsent.wait()
+                await self._unsent.wait()
                 await self._outbox.flush()
                 self._unsent = trio.Event()
-                if trio.current_time() >= self._last_report_s + heartbeat_s:
+
+    async def _send_heartbeats(self) -> None:
+        """Report again whenever nothing was reported for haSendHeartbeatInterval."""
+        await self._requested.wait()
+        with self._ended_by_errors():
+            while True:
+                due_s = self._last_report_s + self._settings.heartbeat_interval_s
+                if trio.current_time() < due_s:
+                    await trio.sleep_until(due_s)
+                else:
                     self._report(max(self._ack_offset, self.reported_offset))
+
+    @contextmanager
+    def _ended_by_errors(self) -> Iterator[None]:
+        """A report that cannot be sent ends the connection."""
+        try:
+            yield
         except trio.BrokenResourceError:
             self._end(CloseReason.IO_ERROR)
         except trio.TooSlowError:
@@ -445,8 +403,8 @@ class MasterLink(ABC):
 
     async def _report_flushed(self) -> None:
         """Report what was synced while nothing was received."""
-        try:
-            await self._requested.wait()
+        await self._requested.wait()
+        with self._ended_by_errors():
             while True:
                 await self._log.flushed.reached(self.reported_offset + 1)
                 if self._ack_offset <= self.reported_offset:
@@ -454,17 +412,15 @@ class MasterLink(ABC):
                     await self._tail_checked.wait()
                 else:
                     self._report(self._ack_offset)
-        except trio.BrokenResourceError:
-            self._end(CloseReason.IO_ERROR)
 
 
-class MasterConnection(MasterLink):
+class DefaultHaClient(HaClient):
     """A connection of the default protocol."""
 
     def __init__(
         self, stream: trio.abc.Stream, *, session: ReplicationSession, commit_log: CommitLog, **options: Any
     ) -> None:
-        """`options` are those of `MasterLink`."""
+        """`options` are those of `HaClient`."""
         super().__init__(stream, session=session, commit_log=commit_log, **options)
         self._replication = session
         self._decoder = TransferDecoder(
