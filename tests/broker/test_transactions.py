@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 from tests.broker.transacting import GROUP, PEER, TOPIC, Master
 from tests.remoting.test_server import read_command, served_stream
 from trioha.broker.half_messages import TRANSACTION_GROUP, HalfMessage
+from trioha.broker.late_decisions import DECISION_WAIT_S
 from trioha.broker.transaction_processor import TransactionProcessor
-from trioha.broker.transaction_service import DECISION_WAIT_S
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import BadRequestError, request
@@ -496,7 +496,7 @@ async def test_an_immunity_delays_the_first_check(start, autojump_clock):
 async def test_a_half_message_that_waits_far_before_the_topics_end_is_moved_there(
     start, autojump_clock, monkeypatch
 ):
-    monkeypatch.setattr("trioha.broker.transaction_service.MOVED_BEYOND", 3)
+    monkeypatch.setattr("trioha.broker.transaction_checks.MOVED_BEYOND", 3)
     master = await start()
     master.connect()
     immune = await master.send(b"immune", CHECK_IMMUNITY_TIME_IN_SECONDS="1000")

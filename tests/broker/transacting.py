@@ -18,7 +18,8 @@ from trioha.broker.puts import PutService
 from trioha.broker.retries import Retries
 from trioha.broker.send_processor import SendProcessor
 from trioha.broker.transaction_processor import TransactionProcessor
-from trioha.broker.transaction_service import TransactionService, TransactionSettings
+from trioha.broker.transaction_service import TransactionService
+from trioha.broker.transaction_settings import TransactionSettings
 from trioha.config.broker import BrokerConfig
 from trioha.ha.group_commit import GroupCommitSettings
 from trioha.metadata.metadata_store import MetadataStore
@@ -84,7 +85,7 @@ class Master:
         )
         _follow_dispatch(self.store, self.service)
         self.pushed = []
-        self.service.push = self._push
+        self.service.checks.push = self._push
         self.is_reachable = True
         self.flushes = True
         self.may_dispatch = trio.Event()

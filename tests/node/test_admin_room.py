@@ -6,7 +6,7 @@ import pytest
 
 from tests.broker.recorded_broker import Master, here
 from trioha.broker.registration import BrokerEntry, BrokerRegistration
-from trioha.broker.transaction_service import TransactionSettings
+from trioha.broker.transaction_settings import TransactionSettings
 from trioha.metadata.topics import DEFAULT_TOPIC
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request

@@ -3,17 +3,15 @@
 The request names the half message by its queue offset, its place in the log and its producer's group, and
 all must be right. Producers send it one-way, so most answers are not sent. A decision on a transaction that
 is not open is refused: RocketMQ's brokers commit a second time then.
-
-A decision that comes before its half message is in the table waits for it, also when its connection ends:
-many a producer ends right after its last decision. It is carried out or refused, whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from functools import partial
 
-from trioha.broker.transaction_service import LateDecision, TransactionService
+from trioha.broker.late_decisions import LateDecision
+from trioha.broker.transaction_service import TransactionService
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
 from trioha.remoting.end_transaction import Decision, EndTransaction
@@ -28,8 +26,6 @@ class TransactionProcessor:
     def __init__(self, service: TransactionService | None) -> None:
         """`service` is None on a slave."""
         self._service = service
-        self._waiting: set[int] = set()
-        """Queue offsets of half messages whose decision waits: as many as may be open, and no more."""
 
     def answer(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
         """The response to END_TRANSACTION, perhaps a later one. Raises BadRequestError."""
@@ -40,7 +36,7 @@ class TransactionProcessor:
         if header.decision is Decision.UNKNOWN:
             # The transaction stays open, and is checked.
             return response_to(request, ResponseCode.SUCCESS)
-        half = service.half_message_at(header.physical_offset)
+        half = service.log.half_message_at(header.physical_offset)
         if half is None:
             raise BadRequestError("Find prepared transaction message failed")
         if half.producer_group != header.producer_group:
@@ -53,31 +49,12 @@ class TransactionProcessor:
         if service.followed.offset > queue_offset:
             decide()
             return success
-        if queue_offset in self._waiting:
-            raise BadRequestError(
-                "another decision waits for the same half message", code=ResponseCode.SYSTEM_BUSY
-            )
-        service.catch_up()
-        self._waiting.add(queue_offset)
-        late = LateDecision(queue_offset + 1, partial(self._end, queue_offset, decide))
-        service.decide_later(late)
-        return _answer_late(late, success)
-
-    def _end(self, queue_offset: int, decide: Callable[[], None], is_in_table: bool) -> None:
-        """Carry out a decision that has waited. Raises BadRequestError."""
-        self._waiting.remove(queue_offset)
-        if not is_in_table:
-            raise BadRequestError(
-                "the half message is not dispatched yet; a check will follow", code=ResponseCode.SYSTEM_BUSY
-            )
-        decide()
+        return _answer_late(service.decide_later(queue_offset, decide), success)
 
 
 async def _answer_late(late: LateDecision, success: RemotingCommand) -> RemotingCommand:
     """The response to a decision once it is carried out. Raises BadRequestError if it is refused."""
-    await late.ended.wait()
-    if late.error is not None:
-        raise late.error
+    await late.ended()
     return success
 
 

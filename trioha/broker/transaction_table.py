@@ -129,7 +129,8 @@ class TransactionTable:
         """A heap of times and queue offsets, with stale ones as in `_offsets`."""
         self._pending: dict[int, None] = {}
         """Half offsets for which an op record has yet to be written, in order."""
-        self._half_end = position.half_offset
+        self.half_end = position.half_offset
+        """Half messages before it were read; the open ones among them were added."""
         self._op_end = position.op_offset
         self._op_start = position.op_offset
         self._marks: deque[_OpMark] = deque()
@@ -158,8 +159,8 @@ class TransactionTable:
         self._schedule(transaction)
 
     def note_read(self, queue_offset: int) -> None:
-        """All half messages before `queue_offset` were read; the open ones among them were added."""
-        self._half_end = max(self._half_end, queue_offset)
+        """All half messages before `queue_offset` were read."""
+        self.half_end = max(self.half_end, queue_offset)
 
     def find(self, queue_offset: int, identity: int | None = None) -> OpenTransaction | None:
         """The open transaction with a copy at that offset of the half topic; None if there is none.
@@ -292,7 +293,7 @@ class TransactionTable:
 
     def _half_start(self) -> int:
         oldest = self.oldest
-        start = self._half_end if oldest is None else min(oldest.queue_offset, self._half_end)
+        start = self.half_end if oldest is None else min(oldest.queue_offset, self.half_end)
         return min(start, *self._pending) if self._pending else start
 
     def _drop_marks(self) -> None:

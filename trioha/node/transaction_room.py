@@ -9,7 +9,8 @@ from attrs import frozen
 from trioha.broker.clients import ClientRegistry
 from trioha.broker.puts import PutService
 from trioha.broker.transaction_processor import TransactionProcessor
-from trioha.broker.transaction_service import TransactionService, TransactionSettings
+from trioha.broker.transaction_service import TransactionService
+from trioha.broker.transaction_settings import TransactionSettings
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.remoting.codes import RequestCode
@@ -67,12 +68,12 @@ class TransactionRoom:
     def attach(self, server: RemotingServer) -> None:
         """Ask producers by `server`."""
         if self.service is not None:
-            self.service.push = lambda connection, frame: server.push(connection, frame, may_wait=True)
+            self.service.checks.push = lambda connection, frame: server.push(connection, frame, may_wait=True)
 
     def configure(self, config: BrokerConfig) -> None:
         """Handle further transactions as `config` says; rounds of checks keep their interval."""
         if self.service is not None:
-            self.service.settings = transaction_settings(config)
+            self.service.configure(transaction_settings(config))
 
     async def run(self) -> None:
         """Check transactions until cancelled; returns at once on a slave."""
