@@ -15,9 +15,10 @@ from tests.faults.invariants import check_logs_equal, check_promises
 from tests.faults.plan import Plan, Planned, Setup
 from tests.faults.producer import LoadSettings, Promise
 from trioha.store.message_properties import encode_properties
-from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.message_store import MessageStore
 from trioha.store.messages import Message
 from trioha.store.record import Host
+from trioha.store.store_settings import StoreSettings
 
 FILE_BYTES = 4096
 KEYS = tuple(f"K{number}" for number in range(30))

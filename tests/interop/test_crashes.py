@@ -16,8 +16,9 @@ from tests.interop.test_features import SHAPE
 from tests.interop.world import StartNode
 from tests.node_process import FILE_BYTES
 from tests.waiting import wait_until
-from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.message_store import MessageStore
 from trioha.store.record import Host, Record, decode_record
+from trioha.store.store_settings import StoreSettings
 
 pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 

@@ -19,10 +19,11 @@ from tests.node_process import FILE_BYTES
 from tests.store.crashes import CrashingDisk, PowerCutDisk
 from tests.waiting import wait_until
 from trioha.store.checkpoint import Checkpoint
-from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.message_store import MessageStore
 from trioha.store.messages import Message
 from trioha.store.record import Host
 from trioha.store.recovery import SLACK_MS
+from trioha.store.store_settings import StoreSettings
 
 pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 

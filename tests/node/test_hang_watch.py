@@ -16,7 +16,7 @@ from trioha.node import role_changes
 from trioha.node.hang_watch import HangWatch
 from trioha.node.roles import WAITING
 from trioha.remoting.client import open_client
-from trioha.store import message_store, syncing
+from trioha.store import dispatch_to_end, syncing
 from trioha.store.dispatch import Dispatcher
 from trioha.store.message_store import MessageStore
 
@@ -188,7 +188,7 @@ async def test_a_node_that_is_stopped_while_it_dispatches_for_its_next_role_stop
 
     with trio.fail_after(WITHIN_S):
         async with role_node(tmp_path, slave_of()) as node:
-            monkeypatch.setattr(message_store, "CLOSE_DISPATCH_S", 0.0)
+            monkeypatch.setattr(dispatch_to_end, "CLOSE_DISPATCH_S", 0.0)
             monkeypatch.setattr(Dispatcher, "dispatch", dispatch)
             node.roles.set(SYNC_MASTER)
             await trio.to_thread.run_sync(is_dispatching.wait)

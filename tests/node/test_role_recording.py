@@ -79,7 +79,7 @@ async def test_the_confirm_offset_is_recorded_each_200_ms_if_it_moved_and_at_the
     store, tmp_path, autojump_clock
 ):
     confirm = [10]
-    store.confirm_offset = lambda: confirm[0]
+    store.follow_confirm_offset(lambda: confirm[0])
     async with bench(tmp_path) as one, trio.open_nursery() as nursery:
         events = Events()
         control = Control(agent=one.agent, role=role_of())
@@ -116,7 +116,7 @@ class Case:
     ],
 )
 async def test_a_confirm_offset_is_recorded_only_where_it_is_one(store, tmp_path, case, autojump_clock):
-    store.confirm_offset = lambda: 10
+    store.follow_confirm_offset(lambda: 10)
     async with bench(tmp_path) as one, trio.open_nursery() as nursery:
         events = Events()
         control = Control(agent=one.agent, role=case.role)

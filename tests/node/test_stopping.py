@@ -116,7 +116,7 @@ SETTINGS_OF_STORES = {
 """Those of `open_store`."""
 SLOW_START = """
 import sys, time
-from trioha.store import message_store, recovery
+from trioha.store import dispatch_to_end, recovery
 from trioha.store.dispatch import Dispatcher
 
 phase = sys.argv.pop(1)
@@ -132,7 +132,7 @@ def slow(function, of):
 
 recovery.scan_records = slow(scan, "scan")
 Dispatcher.dispatch = slow(dispatch, "dispatch")
-message_store._DISPATCH_RECORDS = 1
+dispatch_to_end.DISPATCH_RECORDS = 1
 from trioha.cli import main
 sys.exit(main())
 """

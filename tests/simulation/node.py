@@ -29,8 +29,9 @@ from trioha.store.dispatch_service import DispatchService
 from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.flush import FlushService
 from trioha.store.index_file import IndexShape
-from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.message_store import MessageStore
 from trioha.store.record import Host
+from trioha.store.store_settings import StoreSettings
 from trioha.watermark import Watermark
 
 SECTOR_BYTES = 512

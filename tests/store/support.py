@@ -16,11 +16,12 @@ from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.epochs import FILE_NAME
 from trioha.store.index_file import IndexShape
 from trioha.store.index_service import IndexService
-from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.message_store import MessageStore
 from trioha.store.messages import Message
 from trioha.store.record import Host, Record, encode_record
 from trioha.store.record_layout import CRC_MASK, MAGIC_V1
 from trioha.store.recovery import Recovered, open_commit_log
+from trioha.store.store_settings import StoreSettings
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 STORES = ("store-4.9.7", "store-5.3.3", "store-5.3.3-propcrc-lmq")

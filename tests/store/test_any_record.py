@@ -10,7 +10,7 @@ from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.index_file import IndexShape
 from trioha.store.message_properties import parse_properties
-from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.message_store import MessageStore
 from trioha.store.record import Host, Record, encode_record
 from trioha.store.record_layout import (
     BORN_HOST_V6,
@@ -21,6 +21,7 @@ from trioha.store.record_layout import (
     body_crc,
 )
 from trioha.store.replica import ReplicaAppender
+from trioha.store.store_settings import StoreSettings
 from trioha.store.topics import SCHEDULE_TOPIC
 
 HOST_V6 = Host.parse("::1", 1)

@@ -129,15 +129,15 @@ def test_a_sync_that_began_before_a_cut_does_not_raise_the_checkpoint_after_it(t
     queue_sync = store.queue_sync_work()
     assert queue_sync is not None
     store.cut(starts[10])
-    lowered = store._checkpoint
+    lowered = store.checkpoint
     assert lowered.physic_msg_timestamp_ms <= store.commit_log.last_store_timestamp_ms
     log_sync()
     queue_sync()
-    assert store._checkpoint == lowered
+    assert store.checkpoint == lowered
     put_after = store.queue_sync_work()
     if put_after is not None:
         put_after()
-    assert store._checkpoint.logics_msg_timestamp_ms <= store.commit_log.last_store_timestamp_ms
+    assert store.checkpoint.logics_msg_timestamp_ms <= store.commit_log.last_store_timestamp_ms
 
 
 # -- the mark ------------------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ def stored(tmp_path, count=19):
 
 
 def test_after_a_clean_stop_only_the_logs_end_is_checked(tmp_path, monkeypatch):
-    monkeypatch.setattr("trioha.store.message_store.CHECKED_BYTES", 10_000)
+    monkeypatch.setattr("trioha.store.opening.CHECKED_BYTES", 10_000)
     results = stored(tmp_path)
     store = open_store(tmp_path)
     assert store.commit_log.max_offset == results[-1].end_offset
@@ -179,7 +179,7 @@ def test_after_a_clean_stop_only_the_logs_end_is_checked(tmp_path, monkeypatch):
 
 
 def test_a_queue_entry_without_its_record_is_not_used_at_a_start(tmp_path, monkeypatch):
-    monkeypatch.setattr("trioha.store.message_store.CHECKED_BYTES", 4_000)
+    monkeypatch.setattr("trioha.store.opening.CHECKED_BYTES", 4_000)
     results = stored(tmp_path)
     for queue in (tmp_path / "consumequeue/Orders").iterdir():
         path = queue / f"{0:020d}"
@@ -195,7 +195,7 @@ def test_a_queue_entry_without_its_record_is_not_used_at_a_start(tmp_path, monke
 
 
 def test_damage_after_the_checked_part_is_cut_or_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("trioha.store.message_store.CHECKED_BYTES", 10_000)
+    monkeypatch.setattr("trioha.store.opening.CHECKED_BYTES", 10_000)
     results = stored(tmp_path)
     path = tmp_path / "commitlog" / f"{0:020d}"
     data = bytearray(path.read_bytes())

@@ -20,10 +20,11 @@ from trioha.store.dispatch_service import DispatchService
 from trioha.store.flush import FlushService
 from trioha.store.index_file import IndexShape
 from trioha.store.log_files import READ_FILES_MAX
-from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.message_store import MessageStore
 from trioha.store.put_status import PutStatus
 from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record import Record
+from trioha.store.store_settings import StoreSettings
 from trioha.store.syncing import SharedDescriptor, sync_data, sync_directory, sync_whole
 
 

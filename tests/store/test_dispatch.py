@@ -13,8 +13,8 @@ from tests.store.dispatching import (
 )
 from tests.store.support import FILE_BYTES, STORES, copy_store, expected, message, offsets_of, open_log
 from trioha.store.checkpoint import Checkpoint
-from trioha.store.dispatch import start_position
 from trioha.store.dispatch_settings import DispatchSettings
+from trioha.store.dispatch_start import start_position
 from trioha.store.index_file import IndexShape
 from trioha.store.message_properties import parse_properties
 from trioha.store.tags import java_hash, tags_code

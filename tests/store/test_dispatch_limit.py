@@ -156,7 +156,7 @@ def test_a_start_in_controller_mode_dispatches_up_to_the_confirm_offset_of_the_c
     """RocketMQ's testBuildConsumeQueueNotExceedConfirmOffset."""
     store = open_store(tmp_path, dispatch_to_confirmed=True)
     ends = put(store, 5)
-    store.confirm_offset = lambda: ends[2]
+    store.follow_confirm_offset(lambda: ends[2])
     store.limit_dispatch(Watermark(ends[2]))
     if is_clean:
         store.close()
@@ -179,7 +179,7 @@ def test_a_start_in_controller_mode_dispatches_up_to_the_confirm_offset_of_the_c
 def test_a_store_without_a_role_keeps_the_confirm_offset_of_the_checkpoint(tmp_path):
     store = open_store(tmp_path, dispatch_to_confirmed=True)
     ends = put(store, 5)
-    store.confirm_offset = lambda: ends[2]
+    store.follow_confirm_offset(lambda: ends[2])
     store.close()
     waiting = open_store(tmp_path, dispatch_to_confirmed=True)
     write_checkpoint(waiting, later_ms=1000)
@@ -218,7 +218,7 @@ def test_a_rebuilt_index_has_all_that_the_queues_have_whatever_the_limit(tmp_pat
     """A kill leaves queues beyond the checkpoint's confirm offset; a clean stop then vouches for both."""
     store = open_store(tmp_path, dispatch_to_confirmed=True)
     ends = put_keyed(store, 6)
-    store.confirm_offset = lambda: ends[1]
+    store.follow_confirm_offset(lambda: ends[1])
     write_checkpoint(store)
     store.limit_dispatch(Watermark(ends[4]))
     store.dispatcher.dispatch(ends[-1])

@@ -10,7 +10,7 @@ import trio.testing
 
 from tests.store.support import FILE_BYTES, message, open_store
 from trioha.errors import StoreError
-from trioha.store import compiled, message_store
+from trioha.store import compiled, store_syncs
 from trioha.store.consume_queues import ConsumeQueues
 from trioha.store.dispatch_service import (
     AWAITED_GATHER_S,
@@ -57,7 +57,7 @@ async def test_appended_records_are_dispatched_and_synced_soon(store, tmp_path, 
     assert store.queue_sync_work() is None
     # Not for every record, but finally for the last one.
     assert (reports[-1][0], sum(records for _, records in reports), len(reports)) == (result.end_offset, 5, 2)
-    assert store._checkpoint.logics_msg_timestamp_ms == result.store_timestamp_ms
+    assert store.checkpoint.logics_msg_timestamp_ms == result.store_timestamp_ms
 
 
 async def dispatched_records(store, records):
@@ -402,7 +402,7 @@ async def test_puts_are_accepted_as_soon_as_the_queues_can_be_read(
 
 def test_a_queue_manifest_that_could_not_be_written_is_written_later(store, monkeypatch):
     refuse = [True]
-    save = message_store.save_queue_manifest
+    save = store_syncs.save_queue_manifest
 
     def refuse_once(root, names):
         if refuse:
@@ -410,7 +410,7 @@ def test_a_queue_manifest_that_could_not_be_written_is_written_later(store, monk
             raise OSError(errno.EMFILE, "Too many open files")
         save(root, names)
 
-    monkeypatch.setattr(message_store, "save_queue_manifest", refuse_once)
+    monkeypatch.setattr(store_syncs, "save_queue_manifest", refuse_once)
     store.commit_log.append(message())
     store.dispatcher.dispatch(store.commit_log.max_offset)
     store.queue_sync_work()()

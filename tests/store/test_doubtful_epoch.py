@@ -140,7 +140,7 @@ def test_a_full_disk_prevents_no_opening_and_the_next_one_looks_again(tmp_path, 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("trioha.store.message_store.save_doubtful_epoch", full)
+        patch.setattr("trioha.store.doubtful_epoch.save_doubtful_epoch", full)
         store = opened(tmp_path)
     assert store.doubtful_epoch == 7
     store.release()

@@ -134,7 +134,7 @@ async def test_the_confirm_offset_of_checkpoints_is_read_in_the_thread_of_the_lo
         readers.append(threading.current_thread())
         return offsets[len(readers) - 1]
 
-    store.confirm_offset = confirm_offset
+    store.follow_confirm_offset(confirm_offset)
     log_sync = store.sync_work(0, store.commit_log.max_offset, store_timestamp_ms=2**50)
     queue_sync = store.queue_sync_work()
     with trio.fail_after(10):

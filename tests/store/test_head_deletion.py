@@ -13,9 +13,10 @@ from tests.waiting import wait_until
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexShape
 from trioha.store.message_properties import parse_properties
-from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.message_store import MessageStore
 from trioha.store.reads import GetStatus
 from trioha.store.record import Host, decode_record
+from trioha.store.store_settings import StoreSettings
 
 pytestmark = [pytest.mark.process, pytest.mark.full]
 

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from tests.store.dispatching import files_below, parts_of
 from tests.store.support import message, open_log, open_store
 from trioha.store.dispatch_service import REBUILD_INTERVAL_S, RECHECK_S, SYNC_INTERVAL_S, DispatchService
+from trioha.store.dispatch_to_end import dispatch_to_end
 from trioha.store.index_file import IndexFile, IndexShape
 from trioha.store.put_status import PutStatus
 from trioha.unwritten import Unwritten
@@ -156,7 +157,7 @@ async def test_a_disk_without_room_for_the_index_holds_no_queue_up(tmp_path, nur
         store.commit_log.flushed.advance(end_offset)
         await trio.sleep(2 * RECHECK_S)
         # A start after a crash builds from there.
-        assert store._checkpoint.logics_physical_offset == 0
+        assert store.checkpoint.logics_physical_offset == 0
     await trio.sleep(2 * RECHECK_S)
     assert store.dispatcher.index_lacks_from is None
     assert dict(store.unwritten.reasons) == {}
@@ -187,7 +188,7 @@ async def test_after_a_failed_sync_of_the_index_its_files_are_built_again(tmp_pa
     assert store.index.files[0].path == kept
     store.commit_log.flushed.advance(append(store.commit_log, 2))
     await trio.sleep(2 * SYNC_INTERVAL_S)
-    assert store._checkpoint.logics_physical_offset == store.commit_log.max_offset
+    assert store.checkpoint.logics_physical_offset == store.commit_log.max_offset
     assert list(files_below(tmp_path / "index").values()) == expected_index(
         store.commit_log, tmp_path / "whole", store.index.shape
     )
@@ -210,10 +211,10 @@ async def test_a_disk_that_syncs_no_index_holds_nothing_up_and_is_tried_once_a_m
         assert found(store.index, 0) == [0]
         assert 10 <= store.unwritten.failures["index"] == len(tried) <= 12
         # A start after a crash builds from there.
-        assert store._checkpoint.logics_physical_offset == 0
+        assert store.checkpoint.logics_physical_offset == 0
     await trio.sleep(2 * REBUILD_INTERVAL_S)
     assert dict(store.unwritten.reasons) == {}
-    assert store._checkpoint.logics_physical_offset == end_offset
+    assert store.checkpoint.logics_physical_offset == end_offset
     nursery.cancel_scope.cancel()
     store.close()
 
@@ -254,7 +255,7 @@ def test_a_cut_whose_syncs_of_the_index_fail_is_completed(tmp_path, then):
     store = open_store(tmp_path)
     cut_at = append(store.commit_log, 3)
     append(store.commit_log, 3)
-    store._dispatch_to_end(on_progress=lambda *_: None)
+    dispatch_to_end(store.dispatcher, store.commit_log)
     with syncs_of_the_index_fail():
         store.cut(cut_at)
     assert store.commit_log.max_offset == cut_at
@@ -265,7 +266,7 @@ def test_a_cut_whose_syncs_of_the_index_fail_is_completed(tmp_path, then):
     else:
         for step in store.drop_doubtful_index():
             step()
-    store._dispatch_to_end(on_progress=lambda *_: None)
+    dispatch_to_end(store.dispatcher, store.commit_log)
     while store.dispatcher.complete_index():
         pass
     assert not store.index_is_doubtful()
@@ -279,12 +280,12 @@ def test_a_cut_whose_syncs_of_the_index_fail_is_completed(tmp_path, then):
 def test_the_next_start_completes_the_index_whatever_the_stop(tmp_path, stop):
     store = open_store(tmp_path)
     append(store.commit_log, 3)
-    store._dispatch_to_end(on_progress=lambda *_: None)
+    dispatch_to_end(store.dispatcher, store.commit_log)
     lacks_from = store.commit_log.max_offset
     with no_room_for_the_index(), pytest.MonkeyPatch.context() as full:
         full.setattr(IndexFile, "is_full", True)
         append(store.commit_log, 5)
-        store._dispatch_to_end(on_progress=lambda *_: None)
+        dispatch_to_end(store.dispatcher, store.commit_log)
         assert store.dispatcher.index_lacks_from == lacks_from
         if stop == "clean":
             store.close()
@@ -295,10 +296,10 @@ def test_the_next_start_completes_the_index_whatever_the_stop(tmp_path, stop):
     again = open_store(tmp_path)
     if stop == "clean":
         assert again.dispatcher.index_lacks_from == lacks_from
-        assert again._checkpoint.logics_physical_offset == lacks_from
+        assert again.checkpoint.logics_physical_offset == lacks_from
     while again.dispatcher.complete_index():
         pass
-    again._dispatch_to_end(on_progress=lambda *_: None)
+    dispatch_to_end(again.dispatcher, again.commit_log)
     offset = again.index.end_physical_offset
     assert found(again.index, offset) == [offset]
     assert found(again.index, lacks_from) == [lacks_from]
@@ -312,16 +313,16 @@ def test_the_next_start_completes_the_index_whatever_the_stop(tmp_path, stop):
 def test_a_cut_before_what_the_index_lacks_ends_the_backlog(tmp_path):
     store = open_store(tmp_path)
     cut_at = append(store.commit_log, 3)
-    store._dispatch_to_end(on_progress=lambda *_: None)
+    dispatch_to_end(store.dispatcher, store.commit_log)
     with no_room_for_the_index(), pytest.MonkeyPatch.context() as full:
         full.setattr(IndexFile, "is_full", True)
         append(store.commit_log, 3)
-        store._dispatch_to_end(on_progress=lambda *_: None)
+        dispatch_to_end(store.dispatcher, store.commit_log)
     assert store.dispatcher.index_lacks_from == cut_at
     store.cut(cut_at)
     assert store.dispatcher.index_lacks_from is None
     append(store.commit_log, 1)
-    store._dispatch_to_end(on_progress=lambda *_: None)
+    dispatch_to_end(store.dispatcher, store.commit_log)
     assert store.index.end_physical_offset == cut_at
     store.close()
 

@@ -73,7 +73,7 @@ def test_an_opening_may_be_ended_at_any_progress_report_and_the_next_one_is_comp
 
 
 def test_a_store_with_partly_built_queues_is_in_need_of_recovery(tmp_path, monkeypatch):
-    monkeypatch.setattr("trioha.store.message_store._DISPATCH_RECORDS", 10)
+    monkeypatch.setattr("trioha.store.dispatch_to_end.DISPATCH_RECORDS", 10)
     settings = filled(tmp_path, is_clean=True).settings
     for file in sorted((tmp_path / "consumequeue").rglob("*"), reverse=True):
         file.unlink() if file.is_file() else file.rmdir()

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from tests.store.support import message, open_store
-from trioha.store import message_store
+from trioha.store import dispatch_to_end
 from trioha.store.entry_queue import EntryQueue
 from trioha.store.queue_manifest import FILE_NAME
 
@@ -73,8 +73,8 @@ def test_a_start_builds_many_queues_with_few_writes(tmp_path, monkeypatch, queue
         store.commit_log.append(message(topic="T", queue_id=number % queues))
     store.mark_failed()
     store.close()
-    monkeypatch.setattr(message_store, "_DISPATCH_RECORDS", 16)
-    monkeypatch.setattr(message_store, "_SPARSE_DISPATCH_RECORDS", 160)
+    monkeypatch.setattr(dispatch_to_end, "DISPATCH_RECORDS", 16)
+    monkeypatch.setattr(dispatch_to_end, "_SPARSE_DISPATCH_RECORDS", 160)
     written = []
     flush = EntryQueue.flush
 

@@ -248,8 +248,8 @@ def test_the_checkpoint_of_a_real_store_is_read_as_rocketmq_does(name, tmp_path)
 
 
 def test_a_close_that_cannot_complete_the_queues_leaves_abort(tmp_path, monkeypatch):
-    monkeypatch.setattr("trioha.store.message_store.CLOSE_DISPATCH_S", 0.0)
-    monkeypatch.setattr("trioha.store.message_store._DISPATCH_RECORDS", 1)
+    monkeypatch.setattr("trioha.store.dispatch_to_end.CLOSE_DISPATCH_S", 0.0)
+    monkeypatch.setattr("trioha.store.dispatch_to_end.DISPATCH_RECORDS", 1)
     store = open_store(tmp_path)
     for _ in range(3):
         store.commit_log.append(message())
@@ -266,7 +266,7 @@ def test_a_checkpoint_keeps_the_confirm_offset_and_is_without_one_where_none_is_
     store = open_store(tmp_path)
     assert store.last_confirm_offset == 0
     store.commit_log.append(message())
-    store.confirm_offset = lambda: 77
+    store.follow_confirm_offset(lambda: 77)
     store.close()
     assert Checkpoint.load(tmp_path / "checkpoint").confirm_physical_offset == 77
     store = open_store(tmp_path)

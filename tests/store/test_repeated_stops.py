@@ -26,7 +26,7 @@ from tests.store.whole_stores import (
     reopened,
 )
 from trioha.store.checkpoint import Checkpoint, CheckpointFile
-from trioha.store.dispatch import logics_time_ms, start_position
+from trioha.store.dispatch_start import logics_time_ms, start_position
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def template(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _small_writes(monkeypatch):
     """A start writes queues and index several times before they are complete."""
-    monkeypatch.setattr("trioha.store.message_store._DISPATCH_RECORDS", 16)
+    monkeypatch.setattr("trioha.store.dispatch_to_end.DISPATCH_RECORDS", 16)
 
 
 def without_power(template, target):
@@ -149,12 +149,12 @@ def test_a_sync_of_a_part_of_what_is_built_after_a_cut_claims_no_more(tmp_path, 
     disk = close_after_test(PowerCutDisk(copy))
     with resources_closed(), CrashingDisk(on_sync=disk.synced).in_use():
         store = opened(copy)
-        assert store._checkpoint.index_msg_timestamp_ms > 0
+        assert store.checkpoint.index_msg_timestamp_ms > 0
         put(store, 0)
         dispatch(store)
         store.cut(starts[40])
         assert store.dispatcher.position == 0
-        assert store._checkpoint.index_msg_timestamp_ms == store.index.full_until_ms == 0
+        assert store.checkpoint.index_msg_timestamp_ms == store.index.full_until_ms == 0
         assert store.dispatcher.dispatch(starts[40], records_max=2)
         sync = store.queue_sync_work()
         assert sync is not None
@@ -221,7 +221,7 @@ def test_with_a_full_disk_a_start_goes_on_without_the_checkpoint(tmp_path, templ
     assert all(whole.keys[f"Orders id{number}"] for number in (0, 3, 60, 63))
     # The next one that is written is right.
     claimed = Checkpoint.load(copy / "checkpoint").logics_msg_timestamp_ms
-    assert store._checkpoint.logics_msg_timestamp_ms < claimed
+    assert store.checkpoint.logics_msg_timestamp_ms < claimed
 
 
 def test_the_checkpoint_claims_nothing_of_a_log_that_is_gone(tmp_path, template):
@@ -237,7 +237,7 @@ def test_the_checkpoint_claims_nothing_of_a_log_that_is_gone(tmp_path, template)
 def test_a_sync_during_a_cut_does_not_claim_what_the_cut_has_not_put_on_disk(tmp_path, template):
     copy = Path(shutil.copytree(template[0], tmp_path / "copy"))
     store = opened(copy)
-    claimed_ms = store._checkpoint.logics_msg_timestamp_ms
+    claimed_ms = store.checkpoint.logics_msg_timestamp_ms
     for number in range(8):
         put(store, number)
     offset = store.commit_log.append(message()).physical_offset

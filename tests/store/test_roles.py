@@ -37,7 +37,7 @@ def test_what_was_attached_for_a_role_is_detached_at_its_end(tmp_path):
     with store.attachments():
         dispatcher.on_written.append(lambda _queues: called.append("role"))
         dispatcher.is_awaited = lambda: True
-        store.confirm_offset = lambda: 42
+        store.follow_confirm_offset(lambda: 42)
         log.append(message())
         dispatcher.dispatch(log.max_offset)
         assert called == ["always", "role"]

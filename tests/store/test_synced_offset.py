@@ -12,7 +12,7 @@ from tests.descriptors import close_after_test, resources_closed
 from tests.store.crashes import CrashingDisk, PowerCutDisk
 from tests.store.support import FILE_BYTES, copy_store, message, on_disk, open_store, sync_queues
 from trioha.store.checkpoint import Checkpoint
-from trioha.store.dispatch import start_position
+from trioha.store.dispatch_start import start_position
 from trioha.store.index_service import IndexService
 from trioha.store.record_layout import MAGICS, check_record
 

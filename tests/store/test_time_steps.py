@@ -173,15 +173,15 @@ def test_steps_that_cannot_be_written_are_reported_and_hold_the_checkpoint_until
         def refuse(*_):
             raise OSError(number, os.strerror(number))
 
-        refusing.setattr("trioha.store.message_store.save_time_steps", refuse)
+        refusing.setattr("trioha.store.store_syncs.save_time_steps", refuse)
         sync_queues(store)
         sync_queues(store)
     assert store.unwritten.failures == {"time steps": 2}
     assert os.strerror(number) in store.unwritten.reasons["time steps"]
-    assert store._checkpoint.logics_physical_offset == 0
+    assert store.checkpoint.logics_physical_offset == 0
     sync_queues(store)
     assert dict(store.unwritten.reasons) == {}
-    assert store._checkpoint.logics_physical_offset == store.commit_log.max_offset
+    assert store.checkpoint.logics_physical_offset == store.commit_log.max_offset
     assert len(json.loads((tmp_path / FILE_NAME).read_text())["steps"]) == 1
     store.close()
 

@@ -37,9 +37,10 @@ from trioha.store.checkpoint import Checkpoint
 from trioha.store.lock import RESTORE_MARKER, StoreLock
 from trioha.store.mapped_file import DISK_FULL, create_atomically, file_name, reserve
 from trioha.store.message_offsets import QueueKey
-from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.message_store import MessageStore
 from trioha.store.record import Host
 from trioha.store.record_layout import scan_records, store_timestamp_ms
+from trioha.store.store_settings import StoreSettings
 from trioha.store.syncing import sync_data, sync_directory, sync_whole
 from trioha.store.time_steps import LEAD_MS_MAX
 

@@ -187,7 +187,7 @@ def build_controlled(
 
         replicas.on_set_changed = handle_set
         store.limit_dispatch(sync_state_set.limit)
-        store.confirm_offset = lambda: sync_state_set.confirm_offset
+        store.follow_confirm_offset(lambda: sync_state_set.confirm_offset)
     return ControlledHa(
         replicas=replicas,
         master=master,
@@ -206,7 +206,7 @@ class FollowedConfirmOffset:
         self._store = store
         self._limit = Watermark(known_confirm_offset(store))
         store.limit_dispatch(self._limit)
-        store.confirm_offset = lambda: self._limit.offset
+        store.follow_confirm_offset(lambda: self._limit.offset)
         # A session that has no confirm offset yet says nothing of a cut.
         store.on_cut.add(self._stay_in_log)
         store.commit_log.on_restart(self._stay_in_log)

@@ -271,7 +271,7 @@ def _confirm_offset(config: BrokerConfig, store: MessageStore, quorum: SlaveQuor
         lambda: commit_log.max_offset,
         checkpoint_offset=store.last_confirm_offset,
     )
-    store.confirm_offset = confirm.for_checkpoint
+    store.follow_confirm_offset(confirm.for_checkpoint)
     return confirm
 
 

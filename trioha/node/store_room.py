@@ -25,9 +25,10 @@ from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.flush import FlushService, OnStep
 from trioha.store.index_file import IndexShape
 from trioha.store.message_offsets import MultiDispatch
-from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.message_store import MessageStore
 from trioha.store.record import Host
 from trioha.store.retention import EVERYTHING, Retention, RetentionSettings
+from trioha.store.store_settings import StoreSettings
 from trioha.store.tags import DelayLevels
 from trioha.unwritten import Unwritten
 

@@ -120,7 +120,7 @@ class CommitLog:
         self._landmarks = Landmarks()
         self._on_restart: Callbacks[[]] = Callbacks()
         self._on_cut: Callbacks[[int]] = Callbacks()
-        self.before_restart: Callable[[], None] = lambda: None
+        self.before_restart: Callbacks[[]] = Callbacks()
         """Called before the log begins anew, to delete its queues and index. They are deleted first: after a
         kill in between they can be built again, but old ones could not be distinguished from those of the
         new log."""

@@ -152,6 +152,10 @@ class ConsumeQueues:
         """
         return {key: queue.max_offset for key, queue in self._queues.items()}
 
+    def names_with_entries(self) -> frozenset[tuple[str, int]]:
+        """Topic and id of each queue that has, or had, messages."""
+        return frozenset(key for key, queue in self._queues.items() if queue.max_offset)
+
     def truncate_dirty(self, physical_offset: int) -> None:
         """Drop all entries of records at or after `physical_offset`, the log's end. Raises StoreError."""
         self.deletions += 1

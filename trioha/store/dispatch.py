@@ -17,10 +17,10 @@ import mmap
 from collections.abc import Callable, Sequence
 
 import structlog
+import trio
 
 from trioha.errors import StoreError
 from trioha.log_limit import LogLimit
-from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueues, Queue
 from trioha.store.dispatch_settings import DispatchFault, DispatchSettings
@@ -34,8 +34,7 @@ from trioha.store.record_layout import (
     find_fault,
     starts_blank,
 )
-from trioha.store.recovery import SLACK_MS, newest_file_stored_by, stored_before_files_after
-from trioha.store.time_steps import LEAD_MS_MAX, TimeStep, TimeSteps
+from trioha.store.time_steps import TimeStep, TimeSteps
 from trioha.unwritten import Unwritten
 from trioha.watermark import Watermark
 
@@ -65,8 +64,8 @@ class Dispatcher:
         time_steps: TimeSteps | None = None,
         unwritten: Unwritten | None = None,
     ) -> None:
-        """`position` is where to start, see `start_position`; the log's first byte at least. `time_steps` are
-        those before it.
+        """`position` is where to start, see `dispatch_start.start_position`; the log's first byte at least.
+        `time_steps` are those before it.
 
         The index lacks records from `index_lacks_from` on that queues have; None if it lacks none.
         """
@@ -97,8 +96,9 @@ class Dispatcher:
         """Queues that the last call of `dispatch` wrote last."""
         self.on_written: list[Callable[[Sequence[Queue]], None]] = []
         """Called with the queues that were written, when `dispatched` has moved; must not raise."""
-        self.limit: Watermark | None = None
-        """Records that end after it are not dispatched yet, unless queues have them; None for no limit."""
+        self._limit: Watermark | None = None
+        self._wait = trio.CancelScope()
+        """The last wait for something to dispatch."""
         self._queued_offset = queues.max_physical_offset
         """End of the last record that was in the queues when dispatch went back, or began. Queues keep what
         they have, and a clean stop vouches for queues and index together: no limit may keep the index
@@ -198,6 +198,30 @@ class Dispatcher:
         self.dispatched.rewind(position)
         self.time_steps.keep(0, offset)
         self._know_latest_time()
+        # It may wait for the limit to move beyond where the log ended.
+        self._wait.cancel()
+
+    @property
+    def limit(self) -> Watermark | None:
+        """Records that end after it are not dispatched yet, unless queues have them; None for no limit."""
+        return self._limit
+
+    def limit_to(self, limit: Watermark | None) -> None:
+        """Dispatch only records that end at or before `limit`, wherever it moves; None for the log's end."""
+        self._limit = limit
+        self._wait.cancel()
+
+    async def more(self, source: Watermark) -> bool:
+        """Wait until `source` or the limit of dispatch moves beyond both its offset and the dispatcher's.
+
+        `source` is `appended` or `flushed`: the mark that holds dispatch up is waited for. False if that
+        changed first: the log was cut, or has another limit.
+        """
+        limit = self._limit
+        lower = source if limit is None or limit.offset >= source.offset else limit
+        with trio.CancelScope() as self._wait:
+            return await lower.reached(max(lower.offset, self.position) + 1)
+        return False
 
     def forget_queues(self) -> None:
         """Look queues up again: call it when topics were deleted or have become batch topics."""
@@ -213,8 +237,8 @@ class Dispatcher:
         """
         passed = 0
         until_offset = min(until_offset, self._log.max_offset)
-        if self.limit is not None:
-            until_offset = min(until_offset, max(self.limit.offset, self._queued_offset))
+        if self._limit is not None:
+            until_offset = min(until_offset, max(self._limit.offset, self._queued_offset))
         while passed < records_max and (start := self.dispatched.offset) < until_offset:
             collector = self._collector
             try:
@@ -337,48 +361,3 @@ class Dispatcher:
         self.faults += 1
         self.last_fault = fault
         log.error("record cannot be dispatched", offset=fault.physical_offset, reason=fault.reason)
-
-
-def start_position(
-    commit_log: CommitLog,
-    queues: ConsumeQueues,
-    *,
-    clean_exit: bool,
-    checkpoint: Checkpoint,
-    redispatch_from: int | None = None,
-) -> int:
-    """Where dispatch has to start after an opening.
-
-    See docs/protocol/store.md#end-of-the-log, docs/protocol/store.md#dispatch.
-
-    After a clean stop: after the last record that has an entry in any queue, else at the log's start. After
-    an unclean one: at the newest log file whose first record was stored 3 s or more before the checkpoint's
-    times, and that starts at or before its logicsPhysicalOffset. An offset before the log's start does not
-    count: programs that do not know the field leave it as it was. `redispatch_from` is that of an `IndexCut`.
-    Queues and log must be recovered.
-    """
-    known = queues.max_physical_offset
-    position = min(max(known, commit_log.min_offset), commit_log.max_offset)
-    if not clean_exit:
-        safe_ms = max(
-            0, min(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms) - SLACK_MS
-        )
-        file = newest_file_stored_by(commit_log.files, safe_ms)
-        position = min(position, commit_log.min_offset if file is None else file.start_offset)
-        synced_offset = checkpoint.logics_physical_offset
-        if synced_offset and synced_offset >= commit_log.min_offset:
-            position = min(position, synced_offset - synced_offset % commit_log.file_bytes)
-    if redispatch_from is not None:
-        position = min(position, redispatch_from)
-    return max(position, commit_log.min_offset)
-
-
-def logics_time_ms(commit_log: CommitLog, position: int) -> int:
-    """The latest logicsMsgTimestamp where queues and index may lack any record from `position` on.
-
-    With it `start_position` is at or before `position` after an unclean stop, also for RocketMQ before 5.5
-    (which goes by logicsPhysicalOffset), and it is not later than the log's last record and the clock: the
-    next records are not claimed either.
-    """
-    before_ms = stored_before_files_after(commit_log.files, position)
-    return min(commit_log.last_store_timestamp_ms, commit_log.now_ms() + LEAD_MS_MAX, before_ms + SLACK_MS)

@@ -191,7 +191,7 @@ class DispatchService:
         """Wait until there may be more to dispatch; False if the log was cut or the limit changed before."""
         if self._store.dispatcher.position != self._reported_offset:
             self._unreported.set()
-        return await self._store.more_to_dispatch(source)
+        return await self._store.dispatcher.more(source)
 
     def _slice(self, until_offset: int, records_max: int) -> int:
         """Dispatch some records; 0 if there is nothing to do or the disk refuses."""

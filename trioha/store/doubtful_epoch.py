@@ -17,10 +17,16 @@ import json
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from trioha.errors import StoreError
 from trioha.numbers import NATURAL32, parse_int
 from trioha.store.atomic_file import replace_file
-from trioha.store.epochs import NO_EPOCH
+from trioha.store.epochs import NO_EPOCH, EpochLog
+from trioha.store.lock import AbortFile
+from trioha.store.mapped_file import DISK_FULL
+
+log = structlog.get_logger(__name__)
 
 FILE_NAME: Final = "trioha-doubtful-epoch.json"
 
@@ -38,6 +44,29 @@ def load_doubtful_epoch(root: Path) -> int:
             path=path,
             hint='write {"epoch": N} with the last epoch of epochFileCheckpoint as N',
         ) from error
+
+
+def note_doubtful_epoch(root: Path, abort: AbortFile, epochs: EpochLog | None) -> tuple[int, bool]:
+    """The doubtful epoch, noted on disk if it is one since the last start; and whether it could be noted.
+
+    Blocks. Raises StoreError, and OSError but not for a full disk: it must not prevent an opening.
+    """
+    if epochs is None:
+        return NO_EPOCH, True
+    noted = load_doubtful_epoch(root)
+    # As the file has it: recovery drops an epoch of which no byte is left.
+    last_epoch = epochs.last_epoch
+    if last_epoch <= noted or not abort.lost_power:
+        return noted, True
+    log.warning("the end of the log's last epoch may be lost in a power loss", epoch=last_epoch)
+    try:
+        save_doubtful_epoch(root, last_epoch)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        log.warning("the epoch cannot be noted, the next start looks again", reason=error.strerror)
+        return last_epoch, False
+    return last_epoch, True
 
 
 def save_doubtful_epoch(root: Path, epoch: int) -> None:

@@ -29,9 +29,10 @@ from trioha.recording.events import NoSink
 from trioha.store.allocate import allocate_ahead
 from trioha.store.dispatch_service import DispatchService
 from trioha.store.flush import FlushService
-from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.message_store import MessageStore
 from trioha.store.messages import Message
 from trioha.store.record import Host
+from trioha.store.store_settings import StoreSettings
 
 APPENDS_PER_TURN = 500
 BUSY_POLL_S = fields(BrokerConfig).busy_poll.default / 1e6

@@ -50,9 +50,10 @@ from trioha.remoting.client import NO_SECURITY
 from trioha.remoting.command import BadRequestError, RemotingCommand
 from trioha.remoting.serving import Handler
 from trioha.store.commit_log import CommitLog
-from trioha.store.message_store import MessageStore, StoreSettings
+from trioha.store.message_store import MessageStore
 from trioha.store.messages import Message
 from trioha.store.put_status import PutStatus
+from trioha.store.store_settings import StoreSettings
 
 if TYPE_CHECKING:
     from tests.simulation.failover.world import World

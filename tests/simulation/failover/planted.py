@@ -19,7 +19,8 @@ from trioha.ha.autoswitch.epoch_session import EpochSession
 from trioha.ha.set_commit import SetQuorum, SetReplicas
 from trioha.ha.sync_state_set import SyncStateSet
 from trioha.node import role_changes
-from trioha.store import message_store
+from trioha.store import cutting, opening
+from trioha.store.dispatch import Dispatcher
 from trioha.store.lock import AbortFile
 from trioha.store.mapped_file import MappedFile
 from trioha.store.message_store import MessageStore
@@ -39,8 +40,9 @@ def _cut_in_memory() -> Iterator[None]:
             (directory / "trioha-cut.json").unlink()
 
     with (
-        patch.object(message_store, "save_cut", lambda directory, cut: None),
-        patch.object(message_store, "remove_cut", remove_cut),
+        patch.object(cutting, "save_cut", lambda directory, cut: None),
+        patch.object(cutting, "remove_cut", remove_cut),
+        patch.object(opening, "remove_cut", remove_cut),
         patch.object(MappedFile, "sync", lambda file: None),
         patch("trioha.store.log_files.sync_directory", lambda directory: None),
     ):
@@ -49,7 +51,7 @@ def _cut_in_memory() -> Iterator[None]:
 
 @_plants("a start does not complete a cut", seed=15, option="cuts")
 def _cut_half_done() -> Iterator[None]:
-    with patch.object(message_store, "load_cut", lambda directory: None):
+    with patch.object(opening, "load_cut", lambda directory: None):
         yield
 
 
@@ -270,7 +272,7 @@ def _any_confirms() -> Iterator[None]:
 
 @_plants("queues are built beyond the confirm offset", seed=1)
 def _early_queues() -> Iterator[None]:
-    with patch.object(MessageStore, "limit_dispatch", lambda store, limit: None):
+    with patch.object(Dispatcher, "limit_to", lambda dispatcher, limit: None):
         yield
 
 
