@@ -65,7 +65,7 @@ class _Progress:
     lag: int = 0
     """Messages that are not committed."""
     in_flight: int = 0
-    """Those of them that were pulled."""
+    """Messages that were pulled and are not committed."""
 
 
 class AdminOffsets:

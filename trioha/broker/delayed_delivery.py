@@ -17,8 +17,8 @@ delivery goes on and the offset waits.
 
 Due times are wall clock times. The wall clock may be set, and a computer may sleep while trio's clock
 stands still: no sleep is longer than `CLOCK_CHECK_S`. A message is due its level's delay after its store
-time, which is the clock's at the put. One that seems to be due later than that from now, and more than
-`LEAD_MS_MAX` later, is due at once: the clock or messageDelayLevel has changed. No other message comes sooner
+time, which is the clock's at the put. A message that seems to be due later than its delay from now,
+by more than `LEAD_MS_MAX`, is due at once: the clock or messageDelayLevel has changed. No other message comes sooner
 or later for it.
 
 A put that is refused for now (a full disk, too few slaves) is tried again after `RETRY_S`, and the level

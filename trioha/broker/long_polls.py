@@ -45,7 +45,7 @@ class LongPoll:
         self.connection = connection
         self.waiter = waiter
         self.is_over = False
-        """It is closed, or its waiter was told that its time is over."""
+        """Whether the pull was closed, or its waiter was told that its time is over."""
 
     def end(self) -> None:
         """Its time is over."""
@@ -54,7 +54,7 @@ class LongPoll:
             self.waiter.ended()
 
     def close(self) -> None:
-        """It waits no more."""
+        """The pull waits no more."""
         self.is_over = True
         self._polls._remove(self)
 

@@ -53,7 +53,10 @@ class MasterStores:
 
 
 def remembered_keys(folder: Path) -> tuple[str, ...]:
-    """Those of `MASTER_KEYS` that the last master had, by the file in `folder`. Blocks. Raises StoreError."""
+    """The keys of `MASTER_KEYS` that the last master had, by the file in `folder`.
+
+    Blocks. Raises StoreError.
+    """
     return read_metadata(folder / FILE_NAME, _keys) or ()
 
 

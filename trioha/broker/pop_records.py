@@ -4,9 +4,9 @@ Theory of operation (docs/protocol/pop.md#revive-topic, docs/protocol/pop.md#rev
 offset past its messages and puts a check point (tag `ck`) that lists them; each acknowledgement puts a record
 (`ack`, or `bAck` for several) that names the check point and the offsets. Both are timers: they come first to
 `rmq_sys_wheel_timer`, and when they are due as copies, with TIMER_DEQUEUE_MS, to
-`rmq_sys_REVIVE_LOG_<cluster>`. Those that are due at once come there directly. The master reads check points
-there, gives again what nobody acknowledged, and commits the queue offset of the last check point that it is
-done with.
+`rmq_sys_REVIVE_LOG_<cluster>`. Records that are due at once come there directly. The master reads check
+points there, gives again what nobody acknowledged, and commits the queue offset of the last check point that
+it is done with.
 
 Given the records in log order, so:
 

@@ -2,7 +2,7 @@
 
 See docs/protocol/remoting.md#pulls.
 
-Checks are made in the broker's order, with its codes and remarks. One differs: where the subscription of a
+Checks are made in the broker's order, with its codes and remarks. One check differs: where the subscription of a
 request is newer than that of the last heartbeat, the broker answers SUBSCRIPTION_NOT_LATEST, and a consumer
 of 5.x that has just started loses 20 s to it. Here the pull is answered, without a filter: the consumer
 compares tags itself, and gets no fewer messages than its new subscription wants.
@@ -105,9 +105,9 @@ class PullStatistics:
     messages: int = 0
     """Messages given to consumers."""
     messages_until_today: int = 0
-    """Those given before the last local midnight."""
+    """Messages given before the last local midnight."""
     messages_until_yesterday: int = 0
-    """Those given before the midnight before that."""
+    """Messages given before the midnight before that."""
     found_per_s: tuple[float, ...] = ()
     """Pulls that were given messages."""
     missed_per_s: tuple[float, ...] = ()

@@ -48,7 +48,7 @@ ROLLS_FROM_MS: Final = 47 * _HOUR_MS
 """A timer so far ahead of its record may be in an earlier slot, where it rolls: two days by default
 (timerRollWindowSlot), less an hour for clocks that differ."""
 ROLLS_AFTER_MS: Final = 23 * _HOUR_MS
-"""It is there so long after its record at the earliest: half of that, less an hour."""
+"""A timer that rolls is there so long after its record at the earliest: half of the window, less an hour."""
 
 
 @frozen
@@ -56,7 +56,7 @@ class PendingTimer:
     """A message that waits for its time."""
 
     slot_ms: int
-    """It is due after this moment, at most timerPrecisionMs (1 s) later; ms since 1970."""
+    """The message is due after this moment, at most timerPrecisionMs (1 s) later; ms since 1970."""
     queue_offset: int
     """In the topic of timers."""
     physical_offset: int

@@ -175,7 +175,7 @@ class TransactionTable:
         return transaction
 
     def end(self, transaction: OpenTransaction) -> None:
-        """It was decided, or given up; its op record is pending now."""
+        """A transaction was decided, or given up; its op record is pending now."""
         self._remove(transaction)
         self._pending[transaction.queue_offset] = None
 
@@ -200,7 +200,7 @@ class TransactionTable:
         return renewed
 
     def postpone(self, transaction: OpenTransaction, *, check_at_s: float) -> None:
-        """It may be checked later."""
+        """A transaction is checked later."""
         transaction.check_at_s = check_at_s
         self._schedule(transaction)
 

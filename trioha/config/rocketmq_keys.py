@@ -2,7 +2,7 @@
 
 The settable properties of BrokerConfig, MessageStoreConfig, NettyServerConfig, NettyClientConfig and
 AuthConfig of 4.9.7, 5.3.3, 5.4.0 and 5.5.0, what brokers of the first two answer to GET_BROKER_CONFIG, and
-the two that BrokerStartup makes environment settings of. Those of TLS are system properties of RocketMQ's JVM
+the two that BrokerStartup makes environment settings of. Keys of TLS are system properties of RocketMQ's JVM
 or lines of its tls.properties.
 """
 
@@ -209,7 +209,7 @@ useTLS waitTimeMillsInHeartbeatQueue waitTimeMillsInPullQueue waitTimeMillsInSen
 waitTimeMillsInTransactionQueue warmMapedFileEnable writeBufferHighWaterMark writeBufferLowWaterMark
 """.split()  # noqa: SIM905 - as above
 )
-"""Those of them that 4.9.7 has: what a broker of it answers to GET_BROKER_CONFIG, and those that it answers
+"""The keys that 4.9.7 has: what a broker of it answers to GET_BROKER_CONFIG, and those that it answers
 only when they are set. It ignores all others."""
 
 SINCE_5_4: Final = frozenset(
@@ -228,7 +228,7 @@ timerWheelSnapshotFlush timerWheelSnapshotIntervalMs transRocksDBEnable transWri
 useSeparateRetryQueue useSingleRocksDBForAllConfigs writeWithoutMmap
 """.split()  # noqa: SIM905 - as above
 )
-"""Those of them that 5.3.3 ignores and 5.4.0 has."""
+"""The keys that 5.3.3 ignores and 5.4.0 has."""
 
 SINCE_5_5: Final = frozenset(
     """
@@ -244,7 +244,7 @@ transactionCheckRocksdbMaxThreads transactionCheckRocksdbQueueCapacity useMessag
 useSeparateStorePathForRocksdbCQ
 """.split()  # noqa: SIM905 - as above
 )
-"""Those of them that 5.4.0 ignores and 5.5.0 has."""
+"""The keys that 5.4.0 ignores and 5.5.0 has."""
 
 RETIRED_KEYS: Final = {
     "abortFile": "the file abort in storePathRootDir",

@@ -199,7 +199,7 @@ class SyncStateSet:
         self._refused: frozenset[int] = frozenset()
         """Replicas that the controller refused, since it last agreed to a set."""
         self._others = tuple(self.required - {own_id})
-        """Those for which `confirm` waits."""
+        """Broker ids of the replicas for which `confirm` waits."""
         self._begun_offset = end = log_end()
         """The log's end when this life began: an earlier life of the epoch may have confirmed up to it."""
         self.confirm = Watermark(end if not self._others else min(confirm_offset, end))
@@ -309,7 +309,7 @@ class SyncStateSet:
         return max(confirmed, self.epoch_start_offset, self._begun_offset)
 
     def _caught_up(self, *candidates: int) -> set[int]:
-        """Those of `candidates`, connected replicas outside of the set, that may come in: invariant 3."""
+        """The `candidates`, connected replicas outside of the set, that may come in: invariant 3."""
         links = self._links
         return {
             candidate

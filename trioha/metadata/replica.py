@@ -342,7 +342,7 @@ class MetadataReplica:
 
 
 def _beyond(offsets: Mapping[int, int], end_of: Callable[[int], int | None]) -> dict[int, int]:
-    """Those of the offsets, by queue id or level, that are beyond the end of their queue, or have none."""
+    """The offsets, by queue id or level, that are beyond the end of their queue, or have none."""
     return {number: offset for number, offset in offsets.items() if offset > (end_of(number) or 0)}
 
 

@@ -7,10 +7,10 @@ could end the node.
 
 Theory of operation. A listener waits until a connection arrives, checks its gate, and accepts. While the gate
 is closed, connections wait in the kernel's backlog: they are not lost, they use no descriptor here, and the
-peer sees a connection that is not served yet; beyond the backlog connecting fails. That is for shortages,
-which pass. (A server at its limit of connections accepts the next one and closes it at once, so that the peer
-notices. That is up to the handler.) Each accepted connection gets a task in `handler_nursery`; cancelling the
-loop closes the listeners and leaves the connections to that nursery.
+peer sees a connection that is not served yet; beyond the backlog connecting fails. A gate is for shortages,
+which pass. (At its limit of connections a server accepts the next one and closes it at once, so that the peer
+notices: the handler's task.) Each accepted connection gets a task in `handler_nursery`; cancelling the loop
+closes the listeners and leaves the connections to that nursery.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class FollowedConfirmOffset:
         self._limit.lower(min(self._limit.offset, self._store.commit_log.max_offset))
 
     def receive(self, offset: int) -> None:
-        """What the master said last, as far as the own log has it. It may go back."""
+        """Take what the master said last, as far as the own log has it: the offset may go back."""
         if offset < 0:
             return
         if offset < self._limit.offset:

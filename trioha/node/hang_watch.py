@@ -34,7 +34,7 @@ class Work:
     """When `hanging` saw the last step first."""
 
     def step(self) -> None:
-        """It goes on. Called in any thread, for one work in one at a time."""
+        """Note that the work goes on. Called in any thread, for one work in one thread at a time."""
         self.steps += 1
 
 

@@ -35,7 +35,7 @@ class BegunCut:
     end_offset: int
     """Where it ended before."""
     epochs: EpochTable = field(factory=EpochTable)
-    """Those of the bytes that are cut, as they were before."""
+    """Epochs of the bytes that are cut, as they were before."""
 
     @classmethod
     def of(cls, offset: int, end_offset: int, epochs: EpochTable) -> BegunCut:

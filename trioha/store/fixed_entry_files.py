@@ -187,7 +187,7 @@ class FixedEntryFiles:
         self._spare = None
 
     def read(self, position: int, size: int) -> bytes:
-        """Those of the bytes `[position, position + size)` that are in the queue."""
+        """The bytes `[position, position + size)`, as far as the queue has them."""
         position = max(position, self.start)
         end = min(position + size, self.end)
         parts: list[bytes] = []

@@ -41,7 +41,7 @@ CRC_MASK: Final = 0x7FFFFFFF
 RECORD_BYTES_MIN: Final = 91
 STORE_TIMESTAMP_AT: Final = 56
 LEAD_MS_MAX: Final = 3000
-"""That of `store.time_steps`."""
+"""As in `store.time_steps`."""
 BODY_AT: Final = 88
 TOPIC_BYTES_MAX: Final = 127
 KEY_BYTES: Final = 24
@@ -107,7 +107,7 @@ class _Topic:
         self.targets: list[_Target | None] = []
         """By queue id, below `LISTED_QUEUES`; None where no queue is known."""
         self.others: dict[int, _Target] = {}
-        """Those with higher ids: a list would be as long as the highest one, which a producer chooses."""
+        """Targets with higher ids: a list would be as long as the highest id, which a producer chooses."""
 
 
 LISTED_QUEUES: Final = 64
@@ -133,7 +133,7 @@ class Columns:
         self._multi_dispatch: bool = multi_dispatch
         self._topics: dict[bytes, _Topic] = {}
         self._topic: _Topic = _Topic(b"")
-        """That of the last record."""
+        """Topic of the last record."""
         self._keys: BytesWriter = BytesWriter()
         self._call: i64 = 0
         self._touched: list[_Target] = []

@@ -131,7 +131,7 @@ class AbortFile:
     def lost_power(self) -> bool:
         """Whether what the last user wrote and did not sync may be lost (asked before `create`).
 
-        That is so if it ended without closing the store and the machine has, or may have, started since.
+        True if the last user ended without closing the store and the machine has, or may have, started since.
         """
         try:
             lines = self.path.read_bytes().split(b"\n")

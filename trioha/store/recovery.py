@@ -84,7 +84,7 @@ class Flushed:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, *, now_ms: int, clean_exit: bool) -> Flushed:
-        """That of a checkpoint; all of the log after a clean stop."""
+        """What a checkpoint says was flushed; all of the log after a clean stop."""
         end_offset = checkpoint.logics_physical_offset
         if clean_exit:
             return cls(until_ms=_FOR_EVER_MS, end_offset=end_offset, is_time_wrong=False)

@@ -52,7 +52,7 @@ def rocksdb_stores(root: Path) -> tuple[str, ...]:
 
 
 def keys_of(settings: Mapping[str, str]) -> tuple[str, ...]:
-    """Those of `MASTER_KEYS` that the settings of a master switch on."""
+    """The keys of `MASTER_KEYS` that the settings of a master switch on."""
     return tuple(key for key in MASTER_KEYS if settings.get(key, "").lower() == "true")
 
 
