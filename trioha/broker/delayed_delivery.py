@@ -15,11 +15,11 @@ RocketMQ's, which follows at once, it would pass over a message whose delivered 
 master. Here a message may be delivered twice after a crash, and none is lost. While a slave is stuck,
 delivery goes on and the offset waits.
 
-Due times are wall clock times. The wall clock may be set, and a computer may sleep while trio's clock
-stands still: no sleep is longer than `CLOCK_CHECK_S`. A message is due its level's delay after its store
-time, which is the clock's at the put. A message that seems to be due later than its delay from now,
-by more than `LEAD_MS_MAX`, is due at once: the clock or messageDelayLevel has changed. No other message comes sooner
-or later for it.
+Due times are wall clock times. The wall clock may be set, and a computer may sleep while trio's clock stands
+still: no sleep is longer than `CLOCK_CHECK_S`. A message is due its level's delay after its store time, which
+is the clock's at the put. A message that seems to be due later than its delay from now, by more than
+`LEAD_MS_MAX`, is due at once: the clock or messageDelayLevel has changed. No other message comes sooner or
+later for it.
 
 A put that is refused for now (a full disk, too few slaves) is tried again after `RETRY_S`, and the level
 waits. A record that cannot be delivered, now or later, is logged and skipped.

@@ -2,10 +2,10 @@
 
 See docs/protocol/remoting.md#pulls.
 
-Checks are made in the broker's order, with its codes and remarks. One check differs: where the subscription of a
-request is newer than that of the last heartbeat, the broker answers SUBSCRIPTION_NOT_LATEST, and a consumer
-of 5.x that has just started loses 20 s to it. Here the pull is answered, without a filter: the consumer
-compares tags itself, and gets no fewer messages than its new subscription wants.
+Checks are made in the broker's order, with its codes and remarks. One check differs: where the subscription
+of a request is newer than that of the last heartbeat, the broker answers SUBSCRIPTION_NOT_LATEST, and a
+consumer of 5.x that has just started loses 20 s to it. Here the pull is answered, without a filter: the
+consumer compares tags itself, and gets no fewer messages than its new subscription wants.
 """
 
 from __future__ import annotations

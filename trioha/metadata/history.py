@@ -124,8 +124,7 @@ class MetadataHistory:
         self._lock = threading.Lock()
         self._tables: dict[str, _Seen] = {}
         self._segment: Path | None = None
-        """The file that is appended to, open only while a line is written: a descriptor for a line in a minute is a
-        waste."""
+        """What is appended to; open only while a line is written, since there is a line in a minute."""
         self._bytes = 0
         """Of the segment."""
         self._first_bytes = 0
