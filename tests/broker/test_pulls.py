@@ -109,7 +109,7 @@ async def test_pulls_are_counted(broker, autojump_clock):
     broker.pull(maxMsgNums=1)
     broker.pull(queueOffset=3)
     await trio.sleep(1)
-    counted = broker.room.pulls.statistics()
+    counted = broker.room.pulls.counts.statistics()
     assert (counted.messages, counted.messages_per_s) == (4, (4.0, 4.0, 4.0))
     assert (counted.found_per_s[0], counted.missed_per_s[0]) == (2.0, 1.0)
 
@@ -470,12 +470,12 @@ async def test_a_known_pull_is_answered_at_once_as_it_is_answered_by_the_handler
         head, slices = known.at_once(**changes)
         assert head == encode_head(by_handler)
         assert [bytes(view) for view in slices] == [bytes(view) for view in by_handler.slices]
-    counted = known.broker.room.pulls.statistics().messages
+    counted = known.broker.room.pulls.counts.statistics().messages
     # The handler of requests answers it then, and counts it.
     assert known.at_once(fits=False) is None
-    assert known.broker.room.pulls.statistics().messages == counted
+    assert known.broker.room.pulls.counts.statistics().messages == counted
     assert known.at_once() is not None
-    assert known.broker.room.pulls.statistics().messages == counted + 2
+    assert known.broker.room.pulls.counts.statistics().messages == counted + 2
     offsets = known.broker.metadata.consumer_offsets
     assert offsets.find(GROUP, TOPIC, 0) == 1
     assert known.at_once(**{**commit, "commitOffset": 2}) is not None

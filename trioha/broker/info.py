@@ -18,7 +18,7 @@ from attrs import asdict, evolve, frozen
 
 from trioha import __version__
 from trioha.broker.delayed_delivery import DelayProgress
-from trioha.broker.pull_processor import PullStatistics
+from trioha.broker.pull_counts import PullStatistics
 from trioha.broker.puts import PutService
 from trioha.broker_status import ArchiveStatus, BrokerStatus, ControlStatus, MetadataStatus, PendingStatus
 from trioha.errors import StoreError

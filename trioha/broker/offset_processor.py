@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trioha.broker.half_messages import refuse_own_group
-from trioha.broker.pull_processor import PullSettings, no_limit
+from trioha.broker.pull_checks import PullSettings
+from trioha.broker.pull_processor import no_limit
 from trioha.errors import StoreError
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.table import TableFull

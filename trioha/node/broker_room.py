@@ -197,7 +197,7 @@ class BrokerRoom:
         consumers.attach(server)
         admin.attach(server)
         transactions.attach(server)
-        info.pull_statistics = consumers.pulls.statistics
+        info.pull_statistics = consumers.pulls.counts.statistics
         info.client_statistics = lambda: server.statistics
         return cls(server, info, puts, updates, consumers, delivery, admin, transactions)
 

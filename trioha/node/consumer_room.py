@@ -12,7 +12,8 @@ from trioha.broker.clients import ClientRegistry
 from trioha.broker.confirmed_arrivals import ConfirmedArrivals
 from trioha.broker.long_polls import LongPolls, QueueKey
 from trioha.broker.offset_processor import OffsetProcessor
-from trioha.broker.pull_processor import PullProcessor, PullSettings, memory_bytes, no_limit
+from trioha.broker.pull_checks import PullSettings
+from trioha.broker.pull_processor import PullProcessor, memory_bytes, no_limit
 from trioha.broker.query_processor import QueryProcessor
 from trioha.broker.queue_locks import QueueLocks
 from trioha.broker.slave_reads import SLAVE_MEMORY_PERCENT_LESS, always
