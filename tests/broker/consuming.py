@@ -19,7 +19,7 @@ from trioha.node.metadata_room import metadata_settings
 from trioha.remoting.address import Address
 from trioha.remoting.codes import RequestCode, Version
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
-from trioha.remoting.serving import Peer
+from trioha.remoting.serving import Peer, WaitingAnswer, WokenAnswers
 from trioha.store.message_properties import encode_properties
 from trioha.store.record import Record, decode_record
 
@@ -85,7 +85,7 @@ class Broker:
             return response_to(command, error.code, remark=error.reason)
         if isinstance(answer, RemotingCommand) and answer.slices:
             return evolve(answer, body=answer.whole_body, slices=())
-        return answer
+        return AwaitedAnswer(answer) if isinstance(answer, WaitingAnswer) else answer
 
     async def ask(self, code, fields=None, **options):
         """The answer, waited for."""
@@ -163,6 +163,27 @@ def records_of(body):
 def bodies_of(answer):
     """The bodies of the messages that a pull gave."""
     return [record.body for record in records_of(answer.whole_body)]
+
+
+class AwaitedAnswer:
+    """A waiting answer that can be awaited: looked at when it is woken, as by its connection."""
+
+    def __init__(self, waiting):
+        self.waiting = waiting
+        self._woken = WokenAnswers()
+        waiting.wait_in(self._woken)
+
+    def __await__(self):
+        return self._answer().__await__()
+
+    async def _answer(self):
+        try:
+            while True:
+                for woken in await self._woken.take():
+                    if (answer := woken.answer()) is not None:
+                        return answer
+        finally:
+            self.waiting.abandon()
 
 
 class Waiting:

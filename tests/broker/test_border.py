@@ -107,7 +107,7 @@ async def test_a_failing_push_ends_the_connection_of_its_subscriber_only(tmp_pat
         assert (await clients[-1].request(TABLE)).code == ResponseCode.SUCCESS
     with capture_logs() as logs:
         with monkeypatch.context() as patched:
-            patched.setattr("trioha.remoting.server_connection.send_now", lambda *_: 1 / 0)
+            patched.setattr("trioha.remoting.server_connection.send_parts_now", lambda *_: 1 / 0)
             assert server.push(1, b"frame")
         await trio.testing.wait_all_tasks_blocked()
         assert server.statistics.connections_open == 1

@@ -2,7 +2,6 @@
 
 import pytest
 import trio
-from attrs import define
 
 from tests.broker.consuming import TOPIC, Broker, Waiting, bodies_of
 from tests.ha.support import settled
@@ -12,7 +11,6 @@ from trioha.broker.confirmed_arrivals import ConfirmedArrivals
 from trioha.broker.long_polls import LongPolls
 from trioha.ha.confirm_offset import ConfirmOffset
 from trioha.remoting.codes import RequestCode, ResponseCode
-from trioha.remoting.serving import SendsTogether
 
 SUSPEND = 2 | 4
 QUEUE = {"topic": TOPIC, "queueId": "0"}
@@ -226,30 +224,3 @@ async def test_without_acks_the_queues_that_wait_are_bounded(monkeypatch):
     arrivals.confirmed(1000)
     assert polls.seen[3:] == [[("T", number) for number in range(7)]]
     assert len(arrivals) == 0
-
-
-async def test_what_one_ack_confirms_is_sent_together():
-    events = []
-    polls = LongPolls(polls_max=10, per_connection_max=10)
-    polls.together = together = SendsTogether()
-
-    @define
-    class Pull:
-        number: int
-
-        def arrived(self):
-            events.append(f"arrived {self.number}")
-            assert together.add(lambda: events.append(f"sent {self.number}"))
-
-        def ended(self):
-            raise AssertionError("its time is not over")
-
-    arrivals = ConfirmedArrivals(polls, dispatched_offset=0, confirm_offset=0)
-    for number in (1, 2):
-        polls.open(("T", number), 1, Pull(number), timeout_s=60)
-        arrivals.written([("T", number)], dispatched_offset=10 * number)
-    arrivals.confirmed(20)
-    assert events == ["arrived 1", "arrived 2", "sent 1", "sent 2"]
-    arrivals.written([("T", 1)], dispatched_offset=15)
-    assert events[4:] == ["arrived 1", "sent 1"]
-    assert not together.add(lambda: None), "nothing is held back outside"

@@ -10,20 +10,20 @@ The differences, each on purpose:
   not offered, and clients use the first.
 """
 
-import inspect
 import json
 from collections import Counter
 
 import pytest
 import trio
 
-from tests.broker.consuming import PEER, Broker, Waiting, records_of
+from tests.broker.consuming import PEER, AwaitedAnswer, Broker, Waiting, records_of
 from tests.ha.support import settled
 from tests.remoting.recorded import VECTORS, commands
 from tests.store.support import message
 from trioha.metadata.topics import TopicConfig
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import BadRequestError, response_to
+from trioha.remoting.serving import WaitingAnswer
 from trioha.store.tags import java_hash
 
 SESSIONS = [
@@ -151,8 +151,8 @@ async def test_answers_have_the_code_and_shape_of_the_real_brokers(
             answer = handler(command, PEER)
         except BadRequestError as error:
             answer = response_to(command, error.code, remark=error.reason)
-        if inspect.isawaitable(answer):
-            waiting.add(command.opaque, answer)
+        if isinstance(answer, WaitingAnswer):
+            waiting.add(command.opaque, AwaitedAnswer(answer))
         else:
             mine[command.opaque] = answer
     await trio.sleep(100)

@@ -16,11 +16,14 @@ from tests.waiting import until
 from trioha.net.border import ConnectionBorder
 from trioha.net.housekeeping import Housekeeping
 from trioha.net.transport import SocketTransport
-from trioha.remoting import codec, server_connection
+from trioha.remoting import codec, request_handling, server_connection
 from trioha.remoting.client import ConnectionLostError, RemotingClient, open_client
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.command import SerializeType, request, response_to
+from trioha.remoting.in_flight import InFlight
 from trioha.remoting.memory import ClientMemory, MemoryAccount
+from trioha.remoting.request_handling import RequestHandling
+from trioha.remoting.request_reader import RequestReader
 from trioha.remoting.server import RemotingServer
 from trioha.remoting.server_connection import ServerConnection
 
@@ -30,21 +33,23 @@ PLACES: list[tuple[object, str]] = [
     (FrameDecoder, "_check_length"),
     (codec, "_decode_json_header"),
     (codec, "_decode_binary_header"),
-    (server_connection, "encode_head"),
-    (server_connection, "send_now"),
+    (request_handling, "encode_head"),
+    (server_connection, "send_parts_now"),
     (ServerConnection, "__init__"),
-    (ServerConnection, "_receive"),
-    (ServerConnection, "_handle"),
-    (ServerConnection, "_done"),
     (ServerConnection, "_await_answer"),
-    (ServerConnection, "_end_turn"),
-    (ServerConnection, "_note_unfinished"),
+    (ServerConnection, "_send"),
+    (RequestHandling, "handle_next"),
+    (RequestHandling, "done"),
+    (RequestReader, "receive"),
+    (RequestReader, "note_unfinished"),
+    (InFlight, "answer"),
+    (InFlight, "take_outbox"),
     (ClientMemory, "open_account"),
     (MemoryAccount, "readable_bytes"),
     (MemoryAccount, "try_to_hold"),
     (Housekeeping, "__init__"),
     (SocketTransport, "receive_now"),
-    (SocketTransport, "send_now"),
+    (SocketTransport, "send_parts_now"),
     (SocketTransport, "from_stream"),
 ]
 BUGS = {

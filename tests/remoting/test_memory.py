@@ -20,6 +20,7 @@ from tests.remoting.streams import MemoryTransport, transport_pair
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import request, response_to
+from trioha.remoting.in_flight import REQUEST_BYTES
 from trioha.remoting.memory import (
     HEADROOM_BYTES,
     bytes_max_for,
@@ -28,7 +29,6 @@ from trioha.remoting.memory import (
     promises_what_it_has,
 )
 from trioha.remoting.server import RemotingServer, ServerLimits
-from trioha.remoting.server_connection import REQUEST_BYTES
 
 FRAME_BYTES_MAX = 512 * 1024
 TOTAL_BYTES_MAX = 4 * 1024 * 1024

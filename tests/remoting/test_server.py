@@ -18,8 +18,8 @@ from trioha.errors import ConfigError, LocalProtocolError
 from trioha.remoting.client import ConnectionLostError, RemotingClient, RequestTimeoutError, open_client
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.command import BadRequestError, SerializeType, request, response_to
+from trioha.remoting.in_flight import REQUEST_BYTES
 from trioha.remoting.server import Peer, RemotingServer, ServerLimits
-from trioha.remoting.server_connection import REQUEST_BYTES
 from trioha.remoting.wrong_port import UNANSWERED
 
 

@@ -11,8 +11,8 @@ from trioha.net.transport import SocketTransport
 from trioha.remoting.client import open_client
 from trioha.remoting.codec import encode
 from trioha.remoting.command import RemotingCommand, request, response_to
+from trioha.remoting.in_flight import SLICES_COPIED_BYTES_MAX
 from trioha.remoting.server import RemotingServer
-from trioha.remoting.server_connection import SLICES_COPIED_BYTES_MAX
 
 CODE = 11
 SMALL = SLICES_COPIED_BYTES_MAX // 4

@@ -65,9 +65,8 @@ class ConfirmedArrivals:
         """The confirm offset has moved forward to `confirm_offset`."""
         self._confirm_offset = confirm_offset
         stretches = self._stretches
-        with self._polls.together:
-            while stretches and stretches[0].start_offset < confirm_offset:
-                self._polls.arrived(stretches[0].queues)
-                if stretches[0].end_offset > confirm_offset:
-                    return
-                stretches.popleft()
+        while stretches and stretches[0].start_offset < confirm_offset:
+            self._polls.arrived(stretches[0].queues)
+            if stretches[0].end_offset > confirm_offset:
+                return
+            stretches.popleft()

@@ -1,10 +1,10 @@
 """Pulls that wait for messages of their queue.
 
 Theory of operation. Each waiting pull is a `LongPoll`, kept under its queue. When the dispatcher has put
-entries in queues, it names them to `arrived`, which calls the pulls of those queues and looks at no other:
-ten thousand idle pulls cost nothing while other queues are written. One task ends pulls whose time is over:
-it sleeps until the earliest deadline. A pull has no task: its `Waiter` is called amid the work of the
-dispatcher, reads the queue then, and closes the pull when it has an answer.
+entries in queues, it names them to `arrived`, which wakes the pulls of those queues and looks at no other:
+ten thousand idle pulls cost nothing while other queues are written. One task wakes pulls whose time is over:
+it sleeps until the earliest deadline. Waking does no work: the task that answers the pulls of a connection
+reads the queues then, and closes each poll whose pull has an answer.
 """
 
 from __future__ import annotations
@@ -17,21 +17,16 @@ from typing import Final, Protocol
 
 import trio
 
-from trioha.remoting.serving import SendsTogether
-
 _ENDED_MAX: Final = 64
 QueueKey = tuple[str, int]
 """Topic and queue id."""
 
 
 class Waiter(Protocol):
-    """Who opened a poll. Both are called amid the work of another task, and must not raise."""
+    """Who opened a poll."""
 
-    def arrived(self) -> None:
-        """Entries have come to the queue."""
-
-    def ended(self) -> None:
-        """The poll's time is over, or the node stops."""
+    def wake(self) -> None:
+        """Entries have come to the queue, or the poll's time is over, or the node stops: look at it."""
 
 
 class LongPoll:
@@ -45,13 +40,13 @@ class LongPoll:
         self.connection = connection
         self.waiter = waiter
         self.is_over = False
-        """Whether the pull was closed, or its waiter was told that its time is over."""
+        """Whether the pull was closed, or its time is over."""
 
     def end(self) -> None:
         """Its time is over."""
         if not self.is_over:
             self.is_over = True
-            self.waiter.ended()
+            self.waiter.wake()
 
     def close(self) -> None:
         """The pull waits no more."""
@@ -77,14 +72,12 @@ class LongPolls:
         """Set when there is an earlier deadline than `run` sleeps for."""
         self.open_polls = 0
         self._on_open = on_open
-        self.together = SendsTogether()
-        """That of the server: what arrives at the same moment is answered together."""
         self.refused = 0
         """Polls that were refused because there were too many."""
         self._is_stopping = False
 
     def open(self, key: QueueKey, connection: int, waiter: Waiter, *, timeout_s: float) -> LongPoll | None:
-        """A poll that is over after `timeout_s`; at once, with no call, if the node stops. None if there are
+        """A poll that is over after `timeout_s`; at once, and not woken, if the node stops. None if there are
         too many."""
         if self.open_polls >= self._polls_max or self._by_connection[connection] >= self._per_connection_max:
             self.refused += 1
@@ -108,20 +101,16 @@ class LongPolls:
 
     def arrived(self, queues: Iterable[QueueKey]) -> None:
         """Entries have come to these queues."""
-        if not self._by_queue:
-            return
-        with self.together:
-            for key in queues:
-                # They close while they are called.
-                for poll in tuple(self._by_queue.get(key, ())):
-                    if not poll.is_over:
-                        poll.waiter.arrived()
+        for key in queues:
+            for poll in self._by_queue.get(key, ()):
+                if not poll.is_over:
+                    poll.waiter.wake()
 
     def end_all(self) -> None:
         """The node stops: end all polls, and each that is opened later, at once."""
         self._is_stopping = True
-        for polls in tuple(self._by_queue.values()):
-            for poll in tuple(polls):
+        for polls in self._by_queue.values():
+            for poll in polls:
                 poll.end()
 
     def _remove(self, poll: LongPoll) -> None:

@@ -7,7 +7,7 @@ See docs/protocol/remoting.md#pulls.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 from trioha.broker.clients import ClientRegistry
@@ -27,7 +27,7 @@ from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
 from trioha.remoting.pull_forms import PullForm
 from trioha.remoting.pull_message import PullFlag, PullRequest, PullResponseHeader
-from trioha.remoting.serving import Peer
+from trioha.remoting.serving import Peer, WaitingAnswer
 from trioha.store.message_store import MessageStore
 from trioha.store.reads import GetResult, GetStatus
 
@@ -91,10 +91,10 @@ class PullProcessor:
         self._is_following = is_following
         self.counts = PullCounts()
 
-    def answer(self, request: RemotingCommand, peer: Peer) -> RemotingCommand | Awaitable[RemotingCommand]:
-        """The response to a pull, or an awaitable of it where it waits for messages.
+    def answer(self, request: RemotingCommand, peer: Peer) -> RemotingCommand | WaitingAnswer:
+        """The response to a pull, or what comes of it later where it waits for messages.
 
-        Dropping the awaitable ends the wait. Raises BadRequestError for a request that is refused.
+        `WaitingAnswer.abandon` ends the wait. Raises BadRequestError for a request that is refused.
         """
         pull = self._checks.checked(request, peer, self.settings)
         header = pull.header

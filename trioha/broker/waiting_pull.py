@@ -6,9 +6,8 @@ from typing import Protocol
 
 from trioha.broker.long_polls import LongPoll
 from trioha.broker.pull_checks import Pull
-from trioha.deferred import Deferred
-from trioha.net.transport import release
 from trioha.remoting.command import RemotingCommand
+from trioha.remoting.serving import WaitingAnswer
 
 
 class Answers(Protocol):
@@ -21,10 +20,10 @@ class Answers(Protocol):
         """The response to a pull whose time is over. Raises BadRequestError."""
 
 
-class WaitingPull(Deferred[RemotingCommand]):
+class WaitingPull(WaitingAnswer):
     """A pull that waits until its queue has a message for it, or its time is over."""
 
-    __slots__ = ("_answer", "_answers", "_error", "_offset", "_poll", "_pull")
+    __slots__ = ("_answers", "_offset", "_poll", "_pull")
 
     def __init__(self, answers: Answers, pull: Pull) -> None:
         super().__init__()
@@ -33,59 +32,34 @@ class WaitingPull(Deferred[RemotingCommand]):
         self._offset = pull.header.queue_offset
         """Entries before it are not for the consumer."""
         self._poll: LongPoll | None = None
-        self._answer: RemotingCommand | None = None
-        self._error: Exception | None = None
 
     def begin(self, poll: LongPoll) -> None:
-        """Wait until `poll` calls."""
+        """Wait until `poll` wakes it."""
         self._poll = poll
         if poll.is_over:
-            self.ended()
+            self.wake()
 
-    def arrived(self) -> None:
-        """Entries have come to the queue."""
+    def answer(self) -> RemotingCommand | None:
+        """The response; None if nothing has come for the consumer, and there is time left."""
+        poll = self._poll
+        assert poll is not None, "it was begun"
+        answer: RemotingCommand | int
         try:
-            answer = self._answers.answer_later(self._pull, self._offset)
-        except Exception as error:  # noqa: BLE001 - `result` raises it, for the border of requests
-            self._end(None, error)
-            return
-        if isinstance(answer, RemotingCommand):
-            self._end(answer, None)
-        else:
-            self._offset = answer
-
-    def ended(self) -> None:
-        """The time is over."""
-        try:
-            answer = self._answers.answer_now(self._pull)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._end(None, error)
-        else:
-            self._end(answer, None)
-
-    def _end(self, answer: RemotingCommand | None, error: Exception | None) -> None:
-        self._answer, self._error = answer, error
-        self._close()
-        self._ready()
-
-    def _close(self) -> None:
-        if self._poll is not None:
-            poll, self._poll = self._poll, None
+            if poll.is_over:
+                answer = self._answers.answer_now(self._pull)
+            else:
+                answer = self._answers.answer_later(self._pull, self._offset)
+        except BaseException:
             poll.close()
-
-    def result(self) -> RemotingCommand:
-        """The response."""
-        answer, self._answer = self._answer, None
-        if answer is None:
-            assert self._error is not None
-            raise self._error
-        return answer
+            raise
+        if isinstance(answer, RemotingCommand):
+            poll.close()
+            return answer
+        self._offset = answer
+        return None
 
     def abandon(self) -> None:
         """Wait no more."""
         super().abandon()
-        self._close()
-        if self._answer is not None:
-            # Slices would keep the space of deleted files.
-            release(list(self._answer.slices))
-            self._answer = None
+        if self._poll is not None:
+            self._poll.close()

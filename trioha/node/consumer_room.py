@@ -158,7 +158,6 @@ class ConsumerRoom:
             server.push(connection, frame, may_wait=True)
 
         self.clients.notify = notify
-        self.polls.together = server.together
         server.on_closed = lambda peer: self.clients.connection_ended(peer.connection)
 
     async def run(self) -> None:

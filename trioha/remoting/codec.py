@@ -310,9 +310,13 @@ class FrameDecoder:
             return self._next()
         except RemoteProtocolError as error:
             self._error = error
-            self._data, self._at = b"", 0
-            self._rest = bytearray()
+            self.clear()
             raise
+
+    def clear(self) -> None:
+        """Drop the buffered bytes, to free their memory: the stream is over."""
+        self._data, self._at = b"", 0
+        self._rest = bytearray()
 
     def _next(self) -> RemotingCommand | None:
         if len(self._data) - self._at < self._wanted_bytes and not self._join():

@@ -298,7 +298,9 @@ class MemoryAccount:
         self.unfinished_since_s = self.read_since_s = now_s
 
     def end_frame(self) -> None:
-        """Note that the unfinished frame is complete, and free its reserve."""
+        """Note that the unfinished frame, if there was one, is complete, and free its reserve."""
+        if not self.unfinished_bytes:
+            return
         self.unfinished_bytes = 0
         reserved_bytes, self.reserved_bytes = self.reserved_bytes, 0
         if reserved_bytes:

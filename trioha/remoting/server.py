@@ -49,7 +49,6 @@ from trioha.remoting.serving import (
     Peer,
     PullHandler,
     RunHandler,
-    SendsTogether,
     ServerLimits,
     ServerStatistics,
 )
@@ -95,8 +94,6 @@ class RemotingServer:
         """Answers pulls of known forms; without it, the handler does."""
         self.forms: PullForms | None = None
         """Forms of the pulls that have come, where pulls are to be read by them."""
-        self.together = SendsTogether()
-        """Answers that become ready within it are sent at its end."""
 
     def push(self, connection: int, frame: bytes, *, may_wait: bool = False) -> bool:
         """Send a whole frame that no request waits for to the connection of that number, if it takes it now.
@@ -255,7 +252,6 @@ class RemotingServer:
                 runs=self.runs,
                 pulls=self.pulls,
                 forms=self.forms,
-                together=self.together,
             )
             try:
                 await connection.run()

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Protocol, TypeAlias
 
+import trio
 from attrs import define, field, frozen
 from attrs.validators import ge
 
@@ -88,11 +89,76 @@ class PendingAnswer(ABC):
         """The response, of a run of sends the frames of all. Call it once, when it is settled."""
 
 
-Answer: TypeAlias = "RemotingCommand | PendingAnswer | Awaitable[RemotingCommand | None] | None"
+class WaitingAnswer(ABC):
+    """The answer to a request that waits for what may come at any time, as a pull waits for messages.
+
+    It has no task: `wake` says that there may be an answer now, and the connection's task for all of its
+    waiting answers calls `answer` then. So ten thousand of them cost little while they wait.
+    """
+
+    __slots__ = ("_is_woken", "_woken")
+
+    def __init__(self) -> None:
+        self._is_woken = False
+        self._woken: WokenAnswers | None = None
+
+    @abstractmethod
+    def answer(self) -> RemotingCommand | None:
+        """The response; None if it has to wait on, until it is woken again."""
+
+    def abandon(self) -> None:
+        """The connection is over: wait no more."""
+        self._woken = None
+
+    def wake(self) -> None:
+        """There may be an answer now. Does nothing but that `answer` is called later."""
+        if not self._is_woken:
+            self._is_woken = True
+            if self._woken is not None:
+                self._woken.put(self)
+
+    def wait_in(self, woken: WokenAnswers) -> None:
+        """Go to `woken` when it is woken; at once, if it was woken already."""
+        self._woken = woken
+        if self._is_woken:
+            woken.put(self)
+
+    def sleep(self) -> None:
+        """Its connection looks at it now: it can be woken again."""
+        self._is_woken = False
+
+
+class WokenAnswers:
+    """Waiting answers of one connection that were woken."""
+
+    __slots__ = ("_answers", "_event")
+
+    def __init__(self) -> None:
+        self._answers: list[WaitingAnswer] = []
+        self._event = trio.Event()
+
+    def put(self, answer: WaitingAnswer) -> None:
+        """`answer` was woken."""
+        self._answers.append(answer)
+        self._event.set()
+
+    async def take(self) -> list[WaitingAnswer]:
+        """Those that were woken since the last call, in this order; waits for one if there is none."""
+        await self._event.wait()
+        self._event = trio.Event()
+        answers, self._answers = self._answers, []
+        for answer in answers:
+            answer.sleep()
+        return answers
+
+
+Answer: TypeAlias = (
+    "RemotingCommand | PendingAnswer | WaitingAnswer | Awaitable[RemotingCommand | None] | None"
+)
 Handler: TypeAlias = Callable[[RemotingCommand, Peer], Answer]
-"""Handles a request. Returns the answer if it is known at once (cheapest), a `PendingAnswer` or a `Deferred`
-of it, which need no task, any other awaitable of it, or None for no answer, which is right for one-way
-requests only."""
+"""Handles a request. Returns the answer if it is known at once (cheapest), a `PendingAnswer` or a
+`WaitingAnswer` of it, which need no task of their own, any other awaitable of it, or None for no answer,
+which is right for one-way requests only."""
 
 
 class RunHandler(Protocol):
@@ -120,37 +186,6 @@ class PullHandler(Protocol):
         has no messages, or there is no room for an answer of so many bytes, which `fits` says.
         """
         ...
-
-
-class SendsTogether:
-    """Sends the answers that become ready within a block at its end: each connection's together, at once.
-
-    Without it a connection with several requests in flight has its writer send an answer, a turn of the
-    scheduler later, since others may become ready until then.
-    """
-
-    __slots__ = ("_depth", "_sends")
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._sends: list[Callable[[], None]] = []
-
-    def __enter__(self) -> None:
-        self._depth += 1
-
-    def __exit__(self, *_exception: object) -> None:
-        self._depth -= 1
-        if self._depth == 0 and self._sends:
-            sends, self._sends = self._sends, []
-            for send in sends:
-                send()
-
-    def add(self, send: Callable[[], None]) -> bool:
-        """Call `send`, which must not raise, at the end of the block. False, with nothing done, outside."""
-        if self._depth == 0:
-            return False
-        self._sends.append(send)
-        return True
 
 
 @define

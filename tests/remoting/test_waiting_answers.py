@@ -1,4 +1,4 @@
-"""Answers that come later without a task: when they are sent, together with which, and what ends them."""
+"""Answers that wait without a task of their own: when they are sent, which go together, what ends them."""
 
 import pytest
 import trio
@@ -8,31 +8,35 @@ from structlog.testing import capture_logs
 from tests.remoting.serving import connected, opaques, read_command, reset, served_stream, serving
 from tests.remoting.streams import transport_pair
 from tests.waiting import until
-from trioha.deferred import Deferred
 from trioha.net.transport import SocketTransport
 from trioha.remoting.client import open_client
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import ResponseCode
-from trioha.remoting.command import BadRequestError, RemotingCommand, request, response_to
+from trioha.remoting.command import BadRequestError, request, response_to
 from trioha.remoting.server import RemotingServer, ServerLimits
+from trioha.remoting.serving import WaitingAnswer
 
 
-class Answer(Deferred[RemotingCommand]):
+class Answer(WaitingAnswer):
     """Comes when the test says so."""
 
     def __init__(self, asked):
         super().__init__()
         self.asked = asked
         self.error: Exception | None = None
+        self.has_come = False
+        self.looks = 0
         self.is_abandoned = False
 
     def come(self):
-        self._ready()
+        self.has_come = True
+        self.wake()
 
-    def result(self):
+    def answer(self):
+        self.looks += 1
         if self.error is not None:
             raise self.error
-        return response_to(self.asked, 0, body=self.asked.body)
+        return response_to(self.asked, 0, body=self.asked.body) if self.has_come else None
 
     def abandon(self):
         super().abandon()
@@ -75,16 +79,19 @@ def sends(monkeypatch):
     return sent
 
 
-async def test_the_answer_to_the_only_request_is_sent_before_another_task_runs(sends):
+async def test_an_answer_is_looked_at_once_for_all_calls_of_wake_and_waits_on_without_one(sends):
     answers = Answers()
     async with connected(RemotingServer(answers)) as (stream, decoder):
         await stream.send_all(ask(1))
         await until_asked(answers, 1)
-        assert sends == []
+        for looks in (1, 2):
+            for _ in range(3):
+                answers[0].wake()
+            await trio.testing.wait_all_tasks_blocked()
+            assert (answers[0].looks, sends) == (looks, [])
         answers[0].come()
-        assert len(sends) == 1
         answer = await read_command(stream, decoder)
-        assert (answer.opaque, answer.body) == (1, b"1")
+        assert (answer.opaque, answer.body, answers[0].looks) == (1, b"1", 3)
 
 
 async def test_answers_that_come_together_are_sent_together(sends):
@@ -191,21 +198,25 @@ async def test_an_answer_for_a_peer_that_is_gone_ends_its_connection_and_hurts_n
     assert server.statistics.held_bytes == 0
 
 
-async def test_a_bug_in_sending_the_only_answer_ends_its_connection_and_not_the_other_task(monkeypatch):
+async def test_a_bug_in_sending_an_answer_ends_its_connection_and_no_other(monkeypatch):
     answers = Answers()
     server = RemotingServer(answers)
-    async with connected(server) as (stream, decoder):
+    async with connected(server) as (stream, decoder), connected(server) as (other, other_decoder):
         await stream.send_all(ask(1))
         await until_asked(answers, 1)
+        await other.send_all(ask(2))
+        await until_asked(answers, 2)
         with capture_logs() as logs, monkeypatch.context() as patched:
 
             def planted(*_):
                 raise ZeroDivisionError("planted")
 
-            patched.setattr(SocketTransport, "send_now", planted)
+            patched.setattr(SocketTransport, "send_parts_now", planted)
             answers[0].come()
             assert await read_command(stream, decoder) is None
         assert [entry["log_level"] for entry in logs] == ["error"]
+        answers[1].come()
+        assert await opaques(other, other_decoder, 1) == [2]
     assert server.statistics.bugs == 1
 
 
@@ -260,51 +271,3 @@ async def test_many_answers_in_any_order_reach_their_requests():
             nursery.cancel_scope.cancel()
         assert server.statistics.responses == 300
     assert found == {number: b"%d" % number for number in range(300)}
-
-
-async def test_answers_that_come_within_a_block_are_sent_at_its_end(sends):
-    """As the messages for several pulls that wait: no writer has to wake up."""
-    answers = Answers()
-    server = RemotingServer(answers)
-    async with connected(server) as (stream, decoder), connected(server) as (other, other_decoder):
-        await stream.send_all(b"".join(map(ask, range(6))))
-        await until_asked(answers, 6)
-        await other.send_all(ask(6) + ask(7))
-        await until_asked(answers, 8)
-        with server.together:
-            with server.together:
-                answers[3].come()
-                answers[7].come()
-            answers[1].come()
-            assert sends == []
-        assert len(sends) == 2
-        assert await opaques(stream, decoder, 2) == [3, 1]
-        assert await opaques(other, other_decoder, 1) == [7]
-        # The block is over: the next ones go by the writer.
-        answers[0].come()
-        assert len(sends) == 2
-        with server.together:
-            answers[2].come()
-        assert len(sends) == 2
-        await trio.testing.wait_all_tasks_blocked()
-        assert len(sends) == 3
-        assert await opaques(stream, decoder, 2) == [0, 2]
-        for answer in answers[4:7]:
-            answer.come()
-        await trio.testing.wait_all_tasks_blocked()
-    assert server.statistics.responses == 8
-    assert server.statistics.held_bytes == 0
-
-
-async def test_a_block_is_not_ended_by_a_connection_that_broke_meanwhile():
-    answers = Answers()
-    server = RemotingServer(answers)
-    async with connected(server) as (stream, _):
-        await stream.send_all(ask(1) + ask(2))
-        await until_asked(answers, 2)
-        with server.together:
-            answers[0].come()
-            await stream.aclose()
-        await until_asked(answers, 2)
-        assert answers[1].is_abandoned
-        assert server.statistics.in_flight == 0
