@@ -1,9 +1,9 @@
 """One connection of a remoting server: its tasks.
 
-Theory of operation. A connection is one nursery with a reader and a writer; each of them ends the connection
-with it. What they know of requests is in objects without tasks: `InFlight` (what is in flight, and its
-limits), `RequestHandling` (from frames to handlers, from answers to frames), `RequestReader` (when bytes may
-be read).
+Theory of operation. A connection is one nursery with a reader, a writer and the idle timeout; the first of
+them to end ends the connection. What they know of requests is in objects without tasks: `InFlight` (what is
+in flight, and its limits) and `RequestHandling` (from frames to handlers, from answers to frames);
+`RequestReader` says when bytes may be read.
 
 The reader has each request handled, in the order of their arrival. What a handler answers at once is in the
 outbox then. Other answers have tasks in the same nursery:
@@ -37,7 +37,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Awaitable, Hashable
-from functools import partial
 from typing import Final
 
 import trio
@@ -132,7 +131,7 @@ class ServerConnection:
             border=border,
         )
         self._reader = RequestReader(stream, self._decoder, self._account, limits)
-        self._housekeeping = Housekeeping(idle_timeout_s=math.inf)
+        self._housekeeping = Housekeeping(idle_timeout_s=limits.idle_timeout_s)
         self._life = trio.CancelScope()
         self._to_send = trio.Event()
         """Set when there is something for the writer to send."""
@@ -149,13 +148,13 @@ class ServerConnection:
 
     async def run(self) -> None:
         """Serve until either side ends the connection."""
-        self._housekeeping = Housekeeping(idle_timeout_s=self._limits.idle_timeout_s)
         try:
             with self._life, polled(self._stream):
-                async with trio.open_nursery() as answers:
-                    await self._housekeeping.run(partial(self._read, answers), self._write)
-                    answers.cancel_scope.cancel()
-            self._counters.idle_closes += self._housekeeping.is_expired
+                async with trio.open_nursery() as tasks:
+                    tasks.start_soon(self._write)
+                    tasks.start_soon(self._end_when_silent)
+                    await self._read(tasks)
+                    self._life.cancel()
         finally:
             self._is_over = True
             for waiting in self._waiting:
@@ -164,6 +163,11 @@ class ServerConnection:
             self._decoder.clear()
             self._in_flight.close()
             self._account.close()
+
+    async def _end_when_silent(self) -> None:
+        await self._housekeeping.expired()
+        self._counters.idle_closes += 1
+        self._life.cancel()
 
     def drain(self) -> None:
         """Read no more requests, answer those in flight, then close."""
@@ -185,11 +189,11 @@ class ServerConnection:
 
     # -- reading ---------------------------------------------------------------------------------------
 
-    async def _read(self, answers: trio.Nursery) -> None:
+    async def _read(self, tasks: trio.Nursery) -> None:
         scope = self._reader.scope
         try:
             with scope:
-                await self._read_requests(answers)
+                await self._read_requests(tasks)
             if self._is_draining and not self._is_over:
                 await self._finish()
         except trio.BrokenResourceError:
@@ -202,30 +206,30 @@ class ServerConnection:
             if scope.cancelled_caught and not self._is_draining:
                 self._count_unfinished()
 
-    async def _read_requests(self, answers: trio.Nursery) -> None:
+    async def _read_requests(self, tasks: trio.Nursery) -> None:
         reader, in_flight = self._reader, self._in_flight
         handled = 0
         while data := await reader.receive():
             self._not_idle()
             self._decoder.feed(data)
-            handled = await self._handle_requests(handled, answers)
+            handled = await self._handle_requests(handled, tasks)
             receives = 1
             while receives < RECEIVES_PER_TURN and in_flight.requests > 1 and (more := reader.receive_more()):
                 self._decoder.feed(more)
-                handled = await self._handle_requests(handled, answers)
+                handled = await self._handle_requests(handled, tasks)
                 receives += 1
             reader.note_unfinished()
             self._send()
         self._end(is_broken=False)
 
-    async def _handle_requests(self, handled: int, answers: trio.Nursery) -> int:
+    async def _handle_requests(self, handled: int, tasks: trio.Nursery) -> int:
         """Handle the requests that are whole; returns `handled` and their number."""
         handling, in_flight = self._handling, self._in_flight
         while True:
             requests = handling.handle_next(REQUESTS_PER_TURN - handled % REQUESTS_PER_TURN)
             self._reader.stop_clock()
             if handling.waits:
-                self._begin_waits(answers)
+                self._begin_waits(tasks)
             if not requests:
                 if handling.blocked is None:
                     return handled
@@ -284,30 +288,30 @@ class ServerConnection:
 
     # -- answers that come later -----------------------------------------------------------------------
 
-    def _begin_waits(self, answers: trio.Nursery) -> None:
+    def _begin_waits(self, tasks: trio.Nursery) -> None:
         """Have the requests that wait answered by a task."""
         for wait in self._handling.waits:
             answer = wait.answer
             if isinstance(answer, PendingAnswer):
-                self._answer_in_order(wait, answer, answers)
+                self._answer_in_order(wait, answer, tasks)
             elif isinstance(answer, WaitingAnswer):
                 if self._woken is None:
                     self._woken = WokenAnswers()
-                    answers.start_soon(self._answer_waiting, self._woken)
+                    tasks.start_soon(self._answer_waiting, self._woken)
                 self._waiting[answer] = wait
                 answer.wait_in(self._woken)
             else:
-                answers.start_soon(self._await_answer, wait, answer)
+                tasks.start_soon(self._await_answer, wait, answer)
         self._handling.waits.clear()
 
-    def _answer_in_order(self, wait: Wait, answer: PendingAnswer, answers: trio.Nursery) -> None:
+    def _answer_in_order(self, wait: Wait, answer: PendingAnswer, tasks: trio.Nursery) -> None:
         """Answer sends once they are settled, after those before them that wait for the same."""
         lane = self._lanes.get(answer.marks)
         if lane is None:
             for idle in self._lanes.values():
                 idle.filled.set()
             lane = self._lanes[answer.marks] = _Lane(answer.marks)
-            answers.start_soon(self._answer_sends, lane)
+            tasks.start_soon(self._answer_sends, lane)
         lane.sends.append((wait, answer))
         lane.filled.set()
 
@@ -414,6 +418,7 @@ class ServerConnection:
         if sending.cancelled_caught:
             self._counters.send_timeouts += 1
             self._closures.closed(str(self.peer), f"it took nothing for {self._limits.send_timeout_s:g} s")
+        self._life.cancel()
 
     async def _finish(self) -> None:
         """Wait until all requests in flight are answered, then close the sending side and wait for the
