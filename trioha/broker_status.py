@@ -230,7 +230,7 @@ class ControlStatus:
     role: str = "none"
     """`master`, `slave`, or `none` before the first role since the start and while the role is past."""
     step: str = ""
-    """What it asks the controllers for next (`trioha.controller.agent.AgentState`)."""
+    """What it asks the controllers for next (`trioha.controller.agent_status.AgentState`)."""
     broker_id: int | None = None
     """The id that the controllers gave it: on a master, too, whose `BrokerStatus.broker_id` is 0."""
     master_epoch: int | None = None

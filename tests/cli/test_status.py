@@ -25,7 +25,8 @@ from trioha.broker_status import (
 )
 from trioha.cli import console, main, status_rows
 from trioha.cli.status_rows import Earlier, second_look_s
-from trioha.controller import protocol
+from trioha.controller import bodies, protocol
+from trioha.controller.header import Header
 from trioha.distribution import Distribution
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, request, response_to
@@ -386,28 +387,28 @@ def rocketmq_answers(controllers: str, *, is_master: bool) -> dict[int, Remoting
         "controllerAddr": controllers,
         "minInSyncReplicas": 1,
     }
-    bodies = {
+    answers = {
         RequestCode.GET_BROKER_HA_STATUS: encode_ha_status(status),
         RequestCode.GET_BROKER_RUNTIME_INFO: b'{"table":{"commitLogMaxOffset":"700"}}',
         RequestCode.GET_BROKER_CONFIG: "".join(f"{key}={value}\n" for key, value in config.items()).encode(),
-        RequestCode.GET_BROKER_EPOCH_CACHE: protocol.EpochCache(
+        RequestCode.GET_BROKER_EPOCH_CACHE: bodies.EpochCache(
             "c",
             "broker-a",
             0,
             700,
-            (protocol.CachedEpoch(3, 0, 500), protocol.CachedEpoch(4, 500, 2**63 - 1)),
+            (bodies.CachedEpoch(3, 0, 500), bodies.CachedEpoch(4, 500, 2**63 - 1)),
         ).to_body(),
     }
-    return {code: response_to(request(code), 0, body=body) for code, body in bodies.items()}
+    return {code: response_to(request(code), 0, body=body) for code, body in answers.items()}
 
 
 def controller_answers(*, leads: bool, leader: str = "") -> dict[int, RemotingCommand]:
     """Answers of a controller of one group of two, whose second broker is not in the set."""
     metadata = protocol.ControllerMetadata(is_leader=leads, leader_address=leader or None)
     code, groups = RequestCode.CONTROLLER_GET_METADATA_INFO, RequestCode.CONTROLLER_GET_SYNC_STATE_DATA
-    first = protocol.Replica("broker-a", 1, "10.0.0.1:10911", is_alive=True)
-    second = protocol.Replica("broker-a", 2, "10.0.0.2:10911", is_alive=False)
-    info = protocol.ReplicaSetInfo((first,), (second,), 1, "10.0.0.1:10911", 4, 7)
+    first = bodies.Replica("broker-a", 1, "10.0.0.1:10911", is_alive=True)
+    second = bodies.Replica("broker-a", 2, "10.0.0.2:10911", is_alive=False)
+    info = bodies.ReplicaSetInfo((first,), (second,), 1, "10.0.0.1:10911", 4, 7)
     body = set_data_body({"broker-a": info})
     return {
         code: response_to(request(code), 0, ext_fields=metadata.to_fields()),
@@ -564,9 +565,7 @@ def test_bad_input_is_reported_in_one_line(refusal):
         assert says in refusal("status", *arguments)
 
 
-def ok(
-    code: RequestCode, *, fields: protocol.HeaderFields | None = None, body: bytes = b""
-) -> RemotingCommand:
+def ok(code: RequestCode, *, fields: Header | None = None, body: bytes = b"") -> RemotingCommand:
     return response_to(request(code), 0, ext_fields=fields.to_fields() if fields else {}, body=body)
 
 
@@ -575,9 +574,9 @@ def controlled_group(*, has_master: bool = True) -> Iterator[tuple[str, str, str
     """A controller that leads, the master and the slave of its group `broker-x`: their addresses."""
 
     def epochs(broker_id: int) -> Answers:
-        cache = protocol.EpochCache(
+        cache = bodies.EpochCache(
             "check", "broker-x", broker_id, 49_380,
-            tuple(protocol.CachedEpoch(number, 100 * number, 2**63 - 1) for number in range(1, 7)),
+            tuple(bodies.CachedEpoch(number, 100 * number, 2**63 - 1) for number in range(1, 7)),
         )  # fmt: skip
         code = RequestCode.GET_BROKER_EPOCH_CACHE
         return {code: ok(code, body=cache.to_body())}
@@ -589,10 +588,10 @@ def controlled_group(*, has_master: bool = True) -> Iterator[tuple[str, str, str
         metadata = protocol.ControllerMetadata(
             group="g", leader_address=controller, is_leader=True, peers=f"n0:{controller};n1:127.0.0.1:1;"
         )
-        dead = protocol.Replica("broker-x", 3, "127.0.0.1:1", is_alive=False)
-        group = protocol.ReplicaSetInfo(
+        dead = bodies.Replica("broker-x", 3, "127.0.0.1:1", is_alive=False)
+        group = bodies.ReplicaSetInfo(
             in_sync=tuple(
-                protocol.Replica("broker-x", number, address, is_alive=True)
+                bodies.Replica("broker-x", number, address, is_alive=True)
                 for number, address in ((1, master), (2, slave))
             ),
             not_in_sync=(dead,),

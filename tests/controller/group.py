@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 import trio
 from attrs import define, evolve, field
 
-from tests.controller.set_data import set_data_body
-from trioha.controller import protocol
-from trioha.controller.protocol import ElectedGroup, MemberSet
+from tests.controller.set_data import elected_body, set_data_body
+from trioha.controller import bodies, protocol
+from trioha.controller.bodies import MemberSet
 from trioha.remoting.codec import FrameDecoder
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to
@@ -196,13 +196,13 @@ class Group:
         """What tools are answered of the group."""
         in_sync, others = (
             tuple(
-                protocol.Replica(NAME, broker_id, address, broker_id in self.alive)
+                bodies.Replica(NAME, broker_id, address, broker_id in self.alive)
                 for broker_id, address in sorted(self.addresses.items())
                 if (broker_id in self.members) is is_member
             )
             for is_member in (True, False)
         )
-        info = protocol.ReplicaSetInfo(
+        info = bodies.ReplicaSetInfo(
             in_sync, others, self.master_id, self.master_address, self.epoch, self.set_epoch
         )
         return set_data_body({NAME: info} if self.addresses else {})
@@ -222,7 +222,7 @@ class Group:
             master_epoch=self.epoch,
             set_epoch=self.set_epoch,
         )
-        body = ElectedGroup(CLUSTER, NAME, self.addresses, self.members).to_body()
+        body = elected_body(CLUSTER, NAME, self.addresses, self.members)
         return response_to(command, code, ext_fields=elected.to_fields(), body=body)
 
     def _altered(self, command: RemotingCommand, is_alive: Callable[[int], bool] | None) -> RemotingCommand:

@@ -1,9 +1,10 @@
-"""GET_SYNC_STATE_DATA as controllers read and answer it."""
+"""Bodies that only controllers read and write: of GET_SYNC_STATE_DATA, and of the answer to ELECT_MASTER."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from trioha.controller.protocol import Replica, ReplicaSetInfo
+from trioha.controller.bodies import Replica, ReplicaSetInfo
+from trioha.remoting.fastjson import format_json
 
 
 def parse_broker_names(body: bytes | memoryview) -> list[str]:
@@ -36,3 +37,16 @@ def _replica(replica: Replica) -> dict[str, object]:
         "brokerId": replica.broker_id,
         "brokerName": replica.broker_name,
     }
+
+
+def elected_body(
+    cluster_name: str, broker_name: str, addresses: Mapping[int, str], members: Iterable[int]
+) -> bytes:
+    """The body of an answer to ELECT_MASTER; `addresses` of all brokers of the group, by broker id."""
+    group = {
+        "brokerAddrs": dict(sorted(addresses.items())),
+        "brokerName": broker_name,
+        "cluster": cluster_name,
+    }
+    value = {"brokerMemberGroup": group, "syncStateSet": sorted(members)}
+    return format_json(value, bare_keys=True).encode()

@@ -12,7 +12,8 @@ import trio.lowlevel
 from attrs import define
 
 from tests.controller.scripted import CLUSTER, NAME, ScriptedControllers
-from trioha.controller.agent import AgentSettings, ControllerAgent, Offsets, SetDecision
+from trioha.controller.agent import ControllerAgent
+from trioha.controller.agent_status import AgentSettings, Offsets, SetDecision
 from trioha.controller.identity import IdentityFiles
 from trioha.controller.role import Role
 

@@ -15,9 +15,10 @@ from trio.testing import MockClock
 from tests.controller.scripted import CLUSTER, NAME, Fault, ScriptedControllers
 from tests.controller.support import ADDRESSES, OTHER, OWN, Bench, bench, running_agent
 from trioha.controller import protocol
-from trioha.controller.agent import RESIGNED_TIMEOUT_MS, AgentState, Offsets, SetDecision
+from trioha.controller.agent_status import AgentState, Offsets, SetDecision
+from trioha.controller.bodies import MemberSet
+from trioha.controller.heartbeats import RESIGNED_TIMEOUT_MS
 from trioha.controller.identity import Application, IdentityFiles
-from trioha.controller.protocol import MemberSet
 from trioha.controller.role import Role
 from trioha.errors import RemoteProtocolError
 from trioha.remoting.codes import RequestCode as Code

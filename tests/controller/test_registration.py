@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from tests.controller.scripted import ScriptedControllers
 from tests.controller.support import running_agent
-from trioha.controller.agent import AgentState
+from trioha.controller.agent_status import AgentState
 from trioha.errors import StoreError
 from trioha.remoting.codes import RequestCode as Code
 from trioha.remoting.codes import ResponseCode

@@ -28,7 +28,7 @@ from trioha.broker_status import (
     ControlStatus,
     PendingStatus,
 )
-from trioha.controller.protocol import CachedEpoch, EpochCache, Replica, ReplicaSetInfo
+from trioha.controller.bodies import CachedEpoch, EpochCache, Replica, ReplicaSetInfo
 from trioha.doctor.case import Case
 from trioha.doctor.diagnosis import diagnose
 from trioha.doctor.facts import (

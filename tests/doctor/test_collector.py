@@ -14,13 +14,8 @@ from attrs import evolve
 from tests.controller.set_data import parse_broker_names, set_data_body
 from tests.doctor.cases import MASTER, SLAVE, pair
 from trioha.broker_status import BrokerStatus
-from trioha.controller.protocol import (
-    CachedEpoch,
-    ControllerMetadata,
-    EpochCache,
-    Replica,
-    ReplicaSetInfo,
-)
+from trioha.controller.bodies import CachedEpoch, EpochCache, Replica, ReplicaSetInfo
+from trioha.controller.protocol import ControllerMetadata
 from trioha.doctor import collector
 from trioha.doctor.collector import Collector, Targets
 from trioha.doctor.conf_files import read_conf

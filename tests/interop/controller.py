@@ -19,11 +19,13 @@ from attrs import frozen
 from tests.interop.java_process import JavaProcess
 from tests.interop.rocketmq import name_server_class_path
 from tests.ports import free_port
-from trioha.controller import protocol
-from trioha.controller.protocol import ControllerMetadata, ReplicaSetInfo, to_request
+from trioha.controller import bodies
+from trioha.controller.bodies import ReplicaSetInfo
+from trioha.controller.protocol import ControllerMetadata
 from trioha.errors import TriohaError
 from trioha.remoting.client import open_client
-from trioha.remoting.command import RemotingCommand
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import RemotingCommand, request
 
 WITHIN_S = 150.0
 """For each condition that a test waits for; most come true in a second or two."""
@@ -82,7 +84,9 @@ class Controllers:
 
     def metadata(self, address: str) -> ControllerMetadata:
         """What the controller at `address` says of its group. Raises TriohaError."""
-        return ControllerMetadata.of(ask(address, to_request(protocol.MetadataRequest())).ext_fields)
+        return ControllerMetadata.of(
+            ask(address, request(RequestCode.CONTROLLER_GET_METADATA_INFO)).ext_fields
+        )
 
     def leader(self) -> str:
         """The one that leads, as soon as there is one."""
@@ -109,9 +113,9 @@ class Controllers:
 
     def group(self, broker_name: str) -> ReplicaSetInfo | None:
         """A group, as the leader has it; None if it has none. Raises TriohaError."""
-        body = protocol.broker_names_body([broker_name])
-        answer = ask(self.leader(), to_request(protocol.SetDataRequest(), body=body))
-        return protocol.parse_set_data(answer.body).get(broker_name) if answer.body else None
+        body = bodies.broker_names_body([broker_name])
+        answer = ask(self.leader(), request(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=body))
+        return bodies.parse_set_data(answer.body).get(broker_name) if answer.body else None
 
     def wait_group(
         self,

@@ -12,9 +12,10 @@ from tests.interop.controller import ask, broker_settings, eventually
 from tests.interop.java_process import JVM_FLAGS, JavaProcess
 from tests.interop.rocketmq import class_path
 from tests.node_process import ANSWER_WITHIN_S, Loaded, TriohaNode, load
-from trioha.controller import protocol
-from trioha.controller.protocol import EpochCache, to_request
+from trioha.controller.bodies import EpochCache
 from trioha.remoting.client import open_client
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import request
 from trioha.remoting.name_server import fetch_broker_groups
 
 BODY_BYTES = (1000, 20_000)
@@ -62,7 +63,7 @@ class Member:
         """The epochs of its log, as it says them. Waits until it does: its connections end with each role."""
 
         def fetch() -> EpochCache | None:
-            answer = ask(self.address, to_request(protocol.EpochCacheRequest()))
+            answer = ask(self.address, request(RequestCode.GET_BROKER_EPOCH_CACHE))
             return EpochCache.of_body(answer.body) if answer.code == 0 else None
 
         return eventually(f"{self.name} says its epochs", fetch, logs=self.log)

@@ -18,7 +18,8 @@ from tests.interop.name_server import name_server
 from tests.node_process import SLAVE_TIMEOUT_MS
 from tests.ports import free_port
 from trioha.controller import protocol
-from trioha.controller.protocol import CachedEpoch, ReplicaSetInfo, to_request
+from trioha.controller.bodies import CachedEpoch, ReplicaSetInfo
+from trioha.controller.header import to_request
 
 GROUP_FILE_BYTES = 128 * 1024
 """mappedFileSizeCommitLog of members: a few dozen messages fill several files."""

@@ -37,7 +37,8 @@ from tests.node_process import Answer, TriohaNode, run_trioha
 from tests.ports import free_port
 from trioha.broker_status import ControlStatus
 from trioha.controller import protocol
-from trioha.controller.protocol import EpochCache, to_request
+from trioha.controller.bodies import EpochCache
+from trioha.controller.header import to_request
 from trioha.doctor.checks import AREAS
 from trioha.doctor.findings import CHECKS
 from trioha.errors import TriohaError
@@ -46,7 +47,7 @@ from trioha.recording.events import Kind
 from trioha.recording.reader import find_sessions, open_session
 from trioha.recording.records import read_records
 from trioha.remoting.codes import RequestCode, ResponseCode
-from trioha.remoting.command import RemotingCommand
+from trioha.remoting.command import RemotingCommand, request
 from trioha.remoting.end_transaction import Decision
 from trioha.remoting.server import Peer, RemotingServer
 from trioha.store.checkpoint import Checkpoint
@@ -183,7 +184,7 @@ class Member:
         return Checkpoint.load(self.root / "checkpoint").confirm_physical_offset
 
     def epochs(self) -> EpochCache:
-        return EpochCache.of_body(answer_of(self.address, to_request(protocol.EpochCacheRequest())).body)
+        return EpochCache.of_body(answer_of(self.address, request(RequestCode.GET_BROKER_EPOCH_CACHE)).body)
 
     def stored(self, number: int) -> None:
         """Store so many messages; each is PUT_OK. Waits until the node takes writes."""

@@ -33,10 +33,11 @@ from tests.ports import free_port
 from tests.power_cut.loads import Load, Requests, delayed_message, topic_or_group
 from tests.processes import DIE_WITH_PARENT
 from tests.waiting import wait_until
-from trioha.controller import protocol
-from trioha.controller.protocol import EpochCache, to_request
+from trioha.controller.bodies import EpochCache
 from trioha.errors import StoreError
 from trioha.metadata.history import segments_of
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import request
 from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.message_properties import parse_properties
 from trioha.store.read_only_commit_log import ReadOnlyCommitLog
@@ -486,7 +487,7 @@ class Epochs(Scenario):
 
     def _entries(self) -> set[tuple[int, int]]:
         def fetch() -> EpochCache:
-            return EpochCache.of_body(ask(self.address, to_request(protocol.EpochCacheRequest())).body)
+            return EpochCache.of_body(ask(self.address, request(RequestCode.GET_BROKER_EPOCH_CACHE)).body)
 
         cache = eventually("an answer with epochs", fetch, logs=self.node.log)
         return {(entry.epoch, entry.start_offset) for entry in cache.epochs}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from trioha.controller.agent import ControllerAgent
-from trioha.controller.protocol import CachedEpoch, EpochCache
+from trioha.controller.bodies import CachedEpoch, EpochCache
 from trioha.errors import PeerError, RemoteProtocolError
 from trioha.remoting.client import NO_SECURITY, ClientSecurity, open_client
 from trioha.remoting.codes import RequestCode, ResponseCode

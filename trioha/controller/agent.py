@@ -31,8 +31,8 @@ Notices are no decisions: anybody can send a request to a broker's port. A notic
 makes the agent ask the leader at once, but not more often than each `NOTICE_PERIOD_S`, and the role comes
 from its answer alone.
 
-A broker that hangs, its disk or a change of its role, sends no heartbeats and asks for no election until that
-is over: the controllers elect another (`node.hang_watch`).
+A broker that hangs sends no heartbeats (`trioha.controller.heartbeats`) and asks for no election until that
+is over.
 
 A broker resigns that the controllers take for the master of an epoch whose end its log may have lost in a
 power loss (`trioha.controller.role`): its heartbeats have expired when they arrive, so that to the
@@ -53,31 +53,23 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
-from enum import Enum
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import structlog
 import trio
-from attrs import frozen
 
-from trioha.controller import protocol
-from trioha.controller.identity import Application, IdentityFiles
-from trioha.controller.links import (
-    SEARCH_PERIOD_S,
-    Connect,
-    ControllerLinks,
-    Link,
-    LinkStatus,
-    connect_to_controller,
-)
-from trioha.controller.protocol import ElectedGroup, HeaderFields, MemberSet, to_request
+from trioha.controller.agent_status import AgentSettings, AgentState, AgentStatus, Offsets, SetDecision
+from trioha.controller.bodies import MemberSet
+from trioha.controller.heartbeats import Heartbeats
+from trioha.controller.identity import IdentityFiles
+from trioha.controller.leader_requests import LeaderRequests, RefusedError
+from trioha.controller.links import SEARCH_PERIOD_S, Connect, ControllerLinks, Link, connect_to_controller
+from trioha.controller.protocol import MasterHeader, RoleNotice
 from trioha.controller.role import NO_EPOCH, MasterDecision, Outcome, Role, RoleTracker
 from trioha.errors import PeerError, RemoteProtocolError
 from trioha.ha.state_changes import StateChanges, Subscription
-from trioha.remoting.codes import ResponseCode, response_code_name
-from trioha.remoting.command import RemotingCommand
+from trioha.remoting.codes import ResponseCode
 
 log = structlog.get_logger(__name__)
 
@@ -85,9 +77,6 @@ RETRY_PERIOD_S: Final = 1.0
 """Before a step that was refused is taken again. RocketMQ: 5 s."""
 NOTICE_PERIOD_S: Final = 0.1
 """Between two steps, at least, however many notices come."""
-RESIGNED_TIMEOUT_MS: Final = -86_400_000
-"""Timeout in a heartbeat that has expired when it arrives. JRaft controllers compare their clock with that of
-the broker, hence a whole day."""
 _UNKNOWN_BROKER: Final = frozenset(
     (
         ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST,
@@ -113,94 +102,6 @@ _DECISIVE: Final = frozenset(
 RunBlocking = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
-class AgentState(Enum):
-    """The next step of an agent."""
-
-    NO_ID = "no id"
-    APPLYING = "applying for an id"
-    REGISTERING = "registering"
-    ELECTING = "asking for an election"
-    FOLLOWING = "following"
-
-
-@frozen(kw_only=True)
-class Offsets:
-    """What heartbeats say of this broker's log."""
-
-    epoch: int
-    """Last epoch of the log; -1 before the first."""
-    max_offset: int
-    confirm_offset: int
-
-
-@frozen(kw_only=True)
-class SetDecision:
-    """A sync-state set of the controllers."""
-
-    members: frozenset[int]
-    """Broker ids."""
-    set_epoch: int
-    """Grows with each change of the set."""
-    is_confirmed: bool
-    """Whether the leader said so after it was asked for a proposal; otherwise it is the last known set."""
-
-
-@frozen(kw_only=True)
-class AgentSettings:
-    """How one broker takes part in its group. Periods and timeouts are RocketMQ's defaults."""
-
-    controllers: tuple[str, ...]
-    """controllerAddr: `host:port` of each."""
-    cluster_name: str
-    broker_name: str
-    broker_address: str
-    """`host:port` for clients and for notices of the controllers."""
-    identity_path: Path
-    """storePathBrokerIdentity."""
-    metadata_period_s: float = 5.0
-    """syncBrokerMetadataPeriod."""
-    leader_period_s: float = 10.0
-    """syncControllerMetadataPeriod."""
-    heartbeat_period_s: float = 1.0
-    """brokerHeartbeatInterval."""
-    heartbeat_timeout_ms: int = 10_000
-    """controllerHeartBeatTimeoutMills: the controllers take a broker that is silent for so long for dead."""
-    election_priority: int = 2**31 - 1
-    """brokerElectionPriority: among equal candidates the lowest is elected."""
-    request_timeout_s: float = 3.0
-
-
-@frozen(kw_only=True)
-class AgentStatus:
-    """An agent at one moment."""
-
-    state: AgentState
-    broker_id: int | None
-    """None before the first id."""
-    role: Role | None
-    leader: str | None
-    """`host:port` of the leading controller; None while this broker works alone."""
-    leader_heard_s: float | None
-    """When a controller that leads last answered, on trio's clock; None for never."""
-    controllers: tuple[LinkStatus, ...]
-    roles: int
-    """Roles since the start: the first one, and each new epoch."""
-    role_since_ms: int | None
-    """Wall clock in ms since 1970 when the last of them was decided."""
-    refusal: str | None
-    """Why the last step was refused; None if it was not."""
-    hang: str | None
-    """What of this broker hangs, so that it sends no heartbeats; None if nothing does."""
-
-
-class _RefusedError(Exception):
-    """A controller answered with an error code."""
-
-    def __init__(self, code: int, remark: str) -> None:
-        self.code = code
-        super().__init__(f"{response_code_name(code)}: {remark[:200]}")
-
-
 class ControllerAgent:
     """Gives one broker its role; made by `open`."""
 
@@ -224,12 +125,7 @@ class ControllerAgent:
         self._offsets = offsets
         self._run_blocking = run_blocking
         self._clock_ms = clock_ms
-        self._hanging = hanging
-        self._hang: str | None = None
-        """What hung at the last heartbeat."""
         self._doubtful_epoch = doubtful_epoch
-        self._resigns = False
-        """Whether the controllers take this broker for the master of a doubtful epoch."""
         self._tracker: RoleTracker | None = None
         self._changes: StateChanges[Role] = StateChanges()
         self._hurry = trio.Event()
@@ -240,15 +136,23 @@ class ControllerAgent:
         """The refusal that was logged last: each is logged once."""
         self._contradiction: MasterDecision | None = None
         """Likewise."""
+        self._heartbeats = Heartbeats(
+            settings,
+            broker_id=lambda: self.broker_id,
+            role=lambda: self.role,
+            offsets=offsets,
+            hanging=hanging,
+        )
         self._links = ControllerLinks(
             settings.controllers,
             leader_period_s=settings.leader_period_s,
             heartbeat_period_s=settings.heartbeat_period_s,
             timeout_s=settings.request_timeout_s,
-            heartbeat=self._heartbeat,
+            heartbeat=self._heartbeats.next,
             describe=self._describe,
             connect=connect,
         )
+        self._leader = LeaderRequests(settings, self._links, clock_ms=clock_ms)
         if files.broker_id is not None:
             self._have_id(files.broker_id)
             self._state = AgentState.REGISTERING
@@ -316,7 +220,7 @@ class ControllerAgent:
             roles=self._roles,
             role_since_ms=self._role_since_ms,
             refusal=self._refusal,
-            hang=self._hang,
+            hang=self._heartbeats.hang,
         )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -331,7 +235,7 @@ class ControllerAgent:
 
         Raises RemoteProtocolError for one that does not read.
         """
-        notice = protocol.RoleNotice.of(ext_fields)
+        notice = RoleNotice.of(ext_fields)
         members = MemberSet.of_body(body)
         role = self.role
         later = (notice.master_epoch or 0, max(members.epoch, notice.set_epoch or 0))
@@ -356,25 +260,12 @@ class ControllerAgent:
             return None
         if link is None or not link.is_connected:
             return self._known_set(master_epoch, is_confirmed=False)
-        fields = protocol.AlterSetRequest(
-            broker_name=self._settings.broker_name,
-            master_id=role.broker_id,
-            master_epoch=role.epoch,
-            invoke_time_ms=self._clock_ms(),
-        )
         try:
-            answer = await self._request(link, fields, body=MemberSet(members, known_epoch).to_body())
-            altered = protocol.AlteredSet.of(answer.ext_fields)
-            accepted = MemberSet.of_body(answer.body)
-            if altered.new_set_epoch <= known_epoch or role.broker_id not in accepted.members:
-                raise RemoteProtocolError(
-                    f"accepted the set {sorted(accepted.members)} with epoch {altered.new_set_epoch}, "
-                    f"asked by broker {role.broker_id} for one after epoch {known_epoch}"
-                )
+            accepted = await self._leader.alter_set(link, role, MemberSet(members, known_epoch))
         except (PeerError, RemoteProtocolError) as error:
             self._links.lose(link, str(error))
             return None
-        except _RefusedError as refused:
+        except RefusedError as refused:
             log.info("sync-state set refused", members=sorted(members), reason=str(refused))
             self._lose_if_it_follows(link, refused)
             if refused.code not in _DECISIVE:
@@ -386,7 +277,7 @@ class ControllerAgent:
                 master_id=role.master_id,
                 master_address=role.master_address,
                 members=accepted.members,
-                set_epoch=altered.new_set_epoch,
+                set_epoch=accepted.epoch,
             )
         )
         return self._known_set(master_epoch, is_confirmed=True)
@@ -399,7 +290,7 @@ class ControllerAgent:
                 is_confirmed = (await self._follow(link)).is_role
             except (PeerError, RemoteProtocolError) as error:
                 self._links.lose(link, str(error))
-            except _RefusedError as refused:
+            except RefusedError as refused:
                 self._refuse(link, refused)
             if self._state is not AgentState.FOLLOWING:
                 self._hurry.set()
@@ -432,7 +323,7 @@ class ControllerAgent:
             except RemoteProtocolError as error:
                 self._links.lose(link, str(error))
                 pause_s = SEARCH_PERIOD_S
-            except _RefusedError as refused:
+            except RefusedError as refused:
                 self._refuse(link, refused)
                 pause_s = RETRY_PERIOD_S
             with trio.move_on_after(pause_s):
@@ -442,7 +333,7 @@ class ControllerAgent:
     async def _step(self, link: Link) -> float:
         """Take the step of the current state; seconds until the next one.
 
-        Raises PeerError for no answer, _RefusedError for an error code, RemoteProtocolError for nonsense.
+        Raises PeerError for no answer, RefusedError for an error code, RemoteProtocolError for nonsense.
         """
         match self._state:
             case AgentState.NO_ID:
@@ -458,36 +349,14 @@ class ControllerAgent:
         return self._settings.metadata_period_s if self._state is AgentState.FOLLOWING else 0.0
 
     async def _choose_id(self, link: Link) -> None:
-        settings = self._settings
-        answer = await self._request(
-            link,
-            protocol.NextBrokerIdRequest(
-                cluster_name=settings.cluster_name, broker_name=settings.broker_name
-            ),
-        )
-        application = Application(
-            broker_id=protocol.NextBrokerId.of(answer.ext_fields).next_broker_id,
-            check_code=f"{settings.broker_address};{self._clock_ms()}",
-        )
+        application = await self._leader.free_id(link)
         await self._run_blocking(partial(self._files.apply_for, application))
         self._state = AgentState.APPLYING
 
     async def _apply_for_id(self, link: Link) -> None:
         application = self._files.application
         assert application is not None, "the state has an application"
-        try:
-            await self._request(
-                link,
-                protocol.ApplyBrokerIdRequest(
-                    cluster_name=self._settings.cluster_name,
-                    broker_name=self._settings.broker_name,
-                    applied_broker_id=application.broker_id,
-                    register_check_code=application.check_code,
-                ),
-            )
-        except _RefusedError as refused:
-            if refused.code != ResponseCode.CONTROLLER_BROKER_ID_INVALID:
-                raise
+        if not await self._leader.apply(link, application):
             log.info("another broker has the id", broker_id=application.broker_id)
             await self._run_blocking(self._files.drop_application)
             self._state = AgentState.NO_ID
@@ -503,63 +372,31 @@ class ControllerAgent:
         )
 
     async def _register(self, link: Link) -> None:
-        settings = self._settings
-        answer = await self._request(
-            link,
-            protocol.RegisterRequest(
-                cluster_name=settings.cluster_name,
-                broker_name=settings.broker_name,
-                broker_id=self._own_id(),
-                broker_address=settings.broker_address,
-                invoke_time_ms=self._clock_ms(),
-            ),
-        )
-        fields, members = protocol.Registered.of(answer.ext_fields), MemberSet.of_body(answer.body)
+        answer = await self._leader.register(link, self._own_id())
         self._links.send_heartbeats()
-        self._decide(fields.master_id, fields.master_address, fields.master_epoch, members)
+        self._decide(*answer)
 
     async def _elect(self, link: Link) -> None:
-        settings = self._settings
         # An election is among living brokers.
         self._links.send_heartbeats()
         self._state = AgentState.FOLLOWING
-        if self._hang is not None:
-            return
-        answer = await self._request(
-            link,
-            protocol.ElectRequest(
-                cluster_name=settings.cluster_name,
-                broker_name=settings.broker_name,
-                broker_id=self._own_id(),
-                invoke_time_ms=self._clock_ms(),
-            ),
-            accepted=(ResponseCode.CONTROLLER_MASTER_STILL_EXIST,),
-        )
-        fields, group = protocol.Elected.of(answer.ext_fields), ElectedGroup.of_body(answer.body)
-        if fields.master_id is None:
-            raise _RefusedError(answer.code, "no master was elected")
-        members = MemberSet(group.members, fields.set_epoch or 0)
-        self._decide(fields.master_id, fields.master_address, fields.master_epoch, members)
+        if self._heartbeats.hang is None:
+            self._decide(*await self._leader.elect(link, self._own_id()))
 
     async def _follow(self, link: Link) -> Outcome:
         try:
-            answer = await self._request(
-                link, protocol.ReplicaInfoRequest(broker_name=self._settings.broker_name)
-            )
-        except _RefusedError as refused:
+            return self._decide(*await self._leader.replica_info(link))
+        except RefusedError as refused:
             if refused.code in _UNKNOWN_BROKER:
                 self._state = AgentState.REGISTERING
             raise
-        fields, members = protocol.ReplicaInfo.of(answer.ext_fields), MemberSet.of_body(answer.body)
-        return self._decide(fields.master_id, fields.master_address, fields.master_epoch, members)
 
-    def _decide(
-        self, master_id: int | None, address: str | None, epoch: int | None, members: MemberSet
-    ) -> Outcome:
-        """Apply what the leader answered, and go to the next state. Raises _RefusedError for the past, and
+    def _decide(self, master: MasterHeader, members: MemberSet) -> Outcome:
+        """Apply what the leader answered, and go to the next state. Raises RefusedError for the past, and
         for a role of which this broker resigns."""
         tracker = self._tracker
         assert tracker is not None, "a broker without an id has no role"
+        master_id, address, epoch = master.master_id, master.master_address, master.master_epoch
         if epoch is None:
             epoch = tracker.epoch if master_id is None else 0
         outcome = self._apply(
@@ -572,17 +409,17 @@ class ControllerAgent:
                 set_epoch=members.epoch,
             )
         )
-        self._resigns = outcome is Outcome.DOUBTFUL
-        is_without_master = self._resigns or outcome is Outcome.NO_MASTER
+        self._heartbeats.resigns = outcome is Outcome.DOUBTFUL
+        is_without_master = self._heartbeats.resigns or outcome is Outcome.NO_MASTER
         self._state = AgentState.ELECTING if is_without_master else AgentState.FOLLOWING
-        if self._resigns:
-            raise _RefusedError(
+        if self._heartbeats.resigns:
+            raise RefusedError(
                 ResponseCode.CONTROLLER_MASTER_STILL_EXIST,
                 f"this broker is the master of epoch {epoch} to the controllers, but its log may have lost "
                 "the end of that epoch in a power loss: another election is asked for",
             )
         if outcome is Outcome.STALE and epoch < tracker.epoch:
-            raise _RefusedError(
+            raise RefusedError(
                 ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
                 f"the controllers are at epoch {epoch}, this broker is at {tracker.epoch}: "
                 "their state is older than its log",
@@ -616,24 +453,9 @@ class ControllerAgent:
             )
         return outcome
 
-    async def _request(
-        self, link: Link, fields: HeaderFields, *, body: bytes = b"", accepted: tuple[int, ...] = ()
-    ) -> RemotingCommand:
-        """The answer with SUCCESS, or with one of the codes `accepted`. Raises PeerError, _RefusedError."""
-        if link.client is None:
-            raise PeerError("the connection was closed", address=link.address)
-        answer = await link.client.request(
-            to_request(fields, body=body), timeout_s=self._settings.request_timeout_s
-        )
-        if answer.code != ResponseCode.CONTROLLER_NOT_LEADER:
-            self._links.heard(link)
-        if answer.code != ResponseCode.SUCCESS and answer.code not in accepted:
-            raise _RefusedError(answer.code, answer.remark or "")
-        return answer
-
-    def _refuse(self, link: Link, refused: _RefusedError) -> None:
+    def _refuse(self, link: Link, refused: RefusedError) -> None:
         self._lose_if_it_follows(link, refused)
-        if self._resigns and refused.code == ResponseCode.CONTROLLER_ELECT_MASTER_FAILED:
+        if self._heartbeats.resigns and refused.code == ResponseCode.CONTROLLER_ELECT_MASTER_FAILED:
             # Nobody can be elected yet: what is to be known is why this broker resigns.
             return
         self._refusal = str(refused)
@@ -648,52 +470,19 @@ class ControllerAgent:
                 **({"hint": hint} if (hint := self._hint_at(refused)) else {}),
             )
 
-    def _hint_at(self, refused: _RefusedError) -> str:
+    def _hint_at(self, refused: RefusedError) -> str:
         """What an operator does about a refusal that no later answer mends; empty for others."""
         is_past = refused.code == ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH
         is_unknown = refused.code == ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
-        if self._resigns:
+        if self._heartbeats.resigns:
             return "if no master is elected within a minute, start this broker again"
         if is_past or (is_unknown and self._state is AgentState.REGISTERING):
             return "restore the state of the controllers; if it is lost, see docs/controller-mode.md"
         return ""
 
-    def _lose_if_it_follows(self, link: Link, refused: _RefusedError) -> None:
+    def _lose_if_it_follows(self, link: Link, refused: RefusedError) -> None:
         if refused.code == ResponseCode.CONTROLLER_NOT_LEADER:
             self._links.lose(link, str(refused))
-
-    def _heartbeat(self) -> RemotingCommand | None:
-        broker_id = self.broker_id
-        if broker_id is None or self._note_hang():
-            return None
-        settings, offsets = self._settings, self._offsets()
-        heartbeat = protocol.Heartbeat(
-            cluster_name=settings.cluster_name,
-            broker_name=settings.broker_name,
-            broker_id=broker_id,
-            broker_address=settings.broker_address,
-            epoch=offsets.epoch,
-            max_offset=offsets.max_offset,
-            confirm_offset=offsets.confirm_offset,
-            timeout_ms=RESIGNED_TIMEOUT_MS if self._resigns else settings.heartbeat_timeout_ms,
-            election_priority=settings.election_priority,
-        )
-        return to_request(heartbeat, oneway=True)
-
-    def _note_hang(self) -> bool:
-        """Whether this broker hangs; its beginning and its end are logged."""
-        hang, before = self._hanging(), self._hang
-        self._hang = hang
-        if hang is not None and before is None:
-            log.error(
-                "no heartbeats to the controllers: this broker hangs",
-                reason=hang,
-                role="none" if self.role is None else "master" if self.role.is_master else "slave",
-                hint="they elect another master; look at the disk, and restart this node if it stays so",
-            )
-        elif hang is None and before is not None:
-            log.warning("heartbeats to the controllers go on: this broker does not hang any more")
-        return hang is not None
 
     def _describe(self) -> str:
         role = self.role

@@ -18,20 +18,14 @@ import trio
 from attrs import define, evolve, field
 
 from trioha.broker_status import BrokerStatus, ControllerLinkStatus, ControlStatus, MemberStatus
-from trioha.controller import protocol
-from trioha.controller.protocol import (
-    ControllerMetadata,
-    EpochCache,
-    EpochCacheRequest,
-    MetadataRequest,
-    ReplicaSetInfo,
-    SetDataRequest,
-    to_request,
-)
+from trioha.controller import bodies
+from trioha.controller.bodies import EpochCache, ReplicaSetInfo
+from trioha.controller.protocol import ControllerMetadata
 from trioha.errors import ConfigError, PeerError, RemoteProtocolError
 from trioha.remoting.address import parse_address
 from trioha.remoting.client import RemotingClient
-from trioha.remoting.codes import ResponseCode, response_code_name
+from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
+from trioha.remoting.command import request
 from trioha.remoting.runtime_table import natural_of
 
 CONTROLLERS_MAX: Final = 16
@@ -112,7 +106,7 @@ def _with_group(control: ControlStatus, info: ReplicaSetInfo) -> ControlStatus:
 
 async def _epochs(client: RemotingClient, *, timeout_s: float) -> EpochCache | None:
     try:
-        answer = await client.request(to_request(EpochCacheRequest()), timeout_s=timeout_s)
+        answer = await client.request(request(RequestCode.GET_BROKER_EPOCH_CACHE), timeout_s=timeout_s)
         return EpochCache.of_body(answer.body) if answer.code == ResponseCode.SUCCESS else None
     except (PeerError, RemoteProtocolError):
         # The epoch of its log is not known then; a broker that is gone is noticed by its status.
@@ -152,7 +146,9 @@ class _Search:
             parse_address(address)
             async with self.connect(address) as client:
                 is_connected = True
-                answer = await client.request(to_request(MetadataRequest()), timeout_s=self.timeout_s)
+                answer = await client.request(
+                    request(RequestCode.CONTROLLER_GET_METADATA_INFO), timeout_s=self.timeout_s
+                )
             if answer.code != ResponseCode.SUCCESS:
                 reason = response_code_name(answer.code)
             else:
@@ -178,12 +174,12 @@ class _Search:
         assert self.leader is not None, "the leader is known"
         try:
             async with self.connect(self.leader) as client:
-                body = protocol.broker_names_body([name])
+                body = bodies.broker_names_body([name])
                 answer = await client.request(
-                    to_request(SetDataRequest(), body=body), timeout_s=self.timeout_s
+                    request(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=body), timeout_s=self.timeout_s
                 )
             if answer.code == ResponseCode.SUCCESS:
-                return protocol.parse_set_data(answer.body).get(name)
+                return bodies.parse_set_data(answer.body).get(name)
             self.refusal = f"{response_code_name(answer.code)}: {answer.remark or ''}"[:REASON_CHARS_MAX]
         except PeerError as error:
             self.refusal = error.reason[:REASON_CHARS_MAX]

@@ -30,14 +30,14 @@ import structlog
 import trio
 from attrs import frozen
 
-from trioha.controller.protocol import ControllerMetadata, MetadataRequest, to_request
+from trioha.controller.protocol import ControllerMetadata
 from trioha.errors import ConfigError, PeerError, RemoteProtocolError
 from trioha.ha.state_changes import StateChanges
 from trioha.net.border import ConnectionBorder
 from trioha.remoting.address import parse_address
 from trioha.remoting.client import RemotingClient, open_client
-from trioha.remoting.codes import ResponseCode, response_code_name
-from trioha.remoting.command import RemotingCommand
+from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
+from trioha.remoting.command import RemotingCommand, request
 
 log = structlog.get_logger(__name__)
 
@@ -225,7 +225,9 @@ class ControllerLinks:
         while True:
             link.ask_now = trio.Event()
             try:
-                answer = await client.request(to_request(MetadataRequest()), timeout_s=self._timeout_s)
+                answer = await client.request(
+                    request(RequestCode.CONTROLLER_GET_METADATA_INFO), timeout_s=self._timeout_s
+                )
                 self._take(link, answer)
             except PeerError as error:
                 self.lose(link, error.reason)

@@ -14,12 +14,13 @@ from contextlib import AbstractAsyncContextManager
 import trio
 from attrs import frozen
 
-from trioha.controller import protocol
-from trioha.controller.protocol import CachedEpoch, ControllerMetadata, EpochCache, Replica, to_request
+from trioha.controller import bodies
+from trioha.controller.bodies import CachedEpoch, EpochCache, Replica
+from trioha.controller.protocol import ControllerMetadata
 from trioha.errors import PeerError, RemoteProtocolError, TriohaError
 from trioha.remoting.client import RemotingClient
-from trioha.remoting.codes import ResponseCode, response_code_name
-from trioha.remoting.command import RemotingCommand
+from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
+from trioha.remoting.command import RemotingCommand, request
 
 CONTROLLERS_MAX = 64
 """Controllers of one group that are asked."""
@@ -95,13 +96,15 @@ async def fetch_overview(
     Raises PeerError or RemoteProtocolError if that controller, or the leader, does not answer.
     """
     asked = _Asked(connect, timeout_s)
-    first = ControllerMetadata.of((await asked.ask(address, protocol.MetadataRequest())).ext_fields)
+    first = ControllerMetadata.of(
+        (await asked.ask(address, RequestCode.CONTROLLER_GET_METADATA_INFO)).ext_fields
+    )
     peers = tuple(dict.fromkeys((*parse_peers(first.peers or ""), address)))[:CONTROLLERS_MAX]
     views: dict[str, ControllerView] = {}
 
     async def look(peer: str) -> None:
         try:
-            answer = await asked.ask(peer, protocol.MetadataRequest())
+            answer = await asked.ask(peer, RequestCode.CONTROLLER_GET_METADATA_INFO)
             views[peer] = ControllerView(peer, ControllerMetadata.of(answer.ext_fields).is_leader)
         except TriohaError as error:
             views[peer] = ControllerView(peer, is_leader=False, error=_reason(error))
@@ -112,9 +115,9 @@ async def fetch_overview(
     leader = next((peer for peer in peers if views[peer].is_leader), None)
     groups: list[GroupView] = []
     if leader is not None and names:
-        body = protocol.broker_names_body(list(dict.fromkeys(names)))
-        answer = await asked.ask(leader, protocol.SetDataRequest(), body=body)
-        for name, info in sorted(protocol.parse_set_data(answer.body).items()):
+        body = bodies.broker_names_body(list(dict.fromkeys(names)))
+        answer = await asked.ask(leader, RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=body)
+        for name, info in sorted(bodies.parse_set_data(answer.body).items()):
             groups.append(await _view(asked, name, info))
     known = {group.broker_name for group in groups}
     return Overview(
@@ -131,14 +134,14 @@ def parse_peers(text: str) -> tuple[str, ...]:
     return tuple(":".join(peer.rsplit(":", 2)[-2:]) for peer in text.split(";") if peer.count(":"))
 
 
-async def _view(asked: _Asked, name: str, info: protocol.ReplicaSetInfo) -> GroupView:
+async def _view(asked: _Asked, name: str, info: bodies.ReplicaSetInfo) -> GroupView:
     members: dict[int, MemberView] = {}
 
     async def look(replica: Replica, *, is_in_sync: bool) -> None:
         cache, reason = None, None
         if replica.is_alive:
             try:
-                answer = await asked.ask(replica.address, protocol.EpochCacheRequest())
+                answer = await asked.ask(replica.address, RequestCode.GET_BROKER_EPOCH_CACHE)
                 cache = EpochCache.of_body(answer.body)
             except TriohaError as error:
                 reason = _reason(error)
@@ -175,14 +178,14 @@ class _Asked:
     connect: Connect
     timeout_s: float
 
-    async def ask(self, address: str, fields: protocol.HeaderFields, *, body: bytes = b"") -> RemotingCommand:
+    async def ask(self, address: str, code: RequestCode, *, body: bytes = b"") -> RemotingCommand:
         """The answer with SUCCESS. Raises PeerError, RemoteProtocolError."""
         async with self.connect(address) as client:
-            answer = await client.request(to_request(fields, body=body), timeout_s=self.timeout_s)
+            answer = await client.request(request(code, body=body), timeout_s=self.timeout_s)
         if answer.code != ResponseCode.SUCCESS:
             remark = f": {answer.remark[:200]}" if answer.remark else ""
             raise PeerError(
-                f"{fields.CODE.name} was answered with {response_code_name(answer.code)}{remark}",
+                f"{code.name} was answered with {response_code_name(answer.code)}{remark}",
                 address=address,
                 code=answer.code,
             )

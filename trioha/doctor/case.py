@@ -16,7 +16,7 @@ from attrs import define, frozen
 
 from trioha.broker_status import BrokerStatus
 from trioha.config.rocketmq_keys import ROCKETMQ_KEYS
-from trioha.controller.protocol import Replica, ReplicaSetInfo
+from trioha.controller.bodies import Replica, ReplicaSetInfo
 from trioha.doctor.facts import (
     BrokerFacts,
     ConfFacts,

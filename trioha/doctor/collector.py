@@ -22,16 +22,8 @@ import trio
 from attrs import evolve, field, frozen
 
 from trioha.broker_status import BrokerStatus
-from trioha.controller.protocol import (
-    ControllerMetadata,
-    EpochCache,
-    EpochCacheRequest,
-    MetadataRequest,
-    SetDataRequest,
-    broker_names_body,
-    parse_set_data,
-    to_request,
-)
+from trioha.controller.bodies import EpochCache, broker_names_body, parse_set_data
+from trioha.controller.protocol import ControllerMetadata
 from trioha.doctor.case import SLAVE, TRUE
 from trioha.doctor.conf_files import read_conf
 from trioha.doctor.facts import (
@@ -202,9 +194,13 @@ class Collector:
         facts = ControllerFacts(address=text)
         try:
             async with self._limit, self._client(parse_address(text)) as client:
-                metadata = await client.request(to_request(MetadataRequest()), timeout_s=self.timeout_s)
+                metadata = await client.request(
+                    request(RequestCode.CONTROLLER_GET_METADATA_INFO), timeout_s=self.timeout_s
+                )
                 if metadata.code != ResponseCode.SUCCESS:
-                    found[text] = evolve(facts, error=_refusal(MetadataRequest.CODE, metadata))
+                    found[text] = evolve(
+                        facts, error=_refusal(RequestCode.CONTROLLER_GET_METADATA_INFO, metadata)
+                    )
                     return
                 said = ControllerMetadata.of(metadata.ext_fields)
                 facts = evolve(facts, is_leader=said.is_leader, leader=said.leader_address)
@@ -220,10 +216,10 @@ class Collector:
     async def _with_groups(
         self, client: RemotingClient, facts: ControllerFacts, names: list[str]
     ) -> ControllerFacts:
-        asked = to_request(SetDataRequest(), body=broker_names_body(names))
+        asked = request(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=broker_names_body(names))
         answer = await client.request(asked, timeout_s=self.timeout_s)
         if answer.code != ResponseCode.SUCCESS:
-            return evolve(facts, gap=_refusal(SetDataRequest.CODE, answer))
+            return evolve(facts, gap=_refusal(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, answer))
         return evolve(facts, groups=parse_set_data(answer.body))
 
     # -- brokers -----------------------------------------------------------------------------------------
@@ -302,9 +298,9 @@ class Collector:
         """`facts` with the epochs of a broker in controller mode. Raises as `_with_config`."""
         if (facts.config or {}).get("enableControllerMode", "").lower() != TRUE:
             return facts
-        answer = await client.request(to_request(EpochCacheRequest()), timeout_s=self.timeout_s)
+        answer = await client.request(request(RequestCode.GET_BROKER_EPOCH_CACHE), timeout_s=self.timeout_s)
         if answer.code != ResponseCode.SUCCESS:
-            return evolve(facts, gaps=(*facts.gaps, _refusal(EpochCacheRequest.CODE, answer)))
+            return evolve(facts, gaps=(*facts.gaps, _refusal(RequestCode.GET_BROKER_EPOCH_CACHE, answer)))
         return evolve(facts, epochs=EpochCache.of_body(answer.body))
 
     async def _tables(self, client: RemotingClient) -> Tables:

@@ -13,7 +13,7 @@ from attrs import Factory, frozen
 
 from trioha.broker_status import BrokerStatus, PendingStatus
 from trioha.config.loading import LoadedConfig
-from trioha.controller.protocol import EpochCache, ReplicaSetInfo
+from trioha.controller.bodies import EpochCache, ReplicaSetInfo
 from trioha.doctor.tables import Tables
 from trioha.errors import ConfigError
 

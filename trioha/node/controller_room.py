@@ -9,7 +9,8 @@ import trio
 
 from trioha.broker.controller_processor import ControllerProcessor
 from trioha.config.broker import BrokerConfig, BrokerRole
-from trioha.controller.agent import AgentSettings, ControllerAgent, Offsets
+from trioha.controller.agent import ControllerAgent
+from trioha.controller.agent_status import AgentSettings, Offsets
 from trioha.controller.links import ANSWER_BYTES_MAX
 from trioha.controller.role import NO_EPOCH, Role
 from trioha.net.threads import run_in_thread

@@ -21,8 +21,9 @@ from tests.interop.rocketmq import missing_tools, name_server_class_path
 from tests.ports import free_port
 from tests.processes import DIE_WITH_PARENT
 from trioha.cli.rocketmq_jars import cache_folder
-from trioha.controller import protocol
-from trioha.controller.protocol import ControllerMetadata, to_request
+from trioha.controller.protocol import ControllerMetadata
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import request
 
 VERSION = "5.5.0"
 SCRIPTED = "scripted"
@@ -49,7 +50,7 @@ class Controller(Protocol):
 
 def leads(address: str) -> bool | None:
     """True if the controller at `address` answers that it leads, else None. Raises TriohaError."""
-    answer = ask(address, to_request(protocol.MetadataRequest()))
+    answer = ask(address, request(RequestCode.CONTROLLER_GET_METADATA_INFO))
     return ControllerMetadata.of(answer.ext_fields).is_leader or None
 
 

@@ -45,10 +45,13 @@ from tests.interop.controller import CLUSTER, ask
 from tests.ports import free_port
 from tests.processes import DIE_WITH_PARENT
 from trioha.controller import protocol
-from trioha.controller.protocol import EpochCache, MemberSet, ReplicaInfo, to_request
+from trioha.controller.bodies import EpochCache, MemberSet
+from trioha.controller.header import to_request
+from trioha.controller.protocol import ReplicaInfo
 from trioha.errors import PeerError, RemoteProtocolError, TriohaError
 from trioha.remoting.client import RemotingClient, open_client
-from trioha.remoting.codes import ResponseCode
+from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.command import request
 from trioha.remoting.name_server import fetch_broker_groups
 
 BEGUN_WITHIN_S = 60.0
@@ -281,7 +284,7 @@ class Group(Nodes):
 
     def epochs(self, name: str) -> EpochCache:
         """The epochs of a node's log. Raises TriohaError."""
-        answer = ask(self.ports[name].address, to_request(protocol.EpochCacheRequest()))
+        answer = ask(self.ports[name].address, request(RequestCode.GET_BROKER_EPOCH_CACHE))
         return EpochCache.of_body(answer.body)
 
     def _reserve_ports(self) -> NodePorts:

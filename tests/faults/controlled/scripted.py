@@ -17,7 +17,7 @@ from cattrs.preconf.json import make_converter
 
 from tests.controller.group import SERVED, Group, answer_of_any
 from trioha.controller import protocol
-from trioha.controller.protocol import to_request
+from trioha.controller.header import to_request
 from trioha.errors import PeerError
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode, ResponseCode

@@ -13,8 +13,12 @@ from tests.faults.controlled.controllers import ScriptedController, leads
 from tests.interop.controller import ask, eventually
 from tests.waiting import wait_until
 from trioha.controller import protocol
-from trioha.controller.protocol import MemberSet, ReplicaInfo, to_request
+from trioha.controller.bodies import MemberSet
+from trioha.controller.header import to_request
+from trioha.controller.protocol import ReplicaInfo
 from trioha.remoting.client import RemotingClient, open_client
+from trioha.remoting.codes import RequestCode
+from trioha.remoting.command import request
 
 pytestmark = [pytest.mark.process, pytest.mark.full]
 NOWHERE = "127.0.0.1:9"
@@ -67,7 +71,7 @@ class Broker:
         )
         self._client.send_oneway(to_request(heartbeat, oneway=True))
         # Answered after the heartbeat was received.
-        await self._client.request(to_request(protocol.MetadataRequest()))
+        await self._client.request(request(RequestCode.CONTROLLER_GET_METADATA_INFO))
 
     async def elect(self, *, is_designated: bool = False) -> int:
         wish = protocol.ElectRequest(

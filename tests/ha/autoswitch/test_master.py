@@ -11,7 +11,7 @@ from tests.ha.autoswitch.master_support import OWN, begin_life, connected, table
 from tests.ha.autoswitch.support import recorded_frames
 from tests.ha.support import SETTINGS, settled
 from tests.store.support import message, open_log
-from trioha.controller.agent import SetDecision
+from trioha.controller.agent_status import SetDecision
 from trioha.ha.autoswitch.frames import (
     EPOCHS_MAX,
     MASTER_HANDSHAKE_BYTES,

@@ -21,7 +21,7 @@ from tests.simulation.failover.plan import FailoverPlan
 from tests.simulation.network import Link
 from tests.simulation.trace import Trace
 from trioha.controller import protocol
-from trioha.controller.protocol import MemberSet
+from trioha.controller.bodies import MemberSet
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, response_to

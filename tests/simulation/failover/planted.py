@@ -13,7 +13,8 @@ from attrs import evolve
 
 from tests.simulation.planting import Defect, plants
 from trioha.controller.agent import ControllerAgent
-from trioha.controller.protocol import MemberSet, RoleNotice
+from trioha.controller.bodies import MemberSet
+from trioha.controller.protocol import RoleNotice
 from trioha.controller.role import MasterDecision, Outcome, Role, RoleTracker
 from trioha.ha.autoswitch.epoch_session import EpochSession
 from trioha.ha.set_commit import SetQuorum, SetReplicas

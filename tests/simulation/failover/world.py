@@ -43,7 +43,7 @@ from tests.simulation.node import check_queues
 from tests.simulation.runner import GOOD_LINK, Outcome, SimulatedWorld, run_world
 from tests.simulation.trace import Trace
 from trioha.controller import protocol
-from trioha.controller.protocol import MemberSet
+from trioha.controller.bodies import MemberSet
 from trioha.controller.role import Role
 from trioha.errors import PeerError
 from trioha.recording.events import CloseReason

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trioha.controller.protocol import Replica, ReplicaSetInfo
+from trioha.controller.bodies import Replica, ReplicaSetInfo
 from trioha.doctor.case import Case, Node, same_address, some_of
 from trioha.doctor.findings import Observation, Severity, check
 
