@@ -2,9 +2,11 @@
 
 import pytest
 
-from trioha.config.broker import BrokerConfig
+from tests.config.test_broker import OF_HOST
+from tests.config.test_broker import SETTINGS as SAMPLES
+from trioha.config.broker import SETTINGS, BrokerConfig
 from trioha.config.loading import load_config
-from trioha.config.update import ConfigFile, RefusedChange, config_text, plan_change
+from trioha.config.update import ConfigFile, RefusedChange, config_text, plan_change, value_text
 from trioha.errors import ConfigError
 
 TEXT = """\
@@ -99,6 +101,15 @@ def test_the_text_of_a_configuration_loads_as_the_same(tmp_path):
     (tmp_path / "again.conf").write_text(text)
     assert load_config(tmp_path / "again.conf").config == config
     assert len(text.splitlines()) > 70
+
+
+def test_the_text_of_each_value_is_read_as_the_value():
+    for attribute, (_, default, value) in SAMPLES.items():
+        for each in (default, value):
+            if each is not OF_HOST:
+                assert SETTINGS[attribute].parse(value_text(each)) == each, attribute
+    controllers = BrokerConfig(controller_addr=("c0:9878", "c1:9878"))
+    assert b"controllerAddr=c0:9878;c1:9878\n" in config_text(controllers)
 
 
 def test_the_default_configuration_has_a_text():

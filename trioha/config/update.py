@@ -45,14 +45,14 @@ class RefusedChange(Exception):  # noqa: N818 - says what was refused
 def config_text(config: BrokerConfig) -> bytes:
     """All settings but the secret ones as a properties text, by key."""
     pairs = sorted(
-        (setting.key, value_text(attribute, getattr(config, attribute)))
+        (setting.key, value_text(getattr(config, attribute)))
         for attribute, setting in SETTINGS.items()
         if not setting.is_secret
     )
     return "".join(f"{key}={value}\n" for key, value in pairs).encode("utf-8", "replace")
 
 
-def value_text(attribute: str, value: Any) -> str:
+def value_text(value: Any) -> str:
     """A setting's value as a broker.conf has it."""
     match value:
         case None:
@@ -63,8 +63,10 @@ def value_text(attribute: str, value: Any) -> str:
             return value.value
         case frozenset():
             return ";".join(f"{hour:02d}" for hour in sorted(value))
+        case (str(), *_):
+            return ";".join(value)
         case tuple():
-            return (";" if attribute == "namesrv_addr" else ",").join(map(str, value))
+            return ",".join(map(str, value))
         case _:
             return str(value)
 

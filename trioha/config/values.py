@@ -92,11 +92,17 @@ def boolean(text: str) -> bool:
             raise InvalidValue(f"{_shown(text)} is neither true nor false", hint="give true or false")
 
 
-def one_of_or_integer(kind: type[E], *, low: int, high: int) -> Callable[[str], E | int]:
-    """A parser of the names of `kind` or decimal integers from `low` to `high`."""
+def optional_one_of_or_integer(kind: type[E], *, low: int, high: int) -> Callable[[str], E | int | None]:
+    """A parser of the names of `kind` or decimal integers from `low` to `high`, or None for an empty value."""
     parse_integer = integer(low=low, high=high)
     parse_name = one_of(kind, hint=f"give {{}}, or a number from {low}")
-    return lambda text: parse_integer(text) if _INTEGER.fullmatch(text) else parse_name(text)
+
+    def parse(text: str) -> E | int | None:
+        if not text:
+            return None
+        return parse_integer(text) if _INTEGER.fullmatch(text) else parse_name(text)
+
+    return parse
 
 
 def name(text: str) -> str:

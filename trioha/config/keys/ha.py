@@ -163,7 +163,7 @@ class HaKeys:
     """State of the bytes that a slave acknowledges."""
 
     ha_start_from: StartFrom | int | None = setting(
-        "trioha.haStartFrom", values.one_of_or_integer(StartFrom, low=0, high=LONG_MAX), default=None
+        "trioha.haStartFrom", values.optional_one_of_or_integer(StartFrom, low=0, high=LONG_MAX), default=None
     )
     """Start of an empty slave: `lastFile`, `earliest`, or the file of an offset; by default the last file,
     and all history after `trioha.haGapPolicy=resync` has set a log aside."""
