@@ -93,7 +93,7 @@ def boolean(text: str) -> bool:
 
 
 def optional_one_of_or_integer(kind: type[E], *, low: int, high: int) -> Callable[[str], E | int | None]:
-    """A parser of the names of `kind` or decimal integers from `low` to `high`, or None for an empty value."""
+    """A parser of the names of `kind` or integers from `low` to `high`; None for an empty value."""
     parse_integer = integer(low=low, high=high)
     parse_name = one_of(kind, hint=f"give {{}}, or a number from {low}")
 
