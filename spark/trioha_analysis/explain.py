@@ -3,15 +3,15 @@
 A put is named by its request id, by `@OFFSET` (a physical offset of its record, as message ids have it), or
 as `slowest` or `failed` (the first one that failed, at or after a time if one is given).
 
-What needs whole sessions is asked by a `Scan`, at most three times: which put it is, its records if they are
-not close together, and where the connections of the nodes start and had the put's end. A scan in this
-process needs no Spark; `trioha_spark.explain` has one in tasks, for sessions that are too long for it. All
-else is read here: at most a million records after the put and at the starts of its connections.
+Whole sessions are read at most three times (`trioha_analysis.put_search`): to find the put, its records if
+they are not close together, and where the connections of the nodes start and had the put's end. All else is
+at most a million records after the put and at the starts of its connections. One core reads them; memory does
+not grow with the sessions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -28,15 +28,13 @@ from trioha.recording.state_arrays import Array, reached_offsets, shows_request
 from trioha_analysis.causes import ACK, BEFORE_RECORDS, CAUSES, FLUSH, NO_SLAVE, SEND, cause_of
 from trioha_analysis.link_work import ConnectionFrames, compare, connection_start, links_of, work_of
 from trioha_analysis.put_search import (
+    KINDS_OF_PUT,
     ConnectionSpan,
-    ConnectionSpans,
-    FirstFailure,
-    PutAt,
-    Question,
-    RecordsOfPut,
-    Scan,
-    SlowestEnd,
-    scan_here,
+    connection_spans,
+    first_failure,
+    put_at,
+    records_of_put,
+    slowest_end,
 )
 from trioha_analysis.state_at import connection_addresses
 
@@ -71,22 +69,23 @@ class Put:
 
 
 def explain(
-    readers: Sequence[SessionReader], request: str, *, at_wall_ns: int | None = None, scan: Scan = scan_here
+    readers: Sequence[SessionReader], request: str, *, at_wall_ns: int | None = None
 ) -> dict[str, Any]:
     """The story of a put as one JSON object: its figures, `summary` and `steps` in the order of time.
 
-    `scan` reads whole sessions.
+    `at_wall_ns`: with `slowest` and `failed`, only puts that ended at that time, ns since 1970, or later.
 
     Raises TriohaError if no session has such a put.
     """
     masters = [reader for reader in readers if not reader.session.is_slave]
     if not masters:
         raise TriohaError("only a master's session has puts; name that one (and its slaves')")
-    found = _find(masters, request, at_wall_ns, scan)
+    search = _search(request, at_wall_ns)
+    found = [put for reader in masters if (put := search(reader)) is not None]
     if not found:
         raise TriohaError(f"--explain {request}: no put of that name in these sessions; say {REQUEST_HINT}")
     put = max(found, key=_waited_us) if request == "slowest" else min(found, key=_began_ns)
-    return _story(put, readers, scan)
+    return _story(put, readers)
 
 
 def _waited_us(put: Put) -> int:
@@ -100,62 +99,46 @@ def _began_ns(put: Put) -> int:
 # -- the put ----------------------------------------------------------------------------------------------
 
 
-def _find(masters: Sequence[SessionReader], request: str, at_wall_ns: int | None, scan: Scan) -> list[Put]:
-    """The put in each of the sessions that have it."""
-    if request not in {"slowest", "failed"} and not request.startswith("@"):
-        request_id = _number(request, request)
-        return _records_of([(reader, request_id) for reader in masters], scan)
-    offset = _number(request, request[1:]) if request.startswith("@") else None
-    asked: list[tuple[SessionReader, Question]] = []
-    for reader in masters:
-        session = reader.session
-        from_ns = 0 if at_wall_ns is None else at_wall_ns - session.wall_ns + session.monotonic_ns
-        if offset is not None:
-            asked.append((reader, PutAt(offset)))
-        else:
-            asked.append((reader, (SlowestEnd if request == "slowest" else FirstFailure)(from_ns)))
-    puts: list[Put] = []
-    wanted: list[tuple[SessionReader, int]] = []
-    for reader, answer in zip(masters, scan(asked), strict=True):
-        record = answer.put if isinstance(answer, PutAt) else _end_of(answer)
-        if record is None:
-            continue
-        near = RecordsOfPut(int(record["aux"]))
-        seq = int(record["seq"])
-        near.add(reader.records_between(max(reader.first_seq, seq - NEAR_RECORDS), seq + NEAR_RECORDS))
-        if near.is_whole:
-            puts.append(_put(reader, near))
-        else:
-            wanted.append((reader, near.request_id))
-    return puts + _records_of(wanted, scan)
-
-
-def _end_of(answer: Question) -> np.void | None:
-    assert isinstance(answer, SlowestEnd | FirstFailure), "these are asked for"
-    return answer.end
-
-
-def _number(request: str, text: str) -> int:
+def _search(request: str, at_wall_ns: int | None) -> Callable[[SessionReader], Put | None]:
+    """Finds the put in a session. Raises TriohaError if `request` names none."""
+    if request in {"slowest", "failed"}:
+        search = slowest_end if request == "slowest" else first_failure
+        return lambda reader: _put_of(reader, search(_records(reader), _from_ns(reader, at_wall_ns)))
+    is_offset = request.startswith("@")
     try:
-        return parse_int(text, NATURAL64)
+        number = parse_int(request.removeprefix("@"), NATURAL64)
     except ValueError:
         raise TriohaError(f"--explain {request}: not a put; say {REQUEST_HINT}") from None
+    if is_offset:
+        return lambda reader: _put_of(reader, put_at(_records(reader), number))
+    return lambda reader: _put(reader, records_of_put(_records(reader), number))
 
 
-def _records_of(wanted: Sequence[tuple[SessionReader, int]], scan: Scan) -> list[Put]:
-    """The puts with these request ids, of those sessions that have them."""
-    if not wanted:
-        return []
-    answers = scan([(reader, RecordsOfPut(request_id)) for reader, request_id in wanted])
-    return [
-        _put(reader, answer)
-        for (reader, _), answer in zip(wanted, answers, strict=True)
-        if isinstance(answer, RecordsOfPut) and answer.by_kind
-    ]
+def _records(reader: SessionReader) -> Iterator[Array]:
+    """All records of a session."""
+    return (chunk.records for chunk in reader.scan())
 
 
-def _put(reader: SessionReader, found: RecordsOfPut) -> Put:
-    return Put(reader, *(found.by_kind.get(kind) for kind in (Kind.PUT, Kind.WAIT_BEGIN, Kind.WAIT_END)))
+def _from_ns(reader: SessionReader, at_wall_ns: int | None) -> int:
+    """A time on the monotonic clock of the session; 0 without one."""
+    session = reader.session
+    return 0 if at_wall_ns is None else at_wall_ns - session.wall_ns + session.monotonic_ns
+
+
+def _put_of(reader: SessionReader, record: np.void | None) -> Put | None:
+    """The put that a record of it belongs to."""
+    if record is None:
+        return None
+    request_id, seq = int(record["aux"]), int(record["seq"])
+    near = reader.records_between(max(reader.first_seq, seq - NEAR_RECORDS), seq + NEAR_RECORDS)
+    found = records_of_put([near], request_id)
+    if len(found) < len(KINDS_OF_PUT):
+        found = records_of_put(_records(reader), request_id)
+    return _put(reader, found)
+
+
+def _put(reader: SessionReader, found: Mapping[Kind, np.void]) -> Put | None:
+    return Put(reader, *map(found.get, KINDS_OF_PUT)) if found else None
 
 
 # -- its story --------------------------------------------------------------------------------------------
@@ -177,9 +160,7 @@ class _SlaveEnd:
     span: ConnectionSpan
 
 
-def _slave_ends(
-    put: Put, conns: Collection[int], readers: Sequence[SessionReader], scan: Scan
-) -> list[_SlaveEnd]:
+def _slave_ends(put: Put, conns: Collection[int], readers: Sequence[SessionReader]) -> list[_SlaveEnd]:
     """The slaves' ends of these connections, as far as there are sessions of slaves."""
     broker_name = put.reader.session.identity.broker_name
     slaves = [
@@ -190,8 +171,10 @@ def _slave_ends(
     if not slaves or not conns:
         return []
     sessions = [put.reader, *slaves]
-    answers = scan([(one, ConnectionSpans(one.session.is_slave, put.end_offset)) for one in sessions])
-    spans = [answer.spans for answer in answers if isinstance(answer, ConnectionSpans)]
+    spans = [
+        connection_spans(_records(one), is_slave=one.session.is_slave, put_end_offset=put.end_offset)
+        for one in sessions
+    ]
     frames = [
         list(_frames(index, reader, its_spans))
         for index, (reader, its_spans) in enumerate(zip(sessions, spans, strict=True))
@@ -225,7 +208,7 @@ def _frames(
             yield ConnectionFrames(start, span.start_offset, span.end_offset)
 
 
-def _story(put: Put, readers: Sequence[SessionReader], scan: Scan) -> dict[str, Any]:
+def _story(put: Put, readers: Sequence[SessionReader]) -> dict[str, Any]:
     reader, session = put.reader, put.reader.session
     first = put.first
     end_offset = put.end_offset
@@ -247,7 +230,7 @@ def _story(put: Put, readers: Sequence[SessionReader], scan: Scan) -> dict[str, 
             steps.append(_Step(_began_ns(put), "open", sentence, conn))
     conns = sorted({*open_conns, *_requested(records)})
     steps += _connection_steps(put, records, addresses, conns)
-    slave_ends = _slave_ends(put, conns, readers, scan)
+    slave_ends = _slave_ends(put, conns, readers)
     for one in slave_ends:
         steps += _slave_steps(one, addresses)
     flushed = records[(records["kind"] == Kind.FLUSHED) & (records["offset"] >= end_offset)]

@@ -1,91 +1,74 @@
-"""The story of a put from answers of ranges, as tasks give them."""
-
-import pickle
-from functools import reduce
+"""The story of a put does not depend on chunks and archives; a slave's connection is the best fit."""
 
 import pytest
 
+from tests.analysis.archives import write_archive
 from tests.analysis.test_asking import MS, master_events, slave_events
 from tests.levels import by_level
 from tests.recording.sessions import Event, MasterModel, write_session
 from trioha.errors import TriohaError
 from trioha.recording.events import HaState, Kind, PutStatus
-from trioha.recording.records import read_segment
 from trioha.recording.session_reader import SessionReader
-from trioha.recording.time_series import TimeGrid
 from trioha_analysis import explain as module
 from trioha_analysis.explain import explain
-from trioha_analysis.parts import runs_of
 from trioha_analysis.state_at import open_readers
 
 
-def scan_of(range_records):
-    """Answers from ranges of so many records, each read anew, by questions that were sent to it."""
-
-    def scan(asked):
-        return [answer(reader, question) for reader, question in asked]
-
-    def answer(reader, question):
-        answers = []
-        grid = TimeGrid(0, 1, 1)
-        for run in runs_of(0, reader.session.path, reader.segments, grid, range_records=range_records):
-            one = pickle.loads(pickle.dumps(question))
-            for work in run.ranges():
-                one.add(read_segment(work.session, work.segment, first=work.first, count=work.count).array)
-            answers.append(pickle.loads(pickle.dumps(one)))
-        return reduce(lambda earlier, later: earlier.followed_by(later), answers, question)
-
-    return scan
-
-
-def stories(readers, requests, **how):
+def stories(readers, requests):
     def story(request):
         try:
-            return explain(readers, request, **how)
+            return explain(readers, request)
         except TriohaError as error:
             return str(error)
 
     return [story(request) for request in requests]
 
 
+def in_chunks(readers, chunk_records):
+    """The same sessions, read in chunks of so many records."""
+    return [SessionReader(reader.session, chunk_records=chunk_records) for reader in readers]
+
+
 REQUESTS = ["slowest", "failed", "@1999", "@1000", "@99999", *map(str, range(7))]
 
 
-@pytest.mark.parametrize("range_records", [1, 4, 1000])
-def test_stories_do_not_depend_on_ranges(tmp_path, range_records):
-    write_session(tmp_path / "a-0", master_events(), addresses={1: "10.0.0.2:41000"}, segment_records=9)
-    write_session(tmp_path / "a-1", slave_events(), role="SLAVE", broker_id=1, segment_records=5)
-    readers = open_readers([tmp_path])
+@pytest.fixture
+def sessions(tmp_path):
+    folder = tmp_path / "recordings"
+    return [
+        write_session(folder / "a-0", master_events(), addresses={1: "10.0.0.2:41000"}, segment_records=9),
+        write_session(folder / "a-1", slave_events(), role="SLAVE", broker_id=1, segment_records=5),
+    ]
+
+
+@pytest.mark.parametrize("chunk_records", [1, 4])
+def test_stories_do_not_depend_on_chunks(sessions, chunk_records):
+    readers = open_readers(sessions)
     expected = stories(readers, REQUESTS)
-    assert stories(readers, REQUESTS, scan=scan_of(range_records)) == expected
+    assert stories(in_chunks(readers, chunk_records), REQUESTS) == expected
     assert len({str(story) for story in expected}) == 5 + 3
 
 
 @pytest.mark.full
 @pytest.mark.sized
-def test_stories_of_a_model_do_not_depend_on_ranges(tmp_path, monkeypatch):
-    # Records of a put that are not close together are searched in the whole session.
-    monkeypatch.setattr(module, "NEAR_RECORDS", 1)
+def test_stories_of_a_model_do_not_depend_on_chunks(tmp_path, monkeypatch):
     requests = ["slowest", "failed", *map(str, range(20)), *(f"@{at}" for at in range(0, 20_000, 1400))]
     for seed in range(by_level(1, 3, 40)):
         path = write_session(tmp_path / str(seed), MasterModel(seed).run(300), segment_records=70)
         readers = open_readers([path])
-        found = stories(readers, requests, scan=scan_of(13))
-        assert found == stories(readers, requests), seed
-        assert sum(isinstance(story, dict) for story in found) > 5
+        expected = stories(readers, requests)
+        with monkeypatch.context() as patch:
+            # Records of a put that are not close together are searched in the whole session.
+            patch.setattr(module, "NEAR_RECORDS", 1)
+            assert stories(in_chunks(readers, 13), requests) == expected, seed
+        assert sum(isinstance(story, dict) for story in expected) > 5
 
 
-def test_whole_sessions_are_read_by_the_scan_only(tmp_path, monkeypatch):
-    write_session(tmp_path / "a-0", master_events(), addresses={1: "10.0.0.2:41000"})
-    write_session(tmp_path / "a-1", slave_events(), role="SLAVE", broker_id=1)
-    readers = open_readers([tmp_path])
-    expected = explain(readers, "1")
-
-    def scan(reader):
-        raise AssertionError("a whole session is read")
-
-    monkeypatch.setattr(SessionReader, "scan", scan)
-    assert explain(readers, "1", scan=scan_of(4)) == expected
+@pytest.mark.full
+def test_a_put_in_an_archive_is_explained_as_that_of_its_sessions(sessions, s3_bucket):
+    write_archive(s3_bucket.url, sessions=sessions)
+    requests = ["slowest", "@1999", "5"]
+    assert stories(open_readers([s3_bucket.url]), requests) == stories(open_readers(sessions), requests)
 
 
 def connected(conn, at_ns, offset, top):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.s3 import start_obstore
-from trioha_spark import explain, replay
+from trioha_spark import replay
 from trioha_spark.session import spark_session
 
 
@@ -39,5 +39,4 @@ def shared_spark(spark, monkeypatch):
     def shared(master):
         yield spark
 
-    for module in (explain, replay):
-        monkeypatch.setattr(module, "spark_session", shared)
+    monkeypatch.setattr(replay, "spark_session", shared)

@@ -36,7 +36,7 @@ def replay(
     """Replay recorded sessions on Spark.
 
     Shows lag, ack latency, group commit and final offsets of each connection. With --at or --explain only
-    that is answered, without Spark; --explain of more than a hundred million events uses it.
+    that is answered, without Spark.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def replay(
     if report is not None and not report.absolute().parent.is_dir():
         raise TriohaError(f"{report}: its folder does not exist; make it first")
     if explain is not None or at is not None:
-        return _ask(sessions, at=at, explain=explain, json=json, master=master)
+        return _ask(sessions, at=at, explain=explain, json=json)
     _module("trioha_spark.java").require_java()
     replays, documents = _module("trioha_spark.replay"), _module("trioha_analysis.document")
     with progress("replaying on Spark", shown=sys.stderr.isatty() and not json) as watch:
@@ -103,20 +103,13 @@ def replay(
     return 1 if is_broken else 0
 
 
-def _ask(sessions: list[str], *, at: str | None, explain: str | None, json: bool, master: str) -> int:
+def _ask(sessions: list[str], *, at: str | None, explain: str | None, json: bool) -> int:
     """Answer --at and --explain, which read parts of the sessions instead of replaying them."""
     moments = _module("trioha_analysis.state_at")
     readers = moments.open_readers(sessions)
     wall_ns = None if at is None else moments.wall_time(at, readers)
     if explain is not None:
-        if sum(reader.records for reader in readers) <= EXPLAINED_HERE_MAX:
-            explanation = _module("trioha_analysis.explain").explain(readers, explain, at_wall_ns=wall_ns)
-        else:
-            _module("trioha_spark.java").require_java()
-            with progress("reading on Spark", shown=sys.stderr.isatty() and not json) as watch:
-                explanation = _module("trioha_spark.explain").explain_on_spark(
-                    readers, explain, at_wall_ns=wall_ns, master=master, watch=watch
-                )
+        explanation = _module("trioha_analysis.explain").explain(readers, explain, at_wall_ns=wall_ns)
         if json:
             print_json(explanation)
         else:
@@ -317,8 +310,6 @@ def _clock_sentence(row: dict[str, Any], *, broker_id: int) -> str:
     )
 
 
-EXPLAINED_HERE_MAX = 100_000_000
-"""Events of all sessions that --explain reads in this process, on one core; more are read on Spark."""
 CAUSES_SHOWN = 12
 GAPS_SHOWN = 12
 LINKS_SHOWN = 8
