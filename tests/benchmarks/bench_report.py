@@ -150,7 +150,7 @@ async def frame_us(folder: Path, *, number: int) -> float:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         port = listener.socket.getsockname()[1]
 
-        async def connect() -> trio.abc.Stream:
+        async def connect(_dialing: object) -> trio.abc.Stream:
             return SocketTransport.from_stream(await trio.open_tcp_stream("127.0.0.1", port))
 
         slave = HaSlave(

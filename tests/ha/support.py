@@ -13,7 +13,7 @@ from tests.waiting import until
 from trioha.broker.puts import PutResult
 from trioha.ha.frames import HEADER, HEADER_BYTES, REPORT
 from trioha.ha.group_commit import GroupCommit, SlaveQuorum
-from trioha.ha.master import HaMaster
+from trioha.ha.master import DefaultHaMaster
 from trioha.ha.replicas import Replicas
 from trioha.ha.settings import HaSettings
 from trioha.ha.slave import HaSlave
@@ -84,7 +84,7 @@ class Peer:
 def make_master(log, *, events=None, gap_bytes_max=1 << 28, settings=SETTINGS, **options):
     events = events or Events()
     replicas = Replicas(gap_bytes_max=gap_bytes_max)
-    master = HaMaster(commit_log=log, replicas=replicas, settings=settings, sink=events, **options)
+    master = DefaultHaMaster(commit_log=log, replicas=replicas, settings=settings, sink=events, **options)
     return master, replicas, events
 
 
@@ -111,9 +111,12 @@ class Dialer:
     peers: list[Peer] = field(factory=list)
     times: list[float] = field(factory=list)
     refuse: bool = False
+    address: str = "master:10912"
+    """That is dialed."""
 
-    async def __call__(self):
+    async def __call__(self, dialing):
         await trio.lowlevel.checkpoint()
+        dialing(self.address)
         self.times.append(trio.current_time())
         if self.refuse:
             raise ConnectionRefusedError("no listener")

@@ -2,7 +2,6 @@
 
 import ssl
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from ipaddress import ip_network
 
 import pytest
@@ -170,7 +169,7 @@ async def test_a_slave_replicates_over_mutual_tls_and_is_known_by_its_certificat
     master, replicas, events = make_master(log, tls=mutual_server_context(server_files))
     slave_log, _ = open_log(tmp_path / "slave")
     async with listening(master) as port:
-        slave, _, _ = make_slave(slave_log, dialer=partial(dial_tls, port, slave_files))
+        slave, _, _ = make_slave(slave_log, dialer=lambda _: dial_tls(port, slave_files))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(slave.run)
             with trio.fail_after(20):

@@ -15,7 +15,7 @@ from tests.store.support import message, open_log
 from tests.waiting import until
 from trioha.ha import master as master_module
 from trioha.ha.admission import Admission, AdmissionSettings
-from trioha.ha.connection import HaConnection
+from trioha.ha.connection import DefaultHaConnection, HaConnection
 from trioha.ha.frames import ReportDecoder
 from trioha.ha.master import HaMaster
 from trioha.ha.meter import ConnectionMeter, LagClock
@@ -50,7 +50,7 @@ STEPS = (
     (HaConnection, "_put_frame"),
     (SlaveProgress, "next_body_bytes"),
     (HaConnection, "_close"),
-    (HaConnection, "_encode_header"),
+    (DefaultHaConnection, "_encode_header"),
     (master_module, "format_address"),
     (Replicas, "acknowledge"),
     (Replicas, "forget"),

@@ -29,7 +29,7 @@ def dialling(master, nursery):
     """A `connect` to `master`."""
     ports = count(50001)
 
-    async def connect():
+    async def connect(_dialing):
         near, far = memory_stream_pair()
 
         async def serve():

@@ -14,7 +14,7 @@ from trio.testing import memory_stream_pair
 from tests.ha.support import SETTINGS, Events, Peer, connected, listening, make_master, settled
 from tests.store.support import message, open_log
 from trioha.ha.admission import AdmissionSettings
-from trioha.ha.connection import HaConnection
+from trioha.ha.connection import DefaultHaConnection
 from trioha.ha.probes import HOSTS_MAX, OTHER_HOSTS, ProbeCount, Probes
 from trioha.recording.events import CloseReason, HaState, Kind
 
@@ -86,7 +86,7 @@ async def test_an_hour_of_probes_leaves_one_line_for_each_host_and_the_slave_alo
             await keep_probing(master, hosts=("10.0.0.8", "10.0.0.9"), seconds=3600, each_minute=check)
             assert reasons == []
             gc.collect()
-            kept = [one for one in gc.get_objects() if type(one) is HaConnection and one._log is log]
+            kept = [one for one in gc.get_objects() if type(one) is DefaultHaConnection and one._log is log]
             assert len(kept) == 1
             nursery.cancel_scope.cancel()
         assert [(await anext(changes)).state for _ in range(3)] == [

@@ -32,9 +32,7 @@ async def test_members_are_the_master_its_set_and_all_that_are_connected(log, au
     end = log.max_offset
     for connection_id, broker_id, ack_offset in ((7, 2, end), (8, 4, end - 1)):
         life.replicas.connected(connection_id, broker_id=broker_id, is_learner=broker_id == 4)
-        life.replicas.acknowledge(
-            connection_id, replica=str(broker_id), ack_offset=ack_offset, lag_clock=LagClock()
-        )
+        life.replicas.acknowledge(connection_id, ack_offset=ack_offset, lag_clock=LagClock(), now_s=0.0)
     found = {one.broker_id: one for one in life.replicas.members(end)}
     assert sorted(found) == [OWN, 2, 3, 4]
     facts = {
@@ -190,24 +188,23 @@ async def test_a_newer_connection_of_a_broker_counts_with_its_own_report_only(lo
     end = log.max_offset
 
     def acknowledge(connection_id, ack_offset):
-        replicas.acknowledge(connection_id, replica="2", ack_offset=ack_offset, lag_clock=LagClock())
+        replicas.acknowledge(connection_id, ack_offset=ack_offset, lag_clock=LagClock(), now_s=0.0)
 
     def held():
-        return [one.ack_offset for one in replicas.members(end) if one.broker_id == 2], replicas.copies(
-            1
-        ).offset
+        [ack_offset] = [one.ack_offset for one in replicas.members(end) if one.broker_id == 2]
+        return ack_offset, replicas.set.copies(1).offset
 
     replicas.connected(7, broker_id=2, is_learner=False)
     acknowledge(7, end)
-    assert held() == ([end], end)
+    assert held() == (end, end)
     replicas.connected(8, broker_id=2, is_learner=False)
-    assert held() == ([None], 0)
+    assert held() == (None, 0)
     acknowledge(8, 10)
-    assert held() == ([10], 10)
+    assert held() == (10, 10)
     replicas.forget(7)
-    assert held() == ([10], 10)
+    assert held() == (10, 10)
     replicas.forget(8)
-    assert held() == ([None], 0)
+    assert held() == (None, 0)
 
 
 async def test_fewer_members_than_min_in_sync_replicas_refuse_puts(begin, log):

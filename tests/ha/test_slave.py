@@ -238,7 +238,8 @@ async def test_the_back_off_is_short_again_after_a_received_frame(log, master_lo
 
 
 async def test_a_connect_that_hangs_is_given_up_after_5_s(log, autojump_clock):
-    async def hang():
+    async def hang(dialing):
+        dialing("other:10912")
         await trio.sleep_forever()
 
     slave, _, _ = make_slave(log, dialer=hang)
@@ -250,6 +251,7 @@ async def test_a_connect_that_hangs_is_given_up_after_5_s(log, autojump_clock):
         await slave.run()
     assert slave.last_close_reason is CloseReason.CONNECT_FAILED
     assert slave.ended_connections == {"CONNECT_FAILED": 1}
+    assert slave.status().master_address == "other:10912"
 
 
 async def test_a_disk_error_ends_the_connection_and_the_slave_continues_later(

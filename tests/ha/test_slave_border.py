@@ -81,7 +81,7 @@ class ServingDialer(Dialer):
         self.master = master
         self.nursery = nursery
 
-    async def __call__(self):
+    async def __call__(self, _dialing):
         await trio.lowlevel.checkpoint()
         self.times.append(trio.current_time())
         near, far = memory_stream_pair()

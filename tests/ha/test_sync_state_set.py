@@ -36,6 +36,10 @@ class Master:
     slave_timeout_s: float = 3.0
     now_s: float = 100.0
     proposals: list[Proposal] = field(factory=list)
+    joins: list[float | None] = field(factory=list)
+    """`joins_until_s` after each join."""
+    changes: list[tuple[frozenset[int], frozenset[int]]] = field(factory=list)
+    """Members and required replicas after each change."""
     clocks: dict[int, LagClock] = field(factory=dict)
     connection_ids: dict[int, int] = field(factory=dict)
     set: SyncStateSet = field(init=False)
@@ -52,6 +56,8 @@ class Master:
             all_ack=self.all_ack,
             flushed=self.flushed,
             slave_timeout_s=self.slave_timeout_s,
+            on_change=lambda: self.changes.append((self.set.members, self.set.required)),
+            on_join=lambda: self.joins.append(self.set.joins_until_s),
         )
 
     def append(self, size=100):
@@ -206,10 +212,8 @@ def test_without_all_ack_a_joining_slave_has_to_hold_the_logs_end_of_when_it_beg
 
 def test_a_joining_slave_that_is_not_there_in_time_holds_up_no_put_longer():
     master = Master()
-    joins = []
-    master.set.on_join = lambda: joins.append(master.set.joins_until_s)
     master.come(2, 900)
-    assert joins == [master.now_s + JOIN_S]
+    assert master.joins == [master.now_s + JOIN_S]
     master.append()
     master.now_s += JOIN_S - 0.01
     master.set.end_joins(master.now_s)
@@ -640,11 +644,9 @@ def test_a_new_master_begins_with_what_it_knew_as_a_slave():
 
 def test_changes_are_announced():
     master = Master()
-    seen = []
-    master.set.on_change = lambda: seen.append((set(master.set.members), set(master.set.required)))
     master.come(2)
     master.accept()
-    assert seen == [({1}, {1, 2}), ({1, 2}, {1, 2})]
+    assert master.changes == [({1}, {1, 2}), ({1, 2}, {1, 2})]
 
 
 # -- any order of events ---------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from tests.simulation.slave_node import SlaveNode
 from tests.simulation.trace import Trace
 from tests.simulation.wire import FrameCheck
 from trioha.broker.puts import PutResult, PutService
-from trioha.ha.master import HaMaster
+from trioha.ha.master import DefaultHaMaster, HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.recording.events import CloseReason, Kind
 from trioha.store.messages import Message
@@ -103,7 +103,7 @@ class MasterNode(Node):
         plan = self.plan
         sink = self._sink = NodeSink(self.name, self.trace, self._on_event)
         self._replicas = Replicas(gap_bytes_max=plan.gap_bytes_max)
-        self._ha = HaMaster(
+        self._ha = DefaultHaMaster(
             commit_log=self.log,
             replicas=self._replicas,
             settings=plan.settings,

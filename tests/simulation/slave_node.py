@@ -96,7 +96,7 @@ class SlaveNode(Node):
         sink = NodeSink(self.name, self.trace, self._on_event)
         self.slave = HaSlave(
             master_address="10.0.0.1:10912",
-            connect=partial(self._connect, self),
+            connect=lambda _dialing: self._connect(self),
             commit_log=self.log,
             settings=self.plan.settings,
             sink=sink,

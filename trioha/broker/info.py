@@ -23,7 +23,7 @@ from trioha.broker.puts import PutService
 from trioha.broker_status import ArchiveStatus, BrokerStatus, ControlStatus, MetadataStatus, PendingStatus
 from trioha.errors import StoreError
 from trioha.ha.master import HaMaster
-from trioha.ha.replicas import Replicas
+from trioha.ha.replicas import ConnectedReplicas
 from trioha.net.threads import run_in_thread
 from trioha.remoting.codes import OUR_VERSION
 from trioha.remoting.fastjson import camel_case
@@ -71,7 +71,7 @@ class BrokerInfo:
         store: MessageStore,
         puts: PutService,
         master: HaMaster,
-        replicas: Replicas,
+        replicas: ConnectedReplicas,
         slave: HaSlave | None,
         parts: PartStatuses = NO_PARTS,
     ) -> None:

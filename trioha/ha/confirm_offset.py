@@ -55,8 +55,6 @@ class ConfirmOffset:
         self._log_end = log_end
         self.mark = Watermark(start_offset)
         """End of the confirmed records. Moved by `update`, forward only."""
-        self.on_advance: Callable[[int], None] | None = None
-        """Called with the offset when it has moved; must not raise."""
 
     @classmethod
     def restored(
@@ -80,11 +78,7 @@ class ConfirmOffset:
 
     def update(self) -> None:
         """Compute it anew: a slave has acknowledged, or a slave has gone."""
-        offset = self._replicated()
-        if offset > self.mark.offset:
-            self.mark.advance(offset)
-            if self.on_advance is not None:
-                self.on_advance(offset)
+        self.mark.advance(self._replicated())
 
     async def run(self) -> None:
         """Look again every `RECHECK_S`, and log a confirm offset that does not move, until cancelled."""

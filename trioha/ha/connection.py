@@ -19,8 +19,10 @@ of the scheduler have appended goes together.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import structlog
 import trio
@@ -30,7 +32,7 @@ from trioha.broker_status import ConnectionStatus
 from trioha.errors import StoreError
 from trioha.ha.frames import HEADER_BYTES, ReportDecoder, encode_header
 from trioha.ha.meter import ConnectionMeter, FlowControl
-from trioha.ha.replicas import Replicas
+from trioha.ha.replicas import ConnectedReplicas, Replicas
 from trioha.ha.settings import HaSettings
 from trioha.ha.slave_progress import ACK, HEARTBEAT, REFUSED, SlaveProgress
 from trioha.net.busy_poll import polled
@@ -69,12 +71,11 @@ class PeerIdentity:
     """Subject of its certificate, with TLS."""
 
 
-class HaConnection:
-    """The master's side of one connection. `run` is its whole life."""
+class HaConnection(ABC):
+    """The master's side of one connection, in either protocol. `run` is its whole life."""
 
-    # The wire format; controller mode has another one (`trioha.ha.autoswitch.connection`).
-    _header_bytes = HEADER_BYTES
-    _encode_header = staticmethod(encode_header)
+    _header_bytes: ClassVar[int]
+    """Length of a frame's header."""
 
     def __init__(
         self,
@@ -82,7 +83,9 @@ class HaConnection:
         *,
         peer: PeerIdentity,
         commit_log: CommitLog,
-        replicas: Replicas,
+        replicas: ConnectedReplicas,
+        progress: SlaveProgress,
+        decoder: ReportDecoder,
         settings: HaSettings,
         sink: EventSink,
         on_state: Callable[[HaState], None],
@@ -91,7 +94,7 @@ class HaConnection:
         HANDSHAKE when its request arrives, TRANSFER if that is accepted, SHUTDOWN at the end."""
         now_s = trio.current_time()
         self.peer = peer
-        self.progress = SlaveProgress(settings, file_bytes=commit_log.file_bytes, now_s=now_s)
+        self.progress = progress
         self._id = peer.connection_id
         self._stream = stream
         self._log = commit_log
@@ -100,7 +103,7 @@ class HaConnection:
         self._sink = sink
         self._on_state = on_state
         self._meter = ConnectionMeter(now_s)
-        self._decoder: ReportDecoder = ReportDecoder()
+        self._decoder = decoder
         self._outbox = Outbox(stream, timeout_s=settings.housekeeping_interval_s)
         self._flow = None
         if settings.flow_bytes_per_s is not None:
@@ -113,6 +116,14 @@ class HaConnection:
         self._housekeeping = Housekeeping(
             idle_timeout_s=min(settings.housekeeping_interval_s, settings.first_report_timeout_s)
         )
+
+    @abstractmethod
+    def _acknowledge(self, ack_offset: int, now_s: float) -> None:
+        """The slave holds everything before `ack_offset`."""
+
+    @abstractmethod
+    def _encode_header(self, offset: int, body_bytes: int) -> bytes:
+        """Header of a frame in the protocol of this connection."""
 
     def unsent_age_s(self) -> float:
         """Age of the oldest byte that was not sent to the slave, at most; 0 if there is none."""
@@ -250,15 +261,7 @@ class HaConnection:
             max_offset = self._log.max_offset
             self._meter.acknowledged(offset, now_s)
             self._sink.emit(_ACK, conn=self._id, offset=offset, aux=max_offset)
-            self._replicas.acknowledge(
-                self._id,
-                replica=self.peer.replica,
-                ack_offset=offset,
-                is_stable_identity=self.peer.is_stable,
-                has_unsent=progress.sent_offset < max_offset,
-                lag_clock=self._meter.lag_clock,
-                now_s=now_s,
-            )
+            self._acknowledge(offset, now_s)
         elif report is HEARTBEAT:
             self._sink.emit(
                 Kind.HEARTBEAT,
@@ -411,3 +414,48 @@ class HaConnection:
         )
         self._outbox.put(self._encode_header(sent_offset, 0))
         await self._outbox.flush()
+
+
+class DefaultHaConnection(HaConnection):
+    """The master's side of a connection of the default protocol."""
+
+    _header_bytes = HEADER_BYTES
+
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        *,
+        peer: PeerIdentity,
+        commit_log: CommitLog,
+        replicas: Replicas,
+        settings: HaSettings,
+        sink: EventSink,
+        on_state: Callable[[HaState], None],
+    ) -> None:
+        """The options are those of `HaConnection`."""
+        super().__init__(
+            stream,
+            peer=peer,
+            commit_log=commit_log,
+            replicas=replicas,
+            progress=SlaveProgress(settings, file_bytes=commit_log.file_bytes, now_s=trio.current_time()),
+            decoder=ReportDecoder(),
+            settings=settings,
+            sink=sink,
+            on_state=on_state,
+        )
+        self._acks = replicas
+
+    def _acknowledge(self, ack_offset: int, now_s: float) -> None:
+        self._acks.acknowledge(
+            self._id,
+            replica=self.peer.replica,
+            ack_offset=ack_offset,
+            is_stable_identity=self.peer.is_stable,
+            has_unsent=self.progress.sent_offset < self._log.max_offset,
+            lag_clock=self._meter.lag_clock,
+            now_s=now_s,
+        )
+
+    def _encode_header(self, offset: int, body_bytes: int) -> bytes:
+        return encode_header(offset, body_bytes)

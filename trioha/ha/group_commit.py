@@ -59,11 +59,11 @@ class Quorum(Protocol):
     waits: bool
     """Whether puts wait for replicas."""
 
-    def in_sync_count(self, max_offset: int) -> int:
+    def in_sync_count(self, max_offset: int, /) -> int:
         """Replicas in sync with a log that ends at `max_offset`, the master not counted."""
         ...
 
-    def begin(self, end_offset: int, now_s: float) -> tuple[int, Watermark | None]:
+    def begin(self, end_offset: int, now_s: float, /) -> tuple[int, Watermark | None]:
         """How many copies a put that ends there needs beyond the master's own, and what reaches its end with
         them; None if it needs none, or cannot have them now."""
         ...

@@ -10,11 +10,13 @@ connection at most. A connection is a slave's from its first valid request on. O
 from __future__ import annotations
 
 import ssl
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import count
+from typing import Any
 
 import structlog
 import trio
@@ -22,9 +24,9 @@ from attrs import field, frozen
 
 from trioha.broker_status import ConnectionStatus
 from trioha.ha.admission import Admission, AdmissionSettings, Refusal, identity_of
-from trioha.ha.connection import HaConnection, PeerIdentity
+from trioha.ha.connection import DefaultHaConnection, HaConnection, PeerIdentity
 from trioha.ha.probes import ProbeCount, Probes
-from trioha.ha.replicas import Replicas
+from trioha.ha.replicas import ConnectedReplicas, Replicas
 from trioha.ha.settings import HaSettings
 from trioha.ha.state_changes import StateChanges, Subscription
 from trioha.net.border import ConnectionBorder
@@ -66,14 +68,14 @@ class ConnectionChange:
     state: HaState
 
 
-class HaMaster:
-    """Serves the log to slaves."""
+class HaMaster(ABC):
+    """Serves the log to slaves, in either protocol."""
 
     def __init__(
         self,
         *,
         commit_log: CommitLog,
-        replicas: Replicas,
+        replicas: ConnectedReplicas,
         settings: HaSettings,
         sink: EventSink,
         distinct_by_connection: bool = False,
@@ -273,18 +275,11 @@ class HaMaster:
             self._count_end(connection)
         return connection.progress.close_reason
 
+    @abstractmethod
     def _connection(
         self, stream: trio.abc.Stream, *, peer: PeerIdentity, on_state: Callable[[HaState], None]
     ) -> HaConnection:
-        return HaConnection(
-            stream,
-            peer=peer,
-            commit_log=self._log,
-            replicas=self._replicas,
-            settings=self._settings,
-            sink=self._sink,
-            on_state=on_state,
-        )
+        """The connection of a peer; `on_state` as of `HaConnection`."""
 
     def _count_end(self, connection: HaConnection) -> None:
         peer, progress = connection.peer, connection.progress
@@ -312,3 +307,25 @@ class HaMaster:
         if self._distinct_by_connection or host.startswith(LOOPBACK_PREFIXES):
             return f"connection {connection_id}", False
         return host, True
+
+
+class DefaultHaMaster(HaMaster):
+    """Serves the log to slaves by the default protocol."""
+
+    def __init__(self, *, replicas: Replicas, **options: Any) -> None:
+        """`options` are those of `HaMaster`."""
+        super().__init__(replicas=replicas, **options)
+        self._acks = replicas
+
+    def _connection(
+        self, stream: trio.abc.Stream, *, peer: PeerIdentity, on_state: Callable[[HaState], None]
+    ) -> HaConnection:
+        return DefaultHaConnection(
+            stream,
+            peer=peer,
+            commit_log=self._log,
+            replicas=self._acks,
+            settings=self._settings,
+            sink=self._sink,
+            on_state=on_state,
+        )

@@ -81,6 +81,14 @@ class LagClock:
         """When the oldest unacknowledged byte was appended; None if all are acknowledged."""
         return self._samples[0][1] if self._samples else None
 
+    def unacked_for_s(self, now_s: float, *, acked_s: float) -> float:
+        """How long an ack has been due, where the last one came at `acked_s`; 0 if none is due.
+
+        An ack is due since the last one, or since the oldest unacknowledged byte was appended, whichever is
+        later.
+        """
+        return now_s - max(self._samples[0][1], acked_s) if self._samples else 0.0
+
     def age_s(self, now_s: float) -> float:
         """Age of the oldest unacknowledged byte; 0 if all are acknowledged."""
         return now_s - self._samples[0][1] if self._samples else 0.0

@@ -53,8 +53,32 @@ class _ConnectionAck:
 
     def unacked_for_s(self, now_s: float) -> float:
         """How long an ack has been due; 0 if none is."""
-        oldest_s = self.lag_clock.oldest_s
-        return 0.0 if oldest_s is None else now_s - max(oldest_s, self.acked_s)
+        return self.lag_clock.unacked_for_s(now_s, acked_s=self.acked_s)
+
+
+class ConnectedReplicas(Protocol):
+    """What a master knows of the replicas that are connected: by their connections (`Replicas`), or by their
+    broker ids (`ha.set_commit.SetReplicas`)."""
+
+    def forget(self, connection_id: int, /) -> None:
+        """The connection has ended."""
+        ...
+
+    def is_eligible(self, connection_id: int, end_offset: int, /) -> bool:
+        """Whether a put that ends at `end_offset` may wait for this connection's replica."""
+        ...
+
+    def eligible_count(self, end_offset: int, /) -> int:
+        """Number of distinct replicas that a put ending at `end_offset` may wait for."""
+        ...
+
+    def is_ack_overdue(self, connection_id: int, /) -> bool:
+        """Whether an ack has been due for haMaxTimeSlaveNotCatchup."""
+        ...
+
+    def held_offset(self, end_offset: int, /) -> int:
+        """End of what each replica holds that may become master, of a log that ends at `end_offset`."""
+        ...
 
 
 class Waiting(Protocol):
@@ -94,17 +118,25 @@ class QuorumView(ReplicatedWatermarks):
 class Replicas:
     """Acknowledged offsets of connected replicas."""
 
-    def __init__(self, *, gap_bytes_max: int, unacked_s_max: float = UNACKED_S_MAX) -> None:
+    def __init__(
+        self,
+        *,
+        gap_bytes_max: int,
+        unacked_s_max: float = UNACKED_S_MAX,
+        on_acknowledged: Callable[[], None] = lambda: None,
+    ) -> None:
         """A replica with a lag of `gap_bytes_max` (haMaxGapNotInSync, haSlaveFallbehindMax) is not eligible,
-        nor is one whose ack has been due for `unacked_s_max` (haMaxTimeSlaveNotCatchup)."""
+        nor is one whose ack has been due for `unacked_s_max` (haMaxTimeSlaveNotCatchup).
+
+        `on_acknowledged` is called after each ack; it must not raise.
+        """
         self._gap_bytes_max = gap_bytes_max
         self._unacked_s_max = unacked_s_max
         self._connections: dict[int, _ConnectionAck] = {}
         self.current = QuorumView()
         """The view for puts that begin to wait now."""
         self._quorum_views = [self.current]
-        self.on_acknowledged: Callable[[], None] | None = None
-        """Called after each ack; must not raise."""
+        self._on_acknowledged = on_acknowledged
 
     def acknowledge(
         self,
@@ -141,8 +173,7 @@ class Replicas:
             if connection_id in view.connections:
                 is_alone = len(view.connections) == 1
                 view.acknowledge(replica, ack_offset if is_alone else self._ack_of(replica, view))
-        if self.on_acknowledged is not None:
-            self.on_acknowledged()
+        self._on_acknowledged()
 
     def _admit(
         self, connection_id: int, *, claim_offset: int, is_stable_identity: bool, now_s: float

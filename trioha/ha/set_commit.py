@@ -21,7 +21,6 @@ master."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -29,46 +28,29 @@ import trio
 from trioha.broker_status import MemberStatus
 from trioha.ha.group_commit import Commit, GroupCommitSettings
 from trioha.ha.meter import LagClock
-from trioha.ha.replicas import UNACKED_S_MAX, Replicas
 from trioha.ha.sync_state_set import SyncStateSet
-from trioha.watermark import ReplicatedWatermarks, Watermark
+from trioha.watermark import Watermark
 
 IDS_MAX: Final = 1024
 """Broker ids whose sent offsets are kept after their connections have ended."""
 
 
-class SetReplicas(Replicas):
-    """Acknowledged offsets of the replicas of a master in controller mode, by broker id."""
+class SetReplicas:
+    """The connected replicas of a master in controller mode, by broker id (`ConnectedReplicas`)."""
 
-    def __init__(
-        self,
-        sync_state_set: SyncStateSet,
-        *,
-        life_start_offset: int,
-        gap_bytes_max: int,
-        unacked_s_max: float = UNACKED_S_MAX,
-    ) -> None:
+    def __init__(self, sync_state_set: SyncStateSet, *, life_start_offset: int) -> None:
         """`life_start_offset`: the log's end when the node became master. What follows comes from here
         only."""
-        super().__init__(gap_bytes_max=gap_bytes_max, unacked_s_max=unacked_s_max)
         self.set = sync_state_set
         self._life_start_offset = life_start_offset
         self._ids: dict[int, int] = {}
         """Broker ids of connections that have handshaken."""
         self._sent: dict[int, int] = {}
         """By broker id: end of what was sent to it on connections that have ended."""
-        self._copies = ReplicatedWatermarks()
-        """Acks of the required replicas."""
-        self._acks: dict[int, int] = {}
-        """The last ack of each connected replica, by broker id."""
-        sync_state_set.on_change = self._set_changed
-        self.on_set_changed: Callable[[], None] | None = None
-        """Called when the set, or who is required, has changed; must not raise."""
 
     def connected(self, connection_id: int, *, broker_id: int, is_learner: bool) -> None:
         """A connection's handshake has come. An older connection of the id no longer counts."""
         self._ids[connection_id] = broker_id
-        self._forget_ack(broker_id)
         self.set.connected(
             broker_id, connection_id=connection_id, is_learner=is_learner, now_s=trio.current_time()
         )
@@ -89,134 +71,79 @@ class SetReplicas(Replicas):
                 for one in [one for one in self._sent if one not in connected][: IDS_MAX // 2]:
                     del self._sent[one]
 
-    def acknowledge(
-        self,
-        connection_id: int,
-        *,
-        replica: str,
-        ack_offset: int,
-        lag_clock: LagClock,
-        is_stable_identity: bool = False,
-        has_unsent: bool = False,
-        now_s: float | None = None,
-    ) -> None:
-        """As of `Replicas`; also moves the confirm offset and may ask for another set."""
-        super().acknowledge(
-            connection_id,
-            replica=replica,
-            ack_offset=ack_offset,
-            lag_clock=lag_clock,
-            is_stable_identity=is_stable_identity,
-            has_unsent=has_unsent,
-            now_s=now_s,
-        )
-        broker_id = self._ids[connection_id]
-        self._acks[broker_id] = ack_offset
-        if broker_id in self.set.required:
-            self._copies.acknowledge(str(broker_id), ack_offset)
+    def acknowledge(self, connection_id: int, *, ack_offset: int, lag_clock: LagClock, now_s: float) -> None:
+        """The connection's replica holds everything before `ack_offset`. `lag_clock` is the connection's."""
         self.set.acknowledged(
-            broker_id,
+            self._ids[connection_id],
             ack_offset,
             connection_id=connection_id,
             lag_clock=lag_clock,
-            now_s=trio.current_time(),
+            now_s=now_s,
         )
 
     def forget(self, connection_id: int) -> None:
         """The connection has ended; nothing happens if it never shook hands."""
-        super().forget(connection_id)
         broker_id = self._ids.pop(connection_id, None)
-        if broker_id is None:
-            return
-        if broker_id not in self._ids.values():
-            self._forget_ack(broker_id)
-        self.set.disconnected(broker_id, connection_id=connection_id, now_s=trio.current_time())
+        if broker_id is not None:
+            self.set.disconnected(broker_id, connection_id=connection_id, now_s=trio.current_time())
 
     def members(self, log_end: int) -> tuple[MemberStatus, ...]:
         """The master, the replicas of its set and those that are connected, by id, at the log's end
         `log_end`."""
         sync_state_set = self.set
-        connected = set(self._ids.values()) | {sync_state_set.own_id}
+        acks = sync_state_set.acks | {sync_state_set.own_id: log_end}
         return tuple(
             MemberStatus(
                 broker_id=broker_id,
                 in_set=broker_id in sync_state_set.members,
                 is_required=broker_id in sync_state_set.required,
-                is_connected=broker_id in connected,
-                ack_offset=log_end if broker_id == sync_state_set.own_id else self._acks.get(broker_id),
+                is_connected=broker_id in acks,
+                ack_offset=acks.get(broker_id),
             )
-            for broker_id in sorted(connected | sync_state_set.required)
+            for broker_id in sorted(acks.keys() | sync_state_set.required)
         )
-
-    def _forget_ack(self, broker_id: int) -> None:
-        if self._acks.pop(broker_id, None) is not None:
-            self._copies.forget(str(broker_id))
-
-    def _set_changed(self) -> None:
-        required = self.set.required
-        for broker_id, ack_offset in self._acks.items():
-            if broker_id in required:
-                self._copies.acknowledge(str(broker_id), ack_offset)
-            else:
-                self._copies.forget(str(broker_id))
-        if self.on_set_changed is not None:
-            self.on_set_changed()
-
-    def copies(self, k: int) -> Watermark:
-        """What `k` required replicas have reached, the master not counted; lowered if one goes."""
-        return self._copies.copies(k)
-
-    def marks(self) -> list[Watermark]:
-        """All marks that puts may wait for, but `set.confirm`."""
-        return self._copies.marks()
 
     def held_offset(self, end_offset: int) -> int:
         """End of what each replica that may be elected holds."""
         return end_offset if self.set.is_alone else self.set.confirm.offset
 
-    def is_eligible(self, connection_id: int, end_offset: int) -> bool:  # noqa: ARG002
+    def is_ack_overdue(self, connection_id: int) -> bool:
+        """Whether an ack has been due for haMaxTimeSlaveNotCatchup."""
+        broker_id = self._ids.get(connection_id)
+        return broker_id is not None and self.set.is_ack_overdue(broker_id, trio.current_time())
+
+    def is_eligible(self, connection_id: int, _end_offset: int) -> bool:
         """Whether the connection's replica is in the set, at any end offset."""
         return self._ids.get(connection_id) in self.set.members
 
-    def eligible_count(self, end_offset: int, now_s: float | None = None) -> int:  # noqa: ARG002
+    def eligible_count(self, _end_offset: int) -> int:
         """Number of connected replicas of the set, the master not counted."""
-        return len(self.set.members.intersection(self._ids.values()))
-
-    def in_sync_count(self, end_offset: int, now_s: float | None = None) -> int:  # noqa: ARG002
-        """Number of replicas in sync, the master not counted (docs/protocol/ha.md#number-of-copies)."""
-        return self.set.size - 1
+        return len(self.set.members & self.set.acks.keys())
 
 
 class SetQuorum:
     """The copies that puts need of the sync-state set: see the module's docstring."""
 
-    def __init__(self, settings: GroupCommitSettings, replicas: SetReplicas) -> None:
+    def __init__(self, settings: GroupCommitSettings, sync_state_set: SyncStateSet) -> None:
         """Of `settings`, `copies_needed` is inSyncReplicas less one, and `lowers_need` means nothing."""
         self._settings = settings
-        self._replicas = replicas
-        self._set = replicas.set
+        self._set = sync_state_set
         self.waits = settings.copies_needed > 0 or settings.all_in_sync
-        if settings.all_in_sync and settings.copies_min:
-            replicas.set.before_release = self._end_waits_below_min
 
-    def _end_waits_below_min(self) -> None:
-        if self._set.size - 1 < self._settings.copies_min:
-            self._set.confirm.rewind(self._set.confirm.offset)
+    def in_sync_count(self, _max_offset: int) -> int:
+        """As `Quorum` (docs/protocol/ha.md#number-of-copies)."""
+        return self._set.size - 1
 
-    def in_sync_count(self, max_offset: int) -> int:
-        """As `Quorum`."""
-        return self._replicas.in_sync_count(max_offset)
-
-    def begin(self, end_offset: int, now_s: float) -> tuple[int, Watermark | None]:  # noqa: ARG002
+    def begin(self, _end_offset: int, _now_s: float) -> tuple[int, Watermark | None]:
         """As `Quorum`. Replicas that join are waited for, too, although they are not required yet."""
         if self._settings.all_in_sync:
             return len(self._set.required) - 1, None if self._set.is_alone else self._set.confirm
         need = self._settings.copies_needed
-        return need, self._replicas.copies(need) if need else None
+        return need, self._set.copies(need) if need else None
 
     def note(self, commit: Commit, now_s: float) -> None:
         """As `Quorum`. Acks of an id count from its first report on, for all puts that wait."""
 
     def marks(self) -> list[Watermark]:
         """As `Quorum`."""
-        return [self._set.confirm, *self._replicas.marks()]
+        return self._set.marks()

@@ -47,7 +47,8 @@ BACK_OFF_MAX_S: Final = 5.0
 LASTING_REASONS: Final = GAP_REASONS | {CloseReason.CUT_REFUSED, CloseReason.INTERNAL_ERROR}
 """Ends that another connection does not mend: the back-off grows even if frames were received."""
 
-Connect = Callable[[], Awaitable[trio.abc.Stream]]
+Connect = Callable[[Callable[[str], None]], Awaitable[trio.abc.Stream]]
+"""Opens a stream to the master's HA port; calls its argument with the address that it dials."""
 
 
 class HaSlave:
@@ -69,7 +70,8 @@ class HaSlave:
         make_client: Callable[..., HaClient] | None = None,
         check_master: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
-        """`connect` opens a stream to the master's HA port. Its OSError and TooSlowError are expected.
+        """`connect` opens a stream to the master's HA port; `master_address` is reported until it says what
+        it dials. Its OSError and TooSlowError are expected.
 
         `make_client` makes the client of another protocol than the default one; it gets the options of
         `HaClient` but `session`.
@@ -107,10 +109,6 @@ class HaSlave:
         """Connections and attempts to connect that ended, by `CloseReason` name."""
         self._statistics = LinkStatistics()
         self._verdict = LinkVerdict(master_address)
-
-    def follow(self, master_address: str) -> None:
-        """Report this address as the master's: `connect` dials it now."""
-        self._master_address = master_address
 
     def is_connected(self) -> bool:
         """Whether there is a connection to the master."""
@@ -173,7 +171,7 @@ class HaSlave:
             return
         try:
             with trio.fail_after(CONNECT_TIMEOUT_S):
-                stream = await self._connect()
+                stream = await self._connect(self._dialing)
         except (OSError, trio.TooSlowError, UnicodeError) as error:
             # UnicodeError: a host name that the resolver cannot encode.
             self.last_close_reason = CloseReason.CONNECT_FAILED
@@ -199,6 +197,9 @@ class HaSlave:
             on_state=self._change_connection_state,
         )
         await self._connection.run()
+
+    def _dialing(self, master_address: str) -> None:
+        self._master_address = master_address
 
     def _change_connection_state(self, state: HaState) -> None:
         if state is HaState.READY and self._connection is not None:

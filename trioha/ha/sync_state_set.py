@@ -76,19 +76,16 @@ import structlog
 from attrs import define, frozen
 
 from trioha.ha.meter import LagClock
-from trioha.watermark import Watermark
+from trioha.ha.replicas import UNACKED_S_MAX
+from trioha.watermark import ReplicatedWatermarks, Watermark
 
 log = structlog.get_logger(__name__)
 
-NOT_CAUGHT_UP_S_MAX: Final = 15.0
-"""Default of haMaxTimeSlaveNotCatchup."""
 RETRY_S: Final = 1.0
 """From a refusal or a lost answer to the next proposal, at least."""
 UNCERTAIN_S: Final = 10.0
 """From a lost answer until a controller will not accept the proposal any more, if it has the known set epoch
 then."""
-
-
 JOIN_LAG_S: Final = 0.5
 """A replica joins whose oldest missing byte is younger."""
 JOIN_LAG_BYTES: Final = 16 * 1024 * 1024
@@ -120,6 +117,8 @@ class _Link:
     connected_s: float
     ack_offset: int = -1
     """Its last report; -1 before the first."""
+    acked_s: float = 0.0
+    """When that came."""
     lag_clock: LagClock | None = None
     """When its unacknowledged bytes were appended; None before its first report."""
     join_offset: int = 0
@@ -149,17 +148,23 @@ class SyncStateSet:
         log_end: Callable[[], int],
         propose: Callable[[Proposal], None],
         all_ack: bool = False,
-        not_caught_up_s_max: float = NOT_CAUGHT_UP_S_MAX,
+        not_caught_up_s_max: float = UNACKED_S_MAX,
+        size_min: int = 1,
         flushed: Watermark | None = None,
         slave_timeout_s: float = 3.0,
+        on_change: Callable[[], None] = lambda: None,
+        on_join: Callable[[], None] = lambda: None,
     ) -> None:
         """`members` with `set_epoch` is what the controller gave with the role.
 
         `confirm_offset` is the one of the checkpoint, or what this node knew as a slave; 0 for unknown.
         `propose` starts a request to the controller; it must not block or raise. Each ends with one call of
         `decided`, `refused` or `lost`. `all_ack`: allAckInSyncStateSet. `not_caught_up_s_max`:
-        haMaxTimeSlaveNotCatchup. `flushed` is the log's with SYNC_FLUSH, None without. `slave_timeout_s`:
-        slaveTimeout.
+        haMaxTimeSlaveNotCatchup. `size_min`: minInSyncReplicas. `flushed` is the log's with SYNC_FLUSH, None
+        without. `slave_timeout_s`: slaveTimeout.
+
+        `on_change` is called when `members`, `required` or who joins has changed, `on_join` when a replica
+        joins: `end_joins` is then to be called at `joins_until_s`. Neither may raise.
         """
         self.own_id = own_id
         self.members = members
@@ -171,12 +176,11 @@ class SyncStateSet:
         self.epoch_start_offset = epoch_start_offset
         """Where the master's epoch begins. Set it anew when the same master gets a higher epoch."""
         self.all_ack = all_ack
-        self.on_change: Callable[[], None] | None = None
-        """Called when `members`, `required` or who joins has changed; must not raise."""
-        self.on_join: Callable[[], None] | None = None
-        """Called when a replica joins: call `end_joins` at `joins_until_s`. Must not raise."""
-        self.before_release: Callable[[], None] | None = None
-        """Called when a replica is no longer required, before `confirm` moves for that; must not raise."""
+        self._size_min = size_min
+        self._on_change = on_change
+        self._on_join = on_join
+        self._acks = ReplicatedWatermarks()
+        """Those of `required`."""
         self._uncertain: dict[Proposal, float] = {}
         """Proposals whose answer was lost, and when."""
         self._links: dict[int, _Link] = {}
@@ -239,11 +243,35 @@ class SyncStateSet:
         """Up to where consume queues may be built; None for the log's end. Ask again in `on_change`."""
         return self.confirm if self.all_ack and self._others else None
 
+    def copies(self, k: int) -> Watermark:
+        """What `k` of `required` have acknowledged, the master not counted; lowered if one of them goes."""
+        return self._acks.copies(k)
+
+    def marks(self) -> list[Watermark]:
+        """All marks that puts may wait for."""
+        return [self.confirm, *self._acks.marks()]
+
+    def is_ack_overdue(self, broker_id: int, now_s: float) -> bool:
+        """Whether an ack of a connected replica has been due for haMaxTimeSlaveNotCatchup."""
+        link = self._links.get(broker_id)
+        if link is None or link.lag_clock is None:
+            return False
+        return link.lag_clock.unacked_for_s(now_s, acked_s=link.acked_s) >= self._not_caught_up_s_max
+
+    @property
+    def acks(self) -> dict[int, int | None]:
+        """The last ack of each connected replica, by broker id; None before its first."""
+        return {
+            broker_id: link.ack_offset if link.ack_offset >= 0 else None
+            for broker_id, link in self._links.items()
+        }
+
     # -- connections ---------------------------------------------------------------------------------------
 
     def connected(self, broker_id: int, *, connection_id: int, is_learner: bool, now_s: float) -> None:
         """A replica's handshake has come; the connection takes the place of an older one of the same id."""
         self._end_join(broker_id, now_s=now_s)
+        self._acks.forget(str(broker_id))
         self._links[broker_id] = _Link(connection_id, is_learner, now_s)
         self._lost.discard(broker_id)
 
@@ -258,7 +286,10 @@ class SyncStateSet:
         if link is None or link.connection_id != connection_id:
             return
         link.ack_offset = ack_offset
+        link.acked_s = now_s
         link.lag_clock = lag_clock
+        if broker_id in self.required:
+            self._acks.acknowledge(str(broker_id), ack_offset)
         if broker_id in self._others:
             self._update_confirm()
         if broker_id not in self.members and self.open_proposal is None and now_s >= self._retry_s:
@@ -272,6 +303,7 @@ class SyncStateSet:
             # A newer connection has taken its place.
             return
         self._end_join(broker_id, now_s=now_s)
+        self._acks.forget(str(broker_id))
         del self._links[broker_id]
         self._lost.add(broker_id)
         if len(self._lost) > len(self.required):
@@ -337,8 +369,7 @@ class SyncStateSet:
         self._joining |= {broker_id}
         log.debug("a replica joins", broker_id=broker_id, missing_bytes=link.join_offset - link.ack_offset)
         self._changed()
-        if self.on_join is not None:
-            self.on_join()
+        self._on_join()
 
     @property
     def joins_until_s(self) -> float | None:
@@ -434,9 +465,16 @@ class SyncStateSet:
         for proposal in self._uncertain:
             required |= proposal.members
         if required != self.required:
-            if self.before_release is not None and not self.required <= required:
-                self.before_release()
+            if self.all_ack and self.size < self._size_min and not self.required <= required:
+                # Without those that left, puts that wait would be PUT_OK with fewer copies than they must
+                # have.
+                self.confirm.rewind(self.confirm.offset)
             self.required = required
+            for broker_id, link in self._links.items():
+                if broker_id not in required:
+                    self._acks.forget(str(broker_id))
+                elif link.ack_offset >= 0:
+                    self._acks.acknowledge(str(broker_id), link.ack_offset)
         others = tuple((required | self._joining) - {self.own_id})
         if set(others) != set(self._others):
             was_alone = self.is_alone
@@ -445,8 +483,7 @@ class SyncStateSet:
                 # The log's end was, or is now, the confirm offset.
                 self.confirm.advance(self._log_end())
             self._update_confirm()
-        if self.on_change is not None:
-            self.on_change()
+        self._on_change()
 
     def _update_confirm(self) -> None:
         """Move `confirm` to the least ack of `required`. Called with each ack, hence the plain loop."""

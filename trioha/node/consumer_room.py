@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import trio
 from attrs import frozen
@@ -61,6 +61,8 @@ class ConsumerRoom:
     offsets: OffsetProcessor
     handlers: Mapping[int, Handler]
     """By request code."""
+    wake_confirmed: Callable[[], Awaitable[None]] | None = None
+    """The task that wakes pulls when messages are confirmed; None if consumers receive all that is stored."""
 
     @classmethod
     def build(
@@ -110,10 +112,11 @@ class ConsumerRoom:
             is_following=is_following,
         )
         offsets = OffsetProcessor(store, metadata, settings=settings, log_end=log_end)
+        wake_confirmed = None
         if confirm is None:
             store.dispatcher.on_written.append(lambda queues: polls.arrived(_keys(queues)))
         else:
-            _wake_when_confirmed(store, polls, confirm)
+            wake_confirmed = _waking_when_confirmed(store, polls, confirm)
         queries = QueryProcessor(store)
         members = ClientProcessor(clients, metadata, is_slave=is_slave)
         return cls(
@@ -140,6 +143,7 @@ class ConsumerRoom:
                 RequestCode.LOCK_BATCH_MQ: locks.answer_lock,
                 RequestCode.UNLOCK_BATCH_MQ: locks.answer_unlock,
             },
+            wake_confirmed,
         )
 
     def configure(self, config: BrokerConfig) -> None:
@@ -166,20 +170,31 @@ class ConsumerRoom:
             nursery.start_soon(self.polls.run)
             nursery.start_soon(self.clients.run)
             nursery.start_soon(self.locks.run)
+            if self.wake_confirmed is not None:
+                nursery.start_soon(self.wake_confirmed)
 
 
 def _keys(queues: Sequence[Queue]) -> list[QueueKey]:
     return [(queue.topic, queue.queue_id) for queue in queues]
 
 
-def _wake_when_confirmed(store: MessageStore, polls: LongPolls, confirm: ConfirmOffset) -> None:
+def _waking_when_confirmed(
+    store: MessageStore, polls: LongPolls, confirm: ConfirmOffset
+) -> Callable[[], Awaitable[None]]:
+    """Have dispatch say what it has written; returns the task that wakes the pulls."""
     dispatcher = store.dispatcher
     confirm_offset = confirm.mark.offset
     arrivals = ConfirmedArrivals(polls, dispatched_offset=confirm_offset, confirm_offset=confirm_offset)
     if confirm_offset < dispatcher.position:
         # The queues of a store that was opened have messages that are not confirmed.
         arrivals.written(_keys(list(store.queues)), dispatched_offset=dispatcher.position)
-    confirm.on_advance = arrivals.confirmed
     dispatcher.on_written.append(
         lambda queues: arrivals.written(_keys(queues), dispatched_offset=dispatcher.position)
     )
+
+    async def wake() -> None:
+        while True:
+            arrivals.confirmed(confirm.mark.offset)
+            await confirm.mark.reached(confirm.mark.offset + 1)
+
+    return wake

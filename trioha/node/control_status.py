@@ -8,7 +8,7 @@ import trio
 
 from trioha.broker_status import ControllerLinkStatus, ControlStatus
 from trioha.config.broker import BrokerConfig
-from trioha.ha.replicas import Replicas
+from trioha.ha.replicas import ConnectedReplicas
 from trioha.ha.set_commit import SetReplicas
 from trioha.node.controller_room import offsets_of
 from trioha.node.roles import Control
@@ -19,7 +19,7 @@ REASON_CHARS_MAX: Final = 200
 
 
 def control_status(
-    config: BrokerConfig, store: MessageStore, control: Control, replicas: Replicas
+    config: BrokerConfig, store: MessageStore, control: Control, replicas: ConnectedReplicas
 ) -> ControlStatus:
     """The status of the life that has `control`, as of now; `replicas` are those of its master's side.
 

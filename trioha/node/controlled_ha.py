@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,7 @@ from trioha.watermark import Watermark
 
 if TYPE_CHECKING:
     from trioha.ha.autoswitch.slave import AutoSwitchSlave
+    from trioha.ha.slave import Connect
 
 log = structlog.get_logger(__name__)
 
@@ -59,8 +60,6 @@ class NamedMaster:
         self._address = address
         self._security = security
         self.ha_address = ""
-        self.on_dial: Callable[[str], None] | None = None
-        """Called with the HA address before each connection; must not block."""
 
     def __str__(self) -> str:
         return self.ha_address
@@ -80,8 +79,6 @@ class NamedMaster:
                     reason = str(error)
                 else:
                     self.ha_address = found
-                    if self.on_dial is not None:
-                        self.on_dial(found)
                     return address
                 await trio.sleep(ASK_AGAIN_S)
         raise OSError(f"the master does not say its HA address: {reason}")
@@ -141,6 +138,11 @@ def build_controlled(
     epochs = epochs_of(store).entries
     own_id = NO_ID if role is None else role.broker_id
     set_epoch = role.sync_state_set_epoch if role is not None else 0
+
+    def handle_change() -> None:
+        store.limit_dispatch(sync_state_set.limit)
+        recorder.changed()
+
     recorder = SetRecorder(sink, lambda: sync_state_set, set_epoch=set_epoch)
     sync_state_set = SyncStateSet(
         own_id,
@@ -153,14 +155,12 @@ def build_controlled(
         all_ack=config.all_ack_in_sync_state_set,
         not_caught_up_s_max=config.ha_max_time_slave_not_catchup / 1000,
         flushed=log_.flushed if commit.sync_flush else None,
+        size_min=config.min_in_sync_replicas,
         slave_timeout_s=commit.slave_timeout_s,
+        on_change=handle_change if is_master else lambda: None,
+        on_join=keeper.joined,
     )
-    replicas = SetReplicas(
-        sync_state_set,
-        life_start_offset=log_.max_offset,
-        gap_bytes_max=config.ha_max_gap_not_in_sync,
-        unacked_s_max=config.ha_max_time_slave_not_catchup / 1000,
-    )
+    replicas = SetReplicas(sync_state_set, life_start_offset=log_.max_offset)
     master = AutoSwitchMaster(
         commit_log=log_,
         replicas=replicas,
@@ -178,14 +178,10 @@ def build_controlled(
         copies_min=config.min_in_sync_replicas - 1,
         lowers_need=False,
     )
-    group_commit = GroupCommit(commit, quorum=SetQuorum(commit, replicas), flushed=log_.flushed, sink=sink)
+    group_commit = GroupCommit(
+        commit, quorum=SetQuorum(commit, sync_state_set), flushed=log_.flushed, sink=sink
+    )
     if is_master:
-
-        def handle_set() -> None:
-            store.limit_dispatch(sync_state_set.limit)
-            recorder.changed()
-
-        replicas.on_set_changed = handle_set
         store.limit_dispatch(sync_state_set.limit)
         store.follow_confirm_offset(lambda: sync_state_set.confirm_offset)
     return ControlledHa(
@@ -232,7 +228,7 @@ def build_follower(
     settings: HaSettings,
     sink: EventSink,
     connection_ids: Iterator[int],
-    connect: Callable[[], Awaitable[trio.abc.Stream]],
+    connect: Connect,
     location: NamedMaster,
 ) -> AutoSwitchSlave:
     """The slave of a role that has another broker for its master."""

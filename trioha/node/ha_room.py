@@ -20,8 +20,8 @@ from trioha.errors import ConfigError
 from trioha.ha.admission import AdmissionSettings
 from trioha.ha.confirm_offset import ConfirmOffset
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings, SlaveQuorum
-from trioha.ha.master import HaMaster
-from trioha.ha.replicas import Replicas
+from trioha.ha.master import DefaultHaMaster, HaMaster
+from trioha.ha.replicas import ConnectedReplicas, Replicas
 from trioha.ha.settings import HaSettings
 from trioha.net.descriptors import Gate
 from trioha.net.tls import mutual_client_context, mutual_server_context
@@ -50,8 +50,6 @@ class MasterLocation:
         self._address = address
         self._is_fixed = address is not None
         self._known = trio.Event()
-        self.on_dial: Callable[[str], None] | None = None
-        """Called with the address before each connection; must not block."""
 
     def __str__(self) -> str:
         return "" if self._address is None else str(self._address)
@@ -75,8 +73,6 @@ class MasterLocation:
                 await self._known.wait()
         if self._address is None:
             raise OSError("no name server has sent the master's HA address")
-        if self.on_dial is not None:
-            self.on_dial(str(self))
         return self._address
 
 
@@ -84,7 +80,7 @@ class MasterLocation:
 class HaRoom:
     """The parts of replication. `build` them, then `run`."""
 
-    replicas: Replicas
+    replicas: ConnectedReplicas
     master: HaMaster
     """Serves slaves; on a slave, the slaves that copy it."""
     group_commit: GroupCommit
@@ -129,13 +125,15 @@ class HaRoom:
             return cls._controlled(
                 config, store, control, settings=settings, sink=sink, budget=budget, security=security
             )
+        confirm = _confirm_offset(config, store, lambda: quorum.replicated_offset(commit_log.max_offset))
         replicas = Replicas(
             gap_bytes_max=config.ha_max_gap_not_in_sync,
             unacked_s_max=config.ha_max_time_slave_not_catchup / 1000,
+            on_acknowledged=confirm.update if confirm is not None else lambda: None,
         )
         # A slave also serves slaves: connections of both sides are numbered together in its recording.
         connection_ids = count(1)
-        master = HaMaster(
+        master = DefaultHaMaster(
             commit_log=commit_log,
             replicas=replicas,
             settings=settings,
@@ -161,10 +159,6 @@ class HaRoom:
                 connection_ids=connection_ids,
                 check_master=check_master,
             )
-            location.on_dial = slave.follow
-        confirm = _confirm_offset(config, store, quorum)
-        if confirm is not None:
-            replicas.on_acknowledged = confirm.update
         return cls(replicas, master, group_commit, slave, location, confirm)
 
     @classmethod
@@ -210,7 +204,6 @@ class HaRoom:
             connect=partial(_connect, location, tls),
             location=location,
         )
-        location.on_dial = slave.follow
         return cls(ha.replicas, ha.master, ha.group_commit, slave, location)
 
     async def run(
@@ -261,13 +254,18 @@ def _commit_settings(config: BrokerConfig) -> GroupCommitSettings:
     )
 
 
-def _confirm_offset(config: BrokerConfig, store: MessageStore, quorum: SlaveQuorum) -> ConfirmOffset | None:
-    """That of a master whose consumers receive replicated messages only; kept in the store's checkpoint."""
+def _confirm_offset(
+    config: BrokerConfig, store: MessageStore, replicated: Callable[[], int]
+) -> ConfirmOffset | None:
+    """That of a master whose consumers receive replicated messages only; kept in the store's checkpoint.
+
+    `replicated` is that of `ConfirmOffset`.
+    """
     if not (config.consume_replicated_only and config.slave_acks_needed):
         return None
     commit_log = store.commit_log
     confirm = ConfirmOffset.restored(
-        lambda: quorum.replicated_offset(commit_log.max_offset),
+        replicated,
         lambda: commit_log.max_offset,
         checkpoint_offset=store.last_confirm_offset,
     )
@@ -306,9 +304,12 @@ def _slave(
     )
 
 
-async def _connect(location: MasterLocation | NamedMaster, tls: ssl.SSLContext | None) -> trio.abc.Stream:
+async def _connect(
+    location: MasterLocation | NamedMaster, tls: ssl.SSLContext | None, dialing: Callable[[str], None]
+) -> trio.abc.Stream:
     """A stream to the master. Raises OSError if it cannot be reached or authenticated."""
     address = await location.resolve()
+    dialing(str(location))
     transport = SocketTransport.from_stream(await trio.open_tcp_stream(address.host, address.port))
     if tls is None:
         return transport

@@ -59,7 +59,7 @@ from trioha.broker.info import PartStatuses
 from trioha.broker_status import ControlStatus
 from trioha.config.broker import BrokerConfig
 from trioha.config.update import ConfigFile
-from trioha.ha.replicas import Replicas
+from trioha.ha.replicas import ConnectedReplicas
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.node.addresses import announced
 from trioha.node.archive_room import ArchiveRoom
@@ -324,7 +324,7 @@ async def _serve(
 
 
 def _control_status(
-    config: BrokerConfig, store: MessageStore, control: Control | None, replicas: Replicas
+    config: BrokerConfig, store: MessageStore, control: Control | None, replicas: ConnectedReplicas
 ) -> Callable[[], ControlStatus | None]:
     """What says the status of controller mode; None outside of it."""
     if control is None:

@@ -20,7 +20,7 @@ import trio
 from attrs import fields, frozen
 
 from trioha.config.broker import BrokerConfig
-from trioha.ha.master import HaMaster
+from trioha.ha.master import DefaultHaMaster, HaMaster
 from trioha.ha.replicas import Replicas
 from trioha.ha.settings import HaSettings
 from trioha.net.busy_poll import busy_polling
@@ -100,7 +100,7 @@ async def open_master(root: Path, *, file_bytes: int) -> AsyncIterator[Master]:
     queued = sum(queue.max_offset for queue in store.queues)
     try:
         replicas = Replicas(gap_bytes_max=256 << 20)
-        ha = HaMaster(
+        ha = DefaultHaMaster(
             commit_log=store.commit_log,
             replicas=replicas,
             settings=HaSettings(

@@ -82,9 +82,11 @@ def begin_life(
         log_end=lambda: log.max_offset,
         propose=keeper.propose,
         all_ack=all_ack,
+        size_min=min_in_sync_replicas,
+        on_join=keeper.joined,
         flushed=log.flushed if sync_flush else None,
     )
-    replicas = SetReplicas(sync_state_set, life_start_offset=log.max_offset, gap_bytes_max=1 << 28)
+    replicas = SetReplicas(sync_state_set, life_start_offset=log.max_offset)
     master = AutoSwitchMaster(
         commit_log=log,
         replicas=replicas,
@@ -101,7 +103,7 @@ def begin_life(
         sync_flush=sync_flush,
         sync_flush_timeout_s=5.0,
     )
-    quorum = SetQuorum(commit_settings, replicas)
+    quorum = SetQuorum(commit_settings, sync_state_set)
     commit = GroupCommit(commit_settings, quorum=quorum, flushed=log.flushed, sink=events)
     life = Life(log, epochs, sync_state_set, keeper, replicas, master, commit, events)
     return life

@@ -43,7 +43,7 @@ class Master:
         )
         self.master = AutoSwitchMaster(
             commit_log=log,
-            replicas=SetReplicas(self.set, life_start_offset=log.max_offset, gap_bytes_max=1 << 28),
+            replicas=SetReplicas(self.set, life_start_offset=log.max_offset),
             settings=SETTINGS,
             sink=Events(),
             epochs=lambda: store.epochs.table,
@@ -57,7 +57,7 @@ async def following(stores, master_id, *slave_ids, **options):
     ports = count(50000)
     async with trio.open_nursery() as nursery:
 
-        async def connect():
+        async def connect(_dialing):
             near, far = memory_stream_pair()
 
             async def serve():

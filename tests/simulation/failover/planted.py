@@ -244,7 +244,7 @@ def ok_too_early() -> Iterator[None]:
 
 @_plants("a put is PUT_OK with fewer copies than inSyncReplicas", seed=7)
 def _too_few_copies() -> Iterator[None]:
-    with patch.object(SetReplicas, "copies", lambda replicas, k: Watermark(1 << 62)):
+    with patch.object(SyncStateSet, "copies", lambda one, k: Watermark(1 << 62)):
         yield
 
 
@@ -254,7 +254,7 @@ def _counted_learner() -> Iterator[None]:
 
     def acknowledge(replicas: SetReplicas, connection_id: int, **options: Any) -> None:
         real(replicas, connection_id, **options)
-        replicas._copies.acknowledge(str(replicas._ids[connection_id]), options["ack_offset"])
+        replicas.set._acks.acknowledge(str(replicas._ids[connection_id]), options["ack_offset"])
 
     with patch.object(SetReplicas, "acknowledge", acknowledge):
         yield

@@ -169,8 +169,9 @@ async def _serve_link(master: AutoSwitchMaster, link: Link) -> None:
         await trio.aclose_forcefully(link.far)
 
 
-async def _connect(location: Any, _tls: object) -> trio.abc.Stream:
+async def _connect(location: Any, _tls: object, dialing: Callable[[str], None]) -> trio.abc.Stream:
     address = await location.resolve()
+    dialing(str(location))
     return await current().world.connect_slave(current(), address.host)
 
 

@@ -99,8 +99,6 @@ class _SlaveReader(ReportDecoder):
 class AutoSwitchHaConnection(HaConnection):
     """The master's side of one connection in controller mode. `run` is its whole life."""
 
-    progress: EpochProgress
-    _replicas: SetReplicas
     _header_bytes = TRANSFER_HEADER_BYTES
 
     def __init__(
@@ -117,23 +115,25 @@ class AutoSwitchHaConnection(HaConnection):
         admit: Admit,
     ) -> None:
         """`epochs` returns the log's epochs as of now. `admit` returns why a handshake is refused."""
+        self._epoch_progress = EpochProgress(
+            settings, file_bytes=commit_log.file_bytes, now_s=trio.current_time(), epochs=epochs
+        )
         super().__init__(
             stream,
             peer=peer,
             commit_log=commit_log,
             replicas=replicas,
+            progress=self._epoch_progress,
+            decoder=_SlaveReader(self._handle_handshake, self._handle_garbage),
             settings=settings,
             sink=sink,
             on_state=on_state,
         )
-        self.progress = EpochProgress(
-            settings, file_bytes=commit_log.file_bytes, now_s=trio.current_time(), epochs=epochs
-        )
+        self._set_replicas = replicas
         self.handshake: SlaveHandshake | None = None
         """The slave's; None before it came."""
         self._epochs = epochs
         self._admit = admit
-        self._decoder = _SlaveReader(self._handle_handshake, self._handle_garbage)
         self._handshaken = trio.Event()
 
     def _handle_garbage(self, detail: str) -> None:
@@ -160,12 +160,12 @@ class AutoSwitchHaConnection(HaConnection):
         broker_id = handshake.broker_id
         self.peer = evolve(self.peer, replica=f"broker {broker_id}", is_stable=True)
         self._sink.fact("replica", conn=self._id, brokerId=broker_id)
-        progress.handshaken(
+        self._epoch_progress.handshaken(
             is_from_last_file=handshake.is_sync_from_last_file,
-            bound_offset=self._replicas.bound(broker_id),
+            bound_offset=self._set_replicas.bound(broker_id),
             now_s=trio.current_time(),
         )
-        self._replicas.connected(self._id, broker_id=broker_id, is_learner=handshake.is_async_learner)
+        self._set_replicas.connected(self._id, broker_id=broker_id, is_learner=handshake.is_async_learner)
         table = self._epochs()
         self._outbox.put(
             encode_master_handshake(
@@ -175,13 +175,17 @@ class AutoSwitchHaConnection(HaConnection):
         self._handshaken.set()
         return True
 
+    def _acknowledge(self, ack_offset: int, now_s: float) -> None:
+        self._set_replicas.acknowledge(
+            self._id, ack_offset=ack_offset, lag_clock=self._meter.lag_clock, now_s=now_s
+        )
+
     def _encode_header(self, offset: int, body_bytes: int) -> bytes:
-        progress = self.progress
-        epoch = progress.cursor.at(offset)
+        epoch = self._epoch_progress.cursor.at(offset)
         # Only a refusal's header may be outside of all epochs.
         number, start_offset = (-1, 0) if epoch is None else epoch[:2]
         return encode_transfer_header(
-            TransferHeader(offset, body_bytes, number, start_offset, self._replicas.set.confirm_offset)
+            TransferHeader(offset, body_bytes, number, start_offset, self._set_replicas.set.confirm_offset)
         )
 
     async def _write_log(self) -> None:
@@ -191,5 +195,5 @@ class AutoSwitchHaConnection(HaConnection):
             await super()._write_log()
 
     def _close(self) -> None:
-        self._replicas.ended(self._id, sent_offset=self.progress.sent_offset)
+        self._set_replicas.ended(self._id, sent_offset=self.progress.sent_offset)
         super()._close()

@@ -11,23 +11,19 @@ An object lasts for one life of the master: the connections end with it, and wha
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
 
 import structlog
 import trio
 
-from trioha.ha.admission import AdmissionSettings
 from trioha.ha.autoswitch.connection import AutoSwitchHaConnection
 from trioha.ha.autoswitch.frames import SlaveHandshake
 from trioha.ha.connection import HaConnection, PeerIdentity
 from trioha.ha.master import HaMaster
 from trioha.ha.set_commit import SetReplicas
-from trioha.ha.settings import HaSettings
 from trioha.ha.sync_state_set import Proposal, SyncStateSet
-from trioha.recording.events import CloseReason, EventSink, HaState
-from trioha.store.commit_log import CommitLog
+from trioha.recording.events import CloseReason, HaState
 from trioha.store.epochs import EpochTable
 
 log = structlog.get_logger(__name__)
@@ -42,31 +38,19 @@ class AutoSwitchMaster(HaMaster):
     def __init__(
         self,
         *,
-        commit_log: CommitLog,
         replicas: SetReplicas,
-        settings: HaSettings,
-        sink: EventSink,
         epochs: Callable[[], EpochTable],
-        admission: AdmissionSettings | None = None,
-        tls: ssl.SSLContext | None = None,
-        connection_ids: Iterator[int] | None = None,
         is_master: bool = True,
+        **options: Any,
     ) -> None:
-        """`epochs` returns the log's epochs as of now; the last one is the master's.
+        """`epochs` returns the log's epochs as of now; the last one is the master's. `options` are those of
+        `HaMaster`.
 
         Without `is_master` every handshake is refused: a slave, or a node without a role yet, has no epoch to
         serve, and a peer that dials it by mistake would cut its log by a list of epochs that is not the
         master's. RocketMQ's slaves answer.
         """
-        super().__init__(
-            commit_log=commit_log,
-            replicas=replicas,
-            settings=settings,
-            sink=sink,
-            admission=admission,
-            tls=tls,
-            connection_ids=connection_ids,
-        )
+        super().__init__(replicas=replicas, **options)
         self._set_replicas = replicas
         self._epochs = epochs
         self._is_master = is_master
@@ -150,13 +134,16 @@ class SetKeeper:
         self._proposal: Proposal | None = None
         """The next one to ask for."""
         self._proposed = trio.Event()
-
         self._joined = trio.Event()
 
     def propose(self, proposal: Proposal) -> None:
-        """For `SyncStateSet`."""
+        """For `SyncStateSet`: ask the controller for this set."""
         self._proposal = proposal
         self._proposed.set()
+
+    def joined(self) -> None:
+        """For `SyncStateSet`: a replica joins, until `joins_until_s` of the set."""
+        self._joined.set()
 
     async def run(self, sync_state_set: SyncStateSet, alter: Alter) -> None:
         """Until cancelled."""
@@ -186,12 +173,8 @@ class SetKeeper:
             confirmed_s = asked_s if decision.is_confirmed else None
             sync_state_set.refused(proposal, confirmed_s=confirmed_s, now_s=now_s)
 
-    def _note_join(self) -> None:
-        self._joined.set()
-
     async def _end_joins(self, sync_state_set: SyncStateSet) -> None:
         """Let replicas join for no longer than they may: puts wait for them."""
-        sync_state_set.on_join = self._note_join
         while True:
             self._joined = trio.Event()
             until_s = sync_state_set.joins_until_s
