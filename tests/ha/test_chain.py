@@ -74,8 +74,8 @@ def restart(log, *, until_offset):
 def cut(log, *, until_offset):
     """Cut the log in its middle, and fill it at once beyond `until_offset`."""
     log.flushed.advance(log.max_offset)
-    offset = log.first_record_from(log.max_offset // 2)
-    log.cut(offset, last_store_timestamp_ms=log.store_timestamp_before(offset))
+    offset = log.starts.first_from(log.max_offset // 2)
+    log.cut(offset, last_store_timestamp_ms=log.starts.store_timestamp_before(offset))
     log.puts_blocked = False
     while log.max_offset <= until_offset:
         log.append(message(b"n" * 1000))

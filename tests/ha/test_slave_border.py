@@ -24,6 +24,7 @@ from trioha.net.housekeeping import Housekeeping
 from trioha.net.outbox import Outbox
 from trioha.recording.events import CloseReason, HaState, Kind
 from trioha.store.commit_log import CommitLog
+from trioha.store.record_starts import RecordStarts
 from trioha.store.replica import ReplicaAppender
 
 ALL = ReplicationSettings(start=StartFrom.EARLIEST)
@@ -36,7 +37,7 @@ PLANTED = [
     (ReplicationSession, "receive_header"),
     (ReplicationSession, "receive_body"),
     (CommitLog, "append_records"),
-    (CommitLog, "note_record"),
+    (RecordStarts, "note_all"),
     (RateMeter, "add"),
     (Housekeeping, "expired"),
     (DefaultHaClient, "_report"),

@@ -243,7 +243,7 @@ async def test_an_archiver_of_a_log_that_changes_is_killed_and_its_answer_counts
         else:
             offset = ends[0] if what == "cut before" else ends[1]
             before = bytes(log.files[0].view)
-            log.cut(offset, last_store_timestamp_ms=log.store_timestamp_before(offset))
+            log.cut(offset, last_store_timestamp_ms=log.starts.store_timestamp_before(offset))
             assert bytes_when_killed == [[before]]
         expected = ends[1] if what == "cut after" else None
         assert service.archived_offset() == expected

@@ -148,7 +148,7 @@ def test_a_cut_is_recorded_for_each_epoch_that_lost_bytes(store):
     end = store.commit_log.max_offset
     second = store.epochs.entries[-1].start_offset
     # The first record's end: one more of epoch 1 is cut, and all of epoch 2.
-    at = store.commit_log.first_record_from(1)
+    at = store.commit_log.starts.first_from(1)
     for step in recorded_cut(events, store)(at):
         assert events.of(Kind.LOG_CUT) == []
         step()
@@ -160,7 +160,7 @@ def test_a_cut_that_a_start_has_completed_is_recorded_once(store):
     """With the epochs that the log had before: those of the cut bytes are gone by then."""
     end, table = store.commit_log.max_offset, store.epochs.table
     second = table.entries[-1].start_offset
-    at = store.commit_log.first_record_from(1)
+    at = store.commit_log.starts.first_from(1)
     root = store.settings.root
     save_cut(store.commit_log.directory, BegunCut.of(at, end, table))
     store.epochs.truncate_suffix(at)

@@ -8,12 +8,11 @@ import pytest
 from tests.store.support import FILE_BYTES, HOST, VECTORS, expected, log_bytes, message, open_log
 from trioha.errors import StoreError
 from trioha.store import commit_log
-from trioha.store.batch_records import batch_record_sizes, encode_batch
-from trioha.store.commit_log import PWRITE_BYTES_MIN
 from trioha.store.messages import BatchItem, MessageBatch
-from trioha.store.put_limits import encoded_topic
+from trioha.store.put_records import encode_records, record_sizes
 from trioha.store.put_status import PutStatus
 from trioha.store.record import decode_record
+from trioha.store.record_log import PWRITE_BYTES_MIN
 
 
 def recorded_batch(name):
@@ -40,15 +39,13 @@ def test_a_batch_is_stored_in_the_bytes_of_the_real_broker(name):
         first.born_host,
         first.reconsume_times,
     )
-    topic, version_2, _ = encoded_topic(first.topic)
-    sizes = batch_record_sizes(batch, topic=topic, store_host=first.store_host)
+    sizes = record_sizes(batch, batch.items, store_host=first.store_host)
     assert sizes == [record.total_size for record in records]
     assert (
-        encode_batch(
+        encode_records(
             batch,
+            batch.items,
             sizes,
-            topic=topic,
-            version_2=version_2,
             physical_offset=first.physical_offset,
             queue_offset=first.queue_offset,
             store_timestamp_ms=first.store_timestamp_ms,
@@ -163,7 +160,7 @@ def test_a_put_that_fails_at_the_end_of_a_file_leaves_the_log_whole(tmp_path, mo
     def fail(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr(commit_log, "encode_batch" if is_batch else "crc32", fail)
+    monkeypatch.setattr(commit_log, "encode_records", fail)
     with pytest.raises(MemoryError):
         put()
     monkeypatch.undo()

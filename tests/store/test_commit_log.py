@@ -175,7 +175,7 @@ def test_a_preallocated_file_that_was_deleted_meanwhile_is_not_used(tmp_path, ho
         log.preallocate(ahead)
         log.append(message(bytes(60_000)))
         log.flushed.advance(log.max_offset)
-        log.cut(ends[0], last_store_timestamp_ms=log.store_timestamp_before(ends[0]))
+        log.cut(ends[0], last_store_timestamp_ms=log.starts.store_timestamp_before(ends[0]))
         log.puts_blocked = False
     else:
         log.preallocate(ahead)

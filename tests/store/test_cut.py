@@ -330,7 +330,7 @@ def test_a_record_before_the_cut_that_cannot_be_read_leaves_the_store_uncut(tmp_
         store = opened(copy)
         before = contents(store)
         with monkeypatch.context() as patch:
-            patch.setattr("trioha.store.commit_log.store_timestamp_ms", out_of_memory)
+            patch.setattr("trioha.store.record_starts.store_timestamp_ms", out_of_memory)
             with pytest.raises(MemoryError):
                 store.cut(starts[9])
         assert not is_marked(copy)

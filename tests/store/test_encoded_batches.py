@@ -1,22 +1,22 @@
 """Batches that compiled code encodes: the records, refusals and faults of the plain code."""
 
+from unittest.mock import patch
+
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
 from tests.remoting.batches import encode_batch_body
-from tests.store.support import HOST, log_bytes, open_log
+from tests.store.support import HOST, log_bytes, message, open_log
 from tests.store.test_any_record import HOST_V6
 from tests.store.test_kernel import mode, needs_kernel
 from trioha.errors import RemoteProtocolError
 from trioha.remoting.message_batch import batch_items, parse_batch
-from trioha.store import compiled
-from trioha.store.batch_records import batch_record_sizes, common_sizes, encode_batch
+from trioha.store import commit_log
 from trioha.store.landmarks import Landmarks
 from trioha.store.message_properties import PROPERTIES_BYTES_MAX
 from trioha.store.messages import BatchItem, EncodedItems, MessageBatch
-from trioha.store.put_limits import encoded_topic
 
 PROPERTIES = st.sampled_from(
     [b"", b"\x02", b"TAGS\x01a", b"TAGS\x01a\x02", b"KEYS\x01k\x02TAGS\x01" + "é".encode(), b"\xff" * 90]
@@ -47,35 +47,22 @@ def items_of(body, *, is_compiled):
     fields=FIELDS,
     topic=st.sampled_from(["T", "Orders", "%RETRY%" + "g" * 130]),
     store_host=st.sampled_from([HOST, HOST_V6]),
-    offsets=st.tuples(st.integers(0, 2**62), st.integers(0, 2**62), st.integers(0, 2**62)),
 )
-def test_records_of_a_batch_are_those_of_the_plain_code(*, items, fields, topic, store_host, offsets):
+def test_records_of_a_batch_are_those_of_the_plain_code(
+    *, items, fields, topic, store_host, tmp_path_factory
+):
+    folder = tmp_path_factory.mktemp("logs")
     body = encode_batch_body(items)
-    # Such batches are looked at message by message.
-    assume(b"INNER_" not in body)
-    encoded, version_2, _ = encoded_topic(topic)
-    found = {}
+    found = []
     for is_compiled in (False, True):
-        batch = MessageBatch(topic, items=items_of(body, is_compiled=is_compiled), **fields)
-        with mode(is_compiled=is_compiled):
-            sizes = (
-                common_sizes(batch, topic=encoded, store_host=store_host, body_bytes_max=40)
-                if is_compiled
-                else batch_record_sizes(batch, topic=encoded, store_host=store_host)
-            )
-            data = encode_batch(
-                batch,
-                sizes,
-                topic=encoded,
-                version_2=version_2,
-                physical_offset=offsets[0],
-                queue_offset=offsets[1],
-                store_timestamp_ms=offsets[2],
-                store_host=store_host,
-            )
-        found[is_compiled] = list(batch.items), len(batch.items), sizes, data
-    assert found[True] == found[False]
-    assert len(found[True][3]) == sum(found[True][2])
+        with mode(is_compiled=is_compiled), patch.object(commit_log.time, "time_ns", lambda: 10**18):
+            log, _ = open_log(folder / str(is_compiled), store_host=store_host)
+            batch = MessageBatch(topic, items=items_of(body, is_compiled=is_compiled), **fields)
+            # The first one makes the log's file.
+            results = [log.append_batch(batch), log.append_batch(batch)]
+            found.append((results, list(batch.items), log_bytes(log), dict(log.queue_offsets)))
+            log.close()
+    assert found[0] == found[1]
 
 
 @needs_kernel
@@ -142,6 +129,7 @@ def test_a_batch_is_decoded_only_where_its_messages_are_looked_at(tmp_path):
     decoded.clear()
     items = EncodedItems(body, count=2, decode=decode)
     log, _ = open_log(tmp_path)
+    log.append(message())
     with mode(is_compiled=True):
         assert log.append_batch(MessageBatch("Orders", 0, items)).messages == 2
     assert (len(items), decoded) == (2, [])
@@ -158,42 +146,3 @@ def test_landmarks_of_many_offsets_are_those_of_each():
             one_by_one.add(start + offset)
         together.add_all(start + offset for offset in offsets)
     assert list(together) == list(one_by_one) != []
-
-
-BATCH = encode_batch_body([BatchItem(b"one", b"TAGS\x01a"), BatchItem(b"x" * 99)])
-TOPIC = b"\x01T"
-HOSTS = bytes(24)
-
-
-@needs_kernel
-def test_records_of_another_size_than_asked_for_are_refused():
-    size = sum(compiled.records.batch_sizes(BATCH, 92, 1000, False))
-    rest = (0xDAA320A7, 0, 0, 0, 0, 0, HOSTS, 0, TOPIC)
-    assert len(compiled.records.encode_batch(BATCH, size, *rest)) == size
-    for wrong in (0, 1, size - 1, size + 1, -1, size - 191, 191):
-        with pytest.raises(ValueError, match="size"):
-            compiled.records.encode_batch(BATCH, wrong, *rest)
-    for cut in range(1, len(BATCH)):
-        with pytest.raises(ValueError, match="another size"):
-            compiled.records.encode_batch(BATCH[:cut], size, *rest)
-    with pytest.raises(TypeError, match="are bytes"):
-        compiled.records.encode_batch(bytearray(BATCH), size, *rest)
-    with pytest.raises(TypeError, match="11 arguments"):
-        compiled.records.encode_batch(BATCH, size, *rest[1:])
-    with pytest.raises(TypeError, match="is bytes"):
-        compiled.records.batch_sizes(bytearray(BATCH), 0, 0, False)
-    with pytest.raises(TypeError, match="4 arguments"):
-        compiled.records.batch_sizes(BATCH, 0, 0)
-
-
-@needs_kernel
-def test_without_the_crc_of_compiled_code_the_plain_code_encodes(monkeypatch):
-    batch = MessageBatch("T", 0, items_of(BATCH, is_compiled=True))
-    sizes = common_sizes(batch, topic=TOPIC, store_host=HOST, body_bytes_max=1000)
-    options = {
-        "topic": TOPIC, "version_2": False, "physical_offset": 7, "queue_offset": 5, "store_timestamp_ms": 3,
-        "store_host": HOST,
-    }  # fmt: skip
-    by_c = encode_batch(batch, sizes, **options)
-    monkeypatch.setattr(compiled, "CHECKS_CRC", False)
-    assert encode_batch(batch, sizes, **options) == by_c

@@ -81,8 +81,8 @@ def test_what_was_synced_long_ago_is_read_by_calls_with_few_descriptors(tmp_path
 
 
 def cut(log):
-    offset = log.first_record_from(log.files[-1].start_offset + 1)
-    log.cut(offset, last_store_timestamp_ms=log.store_timestamp_before(offset))
+    offset = log.starts.first_from(log.files[-1].start_offset + 1)
+    log.cut(offset, last_store_timestamp_ms=log.starts.store_timestamp_before(offset))
     log.puts_blocked = False
 
 

@@ -317,7 +317,7 @@ def live(store, chance):
                 work()
         elif chance.random() < 0.4 and not store.commit_log.is_empty:
             log = store.commit_log
-            store.cut(log.first_record_from(chance.randrange(log.max_offset)))
+            store.cut(log.starts.first_from(chance.randrange(log.max_offset)))
             dispatch(store)
             store.enable_puts()
 

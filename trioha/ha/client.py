@@ -208,7 +208,7 @@ class HaClient(ABC):
         """
         if self._is_observer:
             before_ms = time.time_ns() // 1_000_000 - round(OBSERVED_AGE_S * 1000)
-            return self._log.record_stored_before(before_ms)
+            return self._log.starts.stored_before(before_ms)
         return self._log.flushed.offset if self._ack_mode is AckMode.FLUSHED else None
 
     def _end(self, reason: CloseReason) -> None:

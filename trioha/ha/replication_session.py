@@ -168,10 +168,10 @@ class ReplicationSession:
         file_start = (end_offset - 1) - (end_offset - 1) % log.file_bytes
         wanted = max(end_offset - self._settings.tail_check_bytes, file_start, 1)
         # From byte 1 the whole log is compared, its first record included.
-        start = wanted if wanted == 1 else log.first_record_from(wanted)
+        start = wanted if wanted == 1 else log.starts.first_from(wanted)
         if start == end_offset and self._settings.tail_check_bytes:
             # The last record or blank is longer than the check, which would compare nothing else.
-            return max(log.last_record_offset(), 1)
+            return max(log.starts.last(), 1)
         return start
 
     @property

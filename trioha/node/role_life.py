@@ -263,7 +263,7 @@ async def _serve(
             )
             listen_port = listening[0][1]
             # Records have the port that clients dial, also if listenPort is 0.
-            store.commit_log.set_store_host(Host.parse(config.broker_ip1, listen_port))
+            store.commit_log.store_host = Host.parse(config.broker_ip1, listen_port)
             if broker.delivery is not None:
                 clients.start_soon(broker.delivery.run)
             clients.start_soon(broker.transactions.run)

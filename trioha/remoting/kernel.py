@@ -2,7 +2,7 @@
 
 A producer with many threads shares one connection, so sends arrive several at a time. Read one by one, each
 costs the broker a dict of header fields and a dozen objects. `read_sends` reads all that have arrived into
-columns of numbers, `store.kernel.encode_sends` makes their records, and `encode_answers` their answers.
+columns of numbers, `store.kernel.encode_run` makes their records, and `encode_answers` their answers.
 
 The build (`hatch_build.py`) compiles this file as `trioha.remoting._kernel`; `remoting.compiled` imports that
 module if it fits this file, and nothing imports this file itself. A run consists of common sends: whole

@@ -57,6 +57,6 @@ def parse_batch(body: bytes | memoryview) -> list[BatchItem]:
 
 def batch_items(body: bytes) -> Sequence[BatchItem]:
     """The messages of a batch; left encoded for the kernel. Raises RemoteProtocolError as `parse_batch`."""
-    if compiled.IS_COMPILED and (sizes := compiled.records.batch_sizes(body, 0, len(body), True)):
-        return EncodedItems(body, count=len(sizes), decode=partial(parse_batch, body))
+    if compiled.IS_COMPILED and (count := compiled.kernel.read_batch(body, 0, 0, 0, 0).count):
+        return EncodedItems(body, count=count, decode=partial(parse_batch, body))
     return parse_batch(body)

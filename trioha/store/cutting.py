@@ -65,7 +65,7 @@ class Cutter:
     def steps(self, offset: int) -> Iterator[Callable[[], None]]:
         """See `MessageStore.cut_steps`."""
         log_ = self._log
-        if log_.first_record_from(offset) != offset:
+        if log_.starts.first_from(offset) != offset:
             raise StoreError(
                 "the log cannot be cut here: no record starts at this offset",
                 path=log_.directory,
@@ -77,7 +77,7 @@ class Cutter:
             if self._epochs is not None:
                 self._epochs.truncate_suffix(offset)
             return
-        last_store_timestamp_ms = log_.store_timestamp_before(offset)
+        last_store_timestamp_ms = log_.starts.store_timestamp_before(offset)
         try:
             yield from self._steps(offset, last_store_timestamp_ms)
         except Exception as error:

@@ -432,13 +432,76 @@ def _swapped(word: i64) -> i64:
     return (word & 0xFF) << 24 | (word & 0xFF00) << 8 | (word >> 8) & 0xFF00 | (word >> 24) & 0xFF
 
 
-# -- runs of sends -------------------------------------------------------------------------------------------
+# -- runs of sends, and batches ------------------------------------------------------------------------------
 
 SEND_BYTES: Final = 72
 """Of one send in the columns of a run, see `remoting.kernel`."""
+ITEM_BYTES_MIN: Final = 22
+ITEM_BODY_AT: Final = 20
+"""In a message of a batch, see `remoting.message_batch`."""
 
 
-def encode_sends(  # noqa: PLR0917 - keywords would cost a call more
+@final
+class Batch:
+    """The messages of a batch as a run of sends, as `read_batch` found them."""
+
+    def __init__(self) -> None:
+        self.count: i64 = 0
+        self.columns: bytes = b""
+        self.properties: bytes = b""
+        """Those of all messages, one after the other."""
+        self.body_bytes: i64 = 0
+        """Of all bodies."""
+        self.body_bytes_max: i64 = 0
+        """Of the longest body."""
+        self.properties_bytes_max: i64 = 0
+        """Of the longest properties."""
+
+
+def read_batch(data: bytes, queue_id: i64, sys_flag: i64, born_ms: i64, reconsume_times: i64) -> Batch:
+    """The messages of a batch, with the fields that they share; none if `data` is not a batch."""
+    found = Batch()
+    columns = BytesWriter()
+    properties = BytesWriter()
+    properties_bytes: i64 = 0
+    at: i64 = 0
+    end: i64 = len(data)
+    count: i64 = 0
+    while at < end:
+        if end - at < ITEM_BYTES_MIN:
+            return Batch()
+        body_at: i64 = at + ITEM_BODY_AT
+        body_bytes: i64 = i64(read_i32_be(data, at + 16))
+        if body_bytes < 0 or body_bytes > end - at - ITEM_BYTES_MIN:
+            return Batch()
+        body_end: i64 = body_at + body_bytes
+        own_bytes: i64 = i64(read_i16_be(data, body_end))
+        item_end: i64 = body_end + 2 + own_bytes
+        if own_bytes < 0 or item_end > end or item_end - at != i64(read_i32_be(data, at)):
+            return Batch()
+        properties.write(data[body_end + 2 : item_end])
+        properties_bytes += own_bytes
+        write_i64_be(columns, 0)
+        write_i64_be(columns, queue_id)
+        write_i64_be(columns, sys_flag)
+        write_i64_be(columns, i64(read_i32_be(data, at + 12)))
+        write_i64_be(columns, born_ms)
+        write_i64_be(columns, reconsume_times)
+        write_i64_be(columns, body_at)
+        write_i64_be(columns, body_end)
+        write_i64_be(columns, properties_bytes)
+        found.body_bytes += body_bytes
+        found.body_bytes_max = max(found.body_bytes_max, body_bytes)
+        found.properties_bytes_max = max(found.properties_bytes_max, own_bytes)
+        count += 1
+        at = item_end
+    found.count = count
+    found.columns = columns.getvalue()
+    found.properties = properties.getvalue()
+    return found
+
+
+def encode_run(  # noqa: PLR0917 - keywords would cost a call more
     data: bytes,
     columns: bytes,
     properties: bytes,

@@ -26,6 +26,10 @@ from trioha.store.syncing import SyncWork, sync_data, sync_directory
 
 log = structlog.get_logger(__name__)
 
+NO_BYTES: Final = memoryview(b"")
+MAPPED_BYTES: Final = 16 << 20
+"""So far before the log's end bytes are read from the map: slaves that follow, and consumers in step, need
+these only. They have just been written, so they are in memory."""
 READ_FILES_MAX: Final = 2
 """Descriptors of files that are only read."""
 
@@ -59,6 +63,17 @@ class LogFiles:
     def file_of(self, offset: int) -> MappedFile:
         """The file that holds the byte at `offset`, which must be in one."""
         return self.files[(offset - self.start_offset) // self.file_bytes]
+
+    def part(self, offset: int, limit_bytes: int, *, end_offset: int) -> memoryview:
+        """As `RecordLog.read`, of a log that ends at `end_offset`."""
+        if not self.start_offset <= offset < end_offset:
+            return NO_BYTES
+        file = self.file_of(offset)
+        at = offset - file.start_offset
+        end = min(at + limit_bytes, file.size, end_offset - file.start_offset)
+        if end_offset - offset <= MAPPED_BYTES and file.is_held:
+            return file.view[at:end]
+        return self.read(file, at, end)
 
     def read(self, file: MappedFile, start: int, end: int) -> memoryview:
         """Bytes `[start, end)` of one of the files, by a call. Raises StoreError, which is counted."""

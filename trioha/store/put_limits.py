@@ -47,14 +47,7 @@ def message_refusal(
             PutStatus.PROPERTIES_SIZE_EXCEEDED,
             reason=f"properties of {properties_bytes} bytes, {PROPERTIES_BYTES_MAX} is the most",
         )
-    topic_bytes = len(message.topic.encode("utf-8", "surrogatepass"))
-    if not 1 <= topic_bytes <= TOPIC_BYTES_MAX:
-        return AppendResult(
-            illegal, reason=f"topic has {topic_bytes} bytes, 1 to {TOPIC_BYTES_MAX} are legal"
-        )
-    if topic_bytes > TOPIC_BYTES_MAX_V1 and not message.topic.startswith(RETRY_TOPIC_PREFIX):
-        return AppendResult(illegal, reason=f"topic of {topic_bytes} bytes, {TOPIC_BYTES_MAX_V1} is the most")
-    if fault := topic_fault(message.topic):
+    if fault := _topic_fault(message.topic):
         return AppendResult(illegal, reason=fault)
     if size > message_bytes_max + RECORD_OVERHEAD_BYTES_MAX:
         return AppendResult(illegal, reason=f"record of {size} bytes is longer than maxMessageSize allows")
@@ -63,6 +56,17 @@ def message_refusal(
             illegal, reason=f"record of {size} bytes never fits a log file of {file_bytes} bytes"
         )
     return None
+
+
+@lru_cache(maxsize=4096)
+def _topic_fault(topic: str) -> str:
+    """Why no record can have this topic; empty if one can."""
+    topic_bytes = len(topic.encode("utf-8", "surrogatepass"))
+    if not 1 <= topic_bytes <= TOPIC_BYTES_MAX:
+        return f"topic has {topic_bytes} bytes, 1 to {TOPIC_BYTES_MAX} are legal"
+    if topic_bytes > TOPIC_BYTES_MAX_V1 and not topic.startswith(RETRY_TOPIC_PREFIX):
+        return f"topic of {topic_bytes} bytes, {TOPIC_BYTES_MAX_V1} is the most"
+    return topic_fault(topic)
 
 
 def queues_refusal(

@@ -141,31 +141,50 @@ def encode_record(record: Record) -> bytes:
         raise RecordError(f"sysFlag 0x{record.sys_flag:X} does not fit the born host {record.born_host}")
     if record.store_host.is_ipv6 != bool(record.sys_flag & STORE_HOST_V6):
         raise RecordError(f"sysFlag 0x{record.sys_flag:X} does not fit the store host {record.store_host}")
-    head = HEAD.pack(
+    return pack_record(
         record.total_size,
-        record.magic,
-        record.body_crc,
-        record.queue_id,
-        record.flag,
-        record.queue_offset,
-        record.physical_offset,
-        record.sys_flag,
-        record.born_timestamp_ms,
+        magic=record.magic,
+        body_crc=record.body_crc,
+        queue_id=record.queue_id,
+        flag=record.flag,
+        queue_offset=record.queue_offset,
+        physical_offset=record.physical_offset,
+        sys_flag=record.sys_flag,
+        born_timestamp_ms=record.born_timestamp_ms,
+        hosts=record.born_host.packed + _I64.pack(record.store_timestamp_ms) + record.store_host.packed,
+        reconsume_times=record.reconsume_times,
+        prepared_transaction_offset=record.prepared_transaction_offset,
+        body=record.body,
+        topic=(_I16 if version_2 else _TOPIC_LENGTH_V1).pack(len(topic)) + topic,
+        properties=record.properties_raw,
     )
-    return b"".join(
-        (
-            head,
-            record.born_host.packed,
-            _I64.pack(record.store_timestamp_ms),
-            record.store_host.packed,
-            _TAIL.pack(record.reconsume_times, record.prepared_transaction_offset, len(record.body)),
-            record.body,
-            (_I16 if version_2 else _TOPIC_LENGTH_V1).pack(len(topic)),
-            topic,
-            _I16.pack(len(record.properties_raw)),
-            record.properties_raw,
-        )
+
+
+def pack_record(
+    size: int,
+    *,
+    magic: int,
+    body_crc: int,
+    queue_id: int,
+    flag: int,
+    queue_offset: int,
+    physical_offset: int,
+    sys_flag: int,
+    born_timestamp_ms: int,
+    hosts: bytes,
+    reconsume_times: int,
+    prepared_transaction_offset: int,
+    body: bytes,
+    topic: bytes,
+    properties: bytes,
+) -> bytes:
+    """A record of `size` bytes in all. `hosts` are born host, store timestamp and store host; `topic` has its
+    length before it."""
+    head = HEAD.pack(
+        size, magic, body_crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp_ms
     )
+    tail = _TAIL.pack(reconsume_times, prepared_transaction_offset, len(body))
+    return b"".join((head, hosts, tail, body, topic, _I16.pack(len(properties)), properties))
 
 
 def decode_record(buffer: Buffer, at: int = 0, *, check_crc: bool = True) -> Record | Blank:

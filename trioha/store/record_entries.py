@@ -31,11 +31,8 @@ from trioha.store.dispatch_settings import DispatchFault, DispatchSettings
 from trioha.store.index_service import IndexService
 from trioha.store.message_properties import parse_properties
 from trioha.store.record_layout import (
-    HOSTS_V6,
-    MAGIC_BLANK,
-    MAGIC_V1,
+    HEAD,
     RECORD_BYTES_MIN,
-    TOPIC_BYTES_MAX_V1,
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
@@ -57,10 +54,6 @@ _MASK_32 = 0xFFFFFFFF
 _PLAIN_RECORDS_MAX = 64
 """The most records that are collected in plain Python before the compiled kernel is tried again."""
 
-_FIXED_V4 = Struct(">iI4xi4xqqi16xq20xi").unpack_from
-"""Of a record with IPv4 hosts: totalSize, magic, queueId, queueOffset, physicalOffset, sysFlag,
-storeTimestamp, bodyLength."""
-_I16 = Struct(">h").unpack_from
 _pack_entry = Struct(">qiq").pack
 
 
@@ -268,11 +261,7 @@ class EntryCollector:
     def _collect_plain(
         self, view: memoryview, start: int, physical_offset: int, *, records_max: int
     ) -> Collected:
-        """The same in plain Python.
-
-        This loop is most of a rebuild's cost without the compiled kernel. So it checks the common record
-        (V1, IPv4) without a call.
-        """
+        """The same in plain Python."""
         # Slices of the map are bytes at half the cost of slices of its view. So indexes are positions in it.
         data = cast("mmap.mmap | bytes", view.obj)
         at = start
@@ -293,35 +282,14 @@ class EntryCollector:
         # A record cannot start closer to the end.
         last_start = end - RECORD_BYTES_MIN
         while at <= last_start and records < records_max:
-            size, magic, queue_id, queue_offset, physical_offset, sys_flag, time_ms, body_bytes = _FIXED_V4(
-                data, at
-            )
-            if magic == MAGIC_V1 and not sys_flag & HOSTS_V6:
-                topic_at = at + 89 + body_bytes
-                record_end = at + size
-                if (
-                    body_bytes < 0
-                    or record_end > end
-                    or topic_at + 2 > record_end
-                    or physical_offset != shift + at
-                    or (properties_at := topic_at + (topic_bytes := data[topic_at - 1]) + 2) > record_end
-                    or topic_bytes > TOPIC_BYTES_MAX_V1
-                    or properties_at + _I16(data, properties_at - 2)[0] != record_end
-                ):
-                    stop = Stop.AT_FAULT
-                    break
-            elif magic == MAGIC_BLANK:
-                stop = Stop.AT_BLANK
+            size = check_record(view, at - start, end - start, shift + at, check_crc=False)
+            if size < 0:
+                stop = Stop.AT_BLANK if starts_blank(data, at, end) else Stop.AT_FAULT
                 break
-            else:
-                if check_record(view, at - start, end - start, shift + at, check_crc=False) < 0:
-                    stop = Stop.AT_FAULT
-                    break
-                topic_at, topic_end = topic_span(data, at)
-                topic_bytes = topic_end - topic_at
-                time_ms = store_timestamp_ms(data, at)
-                properties_at = topic_end + 2
-                record_end = at + size
+            _, _, _, queue_id, _, queue_offset, physical_offset, sys_flag, _ = HEAD.unpack_from(data, at)
+            topic_at, topic_end = topic_span(data, at)
+            time_ms = store_timestamp_ms(data, at)
+            record_end = at + size
             records += 1
             last_record_offset = physical_offset
             last_time_ms = time_ms
@@ -332,8 +300,8 @@ class EntryCollector:
                 latest_ms = time_ms
             at = record_end
             # With a separator in front the first property is found like the others.
-            properties = b"\x02" + data[properties_at:record_end]
-            place = (data[topic_at : topic_at + topic_bytes], queue_id)
+            properties = b"\x02" + data[topic_end + 2 : record_end]
+            place = (data[topic_at:topic_end], queue_id)
             try:
                 target = targets[place]
             except KeyError:

@@ -28,9 +28,8 @@ A file that has no room for the next record ends with a blank: i32 bytes left, i
 to the file's end.
 
 The functions are pure: from a buffer and indexes they compute numbers. Recovery, verification, replicas,
-reads and dispatch all check records with `check_record`. Three loops repeat its test of the common record
-(V1, IPv4 hosts) in place of a call, and call it for all others: `scan_records` here, the one in
-`store.record_entries`, and compiled ones in `kernel.py` and `records.c`, which do most of the work of both.
+reads and dispatch all check records with `check_record`, those of compiled code but for common records (V1,
+IPv4 hosts), which the loops of `kernel.py` and `records.c` pass.
 """
 
 from __future__ import annotations
@@ -318,8 +317,7 @@ def scan_records(
     """Check records one after the other in `view[at:end]`; `view[at]` has `physical_offset`.
 
     Stops at the end, at a blank, or at the first bytes that are not a whole valid record. `on_record(at,
-    size)` is called for each good one. This loop is what recovery and a checking replica cost, so the common
-    record (V1, IPv4) is checked without a call (docs/where-time-goes.md#compiled-and-plain).
+    size)` is called for each good one.
     """
     shift = physical_offset - at
     records = 0
@@ -332,32 +330,15 @@ def scan_records(
         and end + shift <= I64.high
     ):
         at, records, last_at = _walk_compiled(view, at, end, shift, check_crc=check_crc)
-    common = _COMMON
-    i16 = _I16
-    last_start = end - RECORD_BYTES_MIN
-    while at <= last_start:
-        size, magic, crc, position, sys_flag, body_bytes = common(view, at)
-        record_end = at + size
-        if (
-            magic != MAGIC_V1
-            or sys_flag & HOSTS_V6
-            or record_end > end
-            or position - shift != at
-            or body_bytes < 0
-            or (topic_at := at + BODY_AT_V4 + body_bytes) + 3 > record_end
-            or (topic_bytes := view[topic_at]) > TOPIC_BYTES_MAX_V1
-            or (properties_at := topic_at + 3 + topic_bytes) > record_end
-            or properties_at + i16(view, properties_at - 2)[0] != record_end
-            or (check_crc and crc32(view[at + BODY_AT_V4 : topic_at]) & CRC_MASK != crc)
-        ):
-            result = check_record(view, at, end, at + shift, check_crc=check_crc)
-            if result < 0:
-                break
+    while end - at >= RECORD_BYTES_MIN:
+        result = check_record(view, at, end, at + shift, check_crc=check_crc)
+        if result < 0:
+            break
         if on_record is not None:
-            on_record(at, size)
+            on_record(at, result)
         last_at = at
         records += 1
-        at = record_end
+        at += result
     return _scan_end(view, at, end, shift, records=records, last_at=last_at, result=result)
 
 

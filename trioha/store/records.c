@@ -1,16 +1,15 @@
-/* The walks over a log's records, and the writing of one or of a batch, as machine code: `trioha.store._records`.
+/* The walks over a log's records as machine code: `trioha.store._records`.
  *
  * `hatch_build.py` compiles this file where a C compiler is; `store.compiled` imports the module if it fits
- * this file. The plain loops of `store.record_layout` and `CommitLog.append` are the same work in Python. As
- * the loops of `store.kernel` these report no fault: they pass common records (V1, IPv4 hosts, whole), stop
- * before the first other one, and the plain code decides what that is. A record that is not common is not
- * written; the plain code writes or refuses it.
+ * this file. The plain loops of `store.record_layout` are the same work in Python. As the loops of
+ * `store.kernel` these report no fault: they pass common records (V1, IPv4 hosts, whole), stop before the first
+ * other one, and the plain code decides what that is.
  *
- * It is C, not compiled Python, for two reasons: it reads and writes any buffer where it lies (compiled Python
+ * It is C, not compiled Python, for two reasons: it reads any buffer where it lies (compiled Python
  * reads `bytes` only, so each stretch of a log had to be copied), and it calls the CRC of ISA-L itself. A call
  * from Python for each body, with a copy of that body, takes twice as long as the CRC.
  *
- * No byte outside of [at, end) of the buffer is read or written.
+ * No byte outside of [at, end) of the buffer is read.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -35,23 +34,7 @@
 #define BODY_AT 88
 #define RECORD_BYTES_MIN 91
 #define TOPIC_BYTES_MAX 127
-#define HOST_BYTES 8
-#define TRANSACTION_MASK 0xCu
-#define TRANSACTION_PREPARED 0x4u
-#define TRANSACTION_ROLLBACK 0xCu
-#define INNER_BATCH 0x80u
-#define BLANK_BYTES 8
 #define ENTRY_BYTES 20
-/* Of a message of a batch: its fields without body and properties, and where the body begins. */
-#define ITEM_BYTES_MIN 22
-#define ITEM_BODY_AT 20
-/* Of the shortest record, without its hosts. */
-#define RECORD_BYTES_LESS_HOSTS (RECORD_BYTES_MIN - 2 * HOST_BYTES)
-#define TIME_BYTES 8
-/* What makes a record of the bytes after them: length and magic. */
-#define COMMIT_BYTES 8
-/* A longer record is written by the system call: see PWRITE_BYTES_MIN of the commit log. */
-#define WRITTEN_BYTES_END (6 * 1024)
 /* Walks of more bytes let other threads run: they take more than 0.1 ms. */
 #define HELD_BYTES_MAX (1 << 20)
 /* Of one call that starts to write bytes back: 0.2 ms where all pages are dirty. */
@@ -61,11 +44,6 @@
 /* One rest, and all rests of a call from Python: a node that stops waits for its threads. */
 #define REST_NS_MAX 5000000
 #define RESTS_NS_MAX 1000000000
-
-#if defined(__linux__) && !defined(MADV_POPULATE_WRITE)
-/* Of Linux 5.14: headers of older systems do not have it. */
-#define MADV_POPULATE_WRITE 23
-#endif
 
 /* ISA-L's `crc32_gzip_refl`: the CRC-32 of zlib. */
 typedef uint32_t (*crc32_function)(uint32_t before, const unsigned char *data, uint64_t size);
@@ -100,29 +78,6 @@ static int64_t
 read_i64(const unsigned char *data)
 {
     return (int64_t)((uint64_t)read_u32(data) << 32 | read_u32(data + 4));
-}
-
-static unsigned char *
-put_u32(unsigned char *at, uint32_t value)
-{
-    at[0] = (unsigned char)(value >> 24);
-    at[1] = (unsigned char)(value >> 16);
-    at[2] = (unsigned char)(value >> 8);
-    at[3] = (unsigned char)value;
-    return at + 4;
-}
-
-static unsigned char *
-put_i64(unsigned char *at, int64_t value)
-{
-    return put_u32(put_u32(at, (uint32_t)((uint64_t)value >> 32)), (uint32_t)(uint64_t)value);
-}
-
-static unsigned char *
-put_bytes(unsigned char *at, const void *data, Py_ssize_t size)
-{
-    memcpy(at, data, (size_t)size);
-    return at + size;
 }
 
 /* Size of the common record at `record`, of whose bytes `left` are there; 0 for any other. */
@@ -434,349 +389,6 @@ read_records(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
     return found;
 }
 
-/* What a message says of its record. Its bytes belong to the message. */
-typedef struct {
-    const char *body;
-    const char *properties;
-    const char *born_host;
-    Py_ssize_t body_bytes;
-    Py_ssize_t properties_bytes;
-    int64_t queue_id;
-    int64_t flag;
-    int64_t sys_flag;
-    int64_t born_timestamp_ms;
-    int64_t reconsume_times;
-    int64_t prepared_transaction_offset;
-} fields;
-
-enum { BODY, PROPERTIES, QUEUE_ID, FLAG, SYS_FLAG, BORN_TIMESTAMP, BORN_HOST, RECONSUME_TIMES, PREPARED, PACKED, NAMES };
-
-static const char *const name_texts[NAMES] = {
-    "body", "properties", "queue_id", "flag", "sys_flag", "born_timestamp_ms", "born_host", "reconsume_times",
-    "prepared_transaction_offset", "packed",
-};
-static PyObject *names[NAMES];
-
-/* Of the three below: 1 with the value, 0 if it is of another kind, -1 with an exception. The reference that
- * an attribute gives is dropped: the caller holds the message, and nobody changes it meanwhile. */
-static int
-get_bytes(PyObject *object, int name, const char **data, Py_ssize_t *size)
-{
-    PyObject *value = PyObject_GetAttr(object, names[name]);
-    if (value == NULL) {
-        return -1;
-    }
-    int is_bytes = PyBytes_CheckExact(value) && Py_REFCNT(value) > 1;
-    if (is_bytes) {
-        *data = PyBytes_AS_STRING(value);
-        *size = PyBytes_GET_SIZE(value);
-    }
-    Py_DECREF(value);
-    return is_bytes;
-}
-
-static int
-get_integer(PyObject *object, int name, int64_t low, int64_t high, int64_t *number)
-{
-    PyObject *value = PyObject_GetAttr(object, names[name]);
-    if (value == NULL) {
-        return -1;
-    }
-    int overflow = 1;
-    if (PyLong_CheckExact(value)) {
-        *number = PyLong_AsLongLongAndOverflow(value, &overflow);
-    }
-    Py_DECREF(value);
-    return overflow == 0 && low <= *number && *number <= high;
-}
-
-static int
-get_host(PyObject *message, const char **data)
-{
-    PyObject *host = PyObject_GetAttr(message, names[BORN_HOST]);
-    if (host == NULL) {
-        return -1;
-    }
-    Py_ssize_t size = 0;
-    int is_bytes = Py_REFCNT(host) > 1 ? get_bytes(host, PACKED, data, &size) : 0;
-    Py_DECREF(host);
-    return is_bytes > 0 ? size == HOST_BYTES : is_bytes;
-}
-
-static int
-get_fields(PyObject *message, fields *of)
-{
-    int found = get_bytes(message, BODY, &of->body, &of->body_bytes);
-    found = found > 0 ? get_bytes(message, PROPERTIES, &of->properties, &of->properties_bytes) : found;
-    found = found > 0 ? get_integer(message, QUEUE_ID, INT32_MIN, INT32_MAX, &of->queue_id) : found;
-    found = found > 0 ? get_integer(message, FLAG, INT32_MIN, INT32_MAX, &of->flag) : found;
-    found = found > 0 ? get_integer(message, SYS_FLAG, 0, INT32_MAX, &of->sys_flag) : found;
-    found = found > 0
-        ? get_integer(message, BORN_TIMESTAMP, INT64_MIN, INT64_MAX, &of->born_timestamp_ms) : found;
-    found = found > 0 ? get_host(message, &of->born_host) : found;
-    found = found > 0
-        ? get_integer(message, RECONSUME_TIMES, INT32_MIN, INT32_MAX, &of->reconsume_times) : found;
-    return found > 0
-        ? get_integer(message, PREPARED, INT64_MIN, INT64_MAX, &of->prepared_transaction_offset) : found;
-}
-
-/* Whether properties may have one whose name begins with INNER_. */
-static int
-has_inner(const char *at, Py_ssize_t size)
-{
-    const char *end = at + size;
-    while (end - at >= 6 && (at = memchr(at, 'I', (size_t)(end - at) - 5)) != NULL) {
-        if (memcmp(at, "INNER_", 6) == 0) {
-            return 1;
-        }
-        at += 1;
-    }
-    return 0;
-}
-
-/* Whether the log gives the message one offset of one queue: no transaction, no inner batch, no INNER_ property. */
-static int
-is_queued_once(const fields *of)
-{
-    uint32_t sys_flag = (uint32_t)of->sys_flag, transaction = sys_flag & TRANSACTION_MASK;
-    if (transaction == TRANSACTION_PREPARED || transaction == TRANSACTION_ROLLBACK || (sys_flag & INNER_BATCH)) {
-        return 0;
-    }
-    return !has_inner(of->properties, of->properties_bytes);
-}
-
-PyDoc_STRVAR(write_record_doc,
-"write_record(data, at, topic, message, body_bytes_max, queue_offset, physical_offset, store_timestamp_ms, store_host)"
-"\n--\n\n"
-"Write the common record of a message to data[at], its length and magic after all else; returns its size.\n\n"
-"`topic` has its length before it. 0, with nothing written, where the record is not common, not short, or does\n"
-"not fit before the blank that ends the buffer.");
-
-static PyObject *
-write_record(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
-{
-    (void)module;
-    if (!has_arguments(count, 9)) {
-        return NULL;
-    }
-    PyObject *topic = arguments[2], *store_host = arguments[8];
-    int64_t at = PyLong_AsLongLong(arguments[1]);
-    int64_t body_bytes_max = PyLong_AsLongLong(arguments[4]);
-    int64_t queue_offset = PyLong_AsLongLong(arguments[5]);
-    int64_t physical_offset = PyLong_AsLongLong(arguments[6]);
-    int64_t store_timestamp_ms = PyLong_AsLongLong(arguments[7]);
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
-    if (!has_crc32()) {
-        return NULL;
-    }
-    if (!PyBytes_CheckExact(topic) || !PyBytes_CheckExact(store_host)) {
-        PyErr_SetString(PyExc_TypeError, "topic and store_host are bytes");
-        return NULL;
-    }
-    fields of;
-    int found = get_fields(arguments[3], &of);
-    if (found < 0) {
-        return NULL;
-    }
-    Py_ssize_t topic_bytes = PyBytes_GET_SIZE(topic);
-    if (!found || of.body_bytes >= WRITTEN_BYTES_END || of.properties_bytes >= WRITTEN_BYTES_END
-        || of.body_bytes > body_bytes_max || topic_bytes > 1 + TOPIC_BYTES_MAX
-        || PyBytes_GET_SIZE(store_host) != HOST_BYTES || !is_queued_once(&of)) {
-        return PyLong_FromLong(0);
-    }
-    int64_t size = RECORD_BYTES_MIN - 1 + of.body_bytes + topic_bytes + of.properties_bytes;
-    Py_buffer view;
-    if (size >= WRITTEN_BYTES_END) {
-        return PyLong_FromLong(0);
-    }
-    if (PyObject_GetBuffer(arguments[0], &view, PyBUF_WRITABLE) < 0) {
-        return NULL;
-    }
-    if (at < 0 || at > view.len || size + BLANK_BYTES > view.len - at) {
-        PyBuffer_Release(&view);
-        return PyLong_FromLong(0);
-    }
-    unsigned char *record = (unsigned char *)view.buf + at;
-    uint32_t crc = crc32_of_isal(0, (const unsigned char *)of.body, (uint64_t)of.body_bytes);
-    unsigned char *next = put_u32(record + COMMIT_BYTES, crc & CRC_MASK);
-    next = put_u32(next, (uint32_t)of.queue_id);
-    next = put_u32(next, (uint32_t)of.flag);
-    next = put_i64(next, queue_offset);
-    next = put_i64(next, physical_offset);
-    next = put_u32(next, (uint32_t)of.sys_flag & ~HOSTS_V6);
-    next = put_i64(next, of.born_timestamp_ms);
-    next = put_bytes(next, of.born_host, HOST_BYTES);
-    next = put_i64(next, store_timestamp_ms);
-    next = put_bytes(next, PyBytes_AS_STRING(store_host), HOST_BYTES);
-    next = put_u32(next, (uint32_t)of.reconsume_times);
-    next = put_i64(next, of.prepared_transaction_offset);
-    next = put_u32(next, (uint32_t)of.body_bytes);
-    next = put_bytes(next, of.body, of.body_bytes);
-    next = put_bytes(next, PyBytes_AS_STRING(topic), topic_bytes);
-    *next++ = (unsigned char)(of.properties_bytes >> 8);
-    *next++ = (unsigned char)of.properties_bytes;
-    put_bytes(next, of.properties, of.properties_bytes);
-    /* A process that is killed before has left no record. */
-    __atomic_thread_fence(__ATOMIC_RELEASE);
-    put_u32(put_u32(record, (uint32_t)size), MAGIC_V1);
-    PyBuffer_Release(&view);
-    return PyLong_FromLongLong(size);
-}
-
-/* A message of a batch. */
-typedef struct {
-    int64_t body_bytes;
-    int64_t properties_bytes;
-    int64_t size;
-} item;
-
-/* Read the message at `at`, of which `left` bytes are there; 0 if it is not whole or its lengths do not add up. */
-static int
-read_item(const unsigned char *at, int64_t left, item *of)
-{
-    if (left < ITEM_BYTES_MIN) {
-        return 0;
-    }
-    of->body_bytes = read_i32(at + ITEM_BODY_AT - 4);
-    if (of->body_bytes < 0 || of->body_bytes > left - ITEM_BYTES_MIN) {
-        return 0;
-    }
-    of->properties_bytes = (int16_t)read_u16(at + ITEM_BODY_AT + of->body_bytes);
-    of->size = ITEM_BYTES_MIN + of->body_bytes + of->properties_bytes;
-    return of->properties_bytes >= 0 && of->size <= left && of->size == read_i32(at);
-}
-
-PyDoc_STRVAR(batch_sizes_doc,
-"batch_sizes(batch, record_bytes, body_bytes_max, takes_inner)\n--\n\n"
-"Bytes of the record of each message of a batch, whose own bytes are added to `record_bytes`.\n\n"
-"Empty for bytes that are not a batch, and for a batch with a body above `body_bytes_max` or, unless\n"
-"`takes_inner`, with `INNER_` in its properties.");
-
-static PyObject *
-batch_sizes(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
-{
-    (void)module;
-    if (!has_arguments(count, 4)) {
-        return NULL;
-    }
-    int64_t record_bytes = PyLong_AsLongLong(arguments[1]);
-    int64_t body_bytes_max = PyLong_AsLongLong(arguments[2]);
-    int takes_inner = PyObject_IsTrue(arguments[3]);
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
-    if (!PyBytes_CheckExact(arguments[0])) {
-        PyErr_SetString(PyExc_TypeError, "a batch is bytes");
-        return NULL;
-    }
-    const unsigned char *at = (const unsigned char *)PyBytes_AS_STRING(arguments[0]);
-    int64_t left = PyBytes_GET_SIZE(arguments[0]);
-    PyObject *sizes = PyList_New(0);
-    while (sizes != NULL && left > 0) {
-        item of;
-        if (!read_item(at, left, &of) || of.body_bytes > body_bytes_max
-            || (!takes_inner
-                && has_inner((const char *)at + ITEM_BYTES_MIN + of.body_bytes, of.properties_bytes))) {
-            Py_SETREF(sizes, PyList_New(0));
-            break;
-        }
-        PyObject *size = PyLong_FromLongLong(record_bytes + of.body_bytes + of.properties_bytes);
-        if (size == NULL || PyList_Append(sizes, size) < 0) {
-            Py_CLEAR(sizes);
-        }
-        Py_XDECREF(size);
-        at += of.size;
-        left -= of.size;
-    }
-    return sizes;
-}
-
-PyDoc_STRVAR(encode_batch_doc,
-"encode_batch(batch, size, magic, queue_id, queue_offset, physical_offset, sys_flag, born_timestamp_ms, hosts,\n"
-"             reconsume_times, topic)\n--\n\n"
-"The records of a batch, of `size` bytes in all, as `batch_sizes` gave them.\n\n"
-"`hosts` are born host, store timestamp and store host, `topic` has its length before it.");
-
-static PyObject *
-encode_batch(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
-{
-    (void)module;
-    if (!has_arguments(count, 11)) {
-        return NULL;
-    }
-    PyObject *batch = arguments[0], *hosts = arguments[8], *topic = arguments[10];
-    int64_t left = PyLong_AsLongLong(arguments[1]);
-    int64_t magic = PyLong_AsLongLong(arguments[2]);
-    int64_t queue_id = PyLong_AsLongLong(arguments[3]);
-    int64_t queue_offset = PyLong_AsLongLong(arguments[4]);
-    int64_t physical_offset = PyLong_AsLongLong(arguments[5]);
-    int64_t sys_flag = PyLong_AsLongLong(arguments[6]);
-    int64_t born_timestamp_ms = PyLong_AsLongLong(arguments[7]);
-    int64_t reconsume_times = PyLong_AsLongLong(arguments[9]);
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
-    if (!has_crc32()) {
-        return NULL;
-    }
-    if (!PyBytes_CheckExact(batch) || !PyBytes_CheckExact(hosts) || !PyBytes_CheckExact(topic)) {
-        PyErr_SetString(PyExc_TypeError, "batch, hosts and topic are bytes");
-        return NULL;
-    }
-    int64_t shared_bytes = RECORD_BYTES_LESS_HOSTS - 1 + PyBytes_GET_SIZE(hosts) - TIME_BYTES + PyBytes_GET_SIZE(topic);
-    const unsigned char *at = (const unsigned char *)PyBytes_AS_STRING(batch);
-    int64_t batch_left = PyBytes_GET_SIZE(batch);
-    PyObject *records = left < 0 ? NULL : PyBytes_FromStringAndSize(NULL, (Py_ssize_t)left);
-    if (records == NULL) {
-        if (!PyErr_Occurred()) {
-            PyErr_SetString(PyExc_ValueError, "the size of the records is negative");
-        }
-        return NULL;
-    }
-    unsigned char *next = (unsigned char *)PyBytes_AS_STRING(records);
-    while (batch_left > 0) {
-        item of;
-        int64_t size = 0;
-        if (read_item(at, batch_left, &of)) {
-            size = shared_bytes + of.body_bytes + of.properties_bytes;
-        }
-        if (size <= 0 || size > left) {
-            break;
-        }
-        const unsigned char *body = at + ITEM_BODY_AT;
-        next = put_u32(next, (uint32_t)size);
-        next = put_u32(next, (uint32_t)magic);
-        next = put_u32(next, crc32_of_isal(0, body, (uint64_t)of.body_bytes) & CRC_MASK);
-        next = put_u32(next, (uint32_t)queue_id);
-        next = put_bytes(next, at + 12, 4);
-        next = put_i64(next, queue_offset);
-        next = put_i64(next, physical_offset);
-        next = put_u32(next, (uint32_t)sys_flag);
-        next = put_i64(next, born_timestamp_ms);
-        next = put_bytes(next, PyBytes_AS_STRING(hosts), PyBytes_GET_SIZE(hosts));
-        next = put_u32(next, (uint32_t)reconsume_times);
-        next = put_i64(next, 0);
-        next = put_u32(next, (uint32_t)of.body_bytes);
-        next = put_bytes(next, body, of.body_bytes);
-        next = put_bytes(next, PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic));
-        /* The length of the properties, and these. */
-        next = put_bytes(next, body + of.body_bytes, 2 + of.properties_bytes);
-        queue_offset += 1;
-        physical_offset += size;
-        left -= size;
-        at += of.size;
-        batch_left -= of.size;
-    }
-    if (batch_left != 0 || left != 0) {
-        Py_DECREF(records);
-        PyErr_SetString(PyExc_ValueError, "the records of the batch have another size");
-        return NULL;
-    }
-    return records;
-}
-
 /* How long a thread has had a processor, and rested. */
 typedef struct {
     int64_t times;
@@ -1010,9 +622,6 @@ static PyMethodDef methods[] = {
     {"walk_records", (PyCFunction)(void (*)(void))walk_records, METH_FASTCALL, walk_records_doc},
     {"find_records", (PyCFunction)(void (*)(void))find_records, METH_FASTCALL, find_records_doc},
     {"read_records", (PyCFunction)(void (*)(void))read_records, METH_FASTCALL, read_records_doc},
-    {"write_record", (PyCFunction)(void (*)(void))write_record, METH_FASTCALL, write_record_doc},
-    {"batch_sizes", (PyCFunction)(void (*)(void))batch_sizes, METH_FASTCALL, batch_sizes_doc},
-    {"encode_batch", (PyCFunction)(void (*)(void))encode_batch, METH_FASTCALL, encode_batch_doc},
     {"write_back", (PyCFunction)(void (*)(void))write_back, METH_FASTCALL, write_back_doc},
     {"name_map", (PyCFunction)(void (*)(void))name_map, METH_FASTCALL, name_map_doc},
     {"forget_map", forget_map, METH_O, forget_map_doc},
@@ -1023,18 +632,13 @@ static PyMethodDef methods[] = {
 static int
 execute(PyObject *module)
 {
-    for (int name = 0; name < NAMES; name++) {
-        if (names[name] == NULL && (names[name] = PyUnicode_InternFromString(name_texts[name])) == NULL) {
-            return -1;
-        }
-    }
     return PyModule_AddStringConstant(module, "SOURCE_SHA256", SOURCE_SHA256);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "trioha.store._records", "Walks over a log's records, and the writing of one or of a batch.", 0, methods, slots, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "trioha.store._records", "Walks over a log's records.", 0, methods, slots, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC

@@ -308,7 +308,7 @@ def _scan_file(
                 end, reason = torn, _LOST_SECTOR
         is_at_end = not end.records
         if end.records:
-            commit_log.note_record(file.start_offset + at)
+            commit_log.starts.note(file.start_offset + at)
             at += end.at
             records += end.records
             last_ms = end.last_store_timestamp_ms

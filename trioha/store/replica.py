@@ -12,7 +12,8 @@ but at least RocketMQ's default: a replica with a smaller one does not refuse it
 
 from __future__ import annotations
 
-from trioha.store.commit_log import NO_BYTES, CommitLog
+from trioha.store.commit_log import CommitLog
+from trioha.store.log_files import NO_BYTES
 from trioha.store.put_limits import MESSAGE_BYTES_MAX_DEFAULT, RECORD_OVERHEAD_BYTES_MAX
 from trioha.store.record import RecordError
 from trioha.store.record_layout import (

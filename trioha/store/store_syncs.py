@@ -148,7 +148,7 @@ class StoreSyncs:
         position, flushed_offset = self._dispatcher.position, self._log.flushed.offset
         if (lacks_from := self._dispatcher.index_lacks_from) is not None:
             position = min(position, lacks_from)
-        return position if position <= flushed_offset else self._log.known_record_start(flushed_offset)
+        return position if position <= flushed_offset else self._log.starts.known_before(flushed_offset)
 
     def reclaim(self) -> bool:
         """Add files that the last `queue_sync` did not sync to the next one; whether there are any."""

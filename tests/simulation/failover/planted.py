@@ -79,7 +79,7 @@ def _cut_too_far() -> Iterator[None]:
         offset = real(session, handshake)
         log = session._log
         if log.min_offset < offset < log.max_offset:
-            return log.last_record_offset(before=offset)
+            return log.starts.last(before=offset)
         return offset
 
     with patch.object(EpochSession, "_find_consistent_offset", find):

@@ -252,7 +252,7 @@ class EpochSession:
                 f"own log [{log_.min_offset}, {max_offset}) and the master's differ from {offset} on",
                 offset=offset,
             )
-        if log_.first_record_from(offset) != offset:
+        if log_.starts.first_from(offset) != offset:
             raise ReplicationError(
                 CloseReason.DIVERGED,
                 f"own log must be cut at {offset} to follow the master's, where no record of it starts",
@@ -324,10 +324,10 @@ class EpochSession:
         wanted = max(end_offset - self._tail_check_bytes, file_start, 1)
         if wanted == 1:
             return 1
-        start = log_.first_record_from(wanted)
+        start = log_.starts.first_from(wanted)
         if start >= end_offset:
             # The last record is longer than the check.
-            start = max(log_.last_record_offset(before=end_offset), 1)
+            start = max(log_.starts.last(before=end_offset), 1)
         return start
 
     def _join(self) -> None:
