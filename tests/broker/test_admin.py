@@ -90,11 +90,11 @@ async def test_a_changed_topic_keeps_what_the_request_does_not_name(broker):
     ],
 )
 async def test_a_topic_that_cannot_be_is_refused(broker, changes, words):
-    before = dict(broker.metadata.topics.topics)
+    before = dict(broker.metadata.topics.entries)
     answer = await broker.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, {**topic_fields("Made"), **changes})
     assert answer.code in {ResponseCode.SYSTEM_ERROR, ResponseCode.INVALID_PARAMETER}
     assert words in answer.remark
-    assert broker.metadata.topics.topics == before
+    assert broker.metadata.topics.entries == before
 
 
 async def test_a_deleted_topic_loses_its_queues_offsets_and_statistics(broker):
@@ -220,10 +220,10 @@ async def test_a_changed_group_is_in_its_file_when_the_answer_comes(broker):
     ],
 )
 async def test_a_body_that_is_no_group_is_refused(broker, body):
-    before = dict(broker.metadata.groups.groups)
+    before = dict(broker.metadata.groups.entries)
     answer = await broker.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert broker.metadata.groups.groups == before
+    assert broker.metadata.groups.entries == before
 
 
 @pytest.mark.parametrize("flag", ["removeOffset", "cleanOffset"])

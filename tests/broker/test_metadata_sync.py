@@ -115,8 +115,8 @@ async def test_all_tables_are_copied_after_3_seconds_and_every_10_seconds(autoju
         await trio.sleep(24)
         assert master.asked == [(at_s, code) for at_s in (3.0, 13.0, 23.0) for code in ALL_CODES]
         slave = world.slave
-        assert list(slave.topics.topics) == ["T"]
-        assert list(slave.groups.groups) == ["G"]
+        assert list(slave.topics.entries) == ["T"]
+        assert list(slave.groups.entries) == ["G"]
         assert slave.topics.version == master.tables.topics.version
         assert slave.groups.version == master.tables.groups.version
         assert (slave.consumer_offsets.find("G", "T", 0), slave.delay_offsets.find(3)) == (5, 7)
@@ -163,7 +163,7 @@ async def test_each_step_fails_by_itself_is_logged_once_and_recovers(autojump_cl
             assert "No topic in this broker" in sync.status().tables["topics"].error
             master.answers = {}
             await trio.sleep(10)
-        assert list(world.slave.topics.topics) == ["T"]
+        assert list(world.slave.topics.entries) == ["T"]
         assert {one.error for one in sync.status().tables.values()} == {""}
         events = [(entry["event"], entry["table"]) for entry in logged if "cop" in entry["event"]]
         assert events.count(("metadata cannot be copied", "topics")) == 1
@@ -247,7 +247,7 @@ async def test_a_guessed_address_must_be_the_masters(autojump_clock, config, is_
         master.tables.topics.put(TopicConfig("T"))
         sync = world.start(MasterAddress(ha_address=Address("m", 10912)))
         await trio.sleep(4)
-        assert (list(world.slave.topics.topics) == ["T"]) is is_copied
+        assert (list(world.slave.topics.entries) == ["T"]) is is_copied
         assert ("trioha.masterAddress" in sync.status().tables["topics"].error) is not is_copied
 
 
@@ -268,7 +268,7 @@ async def test_a_table_that_changes_between_two_pages_is_asked_for_again(autojum
         world.start()
         await trio.sleep(4)
         assert served == ["0", str(PAGE_ENTRIES), "0", str(PAGE_ENTRIES)]
-        assert world.slave.topics.topics == master.tables.topics.topics
+        assert world.slave.topics.entries == master.tables.topics.entries
 
 
 def page(*, names: int, name_chars: int = 1, counter: object = 1) -> bytes:
@@ -301,7 +301,7 @@ async def test_pages_without_end_are_refused_at_a_limit(autojump_clock, monkeypa
         await trio.sleep(5)
         assert sync.status().tables["topics"].error == reason
         assert [code for _, code in master.asked].count(RequestCode.GET_ALL_TOPIC_CONFIG) == pages
-        assert world.slave.topics.topics == store().topics.topics
+        assert world.slave.topics.entries == store().topics.entries
 
 
 async def test_settings_that_are_no_brokers_are_not_read(autojump_clock):

@@ -251,7 +251,7 @@ async def test_a_send_that_its_topic_does_not_allow_is_refused_as_by_the_real_br
 
 
 async def test_the_number_of_topics_is_limited(broker):
-    broker.topics.settings = TopicSettings(topics_max=len(broker.topics.topics) + 3)
+    broker.topics.settings = TopicSettings(topics_max=len(broker.topics.entries) + 3)
     codes = Counter([(await broker.send(topic=f"T{number}")).code for number in range(10)])
     assert codes == {ResponseCode.SUCCESS: 3, ResponseCode.SYSTEM_ERROR: 7}
     assert "trioha.topicsMax" in (await broker.send(topic="T9")).remark

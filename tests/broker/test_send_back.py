@@ -172,7 +172,7 @@ async def test_a_message_that_cannot_be_retried_is_refused(broker, fields, code,
     answer = await broker.send_back(fields.pop("offset", 0), **fields)
     assert (answer.code, answer.remark) == (code, remark)
     assert len(broker.records()) == 1
-    assert broker.groups.groups.keys() <= {GROUP}
+    assert broker.groups.entries.keys() <= {GROUP}
 
 
 async def test_a_group_is_not_made_where_groups_are_not(tmp_path, wall, autojump_clock):

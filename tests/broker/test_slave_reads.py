@@ -190,12 +190,12 @@ def test_a_slave_counts_messages_as_old_at_10_percent_of_memory_less(tmp_path, r
 
 async def test_a_slave_serves_groups_that_it_does_not_have_and_makes_none(slave):
     slave.put(b"a")
-    groups = dict(slave.metadata.groups.groups)
+    groups = dict(slave.metadata.groups.entries)
     changes = slave.metadata.groups.changes.offset
     assert bodies_of(slave.pull(consumerGroup="new")) == [b"a"]
     await slave.heartbeat(group="newer")
     assert (await slave.ask(RequestCode.QUERY_CONSUMER_OFFSET, QUEUE)).ext_fields == {"offset": "0"}
-    assert slave.metadata.groups.groups == groups
+    assert slave.metadata.groups.entries == groups
     assert slave.metadata.groups.changes.offset == changes
 
 

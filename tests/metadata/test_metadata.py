@@ -107,7 +107,7 @@ def test_a_value_of_another_shape_is_a_value_error_and_changes_nothing(text):
     table.put(TopicConfig("T"))
     with pytest.raises(ValueError):  # noqa: PT011 - any
         table.load(parse_pretty(text))
-    assert list(table.topics) == ["T"]
+    assert list(table.entries) == ["T"]
 
 
 def test_bare_keys_in_texts_are_texts():
@@ -173,8 +173,8 @@ def test_system_topics_are_those_of_the_real_broker():
     real.load(parse_pretty((VECTORS / "store-4.9.7/store/config/topics.json").read_text()))
     mine = table_of(cluster_name="VecCluster", broker_name="vec-broker")
     made_by_the_test = {"VecA", "VecB", "VecTran", "%RETRY%vec_group"}
-    assert {name: topic for name, topic in real.topics.items() if name not in made_by_the_test} == {
-        name: topic for name, topic in mine.topics.items() if name != "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+    assert {name: topic for name, topic in real.entries.items() if name not in made_by_the_test} == {
+        name: topic for name, topic in mine.entries.items() if name != "RMQ_SYS_TRANS_OP_HALF_TOPIC"
     }
     assert mine.changes.offset == 0
 
@@ -317,21 +317,21 @@ async def test_a_file_that_cannot_be_written_is_tried_again(tmp_path, nursery, m
 
 def test_a_slaves_tables_have_no_entries_of_their_own(tmp_path):
     store = MetadataStore.open(settings_of(tmp_path, adds_system_entries=False))
-    assert (store.topics.topics, store.groups.groups) == ({}, {})
+    assert (store.topics.entries, store.groups.entries) == ({}, {})
 
 
 def test_a_table_that_is_a_copy_has_its_masters_version():
     table = TopicTable(now_ms=lambda: 1)
     table.replace_all([TopicConfig("A")], DataVersion(9, 8, 7))
-    assert (table.version, list(table.topics), table.changes.offset) == (DataVersion(9, 8, 7), ["A"], 1)
+    assert (table.version, list(table.entries), table.changes.offset) == (DataVersion(9, 8, 7), ["A"], 1)
 
 
 def test_tables_of_a_slave_get_what_every_broker_has_when_it_becomes_a_master(tmp_path):
     store = MetadataStore.open(MetadataSettings(tmp_path, adds_system_entries=False))
-    assert not store.topics.topics
+    assert not store.topics.entries
     store.take_role(is_slave=False)
-    assert "TBW102" in store.topics.topics
-    topics = dict(store.topics.topics)
+    assert "TBW102" in store.topics.entries
+    topics = dict(store.topics.entries)
     store.take_role(is_slave=True)
-    assert (store.topics.topics, store.settings.adds_system_entries) == (topics, False)
+    assert (store.topics.entries, store.settings.adds_system_entries) == (topics, False)
     store.close()

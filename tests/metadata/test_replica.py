@@ -91,7 +91,7 @@ def test_answers_of_real_masters_are_taken_whole_and_a_second_time_change_nothin
         assert isinstance(whole, dict)
         match table:
             case CopiedTable.TOPICS:
-                assert {name: one.to_json() for name, one in tables.topics.topics.items()} == whole[
+                assert {name: one.to_json() for name, one in tables.topics.entries.items()} == whole[
                     "topicConfigTable"
                 ]
                 assert tables.topics.version == DataVersion.of(whole["dataVersion"])
@@ -115,11 +115,11 @@ def test_topics_are_replaced_and_those_that_are_equal_stay_the_same_objects():
     tables = store()
     copies = replica(tables)
     take(copies, CopiedTable.TOPICS, topics_body("A", "B", newMember=[1], mappingDataVersion={"counter": 0}))
-    first = tables.topics.topics
+    first = tables.topics.entries
     assert tables.topics.other == {"newMember": [1]}
     take(copies, CopiedTable.TOPICS, topics_body("B", "C", counter=2))
-    assert list(tables.topics.topics) == ["B", "C"]
-    assert tables.topics.topics["B"] is first["B"]
+    assert list(tables.topics.entries) == ["B", "C"]
+    assert tables.topics.entries["B"] is first["B"]
     assert (tables.topics.version, tables.topics.changes.offset) == (DataVersion(2, 5), 2)
     assert tables.topics.other == {"newMember": [1]}
 
@@ -128,7 +128,7 @@ def test_a_table_that_was_never_changed_is_copied_though_both_versions_are_zero(
     tables = store()
     body = {"dataVersion": {"counter": 0, "timestamp": 0}, "topicConfigTable": {"A": {"topicName": "A"}}}
     take(replica(tables), CopiedTable.TOPICS, body)
-    assert list(tables.topics.topics) == ["A"]
+    assert list(tables.topics.entries) == ["A"]
 
 
 def test_an_answer_without_its_table_or_with_damage_changes_no_topic():
@@ -138,7 +138,7 @@ def test_an_answer_without_its_table_or_with_damage_changes_no_topic():
     for body in (b"{}", b"", b"[]", b'{"topicConfigTable":null}', b'{"topicConfigTable":{"B":{"perm":"x"}}}'):
         with pytest.raises(RemoteProtocolError):
             take(copies, CopiedTable.TOPICS, body)
-    assert (list(tables.topics.topics), tables.topics.changes.offset) == (["A"], 1)
+    assert (list(tables.topics.entries), tables.topics.changes.offset) == (["A"], 1)
 
 
 def test_a_large_answer_is_taken_in_slices():
@@ -269,7 +269,7 @@ def test_groups_keep_members_that_trioha_does_not_know():
 def test_pages_of_one_version_are_one_table():
     tables = store()
     take(replica(tables), CopiedTable.TOPICS, topics_body("A", "B"), topics_body("C"))
-    assert list(tables.topics.topics) == ["A", "B", "C"]
+    assert list(tables.topics.entries) == ["A", "B", "C"]
 
 
 def test_a_local_change_is_compared_with_the_next_answer_though_it_is_the_same():
@@ -278,7 +278,7 @@ def test_a_local_change_is_compared_with_the_next_answer_though_it_is_the_same()
     take(copies, CopiedTable.TOPICS, topics_body("A"))
     tables.topics.put(TopicConfig("Local"))
     take(copies, CopiedTable.TOPICS, topics_body("A"))
-    assert list(tables.topics.topics) == ["A"]
+    assert list(tables.topics.entries) == ["A"]
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_members_beside_a_table_do_not_grow_from_copy_to_copy(other, reason):
     take(copies, CopiedTable.TOPICS, topics_body("T", **known))
     with pytest.raises(RemoteProtocolError, match=reason):
         take(copies, CopiedTable.TOPICS, topics_body("T", "U", counter=2, **other))
-    assert (list(tables.topics.topics), tables.topics.other) == (["T"], known)
+    assert (list(tables.topics.entries), tables.topics.other) == (["T"], known)
 
 
 def test_a_level_is_a_queue_of_a_topic():

@@ -33,12 +33,12 @@ def test_a_new_master_has_every_topic_of_its_log():
     topics.put(TopicConfig("known", read_queue_nums=2, write_queue_nums=2))
     stored = {"known": 2, "new": 1, "wide": 12}
     adopt_topics(topics, stored)
-    assert {name: topic.write_queue_nums for name, topic in topics.topics.items()} == {
+    assert {name: topic.write_queue_nums for name, topic in topics.entries.items()} == {
         "known": 2,
         "new": 4,
         "wide": 12,
     }
-    assert topics.topics["wide"].is_writable
+    assert topics.entries["wide"].is_writable
     changes = topics.changes.offset
     adopt_topics(topics, stored)
     assert topics.changes.offset == changes

@@ -125,7 +125,7 @@ class AdminOffsets:
         groups = []
         async with self._turn:
             topics_by_group = self._metadata.consumer_offsets.topics_by_group()
-            for number, group in enumerate(list(self._metadata.groups.groups)):
+            for number, group in enumerate(list(self._metadata.groups.entries)):
                 await let_others_run(number)
                 stats = []
                 for topic in self._subscribed(group, topics_by_group.get(group, ())):

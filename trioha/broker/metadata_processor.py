@@ -112,9 +112,9 @@ class MetadataProcessor:
         if request.version >= Version.V5_0_0:
             # A constant: 5.x compares it, and writes its mappings again for each new one.
             members |= {"mappingDataVersion": _version_text(DataVersion(), request), **_NO_MAPPINGS}
-        page = _Page.of(request, table.topics, table.version, first="topicSeq", size="maxTopicNum")
-        text = await _table_text([table.topics[name] for name in page.names], self._topic_texts)
-        self._topic_texts.forget(table.topics)
+        page = _Page.of(request, table.entries, table.version, first="topicSeq", size="maxTopicNum")
+        text = await _table_text([table.entries[name] for name in page.names], self._topic_texts)
+        self._topic_texts.forget(table.entries)
         return page.answer(request, {**members, "topicConfigTable": text}, total="totalTopicNum")
 
     async def groups(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand:
@@ -123,9 +123,9 @@ class MetadataProcessor:
         members = {"dataVersion": _version_text(table.version, request)}
         if request.version >= Version.V5_0_0 or "forbiddenTable" in table.other:
             members["forbiddenTable"] = _dump(table.other.get("forbiddenTable", {}))
-        page = _Page.of(request, table.groups, table.version, first="groupSeq", size="maxGroupNum")
-        text = await _table_text([table.groups[name] for name in page.names], self._group_texts)
-        self._group_texts.forget(table.groups)
+        page = _Page.of(request, table.entries, table.version, first="groupSeq", size="maxGroupNum")
+        text = await _table_text([table.entries[name] for name in page.names], self._group_texts)
+        self._group_texts.forget(table.entries)
         return page.answer(request, {**members, "subscriptionGroupTable": text}, total="totalGroupNum")
 
     async def consumer_offsets(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand:

@@ -174,7 +174,7 @@ class BrokerRegistration:
 
         Raises PeerError for no answer and for a refusal.
         """
-        known, topics = link.topics, dict(self._topics.topics)
+        known, topics = link.topics, dict(self._topics.entries)
         changed = {name: topic for name, topic in topics.items() if known.get(name) is not topic}
         body = encode_registration(
             {name: self._registered(topic) for name, topic in changed.items()},

@@ -5,14 +5,12 @@ See docs/protocol/remoting.md#administration, docs/protocol/store.md#configurati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
-from trioha.metadata.data_version import DataVersion
-from trioha.metadata.table import MetadataTable, TableFull, wall_clock_ms
+from trioha.metadata.table import EntryTable, wall_clock_ms
 from trioha.metadata.values import flag, members, natural, number, pop_value, sorted_members, text
 from trioha.numbers import I32
 
@@ -50,11 +48,12 @@ class SubscriptionGroup:
     """Members that trioha does not know, those of 5.x included."""
 
     @classmethod
-    def of(cls, value: object) -> SubscriptionGroup:
-        """From its JSON value. Raises ValueError."""
+    def of(cls, value: object, *, name: str | None = None) -> SubscriptionGroup:
+        """From its JSON value, in which `name` takes the place of its own. Raises ValueError."""
         fields = dict(members(value, "subscription group"))
+        own_name = pop_value(fields, "groupName", text, "")
         return cls(
-            pop_value(fields, "groupName", text, ""),
+            own_name if name is None else name,
             pop_value(fields, "consumeEnable", flag, True),
             pop_value(fields, "consumeFromMinEnable", flag, True),
             pop_value(fields, "consumeBroadcastEnable", flag, True),
@@ -84,11 +83,12 @@ class SubscriptionGroup:
         )
 
 
-class GroupTable(MetadataTable):
+class GroupTable(EntryTable[SubscriptionGroup]):
     """The groups by name."""
 
     file_name = "subscriptionGroup.json"
-    version_if_absent = DataVersion()
+    member = "subscriptionGroupTable"
+    what = "consumer groups, trioha.groupsMax"
 
     def __init__(
         self,
@@ -98,10 +98,7 @@ class GroupTable(MetadataTable):
         now_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         """`auto_create`: autoCreateSubscriptionGroup; `groups_max`: trioha.groupsMax."""
-        super().__init__(now_ms=now_ms)
-        self.version: DataVersion = DataVersion()
-        self.groups: dict[str, SubscriptionGroup] = {}
-        """Read it; change it by the methods only."""
+        super().__init__(SubscriptionGroup, now_ms=now_ms)
         self._auto_create = auto_create
         self._groups_max = groups_max
 
@@ -110,62 +107,27 @@ class GroupTable(MetadataTable):
         self._auto_create = auto_create
         self._groups_max = groups_max
 
-    def _load(self, fields: dict[str, object]) -> None:
-        table = members(fields.pop("subscriptionGroupTable", {}), "subscriptionGroupTable")
-        self.groups = {name: evolve(SubscriptionGroup.of(value), name=name) for name, value in table.items()}
-
-    def _snapshot(self) -> Callable[[], Mapping[str, object]]:
-        groups = dict(self.groups)
-        return lambda: {"subscriptionGroupTable": {name: group.to_json() for name, group in groups.items()}}
-
     def add_system_groups(self) -> None:
         """Add those that are missing. Not a change: every broker has them."""
         for name in SYSTEM_GROUPS:
-            self.groups.setdefault(name, SubscriptionGroup(name))
-
-    def find(self, name: str) -> SubscriptionGroup | None:
-        """The group, if there is one."""
-        return self.groups.get(name)
+            self.entries.setdefault(name, SubscriptionGroup(name))
 
     def find_or_create(self, name: str) -> SubscriptionGroup | None:
         """The group of a consumer; made if it is missing and may be made, else None. Raises TableFull."""
         group = self.find_or_default(name)
-        if group is not None and name not in self.groups:
+        if group is not None and name not in self.entries:
             self.put(group)
         return group
 
     def find_or_default(self, name: str) -> SubscriptionGroup | None:
         """As `find_or_create`, but the table stays as it is: for a slave, which has its master's."""
-        group = self.groups.get(name)
+        group = self.entries.get(name)
         if group is not None:
             return group
         if not (self._auto_create or name.startswith(SYSTEM_GROUP_PREFIX)):
             return None
         return SubscriptionGroup(name) if 1 <= len(name) <= GROUP_CHARS_MAX else None
 
-    def put(self, group: SubscriptionGroup) -> None:
-        """Create or replace a group. Raises TableFull."""
-        if group.name not in self.groups and len(self.groups) >= self._groups_max:
-            raise TableFull(f"this broker has {len(self.groups)} consumer groups, trioha.groupsMax")
-        self.groups[group.name] = group
-        self._note_change()
-
-    def delete(self, name: str) -> bool:
-        """Delete a group; whether there was one."""
-        if self.groups.pop(name, None) is None:
-            return False
-        self._note_change()
-        return True
-
-    def replace_all(
-        self,
-        groups: Iterable[SubscriptionGroup],
-        version: DataVersion,
-        *,
-        other: Mapping[str, object] = MappingProxyType({}),
-    ) -> None:
-        """Be a copy of another broker's table; `other` are members of its file that trioha does not know."""
-        self.groups = {group.name: group for group in groups}
-        self.other = {**self.other, **other}
-        self._note_change()
-        self.version = version
+    @property
+    def _entries_max(self) -> int:
+        return self._groups_max

@@ -31,17 +31,16 @@ from enum import StrEnum
 from typing import Final
 
 import structlog
-from attrs import define, evolve, field
+from attrs import define, field
 
 from trioha.config.keys.metadata import OffsetRegression
 from trioha.errors import RemoteProtocolError
 from trioha.metadata.data_version import DataVersion
 from trioha.metadata.documents import TimerCheckPoint
-from trioha.metadata.groups import GroupTable, SubscriptionGroup
 from trioha.metadata.metadata_store import MetadataStore
-from trioha.metadata.table import MetadataTable, TableFull
+from trioha.metadata.table import E, EntryTable, MetadataTable, TableFull
 from trioha.metadata.table_reader import TableReader, int_map_at
-from trioha.metadata.topics import QUEUES_PER_TOPIC_MAX, TopicConfig, TopicTable
+from trioha.metadata.topics import QUEUES_PER_TOPIC_MAX
 from trioha.numbers import NATURAL64, Range, parse_int
 from trioha.remoting.fastjson import as_text, parse_json, shown
 from trioha.store.topics import SCHEDULE_TOPIC
@@ -146,11 +145,9 @@ class MetadataReplica:
         before, logs_replaced = own.changes.offset, self._logs_replaced
         match table:
             case CopiedTable.TOPICS:
-                yield from self._replace(table, self._store.topics, bodies, "topicConfigTable", TopicConfig)
+                yield from self._replace(table, self._store.topics, bodies)
             case CopiedTable.GROUPS:
-                yield from self._replace(
-                    table, self._store.groups, bodies, "subscriptionGroupTable", SubscriptionGroup
-                )
+                yield from self._replace(table, self._store.groups, bodies)
             case CopiedTable.CONSUMER_OFFSETS:
                 yield from self._merge_offsets(bodies)
             case CopiedTable.DELAY_OFFSETS:
@@ -201,33 +198,27 @@ class MetadataReplica:
 
     def _own(self, table: CopiedTable) -> MetadataTable:
         store = self._store
-        return {
+        tables: dict[CopiedTable, MetadataTable] = {
             CopiedTable.TOPICS: store.topics,
             CopiedTable.GROUPS: store.groups,
             CopiedTable.CONSUMER_OFFSETS: store.consumer_offsets,
             CopiedTable.DELAY_OFFSETS: store.delay_offsets,
             CopiedTable.REQUEST_MODES: store.request_modes,
-        }.get(table, store.timers)
+        }
+        return tables.get(table, store.timers)
 
     # -- topics and groups
 
-    def _replace(
-        self,
-        table: CopiedTable,
-        own: TopicTable | GroupTable,
-        bodies: list[bytes],
-        member: str,
-        kind: type[TopicConfig | SubscriptionGroup],
-    ) -> Iterator[None]:
-        mine = own.topics if isinstance(own, TopicTable) else own.groups
-        theirs: dict[str, TopicConfig | SubscriptionGroup] = {}
+    def _replace(self, table: CopiedTable, own: EntryTable[E], bodies: list[bytes]) -> Iterator[None]:
+        mine = own.entries
+        theirs: dict[str, E] = {}
         is_equal, count = True, 0
         version: DataVersion | None = None
         other: dict[str, object] = {}
         for body in bodies:
-            reader = TableReader(_text(body), table=member)
+            reader = TableReader(_text(body), table=own.member)
             for name, value in reader:
-                entry = _entry(kind, name, value)
+                entry = _entry(own.kind, name, value)
                 known = mine.get(name)
                 # The entry that is known stays the same object: registrations compare by identity.
                 theirs[name] = known if known is not None and known == entry else entry
@@ -236,22 +227,16 @@ class MetadataReplica:
                 check_entries(count)
                 if count % SLICE_ENTRIES == 0:
                     yield
-            version = _version(reader, member)
+            version = _version(reader, own.member)
             other |= {key: value for key, value in reader.members.items() if key not in ANSWER_ONLY}
         assert version is not None, "an answer has a body"
         self.entries[table] = len(theirs)
         other.pop("dataVersion", None)
         _check_other(own, other)
         has_other = any(own.other.get(key) != value for key, value in other.items())
-        mine = own.topics if isinstance(own, TopicTable) else own.groups
-        if is_equal and mine.keys() == theirs.keys() and version == own.version and not has_other:
+        if is_equal and own.entries.keys() == theirs.keys() and version == own.version and not has_other:
             return
-        if isinstance(own, TopicTable):
-            topics = [entry for entry in theirs.values() if isinstance(entry, TopicConfig)]
-            own.replace_all(topics, version, other=other)
-        else:
-            groups = [entry for entry in theirs.values() if isinstance(entry, SubscriptionGroup)]
-            own.replace_all(groups, version, other=other)
+        own.replace_all(theirs.values(), version, other=other)
         log.info("metadata copied from the master", table=table.value, entries=len(theirs))
 
     # -- offsets
@@ -435,11 +420,9 @@ def _text(body: bytes) -> str:
     return body.decode("utf-8", "replace")
 
 
-def _entry(
-    kind: type[TopicConfig | SubscriptionGroup], name: str, value: object
-) -> TopicConfig | SubscriptionGroup:
+def _entry(kind: type[E], name: str, value: object) -> E:
     try:
-        return evolve(kind.of(value), name=name)
+        return kind.of(value, name=name)
     except ValueError as error:
         raise RemoteProtocolError(f"entry {shown(name)}: {error}") from None
 

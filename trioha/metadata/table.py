@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 from trioha.metadata.data_version import DataVersion
 from trioha.metadata.values import members
@@ -72,6 +74,85 @@ class MetadataTable(ABC):
     @abstractmethod
     def _snapshot(self) -> Callable[[], Mapping[str, object]]:
         """What makes the members that `_load` takes, of copies that do not change."""
+
+
+class Entry(Protocol):
+    """An entry of a table, known by its name. Never changed: another value is another object."""
+
+    @property
+    def name(self) -> str:
+        """Its key in the table."""
+
+    @classmethod
+    def of(cls, value: object, *, name: str | None = None) -> Self:
+        """From its JSON value, in which `name` takes the place of its own. Raises ValueError."""
+
+    def to_json(self) -> dict[str, object]:
+        """Its JSON value."""
+
+
+E = TypeVar("E", bound=Entry)
+
+
+class EntryTable(MetadataTable, Generic[E]):
+    """A table of entries by name, as topics and groups are."""
+
+    member: ClassVar[str]
+    """The member of the file that has the entries."""
+    what: ClassVar[str]
+    """What they are, and the setting that limits their number."""
+    version_if_absent = DataVersion()
+
+    def __init__(self, kind: type[E], *, now_ms: Callable[[], int] = wall_clock_ms) -> None:
+        super().__init__(now_ms=now_ms)
+        self.version: DataVersion = DataVersion()
+        self.kind = kind
+        self.entries: dict[str, E] = {}
+        """Read it; change it by the methods only."""
+
+    def _load(self, fields: dict[str, object]) -> None:
+        table = members(fields.pop(self.member, {}), self.member)
+        self.entries = {name: self.kind.of(value, name=name) for name, value in table.items()}
+
+    def _snapshot(self) -> Callable[[], Mapping[str, object]]:
+        entries = dict(self.entries)
+        return lambda: {self.member: {name: entry.to_json() for name, entry in entries.items()}}
+
+    def find(self, name: str) -> E | None:
+        """The entry, if there is one."""
+        return self.entries.get(name)
+
+    def put(self, entry: E) -> None:
+        """Create or replace an entry. Raises TableFull."""
+        if entry.name not in self.entries and len(self.entries) >= self._entries_max:
+            raise TableFull(f"this broker has {len(self.entries)} {self.what}")
+        self.entries[entry.name] = entry
+        self._note_change()
+
+    def delete(self, name: str) -> bool:
+        """Delete an entry; whether there was one."""
+        if self.entries.pop(name, None) is None:
+            return False
+        self._note_change()
+        return True
+
+    def replace_all(
+        self,
+        entries: Iterable[E],
+        version: DataVersion,
+        *,
+        other: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        """Be a copy of another broker's table; `other` are members of its file that trioha does not know."""
+        self.entries = {entry.name: entry for entry in entries}
+        self.other = {**self.other, **other}
+        self._note_change()
+        self.version = version
+
+    @property
+    @abstractmethod
+    def _entries_max(self) -> int:
+        """How many entries there may be."""
 
 
 class TableFull(Exception):  # noqa: N818 - says what the table is

@@ -11,10 +11,10 @@ from enum import IntFlag
 from types import MappingProxyType
 from typing import Final
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from trioha.metadata.data_version import DataVersion
-from trioha.metadata.table import MetadataTable, TableFull, wall_clock_ms
+from trioha.metadata.table import EntryTable, wall_clock_ms
 from trioha.metadata.values import flag, members, number, pop_value, sorted_members, text
 from trioha.numbers import I32, Range
 from trioha.store.topics import HALF_TOPIC, OP_TOPIC, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
@@ -78,11 +78,12 @@ class TopicConfig:
         return max(self.read_queue_nums, self.write_queue_nums)
 
     @classmethod
-    def of(cls, value: object) -> TopicConfig:
-        """From its JSON value. Raises ValueError."""
+    def of(cls, value: object, *, name: str | None = None) -> TopicConfig:
+        """From its JSON value, in which `name` takes the place of its own. Raises ValueError."""
         fields = dict(members(value, "topic"))
+        own_name = pop_value(fields, "topicName", text, "")
         return cls(
-            pop_value(fields, "topicName", text, ""),
+            own_name if name is None else name,
             pop_value(fields, "readQueueNums", _queue_count, 16),
             pop_value(fields, "writeQueueNums", _queue_count, 16),
             pop_value(fields, "perm", _i32, int(READ_WRITE)),
@@ -175,57 +176,37 @@ def system_topics(settings: TopicSettings) -> tuple[TopicConfig, ...]:
     )
 
 
-class TopicTable(MetadataTable):
+class TopicTable(EntryTable[TopicConfig]):
     """The topics by name."""
 
     file_name = "topics.json"
-    version_if_absent = DataVersion()
+    member = "topicConfigTable"
+    what = "topics, trioha.topicsMax"
 
     def __init__(
         self, settings: TopicSettings | None = None, *, now_ms: Callable[[], int] = wall_clock_ms
     ) -> None:
-        super().__init__(now_ms=now_ms)
+        super().__init__(TopicConfig, now_ms=now_ms)
         self.settings = settings or TopicSettings()
-        self.version: DataVersion = DataVersion()
-        self.topics: dict[str, TopicConfig] = {}
-        """Read it; change it by the methods only."""
         self.changed_at: dict[str, int] = {}
         """For topics whose write was not attempted yet: the value of `changes` at their last change."""
-
-    def _load(self, fields: dict[str, object]) -> None:
-        table = members(fields.pop("topicConfigTable", {}), "topicConfigTable")
-        self.topics = {name: evolve(TopicConfig.of(value), name=name) for name, value in table.items()}
-
-    def _snapshot(self) -> Callable[[], Mapping[str, object]]:
-        topics = dict(self.topics)
-        return lambda: {"topicConfigTable": {name: topic.to_json() for name, topic in topics.items()}}
 
     def add_system_topics(self) -> None:
         """Add those that are missing. Not a change: every broker has them."""
         for topic in system_topics(self.settings):
-            self.topics.setdefault(topic.name, topic)
-
-    def find(self, name: str) -> TopicConfig | None:
-        """The topic, if there is one."""
-        return self.topics.get(name)
+            self.entries.setdefault(topic.name, topic)
 
     def put(self, topic: TopicConfig) -> None:
         """Create or replace a topic. Raises TableFull, and ValueError for a name that no topic may have."""
         if not is_topic_name(topic.name):
             raise ValueError(f"topic {topic.name[:300]!r} is not a topic's name")
-        if topic.name not in self.topics and len(self.topics) >= self.settings.topics_max:
-            raise TableFull(f"this broker has {len(self.topics)} topics, trioha.topicsMax")
-        self.topics[topic.name] = topic
-        self._note_change()
+        super().put(topic)
         self.changed_at[topic.name] = self.changes.offset
 
     def delete(self, name: str) -> bool:
-        """Delete a topic; whether there was one."""
-        if self.topics.pop(name, None) is None:
-            return False
+        """As in the base class."""
         self.changed_at.pop(name, None)
-        self._note_change()
-        return True
+        return super().delete(name)
 
     def note_all_changed(self) -> None:
         """All topics are to be registered again: name servers accept them only with a new version."""
@@ -233,17 +214,18 @@ class TopicTable(MetadataTable):
 
     def replace_all(
         self,
-        topics: Iterable[TopicConfig],
+        entries: Iterable[TopicConfig],
         version: DataVersion,
         *,
         other: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        """Be a copy of another broker's table; `other` are members of its file that trioha does not know."""
-        self.topics = {topic.name: topic for topic in topics}
+        """As in the base class."""
         self.changed_at.clear()
-        self.other = {**self.other, **other}
-        self._note_change()
-        self.version = version
+        super().replace_all(entries, version, other=other)
+
+    @property
+    def _entries_max(self) -> int:
+        return self.settings.topics_max
 
     def find_or_create(self, name: str, *, default_topic: str, queue_nums: int) -> TopicConfig | None:
         """The topic of a send; made as a first send makes it, None if it may not.
@@ -251,12 +233,12 @@ class TopicTable(MetadataTable):
         A topic that may be inherited from gives its permissions without that one, and at most as many
         queues as it has itself; a retry topic has one queue. Raises TableFull.
         """
-        topic = self.topics.get(name)
+        topic = self.entries.get(name)
         if topic is not None:
             return topic
         if name.startswith(RETRY_TOPIC_PREFIX):
             return self.create_retry_topic(name, queue_nums=1)
-        model = self.topics.get(default_topic)
+        model = self.entries.get(default_topic)
         if model is None or not model.perm & Perm.INHERIT:
             return None
         if default_topic == DEFAULT_TOPIC and not self.settings.auto_create:
@@ -274,7 +256,7 @@ class TopicTable(MetadataTable):
 
     def create_retry_topic(self, name: str, *, queue_nums: int, sys_flag: int = 0) -> TopicConfig:
         """A retry or dead-letter topic, made if it is missing. Raises TableFull, ValueError."""
-        topic = self.topics.get(name)
+        topic = self.entries.get(name)
         if topic is None:
             topic = TopicConfig(name, queue_nums, queue_nums, sys_flag=sys_flag)
             self.put(topic)

@@ -188,7 +188,7 @@ async def _change_to_master(
     changed_ms = topics.version.timestamp_ms
     metadata.take_role(is_slave=False)
     if control is not None:
-        known = frozenset(topics.topics)
+        known = frozenset(topics.entries)
         find_stored = partial(stored_topics, store, known=known, since_ms=changed_ms)
         adopt_topics(topics, await run_in_thread(find_stored))
         # Name servers compare it: the entry of a later master replaces that of an earlier one. Its time is of
