@@ -66,11 +66,11 @@ lint: $(INSTALLED) ## check format, style, types and the order of imports
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: java kernel ## run every benchmark: prints figures, asserts none (half an hour)
-	@for file in tests/benchmarks/bench_*.py; do echo "== $$file" && $(BIN)/python "$$file" || exit 1; done
+bench: java kernel ## print the table of docs/benchmarks.md from one run (20 minutes; ARGS=--quick: a rough one in 8)
+	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
-bench-report: kernel ## print which CPU times grew by more than 20 % (a minute, no Java)
-	@$(BIN)/python tests/benchmarks/bench_report.py $(ARGS)
+bench-report: java kernel ## write the table of docs/benchmarks.md from five runs (100 minutes on an idle machine)
+	@$(BIN)/python -m tests.benchmarks --runs 5 --page
 
 faults: kernel ## break real nodes in N seeded runs (make faults N=1000)
 	@$(BIN)/python -m tests.faults --count $(N) $(ARGS)

@@ -40,7 +40,7 @@ from attrs import evolve, field, frozen
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.benchmarks.rivals.even_link import EvenLink, round_trip_s
+from tests.benchmarks.even_link import EvenLink, round_trip_s
 from tests.node_process import TriohaNode
 from trioha.config.keys.ha import AckMode
 from trioha.recording.records import read_records

@@ -1,20 +1,13 @@
 package interop;
 
-import com.alibaba.fastjson.JSON;
 import com.alibaba.fastjson.JSONObject;
-import java.io.BufferedReader;
-import java.io.InputStreamReader;
-import java.io.PrintStream;
-import java.io.PrintWriter;
-import java.io.StringWriter;
 import java.nio.ByteBuffer;
-import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
-import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
@@ -24,6 +17,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
@@ -32,9 +26,6 @@ import org.apache.rocketmq.common.message.MessageExt;
 
 /**
  * RocketMQ's own clients as a load on any broker, measured inside the JVM.
- *
- * <p>Each line on stdin is {@code {"id": n, "do": COMMAND, ...}}; each gets one line {@code {"id": n, "result": ...}}
- * or {@code {"id": n, "error": "..."}} on stdout, in order.
  */
 public final class ClientBench {
     private static final int WITHIN_MINUTES = 10;
@@ -44,28 +35,7 @@ public final class ClientBench {
     private ClientBench() {
     }
 
-    public static void main(String[] arguments) throws Exception {
-        PrintStream answers = System.out;
-        System.setOut(System.err);
-        BufferedReader commands = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
-        for (String line = commands.readLine(); line != null; line = commands.readLine()) {
-            JSONObject request = JSON.parseObject(line);
-            Map<String, Object> answer = new LinkedHashMap<>();
-            answer.put("id", request.getIntValue("id"));
-            try {
-                answer.put("result", carryOut(request));
-            } catch (Throwable problem) {
-                StringWriter trace = new StringWriter();
-                problem.printStackTrace(new PrintWriter(trace));
-                answer.put("error", trace.toString());
-            }
-            answers.println(JSON.toJSONString(answer));
-            answers.flush();
-        }
-        System.exit(0);
-    }
-
-    private static Map<String, Object> carryOut(JSONObject request) throws Exception {
+    static Map<String, Object> perform(JSONObject request) throws Exception {
         switch (request.getString("do")) {
             case "send":
                 return send(request);
@@ -78,7 +48,10 @@ public final class ClientBench {
         }
     }
 
-    /** Sends synchronously from several threads, single messages or batches, for a time or up to a count. */
+    /**
+     * Sends until a time or a count, single messages or batches, each of several threads one after the other; or by one
+     * thread, asynchronously, with as many in flight. Anything but SEND_OK is an error.
+     */
     private static Map<String, Object> send(JSONObject request) throws Exception {
         String topic = request.getString("topic");
         int threads = request.getIntValue("threads");
@@ -89,53 +62,76 @@ public final class ClientBench {
         DefaultMQProducer producer = producer(request);
         AtomicLong taken = new AtomicLong();
         AtomicLong sent = new AtomicLong();
-        AtomicLong notOk = new AtomicLong();
-        List<long[]> latencies = new ArrayList<>();
         AtomicReference<Throwable> failure = new AtomicReference<>();
         try {
             sendUntilOk(producer, new Message(topic, body));
-            List<Thread> running = new ArrayList<>();
             long began = System.nanoTime();
             long end = began + request.getLongValue("millis") * 1_000_000;
-            for (int number = 0; number < threads; number++) {
-                Thread thread = new Thread(() -> {
-                    LongList own = new LongList();
-                    try {
-                        while (System.nanoTime() < end && taken.getAndAdd(batch) < count) {
-                            long start = System.nanoTime();
-                            SendResult result = batch == 1
-                                ? producer.send(new Message(topic, body)) : producer.send(batchOf(topic, body, batch));
-                            own.add(System.nanoTime() - start);
-                            sent.addAndGet(batch);
-                            if (result.getSendStatus() != SendStatus.SEND_OK) {
-                                notOk.addAndGet(batch);
+            if (request.getBooleanValue("isAsync")) {
+                sendAsync(producer, topic, body, threads, end, sent, failure);
+            } else {
+                List<Thread> running = new ArrayList<>();
+                for (int number = 0; number < threads; number++) {
+                    Thread thread = new Thread(() -> {
+                        try {
+                            while (System.nanoTime() < end && taken.getAndAdd(batch) < count) {
+                                requireOk(batch == 1 ? producer.send(new Message(topic, body))
+                                    : producer.send(batchOf(topic, body, batch)));
+                                sent.addAndGet(batch);
                             }
+                        } catch (Throwable problem) {
+                            failure.compareAndSet(null, problem);
                         }
-                    } catch (Throwable problem) {
-                        failure.compareAndSet(null, problem);
-                    }
-                    synchronized (latencies) {
-                        latencies.add(own.values());
-                    }
-                });
-                running.add(thread);
-                thread.start();
-            }
-            for (Thread thread : running) {
-                thread.join();
+                    });
+                    running.add(thread);
+                    thread.start();
+                }
+                for (Thread thread : running) {
+                    thread.join();
+                }
             }
             double seconds = (System.nanoTime() - began) / 1e9;
             if (failure.get() != null) {
                 throw new IllegalStateException(failure.get());
             }
-            Map<String, Object> result = new LinkedHashMap<>();
-            result.put("messages", sent.get());
-            result.put("notOk", notOk.get());
-            result.put("seconds", seconds);
-            putPercentiles(result, latencies);
-            return result;
+            return Map.of("messages", sent.get(), "seconds", seconds);
         } finally {
             producer.shutdown();
+        }
+    }
+
+    /** Returns when all that was sent is answered. */
+    private static void sendAsync(DefaultMQProducer producer, String topic, byte[] body, int inFlight, long end,
+        AtomicLong sent, AtomicReference<Throwable> failure) throws Exception {
+        Semaphore free = new Semaphore(inFlight);
+        SendCallback callback = new SendCallback() {
+            @Override
+            public void onSuccess(SendResult result) {
+                try {
+                    requireOk(result);
+                    sent.incrementAndGet();
+                } catch (IllegalStateException problem) {
+                    failure.compareAndSet(null, problem);
+                }
+                free.release();
+            }
+
+            @Override
+            public void onException(Throwable problem) {
+                failure.compareAndSet(null, problem);
+                free.release();
+            }
+        };
+        while (System.nanoTime() < end && failure.get() == null) {
+            free.acquire();
+            producer.send(new Message(topic, body), callback);
+        }
+        free.acquire(inFlight);
+    }
+
+    private static void requireOk(SendResult result) {
+        if (result.getSendStatus() != SendStatus.SEND_OK) {
+            throw new IllegalStateException("a send ended with " + result.getSendStatus());
         }
     }
 
@@ -170,10 +166,7 @@ public final class ClientBench {
             if (!left.await(WITHIN_MINUTES, TimeUnit.MINUTES)) {
                 throw new IllegalStateException(seen.get() + " of " + count + " messages");
             }
-            Map<String, Object> result = new LinkedHashMap<>();
-            result.put("seconds", (System.nanoTime() - first.get()) / 1e9);
-            result.put("bytes", bytes.get());
-            return result;
+            return Map.of("seconds", (System.nanoTime() - first.get()) / 1e9, "bytes", bytes.get());
         } finally {
             consumer.shutdown();
         }
@@ -226,17 +219,14 @@ public final class ClientBench {
                 ByteBuffer.wrap(body).putLong(System.nanoTime());
                 producer.sendOneway(new Message(topic, body));
             }
-            double seconds = (System.nanoTime() - began) / 1e9;
             if (!left.await(1, TimeUnit.MINUTES)) {
                 throw new IllegalStateException(left.getCount() + " of " + number + " messages did not come");
             }
-            Map<String, Object> result = new LinkedHashMap<>();
-            result.put("messages", number);
-            result.put("seconds", seconds);
             synchronized (latencies) {
-                putPercentiles(result, List.of(latencies.values()));
+                long[] sorted = latencies.sorted();
+                return Map.of("messages", number, "p50Micros", sorted[(number - 1) / 2] / 1e3,
+                    "p99Micros", sorted[(int) Math.ceil(number * 0.99) - 1] / 1e3);
             }
-            return result;
         } finally {
             producer.shutdown();
             consumer.shutdown();
@@ -298,14 +288,6 @@ public final class ClientBench {
         return consumer;
     }
 
-    private static void putPercentiles(Map<String, Object> result, List<long[]> parts) {
-        long[] all = parts.stream().flatMapToLong(Arrays::stream).sorted().toArray();
-        if (all.length > 0) {
-            result.put("p50Micros", all[(all.length - 1) / 2] / 1e3);
-            result.put("p99Micros", all[(int) Math.ceil(all.length * 0.99) - 1] / 1e3);
-        }
-    }
-
     /** A growing array without boxes. */
     private static final class LongList {
         private long[] values = new long[1024];
@@ -318,8 +300,10 @@ public final class ClientBench {
             values[size++] = value;
         }
 
-        long[] values() {
-            return Arrays.copyOf(values, size);
+        long[] sorted() {
+            long[] sorted = Arrays.copyOf(values, size);
+            Arrays.sort(sorted);
+            return sorted;
         }
     }
 }

@@ -1,31 +1,34 @@
-"""What the kernel says of processes, sockets and load."""
+"""What the kernel says of processes, sockets and this machine."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import platform
+import re
 import signal
+import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Self
+
+from tests.interop.rocketmq import java_tool
+from trioha.store import compiled
 
 _ESTABLISHED: Final = "01"
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _KERNEL_THREADS_PARENT: Final = "2"
-_BUSY_COLUMNS: Final = (1, 2, 3, 6, 7)
-"""Of the first line of /proc/stat: user, nice, system, irq, softirq."""
 FILL_BYTES: Final = 64 * 1024
 SAMPLE_EVERY_S: Final = 0.1
-CALM_CORES: Final = 0.15
-CALM_SAMPLE_S: Final = 0.5
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a process so far, in seconds."""
+    """User and system time of a process so far, in seconds; the kernel counts in 10 ms."""
     # The second field, the name in brackets, may hold blanks.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
@@ -33,19 +36,18 @@ def cpu_s(pid: int) -> float:
 
 def anonymous_bytes(pid: int) -> int:
     """RssAnon: memory that is the process's own, without mapped files and shared pages."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError(f"/proc/{pid}/status has no RssAnon")
+    found = re.search(r"^RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found is not None, f"/proc/{pid}/status has no RssAnon"
+    return int(found[1]) * 1024
 
 
 def use_memory(folder: Path, wanted_bytes: int) -> None:
     """Fill a mapped file of this length in `folder` and delete it: the next file's memory was in use before.
 
     The kernel gives the pages that were freed last to the next file. A virtual machine may have returned
-    free pages to its host meanwhile (free page reporting), and then storing through a map costs up to
-    eight times as much: 0.2 and 1.7 s of CPU for each GB were measured. So without this the one who stores
-    after another's file was deleted is ahead. Anonymous memory does not do: its pages are others.
+    free pages to its host meanwhile (free page reporting), and then storing through a map is several times as
+    slow: without this the one who stores after another's file was deleted is ahead. Anonymous memory does not
+    do: its pages are others.
     """
     chunk = bytes(FILL_BYTES)
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -58,7 +60,7 @@ def use_memory(folder: Path, wanted_bytes: int) -> None:
 
 @contextmanager
 def standing_still(pids: Iterable[int]) -> Iterator[None]:
-    """These processes are stopped during the block; after it they go on."""
+    """These processes are stopped (SIGSTOP) during the block; after it they go on."""
     stopped = list(pids)
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
@@ -90,21 +92,6 @@ def _requests_waiting(port: int) -> int:
     return found
 
 
-def await_calm(idle_timeout_s: float) -> None:
-    """Wait until no more than `CALM_CORES` are busy, at most so long; the callers' processes stand still."""
-    deadline_s = time.monotonic() + idle_timeout_s
-    while time.monotonic() < deadline_s:
-        before_s = _busy_s()
-        time.sleep(CALM_SAMPLE_S)
-        if (_busy_s() - before_s) / CALM_SAMPLE_S <= CALM_CORES:
-            return
-
-
-def _busy_s() -> float:
-    columns = Path("/proc/stat").read_text().splitlines()[0].split()
-    return sum(int(columns[index]) for index in _BUSY_COLUMNS) / _TICKS_PER_S
-
-
 class Meter:
     """CPU time and private memory of some processes while a block runs, and how busy others were.
 
@@ -118,19 +105,22 @@ class Meter:
         self._sampler = threading.Thread(target=self._sample, name="memory", daemon=True)
         self.seconds = 0.0
         """How long the block took."""
-        self.cpu_s = 0.0
-        """User and system time of the measured processes; the kernel counts in 10 ms."""
+        self.cpu_s_of = dict.fromkeys(self._measured, 0.0)
+        """User and system time of each measured process."""
         self.peak_bytes = dict.fromkeys(self._measured, 0)
         """The most private memory that each measured process had, sampled every 0.1 s."""
-        self.load_average = 0.0
-        """1-minute load average at the end of the block, the benchmark included."""
         self.others_cores = 0.0
         """Cores that were busy with other processes."""
+
+    @property
+    def cpu_s(self) -> float:
+        """User and system time of all measured processes."""
+        return sum(self.cpu_s_of.values())
 
     def __enter__(self) -> Self:
         self._sampler.start()
         self._others_before_s = _others_cpu_s()
-        self._cpu_before_s = sum(map(cpu_s, self._measured))
+        self._cpu_before_s = {pid: cpu_s(pid) for pid in self._measured}
         self._began_s = time.monotonic()
         return self
 
@@ -138,12 +128,10 @@ class Meter:
         self.seconds = time.monotonic() - self._began_s
         self._ended.set()
         self._sampler.join()
-        if kind is not None:
-            return
-        self.cpu_s = sum(map(cpu_s, self._measured)) - self._cpu_before_s
-        self.load_average = os.getloadavg()[0]
-        others_s = _others_cpu_s() - self._others_before_s
-        self.others_cores = max(0.0, others_s / max(self.seconds, 1e-3))
+        if kind is None:
+            self.cpu_s_of = {pid: cpu_s(pid) - used_s for pid, used_s in self._cpu_before_s.items()}
+            others_s = _others_cpu_s() - self._others_before_s
+            self.others_cores = max(0.0, others_s / max(self.seconds, 1e-3))
 
     def _sample(self) -> None:
         is_first = True
@@ -165,3 +153,23 @@ def _others_cpu_s() -> float:
             if fields[1] not in parents and path.parent.name != str(os.getpid()):
                 used_s += sum(map(int, fields[11:15])) / _TICKS_PER_S
     return used_s
+
+
+def described(root: Path) -> str:
+    """Date, commit of the checkout `root`, machine and versions, in one line."""
+
+    def said(*command: str) -> str:
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        return (done.stdout + done.stderr).strip()
+
+    # The page of figures is what a run changes itself.
+    changed = said("git", "status", "--porcelain", "-uno", "--", ".", ":!docs/benchmarks.md")
+    commit = said("git", "rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
+    cpu = re.search(r"^model name\s*: (.+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    java = re.search(r'version "([^"]+)"', said(java_tool("java"), "-version"))
+    memory_gb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, commit {commit}, {os.cpu_count()} cores of "
+        f"{cpu[1] if cpu else platform.machine()}, {memory_gb:.0f} GB, CPython {platform.python_version()} "
+        f"(kernel: {compiled.DESCRIPTION}), Java {java[1] if java else 'absent'}"
+    )
