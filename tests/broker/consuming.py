@@ -17,8 +17,11 @@ from trioha.node.admin_room import AdminRoom
 from trioha.node.consumer_room import ConsumerRoom
 from trioha.node.metadata_room import metadata_settings
 from trioha.remoting.address import Address
+from trioha.remoting.codec import FrameDecoder
 from trioha.remoting.codes import RequestCode, Version
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
+from trioha.remoting.connections import Connections
+from trioha.remoting.server import RemotingServer
 from trioha.remoting.serving import Peer, WaitingAnswer, WokenAnswers
 from trioha.store.message_properties import encode_properties
 from trioha.store.record import Record, decode_record
@@ -28,10 +31,27 @@ GROUP = "group"
 TOPIC = "Orders"
 
 
+class NotedConnections(Connections):
+    """Connections, and the notices of changed groups that are pushed, also where there is no connection."""
+
+    def __init__(self):
+        super().__init__()
+        self.notified = []
+        """Numbers of connections, and groups."""
+
+    def push(self, connection, frame, *, may_wait=False):
+        decoder = FrameDecoder()
+        decoder.feed(frame)
+        pushed = decoder.next_command()
+        if pushed.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+            self.notified.append((connection, pushed.ext_fields["consumerGroup"]))
+        return super().push(connection, frame, may_wait=may_wait)
+
+
 class Broker:
     """Store, metadata and the room of consumers."""
 
-    def __init__(self, tmp_path, *, config_file=None, confirm=None, **settings):
+    def __init__(self, tmp_path, *, config_file=None, run_time_settings=(), confirm=None, **settings):
         self.config = BrokerConfig(
             store_path_root_dir=tmp_path, broker_name="broker-a", broker_id=1 if "role" in settings else 0,
             **({"broker_role": BrokerRole.SLAVE} if settings.pop("role", None) else {}), **settings,
@@ -44,11 +64,16 @@ class Broker:
         traffic = BrokerTraffic(
             cluster_name=self.config.broker_cluster_name, keys_max=self.config.statistics_max
         )
+        self.pushed = []
+        """Connections and frames of resets of offsets."""
+        self.connections = NotedConnections()
+        self.notified = self.connections.notified
         self.room = ConsumerRoom.build(
             self.config,
             self.store,
             self.metadata,
             traffic=traffic,
+            connections=self.connections,
             confirm=None if confirm is None else confirm(self.store),
             is_following=lambda: self.is_connected,
         )
@@ -59,11 +84,23 @@ class Broker:
             self.room.clients,
             traffic=traffic,
             config_file=config_file,
+            push=self._push,
+            address="127.0.0.1:10911",
+            settings=run_time_settings,
         )
-        self.admin.offsets.address = "127.0.0.1:10911"
         self.handlers = {**self.room.handlers, **self.admin.handlers}
-        self.notified = []
-        self.room.clients.notify = lambda connection, group: self.notified.append((connection, group))
+
+    def _push(self, connection, frame):
+        self.pushed.append((connection, frame))
+        return self.connections.push(connection, frame, may_wait=True)
+
+    def server(self, handler=None):
+        """A server of its handlers, or of `handler`."""
+
+        def handle(asked, peer):
+            return self.room.handlers[asked.code](asked, peer)
+
+        return RemotingServer(handler or handle, self.connections, on_closed=self.room.connection_closed)
 
     def put(self, *bodies, topic=TOPIC, queue_id=0, tag=None, **properties):
         """Store messages and dispatch them."""

@@ -53,6 +53,7 @@ class Master:
             metadata=self.metadata,
             ha=ha,
             security=SecurityRoom(tls=None, acl=None, client=NO_SECURITY),
+            listen=Address("127.0.0.1", 10911),
             ha_address=Address("127.0.0.1", 10912),
             sink=Events(),
             budget=budget,

@@ -98,7 +98,15 @@ class Sending:
             copies_needed=0, slave_timeout_s=3.0, sync_flush=False, sync_flush_timeout_s=5.0
         )
         group_commit = slave_commit(settings, replicas=replicas, flushed=self.log.flushed, sink=events)
-        self.puts = Puts(commit_log=self.log, group_commit=group_commit, sink=events, is_slave=is_slave)
+        self.stored = []
+        """Topic, messages and bytes of each put that was stored."""
+        self.puts = Puts(
+            commit_log=self.log,
+            group_commit=group_commit,
+            sink=events,
+            is_slave=is_slave,
+            on_stored=lambda *stored: self.stored.append(stored),
+        )
         self.puts.seen = []
         self.topics = WrittenTopics(TopicSettings(delay_levels=delay_levels.max_level))
         self.topics.add_system_topics()

@@ -52,13 +52,14 @@ TOPICS = {100: "Orders", 200: "Other", 300: "%RETRY%workers", 400: "%RETRY%other
 
 
 def control(**options):
-    return AccessControl(parse_acl(RULES, file=FILE), served, topic_at=TOPICS.get, **options)
+    rules = parse_acl(RULES, file=FILE)
+    return AccessControl(lambda: rules, topic_at=TOPICS.get, **options)
 
 
 def ask(acl, asked, host=PEER.address.host):
     """The answer as the server makes it."""
     try:
-        answer = acl(asked, Peer(Address(host, 5555), 1))
+        answer = acl.guard(served)(asked, Peer(Address(host, 5555), 1))
     except BadRequestError as refused:
         return response_to(asked, refused.code, remark=refused.reason)
     assert isinstance(answer, RemotingCommand)
@@ -219,11 +220,12 @@ def test_addresses_of_white_lists_need_no_signature():
 
 
 def test_new_rules_hold_from_the_next_request_on():
-    acl = control()
+    rules = parse_acl(RULES, file=FILE)
+    acl = AccessControl(lambda: rules, topic_at=TOPICS.get)
     asked = signed(send("Orders"), ACCOUNTS["producer-only"])
     assert ask(acl, asked).code == ResponseCode.SUCCESS
     assert ask(acl, send("Orders"), "198.51.100.77").code == ResponseCode.SUCCESS
-    acl.replace(AclRules())
+    rules = AclRules()
     assert ask(acl, asked).remark == EXCEPTION + "No acl config for producer-only"
     assert ask(acl, send("Orders"), "198.51.100.77").code == ResponseCode.SYSTEM_ERROR
     assert acl.refused == 2
@@ -258,8 +260,8 @@ async def test_an_awaitable_of_the_handler_is_passed_on():
     async def later(asked):
         return response_to(asked, ResponseCode.SUCCESS)
 
-    acl = AccessControl(parse_acl(RULES, file=FILE), lambda asked, _: later(asked), topic_at=TOPICS.get)
-    answer = acl(signed(send("Orders"), ACCOUNTS["producer-only"]), PEER)
+    guarded = control().guard(lambda asked, _: later(asked))
+    answer = guarded(signed(send("Orders"), ACCOUNTS["producer-only"]), PEER)
     assert inspect.isawaitable(answer)
     assert (await answer).code == ResponseCode.SUCCESS
 

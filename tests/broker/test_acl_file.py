@@ -9,6 +9,7 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from trioha.broker.acl_file import CHECK_INTERVAL_S, AclFile
+from trioha.broker.acl_rules import AclRules
 from trioha.errors import ConfigError
 
 ONE = "accounts: [{accessKey: account-1, secretKey: 12345678}]\n"
@@ -24,13 +25,21 @@ async def at_once(call):
 @asynccontextmanager
 async def watching(path):
     """The rules that come after the first."""
-    file = await AclFile.open(path, in_thread=at_once)
     changes = []
-    file.on_change = changes.append
+
+    async def noted(call):
+        found = await at_once(call)
+        if isinstance(found, AclRules):
+            changes.append(found)
+        return found
+
+    file = await AclFile.open(path, in_thread=noted)
+    changes.clear()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(file.run)
         yield changes
         nursery.cancel_scope.cancel()
+    assert not changes or file.rules is changes[-1]
 
 
 def write(path, text):

@@ -9,6 +9,7 @@ import trio
 from tests.broker.consuming import GROUP, PEER, TOPIC, Broker, records_of
 from tests.store.support import message
 from trioha.broker.admin_answers import NO_CHANGE_ON_SLAVE, NO_RESET_ON_SLAVE
+from trioha.broker.admin_config import at_run_time
 from trioha.config.update import ConfigFile
 from trioha.metadata.groups import SubscriptionGroup
 from trioha.metadata.topics import TopicConfig
@@ -283,8 +284,6 @@ def reset_fields(**changes):
 @pytest.fixture
 def resetting(broker):
     """Three messages in queue 0, of which the group has consumed two."""
-    broker.pushed = []
-    broker.admin.offsets.push = lambda connection, frame: broker.pushed.append((connection, frame))
     broker.put(b"a", b"b", b"c")
     broker.metadata.groups.put(SubscriptionGroup(GROUP))
     broker.metadata.consumer_offsets.commit(GROUP, TOPIC, 0, 2)
@@ -397,9 +396,10 @@ async def configured(tmp_path):
     path = tmp_path / "broker.conf"
     path.write_text("# mine\nfileReservedTime=72\n")
     path.chmod(0o640)
-    made = Broker(tmp_path, config_file=ConfigFile(path))
-    made.path, made.applied = path, []
-    made.admin.config.at_run_time("file_reserved_time", apply=made.applied.append)
+    applied = []
+    settings = [at_run_time("file_reserved_time", apply=applied.append)]
+    made = Broker(tmp_path, config_file=ConfigFile(path), run_time_settings=settings)
+    made.path, made.applied = path, applied
     return made
 
 

@@ -30,10 +30,6 @@ async def broker(tmp_path, wall):
 
 @pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE])
 async def test_each_message_of_a_batch_is_a_record(broker, code, autojump_clock):
-    counted = []
-    broker.puts.on_stored = lambda topic, messages, total_bytes: counted.append(
-        (topic, messages, total_bytes)
-    )
     await broker.send()
     answer = await broker.send(
         BATCH, code=code, batch=True, properties="WAIT\x01true\x02UNIQ_KEY\x01U", queue_id=2
@@ -61,7 +57,7 @@ async def test_each_message_of_a_batch_is_a_record(broker, code, autojump_clock)
     statistics = broker.puts.statistics()
     assert (statistics.messages_stored, statistics.statuses) == (4, {"PUT_OK": 2})
     sizes = [record.total_size for record in broker.records()]
-    assert counted == [(TOPIC, 1, sizes[0]), (TOPIC, 3, sum(sizes[1:]))]
+    assert broker.stored == [(TOPIC, 1, sizes[0]), (TOPIC, 3, sum(sizes[1:]))]
 
 
 async def test_the_flag_decides_whether_a_send_is_a_batch(broker, autojump_clock):

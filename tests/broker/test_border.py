@@ -60,7 +60,7 @@ async def test_a_bug_in_a_handler_is_one_system_error_and_the_next_request_is_se
 
     broker = Broker(tmp_path)
     server = RemotingServer(broker.processor)
-    nursery.start_soon(broker.updates.run, server.push)
+    nursery.start_soon(broker.updates.run, server.connections.push)
     client = client_of(server, nursery)
     with capture_logs() as logs:
         with monkeypatch.context() as patched:
@@ -83,7 +83,7 @@ async def test_a_status_that_cannot_be_collected_sends_no_updates_and_ends_no_co
 
     broker = Broker(tmp_path)
     server = RemotingServer(broker.processor)
-    nursery.start_soon(broker.updates.run, server.push)
+    nursery.start_soon(broker.updates.run, server.connections.push)
     client = client_of(server, nursery)
     assert (await client.request(STATUS)).code == ResponseCode.SUCCESS
     with capture_logs() as logs, monkeypatch.context() as patched:
@@ -108,7 +108,7 @@ async def test_a_failing_push_ends_the_connection_of_its_subscriber_only(tmp_pat
     with capture_logs() as logs:
         with monkeypatch.context() as patched:
             patched.setattr("trioha.remoting.server_connection.send_parts_now", lambda *_: 1 / 0)
-            assert server.push(1, b"frame")
+            assert server.connections.push(1, b"frame")
         await trio.testing.wait_all_tasks_blocked()
         assert server.statistics.connections_open == 1
         assert (await clients[1].request(TABLE)).code == ResponseCode.SUCCESS

@@ -14,7 +14,6 @@ from trioha.metadata.groups import SubscriptionGroup
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, request
-from trioha.remoting.server import RemotingServer
 from trioha.remoting.subscriptions import Subscription
 
 OTHER = evolve(PEER, connection=2)
@@ -175,8 +174,7 @@ async def test_a_client_is_told_that_only_tags_are_filtered(broker):
 
 
 async def test_members_are_notified_before_the_answer_and_leave_with_their_connection(broker, nursery):
-    server = RemotingServer(lambda asked, peer: broker.room.handlers[asked.code](asked, peer))
-    broker.room.attach(server)
+    server = broker.server()
     nursery.start_soon(broker.room.run)
 
     async def connect():

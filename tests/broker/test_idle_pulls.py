@@ -18,7 +18,6 @@ from tests.descriptors import resources_closed
 from trioha.metadata.topics import TopicConfig
 from trioha.remoting.codec import encode
 from trioha.remoting.command import request
-from trioha.remoting.server import RemotingServer
 
 def private_bytes():
     gc.collect()
@@ -28,8 +27,7 @@ def private_bytes():
 async def main(number):
     broker = Broker(Path(tempfile.mkdtemp(dir=sys.argv[2])))
     broker.metadata.topics.put(TopicConfig("Idle", number, number))
-    server = RemotingServer(lambda asked, peer: broker.room.handlers[asked.code](asked, peer))
-    broker.room.attach(server)
+    server = broker.server()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(broker.room.run)
         (address,) = await nursery.start(partial(server.serve, host="127.0.0.1", port=0))

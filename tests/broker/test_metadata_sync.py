@@ -215,7 +215,7 @@ async def test_tables_of_5x_are_asked_for_once_of_a_master_of_4_9(autojump_clock
 async def test_the_address_of_a_name_server_is_used_at_once(autojump_clock):
     async with open_world() as world:
         first, second = world.add("m:1"), world.add("n:1")
-        address = MasterAddress()
+        address = MasterAddress(own="s:1")
         world.start(address)
         await trio.sleep(5)
         assert world.connections == 0
@@ -226,7 +226,7 @@ async def test_the_address_of_a_name_server_is_used_at_once(autojump_clock):
         assert {at_s for at_s, _ in first.asked} == {5.0}
         assert {at_s for at_s, _ in second.asked} == {6.0}
         # A slave that was promoted is named as master itself.
-        address.own = "n:1"
+        address.receive("s:1")
         await trio.sleep(20)
         assert world.connections == 2
 

@@ -30,15 +30,11 @@ class ServedBroker(Broker):
     """A broker with a server; `has_runs`: it takes sends that come together in runs."""
 
     def __init__(self, tmp_path, *, need, has_runs):
-        super().__init__(tmp_path, need=need)
-        self.topics.put(TopicConfig("Orders", 4, 4))
         self.stored_of = Counter()
-        self.puts.on_stored = self.note_stored
-        self.server = RemotingServer(self.processor)
-        if has_runs:
-            self.server.runs = SendRuns(
-                self.puts, topics=self.topics, cluster_name="cluster", send=self.send_processor
-            )
+        super().__init__(tmp_path, need=need, on_stored=self.note_stored)
+        self.topics.put(TopicConfig("Orders", 4, 4))
+        self.runs = SendRuns(self.puts, topics=self.topics, cluster_name="cluster", send=self.send_processor)
+        self.server = RemotingServer(self.processor, runs=self.runs if has_runs else None)
 
     def note_stored(self, topic, messages, total_bytes, puts=1):
         self.stored_of.update({(topic, "messages"): messages, (topic, "bytes"): total_bytes, topic: puts})
@@ -236,9 +232,9 @@ async def test_a_run_of_one_way_sends_is_one_append_and_has_no_frames_of_answers
     broker.acknowledge(broker.log.max_offset)
     decoder = FrameDecoder()
     decoder.feed(b"".join(send(opaque=number, oneway=True) for number in range(5)))
-    run = decoder.sends(16, shared=broker.server.runs.shared_properties)
+    run = decoder.sends(16, shared=broker.runs.shared_properties)
     assert (run.sends.count, run.sends.is_oneway) == (5, True)
-    answers = broker.server.runs.put(run.sends, run.data, PEER)
+    answers = broker.runs.put(run.sends, run.data, PEER)
     if need:
         broker.acknowledge(broker.log.max_offset)
         await answers.settled()

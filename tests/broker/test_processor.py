@@ -65,7 +65,16 @@ class WrittenTopics(TopicTable):
 class Broker:
     """A processor with its parts."""
 
-    def __init__(self, tmp_path, *, need=0, is_slave=False, delay_levels=DEFAULT_DELAY_LEVELS):
+    def __init__(
+        self,
+        tmp_path,
+        *,
+        need=0,
+        on_stored=None,
+        is_slave=False,
+        delay_levels=DEFAULT_DELAY_LEVELS,
+        **statuses,
+    ):
         self.store = open_store(tmp_path)
         self.log = self.store.commit_log
         self.events = Events()
@@ -77,7 +86,11 @@ class Broker:
             settings, replicas=self.replicas, flushed=self.log.flushed, sink=self.events
         )
         self.puts = PutService(
-            commit_log=self.log, group_commit=self.group_commit, sink=self.events, is_slave=is_slave
+            commit_log=self.log,
+            group_commit=self.group_commit,
+            sink=self.events,
+            is_slave=is_slave,
+            on_stored=on_stored,
         )
         self.topics = WrittenTopics()
         self.topics.add_system_topics()
@@ -95,6 +108,7 @@ class Broker:
             master=self.master,
             replicas=self.replicas,
             slave=None,
+            **statuses,
         )
         self.updates = StatusPublisher(info.ha_status_body, info.runtime_info_body)
         self.send_processor = SendProcessor(
@@ -467,17 +481,16 @@ async def test_runtime_info_has_every_key_that_mqadmin_reads(broker):
     assert int(table["earliestMessageTimeStamp"]) == broker.stored().store_timestamp_ms
 
 
-async def test_runtime_info_has_the_counters_of_clients(broker):
-    broker.info.client_statistics = lambda: ServerStatistics(connections_open=3, protocol_errors=7)
+async def test_runtime_info_has_the_counters_of_clients(tmp_path):
+    broker = Broker(tmp_path, clients=lambda: ServerStatistics(connections_open=3, protocol_errors=7))
     answer = await broker.ask(request(RequestCode.GET_BROKER_RUNTIME_INFO))
     table = json.loads(bytes(answer.body))["table"]
     assert (table["trioha.clients.connectionsOpen"], table["trioha.clients.protocolErrors"]) == ("3", "7")
     assert len([key for key in table if key.startswith("trioha.clients.")]) == len(fields(ServerStatistics))
 
 
-async def test_refusals_of_access_control_are_in_runtime_info_and_ha_status(broker):
-    broker.info.client_statistics = ServerStatistics
-    broker.info.acl_refusals = lambda: 7
+async def test_refusals_of_access_control_are_in_runtime_info_and_ha_status(tmp_path):
+    broker = Broker(tmp_path, clients=ServerStatistics, acl_refusals=lambda: 7)
     answer = await broker.ask(request(RequestCode.GET_BROKER_RUNTIME_INFO))
     assert json.loads(bytes(answer.body))["table"]["trioha.clients.aclRefusals"] == "7"
     answer = await broker.ask(request(RequestCode.GET_BROKER_HA_STATUS))

@@ -160,7 +160,7 @@ async def served(broker):
     ours, theirs = memory_stream_pair()
     client = RemotingClient(ours, "node")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.updates.run, server.push)
+        nursery.start_soon(broker.updates.run, server.connections.push)
         nursery.start_soon(server.serve_stream, theirs, Address("192.0.2.1", 4711))
         async with trio.open_nursery() as of_client:
             of_client.start_soon(client._run)

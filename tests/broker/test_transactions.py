@@ -1,7 +1,5 @@
 """Transactions on a master in virtual time: sends, decisions, checks, op records, positions, restarts."""
 
-from collections import Counter
-
 import pytest
 import trio
 import trio.testing
@@ -98,8 +96,7 @@ async def test_the_statistics_count_a_committed_message_for_its_topic_and_a_half
     start, autojump_clock
 ):
     master = await start()
-    puts = Counter()
-    master.puts.on_stored = lambda topic, messages, _bytes: puts.update({topic: messages})
+    puts = master.stored
     committed, rolled_back = await master.send(b"a"), await master.send(b"b")
     assert puts == {HALF_TOPIC: 2}
     await master.end(committed, COMMIT)

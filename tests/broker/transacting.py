@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections import Counter
 from types import SimpleNamespace
 
 import trio
@@ -71,7 +72,15 @@ class Master:
             flushed=self.log.flushed,
             sink=events,
         )
-        self.puts = PutService(commit_log=self.log, group_commit=group_commit, sink=events, is_slave=False)
+        self.stored = Counter()
+        """Messages stored, by topic."""
+        self.puts = PutService(
+            commit_log=self.log,
+            group_commit=group_commit,
+            sink=events,
+            is_slave=False,
+            on_stored=lambda topic, messages, _bytes: self.stored.update({topic: messages}),
+        )
         self.held_offset = None
         """What slaves have; None for all."""
         self.service = TransactionService(
@@ -80,12 +89,12 @@ class Master:
             self.clients,
             self.puts,
             settings=self.settings,
+            push=self._push,
             held_offset=lambda: self.log.max_offset if self.held_offset is None else self.held_offset,
             now_ms=self.now_ms,
         )
         _follow_dispatch(self.store, self.service)
         self.pushed = []
-        self.service.checks.push = self._push
         self.is_reachable = True
         self.flushes = True
         self.may_dispatch = trio.Event()

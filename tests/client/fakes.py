@@ -119,9 +119,10 @@ class FakeCluster:
         for name, handler in handlers.items():
             self.add(NAME_SERVER if name == "ns" else f"{name.replace('_', '-')}:10911", handler)
 
-    def add(self, address, handler):
+    def add(self, address, handler, server=None):
+        """`server` serves `handler`, by default one with no more than that."""
         self.handlers[address] = handler
-        self.servers[address] = RemotingServer(handler)
+        self.servers[address] = RemotingServer(handler) if server is None else server
         self._scopes[address] = []
 
     def cut(self, address):
@@ -175,9 +176,7 @@ class ServedBroker:
 
     def attach(self, fake, nursery, address="broker-a:10911"):
         """Serve at an address of a `FakeCluster`, with notifications and deadlines of pulls."""
-        fake.add(address, self)
-        self.broker.room.attach(fake.servers[address])
-        self.broker.admin.attach(fake.servers[address])
+        fake.add(address, self, self.broker.server(self))
         nursery.start_soon(self.broker.room.run)
 
     def __call__(self, asked, peer):

@@ -423,6 +423,6 @@ async def test_a_reset_that_is_not_understood_changes_nothing(world, autojump_cl
         )
         (group,) = broker.broker.room.clients.consumers.values()
         for connection in group.members:
-            fake.servers["broker-a:10911"].push(connection, encode(reset), may_wait=True)
+            fake.servers["broker-a:10911"].connections.push(connection, encode(reset), may_wait=True)
         broker.put(b"1")
         assert bodies(await receive(consumer, 1)) == [b"1"]

@@ -12,6 +12,7 @@ from tests.waiting import until
 from trioha.remoting.client import ConnectionLostError, open_client
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.command import request, response_to
+from trioha.remoting.connections import Connections
 from trioha.remoting.server import RemotingServer, ServerLimits
 from trioha.remoting.server_connection import LINGER_S
 
@@ -76,7 +77,7 @@ async def test_a_draining_connection_reads_no_more_requests(autojump_clock):
 
 
 async def test_a_request_that_waits_for_room_is_dropped(autojump_clock):
-    server = RemotingServer(sleeper, limits=ServerLimits(in_flight_max=1))
+    server = RemotingServer(sleeper, connections=Connections(ServerLimits(in_flight_max=1)))
     async with served_pipe(server) as stream, trio.open_nursery() as nursery:
         await stream.send_all(encode(request(1), opaque=1) + encode(request(0), opaque=2))
         await trio.testing.wait_all_tasks_blocked()

@@ -20,6 +20,7 @@ from tests.remoting.streams import MemoryTransport, transport_pair
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import request, response_to
+from trioha.remoting.connections import Connections
 from trioha.remoting.in_flight import REQUEST_BYTES
 from trioha.remoting.memory import (
     HEADROOM_BYTES,
@@ -58,7 +59,7 @@ class Server(RemotingServer):
     """A server with connections over memory streams."""
 
     def __init__(self, handler, limits, nursery):
-        super().__init__(handler, limits=limits)
+        super().__init__(handler, Connections(limits))
         self._nursery = nursery
         self.served: list[MemoryTransport] = []
 
@@ -393,12 +394,12 @@ async def test_pushed_frames_hold_memory_and_are_dropped_without_room(autojump_c
     async with serving(wait) as server:
         reader = server.connect(1000)
         await trio.testing.wait_all_tasks_blocked()
-        assert server.push(1, frame)
+        assert server.connections.push(1, frame)
         assert server.statistics.held_bytes == len(frame)
         others = [server.connect() for _ in range(30)]
         await trio.testing.wait_all_tasks_blocked()
         for number in range(2, 32):
-            server.push(number, frame)
+            server.connections.push(number, frame)
         await trio.testing.wait_all_tasks_blocked()
         assert server.statistics.held_bytes <= TOTAL_BYTES_MAX
         decoder = FrameDecoder()

@@ -17,6 +17,7 @@ from trioha.remoting import compiled
 from trioha.remoting.codec import FrameDecoder, encode, encode_head
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, request
+from trioha.remoting.connections import Connections
 from trioha.remoting.pull_forms import PullForms
 from trioha.remoting.server import RemotingServer, ServerLimits
 
@@ -46,11 +47,9 @@ class Pulls:
         return encode_head(RemotingCommand(AT_ONCE, pull.opaque, 1, slices=views)), views
 
 
-def server_with(pulls, **limits):
-    server = RemotingServer(by_itself, limits=ServerLimits(**limits))
-    server.forms = PullForms()
-    server.pulls = pulls
-    return server
+def server_with(pulls, *, runs=None, **limits):
+    connections = Connections(ServerLimits(**limits))
+    return RemotingServer(by_itself, connections, forms=PullForms(), pulls=pulls, runs=runs)
 
 
 def pulled(numbers):
@@ -109,8 +108,7 @@ async def test_the_messages_follow_the_head_and_their_views_are_released():
 
 async def test_other_requests_between_pulls_keep_their_places():
     pulls, runs = Pulls(), Runs()
-    server = server_with(pulls)
-    server.runs = runs
+    server = server_with(pulls, runs=runs)
     async with served_stream(server) as stream:
         await stream.send_all(
             pulled(range(2)) + send(opaque=2) + send(opaque=3) + pulled(range(4, 30))

@@ -15,6 +15,7 @@ from trioha.remoting import compiled
 from trioha.remoting.codec import FrameDecoder, encode, opaques_of
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import RemotingCommand, request, response_to
+from trioha.remoting.connections import Connections
 from trioha.remoting.server import RemotingServer, ServerLimits
 from trioha.remoting.serving import PendingAnswer
 
@@ -84,9 +85,7 @@ def by_itself(asked, peer):
 
 
 def server_with(runs, **limits):
-    server = RemotingServer(by_itself, limits=ServerLimits(**limits))
-    server.runs = runs
-    return server
+    return RemotingServer(by_itself, Connections(ServerLimits(**limits)), runs=runs)
 
 
 async def answers(stream, count):

@@ -18,6 +18,7 @@ from trioha.errors import ConfigError, LocalProtocolError
 from trioha.remoting.client import ConnectionLostError, RemotingClient, RequestTimeoutError, open_client
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.command import BadRequestError, SerializeType, request, response_to
+from trioha.remoting.connections import Connections
 from trioha.remoting.in_flight import REQUEST_BYTES
 from trioha.remoting.server import Peer, RemotingServer, ServerLimits
 from trioha.remoting.wrong_port import UNANSWERED
@@ -203,7 +204,10 @@ async def test_a_peer_that_reads_no_answers_is_not_read_from_and_is_closed():
     limits = ServerLimits(in_flight_max=8, send_timeout_s=0.3)
     frame = encode(request(310, body=b"x" * 1_000_000))
     with capture_logs() as logs:
-        async with serving(limits=limits) as (server, address), await dialled(address) as stream:
+        async with (
+            serving(connections=Connections(limits)) as (server, address),
+            await dialled(address) as stream,
+        ):
             with pytest.raises(trio.BrokenResourceError):
                 await stream.send_all(frame * 200)
             await until(lambda: server.statistics.connections_open == 0)
@@ -225,7 +229,7 @@ async def test_a_connection_is_not_read_beyond_its_requests_in_flight(limits):
         await go.wait()
         return echo(asked, peer)
 
-    async with served_stream(RemotingServer(handler, limits=limits)) as stream:
+    async with served_stream(RemotingServer(handler, connections=Connections(limits))) as stream:
         for number in range(10):
             await stream.send_all(encode(request(10, body=b"0123456789"), opaque=number))
         await trio.testing.wait_all_tasks_blocked()
@@ -235,7 +239,9 @@ async def test_a_connection_is_not_read_beyond_its_requests_in_flight(limits):
 
 
 async def test_a_request_larger_than_the_bytes_in_flight_is_still_served():
-    async with served_stream(RemotingServer(echo, limits=ServerLimits(in_flight_bytes_max=10))) as stream:
+    async with served_stream(
+        RemotingServer(echo, connections=Connections(ServerLimits(in_flight_bytes_max=10)))
+    ) as stream:
         await stream.send_all(encode(request(10, body=b"x" * 100), opaque=1))
         assert await read_command(stream) is not None
 
@@ -248,7 +254,7 @@ async def refused(address):
 
 @pytest.mark.parametrize("limit", [{"connections_max": 2}, {"connections_per_peer_max": 2}])
 async def test_one_connection_too_many_of_all_or_of_one_address_is_closed_and_counted(limit):
-    async with serving(limits=ServerLimits(**limit)) as (server, address):
+    async with serving(connections=Connections(ServerLimits(**limit))) as (server, address):
         async with open_client(address) as first, open_client(address) as second:
             await first.request(request(28))
             await second.request(request(28))
@@ -445,15 +451,15 @@ async def test_a_pushed_frame_goes_to_the_connection_of_that_number():
         await trio.testing.wait_all_tasks_blocked()
         async with served_stream(server) as second:
             await trio.testing.wait_all_tasks_blocked()
-            assert server.push(2, PUSHED)
+            assert server.connections.push(2, PUSHED)
             await second.send_all(encode(request(310), opaque=7))
             decoder = FrameDecoder()
             pushed, answer = [await read_command(second, decoder) for _ in range(2)]
             assert (pushed.code, bytes(pushed.body), answer.opaque) == (907, b"pushed", 7)
-            assert not server.push(3, PUSHED)
+            assert not server.connections.push(3, PUSHED)
             await first.aclose()
             await trio.testing.wait_all_tasks_blocked()
-            assert not server.push(1, PUSHED)
+            assert not server.connections.push(1, PUSHED)
 
 
 async def test_pushes_to_a_peer_that_does_not_read_are_dropped():
@@ -466,7 +472,7 @@ async def test_pushes_to_a_peer_that_does_not_read_are_dropped():
             decoder = FrameDecoder()
             assert await read_command(stream, decoder) is not None
             for _ in range(pushes):
-                assert server.push(1, frame)
+                assert server.connections.push(1, frame)
                 await trio.lowlevel.checkpoint()
             await stream.send_all(encode(request(310, body=b"last"), opaque=2))
             taken = 0
@@ -483,7 +489,7 @@ async def test_pushes_to_a_peer_that_does_not_read_are_dropped():
 async def test_the_vip_port_has_the_same_handler_and_shares_the_limits():
     port = free_port()
     vip_port = port - 2
-    server = RemotingServer(echo, limits=ServerLimits(connections_max=2))
+    server = RemotingServer(echo, connections=Connections(ServerLimits(connections_max=2)))
     with trio.fail_after(WITHIN_S):
         async with trio.open_nursery() as nursery:
             listening = await nursery.start(

@@ -16,6 +16,7 @@ from trioha.net.tls import ServerTls, TlsFiles, client_context, server_context
 from trioha.remoting.client import ClientSecurity, ConnectionLostError, open_client
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.command import request
+from trioha.remoting.connections import Connections
 from trioha.remoting.server import RemotingServer, ServerLimits
 from trioha.remoting.wrong_port import NO_TLS, WANTS_TLS
 
@@ -157,7 +158,7 @@ async def test_a_trickle_does_not_prolong_a_handshake(tls, autojump_clock):
 
 
 async def test_a_connection_that_sends_nothing_ends_at_the_idle_timeout(tls, autojump_clock):
-    server = RemotingServer(echo, tls=tls, limits=ServerLimits(idle_timeout_s=120))
+    server = RemotingServer(echo, tls=tls, connections=Connections(ServerLimits(idle_timeout_s=120)))
     async with served_pipe(server) as stream:
         assert await stream.receive_some() == b""
     assert trio.current_time() == 120.0
@@ -166,7 +167,7 @@ async def test_a_connection_that_sends_nothing_ends_at_the_idle_timeout(tls, aut
 
 async def test_idle_and_frame_timeouts_hold_with_tls(tls, files, autojump_clock):
     limits = ServerLimits(idle_timeout_s=120, frame_timeout_s=30)
-    server = RemotingServer(echo, tls=tls, limits=limits)
+    server = RemotingServer(echo, tls=tls, connections=Connections(limits))
     for sent, timeout_s in ((b"", 120.0), (encode(request(310, body=bytes(100)))[:50], 30.0)):
         start_s = trio.current_time()
         async with served_pipe(server) as stream:

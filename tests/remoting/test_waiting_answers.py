@@ -13,6 +13,7 @@ from trioha.remoting.client import open_client
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, request, response_to
+from trioha.remoting.connections import Connections
 from trioha.remoting.server import RemotingServer, ServerLimits
 from trioha.remoting.serving import WaitingAnswer
 
@@ -185,7 +186,7 @@ async def test_a_connection_that_ends_abandons_its_answers():
 async def test_an_answer_for_a_peer_that_is_gone_ends_its_connection_and_hurts_nobody(in_flight_max):
     """Also where the server reads nothing meanwhile, since as many requests are in flight as may be."""
     answers = Answers()
-    server = RemotingServer(answers, limits=ServerLimits(in_flight_max=in_flight_max))
+    server = RemotingServer(answers, connections=Connections(ServerLimits(in_flight_max=in_flight_max)))
     async with connected(server) as (stream, _):
         await stream.send_all(ask(1) + ask(2))
         await until_asked(answers, min(in_flight_max, 2))

@@ -44,53 +44,48 @@ class AclError(BadRequestError):
 
 
 class AccessControl:
-    """The handler in front of a broker's handler."""
+    """Checks and counts the requests to a broker."""
 
     def __init__(
         self,
-        rules: AclRules,
-        handler: Handler,
+        rules: Callable[[], AclRules],
         *,
         topic_at: TopicAt,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`topic_at` tells of messages that are named by their offset; `clock` gives seconds."""
+        """`rules` gives those that hold now. `topic_at` tells of messages that are named by their offset;
+        `clock` gives seconds."""
         self._topic_at = topic_at
         self._line = LogLimit(REPORT_INTERVAL_S, clock_s=clock)
         self._rules = rules
-        self._handler = handler
+        self._white_rules: AclRules | None = None
+        """Those of `_white_hosts`."""
         self._white_hosts: dict[str, bool] = {}
         self.refused = 0
         """Requests refused so far."""
 
-    @property
-    def rules(self) -> AclRules:
-        """As they are now."""
-        return self._rules
+    def guard(self, handler: Handler) -> Handler:
+        """`handler` behind this check. Raises BadRequestError for a request that is refused."""
 
-    def replace(self, rules: AclRules) -> None:
-        """Use other rules from the next request on."""
-        self._rules = rules
-        self._white_hosts.clear()
+        def guarded(request: RemotingCommand, peer: Peer) -> Answer:
+            try:
+                self._check(request, peer)
+            except BadRequestError as refusal:
+                self._count(refusal, request, peer)
+                raise
+            return handler(request, peer)
 
-    def __call__(self, request: RemotingCommand, peer: Peer) -> Answer:
-        """The handler's answer. Raises BadRequestError for a request that is refused."""
-        try:
-            self.check(request, peer)
-        except BadRequestError as refusal:
-            self._count(refusal, request, peer)
-            raise
-        return self._handler(request, peer)
+        return guarded
 
-    def check(self, request: RemotingCommand, peer: Peer) -> None:
+    def _check(self, request: RemotingCommand, peer: Peer) -> None:
         """Return if the request is allowed. Raises BadRequestError."""
-        host = peer.address.host
-        if request.code in OPEN_CODES or self._is_white(host):
+        rules, host = self._rules(), peer.address.host
+        if request.code in OPEN_CODES or self._is_white(rules, host):
             return
         access_key = request.ext_fields.get(ACCESS_KEY)
         if access_key is None:
             raise AclError("No accessKey is configured")
-        account = self._rules.accounts.get(access_key)
+        account = rules.accounts.get(access_key)
         if account is None:
             raise AclError(f"No acl config for {access_key[:100]}")
         if account.white_addresses.matches(host):
@@ -116,12 +111,14 @@ class AccessControl:
                 not_logged=refusals - 1,
             )
 
-    def _is_white(self, host: str) -> bool:
-        """Whether the global white list has the address."""
+    def _is_white(self, rules: AclRules, host: str) -> bool:
+        """Whether the global white list of `rules` has the address."""
+        if rules is not self._white_rules:
+            self._white_rules, self._white_hosts = rules, {}
         known = self._white_hosts.get(host)
         if known is None:
             if len(self._white_hosts) >= HOSTS_MAX:
                 self._white_hosts.clear()
-            known = any(pattern.matches(host) for pattern in self._rules.white_addresses)
+            known = any(pattern.matches(host) for pattern in rules.white_addresses)
             self._white_hosts[host] = known
         return known

@@ -66,8 +66,6 @@ class AclFile:
         """As they were read last."""
         self._identity = identity
         self._in_thread = in_thread
-        self.on_change: Callable[[AclRules], None] | None = None
-        """Called with each new content; must not block."""
 
     @classmethod
     async def open(cls, path: Path, *, in_thread: InThread | None = None) -> AclFile:
@@ -99,5 +97,3 @@ class AclFile:
             file=str(self._path),
             accounts=len(self.rules.accounts),
         )
-        if self.on_change is not None:
-            self.on_change(self.rules)

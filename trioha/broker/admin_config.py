@@ -9,12 +9,13 @@ file keeps its comments, its order and keys of others; what it was becomes its `
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
 import structlog
 import trio
+from attrs import frozen
 
 from trioha.broker.admin_answers import ANSWER_BYTES_MAX
 from trioha.config.broker import BrokerConfig
@@ -38,21 +39,35 @@ Apply = Callable[[BrokerConfig], None]
 """Lets the running broker use the settings of a configuration."""
 
 
+@frozen
+class RunTimeSettings:
+    """Settings that can be changed while the broker runs."""
+
+    attributes: frozenset[str]
+    """Of `BrokerConfig`."""
+    apply: Apply
+    """Called once when any of them has changed."""
+
+
+def at_run_time(*attributes: str, apply: Apply) -> RunTimeSettings:
+    """Changes of these settings take effect by `apply`."""
+    return RunTimeSettings(frozenset(attributes), apply)
+
+
 class AdminConfig:
     """Handles requests for the configuration."""
 
-    def __init__(self, config: BrokerConfig, file: ConfigFile | None) -> None:
-        """`file` is None for a broker without a broker.conf: nothing can be changed then."""
+    def __init__(
+        self, config: BrokerConfig, file: ConfigFile | None, settings: Sequence[RunTimeSettings] = ()
+    ) -> None:
+        """`file` is None for a broker without a broker.conf: nothing can be changed then. Only `settings` can
+        be changed."""
         self.config = config
         """The settings that the broker uses now."""
         self._file = file
-        self._appliers: list[tuple[frozenset[str], Apply]] = []
+        self._settings = tuple(settings)
         self._version = DataVersion(timestamp_ms=wall_clock_ms())
         self._lock = trio.Lock()
-
-    def at_run_time(self, *attributes: str, apply: Apply) -> None:
-        """Changes of these settings take effect by `apply`."""
-        self._appliers.append((frozenset(attributes), apply))
 
     def read(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand:
         """GET_BROKER_CONFIG: all settings, as a properties text, and how often they were changed."""
@@ -77,11 +92,11 @@ class AdminConfig:
                 "this broker was started without a broker.conf that a change could be written to",
                 code=ResponseCode.NO_PERMISSION,
             )
-        at_run_time = frozenset().union(*(attributes for attributes, _ in self._appliers))
+        changeable = frozenset().union(*(settings.attributes for settings in self._settings))
         async with self._lock:
             try:
                 change = await run_in_thread(
-                    partial(plan_change, file, self.config, wanted, at_run_time=at_run_time)
+                    partial(plan_change, file, self.config, wanted, at_run_time=changeable)
                 )
                 if change.attributes:
                     with trio.CancelScope(shield=True):
@@ -102,9 +117,9 @@ class AdminConfig:
     def _apply(self, change: ConfigChange) -> None:
         self.config = change.config
         self._version = self._version.following(wall_clock_ms())
-        for attributes, apply in self._appliers:
-            if attributes & change.attributes:
-                apply(change.config)
+        for settings in self._settings:
+            if settings.attributes & change.attributes:
+                settings.apply(change.config)
 
 
 def _settings_of(request: RemotingCommand) -> dict[str, str]:

@@ -50,7 +50,7 @@ END: Final = -1
 """timestamp of a reset to the end of each queue."""
 _ALL_QUEUES: Final = -1
 
-Push = Callable[[int, bytes], None]
+Push = Callable[[int, bytes], object]
 """Sends a frame to the connection of that number."""
 
 
@@ -80,13 +80,14 @@ class AdminOffsets:
         *,
         turn: trio.Lock,
         is_slave: bool,
+        push: Push,
+        address: str,
     ) -> None:
-        """`turn` is held while a long answer is built: only one may take memory at a time."""
+        """`turn` is held while a long answer is built: only one may take memory at a time. `push` sends a
+        frame to a connection; clients reach the broker at `address`."""
         self._turn = turn
-        self.push: Push = lambda _connection, _frame: None
-        """Set by the owner of the server."""
-        self.address = ""
-        """Where clients reach the broker; set when it listens."""
+        self._push = push
+        self._address = address
         self._store = store
         self._metadata = metadata
         self._clients = clients
@@ -146,7 +147,7 @@ class AdminOffsets:
                 size.add(len(group) + 10)
                 groups.append(object_text({group: f"[{','.join(stats)}]"}))
             body = {
-                "brokerAddr": format_json(self.address, bare_keys=True),
+                "brokerAddr": format_json(self._address, bare_keys=True),
                 "consumeStatsList": f"[{','.join(groups)}]",
                 "totalDiff": str(lag),
             }
@@ -303,7 +304,7 @@ class AdminOffsets:
             )
         )
         for connection in list(group.members):
-            self.push(connection, frame)
+            self._push(connection, frame)
 
     def _by_queue(self, topic: str, offsets: Mapping[int, int]) -> str:
         """ResetOffsetBody."""

@@ -115,19 +115,19 @@ class ClientRegistry:
         self,
         *,
         members_max: int,
+        notify: Notify = lambda _connection, _group: None,
         notifies: Callable[[str], bool] = lambda _group: True,
         on_gone: Callable[[int], None] = lambda _connection: None,
     ) -> None:
-        """`notifies`: whether a group's members are notified of changes; `on_gone` is called with each
-        connection that has ended."""
+        """`notify` is called for each member that is notified of a change, `notifies` says whether those of a
+        group are; `on_gone` is called with each connection that has ended."""
         self.consumers: dict[str, ConsumerGroup] = {}
         """Groups with at least one member. Read them; change them by the methods only."""
         self.producers: dict[str, dict[int, Member]] = {}
         """The same of producers: members by connection."""
-        self.notify: Notify = lambda _connection, _group: None
-        """Set by the owner of the server."""
         self.members = 0
         self._members_max = members_max
+        self._notify = notify
         self._notifies = notifies
         self._on_gone = on_gone
         self._groups_of: defaultdict[int, set[tuple[bool, str]]] = defaultdict(set)
@@ -235,7 +235,7 @@ class ClientRegistry:
     def _notify_all(self, group: ConsumerGroup) -> None:
         if self._notifies(group.name):
             for connection in list(group.members):
-                self.notify(connection, group.name)
+                self._notify(connection, group.name)
 
     # -- time ------------------------------------------------------------------------------------------
 

@@ -74,8 +74,17 @@ class BrokerInfo:
         replicas: ConnectedReplicas,
         slave: HaSlave | None,
         parts: PartStatuses = NO_PARTS,
+        clients: Callable[[], ServerStatistics] | None = None,
+        pulls: Callable[[], PullStatistics] = PullStatistics,
+        delays: Callable[[], Sequence[DelayProgress]] = tuple,
+        acl_refusals: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`identity` has what never changes: names, role, version, settings, warnings."""
+        """`identity` has what never changes: names, role, version, settings, warnings.
+
+        `clients` gives the counters of the remoting server, `pulls` those of the pulls, `delays` the progress
+        of the delay levels, none on a slave, and `acl_refusals` how many requests access control has refused,
+        None without it.
+        """
         self._identity = identity
         self._store_path = store_path
         self._store = store
@@ -85,14 +94,10 @@ class BrokerInfo:
         self._replicas = replicas
         self._slave = slave
         self._parts = parts
-        self.client_statistics: Callable[[], ServerStatistics] | None = None
-        """Counters of the remoting server, which is built after this object and then set here."""
-        self.pull_statistics: Callable[[], PullStatistics] = PullStatistics
-        """Of the pulls, whose processor is built after this object."""
-        self.delay_progress: Callable[[], Sequence[DelayProgress]] = tuple
-        """Of the delay levels, whose delivery is built after this object; none on a slave."""
-        self.acl_refusals: Callable[[], int | None] = lambda: None
-        """Requests that access control refused; it is built after this object."""
+        self._clients = clients
+        self._pulls = pulls
+        self._delays = delays
+        self._acl_refusals = acl_refusals
         self._boot_ms = time.time_ns() // 1_000_000
         self._disk: DiskUse | None = None
         """Total, used and free bytes of the store's disk."""
@@ -130,7 +135,7 @@ class BrokerInfo:
             ended_connections=statistics.closed,
             probes=probes,
             files=len(commit_log.files),
-            acl_refusals=self.acl_refusals(),
+            acl_refusals=self._acl_refusals(),
             metadata=self._parts.metadata(),
             archive=self._parts.archive(),
             control=self._parts.control(),
@@ -153,7 +158,7 @@ class BrokerInfo:
         commit_log = self._log
         puts = self._puts.statistics()
         disk = await self._disk_use()
-        pulls = self.pull_statistics()
+        pulls = self._pulls()
         transferred = _rates(pulls.messages_per_s)
         stored = puts.messages_stored
         now_ms = time.time_ns() // 1_000_000
@@ -203,16 +208,16 @@ class BrokerInfo:
             "timerReadBehind": "0",
             **{
                 f"scheduleMessageOffset_{one.level}": f"{one.delivered_offset},{one.max_offset}"
-                for one in self.delay_progress()
+                for one in self._delays()
             },
             **self._client_counters(),
         }
 
     def _client_counters(self) -> dict[str, str]:
-        if self.client_statistics is None:
+        if self._clients is None:
             return {}
-        counters = asdict(self.client_statistics())
-        if (acl_refusals := self.acl_refusals()) is not None:
+        counters = asdict(self._clients())
+        if (acl_refusals := self._acl_refusals()) is not None:
             counters["acl_refusals"] = acl_refusals
         return {f"{CLIENTS_PREFIX}{camel_case(name)}": str(number) for name, number in counters.items()}
 

@@ -89,10 +89,12 @@ Connect = Callable[[str], AbstractAsyncContextManager[RemotingClient]]
 class MasterAddress:
     """Where a slave asks its master: as configured, as name servers answer, or beside its HA port."""
 
-    def __init__(self, address: str | None = None, *, ha_address: Address | None = None) -> None:
-        """`address`: trioha.masterAddress; `ha_address`: haMasterAddress, for want of another."""
-        self.own = ""
-        """This broker's own address, which is never its master's."""
+    def __init__(
+        self, address: str | None = None, *, ha_address: Address | None = None, own: str = ""
+    ) -> None:
+        """`address`: trioha.masterAddress; `ha_address`: haMasterAddress, for want of another; `own`: this
+        broker's own address, which is never its master's."""
+        self._own = own
         self._address = address
         self._is_fixed = address is not None
         self._ha_address = ha_address
@@ -120,7 +122,7 @@ class MasterAddress:
         address = self._address
         if address is None and self._ha_address is not None and self._ha_address.port > 1:
             address = str(Address(self._ha_address.host, self._ha_address.port - 1))
-        return None if address is None or address == self.own else address
+        return None if address is None or address == self._own else address
 
     async def changed(self) -> None:
         """Wait until another address becomes known."""

@@ -97,7 +97,9 @@ class PutService:
         group_commit: GroupCommit,
         sink: EventSink,
         is_slave: bool,
+        on_stored: OnStored | None = None,
     ) -> None:
+        """`on_stored` is called for each put that was stored."""
         self._log = commit_log
         self._group_commit = group_commit
         self._sink = sink
@@ -105,8 +107,7 @@ class PutService:
         """Whether every put is refused."""
         self._refusal: str | None = "this broker is a slave" if is_slave else None
         """Why every put is refused; None if it is not."""
-        self.on_stored: OnStored | None = None
-        """Called for each put that was stored."""
+        self._on_stored = on_stored
         self._next_request_id = 1
         self._statuses = [0] * len(PutStatus)
         self._stored = 0
@@ -153,8 +154,8 @@ class PutService:
         self._next_request_id += puts
         self._stored += puts
         self._bytes += appended.size
-        if self.on_stored is not None:
-            self.on_stored(sends.topic, puts, appended.size, puts)
+        if self._on_stored is not None:
+            self._on_stored(sends.topic, puts, appended.size, puts)
         if commit.waits:
             return PendingPut(self, commit.begin(appended, request_id=request_id))
         start_offset = appended.physical_offset
@@ -198,8 +199,8 @@ class PutService:
         size, messages = appended.size, len(appended.batch_offsets) or 1
         self._stored += messages
         self._bytes += size
-        if self.on_stored is not None:
-            self.on_stored(message.topic, messages, size)
+        if self._on_stored is not None:
+            self._on_stored(message.topic, messages, size)
         return appended, request_id
 
     def _answered(self, appended: AppendResult, request_id: int) -> PutResult:

@@ -53,17 +53,18 @@ class TransactionChecks:
         topics: TopicTable,
         *,
         settings: TransactionSettings,
+        push: Callable[[int, bytes], bool],
         end: Callable[[OpenTransaction], None],
         now_ms: Callable[[], int],
     ) -> None:
-        """`end` is called for a transaction that is given up."""
+        """`push` sends a frame to a connection; False if that has ended. `end` is called for a transaction
+        that is given up."""
         self._log = transaction_log
         self._clients = clients
         self._topics = topics
         self.settings = settings
         self._end = end
-        self.push: Callable[[int, bytes], bool] = lambda _connection, _frame: False
-        """Sends a frame to a connection; False if it has ended. Set by the owner of the server."""
+        self._push = push
         self._now_ms = now_ms
         self._table: TransactionTable
         self._schedule: CheckSchedule
@@ -183,7 +184,7 @@ class TransactionChecks:
             )
         )
         first = next(self._turns) % len(producers)
-        return any(self.push(connection, frame) for connection in producers[first:] + producers[:first])
+        return any(self._push(connection, frame) for connection in producers[first:] + producers[:first])
 
     def _give_up(self, transaction: OpenTransaction, half: HalfMessage, *, following_s: float) -> None:
         """Put the message into the topic of transactions without a decision."""

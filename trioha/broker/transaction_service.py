@@ -65,10 +65,12 @@ class TransactionService:
         puts: PutService,
         *,
         settings: TransactionSettings | None = None,
+        push: Callable[[int, bytes], bool],
         held_offset: Callable[[], int] | None = None,
         now_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        """`held_offset`: the end of what each slave has that may become master, by default the log's end.
+        """`push` is that of `TransactionChecks`. `held_offset`: the end of what each
+        slave has that may become master, by default the log's end.
 
         `now_ms`: the wall clock, which producers' times of birth are compared with.
         """
@@ -89,6 +91,7 @@ class TransactionService:
             clients,
             metadata.topics,
             settings=self.settings,
+            push=push,
             end=self._end,
             now_ms=now_ms,
         )

@@ -17,6 +17,7 @@ from trioha.net.descriptors import Gate
 from trioha.net.threads import run_in_thread
 from trioha.net.tls import ServerTls
 from trioha.remoting.address import Address
+from trioha.remoting.connections import Connections
 from trioha.remoting.server import RemotingServer
 from trioha.remoting.serving import Peer, ServerLimits, ServerStatistics
 
@@ -43,15 +44,17 @@ class NameServer:
         self._processor = NameServerProcessor(self.registry, kv, settings)
         self._server = RemotingServer(
             self._processor,
-            limits=ServerLimits(
-                connections_max=connections_max,
-                connections_per_peer_max=max(1, connections_max // 2),
-                total_bytes_max=settings.client_bytes_max,
-                idle_timeout_s=float(settings.idle_timeout_s),
+            Connections(
+                ServerLimits(
+                    connections_max=connections_max,
+                    connections_per_peer_max=max(1, connections_max // 2),
+                    total_bytes_max=settings.client_bytes_max,
+                    idle_timeout_s=float(settings.idle_timeout_s),
+                )
             ),
             tls=tls,
+            on_closed=self._closed,
         )
-        self._server.on_closed = self._closed
 
     @classmethod
     async def open(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import trio
 from attrs import evolve, frozen
 
-from trioha.broker.admin_config import AdminConfig
+from trioha.broker.admin_config import AdminConfig, RunTimeSettings, at_run_time
 from trioha.broker.admin_groups import AdminGroups
-from trioha.broker.admin_offsets import AdminOffsets
+from trioha.broker.admin_offsets import AdminOffsets, Push
 from trioha.broker.admin_statistics import AdminStatistics
 from trioha.broker.admin_topics import AdminTopics
 from trioha.broker.clients import ClientRegistry
@@ -25,7 +24,6 @@ from trioha.node.consumer_room import ConsumerRoom
 from trioha.node.store_room import retention_settings
 from trioha.node.transaction_room import TransactionRoom
 from trioha.remoting.codes import RequestCode
-from trioha.remoting.server import RemotingServer
 from trioha.remoting.serving import Handler
 from trioha.store.message_store import MessageStore
 from trioha.store.retention import Retention
@@ -41,7 +39,6 @@ class AdminRoom:
     traffic: BrokerTraffic
     """Messages by topic and group."""
     config: AdminConfig
-    offsets: AdminOffsets
     handlers: Mapping[int, Handler]
     """By request code."""
 
@@ -55,19 +52,24 @@ class AdminRoom:
         *,
         traffic: BrokerTraffic,
         config_file: ConfigFile | None,
+        push: Push,
+        address: str,
+        settings: Sequence[RunTimeSettings] = (),
     ) -> AdminRoom:
-        """`config_file` is where changes of the configuration are written; None refuses them."""
+        """`config_file` is where changes of `settings` are written; None refuses them. Consumers are reached
+        by `push`, the broker at `address`."""
         is_slave = config.broker_role is BrokerRole.SLAVE
-        admin_config = AdminConfig(config, config_file)
+        admin_config = AdminConfig(config, config_file, settings)
         turn = trio.Lock()
         topics = AdminTopics(store, metadata, clients, traffic, turn=turn, is_slave=is_slave)
         groups = AdminGroups(metadata, clients, traffic, is_slave=is_slave)
-        offsets = AdminOffsets(store, metadata, clients, traffic, turn=turn, is_slave=is_slave)
+        offsets = AdminOffsets(
+            store, metadata, clients, traffic, turn=turn, is_slave=is_slave, push=push, address=address
+        )
         statistics = AdminStatistics(traffic)
         return cls(
             traffic,
             admin_config,
-            offsets,
             {
                 RequestCode.UPDATE_AND_CREATE_TOPIC: topics.update,
                 RequestCode.UPDATE_BROKER_CONFIG: admin_config.update,
@@ -89,26 +91,40 @@ class AdminRoom:
             },
         )
 
-    def attach(self, server: RemotingServer) -> None:
-        """Reach consumers by `server`."""
+    async def run(self) -> None:
+        """Sample the statistics until cancelled."""
+        await self.traffic.run()
 
-        def push(connection: int, frame: bytes) -> None:
-            server.push(connection, frame, may_wait=True)
 
-        self.offsets.push = push
+def run_time_settings(
+    *,
+    consumers: ConsumerRoom,
+    metadata: MetadataStore,
+    retention: Retention,
+    send: SendProcessor,
+    send_back: SendBackProcessor,
+    transactions: TransactionRoom,
+    registration: BrokerRegistration | None,
+) -> list[RunTimeSettings]:
+    """The settings that can be changed while these parts run, and how changes take effect in them."""
 
-    def set_run_time_settings(
-        self,
-        *,
-        consumers: ConsumerRoom,
-        metadata: MetadataStore,
-        retention: Retention,
-        send: SendProcessor,
-        send_back: SendBackProcessor,
-        transactions: TransactionRoom,
-    ) -> None:
-        """Let changes of the configuration take effect in these parts."""
-        at_run_time = self.config.at_run_time
+    def set_permission(config: BrokerConfig) -> None:
+        permission = config.broker_permission
+        send.configure(broker_permission=permission)
+        send_back.configure(broker_permission=permission)
+        if registration is not None:
+            registration.set_permission(permission)
+
+    def set_topics(config: BrokerConfig) -> None:
+        topics = metadata.topics
+        topics.settings = evolve(
+            topics.settings, auto_create=config.auto_create_topic_enable, topics_max=config.topics_max
+        )
+        if metadata.settings.adds_system_entries:
+            # The topic that stands model for others is only there with auto-creation.
+            topics.add_system_topics()
+
+    return [
         at_run_time(
             "broker_permission",
             "max_transfer_count_on_message_in_memory",
@@ -118,20 +134,9 @@ class AdminRoom:
             "slave_read_enable",
             "access_message_in_memory_max_ratio",
             apply=consumers.configure,
-        )
-        for processor in (send, send_back):
-            at_run_time("broker_permission", apply=partial(_set_permission, processor))
-
-        def set_topics(config: BrokerConfig) -> None:
-            topics = metadata.topics
-            topics.settings = evolve(
-                topics.settings, auto_create=config.auto_create_topic_enable, topics_max=config.topics_max
-            )
-            if metadata.settings.adds_system_entries:
-                # The topic that stands model for others is only there with auto-creation.
-                topics.add_system_topics()
-
-        at_run_time("auto_create_topic_enable", "topics_max", apply=set_topics)
+        ),
+        at_run_time("broker_permission", apply=set_permission),
+        at_run_time("auto_create_topic_enable", "topics_max", apply=set_topics),
         at_run_time(
             "transaction_time_out",
             "transaction_check_max",
@@ -141,14 +146,14 @@ class AdminRoom:
             "open_transactions_max",
             "file_reserved_time",
             apply=transactions.configure,
-        )
+        ),
         at_run_time(
             "auto_create_subscription_group",
             "groups_max",
             apply=lambda config: metadata.groups.configure(
                 auto_create=config.auto_create_subscription_group, groups_max=config.groups_max
             ),
-        )
+        ),
         at_run_time(
             "file_reserved_time",
             "delete_when",
@@ -159,18 +164,5 @@ class AdminRoom:
             "clean_resource_interval",
             "archive_before_delete",
             apply=lambda config: retention.configure(retention_settings(config)),
-        )
-
-    def set_registration(self, registration: BrokerRegistration) -> None:
-        """Register a changed brokerPermission with the name servers."""
-        self.config.at_run_time(
-            "broker_permission", apply=lambda config: registration.set_permission(config.broker_permission)
-        )
-
-    async def run(self) -> None:
-        """Sample the statistics until cancelled."""
-        await self.traffic.run()
-
-
-def _set_permission(processor: SendProcessor | SendBackProcessor, config: BrokerConfig) -> None:
-    processor.configure(broker_permission=config.broker_permission)
+        ),
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
@@ -24,7 +25,7 @@ from trioha.broker_status import BrokerSettings, BrokerStatus
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.config.update import ConfigFile
 from trioha.metadata.metadata_store import MetadataStore
-from trioha.node.admin_room import AdminRoom
+from trioha.node.admin_room import AdminRoom, run_time_settings
 from trioha.node.budget import DescriptorBudget
 from trioha.node.consumer_room import ConsumerRoom
 from trioha.node.ha_room import HaRoom
@@ -34,12 +35,16 @@ from trioha.recording.events import EventSink
 from trioha.remoting import compiled
 from trioha.remoting.address import Address
 from trioha.remoting.codes import RequestCode
+from trioha.remoting.connections import Connections
 from trioha.remoting.pull_forms import PullForms
 from trioha.remoting.server import RemotingServer, ServerLimits
 from trioha.remoting.serving import Handler
 from trioha.store.message_store import MessageStore
 from trioha.store.retention import Retention
 from trioha.store.tags import DelayLevels
+
+if TYPE_CHECKING:
+    from trioha.broker.registration import BrokerRegistration
 
 
 @frozen
@@ -66,6 +71,7 @@ class BrokerRoom:
         metadata: MetadataStore,
         ha: HaRoom,
         security: SecurityRoom,
+        listen: Address,
         ha_address: Address,
         sink: EventSink,
         budget: DescriptorBudget,
@@ -75,35 +81,29 @@ class BrokerRoom:
         handlers: Mapping[int, Handler],
         parts: PartStatuses = NO_PARTS,
         timers_from_ms: Callable[[], int | None] = lambda: None,
+        registration: BrokerRegistration | None = None,
     ) -> BrokerRoom:
-        """`ha_address`, `warnings` and `parts` are of the node's status; `handlers` answer further requests.
+        """`listen` is the address for clients; `ha_address`, `warnings` and `parts` are of the node's status.
 
-        `timers_from_ms` is that of `MetadataProcessor`.
+        `handlers` answer further requests. `timers_from_ms` is that of `MetadataProcessor`. Changes of
+        brokerPermission go to `registration`, too.
         """
+        connections = Connections(server_limits(config, budget))
+        push = partial(connections.push, may_wait=True)
         traffic = BrokerTraffic(cluster_name=config.broker_cluster_name, keys_max=config.statistics_max)
         puts = PutService(
             commit_log=store.commit_log,
             group_commit=ha.group_commit,
             sink=sink,
             is_slave=config.broker_role is BrokerRole.SLAVE,
+            on_stored=traffic.note_put,
         )
-        puts.on_stored = traffic.note_put
-        info = BrokerInfo(
-            _identity(config, ha_address=ha_address, warnings=warnings),
-            store_path=config.store_path_root_dir,
-            store=store,
-            puts=puts,
-            master=ha.master,
-            replicas=ha.replicas,
-            slave=ha.slave,
-            parts=parts,
-        )
-        updates = StatusPublisher(info.ha_status_body, info.runtime_info_body)
         consumers = ConsumerRoom.build(
             config,
             store,
             metadata,
             traffic=traffic,
+            connections=connections,
             confirm=ha.confirm,
             is_following=always if ha.slave is None else ha.slave.is_connected,
         )
@@ -121,6 +121,7 @@ class BrokerRoom:
             metadata=metadata,
             clients=consumers.clients,
             puts=puts,
+            connections=connections,
             held_offset=held_offset,
         )
         send = SendProcessor(
@@ -153,19 +154,41 @@ class BrokerRoom:
                 safe_offset=lambda: min(log.flushed.offset, held_offset()),
             )
             store.dispatcher.on_written.append(delivery.arrived)
-            info.delay_progress = delivery.progress
         admin = AdminRoom.build(
-            config, store, metadata, consumers.clients, traffic=traffic, config_file=config_file
+            config,
+            store,
+            metadata,
+            consumers.clients,
+            traffic=traffic,
+            config_file=config_file,
+            push=push,
+            address=str(listen),
+            settings=run_time_settings(
+                consumers=consumers,
+                metadata=metadata,
+                retention=retention,
+                send=send,
+                send_back=send_back,
+                transactions=transactions,
+                registration=registration,
+            ),
         )
-        admin.set_run_time_settings(
-            consumers=consumers,
-            metadata=metadata,
-            retention=retention,
-            send=send,
-            send_back=send_back,
-            transactions=transactions,
+        access = security.access_control(topic_at=partial(topic_at, store.reads))
+        info = BrokerInfo(
+            _identity(config, ha_address=ha_address, warnings=warnings),
+            store_path=config.store_path_root_dir,
+            store=store,
+            puts=puts,
+            master=ha.master,
+            replicas=ha.replicas,
+            slave=ha.slave,
+            parts=parts,
+            clients=connections.statistics,
+            pulls=consumers.pulls.counts.statistics,
+            delays=tuple if delivery is None else delivery.progress,
+            acl_refusals=lambda: None if access is None else access.refused,
         )
-
+        updates = StatusPublisher(info.ha_status_body, info.runtime_info_body)
         processor = BrokerProcessor(
             send=send,
             info=info,
@@ -179,26 +202,19 @@ class BrokerRoom:
                 **handlers,
             },
         )
-        handler: Handler = processor
-        runs: SendRuns | None = SendRuns(
-            puts, topics=metadata.topics, cluster_name=config.broker_cluster_name, send=send
+        # With access control each request has a signature of its own.
+        forms = PullForms() if access is None else None
+        server = RemotingServer(
+            processor if access is None else access.guard(processor),
+            connections,
+            tls=security.tls,
+            runs=SendRuns(puts, topics=metadata.topics, cluster_name=config.broker_cluster_name, send=send)
+            if access is None
+            else None,
+            pulls=None if forms is None else consumers.pulls,
+            forms=forms,
+            on_closed=consumers.connection_closed,
         )
-        forms: PullForms | None = PullForms()
-        if (
-            control := security.access_control(processor, topic_at=partial(topic_at, store.reads))
-        ) is not None:
-            handler = control
-            # Each request has a signature of its own.
-            runs = forms = None
-            info.acl_refusals = lambda: control.refused
-        server = RemotingServer(handler, limits=server_limits(config, budget), tls=security.tls)
-        server.runs, server.forms = runs, forms
-        server.pulls = None if forms is None else consumers.pulls
-        consumers.attach(server)
-        admin.attach(server)
-        transactions.attach(server)
-        info.pull_statistics = consumers.pulls.counts.statistics
-        info.client_statistics = lambda: server.statistics
         return cls(server, info, puts, updates, consumers, delivery, admin, transactions)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 import trio
 from attrs import frozen
@@ -24,8 +25,8 @@ from trioha.metadata.metadata_store import MetadataStore
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
-from trioha.remoting.server import RemotingServer
-from trioha.remoting.serving import Handler
+from trioha.remoting.connections import Connections
+from trioha.remoting.serving import Handler, Peer
 from trioha.store.consume_queues import Queue
 from trioha.store.message_store import MessageStore
 
@@ -72,11 +73,13 @@ class ConsumerRoom:
         metadata: MetadataStore,
         *,
         traffic: BrokerTraffic,
+        connections: Connections,
         confirm: ConfirmOffset | None = None,
         is_following: Callable[[], bool] = always,
     ) -> ConsumerRoom:
         """Dispatch of `store` wakes the pulls from now on; with `confirm`, messages that are confirmed do.
 
+        Members are notified by `connections`, those of the server.
         `is_following` says whether a slave is connected to its master.
         """
         is_slave = config.broker_role is BrokerRole.SLAVE
@@ -90,7 +93,10 @@ class ConsumerRoom:
 
         locks = QueueLocks(locks_max=config.queue_locks_max)
         clients = ClientRegistry(
-            members_max=config.consumers_max, notifies=notifies, on_gone=locks.connection_ended
+            members_max=config.consumers_max,
+            notify=partial(_notify, connections),
+            notifies=notifies,
+            on_gone=locks.connection_ended,
         )
         # Heartbeats and offsets come by the same connection: pulls must not take all its places.
         polls = LongPolls(
@@ -150,19 +156,9 @@ class ConsumerRoom:
         """Answer further pulls and queries of offsets as `config` says."""
         self.pulls.settings = self.offsets.settings = pull_settings(config)
 
-    def attach(self, server: RemotingServer) -> None:
-        """Notify members by `server`, and remove those whose connections have ended."""
-
-        def notify(connection: int, group: str) -> None:
-            frame = encode(
-                request(
-                    RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext_fields={"consumerGroup": group}, oneway=True
-                )
-            )
-            server.push(connection, frame, may_wait=True)
-
-        self.clients.notify = notify
-        server.on_closed = lambda peer: self.clients.connection_ended(peer.connection)
+    def connection_closed(self, peer: Peer) -> None:
+        """Remove the members whose connection has ended."""
+        self.clients.connection_ended(peer.connection)
 
     async def run(self) -> None:
         """End pulls at their deadlines, remove silent members and expired locks, until cancelled."""
@@ -172,6 +168,13 @@ class ConsumerRoom:
             nursery.start_soon(self.locks.run)
             if self.wake_confirmed is not None:
                 nursery.start_soon(self.wake_confirmed)
+
+
+def _notify(connections: Connections, connection: int, group: str) -> None:
+    """Tell a client that the members of a group of its have changed."""
+    fields = {"consumerGroup": group}
+    notice = request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext_fields=fields, oneway=True)
+    connections.push(connection, encode(notice), may_wait=True)
 
 
 def _keys(queues: Sequence[Queue]) -> list[QueueKey]:

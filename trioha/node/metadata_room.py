@@ -72,10 +72,14 @@ async def open_metadata(
             await run_in_thread(metadata.close)
 
 
-def master_address(config: BrokerConfig) -> MasterAddress:
-    """Where a slave asks its master."""
+def master_address(config: BrokerConfig, *, own: Address) -> MasterAddress:
+    """Where a slave, which clients reach at `own`, asks its master."""
     endpoint = config.ha_master_endpoint
-    return MasterAddress(config.master_address, ha_address=None if endpoint is None else Address(*endpoint))
+    return MasterAddress(
+        config.master_address,
+        ha_address=None if endpoint is None else Address(*endpoint),
+        own=str(own),
+    )
 
 
 def master_check(config: BrokerConfig, master: MasterAddress, *, security: ClientSecurity) -> MasterCheck:
@@ -98,7 +102,6 @@ class MetadataCopyRoom:
 
     sync: MetadataSync | None
     """None on a master."""
-    master: MasterAddress
 
     @classmethod
     def build(
@@ -113,7 +116,7 @@ class MetadataCopyRoom:
     ) -> MetadataCopyRoom:
         """`security` is that of the node's own connections. `has_caught_up`: whether a slave has the log."""
         if config.broker_role is not BrokerRole.SLAVE:
-            return cls(None, master)
+            return cls(None)
 
         def queue_end(topic: str, queue_id: int) -> int | None:
             queue = store.queues.find(topic, queue_id)
@@ -134,7 +137,7 @@ class MetadataCopyRoom:
             connect=partial(open_client, security=security),
             has_caught_up=has_caught_up,
         )
-        return cls(sync, master)
+        return cls(sync)
 
     def status(self) -> MetadataStatus | None:
         """Of the copy; None on a master."""

@@ -2,64 +2,36 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
-
-import trio
-from attrs import frozen
 
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.net.border import ConnectionBorder
-from trioha.net.descriptors import Gate, open_descriptors
-from trioha.node.addresses import announced
+from trioha.net.descriptors import open_descriptors
 from trioha.node.broker_room import BrokerRoom
 from trioha.node.budget import DescriptorBudget
 from trioha.node.ha_room import HaRoom
-from trioha.node.ports import Ports, bound_port
 from trioha.node.store_room import StoreRoom
-from trioha.remoting.address import Address
 
 if TYPE_CHECKING:
     from trioha.metrics.port import MetricsPort
     from trioha.metrics.sources import Sources
 
 
-@frozen
-class MetricsRoom:
-    """The port of trioha.metricsPort."""
+def metrics_port(
+    config: BrokerConfig,
+    *,
+    broker: BrokerRoom,
+    ha: HaRoom,
+    store: StoreRoom,
+    budget: DescriptorBudget,
+) -> MetricsPort | None:
+    """The port of trioha.metricsPort; None without it."""
+    if config.metrics_port is None:
+        return None
+    from trioha.metrics.port import MetricsPort  # noqa: PLC0415
 
-    port: MetricsPort
-    config: BrokerConfig
-
-    @classmethod
-    def build(
-        cls,
-        config: BrokerConfig,
-        *,
-        broker: BrokerRoom,
-        ha: HaRoom,
-        store: StoreRoom,
-        budget: DescriptorBudget,
-    ) -> MetricsRoom | None:
-        """None without trioha.metricsPort."""
-        if config.metrics_port is None:
-            return None
-        from trioha.metrics.port import MetricsPort  # noqa: PLC0415
-
-        sources = _sources(config, broker=broker, ha=ha, store=store, budget=budget)
-        return cls(MetricsPort(sources, connections_max=budget.metrics_connections), config)
-
-    async def run(
-        self, ports: Ports, *, gate: Gate, task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Serve until cancelled; `started` gives the address. Raises ConfigError if it cannot listen."""
-        listeners = await ports.for_metrics()
-        address = Address(
-            announced(self.config.metrics_bind_address, self.config.broker_ip1), bound_port(listeners)
-        )
-        async with trio.open_nursery() as nursery:
-            await nursery.start(partial(self.port.run, listeners, gate=gate))
-            task_status.started(address)
+    sources = _sources(config, broker=broker, ha=ha, store=store, budget=budget)
+    return MetricsPort(sources, connections_max=budget.metrics_connections)
 
 
 def _sources(
@@ -76,7 +48,7 @@ def _sources(
 
     traffic, slave = broker.admin.traffic, ha.slave
     borders = {
-        "clients": broker.server.border,
+        "clients": broker.server.connections.border,
         "slaves": ha.master.border,
         "metrics": ConnectionBorder("connection for metrics"),
     }

@@ -27,19 +27,17 @@ from attrs import evolve
 
 from trioha.config.broker import BrokerConfig
 from trioha.config.update import ConfigFile
-from trioha.node.addresses import announced
 from trioha.node.archive_room import ArchiveRoom, check_archive
 from trioha.node.budget import descriptor_budget
 from trioha.node.hang_watch import HangWatch
 from trioha.node.lock_watch import watch_lock
 from trioha.node.metadata_room import open_metadata
 from trioha.node.namesrv_room import open_name_server
-from trioha.node.ports import Ports, bound_port
+from trioha.node.ports import Ports
 from trioha.node.role_life import NodeParts, Ready, live
 from trioha.node.roles import WAITING, Control, Roles
 from trioha.node.security_room import SecurityRoom
 from trioha.node.store_room import close_store, open_store
-from trioha.remoting.address import Address
 from trioha.unwritten import Unwritten
 
 __all__ = ["Ready", "run_node"]
@@ -136,11 +134,8 @@ async def _join_controllers(
     from trioha.node.controller_room import open_agent, run_agent  # noqa: PLC0415
 
     # The controllers' notices come to the port for clients.
-    listeners = await parts.ports.for_clients()
-    port = bound_port(listeners)
-    for listener in listeners:
-        await listener.aclose()
-    listen = Address(announced(config.bind_address, config.broker_ip1), port)
+    async with parts.ports.open() as ports:
+        listen = ports.clients_address
     agent = await open_agent(
         config, parts.store, listen=listen, security=parts.security.client, hanging=parts.hangs.hanging
     )

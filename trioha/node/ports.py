@@ -9,11 +9,12 @@ A port that is 0 in the configuration is opened once, too: each role has the sam
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Final
 
 import trio
+from attrs import evolve, field, frozen
 
 from trioha.config.broker import BrokerConfig
 from trioha.errors import ConfigError
@@ -29,8 +30,23 @@ METRICS_BACKLOG: Final = 16
 Listeners = list[trio.SocketListener]
 
 
+@frozen(kw_only=True)
+class OpenPorts:
+    """The listeners of a node, and the addresses at which others reach them."""
+
+    clients: Listeners
+    """Of listenPort first, then of the VIP port."""
+    clients_address: Address
+    slaves: Listeners
+    """Of haListenPort."""
+    slaves_address: Address
+    metrics: Listeners = field(factory=list)
+    """Of trioha.metricsPort; empty without it."""
+    metrics_address: Address | None = None
+
+
 class Ports:
-    """Opens each port when it is asked for first. The caller of a method owns the listeners that it gets."""
+    """Opens each port when it is asked for first."""
 
     def __init__(self, config: BrokerConfig, *, are_kept: bool = False) -> None:
         """`are_kept`: the ports outlive those that serve them, until `closed`."""
@@ -41,38 +57,47 @@ class Ports:
 
     async def check(self) -> None:
         """Raise ConfigError if a port cannot be listened on now: before a store is made for nothing."""
-        listeners, _ = await self.for_slaves()
-        listeners += await self.for_clients()
-        if self._config.metrics_port is not None:
-            listeners += await self.for_metrics()
-        for listener in listeners:
-            await listener.aclose()
+        async with self.open():
+            pass
 
-    async def for_clients(self) -> Listeners:
-        """Of listenPort first, then of the VIP port. Raises ConfigError."""
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[OpenPorts]:
+        """All ports; at the end of the block the listeners that are still open are closed.
+
+        Raises ConfigError if one cannot be listened on.
+        """
         config = self._config
-        return await self._listeners(
-            "clients",
-            lambda: open_listeners(config.bind_address, config.listen_port, vip_port=config.vip_port),
-        )
+        with ExitStack() as opened:
 
-    async def for_slaves(self) -> tuple[Listeners, Address]:
-        """Of haListenPort, and the address that slaves dial. Raises ConfigError."""
-        host, port = self._config.bind_address, self._config.ha_listen_port
-        listeners = await self._listeners(
-            "slaves",
-            lambda: _open(host, port, HA_BACKLOG, peers="slaves", key="haListenPort"),
-        )
-        return listeners, Address(announced(host, self._config.broker_ip2), bound_port(listeners))
+            async def listeners(name: str, opening: Callable[[], Awaitable[Listeners]]) -> Listeners:
+                found = await self._listeners(name, opening)
+                for listener in found:
+                    opened.callback(listener.socket.close)
+                return found
 
-    async def for_metrics(self) -> Listeners:
-        """Of trioha.metricsPort. Raises ConfigError."""
-        host, port = self._config.metrics_bind_address, self._config.metrics_port
-        assert port is not None, "there is nothing to serve without a port"
-        return await self._listeners(
-            "metrics",
-            lambda: _open(host, port, METRICS_BACKLOG, peers="Prometheus", key="trioha.metricsPort"),
-        )
+            host = config.bind_address
+            slaves = await listeners(
+                "slaves",
+                lambda: _open(host, config.ha_listen_port, HA_BACKLOG, peers="slaves", key="haListenPort"),
+            )
+            clients = await listeners(
+                "clients", lambda: open_listeners(host, config.listen_port, vip_port=config.vip_port)
+            )
+            ports = OpenPorts(
+                clients=clients,
+                clients_address=Address(announced(host, config.broker_ip1), _bound_port(clients)),
+                slaves=slaves,
+                slaves_address=Address(announced(host, config.broker_ip2), _bound_port(slaves)),
+            )
+            if (port := config.metrics_port) is not None:
+                host_ = config.metrics_bind_address
+                metrics = await listeners(
+                    "metrics",
+                    lambda: _open(host_, port, METRICS_BACKLOG, peers="Prometheus", key="trioha.metricsPort"),
+                )
+                address = Address(announced(host_, config.broker_ip1), _bound_port(metrics))
+                ports = evolve(ports, metrics=metrics, metrics_address=address)
+            yield ports
 
     async def _listeners(self, name: str, opened: Callable[[], Awaitable[Listeners]]) -> Listeners:
         if not self._are_kept or self._ends:
@@ -98,7 +123,7 @@ class Ports:
             self.end()
 
 
-def bound_port(listeners: Listeners) -> int:
+def _bound_port(listeners: Listeners) -> int:
     """The port that the first listener has."""
     port = listeners[0].socket.getsockname()[1]
     assert isinstance(port, int), "TCP addresses have it after the host"

@@ -56,12 +56,12 @@ import trio
 from attrs import frozen
 
 from trioha.broker.info import PartStatuses
+from trioha.broker.slave_reads import always
 from trioha.broker_status import ControlStatus
 from trioha.config.broker import BrokerConfig
 from trioha.config.update import ConfigFile
 from trioha.ha.replicas import ConnectedReplicas
 from trioha.metadata.metadata_store import MetadataStore
-from trioha.node.addresses import announced
 from trioha.node.archive_room import ArchiveRoom
 from trioha.node.broker_room import BrokerRoom
 from trioha.node.budget import DescriptorBudget
@@ -69,10 +69,10 @@ from trioha.node.ha_room import HaRoom
 from trioha.node.hang_watch import HangWatch
 from trioha.node.late_imports import import_late
 from trioha.node.metadata_room import MetadataCopyRoom, master_address, master_check
-from trioha.node.metrics_room import MetricsRoom
+from trioha.node.metrics_room import metrics_port
 from trioha.node.namesrv_room import registration_of
 from trioha.node.pending_room import PendingRoom
-from trioha.node.ports import Ports
+from trioha.node.ports import OpenPorts, Ports
 from trioha.node.recording_room import recording
 from trioha.node.roles import Control
 from trioha.node.security_room import SecurityRoom
@@ -85,6 +85,8 @@ from trioha.store.record import Host
 from trioha.store.retention import EVERYTHING
 
 if TYPE_CHECKING:
+    from trioha.broker.registration import BrokerRegistration
+    from trioha.metrics.port import MetricsPort
     from trioha.namesrv.server import NameServer
 
 REGISTERED_WITHIN_S: Final = 1.0
@@ -162,24 +164,47 @@ async def live(
     it. Raises StoreError when the disk fails; ConfigError if a port cannot be opened.
     """
     with parts.store.attachments():
-        async with recording(config, unwritten=parts.store.unwritten) as (sink, session):
-            return await _serve(parts, config, sink=sink, session=session, ending=ending, on_ready=on_ready)
+        async with (
+            recording(config, unwritten=parts.store.unwritten) as (sink, session),
+            parts.ports.open() as ports,
+        ):
+            rooms = _build(parts, config, ports, sink=sink)
+            ready = Ready(
+                role=config.broker_role.value,
+                listen=ports.clients_address,
+                ha=ports.slaves_address,
+                store=config.store_path_root_dir,
+                max_offset=parts.store.commit_log.max_offset,
+                session=session,
+                name_server=parts.name_server_address,
+                metrics=ports.metrics_address,
+            )
+            await _serve(
+                parts, config, ports, rooms, sink=sink, ending=ending, on_ready=lambda: on_ready(ready)
+            )
+            return rooms.broker.admin.config.config
 
 
-async def _serve(
-    parts: NodeParts,
-    config: BrokerConfig,
-    *,
-    sink: EventSink,
-    session: Path | None,
-    ending: trio.Event,
-    on_ready: Callable[[Ready], None],
-) -> BrokerConfig:
-    """Run the rooms of a life until `ending` is set; then drain."""
+@frozen(kw_only=True)
+class _Rooms:
+    """What a life is made of."""
+
+    store: StoreRoom
+    ha: HaRoom
+    copies: MetadataCopyRoom
+    pending: PendingRoom
+    registration: BrokerRegistration | None
+    broker: BrokerRoom
+    metrics: MetricsPort | None
+
+
+def _build(parts: NodeParts, config: BrokerConfig, ports: OpenPorts, *, sink: EventSink) -> _Rooms:
+    """The rooms for the role of `config`. Raises ConfigError for TLS files that cannot be used."""
     store, metadata, security = parts.store, parts.metadata, parts.security
-    archive, budget = parts.archive, parts.budget
-    control = parts.control
-    master = master_address(config)
+    archive, budget, control = parts.archive, parts.budget, parts.control
+    # Records have the port that clients dial, also if listenPort is 0.
+    store.commit_log.store_host = Host.parse(config.broker_ip1, ports.clients_address.port)
+    master = master_address(config, own=ports.clients_address)
     ha = HaRoom.build(
         config,
         store,
@@ -197,41 +222,75 @@ async def _serve(
         archived_offset=(lambda: EVERYTHING) if archive is None else archive.service.archived_offset,
         working=partial(parts.hangs.stepping, "a sync of the log"),
     )
-    ha_listeners, ha_address = await parts.ports.for_slaves()
     copies = MetadataCopyRoom.build(
         config,
         store,
         metadata,
         master=master,
         security=security.client,
-        has_caught_up=(lambda: True) if ha.slave is None else ha.slave.has_caught_up,
+        has_caught_up=always if ha.slave is None else ha.slave.has_caught_up,
     )
     pending = PendingRoom(config, store, metadata)
-    statuses = PartStatuses(
-        metadata=copies.status,
-        clock_doubt=lambda: store_room.retention.doubt,
-        archive=(lambda: None) if archive is None else partial(archive.status, store_room.retention),
-        control=_control_status(config, store, control, ha.replicas),
-        pending=lambda: pending.found,
-    )
+    registration = None
+    # Before its first role nobody may take the node for a master or a slave.
+    if control is None or control.role is not None:
+        registration = registration_of(
+            config,
+            metadata.topics,
+            listen=ports.clients_address,
+            ha_address=ports.slaves_address,
+            on_master=ha.master_location.receive,
+            on_master_address=master.receive,
+            security=security.client,
+        )
     broker = BrokerRoom.build(
         config,
         store,
         metadata=metadata,
         ha=ha,
         security=security,
-        ha_address=ha_address,
+        listen=ports.clients_address,
+        ha_address=ports.slaves_address,
         sink=sink,
         budget=budget,
         warnings=parts.warnings,
         retention=store_room.retention,
         config_file=parts.config_file,
-        handlers=_control_handlers(config, store, control, ha_address=ha_address),
-        parts=statuses,
+        handlers=_control_handlers(config, store, control, ha_address=ports.slaves_address),
+        parts=PartStatuses(
+            metadata=copies.status,
+            clock_doubt=lambda: store_room.retention.doubt,
+            archive=(lambda: None) if archive is None else partial(archive.status, store_room.retention),
+            control=_control_status(config, store, control, ha.replicas),
+            pending=lambda: pending.found,
+        ),
         timers_from_ms=lambda: pending.timers_from_ms,
+        registration=registration,
     )
-    metrics = MetricsRoom.build(config, broker=broker, ha=ha, store=store_room, budget=budget)
-    metrics_address: Address | None = None
+    return _Rooms(
+        store=store_room,
+        ha=ha,
+        copies=copies,
+        pending=pending,
+        registration=registration,
+        broker=broker,
+        metrics=metrics_port(config, broker=broker, ha=ha, store=store_room, budget=budget),
+    )
+
+
+async def _serve(
+    parts: NodeParts,
+    config: BrokerConfig,
+    ports: OpenPorts,
+    rooms: _Rooms,
+    *,
+    sink: EventSink,
+    ending: trio.Event,
+    on_ready: Callable[[], None],
+) -> None:
+    """Run the rooms of a life until `ending` is set; then drain."""
+    store, budget, control = parts.store, parts.budget, parts.control
+    broker, registration = rooms.broker, rooms.registration
     async with trio.open_nursery() as services:
         if control is not None and config.record_dir is not None:
             from trioha.node.role_recording import (  # noqa: PLC0415
@@ -243,73 +302,40 @@ async def _serve(
             record_role(sink, store, control)
             record_completed_cut(sink, store)
             services.start_soon(record_changes, sink, store, control, config)
-        services.start_soon(store_room.run)
+        services.start_soon(rooms.store.run)
         if not broker.puts.is_slave:
-            services.start_soon(pending.run)
-        await services.start(partial(ha.run, ha_listeners, gate=budget.ha_gate()))
-        if metrics is not None:
+            services.start_soon(rooms.pending.run)
+        await services.start(partial(rooms.ha.run, ports.slaves, gate=budget.ha_gate()))
+        if rooms.metrics is not None:
             # Its connections are few and in the budget: an operator sees a shortage of descriptors.
-            metrics_address = await services.start(partial(metrics.run, parts.ports, gate=budget.ha_gate()))
+            await services.start(partial(rooms.metrics.run, ports.metrics, gate=budget.ha_gate()))
         async with trio.open_nursery() as clients:
-            clients.start_soon(broker.updates.run, broker.server.push)
+            clients.start_soon(broker.updates.run, broker.server.connections.push)
             clients.start_soon(broker.consumers.run)
             clients.start_soon(broker.admin.run)
-            listening = await clients.start(
-                partial(
-                    broker.server.serve_listeners,
-                    await parts.ports.for_clients(),
-                    gate=budget.client_gate(),
-                )
+            await clients.start(
+                partial(broker.server.serve_listeners, ports.clients, gate=budget.client_gate())
             )
-            listen_port = listening[0][1]
-            # Records have the port that clients dial, also if listenPort is 0.
-            store.commit_log.store_host = Host.parse(config.broker_ip1, listen_port)
             if broker.delivery is not None:
                 clients.start_soon(broker.delivery.run)
             clients.start_soon(broker.transactions.run)
-            listen = Address(announced(config.bind_address, config.broker_ip1), listen_port)
-            broker.admin.offsets.address = copies.master.own = str(listen)
-            services.start_soon(copies.run)
-            registration = None
-            # Before its first role nobody may take the node for a master or a slave.
-            if control is None or control.role is not None:
-                registration = registration_of(
-                    config,
-                    metadata.topics,
-                    listen=listen,
-                    ha_address=ha_address,
-                    on_master=ha.master_location.receive,
-                    on_master_address=copies.master.receive,
-                    security=security.client,
-                )
+            services.start_soon(rooms.copies.run)
             if registration is not None:
-                broker.admin.set_registration(registration)
                 services.start_soon(registration.run)
                 if parts.name_server is not None:
                     # Clients of a node that is ready find it at its own name server.
                     with trio.move_on_after(REGISTERED_WITHIN_S):
                         await registration.registered.wait()
-            on_ready(
-                Ready(
-                    role=config.broker_role.value,
-                    listen=listen,
-                    ha=ha_address,
-                    store=config.store_path_root_dir,
-                    max_offset=store.commit_log.max_offset,
-                    session=session,
-                    name_server=parts.name_server_address,
-                    metrics=metrics_address,
-                )
-            )
+            on_ready()
             clients.start_soon(import_late)
             await ending.wait()
             is_last = parts.stopping.is_set()
             if is_last:
                 parts.ports.end()
             else:
-                ha.stop_following()
+                rooms.ha.stop_following()
                 broker.puts.refuse_all("this broker is changing its role")
-                ha.group_commit.end_replica_waits()
+                rooms.ha.group_commit.end_replica_waits()
             # Pulls that wait for messages are answered that there are none.
             broker.consumers.polls.end_all()
             async with trio.open_nursery() as ends:
@@ -320,7 +346,6 @@ async def _serve(
                 await parts.name_server.drain()
             clients.cancel_scope.cancel()
         services.cancel_scope.cancel()
-    return broker.admin.config.config
 
 
 def _control_status(

@@ -12,7 +12,6 @@ from trioha.config.broker import BrokerConfig
 from trioha.net.threads import run_in_thread
 from trioha.net.tls import ServerTls
 from trioha.remoting.client import ClientSecurity
-from trioha.remoting.serving import Handler
 from trioha.remoting.signature import Credentials
 
 if TYPE_CHECKING:
@@ -45,15 +44,13 @@ class SecurityRoom:
         client_tls = await run_in_thread(partial(name_server_tls, config))
         return cls(tls, acl, ClientSecurity(_credentials(config), client_tls))
 
-    def access_control(self, handler: Handler, *, topic_at: TopicAt) -> AccessControl | None:
-        """Access control in front of `handler`; None if it is not enabled."""
-        if self.acl is None:
+    def access_control(self, *, topic_at: TopicAt) -> AccessControl | None:
+        """Access control by the rules as they are at each request; None if it is not enabled."""
+        if (file := self.acl) is None:
             return None
         from trioha.broker.acl import AccessControl  # noqa: PLC0415
 
-        control = AccessControl(self.acl.rules, handler, topic_at=topic_at)
-        self.acl.on_change = control.replace
-        return control
+        return AccessControl(lambda: file.rules, topic_at=topic_at)
 
     async def run(self) -> None:
         """Keep the rules those of their file, until cancelled."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from attrs import frozen
 
@@ -14,7 +15,7 @@ from trioha.broker.transaction_settings import TransactionSettings
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.remoting.codes import RequestCode
-from trioha.remoting.server import RemotingServer
+from trioha.remoting.connections import Connections
 from trioha.remoting.serving import Handler
 from trioha.store.consume_queues import Queue
 from trioha.store.message_store import MessageStore
@@ -40,10 +41,12 @@ class TransactionRoom:
         metadata: MetadataStore,
         clients: ClientRegistry,
         puts: PutService,
+        connections: Connections,
         held_offset: Callable[[], int],
     ) -> TransactionRoom:
         """Dispatch of `store` gives half messages to the service from now on.
 
+        Producers are asked by `connections`, those of the server.
         `held_offset`: the end of what each slave has that may become master.
         """
         service = None
@@ -54,6 +57,7 @@ class TransactionRoom:
                 clients,
                 puts,
                 settings=transaction_settings(config),
+                push=partial(connections.push, may_wait=True),
                 held_offset=held_offset,
             )
             _follow_dispatch(store, service)
@@ -64,11 +68,6 @@ class TransactionRoom:
     def prepare(self) -> Callable[[Message], Message]:
         """Makes half messages of sends; a slave, which refuses all puts, leaves them as they are."""
         return _unchanged if self.service is None else self.service.prepare
-
-    def attach(self, server: RemotingServer) -> None:
-        """Ask producers by `server`."""
-        if self.service is not None:
-            self.service.checks.push = lambda connection, frame: server.push(connection, frame, may_wait=True)
 
     def configure(self, config: BrokerConfig) -> None:
         """Handle further transactions as `config` says; rounds of checks keep their interval."""

@@ -19,12 +19,11 @@ closed without an answer, and counted. One-way requests are never answered
 (docs/protocol/remoting.md#requests-and-responses). Every other error of a connection ends at its border: it
 is counted and logged, and affects no other connection.
 
-`push` sends a frame that is not an answer.
+`Connections.push` sends a frame that is not an answer.
 """
 
 from __future__ import annotations
 
-import copy
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -33,14 +32,13 @@ from functools import partial
 import trio
 
 from trioha.errors import ConfigError
-from trioha.net.border import ConnectionBorder, is_shortage
+from trioha.net.border import is_shortage
 from trioha.net.descriptors import Gate, OpenGate
 from trioha.net.listen import serve_listeners
 from trioha.net.tls import ServerTls
 from trioha.net.transport import SocketTransport
 from trioha.remoting.address import Address
-from trioha.remoting.closures import ClosureLog
-from trioha.remoting.memory import ClientMemory
+from trioha.remoting.connections import Connections
 from trioha.remoting.opening import open_stream
 from trioha.remoting.pull_forms import PullForms
 from trioha.remoting.server_connection import ServerConnection
@@ -60,24 +58,33 @@ class RemotingServer:
     """Serves connections with one handler."""
 
     def __init__(
-        self, handler: Handler, *, limits: ServerLimits | None = None, tls: ServerTls | None = None
+        self,
+        handler: Handler,
+        connections: Connections | None = None,
+        *,
+        tls: ServerTls | None = None,
+        runs: RunHandler | None = None,
+        pulls: PullHandler | None = None,
+        forms: PullForms | None = None,
+        on_closed: Callable[[Peer], None] | None = None,
     ) -> None:
-        """`tls` None: connections that start TLS are closed, as connections with an invalid frame."""
+        """`connections` are those of this server alone, by default with the limits of `ServerLimits()`.
+
+        `tls` None: connections that start TLS are closed, as connections with an invalid frame.
+
+        `runs` handles sends that come together, `pulls` answers pulls of known forms, which are kept in
+        `forms`; without them, `handler` gets each. `on_closed` is called once for each connection after its
+        end; must not block.
+        """
         self.handler = handler
+        self.connections = Connections() if connections is None else connections
+        self.limits = self.connections.limits
         self._tls = tls
-        self.limits = ServerLimits() if limits is None else limits
-        self.border = ConnectionBorder("remoting connection")
-        self._counters = ServerStatistics()
-        self._closures = ClosureLog()
-        self._memory = ClientMemory(
-            self.limits.total_bytes_max,
-            connections_max=self.limits.connections_max,
-            room_timeout_s=self.limits.room_timeout_s,
-        )
-        self._connections: dict[int, ServerConnection] = {}
-        """Open connections by their number."""
-        self._openings: set[trio.CancelScope] = set()
-        """Connections whose first byte or TLS handshake is waited for."""
+        self._runs = runs
+        self._pulls = pulls
+        self._forms = forms
+        self._on_closed = on_closed
+        self._counters = self.connections.counters
         self._open_by_host: Counter[str] = Counter()
         """Number of open connections by address."""
         self._accepting = trio.CancelScope()
@@ -86,45 +93,11 @@ class RemotingServer:
         self._is_draining = False
         self._one_less = trio.Event()
         """Set when a connection has ended."""
-        self.on_closed: Callable[[Peer], None] | None = None
-        """Called once for each connection after its end; must not block."""
-        self.runs: RunHandler | None = None
-        """Handles sends that come together; without it, the handler gets each."""
-        self.pulls: PullHandler | None = None
-        """Answers pulls of known forms; without it, the handler does."""
-        self.forms: PullForms | None = None
-        """Forms of the pulls that have come, where pulls are to be read by them."""
-
-    def push(self, connection: int, frame: bytes, *, may_wait: bool = False) -> bool:
-        """Send a whole frame that no request waits for to the connection of that number, if it takes it now.
-
-        Where bytes still wait to be sent there, it is dropped, or with `may_wait` sent after them, as far as
-        there is memory for it. False if there is no such connection.
-        """
-        served = self._connections.get(connection)
-        if served is None:
-            return False
-        try:
-            served.push(frame, may_wait=may_wait)
-        except Exception as error:  # noqa: BLE001 - the border of a connection, called from another task
-            self.border.report(error, str(served.peer))
-            served.cut()
-        return True
 
     @property
     def statistics(self) -> ServerStatistics:
         """The current counters."""
-        counters = copy.copy(self._counters)
-        counters.connections_open = self._open
-        counters.bugs, counters.shortages = self.border.bugs, self.border.shortages
-        counters.held_bytes = self._memory.held_bytes
-        counters.largest_held_bytes = self._memory.largest_held_bytes
-        counters.memory_waits = self._memory.waits
-        return counters
-
-    @property
-    def _open(self) -> int:
-        return len(self._connections) + len(self._openings)
+        return self.connections.statistics()
 
     async def serve(
         self,
@@ -164,7 +137,7 @@ class RemotingServer:
                                 listeners,
                                 gate=OpenGate() if gate is None else gate,
                                 handler_nursery=connections,
-                                border=self.border,
+                                border=self.connections.border,
                             )
                         )
                         task_status.started(
@@ -189,26 +162,26 @@ class RemotingServer:
         if self._accepting_ended is not None:
             # A client whose connection has ended must not be accepted again.
             await self._accepting_ended.wait()
-        for opening in self._openings:
+        for opening in self.connections.openings:
             # No request of it was received.
             opening.cancel()
-        for connection in self._connections.values():
+        for connection in self.connections.served.values():
             connection.drain()
         with trio.move_on_after(timeout_s):
             await self._all_ended()
-        for connection in self._connections.values():
+        for connection in self.connections.served.values():
             connection.cut()
         await self._all_ended()
 
     async def _all_ended(self) -> None:
-        while self._open:
+        while len(self.connections):
             self._one_less = trio.Event()
             await self._one_less.wait()
 
     async def serve_connection(self, stream: trio.SocketStream) -> None:
         """Serve one accepted connection until it ends, and close it."""
         async with stream:
-            if self._is_draining or self._open >= self.limits.connections_max:
+            if self._is_draining or len(self.connections) >= self.limits.connections_max:
                 self._counters.connections_refused += 1
                 return
             try:
@@ -236,30 +209,31 @@ class RemotingServer:
         """Serve any kind of stream as a connection from `address`. The caller closes it."""
         self._counters.connections_accepted += 1
         peer = Peer(address, self._counters.connections_accepted)
-        with self.border.around(str(peer)):
+        connections = self.connections
+        with connections.border.around(str(peer)):
             opened = stream if self._tls is None else await self._open_stream(stream, peer, self._tls)
             if opened is None:
                 return
-            connection = self._connections[peer.connection] = ServerConnection(
+            connection = connections.served[peer.connection] = ServerConnection(
                 opened,
                 peer,
                 handler=self.handler,
                 limits=self.limits,
-                memory=self._memory,
+                memory=connections.memory,
                 counters=self._counters,
-                border=self.border,
-                closures=self._closures,
-                runs=self.runs,
-                pulls=self.pulls,
-                forms=self.forms,
+                border=connections.border,
+                closures=connections.closures,
+                runs=self._runs,
+                pulls=self._pulls,
+                forms=self._forms,
             )
             try:
                 await connection.run()
             finally:
-                del self._connections[peer.connection]
+                del connections.served[peer.connection]
                 self._one_less.set()
-                if self.on_closed is not None:
-                    self.on_closed(peer)
+                if self._on_closed is not None:
+                    self._on_closed(peer)
 
     async def _open_stream(
         self, stream: trio.abc.Stream, peer: Peer, tls: ServerTls
@@ -267,7 +241,7 @@ class RemotingServer:
         """The stream of requests, plain or with TLS; None if the connection must be closed."""
         opened: trio.abc.Stream | None = None
         with trio.CancelScope() as opening:
-            self._openings.add(opening)
+            self.connections.openings.add(opening)
             try:
                 opened = await open_stream(
                     stream,
@@ -275,10 +249,10 @@ class RemotingServer:
                     tls=tls,
                     limits=self.limits,
                     counters=self._counters,
-                    closures=self._closures,
+                    closures=self.connections.closures,
                 )
             finally:
-                self._openings.remove(opening)
+                self.connections.openings.remove(opening)
                 self._one_less.set()
         return None if self._is_draining else opened
 

@@ -144,8 +144,7 @@ async def run(port: int, state_file: Path) -> None:
     """Be a controller at 127.0.0.1:`port` until the process is killed."""
     async with trio.open_nursery() as nursery:
         controller = Controller(f"127.0.0.1:{port}", load_group(state_file), state_file, nursery)
-        server = RemotingServer(controller.handle)
-        server.on_closed = controller.closed
+        server = RemotingServer(controller.handle, on_closed=controller.closed)
         nursery.start_soon(controller.watch)
         await server.serve(host="127.0.0.1", port=port)
 

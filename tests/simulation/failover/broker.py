@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
 from attrs import define, evolve
@@ -39,6 +39,7 @@ from trioha.node.controller_room import agent_settings, offsets_of, run_agent
 from trioha.node.ha_room import HaRoom
 from trioha.node.hang_watch import HangWatch
 from trioha.node.metadata_room import metadata_settings
+from trioha.node.ports import OpenPorts
 from trioha.node.role_changes import live_roles
 from trioha.node.role_life import NodeParts
 from trioha.node.roles import WAITING, Control, Roles
@@ -456,13 +457,16 @@ class _Ports:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    async def for_clients(self) -> list[Any]:
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[OpenPorts]:
         await trio.lowlevel.checkpoint()
-        return []
-
-    async def for_slaves(self) -> tuple[list[Any], Address]:
-        await trio.lowlevel.checkpoint()
-        return [self._broker.ha_port], Address(self._broker.host, HA_PORT)
+        host = self._broker.host
+        yield OpenPorts(
+            clients=[],
+            clients_address=Address(host, CLIENT_PORT),
+            slaves=[cast("Any", self._broker.ha_port)],
+            slaves_address=Address(host, HA_PORT),
+        )
 
     def end(self) -> None:
         """They end with the process."""

@@ -17,7 +17,6 @@ from tests.simulation.failover.broker import CLIENT_PORT, Broker, Life, Sink
 from tests.simulation.failover.processes import CURRENT, Crash, hanging_enabled
 from tests.simulation.history import bytes_of
 from tests.simulation.network import Link
-from trioha.broker.metadata_sync import MasterAddress
 from trioha.broker.puts import PutService
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.ha import master as ha_master
@@ -52,8 +51,8 @@ class _Clients:
         self._broker = broker
         self._life = life
 
-    def push(self, *_: object) -> None:
-        """Nobody is subscribed."""
+    connections = SimpleNamespace(push=None)
+    """Nobody is subscribed."""
 
     async def serve_listeners(
         self, _listeners: Sequence[object], *, gate: object, task_status: trio.TaskStatus[Any]
@@ -107,12 +106,11 @@ class _BrokerRoom:
         settings = SimpleNamespace(config=config)
         return SimpleNamespace(
             server=_Clients(broker, life),
-            info=SimpleNamespace(),
             puts=puts,
             updates=SimpleNamespace(run=_wait_for_ever),
             consumers=SimpleNamespace(run=_wait_for_ever, polls=SimpleNamespace(end_all=lambda: None)),
             delivery=None,
-            admin=SimpleNamespace(run=_wait_for_ever, offsets=SimpleNamespace(), config=settings),
+            admin=SimpleNamespace(run=_wait_for_ever, config=settings),
             transactions=SimpleNamespace(run=_wait_for_ever),
         )
 
@@ -131,8 +129,8 @@ class _MetadataCopyRoom:
     """In place of the copies of metadata: none are made."""
 
     @staticmethod
-    def build(config: BrokerConfig, *_: object, **__: object) -> MetadataCopyRoom:
-        return MetadataCopyRoom(None, MasterAddress(config.master_address, ha_address=None))
+    def build(*_: object, **__: object) -> MetadataCopyRoom:
+        return MetadataCopyRoom(None)
 
 
 @asynccontextmanager
