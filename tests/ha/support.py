@@ -180,7 +180,7 @@ async def put_and_wait(puts, message):
     if isinstance(put, PutResult):
         return put
     await put.settled()
-    return put.result()
+    return puts.result(put)
 
 
 async def committed(commit, appended, *, request_id=1):

@@ -253,7 +253,7 @@ class MasterNode(Node):
             result = outcome
         else:
             await outcome.settled()
-            result = outcome.result()
+            result = self._puts.result(outcome)
         self.pending.remove(put)
         self.statuses[result.status.name] += 1
         self.trace.note(self.name, f"put {number} {result.status.name}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Protocol
+from collections.abc import Callable, Hashable
+from typing import Generic, Protocol, TypeVar
 
 import trio
 from attrs import define, field, frozen
@@ -11,6 +11,8 @@ from attrs import define, field, frozen
 from trioha.broker.rates import MidnightTotals, RateWindows, local_date
 from trioha.ha.group_commit import Commit, GroupCommit
 from trioha.recording.events import EventSink, Kind
+from trioha.remoting.command import RemotingCommand
+from trioha.remoting.serving import PendingAnswer
 from trioha.store.commit_log import CommitLog
 from trioha.store.messages import AppendResult, EncodedSends, Message, MessageBatch
 from trioha.store.put_status import PutStatus
@@ -57,34 +59,32 @@ class PutResult:
     append: AppendResult
 
 
-@define(eq=False)
-class PendingPut:
-    """Puts that are stored and wait for disk or slaves."""
+T = TypeVar("T", RemotingCommand, bytes)
 
-    _puts: PutService
+
+@define(eq=False)
+class PutAnswer(PendingAnswer, Generic[T]):
+    """The answer to puts that are stored and wait for disk or slaves."""
+
     commit: Commit
+    _answer: Callable[[], T]
 
     @property
     def marks(self) -> Hashable:
-        """What they wait for; see `Commit.marks`."""
+        """As `PendingAnswer`."""
         return self.commit.marks
 
     async def settled(self) -> None:
-        """Wait until they may be answered."""
+        """As `PendingAnswer`."""
         await self.commit.settled()
 
     def is_settled(self, now_s: float) -> bool:
-        """Whether they may be answered."""
+        """As `PendingAnswer`."""
         return self.commit.is_settled(now_s)
 
-    def statuses(self) -> list[PutStatus] | None:
-        """The status of each put, None if all are PUT_OK. Call it once, for the answer."""
-        return self._puts.end(self.commit)
-
-    def result(self) -> PutResult:
-        """The result of a put that was appended alone. Call it once, for the answer."""
-        statuses = self.statuses()
-        return PutResult(PutStatus.PUT_OK if statuses is None else statuses[0], self.commit.appended)
+    def answer(self) -> T:
+        """As `PendingAnswer`."""
+        return self._answer()
 
 
 class PutService:
@@ -125,19 +125,17 @@ class PutService:
         appended, request_id = self._append(message)
         return self._answered(appended, request_id)
 
-    def put_and_wait(self, message: Message | MessageBatch) -> PutResult | PendingPut:
-        """Append `message` now; what comes of it later if it has to wait for disk or slaves.
+    def put_and_wait(self, message: Message | MessageBatch) -> PutResult | Commit:
+        """Append `message` now; a `Commit` if the put has to wait for disk or slaves, then `result` for it.
 
-        If the `PendingPut` is dropped, the message stays stored and unanswered.
+        If the `Commit` is dropped, the message stays stored and unanswered.
         """
         appended, request_id = self._append(message)
         if not (request_id and self._group_commit.waits):
             return self._answered(appended, request_id)
-        return PendingPut(self, self._group_commit.begin(appended, request_id=request_id))
+        return self._group_commit.begin(appended, request_id=request_id)
 
-    def put_run(
-        self, sends: EncodedSends, data: bytes, *, born_host: Host
-    ) -> PendingPut | AppendResult | None:
+    def put_run(self, sends: EncodedSends, data: bytes, *, born_host: Host) -> Commit | AppendResult | None:
         """Append sends that came together, with bodies in `data`. Each is a put of its own.
 
         An `AppendResult` if they wait for nothing. None, with nothing stored, where each has to be put by
@@ -157,7 +155,7 @@ class PutService:
         if self._on_stored is not None:
             self._on_stored(sends.topic, puts, appended.size, puts)
         if commit.waits:
-            return PendingPut(self, commit.begin(appended, request_id=request_id))
+            return commit.begin(appended, request_id=request_id)
         start_offset = appended.physical_offset
         for number, end_offset in enumerate(appended.put_ends):
             self._sink.emit(_PUT, offset=end_offset, aux=request_id + number, size=end_offset - start_offset)
@@ -172,6 +170,11 @@ class PutService:
         messages = len(appended.batch_offsets) or 1
         self._count(statuses, messages if appended.places else 1, messages)
         return statuses
+
+    def result(self, commit: Commit) -> PutResult:
+        """The result of a put that was appended alone, as `end` counts it."""
+        statuses = self.end(commit)
+        return PutResult(PutStatus.PUT_OK if statuses is None else statuses[0], commit.appended)
 
     def _count(self, statuses: list[PutStatus] | None, puts: int, messages: int) -> None:
         if statuses is None:
@@ -217,7 +220,7 @@ class PutService:
         return {name: count for name, count in zip(_NAMES, self._statuses, strict=True) if count}
 
     def statistics(self) -> PutStatistics:
-        """Results of the puts up to now; takes 60 us, for the rates."""
+        """Results of the puts up to now."""
         self._midnights.turn(local_date(), self._stored)
         return PutStatistics(
             messages_stored=self._stored,

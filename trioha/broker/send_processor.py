@@ -6,18 +6,17 @@ See docs/protocol/remoting.md#sends.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Hashable
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Final
-
-from attrs import define
 
 from trioha.broker.delayed_messages import DELAY, delay_level, scheduled
 from trioha.broker.half_messages import is_half_message
-from trioha.broker.puts import PendingPut, PutResult, PutService
+from trioha.broker.puts import PutAnswer, PutResult, PutService
 from trioha.broker.remarks import SEE_FAQ, broker_refuses_sends, topic_refuses_sends
 from trioha.broker.retries import Retries
 from trioha.errors import RemoteProtocolError
+from trioha.ha.group_commit import Commit
 from trioha.metadata.table import TableFull
 from trioha.metadata.topics import READ_WRITE, Perm, TopicConfig, TopicTable, describe_topic
 from trioha.remoting.codes import ResponseCode
@@ -30,7 +29,7 @@ from trioha.remoting.send_message import (
     refused_send,
     send_response,
 )
-from trioha.remoting.serving import Peer, PendingAnswer
+from trioha.remoting.serving import Answer, Peer
 from trioha.store.message_properties import encode_properties, join_properties, parse_properties
 from trioha.store.messages import Message, MessageBatch
 from trioha.store.record import Host
@@ -81,23 +80,17 @@ class SendProcessor:
         self._topics = topics
         self._retries = retries
         self._broker_ip = broker_ip
-        self._is_writable = broker_permission & Perm.WRITE != 0
+        self.is_writable = broker_permission & Perm.WRITE != 0
+        """Whether brokerPermission allows sends."""
         self._delay_levels = delay_levels
         self._prepare = prepare
         self._cluster = encode_properties({"CLUSTER": cluster_name})
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether brokerPermission allows sends."""
-        return self._is_writable
-
     def configure(self, *, broker_permission: int) -> None:
         """Accept or refuse further sends by brokerPermission."""
-        self._is_writable = broker_permission & Perm.WRITE != 0
+        self.is_writable = broker_permission & Perm.WRITE != 0
 
-    def answer(
-        self, request: RemotingCommand, peer: Peer
-    ) -> RemotingCommand | PendingSend | Awaitable[RemotingCommand]:
+    def answer(self, request: RemotingCommand, peer: Peer) -> Answer:
         """The response to a send, a later one if the put waits for slaves or the disk.
 
         The message is in the log when this returns, so messages of one connection keep their order. The
@@ -109,13 +102,22 @@ class SendProcessor:
         except BadRequestError as error:
             return refused_send(request, error)
         put = self._puts.put_and_wait(message) if wait_store_ok else self._puts.put(message)
-        send = PendingSend(request, message, queue_id, put)
+        answer: RemotingCommand | PutAnswer[RemotingCommand]
+        if isinstance(put, PutResult):
+            answer = _respond(request, message, queue_id, put)
+        else:
+            answer = PutAnswer(put, partial(self._respond_later, request, message, queue_id, put))
         topics = self._topics
         if topics.changed_at:
             change = max(topics.changed_at.get(topic, 0) for topic in (header.topic, message.topic))
             if change:
-                return _respond_when_kept(send, written=topics.written, change=change)
-        return send.answer() if isinstance(put, PutResult) else send
+                return _when_kept(answer, written=topics.written, change=change)
+        return answer
+
+    def _respond_later(
+        self, request: RemotingCommand, message: Message | MessageBatch, queue_id: int, commit: Commit
+    ) -> RemotingCommand:
+        return _respond(request, message, queue_id, self._puts.result(commit))
 
     def _message(
         self, header: SendMessageRequestHeader, request: RemotingCommand, peer: Peer
@@ -238,7 +240,7 @@ class SendProcessor:
         if self._puts.is_slave:
             # A slave has its master's topics and refuses the put.
             return max(0, header.queue_id)
-        if not self._is_writable:
+        if not self.is_writable:
             raise broker_refuses_sends(self._broker_ip)
         topic = self._topics.find(header.topic)
         if topic is None:
@@ -281,40 +283,14 @@ def born_host_of(host: str, port: int) -> Host:
     return Host.parse(host, port)
 
 
-async def _respond_when_kept(send: PendingSend, *, written: Watermark, change: int) -> RemotingCommand:
-    await send.settled()
-    response = send.answer()
+async def _when_kept(
+    answer: RemotingCommand | PutAnswer[RemotingCommand], *, written: Watermark, change: int
+) -> RemotingCommand:
+    if not isinstance(answer, RemotingCommand):
+        await answer.settled()
+        answer = answer.answer()
     await written.reached(change)
-    return response
-
-
-@define(eq=False)
-class PendingSend(PendingAnswer):
-    """The answer to a send that is stored, and may wait."""
-
-    _request: RemotingCommand
-    _message: Message | MessageBatch
-    _queue_id: int
-    _put: PutResult | PendingPut
-
-    @property
-    def marks(self) -> Hashable:
-        """As `PendingAnswer`."""
-        return None if isinstance(self._put, PutResult) else self._put.marks
-
-    async def settled(self) -> None:
-        """As `PendingAnswer`."""
-        if not isinstance(self._put, PutResult):
-            await self._put.settled()
-
-    def is_settled(self, now_s: float) -> bool:
-        """As `PendingAnswer`."""
-        return isinstance(self._put, PutResult) or self._put.is_settled(now_s)
-
-    def answer(self) -> RemotingCommand:
-        """As `PendingAnswer`."""
-        result = self._put if isinstance(self._put, PutResult) else self._put.result()
-        return _respond(self._request, self._message, self._queue_id, result)
+    return answer
 
 
 def _respond(

@@ -12,13 +12,12 @@ a status of its own when a wait ends early.
 from __future__ import annotations
 
 import struct
-from collections.abc import Hashable
+from functools import partial
 from typing import Final
 
-from attrs import define
-
-from trioha.broker.puts import PendingPut, PutService
+from trioha.broker.puts import PutAnswer, PutService
 from trioha.broker.send_processor import FORBIDDEN_TOPICS, SendProcessor, born_host_of
+from trioha.ha.group_commit import Commit
 from trioha.metadata.topics import TopicTable
 from trioha.remoting import compiled
 from trioha.remoting.codec import encode_head
@@ -30,7 +29,7 @@ from trioha.remoting.send_message import (
     check_topic,
     send_response,
 )
-from trioha.remoting.serving import Peer, PendingAnswer
+from trioha.remoting.serving import Peer
 from trioha.store.message_properties import encode_properties
 from trioha.store.messages import AppendResult, EncodedSends
 from trioha.store.put_status import PutStatus
@@ -62,7 +61,7 @@ class SendRuns:
         self.shared_properties = encode_properties({"CLUSTER": cluster_name})
         """What the broker adds to the properties of each send."""
 
-    def put(self, sends: EncodedSends, data: bytes, peer: Peer) -> bytes | PendingSends | None:
+    def put(self, sends: EncodedSends, data: bytes, peer: Peer) -> bytes | PutAnswer[bytes] | None:
         """As `RunHandler.put`."""
         topic = sends.topic
         if topic in FORBIDDEN_TOPICS or topic.startswith(RETRY_TOPIC_PREFIX) or not self._send.is_writable:
@@ -83,32 +82,10 @@ class SendRuns:
         put = self._puts.put_run(sends, data, born_host=born_host_of(peer.address.host, peer.address.port))
         if isinstance(put, AppendResult):
             return _answers(sends, None, put)
-        return None if put is None else PendingSends(sends, put)
+        return None if put is None else PutAnswer(put, partial(self._answer_later, sends, put))
 
-
-@define(eq=False)
-class PendingSends(PendingAnswer):
-    """The answers to a run of sends that waits."""
-
-    _sends: EncodedSends
-    _put: PendingPut
-
-    @property
-    def marks(self) -> Hashable:
-        """As `PendingAnswer`."""
-        return self._put.marks
-
-    async def settled(self) -> None:
-        """As `PendingAnswer`."""
-        await self._put.settled()
-
-    def is_settled(self, now_s: float) -> bool:
-        """As `PendingAnswer`."""
-        return self._put.is_settled(now_s)
-
-    def answer(self) -> bytes:
-        """As `PendingAnswer`."""
-        return _answers(self._sends, self._put.statuses(), self._put.commit.appended)
+    def _answer_later(self, sends: EncodedSends, commit: Commit) -> bytes:
+        return _answers(sends, self._puts.end(commit), commit.appended)
 
 
 def _answers(sends: EncodedSends, statuses: list[PutStatus] | None, appended: AppendResult) -> bytes:

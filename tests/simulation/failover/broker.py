@@ -393,7 +393,7 @@ class Broker:
             result = outcome
         else:
             await outcome.settled()
-            result = outcome.result()
+            result = life.puts.result(outcome)
         if not self.is_up:
             return result.status
         self.pending -= 1
