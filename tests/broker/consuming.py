@@ -25,6 +25,7 @@ from trioha.remoting.server import RemotingServer
 from trioha.remoting.serving import Peer, WaitingAnswer, WokenAnswers
 from trioha.store.message_properties import encode_properties
 from trioha.store.record import Record, decode_record
+from trioha.store.waiting_readers import WaitingReaders
 
 PEER = Peer(Address("192.0.2.7", 5555), 1)
 GROUP = "group"
@@ -68,12 +69,14 @@ class Broker:
         """Connections and frames of resets of offsets."""
         self.connections = NotedConnections()
         self.notified = self.connections.notified
+        self.readers = WaitingReaders()
         self.room = ConsumerRoom.build(
             self.config,
             self.store,
             self.metadata,
             traffic=traffic,
             connections=self.connections,
+            readers=self.readers,
             confirm=None if confirm is None else confirm(self.store),
             is_following=lambda: self.is_connected,
         )

@@ -59,6 +59,7 @@ class Master:
             budget=budget,
             warnings=(),
             retention=room.retention,
+            readers=room.readers,
             config_file=ConfigFile(path),
             handlers={},
         )

@@ -146,7 +146,7 @@ class Sending:
             safe_offset=safe_offset,
             now_ms=wall.now_ms,
         )
-        self.store.dispatcher.on_written.append(self.delivery.arrived)
+        self.store.dispatcher.on_written.add(self.delivery.arrived)
 
     def close(self):
         """End the store as a stop does: the next one goes on where this one was."""

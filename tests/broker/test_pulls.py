@@ -260,7 +260,7 @@ async def test_a_pull_gets_a_lone_record_that_could_be_gathered_as_if_it_had_wai
     async def at_once(work):
         work()
 
-    nursery.start_soon(DispatchService(polling.store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(DispatchService(polling.store, readers=polling.readers, sync=at_once).run)
     await settled()
     for body in (b"dispatched", b"gathered"):
         polling.store.commit_log.append(message(body, topic=TOPIC))
@@ -280,7 +280,7 @@ async def test_a_pull_that_waits_gets_each_lone_record_at_once(polling, nursery,
     async def at_once(work):
         work()
 
-    nursery.start_soon(DispatchService(polling.store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(DispatchService(polling.store, readers=polling.readers, sync=at_once).run)
     began_s = trio.current_time()
     for number in range(5):
         waiting = Waiting(nursery)

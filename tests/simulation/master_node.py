@@ -72,7 +72,13 @@ class MasterNode(Node):
         slaves: list[SlaveNode],
     ) -> None:
         super().__init__(
-            "master", plan=plan, folder=folder, history=history, trace=trace, on_violation=on_violation
+            "master",
+            plan=plan,
+            folder=folder,
+            history=history,
+            trace=trace,
+            on_violation=on_violation,
+            sync_flush=plan.group_commit.sync_flush,
         )
         self.statuses: Counter[str] = Counter()
         self.pending: list[Put] = []
@@ -116,9 +122,7 @@ class MasterNode(Node):
         self._puts = PutService(commit_log=self.log, group_commit=group_commit, sink=sink, is_slave=False)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            self._start_disk(
-                nursery, sync_flush=plan.group_commit.sync_flush, interval_s=plan.master_flush_interval_s
-            )
+            self._start_disk(nursery, interval_s=plan.master_flush_interval_s)
             for number in range(plan.producers):
                 nursery.start_soon(self._produce, stream_of(plan.seed, f"producer {number} {self._starts}"))
 

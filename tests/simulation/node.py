@@ -116,6 +116,7 @@ class Node(ABC):
         history: History,
         trace: Trace,
         on_violation: Callable[[str], None],
+        sync_flush: bool,
     ) -> None:
         self.name = name
         self.plan = plan
@@ -139,7 +140,7 @@ class Node(ABC):
             store_host=STORE_HOST,
             queues=ConsumeQueueSettings(file_bytes=400, batch_file_bytes=920, open_files_max=16),
             index=IndexShape(hash_slots=53, index_num=100),
-            dispatch=DispatchSettings(is_slave=name != "master"),
+            dispatch=DispatchSettings(is_slave=name != "master", sync_flush=sync_flush),
         )
         self._life = trio.CancelScope()
         self._restart_after_s = 0.0
@@ -201,7 +202,7 @@ class Node(ABC):
     def _ended(self) -> None:
         """Nothing serves the store any more; its log is still there to look at."""
 
-    def _start_disk(self, nursery: trio.Nursery, *, sync_flush: bool, interval_s: float) -> None:
+    def _start_disk(self, nursery: trio.Nursery, *, interval_s: float) -> None:
         store = self.store
 
         async def sync(
@@ -212,7 +213,7 @@ class Node(ABC):
 
         flush = FlushService(
             store,
-            sync_flush=sync_flush,
+            sync_flush=self.settings.dispatch.sync_flush,
             interval_s=interval_s,
             on_flushed=lambda offset, _: self._flushed(offset),
             sync=sync,
@@ -223,7 +224,7 @@ class Node(ABC):
             work()
 
         nursery.start_soon(flush.run)
-        nursery.start_soon(DispatchService(store, sync_flush=sync_flush, sync=sync_queues).run)
+        nursery.start_soon(DispatchService(store, sync=sync_queues).run)
         nursery.start_soon(partial(allocate_ahead, store.commit_log))
 
     def _flushed(self, offset: int) -> None:

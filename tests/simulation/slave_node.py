@@ -48,6 +48,7 @@ class SlaveNode(Node):
             history=history,
             trace=trace,
             on_violation=on_violation,
+            sync_flush=slave_plan.acks is AckMode.FLUSHED,
         )
         self.host = f"10.0.1.{number}"
         self.slave_plan = slave_plan
@@ -106,9 +107,7 @@ class SlaveNode(Node):
             gap_policy=plan.gap_policy,
         )
         async with trio.open_nursery() as nursery:
-            self._start_disk(
-                nursery, sync_flush=self.acks_flushed, interval_s=self.plan.slave_flush_interval_s
-            )
+            self._start_disk(nursery, interval_s=self.plan.slave_flush_interval_s)
             nursery.start_soon(self.slave.run)
 
     def _ended(self) -> None:

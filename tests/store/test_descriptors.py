@@ -269,7 +269,7 @@ async def test_without_descriptors_queues_are_synced_later_and_the_checkpoint_wa
             work()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(DispatchService(store, sync_flush=False, sync=sync).run)
+        nursery.start_soon(DispatchService(store, sync=sync).run)
         await trio.sleep(1.5)
         assert len(works) == 1
         await trio.sleep(1)

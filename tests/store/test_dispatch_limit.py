@@ -6,6 +6,7 @@ import trio.testing
 
 from tests.store.support import message, offsets_of, open_store
 from trioha.store.dispatch_service import GATHER_S, DispatchService
+from trioha.store.dispatch_settings import DispatchSettings
 from trioha.watermark import Watermark
 
 
@@ -46,7 +47,7 @@ async def test_a_limit_that_moves_wakes_the_dispatch_service(tmp_path, nursery, 
     store = open_store(tmp_path)
     limit = Watermark(0)
     store.limit_dispatch(limit)
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(DispatchService(store, sync=at_once).run)
     ends = put(store, 6)
     await trio.sleep(10)
     assert dispatched(store) == 0
@@ -75,7 +76,7 @@ async def test_records_of_a_shorter_log_are_dispatched_up_to_a_limit_that_stayed
     store = open_store(tmp_path)
     ends = put(store, 6)
     store.limit_dispatch(Watermark(ends[4]))
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(DispatchService(store, sync=at_once).run)
     await trio.sleep(10)
     assert store.dispatcher.position == ends[4]
     # Dispatch waits for the limit, since the log has more.
@@ -107,7 +108,7 @@ async def test_the_dispatch_service_does_not_poll_for_the_limit(
         return real(*arguments, **options)
 
     monkeypatch.setattr(store.dispatcher, "dispatch", counted)
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(DispatchService(store, sync=at_once).run)
     await trio.sleep(5)
     before = len(calls)
     await trio.sleep(3600)
@@ -122,7 +123,7 @@ async def test_another_limit_takes_effect_at_once(tmp_path, nursery, autojump_cl
     store = open_store(tmp_path)
     ends = put(store, 3)
     store.limit_dispatch(Watermark(ends[0]))
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(DispatchService(store, sync=at_once).run)
     await trio.sleep(5)
     started_s = trio.current_time()
     store.limit_dispatch(None if after is None else Watermark(ends[2]))
@@ -133,10 +134,10 @@ async def test_another_limit_takes_effect_at_once(tmp_path, nursery, autojump_cl
 async def test_with_sync_flush_the_lower_one_of_limit_and_flushed_holds_dispatch_up(
     tmp_path, nursery, autojump_clock
 ):
-    store = open_store(tmp_path)
+    store = open_store(tmp_path, dispatch=DispatchSettings(sync_flush=True))
     limit = Watermark(0)
     store.limit_dispatch(limit)
-    nursery.start_soon(DispatchService(store, sync_flush=True, sync=at_once).run)
+    nursery.start_soon(DispatchService(store, sync=at_once).run)
     ends = put(store, 4)
     for flushed, confirmed, expected in ((1, 0, 0), (1, 2, 1), (3, 2, 2), (4, 2, 2), (4, 4, 4)):
         store.commit_log.flushed.advance(ends[flushed - 1])
@@ -192,7 +193,7 @@ def test_a_store_without_a_role_keeps_the_confirm_offset_of_the_checkpoint(tmp_p
 
 async def test_the_dispatch_service_goes_on_after_a_cut(tmp_path, nursery, autojump_clock):
     store = open_store(tmp_path)
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(DispatchService(store, sync=at_once).run)
     ends = put(store, 6)
     await store.dispatcher.dispatched.reached(ends[-1])
     store.cut(ends[2])

@@ -26,6 +26,7 @@ from trioha.store.dispatch_service import (
 from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.put_status import PutStatus
 from trioha.store.queue_manifest import load_queue_manifest
+from trioha.store.waiting_readers import WaitingReaders
 
 needs_kernel = pytest.mark.skipif(not compiled.IS_COMPILED, reason=f"the kernel is {compiled.DESCRIPTION}")
 
@@ -43,9 +44,7 @@ def store(tmp_path):
 
 async def test_appended_records_are_dispatched_and_synced_soon(store, tmp_path, nursery, autojump_clock):
     reports = []
-    service = DispatchService(
-        store, sync_flush=False, on_dispatched=lambda *what: reports.append(what), sync=at_once
-    )
+    service = DispatchService(store, on_dispatched=lambda *what: reports.append(what), sync=at_once)
     nursery.start_soon(service.run)
     for number in range(5):
         result = store.commit_log.append(message(bytes([number])))
@@ -58,6 +57,13 @@ async def test_appended_records_are_dispatched_and_synced_soon(store, tmp_path, 
     # Not for every record, but finally for the last one.
     assert (reports[-1][0], sum(records for _, records in reports), len(reports)) == (result.end_offset, 5, 2)
     assert store.checkpoint.logics_msg_timestamp_ms == result.store_timestamp_ms
+
+
+def waiting_reader():
+    """A consumer waits all the time."""
+    readers = WaitingReaders()
+    readers.begin()
+    return readers
 
 
 async def dispatched_records(store, records):
@@ -75,7 +81,7 @@ async def dispatched_records(store, records):
 async def test_records_of_puts_that_keep_coming_are_dispatched_together_the_longer_the_more_there_were(
     store, nursery, autojump_clock, records, gather_s
 ):
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(DispatchService(store, sync=at_once).run)
     await trio.sleep(1)
     began_s = await dispatched_records(store, records)
     first_offset = store.dispatcher.position
@@ -88,8 +94,7 @@ async def test_records_of_puts_that_keep_coming_are_dispatched_together_the_long
 
 
 async def test_while_a_consumer_waits_lone_records_are_dispatched_at_once(store, nursery, autojump_clock):
-    store.dispatcher.is_awaited = lambda: True
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(DispatchService(store, readers=waiting_reader(), sync=at_once).run)
     await trio.sleep(1)
     for _ in range(3):
         await dispatched_records(store, 1)
@@ -103,8 +108,8 @@ async def test_records_that_keep_coming_are_gathered_for_less_time_while_a_consu
     store, nursery, autojump_clock, is_awaited
 ):
     """With the consumer from the start, or one that begins to wait in the middle."""
-    store.dispatcher.is_awaited = lambda: is_awaited
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    readers = waiting_reader() if is_awaited else WaitingReaders()
+    nursery.start_soon(DispatchService(store, readers=readers, sync=at_once).run)
     await trio.sleep(1)
     began_s = await dispatched_records(store, 1)
     first_offset = store.dispatcher.position
@@ -117,7 +122,7 @@ async def test_records_that_keep_coming_are_gathered_for_less_time_while_a_consu
         await trio.sleep_until(began_s + 0.9 * GATHER_S)
         store.commit_log.append(message())
         assert store.dispatcher.position == first_offset
-        store.dispatcher.hurry()
+        readers.begin()
         await trio.testing.wait_all_tasks_blocked()
         assert store.dispatcher.position == store.commit_log.max_offset
         return
@@ -130,23 +135,24 @@ async def test_records_that_keep_coming_are_gathered_for_less_time_while_a_consu
 async def test_a_consumer_that_begins_to_wait_gets_a_lone_record_that_could_be_gathered(
     store, nursery, autojump_clock
 ):
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    readers = WaitingReaders()
+    nursery.start_soon(DispatchService(store, readers=readers, sync=at_once).run)
     await trio.sleep(1)
     await dispatched_records(store, 1)
     last = store.commit_log.append(message())
     await trio.testing.wait_all_tasks_blocked()
     assert store.dispatcher.position < last.end_offset
-    store.dispatcher.hurry()
+    readers.begin()
     await store.dispatcher.dispatched.reached(last.end_offset)
     assert trio.current_time() - 1.0 == pytest.approx(AWAITED_GATHER_S)
     # It waits in vain, and nothing is dispatched sooner for that.
-    store.dispatcher.hurry()
+    readers.begin()
     await trio.sleep(1)
     assert store.dispatcher.position == last.end_offset
 
 
 async def test_what_is_gathered_is_dispatched_at_once_for_a_reader_of_it(store, nursery, autojump_clock):
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(DispatchService(store, sync=at_once).run)
     await trio.sleep(1)
     store.commit_log.append(message())
     await trio.testing.wait_all_tasks_blocked()
@@ -160,8 +166,17 @@ async def test_what_is_gathered_is_dispatched_at_once_for_a_reader_of_it(store, 
     await store.dispatcher.dispatched.reached(newest.end_offset)
 
 
-async def test_a_reader_does_not_make_dispatch_pass_the_disk(store, nursery, autojump_clock):
-    nursery.start_soon(DispatchService(store, sync_flush=True, sync=at_once).run)
+@pytest.fixture
+def synced_store(tmp_path):
+    """With SYNC_FLUSH."""
+    store = open_store(tmp_path, dispatch=DispatchSettings(sync_flush=True))
+    yield store
+    store.close()
+
+
+async def test_a_reader_does_not_make_dispatch_pass_the_disk(synced_store, nursery, autojump_clock):
+    store = synced_store
+    nursery.start_soon(DispatchService(store, sync=at_once).run)
     first = store.commit_log.append(message())
     store.commit_log.append(message())
     store.commit_log.flushed.advance(first.end_offset)
@@ -169,8 +184,11 @@ async def test_a_reader_does_not_make_dispatch_pass_the_disk(store, nursery, aut
     assert store.dispatcher.position == first.end_offset
 
 
-async def test_with_sync_flush_records_are_dispatched_after_they_are_on_disk(store, nursery, autojump_clock):
-    nursery.start_soon(DispatchService(store, sync_flush=True, sync=at_once).run)
+async def test_with_sync_flush_records_are_dispatched_after_they_are_on_disk(
+    synced_store, nursery, autojump_clock
+):
+    store = synced_store
+    nursery.start_soon(DispatchService(store, sync=at_once).run)
     first = store.commit_log.append(message())
     second = store.commit_log.append(message())
     await trio.sleep(5)
@@ -186,7 +204,7 @@ async def test_with_sync_flush_records_are_dispatched_after_they_are_on_disk(sto
 async def test_a_disk_that_refuses_queue_files_stops_dispatch_until_it_accepts_them(
     store, nursery, autojump_clock, monkeypatch
 ):
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(DispatchService(store, sync=at_once).run)
     written = os.pwrite
     with monkeypatch.context() as full:
 
@@ -221,7 +239,7 @@ async def test_a_master_that_starts_on_a_full_disk_accepts_puts_when_its_queues_
     with monkeypatch.context() as full:
         full.setattr("trioha.store.fixed_entry_files.os.pwrite", refuse)
         store = open_store(tmp_path)
-        nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+        nursery.start_soon(DispatchService(store, sync=at_once).run)
         await trio.sleep(3)
         refused = store.commit_log.append(message())
         assert (refused.status, refused.reason) == (
@@ -243,7 +261,7 @@ async def test_syncs_of_queues_that_take_long_are_rare(store, nursery, autojump_
         work()
         await trio.sleep(took_s)
 
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=sync).run)
+    nursery.start_soon(DispatchService(store, sync=sync).run)
     for _ in range(60):
         store.commit_log.append(message())
         await trio.sleep(1)
@@ -259,7 +277,7 @@ async def test_a_failed_sync_of_queues_ends_the_node_and_a_close_leaves_abort(tm
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with trio.fail_after(10), pytest.raises(ExceptionGroup) as raised:
-        await DispatchService(store, sync_flush=False, sync=fail).run()
+        await DispatchService(store, sync=fail).run()
     assert raised.group_contains(StoreError, match="fsync failed")
     store.close()
     assert (tmp_path / "abort").exists()
@@ -269,7 +287,6 @@ async def test_the_end_of_a_burst_is_reported_as_soon_as_the_interval_allows(sto
     reports = []
     service = DispatchService(
         store,
-        sync_flush=False,
         sync=at_once,
         on_dispatched=lambda offset, records: reports.append((offset, records, trio.current_time())),
     )
@@ -288,7 +305,7 @@ async def test_the_end_of_a_burst_is_reported_as_soon_as_the_interval_allows(sto
 
 
 async def test_an_archived_log_deletes_its_queues(store, tmp_path, nursery, autojump_clock):
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(DispatchService(store, sync=at_once).run)
     for number in range(50):
         store.commit_log.append(message(properties=b"KEYS\x01k%d\x02" % number))
     await trio.sleep(3)
@@ -306,7 +323,7 @@ async def test_an_archived_log_deletes_its_queues(store, tmp_path, nursery, auto
 async def test_queues_are_built_again_at_once_if_a_log_could_not_be_archived(
     store, tmp_path, nursery, autojump_clock
 ):
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(DispatchService(store, sync=at_once).run)
     for _ in range(50):
         result = store.commit_log.append(message())
     await trio.sleep(10)
@@ -332,7 +349,7 @@ async def test_only_a_slave_that_is_catching_up_dispatches_in_shorter_slices(
             store.commit_log.append(message())
             await trio.lowlevel.checkpoint()
 
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(DispatchService(store, sync=at_once).run)
     nursery.start_soon(fill)
     # Enough turns for long slices, far too few for short ones.
     for _ in range(60):
@@ -365,7 +382,7 @@ async def test_slices_beside_replication_are_longer_where_a_record_costs_less(
     for _ in range(6000):
         store.commit_log.append(message())
     nursery.start_soon(fill)
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(DispatchService(store, sync=at_once).run)
     for _ in range(60):
         await trio.lowlevel.checkpoint()
     assert store.dispatcher.position < store.commit_log.max_offset
@@ -392,7 +409,7 @@ async def test_puts_are_accepted_as_soon_as_the_queues_can_be_read(
 
     monkeypatch.setattr(ConsumeQueues, "correct_min_offsets", refuse)
     store = open_store(tmp_path)
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(DispatchService(store, sync=at_once).run)
     assert store.commit_log.append(message()).status is PutStatus.SERVICE_NOT_AVAILABLE
     await trio.sleep(3.5)
     assert len(calls) == 5
@@ -427,8 +444,9 @@ async def test_lone_records_are_reported_as_soon_as_a_report_is_due(store, nurse
     def report(offset, records):
         reports.append((trio.current_time(), offset, records))
 
-    store.dispatcher.is_awaited = lambda: True
-    nursery.start_soon(DispatchService(store, sync_flush=False, on_dispatched=report, sync=at_once).run)
+    nursery.start_soon(
+        DispatchService(store, readers=waiting_reader(), on_dispatched=report, sync=at_once).run
+    )
     await trio.sleep(1)
     for _ in range(120):
         last = store.commit_log.append(message())

@@ -147,7 +147,7 @@ def test_records_that_dispatch_passed_over_do_not_end_the_completion(tmp_path):
 
 async def test_a_disk_without_room_for_the_index_holds_no_queue_up(tmp_path, nursery, autojump_clock):
     store = open_store(tmp_path)
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(DispatchService(store, sync=at_once).run)
     with no_room_for_the_index():
         end_offset = append(store.commit_log, 5)
         await trio.sleep(10 * RECHECK_S)
@@ -168,7 +168,7 @@ async def test_a_disk_without_room_for_the_index_holds_no_queue_up(tmp_path, nur
 async def test_after_a_failed_sync_of_the_index_its_files_are_built_again(tmp_path, nursery, autojump_clock):
     """The kernel reports lost pages once: that a later sync succeeds says nothing of them."""
     store = open_store(tmp_path)
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(DispatchService(store, sync=at_once).run)
     # Files that are full and on disk stay.
     store.commit_log.flushed.advance(append(store.commit_log, 40))
     await trio.sleep(2.5 * SYNC_INTERVAL_S)
@@ -201,7 +201,7 @@ async def test_a_disk_that_syncs_no_index_holds_nothing_up_and_is_tried_once_a_m
     tmp_path, nursery, autojump_clock
 ):
     store = open_store(tmp_path)
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(DispatchService(store, sync=at_once).run)
     with syncs_of_the_index_fail() as tried:
         end_offset = append(store.commit_log, 5)
         store.commit_log.flushed.advance(end_offset)
@@ -223,7 +223,7 @@ async def test_an_index_that_is_complete_asks_for_no_turn(tmp_path, nursery, aut
     store = open_store(tmp_path)
     looked = []
     monkeypatch.setattr(store.dispatcher, "complete_index", lambda **_: looked.append(trio.current_time()))
-    nursery.start_soon(DispatchService(store, sync_flush=False, sync=at_once).run)
+    nursery.start_soon(DispatchService(store, sync=at_once).run)
     append(store.commit_log, 5)
     await trio.sleep(60)
     assert looked == []

@@ -33,10 +33,9 @@ def test_what_was_attached_for_a_role_is_detached_at_its_end(tmp_path):
     store = open_store(tmp_path / "store")
     called = []
     dispatcher, log = store.dispatcher, store.commit_log
-    dispatcher.on_written.append(lambda _queues: called.append("always"))
+    dispatcher.on_written.add(lambda _queues: called.append("always"))
     with store.attachments():
-        dispatcher.on_written.append(lambda _queues: called.append("role"))
-        dispatcher.is_awaited = lambda: True
+        dispatcher.on_written.add(lambda _queues: called.append("role"))
         store.follow_confirm_offset(lambda: 42)
         log.append(message())
         dispatcher.dispatch(log.max_offset)
@@ -45,6 +44,5 @@ def test_what_was_attached_for_a_role_is_detached_at_its_end(tmp_path):
     log.append(message())
     dispatcher.dispatch(log.max_offset)
     assert called == ["always"]
-    assert not dispatcher.is_awaited()
     # Nothing computes it any more, but the checkpoint must not lose it.
     assert store.confirm_offset() == 42

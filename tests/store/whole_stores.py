@@ -16,7 +16,6 @@ from tests.store.support import log_bytes, message, offsets_of, open_store
 from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.entry_queue import Entry
 from trioha.store.epochs import EpochEntry
-from trioha.store.message_offsets import MultiDispatch
 from trioha.store.message_store import MessageStore
 
 FILE_BYTES = 4096
@@ -38,14 +37,12 @@ class Contents:
 
 
 def opened(root: Path, *, is_slave: bool = False) -> MessageStore:
-    store = open_store(
+    return open_store(
         root,
         file_bytes=FILE_BYTES,
         dispatch=DispatchSettings(enable_lmq=True, enable_multi_dispatch=True, is_slave=is_slave),
         has_epochs=True,
     )
-    store.commit_log.multi_dispatch = MultiDispatch(enabled=True, light_queues=True)
-    return store
 
 
 def put(store: MessageStore, number: int) -> int:

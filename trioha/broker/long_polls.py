@@ -10,12 +10,14 @@ reads the queues then, and closes each poll whose pull has an answer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final, Protocol
 
 import trio
+
+from trioha.store.waiting_readers import WaitingReaders
 
 _ENDED_MAX: Final = 64
 QueueKey = tuple[str, int]
@@ -58,9 +60,9 @@ class LongPolls:
     """All pulls of a broker that wait. Run it."""
 
     def __init__(
-        self, *, polls_max: int, per_connection_max: int, on_open: Callable[[], None] = lambda: None
+        self, *, polls_max: int, per_connection_max: int, readers: WaitingReaders | None = None
     ) -> None:
-        """`on_open` is called when a poll was opened; must not raise."""
+        """`readers` count the polls for dispatch."""
         self._polls_max = polls_max
         self._per_connection_max = per_connection_max
         self._by_queue: dict[QueueKey, set[LongPoll]] = {}
@@ -70,11 +72,15 @@ class LongPolls:
         self._order = count()
         self._earlier = trio.Event()
         """Set when there is an earlier deadline than `run` sleeps for."""
-        self.open_polls = 0
-        self._on_open = on_open
+        self._readers = WaitingReaders() if readers is None else readers
         self.refused = 0
         """Polls that were refused because there were too many."""
         self._is_stopping = False
+
+    @property
+    def open_polls(self) -> int:
+        """Polls that wait."""
+        return self._readers.count
 
     def open(self, key: QueueKey, connection: int, waiter: Waiter, *, timeout_s: float) -> LongPoll | None:
         """A poll that is over after `timeout_s`; at once, and not woken, if the node stops. None if there are
@@ -85,7 +91,6 @@ class LongPolls:
         poll = LongPoll(self, key, connection, waiter)
         if self._is_stopping:
             poll.is_over = True
-        self.open_polls += 1
         self._by_connection[connection] += 1
         self._by_queue.setdefault(key, set()).add(poll)
         deadline_s = trio.current_time() + timeout_s
@@ -96,7 +101,7 @@ class LongPolls:
             self._deadlines = [entry for entry in self._deadlines if not entry[2].is_over]
             heapify(self._deadlines)
             self._deadlines_max = max(_ENDED_MAX, 2 * len(self._deadlines))
-        self._on_open()
+        self._readers.begin()
         return poll
 
     def arrived(self, queues: Iterable[QueueKey]) -> None:
@@ -120,7 +125,7 @@ class LongPolls:
         polls.remove(poll)
         if not polls:
             del self._by_queue[poll.key]
-        self.open_polls -= 1
+        self._readers.end()
         self._by_connection[poll.connection] -= 1
         if not self._by_connection[poll.connection]:
             del self._by_connection[poll.connection]

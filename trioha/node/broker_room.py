@@ -42,6 +42,7 @@ from trioha.remoting.serving import Handler
 from trioha.store.message_store import MessageStore
 from trioha.store.retention import Retention
 from trioha.store.tags import DelayLevels
+from trioha.store.waiting_readers import WaitingReaders
 
 if TYPE_CHECKING:
     from trioha.broker.registration import BrokerRegistration
@@ -77,6 +78,7 @@ class BrokerRoom:
         budget: DescriptorBudget,
         warnings: tuple[str, ...],
         retention: Retention,
+        readers: WaitingReaders,
         config_file: ConfigFile | None,
         handlers: Mapping[int, Handler],
         parts: PartStatuses = NO_PARTS,
@@ -104,6 +106,7 @@ class BrokerRoom:
             metadata,
             traffic=traffic,
             connections=connections,
+            readers=readers,
             confirm=ha.confirm,
             is_following=always if ha.slave is None else ha.slave.is_connected,
         )
@@ -153,7 +156,7 @@ class BrokerRoom:
                 delay_levels=delay_levels,
                 safe_offset=lambda: min(log.flushed.offset, held_offset()),
             )
-            store.dispatcher.on_written.append(delivery.arrived)
+            store.dispatcher.on_written.add(delivery.arrived)
         admin = AdminRoom.build(
             config,
             store,

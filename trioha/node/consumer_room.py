@@ -29,6 +29,7 @@ from trioha.remoting.connections import Connections
 from trioha.remoting.serving import Handler, Peer
 from trioha.store.consume_queues import Queue
 from trioha.store.message_store import MessageStore
+from trioha.store.waiting_readers import WaitingReaders
 
 
 def pull_settings(config: BrokerConfig) -> PullSettings:
@@ -74,10 +75,12 @@ class ConsumerRoom:
         *,
         traffic: BrokerTraffic,
         connections: Connections,
+        readers: WaitingReaders,
         confirm: ConfirmOffset | None = None,
         is_following: Callable[[], bool] = always,
     ) -> ConsumerRoom:
         """Dispatch of `store` wakes the pulls from now on; with `confirm`, messages that are confirmed do.
+        `readers` count them for it.
 
         Members are notified by `connections`, those of the server.
         `is_following` says whether a slave is connected to its master.
@@ -102,10 +105,8 @@ class ConsumerRoom:
         polls = LongPolls(
             polls_max=config.long_polls_max,
             per_connection_max=max(1, config.requests_in_flight_max * 3 // 4),
-            # Looked up at each call: the dispatch service is made after this.
-            on_open=lambda: store.dispatcher.hurry(),  # noqa: PLW0108
+            readers=readers,
         )
-        store.dispatcher.is_awaited = lambda: polls.open_polls > 0
         log_end = no_limit if confirm is None else lambda: confirm.limit
         pulls = PullProcessor(
             store,
@@ -120,7 +121,7 @@ class ConsumerRoom:
         offsets = OffsetProcessor(store, metadata, settings=settings, log_end=log_end)
         wake_confirmed = None
         if confirm is None:
-            store.dispatcher.on_written.append(lambda queues: polls.arrived(_keys(queues)))
+            store.dispatcher.on_written.add(lambda queues: polls.arrived(_keys(queues)))
         else:
             wake_confirmed = _waking_when_confirmed(store, polls, confirm)
         queries = QueryProcessor(store)
@@ -191,7 +192,7 @@ def _waking_when_confirmed(
     if confirm_offset < dispatcher.position:
         # The queues of a store that was opened have messages that are not confirmed.
         arrivals.written(_keys(list(store.queues)), dispatched_offset=dispatcher.position)
-    dispatcher.on_written.append(
+    dispatcher.on_written.add(
         lambda queues: arrivals.written(_keys(queues), dispatched_offset=dispatcher.position)
     )
 

@@ -255,6 +255,7 @@ def _build(parts: NodeParts, config: BrokerConfig, ports: OpenPorts, *, sink: Ev
         budget=budget,
         warnings=parts.warnings,
         retention=store_room.retention,
+        readers=store_room.readers,
         config_file=parts.config_file,
         handlers=_control_handlers(config, store, control, ha_address=ports.slaves_address),
         parts=PartStatuses(

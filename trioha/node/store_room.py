@@ -24,12 +24,12 @@ from trioha.store.dispatch_service import DispatchService
 from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.flush import FlushService, OnStep
 from trioha.store.index_file import IndexShape
-from trioha.store.message_offsets import MultiDispatch
 from trioha.store.message_store import MessageStore
 from trioha.store.record import Host
 from trioha.store.retention import EVERYTHING, Retention, RetentionSettings
 from trioha.store.store_settings import StoreSettings
 from trioha.store.tags import DelayLevels
+from trioha.store.waiting_readers import WaitingReaders
 from trioha.unwritten import Unwritten
 
 log = structlog.get_logger(__name__)
@@ -71,6 +71,7 @@ async def open_store(
             enable_multi_dispatch=config.enable_multi_dispatch,
             is_slave=is_slave,
             delay_levels=DelayLevels(config.message_delay_level),
+            sync_flush=config.flush_disk_type is FlushDiskType.SYNC_FLUSH,
         ),
     )
     opened: list[MessageStore] = []
@@ -84,9 +85,6 @@ async def open_store(
         log.info("start ended while the store was being opened", path=str(config.store_path_root_dir))
         raise
     store = opened[0]
-    store.commit_log.multi_dispatch = MultiDispatch(
-        enabled=config.enable_multi_dispatch or config.enable_lmq, light_queues=config.enable_lmq
-    )
     log.info(
         "store opened",
         path=str(config.store_path_root_dir),
@@ -169,6 +167,8 @@ class StoreRoom:
     """Builds queues and index up to `appended`."""
     retention: Retention
     """Deletes old log files."""
+    readers: WaitingReaders
+    """Consumers that dispatch hurries for."""
     flush_times_s: Histogram
     """How long syncs of the log took."""
 
@@ -189,6 +189,7 @@ class StoreRoom:
         is_slave = config.broker_role is BrokerRole.SLAVE
         sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         flush_times_s = Histogram(FLUSH_BOUNDS_S)
+        readers = WaitingReaders()
 
         def on_flushed(offset: int, duration_ns: int) -> None:
             sink.emit(Kind.FLUSHED, offset=offset, aux=duration_ns)
@@ -206,7 +207,7 @@ class StoreRoom:
             ),
             DispatchService(
                 store,
-                sync_flush=sync_flush,
+                readers=readers,
                 on_dispatched=lambda offset, records: sink.emit(Kind.DISPATCHED, offset=offset, size=records),
             ),
             Retention(
@@ -217,6 +218,7 @@ class StoreRoom:
                 on_deleted=store.head_deleted,
                 on_cleaned=None if store.epochs is None else store.truncate_epochs,
             ),
+            readers,
             flush_times_s,
         )
 

@@ -108,4 +108,4 @@ def _follow_dispatch(store: MessageStore, service: TransactionService) -> None:
             if queue.topic == HALF_TOPIC:
                 service.stored(queue.max_offset)
 
-    store.dispatcher.on_written.append(on_written)
+    store.dispatcher.on_written.add(on_written)

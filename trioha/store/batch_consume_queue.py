@@ -24,7 +24,7 @@ from pathlib import Path
 from struct import Struct
 
 from trioha.errors import StoreError
-from trioha.store.entry_queue import Entry, EntryQueue
+from trioha.store.entry_queue import Entry, EntryQueue, OnRestart
 from trioha.store.file_cache import FileCache
 
 ENTRY_BYTES = 46
@@ -44,7 +44,14 @@ class BatchConsumeQueue(EntryQueue):
     size_key = "mapperFileSizeBatchConsumeQueue"
 
     def __init__(
-        self, directory: Path, *, topic: str, queue_id: int, file_bytes: int, cache: FileCache
+        self,
+        directory: Path,
+        *,
+        topic: str,
+        queue_id: int,
+        file_bytes: int,
+        cache: FileCache,
+        on_restart: OnRestart = lambda _topic, _queue_id: None,
     ) -> None:
         """Raises StoreError for files that no whole number of entries fills: brokers could not use them."""
         if file_bytes % ENTRY_BYTES:
@@ -53,7 +60,14 @@ class BatchConsumeQueue(EntryQueue):
                 path=directory,
                 hint=f"{self.size_key} must be a multiple of {ENTRY_BYTES}",
             )
-        super().__init__(directory, topic=topic, queue_id=queue_id, file_bytes=file_bytes, cache=cache)
+        super().__init__(
+            directory,
+            topic=topic,
+            queue_id=queue_id,
+            file_bytes=file_bytes,
+            cache=cache,
+            on_restart=on_restart,
+        )
         self._max_offset = 0
 
     @property

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import MethodType
 from typing import Generic, ParamSpec
 
@@ -26,6 +27,16 @@ class Callbacks(Generic[P]):
             self._references.append(weakref.WeakMethod(callback))
         else:
             self._references.append(lambda: callback)
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Remove at the end of the block the callbacks that came in it."""
+        before = self._references
+        self._references = [*before]
+        try:
+            yield
+        finally:
+            self._references = before
 
     def __call__(self, *arguments: P.args, **options: P.kwargs) -> None:
         """Call all of them."""

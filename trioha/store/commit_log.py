@@ -63,6 +63,8 @@ class CommitLog(RecordLog):
         message_bytes_max: int,
         store_host: Host,
         files: list[MappedFile] | None = None,
+        queues_max: int = QUEUES_MAX,
+        multi_dispatch: MultiDispatch | None = None,
     ) -> None:
         super().__init__(directory, file_bytes=file_bytes, files=files)
         self.message_bytes_max = message_bytes_max
@@ -70,9 +72,9 @@ class CommitLog(RecordLog):
         """What records name as their broker. Changes once: a broker on any free port knows its port late."""
         self.queue_offsets: dict[tuple[str, int], int] = {}
         """Next queue offset of each topic and queue that has messages."""
-        self.queues_max = QUEUES_MAX
+        self.queues_max = queues_max
         """Queues that puts may make: one that would add to so many is refused, not stored and never seen."""
-        self.multi_dispatch = MultiDispatch()
+        self.multi_dispatch = multi_dispatch or MultiDispatch()
         """Whether messages get offsets of other queues, too."""
         self._disk_refusals = DiskRefusals()
         self.disk_is_full = False

@@ -22,7 +22,7 @@ from struct import Struct
 
 import structlog
 
-from trioha.store.entry_queue import BLANK_SIZE, Entry, EntryQueue
+from trioha.store.entry_queue import BLANK_SIZE, Entry, EntryQueue, OnRestart
 from trioha.store.file_cache import FileCache
 
 log = structlog.get_logger(__name__)
@@ -75,10 +75,22 @@ class ConsumeQueue(EntryQueue):
     size_key = "mappedFileSizeConsumeQueue"
 
     def __init__(
-        self, directory: Path, *, topic: str, queue_id: int, file_bytes: int, cache: FileCache
+        self,
+        directory: Path,
+        *,
+        topic: str,
+        queue_id: int,
+        file_bytes: int,
+        cache: FileCache,
+        on_restart: OnRestart = lambda _topic, _queue_id: None,
     ) -> None:
         super().__init__(
-            directory, topic=topic, queue_id=queue_id, file_bytes=rounded_file_bytes(file_bytes), cache=cache
+            directory,
+            topic=topic,
+            queue_id=queue_id,
+            file_bytes=rounded_file_bytes(file_bytes),
+            cache=cache,
+            on_restart=on_restart,
         )
 
     @property

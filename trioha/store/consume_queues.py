@@ -219,25 +219,23 @@ class ConsumeQueues:
         return queue
 
     def _make(self, topic: str, queue_id: int, *, batch: bool) -> Queue:
-        queue: Queue
         if batch:
-            queue = BatchConsumeQueue(
+            return BatchConsumeQueue(
                 self.root / BATCH_CONSUME_QUEUE_FOLDER / topic / str(queue_id),
                 topic=topic,
                 queue_id=queue_id,
                 file_bytes=self.settings.batch_file_bytes,
                 cache=self._cache,
+                on_restart=self.on_restart,
             )
-        else:
-            queue = ConsumeQueue(
-                self.root / CONSUME_QUEUE_FOLDER / topic / str(queue_id),
-                topic=topic,
-                queue_id=queue_id,
-                file_bytes=self.settings.file_bytes,
-                cache=self._cache,
-            )
-        queue.on_restart = self.on_restart
-        return queue
+        return ConsumeQueue(
+            self.root / CONSUME_QUEUE_FOLDER / topic / str(queue_id),
+            topic=topic,
+            queue_id=queue_id,
+            file_bytes=self.settings.file_bytes,
+            cache=self._cache,
+            on_restart=self.on_restart,
+        )
 
     def delete(self, topic: str) -> None:
         """Delete a topic's queues. Raises StoreError."""

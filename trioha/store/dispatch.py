@@ -14,13 +14,14 @@ index drops keys of records that it has. If only the index cannot be written, di
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import structlog
 import trio
 
 from trioha.errors import StoreError
 from trioha.log_limit import LogLimit
+from trioha.store.callbacks import Callbacks
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueues, Queue
 from trioha.store.dispatch_settings import DispatchFault, DispatchSettings
@@ -94,8 +95,9 @@ class Dispatcher:
         self._know_latest_time()
         self.queues_written = 0
         """Queues that the last call of `dispatch` wrote last."""
-        self.on_written: list[Callable[[Sequence[Queue]], None]] = []
+        self.on_written: Callbacks[[Sequence[Queue]]] = Callbacks()
         """Called with the queues that were written, when `dispatched` has moved; must not raise."""
+        self._source = commit_log.flushed if self.settings.sync_flush else commit_log.appended
         self._limit: Watermark | None = None
         self._wait = trio.CancelScope()
         """The last wait for something to dispatch."""
@@ -103,15 +105,13 @@ class Dispatcher:
         """End of the last record that was in the queues when dispatch went back, or began. Queues keep what
         they have, and a clean stop vouches for queues and index together: no limit may keep the index
         shorter."""
-        self.is_awaited: Callable[[], bool] = lambda: False
-        """Whether consumers wait for messages."""
-        self.hurry: Callable[[], None] = lambda: None
-        """Called when a consumer begins to wait: it waits for records that are not dispatched yet, too."""
-        self.catch_up: Callable[[], None] = lambda: None
-        """Called before queues or index are read for a client that may have stored something just now."""
         self.last_store_timestamp_ms = 0
         """storeTimestamp of the last record dispatched, 0 before the first: the checkpoint's
         logicsMsgTimestamp, once the queues are on disk."""
+        self.passed = 0
+        """Records that were passed since the start, bad ones included."""
+        self.is_blocked = False
+        """Whether the disk has refused the last `proceed`."""
         self.faults = 0
         """Records that could not be dispatched since the start."""
         self.last_fault: DispatchFault | None = None
@@ -211,13 +211,19 @@ class Dispatcher:
         self._limit = limit
         self._wait.cancel()
 
-    async def more(self, source: Watermark) -> bool:
-        """Wait until `source` or the limit of dispatch moves beyond both its offset and the dispatcher's.
+    @property
+    def until_offset(self) -> int:
+        """End of what may be dispatched now."""
+        source, limit = self._source, self._limit
+        return source.offset if limit is None else min(limit.offset, source.offset)
 
-        `source` is `appended` or `flushed`: the mark that holds dispatch up is waited for. False if that
-        changed first: the log was cut, or has another limit.
+    async def more(self) -> bool:
+        """Wait until the mark that holds dispatch up moves beyond both its offset and the dispatcher's.
+
+        That is the end of the log, of what is on disk, or the limit. False if that changed first: the log was
+        cut, or has another limit.
         """
-        limit = self._limit
+        source, limit = self._source, self._limit
         lower = source if limit is None or limit.offset >= source.offset else limit
         with trio.CancelScope() as self._wait:
             return await lower.reached(max(lower.offset, self.position) + 1)
@@ -258,15 +264,37 @@ class Dispatcher:
             if not is_indexed:
                 self._renew_collector()
             passed += records
+            self.passed += records
             if position == start:
                 break
             if position > self.stuck_at:
                 self.stuck_at = -1
             self.dispatched.advance(position)
             self.queues_written = len(written)
-            for report in self.on_written:
-                report(written)
+            self.on_written(written)
         return passed
+
+    def proceed(self, *, records_max: int = BATCH_RECORDS) -> int:
+        """Dispatch what may be dispatched now; 0 if that is nothing, or the disk refuses, which is logged."""
+        try:
+            passed = self.dispatch(self.until_offset, records_max=records_max)
+        except StoreError as error:
+            if not self.is_blocked:
+                self.is_blocked = True
+                log.error("queues stand still", reason=str(error))
+            return 0
+        if self.is_blocked:
+            self.is_blocked = False
+            log.info("queues go on", position=self.position)
+        return passed
+
+    def catch_up(self) -> None:
+        """Dispatch at once what would be gathered: what a client has stored, it finds.
+
+        Called before queues or index are read for a client that may have stored something just now.
+        """
+        if self.stuck_at < 0 and not self.is_blocked and self.until_offset > self.position:
+            self.proceed()
 
     def _write_index(self, start: int) -> bool:
         """Write the keys of the stretch that begins at `start`; False if the disk refuses."""

@@ -29,7 +29,7 @@ from trioha.net.threads import run_in_thread
 from trioha.store import compiled
 from trioha.store.dispatch import BATCH_RECORDS
 from trioha.store.message_store import MessageStore
-from trioha.watermark import Watermark
+from trioha.store.waiting_readers import WaitingReaders
 
 log = structlog.get_logger(__name__)
 
@@ -72,32 +72,26 @@ class DispatchService:
         self,
         store: MessageStore,
         *,
-        sync_flush: bool,
+        readers: WaitingReaders | None = None,
         on_dispatched: OnDispatched = lambda _offset, _records: None,
         sync: Callable[[Callable[[], None]], Awaitable[None]] = run_in_thread,
     ) -> None:
-        """`on_dispatched` is called several times a second while dispatch moves, and soon after it reaches
-        the log's end; `sync` runs a function that blocks, by default in a worker thread."""
+        """`readers` are the consumers that wait. `on_dispatched` is called several times a second while
+        dispatch moves, and soon after it reaches the log's end; `sync` runs a function that blocks, by
+        default in a worker thread."""
         self._store = store
-        self._source = store.commit_log.flushed if sync_flush else store.commit_log.appended
+        self._readers = WaitingReaders() if readers is None else readers
         self._on_dispatched = on_dispatched
         self._reported_offset = store.dispatcher.position
         self._reported_s = -math.inf
-        self._unreported_records = 0
+        self._reported_records = store.dispatcher.passed
         self._unreported = trio.Event()
         """Set when dispatch waits with something to report."""
         self._sync = sync
-        self._is_blocked = False
         self._dispatched_s = -math.inf
         """When records were dispatched last."""
         self._gather_s = GATHER_S
         """Time from then to the next dispatch while no consumer waits."""
-        self._gathering = trio.CancelScope()
-        """Sleeps until the next dispatch."""
-        self._hurried_s = -math.inf
-        """The deadline of `_gathering` if a consumer waits."""
-        store.dispatcher.hurry = self._hurry
-        store.dispatcher.catch_up = self._catch_up
 
     async def run(self) -> None:
         """Dispatch and sync until cancelled. Raises StoreError when the disk fails a sync."""
@@ -110,29 +104,28 @@ class DispatchService:
     async def _dispatch(self) -> None:
         dispatcher = self._store.dispatcher
         commit_log = self._store.commit_log
-        source = self._source
         beside_records = BESIDE_RECORDS_COMPILED if compiled.IS_COMPILED else BESIDE_RECORDS
         records_max = BATCH_RECORDS
         grown_s = -math.inf
         while True:
-            until_offset = self._until_offset()
+            until_offset = dispatcher.until_offset
             if until_offset <= dispatcher.position:
+                self._store.enable_puts()
                 if commit_log.puts_blocked and dispatcher.position >= commit_log.max_offset:
                     # The queues could not be read, and no put will wake this task to try again.
                     await trio.sleep(RECHECK_S)
-                    self._store.enable_puts()
-                    continue
-                if await self._more(source) and trio.current_time() < self._next_s():
+                elif await self._more() and trio.current_time() < self._next_s():
                     await self._gather()
                 continue
             end_offset, position = commit_log.max_offset, dispatcher.position
-            passed = self._slice(until_offset, records_max)
+            passed = dispatcher.proceed(records_max=records_max)
+            self._store.enable_puts()
             self._gather_s = BUSY_GATHER_S if passed >= BUSY_RECORDS else GATHER_S
             if passed == 0:
                 if dispatcher.position == position:
-                    if until_offset < end_offset and not self._is_blocked and dispatcher.stuck_at < 0:
+                    if until_offset < end_offset and not dispatcher.is_blocked and dispatcher.stuck_at < 0:
                         # The next record is not whole before the limit.
-                        await self._more(source)
+                        await self._more()
                     else:
                         await trio.sleep(RECHECK_S)
                 continue
@@ -148,66 +141,32 @@ class DispatchService:
             is_catching_up = now_s < grown_s + QUIET_S and dispatcher.settings.is_slave
             records_max = beside_records if is_catching_up else BATCH_RECORDS
 
-    def _until_offset(self) -> int:
-        """Up to where may be dispatched now."""
-        limit, until_offset = self._store.dispatcher.limit, self._source.offset
-        return until_offset if limit is None else min(limit.offset, until_offset)
-
     def _next_s(self) -> float:
         """Before this time of trio's clock records are gathered."""
-        is_awaited = self._store.dispatcher.is_awaited()
-        return self._dispatched_s + (AWAITED_GATHER_S if is_awaited else self._gather_s)
-
-    def _catch_up(self) -> None:
-        """Dispatch at once what would be gathered: what a client has stored, it finds."""
-        dispatcher = self._store.dispatcher
-        until_offset = self._until_offset()
-        if until_offset > dispatcher.position and dispatcher.stuck_at < 0 and not self._is_blocked:
-            self._slice(until_offset, BATCH_RECORDS)
-            self._dispatched_s = trio.current_time()
+        return self._dispatched_s + (AWAITED_GATHER_S if self._readers.count else self._gather_s)
 
     async def _gather(self) -> None:
         """Wait for more records; while a consumer waits, only if puts keep coming."""
-        dispatcher, until_offset = self._store.dispatcher, self._until_offset()
+        dispatcher, readers = self._store.dispatcher, self._readers
         awaited_s = self._dispatched_s + AWAITED_GATHER_S
-        end_s = self._dispatched_s + self._gather_s
-        if dispatcher.is_awaited():
+        if readers.count:
+            until_offset = dispatcher.until_offset
             # The rest of this turn, and a whole one.
             await trio.lowlevel.checkpoint()
             await trio.lowlevel.checkpoint()
-            if self._until_offset() == until_offset:
-                return
-            end_s = awaited_s
-        self._hurried_s = awaited_s
-        with trio.CancelScope(deadline=end_s) as self._gathering:
+            if dispatcher.until_offset != until_offset:
+                await trio.sleep_until(awaited_s)
+            return
+        with trio.move_on_at(self._dispatched_s + self._gather_s) as gathering:
+            await readers.begins()
+            gathering.deadline = min(gathering.deadline, awaited_s)
             await trio.sleep_forever()
 
-    def _hurry(self) -> None:
-        """A consumer waits now."""
-        gathering = self._gathering
-        gathering.deadline = min(gathering.deadline, self._hurried_s)
-
-    async def _more(self, source: Watermark) -> bool:
+    async def _more(self) -> bool:
         """Wait until there may be more to dispatch; False if the log was cut or the limit changed before."""
         if self._store.dispatcher.position != self._reported_offset:
             self._unreported.set()
-        return await self._store.dispatcher.more(source)
-
-    def _slice(self, until_offset: int, records_max: int) -> int:
-        """Dispatch some records; 0 if there is nothing to do or the disk refuses."""
-        try:
-            passed = self._store.dispatcher.dispatch(until_offset, records_max=records_max)
-        except StoreError as error:
-            if not self._is_blocked:
-                self._is_blocked = True
-                log.error("queues stand still", reason=str(error))
-            return 0
-        if self._is_blocked:
-            self._is_blocked = False
-            log.info("queues go on", position=self._store.dispatcher.position)
-        self._store.enable_puts()
-        self._unreported_records += passed
-        return passed
+        return await self._store.dispatcher.more()
 
     async def _report_soon(self) -> None:
         """Report what dispatch has not reported when it waits, as soon as a report is due.
@@ -229,8 +188,8 @@ class DispatchService:
         if position != self._reported_offset:
             self._reported_offset = position
             self._reported_s = trio.current_time()
-            self._on_dispatched(position, self._unreported_records)
-            self._unreported_records = 0
+            records, self._reported_records = self._reported_records, self._store.dispatcher.passed
+            self._on_dispatched(position, self._reported_records - records)
 
     async def _complete_index(self) -> None:
         """Add to the index what it lacks, whenever the disk accepts it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attrs import Factory, frozen
 
+from trioha.store.message_offsets import MultiDispatch
 from trioha.store.tags import DelayLevels
 
 
@@ -20,6 +21,15 @@ class DispatchSettings:
     is_slave: bool = False
     """A slave stops at a record it cannot read, a master goes on after what it holds of that file."""
     delay_levels: DelayLevels = Factory(DelayLevels)
+    sync_flush: bool = False
+    """flushDiskType SYNC_FLUSH: records are dispatched when they are on disk."""
+
+    @property
+    def multi_dispatch(self) -> MultiDispatch:
+        """Which messages get offsets of other queues, too."""
+        return MultiDispatch(
+            enabled=self.enable_multi_dispatch or self.enable_lmq, light_queues=self.enable_lmq
+        )
 
 
 @frozen

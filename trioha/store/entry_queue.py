@@ -29,6 +29,8 @@ from trioha.store.fixed_entry_files import FixedEntryFiles
 
 log = structlog.get_logger(__name__)
 
+OnRestart = Callable[[str, int], None]
+"""Receives topic and queue id."""
 BLANK_SIZE = 0x7FFFFFFF
 """Size of a blank entry: no message."""
 
@@ -90,9 +92,9 @@ class EntryQueue(ABC):
         "_first_physical_offset",
         "_flushed_physical_offset",
         "_min_offset",
+        "_on_restart",
         "max_physical_offset",
         "next_offset",
-        "on_restart",
         "pending",
         "queue_id",
         "topic",
@@ -103,8 +105,16 @@ class EntryQueue(ABC):
     """The config key of the files' length."""
 
     def __init__(
-        self, directory: Path, *, topic: str, queue_id: int, file_bytes: int, cache: FileCache
+        self,
+        directory: Path,
+        *,
+        topic: str,
+        queue_id: int,
+        file_bytes: int,
+        cache: FileCache,
+        on_restart: OnRestart = lambda _topic, _queue_id: None,
     ) -> None:
+        """`on_restart` is called when entries of an earlier queue of this name were deleted."""
         self.topic = topic
         self.queue_id = queue_id
         self._files = FixedEntryFiles(
@@ -121,8 +131,7 @@ class EntryQueue(ABC):
         """Where the record of the entry at `min_offset` is; -1 if that is not known."""
         self.next_offset = 0
         """Queue offset that the next message will have: `max_offset` plus what is pending."""
-        self.on_restart: Callable[[str, int], None] | None = None
-        """Called with topic and queue id when entries of an earlier queue of this name were deleted."""
+        self._on_restart = on_restart
         self.pending: list[bytes] = []
         """Encoded entries that the next `flush` writes. Moved by the dispatcher only."""
         self.max_physical_offset = -1
@@ -196,8 +205,7 @@ class EntryQueue(ABC):
             messages=self.next_offset,
         )
         self.destroy()
-        if self.on_restart is not None:
-            self.on_restart(self.topic, self.queue_id)
+        self._on_restart(self.topic, self.queue_id)
 
     # -- reading ---------------------------------------------------------------------------------------
 

@@ -145,17 +145,12 @@ class MessageStore:
         A node that changes its role builds these parts anew. The confirm offset stays what it is then. Parts
         that wait for restarts and cuts of the log are detached by themselves (`Callbacks`).
         """
-        dispatcher = self.dispatcher
-        on_written, is_awaited = dispatcher.on_written, dispatcher.is_awaited
-        hurry, catch_up = dispatcher.hurry, dispatcher.catch_up
-        dispatcher.on_written = [*on_written]
-        try:
-            yield
-        finally:
-            dispatcher.on_written, dispatcher.is_awaited = on_written, is_awaited
-            dispatcher.hurry, dispatcher.catch_up = hurry, catch_up
-            confirm_offset = self.confirm_offset()
-            self.follow_confirm_offset(lambda: confirm_offset)
+        with self.dispatcher.on_written.scope():
+            try:
+                yield
+            finally:
+                confirm_offset = self.confirm_offset()
+                self.follow_confirm_offset(lambda: confirm_offset)
 
     # -- what is confirmed --------------------------------------------------------------------------------
 

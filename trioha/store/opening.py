@@ -124,10 +124,11 @@ def _open_locked(
         checkpoint=checkpoint,
         record_near_end=queues.record_near_end(CHECKED_BYTES) if clean_exit else None,
         cut_at=cut_at,
+        queues_max=settings.queues.queues_max,
+        multi_dispatch=settings.dispatch.multi_dispatch,
         on_progress=lambda done, total: on_progress("checking the commit log, files", done, total),
     )
     opened.callback(commit_log.close)
-    commit_log.queues_max = settings.queues.queues_max
     epochs = None if settings.epoch_file is None else EpochLog.open(settings.epoch_file)
     doubtful_epoch, is_noted = note_doubtful_epoch(root, abort, epochs)
     lock.check()

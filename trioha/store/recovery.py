@@ -28,9 +28,11 @@ from attrs import evolve, frozen
 from trioha.errors import StoreError
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import CommitLog
+from trioha.store.consume_queues import QUEUES_MAX
 from trioha.store.log_files import delete_files_from, list_files
 from trioha.store.lost_sectors import cut_at_lost_sector
 from trioha.store.mapped_file import MappedFile
+from trioha.store.message_offsets import MultiDispatch
 from trioha.store.record import Host
 from trioha.store.record_layout import (
     BLANK,
@@ -108,6 +110,8 @@ def open_commit_log(
     checkpoint: Checkpoint,
     record_near_end: int | None = None,
     cut_at: int | None = None,
+    queues_max: int = QUEUES_MAX,
+    multi_dispatch: MultiDispatch | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[CommitLog, Recovered]:
     """Open the log in `directory` (made if missing) and find its end. Blocks while it reads the files.
@@ -130,6 +134,8 @@ def open_commit_log(
         message_bytes_max=message_bytes_max,
         store_host=store_host,
         files=files,
+        queues_max=queues_max,
+        multi_dispatch=multi_dispatch,
     )
     try:
         if cut_at is not None and files and cut_at < files[-1].end_offset:
