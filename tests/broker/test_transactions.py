@@ -32,6 +32,8 @@ def start(tmp_path, monkeypatch, nursery):
         master = Master(tmp_path, monkeypatch, **settings)
         if runs:
             master.life = await nursery.start(life, master)
+        else:
+            master.hold_dispatch()
         return master
 
     async def life(master, *, task_status):
@@ -412,6 +414,7 @@ async def test_a_decision_that_crosses_a_check_counts_once(start, autojump_clock
     sent = await master.send()
     if not dispatches:
         master.may_dispatch = trio.Event()
+        master.hold_dispatch()
     await trio.sleep(31)
     ((_, check, _),) = master.pushed
     assert (await master.end(sent, COMMIT)).code == ResponseCode.SUCCESS

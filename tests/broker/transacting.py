@@ -38,6 +38,7 @@ from trioha.store.reads import ReadLimits
 from trioha.store.record import Record, decode_record
 from trioha.store.tags import DEFAULT_DELAY_LEVELS, DelayLevels
 from trioha.store.topics import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
+from trioha.watermark import Watermark
 
 PEER = Peer(Address("192.0.2.7", 5555), 1)
 GROUP = "producers"
@@ -137,8 +138,13 @@ class Master:
             if self.flushes:
                 self.log.flushed.advance(self.log.max_offset)
 
+    def hold_dispatch(self):
+        """Let nothing be dispatched until `dispatch`, as where the disk refuses it."""
+        self.store.limit_dispatch(Watermark(self.store.dispatcher.position))
+
     def dispatch(self):
         """Put all entries into their queues."""
+        self.store.limit_dispatch(None)
         while self.store.dispatcher.dispatch(self.log.max_offset):
             pass
 
