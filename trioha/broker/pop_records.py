@@ -92,7 +92,7 @@ class PendingCheckPoint:
 
 
 class PendingPops:
-    """What is pending after the records that were added: about 160 bytes for each check point."""
+    """What is pending after the records that were added, packed: a log may have millions of check points."""
 
     def __init__(self, revived: Mapping[tuple[str, int], int] | None = None) -> None:
         """`revived`: by topic and queue id, the committed offsets of `REVIVE_GROUP`."""

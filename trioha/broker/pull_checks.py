@@ -28,7 +28,7 @@ from trioha.remoting.serving import Peer
 from trioha.remoting.subscriptions import TAG, Subscription
 from trioha.store.reads import GetStatus, ReadLimits
 
-# A plain number: an operation on members of a flag costs as much as a lookup in three tables.
+# A plain number: operations on members of a flag are slow.
 _READ: Final = int(Perm.READ)
 
 

@@ -47,7 +47,7 @@ _CODES: Final = {
 }
 _FOUND: Final = GetStatus.FOUND
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
-# A plain number, as operations on members of a flag are slow.
+# A plain number: operations on members of a flag are slow.
 _COMMITS: Final = int(PullFlag.COMMIT_OFFSET | PullFlag.SUSPEND)
 _EMPTY: Final = frozenset((GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE))
 _LOOKED_AT: Final = frozenset((GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE, GetStatus.MESSAGE_WAS_REMOVING))

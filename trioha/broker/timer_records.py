@@ -74,7 +74,7 @@ class PendingTimer:
 
 
 class PendingTimers:
-    """What is pending after the records that were added. About 180 bytes for each timer."""
+    """What is pending after the records that were added, packed: a log may have millions of timers."""
 
     def __init__(self, check_points: Iterable[TimerCheckPoint] = ()) -> None:
         """`check_points`: of masters that the log is from."""

@@ -39,15 +39,6 @@ class Contradiction:
     hint: str
 
 
-@frozen
-class Doubt:
-    """Settings that are unlikely to be intended."""
-
-    attribute: str
-    """A given one, at whose place the warning is."""
-    text: str
-
-
 def contradictions(config: BrokerConfig, given: Collection[str]) -> Iterator[Contradiction]:
     """All of them. `given`: attributes that have no default."""
     yield from _roles_by_controllers(config, given) if config.enable_controller_mode else _roles(config)
@@ -266,56 +257,60 @@ def _mutual_tls(given: Collection[str]) -> Iterator[Contradiction]:
         yield Contradiction((missing[0],), "is missing, mutual TLS needs all three files", "give it, too")
 
 
-def doubts(config: BrokerConfig, given: Collection[str]) -> Iterator[Doubt]:
-    """All of them. `given`: attributes that have no default."""
+def doubts(config: BrokerConfig, given: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Settings that are unlikely to be intended: a given attribute, and the warning at its place."""
     if config.broker_role is BrokerRole.SYNC_MASTER:
         if "in_sync_replicas" in given and config.in_sync_replicas == 1:
-            yield Doubt(
+            yield (
                 "in_sync_replicas",
                 "a SYNC_MASTER still waits for one slave; to wait for none, set brokerRole=ASYNC_MASTER",
             )
         if "total_replicas" in given and config.total_replicas == 1:
-            yield Doubt(
+            yield (
                 "total_replicas",
                 "a SYNC_MASTER needs a slave: without one every put is SLAVE_NOT_AVAILABLE",
             )
     if config.consume_replicated_only and config.broker_role is BrokerRole.ASYNC_MASTER:
-        yield Doubt("consume_replicated_only", "has no effect: an ASYNC_MASTER waits for no slave")
+        yield ("consume_replicated_only", "has no effect: an ASYNC_MASTER waits for no slave")
     if config.archive_url is None:
         for attribute in ("archive_interval", "archive_keep", "archive_before_delete"):
             if attribute in given:
-                yield Doubt(attribute, "has no effect without trioha.archiveUrl")
+                yield (attribute, "has no effect without trioha.archiveUrl")
     for attribute in _WITHOUT_EFFECT[config.enable_controller_mode]:
         if attribute in given and getattr(config, attribute):
             without = "with" if config.enable_controller_mode else "without"
-            yield Doubt(attribute, f"has no effect {without} enableControllerMode=true")
+            yield (attribute, f"has no effect {without} enableControllerMode=true")
     if config.broker_role is not BrokerRole.SLAVE and config.ha_master_address is not None:
-        yield Doubt("ha_master_address", f"is not used by a {config.broker_role}")
+        yield ("ha_master_address", f"is not used by a {config.broker_role}")
     body_bytes_max = config.mapped_file_size_commit_log - RECORD_BYTES_MIN - FILE_END_BYTES_MIN
     if config.max_message_size > body_bytes_max:
-        yield Doubt(
+        yield (
             "max_message_size" if "max_message_size" in given else "mapped_file_size_commit_log",
-            f"a file of {config.mapped_file_size_commit_log} bytes has no room for maxMessageSize="
-            f"{config.max_message_size}: bodies beyond {body_bytes_max} bytes will be MESSAGE_ILLEGAL",
+            (
+                f"a file of {config.mapped_file_size_commit_log} bytes has no room for maxMessageSize="
+                f"{config.max_message_size}: bodies beyond {body_bytes_max} bytes will be MESSAGE_ILLEGAL"
+            ),
         )
     for per_peer, in_all in (
         ("connections_per_peer", "connections_max"),
         ("ha_connections_per_peer", "ha_connections_max"),
     ):
         if per_peer in given and getattr(config, per_peer) > getattr(config, in_all):
-            yield Doubt(
+            yield (
                 per_peer,
                 f"is above {SETTINGS[in_all].key}={getattr(config, in_all)}: one address may take all places",
             )
     if config.tls_server_auth_client and config.tls_server_need_client_auth is ClientAuth.NONE:
-        yield Doubt(
+        yield (
             "tls_server_auth_client",
             "clients are not asked for certificates: tls.server.need.client.auth is none",
         )
     if config.ha_housekeeping_interval <= config.ha_send_heartbeat_interval:
         is_given = "ha_housekeeping_interval" in given
-        yield Doubt(
+        yield (
             "ha_housekeeping_interval" if is_given else "ha_send_heartbeat_interval",
-            f"haHousekeepingInterval={config.ha_housekeeping_interval} is not above haSendHeartbeatInterval="
-            f"{config.ha_send_heartbeat_interval}: idle connections will be closed again and again",
+            (
+                f"haHousekeepingInterval={config.ha_housekeeping_interval} is not above haSendHeartbeatInterval="
+                f"{config.ha_send_heartbeat_interval}: idle connections will be closed again and again"
+            ),
         )

@@ -178,8 +178,8 @@ class _Loading:
                 self.problems.append(self._problem(found.attributes[0], found.reason, found.hint))
         if not self.problems:
             self.warnings += (
-                f"{self.given[doubt.attribute].place}: {doubt.text}"
-                for doubt in doubts(config, self.given.keys())
+                f"{self.given[attribute].place}: {text}"
+                for attribute, text in doubts(config, self.given.keys())
             )
         if self.unused:
             self.warnings.append(

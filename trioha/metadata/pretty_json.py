@@ -8,8 +8,8 @@ line, and maps with integer keys have bare keys, all in one line but for the clo
     "VecA@vec_group":{0:41,1:42
     }
 
-`trioha.remoting.fastjson` reads the dialect, too, but thirty times as slowly as the standard parser reads
-JSON. Here bare keys are put in quotes first: a file of a million offsets must not hold up a start.
+`trioha.remoting.fastjson` reads the dialect, too, but slowly. Here bare keys are put in quotes first, for the
+standard parser: a file of a million offsets must not hold up a start.
 """
 
 from __future__ import annotations

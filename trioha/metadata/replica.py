@@ -48,7 +48,7 @@ from trioha.store.topics import SCHEDULE_TOPIC
 log = structlog.get_logger(__name__)
 
 SLICE_ENTRIES: Final = 64
-"""Entries between two yields: about half a millisecond."""
+"""Entries between two yields."""
 ENTRIES_MAX: Final = 100_000
 """Of topics and of groups: as many topics as a name server accepts from one broker."""
 OTHER_MEMBERS_MAX: Final = 16

@@ -41,7 +41,7 @@ class Perm(IntFlag):
 
 
 READ_WRITE: Final = Perm.READ | Perm.WRITE
-# Plain numbers: an operation on members of a flag costs as much as a tenth of a send.
+# Plain numbers: operations on members of a flag are slow.
 _READ: Final = int(Perm.READ)
 _WRITE: Final = int(Perm.WRITE)
 
