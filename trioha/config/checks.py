@@ -310,7 +310,7 @@ def doubts(config: BrokerConfig, given: Collection[str]) -> Iterator[tuple[str, 
         yield (
             "ha_housekeeping_interval" if is_given else "ha_send_heartbeat_interval",
             (
-                f"haHousekeepingInterval={config.ha_housekeeping_interval} is not above haSendHeartbeatInterval="
-                f"{config.ha_send_heartbeat_interval}: idle connections will be closed again and again"
+                f"haHousekeepingInterval={config.ha_housekeeping_interval} is not above "
+                f"haSendHeartbeatInterval={config.ha_send_heartbeat_interval}: idle connections will be closed again and again"
             ),
         )
