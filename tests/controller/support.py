@@ -96,7 +96,6 @@ async def running_agent(
         cluster_name=CLUSTER,
         broker_name=NAME,
         broker_address=OWN,
-        identity_path=files.path,
     )
     started = Bench.__new__(Bench)
     started.offsets = Offsets(epoch=epoch, max_offset=100, confirm_offset=90)

@@ -311,6 +311,7 @@ def doubts(config: BrokerConfig, given: Collection[str]) -> Iterator[tuple[str, 
             "ha_housekeeping_interval" if is_given else "ha_send_heartbeat_interval",
             (
                 f"haHousekeepingInterval={config.ha_housekeeping_interval} is not above "
-                f"haSendHeartbeatInterval={config.ha_send_heartbeat_interval}: idle connections will be closed again and again"
+                f"haSendHeartbeatInterval={config.ha_send_heartbeat_interval}: "
+                "idle connections will be closed again and again"
             ),
         )

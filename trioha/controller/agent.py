@@ -103,7 +103,7 @@ RunBlocking = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class ControllerAgent:
-    """Gives one broker its role; made by `open`."""
+    """Gives one broker its role."""
 
     def __init__(
         self,
@@ -158,32 +158,6 @@ class ControllerAgent:
             self._state = AgentState.REGISTERING
         else:
             self._state = AgentState.NO_ID if files.application is None else AgentState.APPLYING
-
-    @classmethod
-    def open(
-        cls,
-        settings: AgentSettings,
-        *,
-        offsets: Callable[[], Offsets],
-        connect: Connect = connect_to_controller,
-        hanging: Callable[[], str | None] = lambda: None,
-        doubtful_epoch: int = NO_EPOCH,
-    ) -> ControllerAgent:
-        """An agent with the identity on disk; for options see `__init__`.
-
-        Blocks. Raises StoreError for an identity that cannot be used.
-        """
-        files = IdentityFiles.open(
-            settings.identity_path, cluster_name=settings.cluster_name, broker_name=settings.broker_name
-        )
-        return cls(
-            settings,
-            files,
-            offsets=offsets,
-            connect=connect,
-            hanging=hanging,
-            doubtful_epoch=doubtful_epoch,
-        )
 
     @property
     def role(self) -> Role | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import Enum
-from pathlib import Path
 
 from attrs import frozen
 
@@ -53,8 +52,6 @@ class AgentSettings:
     broker_name: str
     broker_address: str
     """`host:port` for clients and for notices of the controllers."""
-    identity_path: Path
-    """storePathBrokerIdentity."""
     metadata_period_s: float = 5.0
     """syncBrokerMetadataPeriod."""
     leader_period_s: float = 10.0

@@ -11,6 +11,7 @@ from trioha.broker.controller_processor import ControllerProcessor
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.controller.agent import ControllerAgent
 from trioha.controller.agent_status import AgentSettings, Offsets
+from trioha.controller.identity import IdentityFiles
 from trioha.controller.links import ANSWER_BYTES_MAX
 from trioha.controller.role import NO_EPOCH, Role
 from trioha.net.threads import run_in_thread
@@ -37,14 +38,21 @@ async def open_agent(
     settings = agent_settings(config, listen=listen)
     connect = partial(open_client, frame_bytes_max=ANSWER_BYTES_MAX, security=security)
     offsets = partial(offsets_of, store)
-    return await run_in_thread(
-        lambda: ControllerAgent.open(
-            settings,
-            offsets=offsets,
-            connect=connect,
-            hanging=hanging,
-            doubtful_epoch=store.doubtful_epoch,
+    files = await run_in_thread(
+        partial(
+            IdentityFiles.open,
+            config.store_path_broker_identity,
+            cluster_name=config.broker_cluster_name,
+            broker_name=config.broker_name,
         )
+    )
+    return ControllerAgent(
+        settings,
+        files,
+        offsets=offsets,
+        connect=connect,
+        hanging=hanging,
+        doubtful_epoch=store.doubtful_epoch,
     )
 
 
@@ -55,7 +63,6 @@ def agent_settings(config: BrokerConfig, *, listen: Address) -> AgentSettings:
         cluster_name=config.broker_cluster_name,
         broker_name=config.broker_name,
         broker_address=str(listen),
-        identity_path=config.store_path_broker_identity,
         metadata_period_s=config.sync_broker_metadata_period / 1000,
         leader_period_s=config.sync_controller_metadata_period / 1000,
         heartbeat_period_s=config.broker_heartbeat_interval / 1000,
