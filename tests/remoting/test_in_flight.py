@@ -15,7 +15,9 @@ class Connection:
     """The books of a connection, which is played by the test."""
 
     def __init__(self, limits=LIMITS):
-        self.memory = ClientMemory(limits.total_bytes_max, connections_max=4, room_timeout_s=2)
+        self.memory = ClientMemory(
+            limits.total_bytes_max, connections_max=4, frame_bytes_max=1024, room_timeout_s=2
+        )
         self.account = self.memory.open_account(lambda: None)
         self.counters = ServerStatistics()
         self.in_flight = InFlight(limits, self.account, self.counters)

@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 import tracemalloc
+from collections import Counter
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -22,14 +23,14 @@ from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import request, response_to
 from trioha.remoting.connections import Connections
 from trioha.remoting.in_flight import REQUEST_BYTES
-from trioha.remoting.memory import (
+from trioha.remoting.memory import bytes_max_for
+from trioha.remoting.server import RemotingServer, ServerLimits
+from trioha.remoting.system_memory import (
     HEADROOM_BYTES,
-    bytes_max_for,
     can_allocate,
     may_refuse_memory,
     promises_what_it_has,
 )
-from trioha.remoting.server import RemotingServer, ServerLimits
 
 FRAME_BYTES_MAX = 512 * 1024
 TOTAL_BYTES_MAX = 4 * 1024 * 1024
@@ -147,8 +148,8 @@ async def test_unfinished_frames_leave_headroom_of_the_systems_memory(autojump_c
         return server.statistics.held_bytes + count <= system_bytes
 
     async with serving() as server:
-        monkeypatch.setattr("trioha.remoting.memory.can_allocate", is_left)
-        monkeypatch.setattr("trioha.remoting.memory.may_refuse_memory", lambda: True)
+        monkeypatch.setattr("trioha.remoting.system_memory.can_allocate", is_left)
+        monkeypatch.setattr("trioha.remoting.system_memory.may_refuse_memory", lambda: True)
         honest = server.connect()
         async with trio.open_nursery() as peers:
             for _ in range(5):
@@ -168,7 +169,7 @@ def test_the_system_is_asked_for_memory():
 
 @pytest.mark.parametrize("limit", ["-v", "-d"])
 def test_a_process_with_a_limit_may_be_refused_memory(limit):
-    asked = "from trioha.remoting.memory import may_refuse_memory; print(may_refuse_memory())"
+    asked = "from trioha.remoting.system_memory import may_refuse_memory; print(may_refuse_memory())"
     command = ["sh", "-c", f'ulimit -S {limit} 8000000 && exec "$@"', "sh", sys.executable, "-c", asked]
     assert subprocess.check_output(command, text=True).strip() == "True"
 
@@ -181,7 +182,7 @@ def test_without_limits_the_kernel_may_refuse_memory_if_it_promises_what_it_has(
         (tmp_path / "overcommit_memory").write_text(f"{setting}\n")
     assert promises_what_it_has(tmp_path / "overcommit_memory") is expected
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    monkeypatch.setattr("trioha.remoting.memory._IS_STRICT", expected)
+    monkeypatch.setattr("trioha.remoting.system_memory._IS_STRICT", expected)
     assert may_refuse_memory() is expected
 
 
@@ -206,68 +207,70 @@ def test_a_memory_too_small_for_its_frames_is_refused():
         ServerLimits(total_bytes_max=3_211_263, frame_bytes_max=FRAME_BYTES_MAX)
 
 
-async def test_large_frames_that_wait_for_each_other_end_some_and_the_others_are_answered(autojump_clock):
-    answered = closed = 0
+async def test_large_frames_get_their_memory_one_after_the_other_and_none_is_ended(autojump_clock):
+    answered = 0
 
     async def ask(stream):
-        nonlocal answered, closed
-        # All have sent half before any sends the rest.
+        nonlocal answered
+        # Frames that are read wait in the middle, as on a slow network.
         await send(stream, LARGE[: len(LARGE) // 2])
         await trio.sleep(1)
         await send(stream, LARGE[len(LARGE) // 2 :])
         answer = await read_command(stream)
         answered += answer is not None
-        closed += answer is None
 
     async with serving() as server:
         async with trio.open_nursery() as peers:
             for _ in range(30):
                 peers.start_soon(ask, server.connect())
-        assert (answered + closed, answered > 0) == (30, True)
-        assert server.statistics.memory_closes == closed > 0
-        # They waited to send their halves, and slept.
-        assert trio.current_time() == LIMITS.room_timeout_s + 1
+        assert (answered, server.statistics.memory_closes) == (30, 0)
 
 
-async def test_large_frames_are_completed_while_closed_peers_reconnect_and_resend(autojump_clock):
-    """Closed peers reconnect and resend: they must not use the memory that the others need."""
-    answered = 0
+async def test_large_frames_are_answered_among_a_crowd_whose_frames_never_end(autojump_clock):
+    """Closed peers reconnect and begin again: they must not keep the memory that the others wait for."""
+    answered = Counter()
 
     async def insist(server):
-        nonlocal answered
-        while trio.current_time() < 20:
+        while True:
             stream = server.connect()
-            with suppress(trio.BrokenResourceError):
-                await stream.send_all(LARGE)
-                answer = await read_command(stream)
-                answered += answer is not None
+            await send(stream, LARGE[:-1])
+            assert await read_command(stream) is None
+            await stream.aclose()
+
+    async def ask(server, name):
+        while True:
+            stream = server.connect()
+            await stream.send_all(LARGE)
+            answered[name] += await read_command(stream) is not None
             await stream.aclose()
 
     async with serving() as server:
         async with trio.open_nursery() as peers:
             for _ in range(50):
                 peers.start_soon(insist, server)
-            await trio.sleep(20)
+            for name in range(5):
+                peers.start_soon(ask, server, name)
+            await trio.sleep(60)
             peers.cancel_scope.cancel()
         assert server.statistics.memory_closes > 0
-        # Six fit at a time, every two seconds.
-        assert answered >= 48
+    # Three or more fit at a time, every two seconds: each of 55 has its turn within 37.
+    assert len(answered) == 5
 
 
-async def test_a_frame_that_does_not_use_its_reserve_is_dropped_first(autojump_clock):
-    """A reserve ends, since others wait for it."""
+async def test_a_frame_that_does_not_use_its_reserve_ends_while_others_wait_for_it(autojump_clock):
     async with serving() as server:
         liars = [server.connect() for _ in range(20)]
         async with trio.open_nursery() as peers:
             for stream in liars:
                 peers.start_soon(send, stream, LARGE[:-1])
             await trio.sleep(3)
-            # The others are closed; these have all they need.
-            assert server.statistics.connections_open in range(5, 8)
+            # Some of the first are closed; the next ones are read, and the others wait.
+            assert 3 <= server.statistics.memory_closes <= 6
             honest = server.connect()
             peers.start_soon(send, honest, LARGE)
             assert await read_command(honest) is not None
-            assert trio.current_time() <= 3 + 2 * LIMITS.room_timeout_s
+            # Three or more of them end every two seconds.
+            assert trio.current_time() <= 7 * LIMITS.room_timeout_s
 
 
 async def test_slow_peers_are_closed_before_peers_that_the_server_did_not_read_from(autojump_clock):

@@ -33,6 +33,7 @@ class Connections:
         self.memory = ClientMemory(
             self.limits.total_bytes_max,
             connections_max=self.limits.connections_max,
+            frame_bytes_max=self.limits.frame_bytes_max,
             room_timeout_s=self.limits.room_timeout_s,
         )
         self.served: dict[int, ServerConnection] = {}

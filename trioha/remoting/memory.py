@@ -2,26 +2,26 @@
 
 Theory of operation. A connection holds bytes of three kinds: unfinished frames, requests that are being
 handled, and answers that wait to be written. Each connection has an account of them; the sum of all accounts
-never exceeds `bytes_max`. There is no queue for memory: a connection is read from only while it holds less
-than what is free (a dynamic threshold, as switches share their buffers):
+never exceeds `bytes_max`. One rule limits a connection: it may hold as much as is left for the others (a
+dynamic threshold, as switches share their buffers):
 
-    held by the connection + next read <= free - next read
+    held by the connection + more <= free - more
 
-So reading stops first from the connections that hold most, and N greedy connections settle at `bytes_max / (N
-+ 1)` each. Two parts are kept from that. One eighth is for connections that hold little: each may always hold
-its share, a `connections_max`-th of it, so that small requests are read at once. One sixteenth is for
-requests that were read, so that they can be answered. An answer that is larger than what its request held is
-subject to the same rule as a read; if it does not fit, the server answers SYSTEM_BUSY instead.
+So N greedy connections settle at `bytes_max / (N + 1)` each. Two parts are kept from that. One eighth is for
+connections that hold little: each may always hold its share, a `connections_max`-th of it, so that small
+requests are read and answered at once. One sixteenth is for requests that were read, so that they can be
+answered. If an answer does not fit, the server answers SYSTEM_BUSY instead.
+
+A frame gets its memory as a whole: once its length has come, the connection reserves the rest of it, or reads
+nothing more until it can. So frames never wait for each other half-read. Before a length has come, a read
+beyond the share leaves room for the longest frame (`read_ahead_kept_bytes`): what connections hold of frames
+that wait cannot keep all of them from being reserved.
 
 Requests free their memory at their own deadlines, answers when they are written or the connection is closed
-at the send timeout. An unfinished frame does not: many of them can fill the memory so that none is ever
-complete, since each connection waits for room that only another one could free. Therefore, when a connection
-has waited for room for `room_timeout_s` and unfinished frames hold most of the memory, connections with an
-unfinished frame are closed, and counted, until the other waiting frames fit: first those that were read from
-for `room_timeout_s` and did not complete their frame, the largest and oldest first; then those that wait for
-room themselves, the largest and newest first. The last one stays. Each remaining frame gets a reserve for its
-rest as soon as that is free, before other connections may read: new connections cannot use it. A frame that
-makes progress while the memory has room is never ended here; its deadline is kept by its connection.
+at the send timeout, unfinished frames at the frame timeout. That is too late where frames are all that holds
+the memory: when a connection has waited for room for `room_timeout_s`, connections whose frame was read for
+as long are closed, and counted, the oldest frame first, until there is room for the waiting one. A frame that
+makes progress while the memory has room is never ended here.
 
 The system may have less memory than `bytes_max`. Unfinished frames leave `HEADROOM_BYTES` of it for all
 else: before a connection continues to read one, `keep_headroom` closes connections, the one with the largest
@@ -36,14 +36,14 @@ largest frame: then a single connection can always complete its frame and have i
 from __future__ import annotations
 
 import math
-import mmap
-import resource
-from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import trio
+from attrs import field, frozen
+
+from trioha.remoting import system_memory
+from trioha.remoting.system_memory import HEADROOM_BYTES
 
 FRAMES_MIN: Final = 6
 BYTES_MIN: Final = 64 * 1024
@@ -52,42 +52,6 @@ READ_BYTES_MIN: Final = 2048
 WAKE_BYTES_MIN: Final = 8192
 """A connection that waits for room to read continues when it may receive so much: more than each request of
 the others holds and frees, which would otherwise wake all waiting connections."""
-HEADROOM_BYTES: Final = 16 * 1024 * 1024
-"""Memory of the system that unfinished frames leave free: for the requests of other connections and for a
-worker thread, whose stack alone takes 8 MiB."""
-_LIMITS: Final = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
-
-
-def promises_what_it_has(setting: Path) -> bool:
-    """Whether the system may refuse memory to a process without limits; also if it does not say."""
-    try:
-        return setting.read_text(encoding="ascii").strip() not in {"0", "1"}
-    except OSError:
-        return True
-
-
-_IS_STRICT: Final = promises_what_it_has(Path("/proc/sys/vm/overcommit_memory"))
-
-
-def may_refuse_memory() -> bool:
-    """Whether the system may refuse this process a few more MiB.
-
-    Linux does so only at a limit of the process (`ulimit -v`, `ulimit -d`), or where it promises no more
-    memory than it has (`vm.overcommit_memory=2`). It costs a microsecond, a fraction of an allocation.
-    """
-    return _IS_STRICT or any(resource.getrlimit(kind)[0] != resource.RLIM_INFINITY for kind in _LIMITS)
-
-
-def can_allocate(count: int) -> bool:
-    """Whether the system gives this process `count` more bytes.
-
-    It costs a few microseconds: the memory is not touched.
-    """
-    try:
-        mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
-    except (OSError, MemoryError):
-        return False
-    return True
 
 
 def bytes_max_for(frame_bytes_max: int) -> int:
@@ -102,7 +66,9 @@ def bytes_max_for(frame_bytes_max: int) -> int:
 class ClientMemory:
     """The memory that all connections of a server hold, and the connections that wait for room."""
 
-    def __init__(self, bytes_max: int, *, connections_max: int, room_timeout_s: float) -> None:
+    def __init__(
+        self, bytes_max: int, *, connections_max: int, frame_bytes_max: int, room_timeout_s: float
+    ) -> None:
         """`room_timeout_s`: how long a connection waits for room before unfinished frames are dropped."""
         self.bytes_max = bytes_max
         self.kept_bytes = bytes_max // 16
@@ -111,6 +77,8 @@ class ClientMemory:
         """For reading, shared by the dynamic threshold."""
         self.share_bytes = bytes_max // 8 // connections_max
         """What each connection may always hold."""
+        self.read_ahead_kept_bytes = 2 * frame_bytes_max + bytes_max // 8
+        """Part of `shared_bytes` for frames whose length is known: one of the largest, beside all shares."""
         self.held_bytes = 0
         """Sum of all accounts. Invariant: never more than `bytes_max`."""
         self.largest_held_bytes = 0
@@ -119,20 +87,19 @@ class ClientMemory:
         """How often a connection had to wait for room."""
         self._room_timeout_s = room_timeout_s
         self._accounts: set[MemoryAccount] = set()
-        self._waiting: dict[MemoryAccount, trio.Event] = {}
+        self._waiting: dict[MemoryAccount, _Wait] = {}
         self._wake_bytes: float = math.inf
         """The least that any waiting connection needs to continue."""
-        self._relieved_s = -math.inf
-        """Time of the last `_relieve`."""
-        self._promises: dict[MemoryAccount, int] = {}
-        """Bytes that waiting connections get for the rest of their frames before others read."""
-        self._promised_bytes = 0
-        """Sum of `_promises`."""
 
     @property
     def free_bytes(self) -> int:
         """Bytes that no connection holds."""
         return self.bytes_max - self.held_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes left of the shared part; may be negative."""
+        return self.shared_bytes - self.held_bytes
 
     def open_account(self, give_up: Callable[[], None]) -> MemoryAccount:
         """The account of a new connection; `give_up` is called to have the connection closed.
@@ -143,47 +110,40 @@ class ClientMemory:
         self._accounts.add(account)
         return account
 
-    @property
-    def spare_bytes(self) -> int:
-        """Bytes left of the shared part; may be negative."""
-        return self.shared_bytes - self.held_bytes - self._promised_bytes
-
     def _close(self, account: MemoryAccount) -> None:
         self._accounts.discard(account)
         self._waiting.pop(account, None)
-        self._withdraw(account)
 
-    async def _wait(self, account: MemoryAccount) -> None:
+    async def _wait(self, account: MemoryAccount, needed_bytes: Callable[[], int]) -> None:
+        """Wait until so many bytes are free; how many may change while it waits."""
         self.waits += 1
         try:
-            while account.needed_bytes() > self.free_bytes:
-                event = self._waiting[account] = trio.Event()
-                self._wake_bytes = min(self._wake_bytes, account.needed_bytes())
+            while needed_bytes() > self.free_bytes:
+                waiting = self._waiting[account] = _Wait(needed_bytes)
+                self._wake_bytes = min(self._wake_bytes, needed_bytes())
                 with trio.move_on_after(self._room_timeout_s):
-                    await event.wait()
-                if not event.is_set():
-                    self._relieve()
+                    await waiting.is_over.wait()
+                if not waiting.is_over.is_set():
+                    self._end_slow_frames(needed_bytes() - self.free_bytes)
         finally:
             self._waiting.pop(account, None)
-            self._withdraw(account)
             account.read_since_s = trio.current_time()
 
     def _freed(self, account: MemoryAccount) -> None:
         """Bytes of `account` came free: wake the connections that may continue."""
-        self._keep_promises()
         if account in self._waiting:
             # It holds less, and so needs less.
-            self._wake_bytes = min(self._wake_bytes, account.needed_bytes())
+            self._wake_bytes = min(self._wake_bytes, self._waiting[account].needed_bytes())
         free_bytes = self.free_bytes
         if free_bytes < self._wake_bytes:
             return
         self._wake_bytes = math.inf
-        for waiting, event in self._waiting.items():
+        for other, waiting in self._waiting.items():
             needed_bytes = waiting.needed_bytes()
             if needed_bytes <= free_bytes:
-                event.set()
+                waiting.is_over.set()
                 # It will use some of them.
-                free_bytes -= WAKE_BYTES_MIN
+                free_bytes -= max(WAKE_BYTES_MIN, other.missing_bytes)
             else:
                 self._wake_bytes = min(self._wake_bytes, needed_bytes)
 
@@ -195,81 +155,52 @@ class ClientMemory:
         await largest.closed.wait()
         return True
 
-    def _relieve(self) -> None:
-        """Drop unfinished frames until the others fit, if unfinished frames hold most of the memory."""
-        now_s = trio.current_time()
-        if now_s - self._relieved_s < self._room_timeout_s:
+    def _end_slow_frames(self, missing_bytes: int) -> None:
+        """If frames hold the memory, close connections with slow ones, until so many bytes come free."""
+        frames = [account for account in self._accounts if account.frame_bytes]
+        frames_bytes = sum(account.unfinished_bytes + account.reserved_bytes for account in frames)
+        if self.spare_bytes >= self.read_ahead_kept_bytes or 2 * frames_bytes < self.held_bytes:
+            # There is room, or requests and answers hold most; they end by themselves.
             return
-        self._relieved_s = now_s
-        unfinished = [account for account in self._accounts if account.unfinished_bytes]
-        if (
-            2 * sum(account.unfinished_bytes + account.reserved_bytes for account in unfinished)
-            < self.held_bytes
-        ):
-            # Requests and answers hold most; they end by themselves.
-            return
-        waiting = [account for account in unfinished if account in self._waiting]
-        slow = [
-            account
-            for account in unfinished
-            if account not in self._waiting and now_s - account.read_since_s >= self._room_timeout_s
-        ]
-        slow.sort(key=lambda account: (-account.frame_bytes, account.unfinished_since_s))
-        waiting.sort(key=lambda account: (-account.frame_bytes, -account.unfinished_since_s))
-        # Bytes that are held now, and the missing bytes of the waiting frames.
-        held_bytes = self.held_bytes + sum(account.missing_bytes for account in waiting)
-        candidates = deque(slow + waiting)
-        while held_bytes > self.shared_bytes and len(candidates) > 1:
-            account = candidates.popleft()
-            held_bytes -= account.held_bytes
-            if account in self._waiting:
-                held_bytes -= account.missing_bytes
-                self._withdraw(account)
-            account.give_up()
-        for account in candidates:
-            if account in self._waiting:
-                self._promise(account)
-        self._keep_promises()
-
-    def _promise(self, account: MemoryAccount) -> None:
-        self._withdraw(account)
-        self._promises[account] = account.missing_bytes
-        self._promised_bytes += account.missing_bytes
-
-    def _withdraw(self, account: MemoryAccount) -> None:
-        self._promised_bytes -= self._promises.pop(account, 0)
-
-    def _keep_promises(self) -> None:
-        """Reserve the promised bytes, in order, as far as there is room."""
-        for account, promised_bytes in list(self._promises.items()):
-            if promised_bytes > self.shared_bytes - self.held_bytes:
+        slow_since_s = trio.current_time() - self._room_timeout_s
+        for account in sorted(frames, key=lambda one: one.read_since_s):
+            if missing_bytes <= 0 or account.read_since_s > slow_since_s:
                 return
-            self._withdraw(account)
-            account.reserved_bytes = promised_bytes
-            account.change(promised_bytes)
-            self._waiting[account].set()
+            if account not in self._waiting and not account.is_given_up:
+                missing_bytes -= account.held_bytes
+                account.is_given_up = True
+                account.give_up()
+
+
+@frozen
+class _Wait:
+    """A connection that waits for room."""
+
+    needed_bytes: Callable[[], int]
+    """Bytes that must be free for it to continue."""
+    is_over: trio.Event = field(factory=trio.Event)
 
 
 class MemoryAccount:
     """The memory that one connection holds."""
 
     __slots__ = (
-        "_is_only",
         "_memory",
-        "_request_bytes",
         "closed",
         "frame_bytes",
         "give_up",
         "held_bytes",
+        "is_given_up",
         "read_since_s",
         "reserved_bytes",
         "unfinished_bytes",
-        "unfinished_since_s",
     )
 
     def __init__(self, memory: ClientMemory, give_up: Callable[[], None]) -> None:
         self._memory = memory
         self.give_up = give_up
+        self.is_given_up = False
+        """Whether it was closed for a slow frame."""
         self.closed = trio.Event()
         """Set by `close`."""
         self.held_bytes = 0
@@ -277,31 +208,28 @@ class MemoryAccount:
         self.unfinished_bytes = 0
         """Part of `held_bytes`: the received bytes of an unfinished frame."""
         self.frame_bytes = 0
-        """Size of that frame, as far as it is known."""
-        self.unfinished_since_s = 0.0
-        """Arrival of the first bytes of that frame, on trio's clock."""
-        self.read_since_s = 0.0
-        """Since when the connection is read from without waiting for room."""
+        """Size of that frame, 4 until its length has come; 0 without a frame."""
         self.reserved_bytes = 0
         """Part of `held_bytes`: reserved for the rest of that frame."""
-        self._request_bytes: int | None = None
-        """Bytes that the request needs for which the connection waits; None if it waits to be read from."""
-        self._is_only: Callable[[], bool] | None = None
+        self.read_since_s = 0.0
+        """Since when that frame is read without waiting for room, on trio's clock."""
 
     @property
     def missing_bytes(self) -> int:
         """Bytes of the unfinished frame that are neither received nor reserved."""
         return max(0, self.frame_bytes - self.unfinished_bytes - self.reserved_bytes)
 
-    def begin_frame(self, now_s: float) -> None:
-        """Note the arrival of the first bytes of an unfinished frame."""
-        self.unfinished_since_s = self.read_since_s = now_s
+    def note_frame(self, unfinished_bytes: int, frame_bytes: int) -> None:
+        """Note how much of an unfinished frame was received, and its size as far as that is known."""
+        if not self.unfinished_bytes:
+            self.read_since_s = trio.current_time()
+        self.unfinished_bytes, self.frame_bytes = unfinished_bytes, frame_bytes
 
     def end_frame(self) -> None:
         """Note that the unfinished frame, if there was one, is complete, and free its reserve."""
         if not self.unfinished_bytes:
             return
-        self.unfinished_bytes = 0
+        self.unfinished_bytes = self.frame_bytes = 0
         reserved_bytes, self.reserved_bytes = self.reserved_bytes, 0
         if reserved_bytes:
             self.change(-reserved_bytes)
@@ -318,66 +246,60 @@ class MemoryAccount:
         self.held_bytes += by_bytes
         memory.held_bytes += by_bytes
         if by_bytes < 0:
-            # Without waiting connections there are no promises.
             if memory._waiting:
                 memory._freed(self)
         elif memory.held_bytes > memory.largest_held_bytes:
             memory.largest_held_bytes = memory.held_bytes
 
     def readable_bytes(self, wanted_bytes: int) -> int:
-        """Bytes that may be received now, at most `wanted_bytes`; 0 if the connection must wait."""
-        if self.reserved_bytes:
-            return min(wanted_bytes, self.reserved_bytes)
+        """Bytes that may be received now, at most `wanted_bytes`; 0 if the connection must wait.
+
+        The rest of an unfinished frame is reserved.
+        """
+        if missing_bytes := self.missing_bytes:
+            if not self.fits(missing_bytes):
+                return 0
+            self.reserved_bytes += missing_bytes
+            self.change(missing_bytes)
         memory = self._memory
-        spare_bytes = (memory.spare_bytes - self.held_bytes) // 2
+        spare_bytes = (memory.spare_bytes - memory.read_ahead_kept_bytes - self.held_bytes) // 2
         if spare_bytes >= wanted_bytes:
             return wanted_bytes
+        if self.reserved_bytes:
+            return min(wanted_bytes, self.reserved_bytes)
         share_bytes = min(memory.share_bytes - self.held_bytes, memory.free_bytes - memory.kept_bytes)
         allowed_bytes = min(wanted_bytes, max(spare_bytes, share_bytes))
         return allowed_bytes if allowed_bytes >= min(READ_BYTES_MIN, wanted_bytes) else 0
 
     def fits(self, more_bytes: int) -> bool:
-        """Whether there is room for so many more bytes to send."""
-        memory = self._memory
-        if self.held_bytes + more_bytes <= memory.share_bytes:
-            return more_bytes <= memory.free_bytes - memory.kept_bytes
-        return self.held_bytes + 2 * more_bytes <= memory.spare_bytes
+        """Whether there is room for so many more bytes, of a frame, a request or an answer."""
+        return self._needed_bytes(more_bytes) <= self._memory.free_bytes
 
     def try_to_hold(self, more_bytes: int, *, is_only: bool) -> bool:
         """Hold what a request needs beside its frame while it is handled; False if there is no room.
 
         `is_only`: no other request of the connection is in flight; then it may use `kept_bytes`.
         """
-        # The rules of `_needed_to_handle` and `change`, inlined: a third of the time, for each request.
-        memory = self._memory
-        held_bytes = memory.held_bytes + more_bytes
-        if self.held_bytes + more_bytes > memory.shared_bytes - held_bytes - memory._promised_bytes and not (
-            is_only and held_bytes <= memory.bytes_max
-        ):
+        needed_bytes = more_bytes if is_only else self._needed_bytes(more_bytes)
+        if needed_bytes > self._memory.free_bytes:
             return False
-        self.held_bytes += more_bytes
-        memory.held_bytes = held_bytes
-        memory.largest_held_bytes = max(memory.largest_held_bytes, held_bytes)
+        self.change(more_bytes)
         return True
 
     async def wait_to_read(self) -> None:
         """Wait until the connection may be read from. Cancellation leaves nothing behind."""
-        await self._memory._wait(self)
+        await self._memory._wait(self, self._needed_to_read)
 
     async def wait_to_handle(self, more_bytes: int, *, is_only: Callable[[], bool]) -> None:
         """Wait until a request that needs so many more bytes may be handled; see `try_to_hold`."""
-        self._request_bytes, self._is_only = more_bytes, is_only
-        try:
-            await self._memory._wait(self)
-        finally:
-            self._request_bytes = self._is_only = None
+        await self._memory._wait(self, lambda: more_bytes if is_only() else self._needed_bytes(more_bytes))
 
     async def keep_headroom(self) -> None:
         """Close connections with unfinished frames until the system has `HEADROOM_BYTES`.
 
         Raises MemoryError if this connection has the largest one.
         """
-        while may_refuse_memory() and not can_allocate(HEADROOM_BYTES):
+        while system_memory.may_refuse_memory() and not system_memory.can_allocate(HEADROOM_BYTES):
             if not await self.make_room():
                 raise MemoryError("the system has no memory for the rest of an unfinished frame")
 
@@ -391,30 +313,21 @@ class MemoryAccount:
     def close(self) -> None:
         """Free all bytes at the end of the connection."""
         self.closed.set()
-        self.unfinished_bytes = self.reserved_bytes = 0
+        self.unfinished_bytes = self.frame_bytes = self.reserved_bytes = 0
         self._memory._close(self)
         self.change(-self.held_bytes)
 
-    def needed_bytes(self) -> int:
-        """Bytes that must be free for the waiting connection to continue."""
-        if self._request_bytes is not None and self._is_only is not None:
-            return self._needed_to_handle(self._request_bytes, is_only=self._is_only())
+    def _needed_bytes(self, more_bytes: int, *, kept_bytes: int = 0) -> int:
+        """Bytes that must be free for the connection to hold so many more, beside `kept_bytes` for others."""
         memory = self._memory
-        if self.reserved_bytes:
-            return 0
-        if self in memory._promises:
-            # It continues when its promise is kept.
-            return memory.bytes_max + 1
+        if self.held_bytes + more_bytes <= memory.share_bytes:
+            return memory.kept_bytes + more_bytes
+        return memory.bytes_max - memory.shared_bytes + kept_bytes + self.held_bytes + 2 * more_bytes
+
+    def _needed_to_read(self) -> int:
+        if missing_bytes := self.missing_bytes:
+            return self._needed_bytes(missing_bytes)
+        memory = self._memory
         if memory.share_bytes - self.held_bytes >= READ_BYTES_MIN:
-            return memory.kept_bytes + READ_BYTES_MIN
-        return self._needed_beside_shared() + self.held_bytes + 2 * WAKE_BYTES_MIN
-
-    def _needed_to_handle(self, more_bytes: int, *, is_only: bool) -> int:
-        if is_only:
-            return more_bytes
-        return self._needed_beside_shared() + self.held_bytes + 2 * more_bytes
-
-    def _needed_beside_shared(self) -> int:
-        """Free bytes that this connection may not use."""
-        memory = self._memory
-        return memory.free_bytes - memory.spare_bytes
+            return self._needed_bytes(READ_BYTES_MIN)
+        return self._needed_bytes(WAKE_BYTES_MIN, kept_bytes=memory.read_ahead_kept_bytes)

@@ -101,13 +101,12 @@ class RequestReader:
     def note_unfinished(self) -> None:
         """Account for the unfinished frame after all complete ones, and start its clock."""
         unfinished_bytes = self._decoder.buffered_bytes
-        if unfinished_bytes and not self._account.unfinished_bytes:
-            now_s = trio.current_time()
-            self._account.begin_frame(now_s)
-            self.scope.deadline = now_s + self._limits.frame_timeout_s
+        if not unfinished_bytes:
+            return
+        if not self._has_clock:
+            self.scope.deadline = trio.current_time() + self._limits.frame_timeout_s
             self._has_clock = True
-        self._account.unfinished_bytes = unfinished_bytes
-        self._account.frame_bytes = self._decoder.wanted_bytes
+        self._account.note_frame(unfinished_bytes, self._decoder.wanted_bytes)
 
     def stop_clock(self) -> None:
         """Stop the clock of the unfinished frame, if that is complete now."""
