@@ -13,9 +13,9 @@ from trioha.broker.traffic import BrokerTraffic
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.topics import TopicConfig
-from trioha.node.admin_room import AdminRoom
-from trioha.node.consumer_room import ConsumerRoom
-from trioha.node.metadata_room import metadata_settings
+from trioha.node.administration import Administration
+from trioha.node.consumers import Consumers
+from trioha.node.metadata import metadata_settings
 from trioha.remoting.address import Address
 from trioha.remoting.codec import FrameDecoder
 from trioha.remoting.codes import RequestCode, Version
@@ -70,7 +70,7 @@ class Broker:
         self.connections = NotedConnections()
         self.notified = self.connections.notified
         self.readers = WaitingReaders()
-        self.room = ConsumerRoom.build(
+        self.room = Consumers.build(
             self.config,
             self.store,
             self.metadata,
@@ -80,7 +80,7 @@ class Broker:
             confirm=None if confirm is None else confirm(self.store),
             is_following=lambda: self.is_connected,
         )
-        self.admin = AdminRoom.build(
+        self.admin = Administration.build(
             self.config,
             self.store,
             self.metadata,

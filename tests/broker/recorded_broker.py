@@ -12,12 +12,12 @@ from trioha.config.broker import BrokerConfig
 from trioha.config.update import ConfigFile
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.topics import TopicConfig
-from trioha.node.broker_room import BrokerRoom
+from trioha.node.broker_service import BrokerService
 from trioha.node.budget import descriptor_budget
-from trioha.node.ha_room import HaRoom
-from trioha.node.metadata_room import metadata_settings
-from trioha.node.security_room import SecurityRoom
-from trioha.node.store_room import StoreRoom
+from trioha.node.metadata import metadata_settings
+from trioha.node.replication import Replication
+from trioha.node.security import Security
+from trioha.node.store_tasks import StoreTasks
 from trioha.remoting.address import Address
 from trioha.remoting.client import NO_SECURITY
 from trioha.remoting.codes import LanguageCode, RequestCode, ResponseCode
@@ -45,14 +45,14 @@ class Master:
         self.store = open_store(tmp_path)
         self.metadata = MetadataStore.open(metadata_settings(self.config))
         budget = descriptor_budget(self.config)
-        ha = HaRoom.build(self.config, self.store, sink=Events(), budget=budget)
-        room = StoreRoom.build(self.config, self.store, sink=Events(), retention_floor=lambda: 0)
-        self.room = BrokerRoom.build(
+        ha = Replication.build(self.config, self.store, sink=Events(), budget=budget)
+        room = StoreTasks.build(self.config, self.store, sink=Events(), retention_floor=lambda: 0)
+        self.room = BrokerService.build(
             self.config,
             self.store,
             metadata=self.metadata,
             ha=ha,
-            security=SecurityRoom(tls=None, acl=None, client=NO_SECURITY),
+            security=Security(tls=None, acl=None, client=NO_SECURITY),
             listen=Address("127.0.0.1", 10911),
             ha_address=Address("127.0.0.1", 10912),
             sink=Events(),

@@ -10,7 +10,7 @@ from trioha.broker.pull_processor import DISPATCH_S, memory_bytes
 from trioha.broker.slave_reads import REPEAT_S
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.metadata.groups import SubscriptionGroup
-from trioha.node.consumer_room import pull_settings
+from trioha.node.consumers import pull_settings
 from trioha.remoting.codes import RequestCode, ResponseCode
 
 SUSPEND = 2 | 4

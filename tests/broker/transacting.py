@@ -25,8 +25,8 @@ from trioha.config.broker import BrokerConfig
 from trioha.ha.group_commit import GroupCommitSettings
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.topics import TopicConfig
-from trioha.node.metadata_room import metadata_settings
-from trioha.node.transaction_room import _follow_dispatch
+from trioha.node.metadata import metadata_settings
+from trioha.node.transactions import _follow_dispatch
 from trioha.remoting.address import Address
 from trioha.remoting.codec import FrameDecoder
 from trioha.remoting.codes import RequestCode, ResponseCode

@@ -20,7 +20,7 @@ from tests.ha.autoswitch.master_support import Life, begin_life, connected
 from tests.ha.support import committed, settled
 from tests.store.support import message, open_log
 from trioha.controller.agent import ControllerAgent
-from trioha.node.controlled_ha import ControlledHa
+from trioha.node.controlled_replication import ControlledReplication
 from trioha.node.role_recording import SetRecorder
 from trioha.node.roles import Control
 from trioha.recording.events import NoSink
@@ -115,7 +115,7 @@ async def test_set_that_was_decided_before_the_life_subscribed_is_known_to_it(
     """As the answer to a proposal of the life before, in the same epoch."""
     async with master(tmp_path) as one, trio.open_nursery() as nursery:
         life, agent = one.life, one.agent
-        parts = ControlledHa(
+        parts = ControlledReplication(
             replicas=life.replicas,
             master=life.master,
             group_commit=life.commit,

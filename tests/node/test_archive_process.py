@@ -12,9 +12,9 @@ import trio
 from trioha.config.broker import BrokerConfig
 from trioha.errors import ConfigError
 from trioha.extras import how_to_install
-from trioha.node import archive_process, archive_room
+from trioha.node import archive, archive_process
+from trioha.node.archive import check_archive
 from trioha.node.archive_process import ANSWER_BYTES_MAX, ArchiverProcess, archiver_process
-from trioha.node.archive_room import check_archive
 from trioha.node.archive_service import ArchiveFault
 from trioha.node.archive_task import ArchiveProgress, ArchiveTask
 
@@ -190,7 +190,7 @@ async def test_a_program_that_cannot_be_started_is_a_fault_that_is_tried_again(t
 def test_an_archive_without_its_library_is_one_clear_line(monkeypatch):
     config = BrokerConfig(archive_url="file:///archive")
     check_archive(config)
-    monkeypatch.setattr(archive_room, "LIBRARY", "a_library_that_is_not_there")
+    monkeypatch.setattr(archive, "LIBRARY", "a_library_that_is_not_there")
     check_archive(BrokerConfig())
     with pytest.raises(ConfigError) as refused:
         check_archive(config)

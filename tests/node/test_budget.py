@@ -6,7 +6,7 @@ from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.config.keys.server import client_bytes_needed
 from trioha.errors import ConfigError
 from trioha.node import budget
-from trioha.node.broker_room import server_limits
+from trioha.node.broker_service import server_limits
 from trioha.node.budget import DescriptorBudget, descriptor_budget
 from trioha.remoting.memory import bytes_max_for
 

@@ -11,8 +11,8 @@ from tests.ports import free_port
 from tests.waiting import wait_until
 from trioha.config.loading import load_config
 from trioha.errors import ConfigError
-from trioha.node.ha_room import MasterLocation
-from trioha.node.namesrv_room import embedded_address
+from trioha.node.name_servers import embedded_address
+from trioha.node.replication import MasterLocation
 from trioha.remoting.address import Address
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode

@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 from trioha.broker.pending import PendingCount
 from trioha.broker_status import PendingStatus
 from trioha.metadata.documents import TimerCheckPoint
-from trioha.node import pending_room
+from trioha.node import pending_messages
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
@@ -135,7 +135,7 @@ async def test_the_role_does_not_wait_for_the_count_and_ends_it(tmp_path, monkey
         finally:
             ended.append(True)
 
-    monkeypatch.setattr(pending_room, "count_pending", count)
+    monkeypatch.setattr(pending_messages, "count_pending", count)
     async with role_node(tmp_path, slave_of()) as node:
         await node.change(ASYNC_MASTER)
         async with open_client(node.address) as client:
@@ -149,7 +149,7 @@ async def test_the_role_does_not_wait_for_the_count_and_ends_it(tmp_path, monkey
 @pytest.mark.parametrize("error", ["", "bad disk"])
 async def test_only_what_was_counted_is_said_to_be_delivered(tmp_path, monkeypatch, error):
     found = PendingCount(PendingStatus(error=error))
-    monkeypatch.setattr(pending_room, "count_pending", lambda *_arguments, **_options: found)
+    monkeypatch.setattr(pending_messages, "count_pending", lambda *_arguments, **_options: found)
     make_log(tmp_path / "node")
     oldest = next(QueueFolders.of(tmp_path / "made").records([(TIMER_TOPIC, 0)]))
     async with role_node(tmp_path / "node", slave_of(), mappedFileSizeCommitLog=FILE_BYTES) as node:

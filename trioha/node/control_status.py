@@ -10,7 +10,7 @@ from trioha.broker_status import ControllerLinkStatus, ControlStatus
 from trioha.config.broker import BrokerConfig
 from trioha.ha.replicas import ConnectedReplicas
 from trioha.ha.set_commit import SetReplicas
-from trioha.node.controller_room import offsets_of
+from trioha.node.controller_agent import offsets_of
 from trioha.node.roles import Control
 from trioha.store.message_store import MessageStore
 

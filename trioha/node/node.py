@@ -9,7 +9,7 @@ run_node
    +- name server                 (only with trioha.withNamesrv)
    +- controllers                 (only with enableControllerMode) the agent that gets the node its roles
    +- archive                     (only with trioha.archiveUrl) has the archiver work, a process of its own
-   +- the life of a role          `trioha.node.role_life`: everything else
+   +- the life of a role          `trioha.node.term`: everything else
 ```
 
 Stopping drains: when `stopping` is set, the life of the role ends as it says there, then the services are
@@ -27,17 +27,17 @@ from attrs import evolve
 
 from trioha.config.broker import BrokerConfig
 from trioha.config.update import ConfigFile
-from trioha.node.archive_room import ArchiveRoom, check_archive
+from trioha.node.archive import Archive, check_archive
 from trioha.node.budget import descriptor_budget
 from trioha.node.hang_watch import HangWatch
 from trioha.node.lock_watch import watch_lock
-from trioha.node.metadata_room import open_metadata
-from trioha.node.namesrv_room import open_name_server
+from trioha.node.metadata import open_metadata
+from trioha.node.name_servers import open_name_server
 from trioha.node.ports import Ports
-from trioha.node.role_life import NodeParts, Ready, live
 from trioha.node.roles import WAITING, Control, Roles
-from trioha.node.security_room import SecurityRoom
-from trioha.node.store_room import close_store, open_store
+from trioha.node.security import Security
+from trioha.node.store_tasks import close_store, open_store
+from trioha.node.term import NodeParts, Ready, live
 from trioha.unwritten import Unwritten
 
 __all__ = ["Ready", "run_node"]
@@ -74,13 +74,13 @@ async def run_node(
         warnings = (*warnings, budget.lowered)
     elif budget.lowered is not None:
         log.info(budget.lowered)
-    security = await SecurityRoom.open(config)
+    security = await Security.open(config)
     await Ports(config).check()
     store = await open_store(config, queue_files=budget.queue_files, unwritten=Unwritten())
     try:
         async with open_metadata(config, unwritten=store.unwritten) as metadata:
             name_server = await open_name_server(config, budget=budget, tls=security.tls)
-            archive = ArchiveRoom.build(config, store)
+            archive = Archive.build(config, store)
             ports = Ports(config, are_kept=roles is not None)
             with ports.closed():
                 async with trio.open_nursery() as services:
@@ -119,9 +119,9 @@ async def run_node(
                     if roles is None:
                         await live(parts, config, ending=parts.stopping, on_ready=ready)
                     else:
-                        from trioha.node.role_changes import live_roles  # noqa: PLC0415
+                        from trioha.node.role_changes import serve_roles  # noqa: PLC0415
 
-                        await live_roles(parts, config, roles, on_ready=ready)
+                        await serve_roles(parts, config, roles, on_ready=ready)
                     services.cancel_scope.cancel()
     finally:
         await close_store(store)
@@ -131,7 +131,7 @@ async def _join_controllers(
     config: BrokerConfig, parts: NodeParts, roles: Roles, services: trio.Nursery
 ) -> Control:
     """Start the agent that gets the node its roles. Raises StoreError for an identity that is not usable."""
-    from trioha.node.controller_room import open_agent, run_agent  # noqa: PLC0415
+    from trioha.node.controller_agent import open_agent, run_agent  # noqa: PLC0415
 
     # The controllers' notices come to the port for clients.
     async with parts.ports.open() as ports:

@@ -30,7 +30,7 @@ from trioha.errors import StoreError
 from trioha.metadata.offsets import ConsumerOffsets
 from trioha.metadata.table import TableFull
 from trioha.metadata.topics import TopicConfig, TopicTable, is_topic_name
-from trioha.node.controller_room import known_confirm_offset
+from trioha.node.controller_agent import known_confirm_offset
 from trioha.store.message_store import MessageStore
 from trioha.store.topics import LMQ_PREFIX
 from trioha.watermark import Watermark

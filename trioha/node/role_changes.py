@@ -1,7 +1,7 @@
-"""Roles of a running node: one life after the other (see `trioha.node.role_life`).
+"""Roles of a running node: one life after the other (see `trioha.node.term`).
 
 Theory of operation. `Roles` holds the role that the node is to have; its source (a controller's notices, a
-test) sets it. `live_roles` compares it with the role that the node has, and closes the gap:
+test) sets it. `serve_roles` compares it with the role that the node has, and closes the gap:
 
 ```
           roles.current == role                       roles.current != role
@@ -16,7 +16,7 @@ test) sets it. `live_roles` compares it with the role that the node has, and clo
 |---|---|---|
 | PREPARE | changeToMaster or changeToSlave, below | no room exists; no append |
 | LIVE | rooms are built for the role, ports are served | every part of the node has this role |
-| ENDING | see `role_life`, Ends | no part of the node has a role |
+| ENDING | see `term`, Ends | no part of the node has a role |
 
 changeToMaster (`_change_to_master`):
 
@@ -66,9 +66,9 @@ from trioha.controller.role import Role
 from trioha.metadata.table import wall_clock_ms
 from trioha.net.threads import run_in_thread
 from trioha.node.promotion import adopt_topics, offsets_beyond, set_back, stored_topics, take_epoch
-from trioha.node.role_life import NodeParts, Ready, live
 from trioha.node.roles import WAITING, Control, NodeRole, Roles
-from trioha.node.store_room import flush_rest, watch_progress
+from trioha.node.store_tasks import flush_rest, watch_progress
+from trioha.node.term import NodeParts, Ready, live
 from trioha.store.message_store import MessageStore
 
 log = structlog.get_logger(__name__)
@@ -76,7 +76,7 @@ log = structlog.get_logger(__name__)
 _CHANGE: Final = "a change of the role"
 
 
-async def live_roles(
+async def serve_roles(
     parts: NodeParts, config: BrokerConfig, roles: Roles, *, on_ready: Callable[[Ready], None]
 ) -> None:
     """Live in each role of `roles` until the node stops; `on_ready` is called in the first one.

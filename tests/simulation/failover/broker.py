@@ -1,6 +1,6 @@
 """A simulated broker in controller mode: a process that runs the node's own code, from crash to crash.
 
-Real are the store with its cuts, the agent and its identity, the changes of roles (`live_roles`), each life
+Real are the store with its cuts, the agent and its identity, the changes of roles (`serve_roles`), each life
 of a role (`live`, with replication, the sync-state set, group commit, flush and dispatch) and the requests of
 controllers and slaves. In place of sockets there are links; in place of the rooms for clients there are
 producers that put messages, and no metadata is copied (`rooms`).
@@ -35,16 +35,16 @@ from trioha.errors import StoreError
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.net.threads import run_in_thread
 from trioha.node.budget import DescriptorBudget
-from trioha.node.controller_room import agent_settings, offsets_of, run_agent
-from trioha.node.ha_room import HaRoom
+from trioha.node.controller_agent import agent_settings, offsets_of, run_agent
 from trioha.node.hang_watch import HangWatch
-from trioha.node.metadata_room import metadata_settings
+from trioha.node.metadata import metadata_settings
 from trioha.node.ports import OpenPorts
-from trioha.node.role_changes import live_roles
-from trioha.node.role_life import NodeParts
+from trioha.node.replication import Replication
+from trioha.node.role_changes import serve_roles
 from trioha.node.roles import WAITING, Control, Roles
-from trioha.node.security_room import SecurityRoom
-from trioha.node.store_room import open_store
+from trioha.node.security import Security
+from trioha.node.store_tasks import open_store
+from trioha.node.term import NodeParts
 from trioha.recording.events import NO_CONNECTION, Kind
 from trioha.remoting.address import Address
 from trioha.remoting.client import NO_SECURITY
@@ -98,7 +98,7 @@ class Life:
     """What the broker does in one role."""
 
     config: BrokerConfig
-    ha: HaRoom
+    ha: Replication
     puts: PutService
     role: Role | None
     """None while the controllers gave none."""
@@ -216,7 +216,7 @@ class Broker:
         parts = NodeParts(
             store=store,
             metadata=metadata,
-            security=SecurityRoom(tls=None, acl=None, client=NO_SECURITY),
+            security=Security(tls=None, acl=None, client=NO_SECURITY),
             archive=None,
             name_server=None,
             name_server_address=None,
@@ -230,7 +230,7 @@ class Broker:
             services.start_soon(self._watch_roles, agent)
             services.start_soon(self._handle_requests)
             await services.start(run_agent, agent, roles)
-            await live_roles(parts, config, roles, on_ready=lambda _: None)
+            await serve_roles(parts, config, roles, on_ready=lambda _: None)
 
     def crash(self, *, power: bool, restart_after_s: float) -> None:
         """Be killed, or lose power, now. Nothing happens to a process that is down."""

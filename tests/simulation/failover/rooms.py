@@ -21,9 +21,9 @@ from trioha.broker.puts import PutService
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.ha import master as ha_master
 from trioha.ha.autoswitch.master import AutoSwitchMaster
-from trioha.node import controlled_ha, ha_room, role_life
-from trioha.node.ha_room import HaRoom
-from trioha.node.metadata_room import MetadataCopyRoom
+from trioha.node import controlled_replication, replication, term
+from trioha.node.metadata import MetadataCopy
+from trioha.node.replication import Replication
 from trioha.node.roles import Control
 from trioha.recording.events import EventSink
 from trioha.remoting.address import Address
@@ -82,7 +82,7 @@ async def _wait_for_ever(*_: object) -> None:
     await trio.sleep_forever()
 
 
-class _BrokerRoom:
+class _BrokerService:
     """In place of the room for clients."""
 
     @staticmethod
@@ -90,7 +90,7 @@ class _BrokerRoom:
         config: BrokerConfig,
         store: MessageStore,
         *,
-        ha: HaRoom,
+        ha: Replication,
         sink: EventSink,
         handlers: Mapping[int, Handler],
         **_: object,
@@ -115,7 +115,7 @@ class _BrokerRoom:
         )
 
 
-_control_handlers = role_life._control_handlers
+_control_handlers = term._control_handlers
 
 
 def _noted_handlers(
@@ -125,12 +125,12 @@ def _noted_handlers(
     return _control_handlers(config, store, control, ha_address=ha_address)
 
 
-class _MetadataCopyRoom:
+class _MetadataCopy:
     """In place of the copies of metadata: none are made."""
 
     @staticmethod
-    def build(*_: object, **__: object) -> MetadataCopyRoom:
-        return MetadataCopyRoom(None)
+    def build(*_: object, **__: object) -> MetadataCopy:
+        return MetadataCopy(None)
 
 
 @asynccontextmanager
@@ -260,13 +260,13 @@ def _checked_archive(log: CommitLog, directory: Path) -> None:
 def simulated_surroundings() -> Iterator[None]:
     """Inside, the code of nodes runs in the simulated world."""
     replaced: list[tuple[object, str, object]] = [
-        (role_life, "BrokerRoom", _BrokerRoom),
-        (role_life, "_control_handlers", _noted_handlers),
-        (role_life, "MetadataCopyRoom", _MetadataCopyRoom),
-        (role_life, "recording", _recording),
-        (role_life, "import_late", partial(_wait_for_ever)),
-        (ha_room, "_connect", _connect),
-        (controlled_ha, "fetch_ha_address", _fetch_ha_address),
+        (term, "BrokerService", _BrokerService),
+        (term, "_control_handlers", _noted_handlers),
+        (term, "MetadataCopy", _MetadataCopy),
+        (term, "recording", _recording),
+        (term, "import_late", partial(_wait_for_ever)),
+        (replication, "_connect", _connect),
+        (controlled_replication, "fetch_ha_address", _fetch_ha_address),
         (ha_master, "serve_listeners", _serve_listeners),
         (Retention, "run", _no_retention),
         (trio.from_thread, "check_cancelled", lambda: None),

@@ -28,7 +28,7 @@ from trioha.ha.set_commit import SetQuorum, SetReplicas
 from trioha.ha.settings import HaSettings
 from trioha.ha.sync_state_set import SyncStateSet
 from trioha.net.tls import MutualTlsFiles, mutual_server_context
-from trioha.node.controller_room import epochs_of, known_confirm_offset
+from trioha.node.controller_agent import epochs_of, known_confirm_offset
 from trioha.node.role_recording import SetRecorder, record_epoch, recorded_cut
 from trioha.node.roles import Control
 from trioha.recording.events import EventSink, GroupRole
@@ -85,7 +85,7 @@ class NamedMaster:
 
 
 @frozen(kw_only=True)
-class ControlledHa:
+class ControlledReplication:
     """The parts of replication in controller mode."""
 
     replicas: SetReplicas
@@ -126,7 +126,7 @@ def build_controlled(
     commit: GroupCommitSettings,
     connection_ids: Iterator[int],
     tls_files: MutualTlsFiles | None,
-) -> ControlledHa:
+) -> ControlledReplication:
     """Replication for the role of `control`. Also limits dispatch. Raises ConfigError for TLS files.
 
     `admission` and `commit` are the settings of the default plane; `commit` counts copies by the set here.
@@ -184,7 +184,7 @@ def build_controlled(
     if is_master:
         store.limit_dispatch(sync_state_set.limit)
         store.follow_confirm_offset(lambda: sync_state_set.confirm_offset)
-    return ControlledHa(
+    return ControlledReplication(
         replicas=replicas,
         master=master,
         group_commit=group_commit,

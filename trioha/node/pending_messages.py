@@ -28,7 +28,7 @@ from trioha.config.broker import BrokerConfig
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.table import wall_clock_ms
 from trioha.net.threads import run_in_thread
-from trioha.node.store_room import watch_progress
+from trioha.node.store_tasks import watch_progress
 from trioha.store.message_store import MessageStore
 
 log = structlog.get_logger(__name__)
@@ -38,7 +38,7 @@ PAUSE_S: Final = 0.001
 
 
 @define
-class PendingRoom:
+class PendingCounter:
     """Counts what is pending on a master."""
 
     _config: BrokerConfig

@@ -97,7 +97,7 @@ def master_check(config: BrokerConfig, master: MasterAddress, *, security: Clien
 
 
 @frozen
-class MetadataCopyRoom:
+class MetadataCopy:
     """How a slave copies its master's metadata; nothing on a master."""
 
     sync: MetadataSync | None
@@ -113,7 +113,7 @@ class MetadataCopyRoom:
         master: MasterAddress,
         security: ClientSecurity,
         has_caught_up: Callable[[], bool],
-    ) -> MetadataCopyRoom:
+    ) -> MetadataCopy:
         """`security` is that of the node's own connections. `has_caught_up`: whether a slave has the log."""
         if config.broker_role is not BrokerRole.SLAVE:
             return cls(None)

@@ -25,12 +25,12 @@ from trioha.broker_status import BrokerSettings, BrokerStatus
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.config.update import ConfigFile
 from trioha.metadata.metadata_store import MetadataStore
-from trioha.node.admin_room import AdminRoom, run_time_settings
+from trioha.node.administration import Administration, run_time_settings
 from trioha.node.budget import DescriptorBudget
-from trioha.node.consumer_room import ConsumerRoom
-from trioha.node.ha_room import HaRoom
-from trioha.node.security_room import SecurityRoom
-from trioha.node.transaction_room import TransactionRoom
+from trioha.node.consumers import Consumers
+from trioha.node.replication import Replication
+from trioha.node.security import Security
+from trioha.node.transactions import Transactions
 from trioha.recording.events import EventSink
 from trioha.remoting import compiled
 from trioha.remoting.address import Address
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 @frozen
-class BrokerRoom:
+class BrokerService:
     """The parts that serve clients."""
 
     server: RemotingServer
@@ -57,11 +57,11 @@ class BrokerRoom:
     puts: PutService
     updates: StatusPublisher
     """Sends status updates to subscribed clients."""
-    consumers: ConsumerRoom
+    consumers: Consumers
     delivery: DelayedDelivery | None
     """Delivers delayed messages; None on a slave."""
-    admin: AdminRoom
-    transactions: TransactionRoom
+    admin: Administration
+    transactions: Transactions
 
     @classmethod
     def build(
@@ -70,8 +70,8 @@ class BrokerRoom:
         store: MessageStore,
         *,
         metadata: MetadataStore,
-        ha: HaRoom,
-        security: SecurityRoom,
+        ha: Replication,
+        security: Security,
         listen: Address,
         ha_address: Address,
         sink: EventSink,
@@ -84,7 +84,7 @@ class BrokerRoom:
         parts: PartStatuses = NO_PARTS,
         timers_from_ms: Callable[[], int | None] = lambda: None,
         registration: BrokerRegistration | None = None,
-    ) -> BrokerRoom:
+    ) -> BrokerService:
         """`listen` is the address for clients; `ha_address`, `warnings` and `parts` are of the node's status.
 
         `handlers` answer further requests. `timers_from_ms` is that of `MetadataProcessor`. Changes of
@@ -100,7 +100,7 @@ class BrokerRoom:
             is_slave=config.broker_role is BrokerRole.SLAVE,
             on_stored=traffic.note_put,
         )
-        consumers = ConsumerRoom.build(
+        consumers = Consumers.build(
             config,
             store,
             metadata,
@@ -118,7 +118,7 @@ class BrokerRoom:
             """End of what each slave has that may become master."""
             return ha.replicas.held_offset(log.max_offset)
 
-        transactions = TransactionRoom.build(
+        transactions = Transactions.build(
             config,
             store,
             metadata=metadata,
@@ -157,7 +157,7 @@ class BrokerRoom:
                 safe_offset=lambda: min(log.flushed.offset, held_offset()),
             )
             store.dispatcher.on_written.add(delivery.arrived)
-        admin = AdminRoom.build(
+        admin = Administration.build(
             config,
             store,
             metadata,

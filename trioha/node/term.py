@@ -62,21 +62,21 @@ from trioha.config.broker import BrokerConfig
 from trioha.config.update import ConfigFile
 from trioha.ha.replicas import ConnectedReplicas
 from trioha.metadata.metadata_store import MetadataStore
-from trioha.node.archive_room import ArchiveRoom
-from trioha.node.broker_room import BrokerRoom
+from trioha.node.archive import Archive
+from trioha.node.broker_service import BrokerService
 from trioha.node.budget import DescriptorBudget
-from trioha.node.ha_room import HaRoom
 from trioha.node.hang_watch import HangWatch
 from trioha.node.late_imports import import_late
-from trioha.node.metadata_room import MetadataCopyRoom, master_address, master_check
-from trioha.node.metrics_room import metrics_port
-from trioha.node.namesrv_room import registration_of
-from trioha.node.pending_room import PendingRoom
+from trioha.node.metadata import MetadataCopy, master_address, master_check
+from trioha.node.metrics import metrics_port
+from trioha.node.name_servers import registration_of
+from trioha.node.pending_messages import PendingCounter
 from trioha.node.ports import OpenPorts, Ports
-from trioha.node.recording_room import recording
+from trioha.node.replication import Replication
 from trioha.node.roles import Control
-from trioha.node.security_room import SecurityRoom
-from trioha.node.store_room import StoreRoom
+from trioha.node.security import Security
+from trioha.node.session_recording import recording
+from trioha.node.store_tasks import StoreTasks
 from trioha.recording.events import EventSink
 from trioha.remoting.address import Address
 from trioha.remoting.serving import Handler
@@ -137,8 +137,8 @@ class NodeParts:
 
     store: MessageStore
     metadata: MetadataStore
-    security: SecurityRoom
-    archive: ArchiveRoom | None
+    security: Security
+    archive: Archive | None
     name_server: NameServer | None
     name_server_address: Address | None
     ports: Ports
@@ -189,12 +189,12 @@ async def live(
 class _Rooms:
     """What a life is made of."""
 
-    store: StoreRoom
-    ha: HaRoom
-    copies: MetadataCopyRoom
-    pending: PendingRoom
+    store: StoreTasks
+    ha: Replication
+    copies: MetadataCopy
+    pending: PendingCounter
     registration: BrokerRegistration | None
-    broker: BrokerRoom
+    broker: BrokerService
     metrics: MetricsPort | None
 
 
@@ -205,7 +205,7 @@ def _build(parts: NodeParts, config: BrokerConfig, ports: OpenPorts, *, sink: Ev
     # Records have the port that clients dial, also if listenPort is 0.
     store.commit_log.store_host = Host.parse(config.broker_ip1, ports.clients_address.port)
     master = master_address(config, own=ports.clients_address)
-    ha = HaRoom.build(
+    ha = Replication.build(
         config,
         store,
         sink=sink,
@@ -214,7 +214,7 @@ def _build(parts: NodeParts, config: BrokerConfig, ports: OpenPorts, *, sink: Ev
         security=security.client,
         check_master=master_check(config, master, security=security.client).refusal,
     )
-    store_room = StoreRoom.build(
+    store_tasks = StoreTasks.build(
         config,
         store,
         sink=sink,
@@ -222,7 +222,7 @@ def _build(parts: NodeParts, config: BrokerConfig, ports: OpenPorts, *, sink: Ev
         archived_offset=(lambda: EVERYTHING) if archive is None else archive.service.archived_offset,
         working=partial(parts.hangs.stepping, "a sync of the log"),
     )
-    copies = MetadataCopyRoom.build(
+    copies = MetadataCopy.build(
         config,
         store,
         metadata,
@@ -230,7 +230,7 @@ def _build(parts: NodeParts, config: BrokerConfig, ports: OpenPorts, *, sink: Ev
         security=security.client,
         has_caught_up=always if ha.slave is None else ha.slave.has_caught_up,
     )
-    pending = PendingRoom(config, store, metadata)
+    pending = PendingCounter(config, store, metadata)
     registration = None
     # Before its first role nobody may take the node for a master or a slave.
     if control is None or control.role is not None:
@@ -243,7 +243,7 @@ def _build(parts: NodeParts, config: BrokerConfig, ports: OpenPorts, *, sink: Ev
             on_master_address=master.receive,
             security=security.client,
         )
-    broker = BrokerRoom.build(
+    broker = BrokerService.build(
         config,
         store,
         metadata=metadata,
@@ -254,14 +254,14 @@ def _build(parts: NodeParts, config: BrokerConfig, ports: OpenPorts, *, sink: Ev
         sink=sink,
         budget=budget,
         warnings=parts.warnings,
-        retention=store_room.retention,
-        readers=store_room.readers,
+        retention=store_tasks.retention,
+        readers=store_tasks.readers,
         config_file=parts.config_file,
         handlers=_control_handlers(config, store, control, ha_address=ports.slaves_address),
         parts=PartStatuses(
             metadata=copies.status,
-            clock_doubt=lambda: store_room.retention.doubt,
-            archive=(lambda: None) if archive is None else partial(archive.status, store_room.retention),
+            clock_doubt=lambda: store_tasks.retention.doubt,
+            archive=(lambda: None) if archive is None else partial(archive.status, store_tasks.retention),
             control=_control_status(config, store, control, ha.replicas),
             pending=lambda: pending.found,
         ),
@@ -269,13 +269,13 @@ def _build(parts: NodeParts, config: BrokerConfig, ports: OpenPorts, *, sink: Ev
         registration=registration,
     )
     return _Rooms(
-        store=store_room,
+        store=store_tasks,
         ha=ha,
         copies=copies,
         pending=pending,
         registration=registration,
         broker=broker,
-        metrics=metrics_port(config, broker=broker, ha=ha, store=store_room, budget=budget),
+        metrics=metrics_port(config, broker=broker, ha=ha, store=store_tasks, budget=budget),
     )
 
 
@@ -366,6 +366,6 @@ def _control_handlers(
     """Requests of controllers, their tools and slaves; none outside of controller mode."""
     if control is None:
         return {}
-    from trioha.node.controller_room import controller_processor  # noqa: PLC0415
+    from trioha.node.controller_agent import controller_processor  # noqa: PLC0415
 
     return controller_processor(config, store, control.agent, ha_address=ha_address).handlers

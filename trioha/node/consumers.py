@@ -50,7 +50,7 @@ def pull_settings(config: BrokerConfig) -> PullSettings:
 
 
 @frozen
-class ConsumerRoom:
+class Consumers:
     """The parts that serve consumers."""
 
     clients: ClientRegistry
@@ -78,7 +78,7 @@ class ConsumerRoom:
         readers: WaitingReaders,
         confirm: ConfirmOffset | None = None,
         is_following: Callable[[], bool] = always,
-    ) -> ConsumerRoom:
+    ) -> Consumers:
         """Dispatch of `store` wakes the pulls from now on; with `confirm`, messages that are confirmed do.
         `readers` count them for it.
 

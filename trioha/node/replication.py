@@ -35,7 +35,7 @@ from trioha.store.message_store import MessageStore
 
 if TYPE_CHECKING:
     from trioha.ha.slave import HaSlave
-    from trioha.node.controlled_ha import NamedMaster
+    from trioha.node.controlled_replication import NamedMaster
 
 log = structlog.get_logger(__name__)
 
@@ -77,7 +77,7 @@ class MasterLocation:
 
 
 @frozen
-class HaRoom:
+class Replication:
     """The parts of replication. `build` them, then `run`."""
 
     replicas: ConnectedReplicas
@@ -106,7 +106,7 @@ class HaRoom:
         control: Control | None = None,
         security: ClientSecurity = NO_SECURITY,
         check_master: Callable[[], Awaitable[str]] | None = None,
-    ) -> HaRoom:
+    ) -> Replication:
         """`control` is that of controller mode; `check_master` that of `HaSlave`.
 
         Raises ConfigError for TLS files that cannot be used.
@@ -172,8 +172,8 @@ class HaRoom:
         sink: EventSink,
         budget: DescriptorBudget,
         security: ClientSecurity,
-    ) -> HaRoom:
-        from trioha.node.controlled_ha import NamedMaster, build_controlled, build_follower  # noqa: PLC0415
+    ) -> Replication:
+        from trioha.node.controlled_replication import NamedMaster, build_controlled, build_follower  # noqa: PLC0415
 
         tls_files = mutual_tls_files(config)
         connection_ids = count(1)

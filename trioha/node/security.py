@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @frozen
-class SecurityRoom:
+class Security:
     """The parts that admit requests."""
 
     tls: ServerTls | None
@@ -32,7 +32,7 @@ class SecurityRoom:
     """Of the node's own connections to name servers."""
 
     @classmethod
-    async def open(cls, config: BrokerConfig) -> SecurityRoom:
+    async def open(cls, config: BrokerConfig) -> Security:
         """Read certificates and rules. Raises ConfigError."""
         tls = await run_in_thread(partial(server_tls, config))
         acl = None

@@ -23,13 +23,13 @@ LIBRARY: Final = "obstore"
 
 
 @frozen
-class ArchiveRoom:
+class Archive:
     """The archive of trioha.archiveUrl."""
 
     service: ArchiveService
 
     @classmethod
-    def build(cls, config: BrokerConfig, store: MessageStore) -> ArchiveRoom | None:
+    def build(cls, config: BrokerConfig, store: MessageStore) -> Archive | None:
         """None without trioha.archiveUrl."""
         if config.archive_url is None:
             return None

@@ -115,7 +115,7 @@ def watch_progress(on_step: Callable[[], None] = lambda: None) -> Callable[[str,
 
 
 async def flush_rest(store: MessageStore, *, on_step: OnStep) -> None:
-    """Put what is not on disk yet there, while no task of a `StoreRoom` runs. Raises StoreError.
+    """Put what is not on disk yet there, while no task of a `StoreTasks` runs. Raises StoreError.
 
     `on_step` is called, in a worker thread, while that goes on.
     """
@@ -157,7 +157,7 @@ def retention_settings(config: BrokerConfig) -> RetentionSettings:
 
 
 @frozen
-class StoreRoom:
+class StoreTasks:
     """The tasks of an open store."""
 
     store: MessageStore
@@ -182,7 +182,7 @@ class StoreRoom:
         retention_floor: Callable[[], int],
         archived_offset: Callable[[], int | None] = lambda: EVERYTHING,
         working: Callable[[], AbstractContextManager[OnStep]] = lambda: nullcontext(lambda: None),
-    ) -> StoreRoom:
+    ) -> StoreTasks:
         """`retention_floor` gives the lowest offset that slaves still need, `archived_offset` the end of what
         is archived, None while that is not known. Syncs of the log run within `working()`, and call what it
         gives for each step."""

@@ -20,9 +20,9 @@ from trioha.broker.traffic import BrokerTraffic
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.config.update import ConfigFile
 from trioha.metadata.metadata_store import MetadataStore
-from trioha.node.consumer_room import ConsumerRoom
-from trioha.node.store_room import retention_settings
-from trioha.node.transaction_room import TransactionRoom
+from trioha.node.consumers import Consumers
+from trioha.node.store_tasks import retention_settings
+from trioha.node.transactions import Transactions
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.serving import Handler
 from trioha.store.message_store import MessageStore
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @frozen
-class AdminRoom:
+class Administration:
     """The parts that serve administrators."""
 
     traffic: BrokerTraffic
@@ -55,7 +55,7 @@ class AdminRoom:
         push: Push,
         address: str,
         settings: Sequence[RunTimeSettings] = (),
-    ) -> AdminRoom:
+    ) -> Administration:
         """`config_file` is where changes of `settings` are written; None refuses them. Consumers are reached
         by `push`, the broker at `address`."""
         is_slave = config.broker_role is BrokerRole.SLAVE
@@ -98,12 +98,12 @@ class AdminRoom:
 
 def run_time_settings(
     *,
-    consumers: ConsumerRoom,
+    consumers: Consumers,
     metadata: MetadataStore,
     retention: Retention,
     send: SendProcessor,
     send_back: SendBackProcessor,
-    transactions: TransactionRoom,
+    transactions: Transactions,
     registration: BrokerRegistration | None,
 ) -> list[RunTimeSettings]:
     """The settings that can be changed while these parts run, and how changes take effect in them."""

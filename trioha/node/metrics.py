@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.net.border import ConnectionBorder
 from trioha.net.descriptors import open_descriptors
-from trioha.node.broker_room import BrokerRoom
+from trioha.node.broker_service import BrokerService
 from trioha.node.budget import DescriptorBudget
-from trioha.node.ha_room import HaRoom
-from trioha.node.store_room import StoreRoom
+from trioha.node.replication import Replication
+from trioha.node.store_tasks import StoreTasks
 
 if TYPE_CHECKING:
     from trioha.metrics.port import MetricsPort
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def metrics_port(
     config: BrokerConfig,
     *,
-    broker: BrokerRoom,
-    ha: HaRoom,
-    store: StoreRoom,
+    broker: BrokerService,
+    ha: Replication,
+    store: StoreTasks,
     budget: DescriptorBudget,
 ) -> MetricsPort | None:
     """The port of trioha.metricsPort; None without it."""
@@ -37,9 +37,9 @@ def metrics_port(
 def _sources(
     config: BrokerConfig,
     *,
-    broker: BrokerRoom,
-    ha: HaRoom,
-    store: StoreRoom,
+    broker: BrokerService,
+    ha: Replication,
+    store: StoreTasks,
     budget: DescriptorBudget,
 ) -> Sources:
     from trioha.metrics.busiest import BusiestKeys  # noqa: PLC0415

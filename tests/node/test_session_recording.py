@@ -1,7 +1,7 @@
 """The settings that a node records."""
 
 from trioha.config.broker import BrokerConfig
-from trioha.node.recording_room import recording
+from trioha.node.session_recording import recording
 from trioha.recording.reader import open_session
 from trioha.recording.sync import SyncRule
 

@@ -14,7 +14,7 @@ from trioha.config.broker import BrokerRole
 from trioha.controller.role import Role
 from trioha.metadata.registration import parse_registration
 from trioha.metadata.topics import TopicConfig, TopicSettings, TopicTable
-from trioha.node.controller_room import node_role
+from trioha.node.controller_agent import node_role
 from trioha.node.promotion import adopt_topics, stored_topics
 from trioha.node.roles import WAITING
 from trioha.remoting.client import open_client

@@ -24,7 +24,7 @@ from trioha.store.topics import HALF_TOPIC
 
 
 @frozen
-class TransactionRoom:
+class Transactions:
     """The parts that serve producers of transactions."""
 
     service: TransactionService | None
@@ -43,7 +43,7 @@ class TransactionRoom:
         puts: PutService,
         connections: Connections,
         held_offset: Callable[[], int],
-    ) -> TransactionRoom:
+    ) -> Transactions:
         """Dispatch of `store` gives half messages to the service from now on.
 
         Producers are asked by `connections`, those of the server.
