@@ -18,14 +18,11 @@ import trio
 from attrs import define, evolve, field
 
 from trioha.broker_status import BrokerStatus, ControllerLinkStatus, ControlStatus, MemberStatus
-from trioha.controller import bodies
+from trioha.controller.asking import fetch_epochs, fetch_groups, fetch_metadata, reason_of
 from trioha.controller.bodies import EpochCache, ReplicaSetInfo
-from trioha.controller.protocol import ControllerMetadata
 from trioha.errors import ConfigError, PeerError, RemoteProtocolError
 from trioha.remoting.address import parse_address
 from trioha.remoting.client import RemotingClient
-from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
-from trioha.remoting.command import request
 from trioha.remoting.runtime_table import natural_of
 
 CONTROLLERS_MAX: Final = 16
@@ -106,8 +103,7 @@ def _with_group(control: ControlStatus, info: ReplicaSetInfo) -> ControlStatus:
 
 async def _epochs(client: RemotingClient, *, timeout_s: float) -> EpochCache | None:
     try:
-        answer = await client.request(request(RequestCode.GET_BROKER_EPOCH_CACHE), timeout_s=timeout_s)
-        return EpochCache.of_body(answer.body) if answer.code == ResponseCode.SUCCESS else None
+        return await fetch_epochs(client, timeout_s=timeout_s)
     except (PeerError, RemoteProtocolError):
         # The epoch of its log is not known then; a broker that is gone is noticed by its status.
         return None
@@ -146,22 +142,13 @@ class _Search:
             parse_address(address)
             async with self.connect(address) as client:
                 is_connected = True
-                answer = await client.request(
-                    request(RequestCode.CONTROLLER_GET_METADATA_INFO), timeout_s=self.timeout_s
-                )
-            if answer.code != ResponseCode.SUCCESS:
-                reason = response_code_name(answer.code)
-            else:
-                metadata = ControllerMetadata.of(answer.ext_fields)
-                is_leader = metadata.is_leader
-                leader = metadata.leader_address
-                reason = "" if is_leader else f"the leader is {leader}" if leader else "none leads"
-                if leader and not is_leader:
-                    named.add(leader)
-        except PeerError as error:
-            reason = error.reason
-        except (RemoteProtocolError, ConfigError) as error:
-            reason = str(error)
+                metadata = await fetch_metadata(client, timeout_s=self.timeout_s)
+            is_leader, leader = metadata.is_leader, metadata.leader_address
+            if leader and not is_leader:
+                named.add(leader)
+            reason = "" if is_leader else f"the leader is {leader}" if leader else "none leads"
+        except (PeerError, RemoteProtocolError, ConfigError) as error:
+            reason = reason_of(error)
         found[address] = ControllerLinkStatus(
             address=address,
             is_connected=is_connected,
@@ -174,15 +161,7 @@ class _Search:
         assert self.leader is not None, "the leader is known"
         try:
             async with self.connect(self.leader) as client:
-                body = bodies.broker_names_body([name])
-                answer = await client.request(
-                    request(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=body), timeout_s=self.timeout_s
-                )
-            if answer.code == ResponseCode.SUCCESS:
-                return bodies.parse_set_data(answer.body).get(name)
-            self.refusal = f"{response_code_name(answer.code)}: {answer.remark or ''}"[:REASON_CHARS_MAX]
-        except PeerError as error:
-            self.refusal = error.reason[:REASON_CHARS_MAX]
-        except RemoteProtocolError as error:
-            self.refusal = str(error)[:REASON_CHARS_MAX]
+                return (await fetch_groups(client, [name], timeout_s=self.timeout_s)).get(name)
+        except (PeerError, RemoteProtocolError) as error:
+            self.refusal = reason_of(error)[:REASON_CHARS_MAX]
         return None

@@ -14,13 +14,10 @@ from contextlib import AbstractAsyncContextManager
 import trio
 from attrs import frozen
 
-from trioha.controller import bodies
-from trioha.controller.bodies import CachedEpoch, EpochCache, Replica
-from trioha.controller.protocol import ControllerMetadata
-from trioha.errors import PeerError, RemoteProtocolError, TriohaError
+from trioha.controller.asking import fetch_epochs, fetch_groups, fetch_metadata, reason_of
+from trioha.controller.bodies import CachedEpoch, Replica, ReplicaSetInfo
+from trioha.errors import TriohaError
 from trioha.remoting.client import RemotingClient
-from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
-from trioha.remoting.command import RemotingCommand, request
 
 CONTROLLERS_MAX = 64
 """Controllers of one group that are asked."""
@@ -95,19 +92,18 @@ async def fetch_overview(
 
     Raises PeerError or RemoteProtocolError if that controller, or the leader, does not answer.
     """
-    asked = _Asked(connect, timeout_s)
-    first = ControllerMetadata.of(
-        (await asked.ask(address, RequestCode.CONTROLLER_GET_METADATA_INFO)).ext_fields
-    )
+    async with connect(address) as client:
+        first = await fetch_metadata(client, timeout_s=timeout_s)
     peers = tuple(dict.fromkeys((*parse_peers(first.peers or ""), address)))[:CONTROLLERS_MAX]
     views: dict[str, ControllerView] = {}
 
     async def look(peer: str) -> None:
         try:
-            answer = await asked.ask(peer, RequestCode.CONTROLLER_GET_METADATA_INFO)
-            views[peer] = ControllerView(peer, ControllerMetadata.of(answer.ext_fields).is_leader)
+            async with connect(peer) as client:
+                said = await fetch_metadata(client, timeout_s=timeout_s)
+            views[peer] = ControllerView(peer, said.is_leader)
         except TriohaError as error:
-            views[peer] = ControllerView(peer, is_leader=False, error=_reason(error))
+            views[peer] = ControllerView(peer, is_leader=False, error=reason_of(error))
 
     async with trio.open_nursery() as nursery:
         for peer in peers:
@@ -115,10 +111,10 @@ async def fetch_overview(
     leader = next((peer for peer in peers if views[peer].is_leader), None)
     groups: list[GroupView] = []
     if leader is not None and names:
-        body = bodies.broker_names_body(list(dict.fromkeys(names)))
-        answer = await asked.ask(leader, RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=body)
-        for name, info in sorted(bodies.parse_set_data(answer.body).items()):
-            groups.append(await _view(asked, name, info))
+        async with connect(leader) as client:
+            found = await fetch_groups(client, names, timeout_s=timeout_s)
+        for name, info in sorted(found.items()):
+            groups.append(await _view(name, info, connect=connect, timeout_s=timeout_s))
     known = {group.broker_name for group in groups}
     return Overview(
         name=first.group,
@@ -134,17 +130,17 @@ def parse_peers(text: str) -> tuple[str, ...]:
     return tuple(":".join(peer.rsplit(":", 2)[-2:]) for peer in text.split(";") if peer.count(":"))
 
 
-async def _view(asked: _Asked, name: str, info: bodies.ReplicaSetInfo) -> GroupView:
+async def _view(name: str, info: ReplicaSetInfo, *, connect: Connect, timeout_s: float) -> GroupView:
     members: dict[int, MemberView] = {}
 
     async def look(replica: Replica, *, is_in_sync: bool) -> None:
         cache, reason = None, None
         if replica.is_alive:
             try:
-                answer = await asked.ask(replica.address, RequestCode.GET_BROKER_EPOCH_CACHE)
-                cache = EpochCache.of_body(answer.body)
+                async with connect(replica.address) as client:
+                    cache = await fetch_epochs(client, timeout_s=timeout_s)
             except TriohaError as error:
-                reason = _reason(error)
+                reason = reason_of(error)
         members[replica.broker_id] = MemberView(
             broker_id=replica.broker_id,
             address=replica.address,
@@ -169,31 +165,3 @@ async def _view(asked: _Asked, name: str, info: bodies.ReplicaSetInfo) -> GroupV
         sync_state_set_epoch=info.set_epoch,
         members=tuple(member for _, member in sorted(members.items())),
     )
-
-
-@frozen
-class _Asked:
-    """Asks peers, over a connection for each question."""
-
-    connect: Connect
-    timeout_s: float
-
-    async def ask(self, address: str, code: RequestCode, *, body: bytes = b"") -> RemotingCommand:
-        """The answer with SUCCESS. Raises PeerError, RemoteProtocolError."""
-        async with self.connect(address) as client:
-            answer = await client.request(request(code, body=body), timeout_s=self.timeout_s)
-        if answer.code != ResponseCode.SUCCESS:
-            remark = f": {answer.remark[:200]}" if answer.remark else ""
-            raise PeerError(
-                f"{code.name} was answered with {response_code_name(answer.code)}{remark}",
-                address=address,
-                code=answer.code,
-            )
-        return answer
-
-
-def _reason(error: TriohaError) -> str:
-    """Without the address, which the view has."""
-    if isinstance(error, PeerError):
-        return error.reason
-    return str(error) if isinstance(error, RemoteProtocolError) else f"{type(error).__name__}: {error}"
