@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trioha.errors import LocalProtocolError, RemoteProtocolError
+from trioha.ha.bodies import BodyPart
 from trioha.ha.frames import (
     BODY_BYTES_MAX,
-    BodyPart,
     FrameHeader,
     ReportDecoder,
     TransferDecoder,
@@ -109,11 +109,13 @@ def test_bodies_that_continue_each_other_are_joined_in_a_writable_buffer():
     decoder.feed(bytearray(data[:-1]))
     assert decoder.next_event() == FrameHeader(7, 3)
     assert decoder.next_event() == BodyPart(
-        memoryview(b"abcdefgh"), ended=(FrameHeader(7, 3), FrameHeader(10, 4))
+        memoryview(b"abcdefgh"), ended=(FrameHeader(7, 3), FrameHeader(10, 4)), newest=FrameHeader(14, 2)
     )
     assert decoder.next_event() is None
     decoder.feed(data[-1:] + encode_header(16, 0))
-    assert decoder.next_event() == BodyPart(memoryview(b"i"), ended=(FrameHeader(14, 2),))
+    assert decoder.next_event() == BodyPart(
+        memoryview(b"i"), ended=(FrameHeader(14, 2),), newest=FrameHeader(14, 2)
+    )
     assert decoder.next_event() == FrameHeader(16, 0)
     assert decoder.next_event() is None
 
@@ -127,7 +129,9 @@ def test_a_frame_that_does_not_continue_the_one_before_is_not_joined(offset, siz
     decoder = TransferDecoder(joined_within_bytes=100)
     decoder.feed(bytearray(encode_header(7, 3) + b"abc" + encode_header(offset, size)))
     assert decoder.next_event() == FrameHeader(7, 3)
-    assert decoder.next_event() == BodyPart(memoryview(b"abc"), ended=(FrameHeader(7, 3),))
+    assert decoder.next_event() == BodyPart(
+        memoryview(b"abc"), ended=(FrameHeader(7, 3),), newest=FrameHeader(7, 3)
+    )
     if 0 <= size <= BODY_BYTES_MAX:
         assert decoder.next_event() == FrameHeader(offset, size)
     else:
@@ -157,10 +161,12 @@ def test_a_body_comes_in_parts_and_the_last_is_marked():
     decoder = TransferDecoder()
     decoder.feed(encode_header(7, 5) + b"ab")
     assert decoder.next_event() == FrameHeader(7, 5)
-    assert decoder.next_event() == BodyPart(memoryview(b"ab"), ended=())
+    assert decoder.next_event() == BodyPart(memoryview(b"ab"), ended=(), newest=FrameHeader(7, 5))
     assert decoder.next_event() is None
     decoder.feed(b"cde" + encode_header(12, 0))
-    assert decoder.next_event() == BodyPart(memoryview(b"cde"), ended=(FrameHeader(7, 5),))
+    assert decoder.next_event() == BodyPart(
+        memoryview(b"cde"), ended=(FrameHeader(7, 5),), newest=FrameHeader(7, 5)
+    )
     assert decoder.next_event() == FrameHeader(12, 0)
     assert decoder.next_event() is None
 

@@ -11,8 +11,9 @@ from tests.descriptors import resources_closed
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log
 from tests.store.test_kernel import needs_kernel
 from trioha.config.keys.ha import StartFrom
+from trioha.ha.followed_log import ReplicationError
 from trioha.ha.frames import FrameHeader
-from trioha.ha.replication_session import ReplicationError, ReplicationSession, ReplicationSettings
+from trioha.ha.replication_session import ReplicationSession, ReplicationSettings
 from trioha.recording.events import CloseReason
 
 TAIL_BYTES = 20_000

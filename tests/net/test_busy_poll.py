@@ -1,12 +1,15 @@
 """Busy polling: how long, how often, and for what."""
 
+import math
+import os
 import socket
 from itertools import count
 
 import pytest
 import trio
 
-from trioha.net.busy_poll import CALLS_PER_POLL_MAX, BusyPoll, polled
+from trioha.net import busy_poll
+from trioha.net.busy_poll import CALLS_PER_POLL_MAX, BusyPoll, cpu_quota, has_cores_to_spare, polled
 from trioha.net.transport import SocketTransport
 
 
@@ -123,3 +126,41 @@ async def test_without_a_poll_in_this_run_nothing_is_polled_for():
         pass
     for stream in (ours, theirs):
         await stream.aclose()
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu.max": "max 100000\n"}, math.inf),
+        ({"cpu.max": "100000 0\n"}, math.inf),
+        ({"cpu.max": ""}, math.inf),
+        ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
+        ({}, math.inf),
+    ],
+)
+def test_a_container_sees_its_quota_in_either_version_of_control_groups(tmp_path, files, cores):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cpu_quota(tmp_path) == cores
+
+
+@pytest.mark.parametrize(
+    ("cores", "quota", "has_some"),
+    [
+        (1, math.inf, False),
+        (2, math.inf, True),
+        (64, 1.0, False),
+        (64, 0.5, False),
+        (64, 1.5, True),
+        (1, 2.0, False),
+    ],
+)
+def test_a_process_has_cores_to_spare_with_more_than_one_by_affinity_and_quota(
+    monkeypatch, cores, quota, has_some
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    monkeypatch.setattr(busy_poll, "cpu_quota", lambda: quota)
+    assert has_cores_to_spare() is has_some

@@ -1,21 +1,24 @@
-"""The tasks of a connection and its idle timeout."""
+"""The idle timeout of a connection."""
 
 import socket
 
-import pytest
 import trio
 
 from trioha.net.housekeeping import Housekeeping
 
 
-async def ended_after(housekeeping, *tasks):
+async def expired_after(housekeeping, reader=trio.sleep_forever):
+    """When a connection with this reader ends, in s from now."""
     started = trio.current_time()
-    await housekeeping.run(*tasks)
-    return trio.current_time() - started, housekeeping.is_expired
+    async with trio.open_nursery() as tasks:
+        tasks.start_soon(reader)
+        await housekeeping.expired()
+        tasks.cancel_scope.cancel()
+    return trio.current_time() - started
 
 
 async def test_silence_ends_the_connection_at_the_deadline(autojump_clock):
-    assert await ended_after(Housekeeping(idle_timeout_s=20), trio.sleep_forever) == (20.0, True)
+    assert await expired_after(Housekeeping(idle_timeout_s=20)) == 20.0
 
 
 async def test_each_receive_moves_the_deadline(autojump_clock):
@@ -27,32 +30,7 @@ async def test_each_receive_moves_the_deadline(autojump_clock):
             housekeeping.deadline_s = trio.current_time() + 20
         await trio.sleep_forever()
 
-    assert await ended_after(housekeeping, hear) == (65.0, True)
-
-
-async def test_the_first_task_that_ends_ends_all(autojump_clock):
-    cancelled = []
-
-    async def stay():
-        try:
-            await trio.sleep_forever()
-        finally:
-            cancelled.append(trio.current_time())
-
-    async def leave():
-        await trio.sleep(5)
-
-    started = trio.current_time()
-    assert await ended_after(Housekeeping(idle_timeout_s=20), stay, leave, stay) == (5.0, False)
-    assert cancelled == [started + 5] * 2
-
-
-async def test_an_exception_of_one_task_ends_all_and_is_raised(autojump_clock):
-    async def fail():
-        raise ZeroDivisionError
-
-    with pytest.RaisesGroup(ZeroDivisionError):
-        await Housekeeping(idle_timeout_s=20).run(trio.sleep_forever, fail)
+    assert await expired_after(housekeeping, hear) == 65.0
 
 
 async def test_what_came_while_the_process_was_stopped_counts(autojump_clock):
@@ -65,7 +43,7 @@ async def test_what_came_while_the_process_was_stopped_counts(autojump_clock):
             housekeeping.deadline_s = trio.current_time() + 20
             await trio.sleep_forever()
 
-        assert await ended_after(housekeeping, receive) == (40.0, True)
+        assert await expired_after(housekeeping, receive) == 40.0
 
 
 async def test_what_came_counts_also_if_the_first_look_for_it_was_interrupted(autojump_clock, monkeypatch):
@@ -97,4 +75,4 @@ async def hear_after_an_interruption(manager, look, monkeypatch):
     with ours, theirs, monkeypatch.context() as interrupted:
         ours.setblocking(False)
         interrupted.setattr(manager, "get_events", find_nothing)
-        assert await ended_after(housekeeping, receive) == (40.0, True)
+        assert await expired_after(housekeeping, receive) == 40.0

@@ -5,7 +5,8 @@ import trio
 from tests.node.role_nodes import SYNC_MASTER, WITHIN_S, role_node, slave_of
 from tests.node.role_nodes import put as put_to
 from trioha.broker_status import BrokerStatus
-from trioha.ha.frames import BodyPart, TransferDecoder, encode_report
+from trioha.ha.bodies import BodyPart
+from trioha.ha.frames import TransferDecoder, encode_report
 from trioha.ha.slave import HaSlave
 from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.codes import RequestCode

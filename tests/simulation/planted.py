@@ -139,7 +139,7 @@ def _late_wake() -> Iterator[None]:
 def _any_offset() -> Iterator[None]:
     def begin(session: ReplicationSession, *, at_most: int | None = None) -> int:
         # The partial record of the connection before is kept, and what follows it is taken for its rest.
-        appender = session._appender
+        appender = session._own._appender
         partial, wanted = appender._partial, appender._wanted_bytes
         offset = real_begin(session, at_most=at_most)
         appender._partial, appender._wanted_bytes = partial, wanted

@@ -24,16 +24,17 @@ import trio
 
 from trioha.config.keys.ha import AckMode
 from trioha.errors import RemoteProtocolError, StoreError
+from trioha.ha.bodies import BodyPart, Frame
+from trioha.ha.followed_log import ReplicationError
 from trioha.ha.frames import (
     BODY_BYTES_MAX,
     HEADER_BYTES,
-    BodyPart,
     FrameHeader,
     TransferDecoder,
     encode_report,
 )
 from trioha.ha.link import VERDICT_REASONS, LinkStatistics, LinkVerdict
-from trioha.ha.replication_session import ReplicationError, ReplicationSession
+from trioha.ha.replication_session import ReplicationSession
 from trioha.ha.settings import HaSettings
 from trioha.net.busy_poll import polled
 from trioha.net.housekeeping import Housekeeping
@@ -51,18 +52,6 @@ BYTES_PER_S_MIN: Final = 1024
 OBSERVED_AGE_S: Final = 60.0
 """An observer requests from a record at least this old: no put waits so long."""
 _RECEIVED: Final = int(Kind.RECEIVED)
-
-
-class Frame(Protocol):
-    """Header of a received frame, in either protocol."""
-
-    @property
-    def offset(self) -> int:
-        """Where the body begins in the log."""
-
-    @property
-    def body_bytes(self) -> int:
-        """0 for a heartbeat."""
 
 
 class SlaveSession(Protocol):

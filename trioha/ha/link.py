@@ -7,8 +7,8 @@ from typing import Final
 import structlog
 from attrs import define, field
 
+from trioha.ha.followed_log import ReplicationError
 from trioha.ha.meter import RateMeter
-from trioha.ha.replication_session import ReplicationError
 from trioha.recording.events import CloseReason
 
 log = structlog.get_logger(__name__)

@@ -34,28 +34,14 @@ from typing import NoReturn
 from attrs import define, frozen
 
 from trioha.config.keys.ha import StartFrom
-from trioha.errors import TriohaError
+from trioha.ha.followed_log import EMPTY_HEARTBEATS_MAX, FollowedLog, ReplicationError, offset_mismatch
 from trioha.ha.frames import FrameHeader
 from trioha.ha.set_aside import has_set_aside
-from trioha.numbers import I64
 from trioha.recording.events import CloseReason
 from trioha.store.commit_log import CommitLog
-from trioha.store.record import RecordError
-from trioha.store.replica import ReplicaAppender
 
-EMPTY_HEARTBEATS_MAX = 2
-"""So many heartbeats where bytes must follow prove that the master does not have the bytes."""
 FIRST_BYTE = b"\0"
 """Byte 0 of a log whose first record is shorter than 16 MiB."""
-
-
-class ReplicationError(TriohaError):
-    """The master's log does not continue the own one, as seen at `offset`."""
-
-    def __init__(self, reason: CloseReason, message: str, *, offset: int) -> None:
-        self.reason = reason
-        self.offset = offset
-        super().__init__(message)
 
 
 @frozen
@@ -111,7 +97,7 @@ class ReplicationSession:
     def __init__(self, commit_log: CommitLog, settings: ReplicationSettings) -> None:
         self._log = commit_log
         self._settings = settings
-        self._appender = ReplicaAppender(commit_log)
+        self._own = FollowedLog(commit_log)
         self._request_offset = 0
         """The first report of the connection: until the tail check is over only this may be acknowledged."""
         self._compared_offset = 0
@@ -125,7 +111,7 @@ class ReplicationSession:
     def begin(self, *, at_most: int | None = None) -> int:
         """Begin a new connection; returns its first report, which is at most `at_most` if that is given."""
         log = self._log
-        self._appender.discard()
+        self._own.discard()
         self._empty_heartbeats = 0
         self._restores_first_byte = False
         self._is_searching = False
@@ -161,18 +147,8 @@ class ReplicationSession:
         return offset
 
     def _tail_start(self) -> int:
-        """Start of a record near the log's end, in its last file; not 0, which would request the last
-        file."""
-        log = self._log
-        end_offset = log.max_offset
-        file_start = (end_offset - 1) - (end_offset - 1) % log.file_bytes
-        wanted = max(end_offset - self._settings.tail_check_bytes, file_start, 1)
-        # From byte 1 the whole log is compared, its first record included.
-        start = wanted if wanted == 1 else log.starts.first_from(wanted)
-        if start == end_offset and self._settings.tail_check_bytes:
-            # The last record or blank is longer than the check, which would compare nothing else.
-            return max(log.starts.last(), 1)
-        return start
+        """Where the tail check starts."""
+        return self._own.tail_start(self._log.max_offset, check_bytes=self._settings.tail_check_bytes)
 
     @property
     def ack_offset(self) -> int:
@@ -191,12 +167,11 @@ class ReplicationSession:
             return 1
         if self._is_searching:
             return self._request_offset
-        return self._appender.next_offset if self.is_checked else self._compared_offset
+        return self._own.next_offset if self.is_checked else self._compared_offset
 
     def receive_header(self, header: FrameHeader) -> None:
         """Check the header of the next frame. Raises ReplicationError if the frame does not continue the
         log."""
-        log = self._log
         if self._is_searching:
             assert self._search is not None
             self._search.handle_answer(header)
@@ -209,20 +184,10 @@ class ReplicationSession:
                 f"looked for the master's first file at {self._request_offset}",
                 offset=header.offset,
             )
-        file_bytes = log.file_bytes
-        if header.offset > I64.high - 2 * file_bytes:
-            # A report cannot hold the end offset of that file.
-            raise ReplicationError(
-                CloseReason.BAD_SIZE, f"frame at {header.offset}: no log is so long", offset=header.offset
-            )
+        self._own.check_offset(header)
         if header.offset != self.next_offset:
             self._handle_other_offset(header)
-        if header.offset % file_bytes + header.body_bytes > file_bytes:
-            raise ReplicationError(
-                CloseReason.BAD_SIZE,
-                f"frame of {header.body_bytes} bytes at {header.offset} crosses a file's end",
-                offset=header.offset,
-            )
+        self._own.check_end(header)
         if header.body_bytes:
             self._empty_heartbeats = 0
         elif not self.is_checked or self._restores_first_byte:
@@ -239,7 +204,7 @@ class ReplicationSession:
             raise ReplicationError(
                 CloseReason.PROBED, f"the master's log begins at {header.offset}", offset=header.offset
             )
-        if log.is_empty and not self._restores_first_byte and self._appender.next_offset == log.max_offset:
+        if log.is_empty and not self._restores_first_byte and self._own.next_offset == log.max_offset:
             if header.body_bytes == 0 and header.offset < expected:
                 self._handle_end_before_start(header.offset)
             if header.offset % log.file_bytes == 0 and header.offset > expected:
@@ -259,12 +224,7 @@ class ReplicationSession:
                 f"the master's log begins at {header.offset}, asked was {expected}",
                 offset=header.offset,
             )
-        raise ReplicationError(
-            CloseReason.OFFSET_MISMATCH,
-            f"master pushed offset not equal the max phy offset in slave, SLAVE: {expected} "
-            f"MASTER: {header.offset}",
-            offset=header.offset,
-        )
+        raise offset_mismatch(header, expected=expected)
 
     def _handle_end_before_start(self, master_end_offset: int) -> NoReturn:
         """The master's log ends before the start of the empty own one."""
@@ -336,7 +296,7 @@ class ReplicationSession:
             or self._restores_first_byte
             or log.is_empty
             or offset % file_bytes + len(body) > file_bytes
-            or not self._appender.append_whole(body)
+            or not self._own.append_whole(body)
         ):
             return False
         self._empty_heartbeats = 0
@@ -344,28 +304,11 @@ class ReplicationSession:
         return True
 
     def _append(self, data: memoryview) -> None:
-        try:
-            self._appender.append(data)
-        except RecordError as error:
-            raise ReplicationError(CloseReason.BAD_RECORD, str(error), offset=self._log.max_offset) from error
+        self._own.append(data)
         self._compared_offset = self._log.max_offset
 
     def _compare(self, data: memoryview) -> int:
         """Compare with the own tail; returns the number of bytes compared."""
-        offset = self._compared_offset
-        compared = 0
-        while compared < len(data) and offset < self._log.max_offset:
-            with self._log.read(offset, len(data) - compared) as slice_:
-                own = bytes(slice_)
-            theirs = bytes(data[compared : compared + len(own)])
-            if own != theirs:
-                differs_at = next(index for index in range(len(own)) if own[index] != theirs[index])
-                raise ReplicationError(
-                    CloseReason.DIVERGED,
-                    f"own log and the master's differ at offset {offset + differs_at}",
-                    offset=offset + differs_at,
-                )
-            offset += len(own)
-            compared += len(own)
-        self._compared_offset = offset
+        compared = self._own.compare(data, offset=self._compared_offset, end_offset=self._log.max_offset)
+        self._compared_offset += compared
         return compared

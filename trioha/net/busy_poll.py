@@ -1,17 +1,21 @@
 """Busy polling: looking for bytes for a moment before the node's thread sleeps.
 
-Theory of operation. A single waiting put takes about 100 us from append to ack if neither side sleeps, and
-twice that if each side has to be woken, mostly for waking a halted CPU. So before trio's thread would sleep,
-it polls the sockets from which bytes may come soon (as net.core.busy_poll of Linux does for devices): those
-of slaves, of the master, of clients. No other work waits meanwhile: trio has found none.
+Theory of operation. A lone put waits longer for halted CPUs to wake up than for anything else
+(docs/where-time-goes.md#an-ack). So before trio's thread would sleep, it polls the sockets from which bytes
+may come soon (as net.core.busy_poll of Linux does for devices): those of slaves, of the master, of clients.
+No other work waits meanwhile: trio has found none. The end of a worker thread, which also ends a sleep, is
+seen at the end of a poll only.
 
-A poll pays if bytes come before its end. Between two polls as many calls skip it as polls fail for each one
-that pays: one where every second poll pays, two where every third one does, and where none does as many as
-leave one call of `CALLS_PER_POLL_MAX` to notice that it pays again. The share of polls that pay is a moving
-average, over the last `POLLS_REMEMBERED` or so, and 1 at the start. While it is above a half no call skips:
-some failures are no reason to stop, since a side that does not poll makes the other's polls fail.
+A poll pays if bytes come before its end. Polls become as rare as they fail:
 
-What else may end a sleep, the end of a worker thread, is not seen before the end of a poll.
+| share of polls that pay | calls that poll |
+|---|---|
+| above 1/2 | all |
+| 1/n | one of n |
+| none | one of `CALLS_PER_POLL_MAX`, which notices that polls pay again |
+
+The share is a moving average over the last `POLLS_REMEMBERED` polls or so, and 1 at the start. A side that
+does not poll makes the polls of the other side fail: so polls go on while most of them pay.
 """
 
 from __future__ import annotations
@@ -23,21 +27,42 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 import trio
 
-from trioha.net.cpu_quota import cpu_quota
-
 POLLS_REMEMBERED: Final = 8
 CALLS_PER_POLL_MAX: Final = 256
+CPU_GROUPS: Final = Path("/sys/fs/cgroup")
+"""Where a container sees its own control group."""
 _current: trio.lowlevel.RunVar[BusyPoll] = trio.lowlevel.RunVar("busy poll")
+
+
+def cpu_quota(groups: Path = CPU_GROUPS) -> float:
+    """Cores' worth of CPU time that the container of this process may use; infinite without a limit.
+
+    Of control groups of version 2, `cpu.max` has quota and period in microseconds; of version 1, two files
+    have a number each. A process outside of containers sees the top of all groups, which has no limit.
+    """
+    try:
+        if (groups / "cpu.max").exists():
+            quota, period = (groups / "cpu.max").read_text().split()
+        else:
+            quota = (groups / "cpu" / "cpu.cfs_quota_us").read_text()
+            period = (groups / "cpu" / "cpu.cfs_period_us").read_text()
+        quota_us, period_us = int(quota), int(period)
+    except (OSError, ValueError):
+        # No such files, or `max`, which is not a number.
+        return math.inf
+    return quota_us / period_us if quota_us > 0 and period_us > 0 else math.inf
 
 
 def has_cores_to_spare() -> bool:
     """Whether this process has more than one core, by affinity and by the CPU quota of its container.
 
-    With one, polling would keep the peer from answering, or use up the quota, which stops the process.
+    With one core, polls would keep the peer from answering, or use up the quota, and the kernel would stop
+    the process until the next period.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, cpu_quota()) > 1

@@ -1,14 +1,13 @@
 """A TCP stream with fewer checkpoints than trio's, for latency.
 
-trio's own `SocketStream` yields to the scheduler after every call, also if the call did not wait. That is
-right for most programs, but costs a node 10-20 us a step, on a path of eight steps from a put to its ack.
-This stream tries the socket first and yields only when it must wait, or after every `CALLS_PER_TURN` calls,
-so that a busy connection cannot starve the others.
+trio's own `SocketStream` yields to the scheduler after every call, also if the call did not wait. A put and
+its ack go through several such calls, and each turn of the scheduler costs more than the call itself
+(docs/where-time-goes.md). `SocketTransport` tries the socket first and yields only when it must wait, or
+after every `CALLS_PER_TURN` calls, so that a busy connection cannot starve the others.
 """
 
 from __future__ import annotations
 
-import select
 import socket
 from collections.abc import Sequence
 from typing import Final, Protocol, runtime_checkable
@@ -21,9 +20,6 @@ log = structlog.get_logger(__name__)
 CALLS_PER_TURN = 16
 BYTES_PER_CALL = 64 * 1024
 """Each further part of so many bytes in one call counts as another call: it takes as long."""
-IN_STEP_BYTES_MAX = 33 * 1024
-"""A slave that receives more at once than a frame of haTransferBatchSize catches up: no put waits for its
-next bytes, so it does not poll."""
 UNSENT_BYTES_MAX = 1 << 20
 """Unsent data in the kernel above which the writer waits. trio's 16 KiB suit short messages, a log transfer
 needs more."""
@@ -41,10 +37,6 @@ class DirectStream(Protocol):
 
     def receive_now(self, max_bytes: int) -> bytes | None:
         """Received bytes, at most `max_bytes`; b"" at the end of the stream, None if none have arrived."""
-        ...
-
-    def is_readable(self) -> bool:
-        """Whether bytes, the end of the stream or an error have arrived: receiving would not wait."""
         ...
 
     async def wait_readable(self) -> None:
@@ -67,8 +59,6 @@ class SocketTransport(trio.abc.HalfCloseableStream):
             log.debug("socket options refused", reason=error.strerror)
         self._socket = sock
         self._calls = 0
-        self._readable = select.poll()
-        self._readable.register(sock, select.POLLIN)
 
     @classmethod
     def from_stream(cls, stream: trio.SocketStream) -> SocketTransport:
@@ -164,18 +154,6 @@ class SocketTransport(trio.abc.HalfCloseableStream):
         except OSError as error:
             raise self._translated(error) from error
 
-    def is_readable(self) -> bool:
-        """Whether bytes, the end of the stream or an error have arrived: receiving would not wait."""
-        return bool(self._readable.poll(0))
-
-    def peek(self, max_bytes: int) -> bytes:
-        """Received bytes, without consuming them; b"" if there are none, or after an error."""
-        try:
-            return self._socket.recv(max_bytes, socket.MSG_PEEK)
-        except OSError:
-            # Nothing yet, or an error that the next receive reports.
-            return b""
-
     async def receive_into(self, buffer: memoryview) -> int:
         """Receive some bytes into the start of `buffer`; returns how many, 0 at the end of the stream."""
         await self.checkpoint_if_due()
@@ -228,13 +206,6 @@ class SocketTransport(trio.abc.HalfCloseableStream):
 def format_address(host: str, port: int) -> str:
     """`host:port`, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def send_now(stream: trio.abc.Stream, data: bytes) -> memoryview:
-    """Send what a `SocketTransport` accepts without waiting; returns the rest, on other streams all of
-    `data`."""
-    view = memoryview(data)
-    return view[stream.send_now(view) :] if isinstance(stream, SocketTransport) else view
 
 
 def send_parts_now(stream: trio.abc.Stream, parts: list[bytes | memoryview]) -> None:

@@ -233,7 +233,7 @@ def build_follower(
 ) -> AutoSwitchSlave:
     """The slave of a role that has another broker for its master."""
     from trioha.ha.autoswitch.client import SlaveIdentity  # noqa: PLC0415
-    from trioha.ha.autoswitch.epoch_session import Kept  # noqa: PLC0415
+    from trioha.ha.autoswitch.consistent_point import Kept  # noqa: PLC0415
     from trioha.ha.autoswitch.slave import AutoSwitchSlave  # noqa: PLC0415
     from trioha.ha.replication_session import ReplicationSettings  # noqa: PLC0415
 

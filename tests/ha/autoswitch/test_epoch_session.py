@@ -17,7 +17,8 @@ from tests.ha.autoswitch.support import begin_epoch, epochs_of, frames_of, open_
 from tests.store.crashes import Crash, CrashingDisk
 from tests.store.support import log_bytes
 from trioha.errors import RemoteProtocolError
-from trioha.ha.autoswitch.epoch_session import BEHIND_BYTES_MAX, EpochSession, Kept
+from trioha.ha.autoswitch.consistent_point import Kept
+from trioha.ha.autoswitch.epoch_session import BEHIND_BYTES_MAX, EpochSession
 from trioha.ha.autoswitch.frames import (
     MasterHandshake,
     MasterStreamDecoder,
@@ -25,7 +26,8 @@ from trioha.ha.autoswitch.frames import (
     encode_master_handshake,
     encode_transfer_header,
 )
-from trioha.ha.replication_session import ReplicationError, ReplicationSettings
+from trioha.ha.followed_log import ReplicationError
+from trioha.ha.replication_session import ReplicationSettings
 from trioha.recording.events import CloseReason
 from trioha.store.epochs import EpochEntry
 from trioha.store.replica import ReplicaAppender
@@ -460,7 +462,7 @@ def test_whatever_is_changed_in_a_masters_stream_only_the_connection_ends(data):
                     elif isinstance(event, TransferHeader):
                         session.receive_header(event)
                     else:
-                        session.receive_body(event.data, confirm_offset=event.confirm_offset)
+                        session.receive_body(event.data, confirm_offset=event.newest.confirm_offset)
                     assert session.ack_offset <= store.commit_log.max_offset
         starts = [start for _, start in epochs_of(store)]
         assert starts == sorted(set(starts))

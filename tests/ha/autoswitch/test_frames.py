@@ -15,7 +15,6 @@ from trioha.ha.autoswitch.frames import (
     NO_OFFSET,
     SLAVE_HANDSHAKE,
     TRANSFER_HEADER,
-    EpochBodyPart,
     MasterHandshake,
     MasterStreamDecoder,
     SlaveHandshake,
@@ -27,6 +26,7 @@ from trioha.ha.autoswitch.frames import (
     encode_slave_report,
     encode_transfer_header,
 )
+from trioha.ha.bodies import BodyPart
 from trioha.store.epochs import EpochEntry
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "ha-autoswitch"
@@ -63,7 +63,7 @@ def from_master(pieces, **options):
     for piece in pieces:
         decoder.feed(piece)
         while (event := decoder.next_event()) is not None:
-            if isinstance(event, EpochBodyPart):
+            if isinstance(event, BodyPart):
                 frames[-1][1].extend(event.data)
             else:
                 frames.append((event, bytearray()))
@@ -203,7 +203,7 @@ def test_joined_bodies_are_the_frames_bytes_in_their_epochs_at_any_cut(steps, si
             for joined in event.ended[1:]:
                 assert 0 < joined.offset % file_bytes <= file_bytes - joined.body_bytes
             if event.ended:
-                assert event.confirm_offset in {
+                assert event.newest.confirm_offset in {
                     event.ended[-1].confirm_offset,
                     event.ended[-1].confirm_offset + 5,
                 }
@@ -220,12 +220,12 @@ def test_bodies_that_continue_each_other_are_joined_in_a_writable_buffer():
     decoder.feed(bytearray(data[:-1]))
     assert decoder.next_event() == MasterHandshake(16, 1, ())
     assert decoder.next_event() == headers[0]
-    assert decoder.next_event() == EpochBodyPart(
-        memoryview(b"abcdefgh"), ended=(headers[0], headers[1]), confirm_offset=6
+    assert decoder.next_event() == BodyPart(
+        memoryview(b"abcdefgh"), ended=(headers[0], headers[1]), newest=headers[2]
     )
     assert decoder.next_event() is None
     decoder.feed(data[-1:])
-    assert decoder.next_event() == EpochBodyPart(memoryview(b"i"), ended=(headers[2],), confirm_offset=6)
+    assert decoder.next_event() == BodyPart(memoryview(b"i"), ended=(headers[2],), newest=headers[2])
     assert decoder.next_event() is None
 
 
@@ -246,7 +246,7 @@ def test_a_frame_that_does_not_continue_the_one_before_is_not_joined(header):
     decoder.feed(bytearray(to_bytes([(MasterHandshake(16, 1, ()), b""), (first, b"abc"), (header, b"")])))
     assert decoder.next_event() == MasterHandshake(16, 1, ())
     assert decoder.next_event() == first
-    assert decoder.next_event() == EpochBodyPart(memoryview(b"abc"), ended=(first,), confirm_offset=0)
+    assert decoder.next_event() == BodyPart(memoryview(b"abc"), ended=(first,), newest=first)
     assert decoder.next_event() == header
 
 

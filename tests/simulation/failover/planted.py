@@ -16,12 +16,14 @@ from trioha.controller.agent import ControllerAgent
 from trioha.controller.bodies import MemberSet
 from trioha.controller.protocol import RoleNotice
 from trioha.controller.role import MasterDecision, Outcome, Role, RoleTracker
+from trioha.ha.autoswitch.consistent_point import ConsistentPoint
 from trioha.ha.autoswitch.epoch_session import EpochSession
 from trioha.ha.set_commit import SetQuorum, SetReplicas
 from trioha.ha.sync_state_set import SyncStateSet
 from trioha.node import role_changes
 from trioha.store import cutting, opening
 from trioha.store.dispatch import Dispatcher
+from trioha.store.epochs import EpochTable
 from trioha.store.lock import AbortFile
 from trioha.store.mapped_file import MappedFile
 from trioha.store.message_store import MessageStore
@@ -73,16 +75,16 @@ def _no_cut() -> Iterator[None]:
 
 @_plants("a slave is cut farther than it must be", seed=4)
 def _cut_too_far() -> Iterator[None]:
-    real = EpochSession._find_consistent_offset
+    real = ConsistentPoint.find
 
-    def find(session: EpochSession, handshake: object) -> int:
-        offset = real(session, handshake)
-        log = session._log
+    def find(point: ConsistentPoint, known: EpochTable, master_end_offset: int) -> int:
+        offset = real(point, known, master_end_offset)
+        log = point._log
         if log.min_offset < offset < log.max_offset:
             return log.starts.last(before=offset)
         return offset
 
-    with patch.object(EpochSession, "_find_consistent_offset", find):
+    with patch.object(ConsistentPoint, "find", find):
         yield
 
 

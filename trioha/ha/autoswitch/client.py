@@ -19,7 +19,6 @@ from attrs import frozen
 from trioha.ha.autoswitch.epoch_session import CutStep, EpochSession
 from trioha.ha.autoswitch.frames import (
     BODY_BYTES_MAX,
-    EpochBodyPart,
     MasterHandshake,
     MasterStreamDecoder,
     SlaveHandshake,
@@ -27,6 +26,7 @@ from trioha.ha.autoswitch.frames import (
     encode_slave_handshake,
     encode_slave_report,
 )
+from trioha.ha.bodies import BodyPart
 from trioha.ha.client import HaClient
 from trioha.recording.events import CloseReason, HaState
 from trioha.store.commit_log import CommitLog
@@ -139,8 +139,8 @@ class AutoSwitchHaClient(HaClient):
                 case TransferHeader():
                     session.receive_header(event)
                     self._after_header(event.offset, event.body_bytes)
-                case EpochBodyPart():
-                    session.receive_body(event.data, confirm_offset=event.confirm_offset)
+                case BodyPart():
+                    session.receive_body(event.data, confirm_offset=event.newest.confirm_offset)
                     if session.cut_step is None:
                         self._after_body(event.ended)
                     else:

@@ -44,18 +44,17 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import structlog
-from attrs import frozen
 
 from trioha.errors import RemoteProtocolError, StoreError
+from trioha.ha.autoswitch.consistent_point import ConsistentPoint, Kept, epochs_text
 from trioha.ha.autoswitch.frames import NO_OFFSET, MasterHandshake, TransferHeader
-from trioha.ha.replication_session import EMPTY_HEARTBEATS_MAX, ReplicationError, ReplicationSettings
+from trioha.ha.followed_log import EMPTY_HEARTBEATS_MAX, FollowedLog, ReplicationError, offset_mismatch
+from trioha.ha.replication_session import ReplicationSettings
 from trioha.ha.sync_state_set import JOIN_LAG_BYTES
 from trioha.numbers import I64
 from trioha.recording.events import CloseReason
 from trioha.store.commit_log import CommitLog
 from trioha.store.epochs import EpochEntry, EpochLog, EpochTable
-from trioha.store.record import RecordError
-from trioha.store.replica import ReplicaAppender
 
 log = structlog.get_logger(__name__)
 
@@ -65,25 +64,6 @@ CutStep = Callable[[], None]
 """A part of a cut that blocks."""
 NEVER = I64.high
 """Beyond every offset."""
-_SHOWN_MAX = 8
-
-
-@frozen
-class Kept:
-    """What a slave does not cut to follow a master.
-
-    All before the confirm offset is held by each member of the sync-state set, so a master that was elected
-    from it has that, unless its disk lost it. The slave learns the confirm offset with the frame after the
-    ack that moved it. So what it has acknowledged counts, too, where the master is of the same epoch: it sent
-    these bytes, and within an epoch a log does not become shorter.
-    """
-
-    confirmed_offset: Callable[[], int]
-    """End of what was confirmed, as the node knows it: from its checkpoint, or from an earlier life."""
-    counts_acks: bool = True
-    """Whether this slave's acks may have confirmed a put: not those of a learner."""
-    accepted_cut: int | None = None
-    """trioha.haAcceptCut: the offset of the one cut below it that an operator has allowed."""
 
 
 class EpochSession:
@@ -112,13 +92,9 @@ class EpochSession:
         self._cut = cut
         self._on_confirm = on_confirm
         self._on_epoch = on_epoch
-        self._kept = kept
-        self._kept_offset = 0 if kept is None else kept.confirmed_offset()
-        """End of what was confirmed; goes back only with an accepted cut."""
-        self._acked = (-1, 0)
-        """The master's epoch, and the log's end, when the last connection that was joined had ended."""
+        self._point = ConsistentPoint(commit_log, epochs, kept=kept)
         self._tail_check_bytes = settings.tail_check_bytes
-        self._appender = ReplicaAppender(commit_log)
+        self._own = FollowedLog(commit_log)
         self.cut_step: CutStep | None = None
         """What a cut waits for: while it is not None, call it in a worker thread, then `cut_step_done`, and
         nothing else."""
@@ -159,9 +135,9 @@ class EpochSession:
         if self.failed_cut is not None:
             raise self.failed_cut
         assert self.cut_step is None, "a cut ends before its connection does"
-        self._appender.discard()
+        self._own.discard()
         if self._is_joined:
-            self._acked = (self._known.last_epoch, log_.max_offset)
+            self._point.acknowledged(log_.max_offset, master_epoch=self._known.last_epoch)
         self._is_joined = False
         self.has_caught_up = False
         self._empty_heartbeats = 0
@@ -187,7 +163,7 @@ class EpochSession:
     @property
     def next_offset(self) -> int:
         """Offset that the next frame must have."""
-        return self._appender.next_offset if self._is_joined else self._compared_offset
+        return self._own.next_offset if self._is_joined else self._compared_offset
 
     # -- handshake -----------------------------------------------------------------------------------------
 
@@ -197,14 +173,14 @@ class EpochSession:
         Raises RemoteProtocolError for epochs that no log has, ReplicationError if the own log cannot be cut
         to a prefix of the master's, StoreError.
         """
-        self._known = self._checked_epochs(handshake)
         log_ = self._log
+        self._known = _checked_epochs(handshake, file_bytes=log_.file_bytes)
         self._awaited_end_offset = self._master_end_offset = handshake.max_offset
-        self._consistent_offset = self._find_consistent_offset(handshake)
+        self._consistent_offset = self._point.find(self._known, handshake.max_offset)
         if log_.is_empty:
             self._request_offset = 0
         else:
-            self._request_offset = self._tail_start(self._consistent_offset)
+            self._request_offset = self._tail_start()
             if at_most is not None:
                 self._request_offset = max(min(self._request_offset, at_most), log_.min_offset, 1)
         self._compared_offset = min(self._request_offset, self._consistent_offset)
@@ -212,123 +188,13 @@ class EpochSession:
             self._join()
         return self._request_offset
 
-    def _checked_epochs(self, handshake: MasterHandshake) -> EpochTable:
-        try:
-            known = EpochTable(handshake.epochs)
-        except ValueError as error:
-            raise RemoteProtocolError(f"handshake of a master: {error}") from error
-        end_offset = handshake.max_offset
-        if end_offset > I64.high - 2 * self._log.file_bytes:
-            raise RemoteProtocolError(f"handshake of a master whose log ends at {end_offset}")
-        if known.entries and known.entries[-1].start_offset > end_offset:
-            raise RemoteProtocolError(
-                f"handshake of a master whose log ends at {end_offset}, before its {known.entries[-1]}"
-            )
-        return known
-
-    def _find_consistent_offset(self, handshake: MasterHandshake) -> int:
-        log_ = self._log
-        if log_.is_empty:
-            return log_.max_offset
-        max_offset = log_.max_offset
-        own, theirs = self._epochs.table, self._known
-        if not own.entries:
-            # The log of a broker that had no controller.
-            if max_offset > handshake.max_offset:
-                raise ReplicationError(
-                    CloseReason.AHEAD,
-                    f"own log has no epochs and ends at {max_offset}, the master's at {handshake.max_offset}",
-                    offset=handshake.max_offset,
-                )
-            return max_offset
-        offset = own.consistent_offset(max_offset, theirs.entries, handshake.max_offset)
-        if offset is None:
-            self._handle_nothing_in_common(theirs)
-            offset = 0
-        self._check_kept(offset)
-        if offset <= log_.min_offset:
-            raise ReplicationError(
-                CloseReason.LOG_RESTARTED,
-                f"own log [{log_.min_offset}, {max_offset}) and the master's differ from {offset} on",
-                offset=offset,
-            )
-        if log_.starts.first_from(offset) != offset:
-            raise ReplicationError(
-                CloseReason.DIVERGED,
-                f"own log must be cut at {offset} to follow the master's, where no record of it starts",
-                offset=offset,
-            )
-        return offset
-
-    def _check_kept(self, offset: int) -> None:
-        """Refuse to cut at `offset` what may have been confirmed, unless an operator allowed it."""
-        kept = self._kept
-        if kept is None:
-            return
-        end_offset = self._kept_offset
-        if kept.counts_acks and self._acked[0] == self._known.last_epoch:
-            end_offset = max(end_offset, self._acked[1])
-        end_offset = min(end_offset, self._log.max_offset)
-        if offset >= end_offset:
-            return
-        if offset == kept.accepted_cut:
-            log.warning(
-                "cut below the confirm offset, as trioha.haAcceptCut allows",
-                end_offset=offset,
-                confirmed_offset=end_offset,
-                hint="remove the setting: it is for this cut alone",
-            )
-            self._kept_offset, self._acked = offset, (-1, 0)
-            return
-        raise ReplicationError(
-            CloseReason.CUT_REFUSED,
-            f"to follow this master the log must be cut at {offset}, but everything before {end_offset} may "
-            f"have been confirmed to producers: {end_offset - offset} bytes that the master has lost. This "
-            f"slave keeps them and stays outside of the sync-state set. To give them up, start it with "
-            f"trioha.haAcceptCut={offset}",
-            offset=offset,
-        )
-
-    def _handle_nothing_in_common(self, theirs: EpochTable) -> None:
-        """No epoch is in both lists. Returns if that is because the own epochs are none of the master's."""
-        log_ = self._log
-        own = self._epochs.table
-        if theirs.entries:
-            first = theirs.entries[0]
-            if first.start_offset == log_.min_offset == 0 and first.epoch > own.last_epoch:
-                # The master was elected before any byte of the own epochs reached it.
-                return
-            if first.start_offset > log_.max_offset:
-                raise ReplicationError(
-                    CloseReason.GAP,
-                    f"the epochs that the master knows begin at {first.start_offset}, own log ends at "
-                    f"{log_.max_offset}",
-                    offset=first.start_offset,
-                )
-        raise ReplicationError(
-            CloseReason.DIVERGED,
-            f"no epoch in common: own {_shown(own)}, the master's {_shown(theirs)}",
-            offset=log_.max_offset,
-        )
-
-    def _tail_start(self, end_offset: int) -> int:
-        """Where the tail check starts, in the file that ends at or holds `end_offset`.
-
-        Not 0, which would request the master's first byte, or its last file.
-        """
-        log_ = self._log
-        if not self._tail_check_bytes or end_offset % log_.file_bytes == 0:
+    def _tail_start(self) -> int:
+        """Where the tail check starts, in the file that ends at or holds the consistent point."""
+        end_offset = self._consistent_offset
+        if end_offset % self._log.file_bytes == 0:
             # The master need not have the file before, if its log begins here.
             return end_offset
-        file_start = end_offset - end_offset % log_.file_bytes
-        wanted = max(end_offset - self._tail_check_bytes, file_start, 1)
-        if wanted == 1:
-            return 1
-        start = log_.starts.first_from(wanted)
-        if start >= end_offset:
-            # The last record is longer than the check.
-            start = max(log_.starts.last(before=end_offset), 1)
-        return start
+        return self._own.tail_start(end_offset, check_bytes=self._tail_check_bytes)
 
     def _join(self) -> None:
         """Cut the own log to the consistent point, on disk; what follows are the master's bytes."""
@@ -340,8 +206,8 @@ class EpochSession:
                     "log is cut to the consistent point",
                     end_offset=offset,
                     bytes=log_.max_offset - offset,
-                    own=_shown(self._epochs.table),
-                    master=_shown(self._known),
+                    own=epochs_text(self._epochs.table),
+                    master=epochs_text(self._known),
                 )
                 self._cut_steps = self._cut(offset)
                 self.cut_step_done()
@@ -429,12 +295,8 @@ class EpochSession:
         """Check the header of the next frame. Raises ReplicationError if the frame does not continue the log,
         RemoteProtocolError, StoreError."""
         log_ = self._log
-        file_bytes = log_.file_bytes
         offset = header.offset
-        if offset > I64.high - 2 * file_bytes:
-            raise ReplicationError(
-                CloseReason.BAD_SIZE, f"frame at {offset}: no log is so long", offset=offset
-            )
+        self._own.check_offset(header)
         if offset == NO_OFFSET:
             if not log_.is_empty:
                 raise ReplicationError(
@@ -448,12 +310,7 @@ class EpochSession:
             self._label = label
         if offset == NO_OFFSET:
             return
-        if offset % file_bytes + header.body_bytes > file_bytes:
-            raise ReplicationError(
-                CloseReason.BAD_SIZE,
-                f"frame of {header.body_bytes} bytes at {offset} crosses a file's end",
-                offset=offset,
-            )
+        self._own.check_end(header)
         if header.body_bytes:
             self._awaited_end_offset = 0
             return
@@ -480,11 +337,7 @@ class EpochSession:
                 f"{offset}; own log ends at {log_.max_offset}",
                 offset=offset,
             )
-        raise ReplicationError(
-            CloseReason.OFFSET_MISMATCH,
-            f"master pushed offset not equal the max phy offset in slave, SLAVE: {expected} MASTER: {offset}",
-            offset=offset,
-        )
+        raise offset_mismatch(header, expected=expected)
 
     def _handle_missing_bytes(self) -> None:
         """Handle a heartbeat where bytes must follow first: the master may have deleted them."""
@@ -502,7 +355,11 @@ class EpochSession:
         are not records, StoreError if the own disk refuses them or the cut.
         """
         if not self._is_joined:
-            data = data[self._compare(data) :]
+            compared = self._own.compare(
+                data, offset=self._compared_offset, end_offset=self._consistent_offset
+            )
+            self._compared_offset += compared
+            data = data[compared:]
             if self._compared_offset < self._consistent_offset:
                 return
             self._join()
@@ -510,33 +367,9 @@ class EpochSession:
                 self._held_body = (data, confirm_offset)
                 return
         if data:
-            self._adopt_epochs(self._appender.next_offset + len(data))
-            try:
-                self._appender.append(data)
-            except RecordError as error:
-                raise ReplicationError(
-                    CloseReason.BAD_RECORD, str(error), offset=self._log.max_offset
-                ) from error
+            self._adopt_epochs(self._own.next_offset + len(data))
+            self._own.append(data)
         self.receive_confirm(confirm_offset)
-
-    def _compare(self, data: memoryview) -> int:
-        """Compare with the own tail up to the consistent point; returns the number of bytes compared."""
-        compared = 0
-        while (left_bytes := min(len(data) - compared, self._consistent_offset - self._compared_offset)) > 0:
-            with self._log.read(self._compared_offset, left_bytes) as slice_:
-                own = bytes(slice_)
-            theirs = bytes(data[compared : compared + len(own)])
-            if own != theirs:
-                at = next(index for index in range(len(own)) if own[index] != theirs[index])
-                raise ReplicationError(
-                    CloseReason.DIVERGED,
-                    f"own log and the master's differ at offset {self._compared_offset + at}, although their "
-                    f"epochs say that they are the same up to {self._consistent_offset}",
-                    offset=self._compared_offset + at,
-                )
-            self._compared_offset += len(own)
-            compared += len(own)
-        return compared
 
     def receive_confirm(self, confirm_offset: int) -> None:
         """The master's confirm offset, of which the own log may have less."""
@@ -551,11 +384,21 @@ class EpochSession:
 
     def _confirm(self, offset: int) -> None:
         self.confirm_offset = offset
-        self._kept_offset = max(self._kept_offset, offset)
+        self._point.confirmed(offset)
         self._on_confirm(offset)
 
 
-def _shown(table: EpochTable) -> str:
-    """The newest epochs of a table, for a log line."""
-    entries = [f"{entry.epoch}-{entry.start_offset}" for entry in table.entries[-_SHOWN_MAX:]]
-    return " ".join((["..."] if len(table.entries) > _SHOWN_MAX else []) + entries) or "none"
+def _checked_epochs(handshake: MasterHandshake, *, file_bytes: int) -> EpochTable:
+    """The epochs of a master's handshake. Raises RemoteProtocolError for those that no log has."""
+    try:
+        known = EpochTable(handshake.epochs)
+    except ValueError as error:
+        raise RemoteProtocolError(f"handshake of a master: {error}") from error
+    end_offset = handshake.max_offset
+    if end_offset > I64.high - 2 * file_bytes:
+        raise RemoteProtocolError(f"handshake of a master whose log ends at {end_offset}")
+    if known.entries and known.entries[-1].start_offset > end_offset:
+        raise RemoteProtocolError(
+            f"handshake of a master whose log ends at {end_offset}, before its {known.entries[-1]}"
+        )
+    return known

@@ -17,7 +17,8 @@ from typing import Any
 import trio
 
 from trioha.ha.autoswitch.client import AutoSwitchHaClient, RunBlocking, SlaveIdentity
-from trioha.ha.autoswitch.epoch_session import CutStep, EpochSession, Kept
+from trioha.ha.autoswitch.consistent_point import Kept
+from trioha.ha.autoswitch.epoch_session import CutStep, EpochSession
 from trioha.ha.replication_session import ReplicationSettings
 from trioha.ha.slave import HaSlave
 from trioha.net.threads import run_in_thread
