@@ -8,18 +8,19 @@ offset, and the consumer, which is past that offset, never receives it. With tri
 consumers receive only records before the confirm offset. Every slave that holds these can be promoted: the
 queue offsets of the messages that were received are taken there, by the same messages.
 
-Theory of operation. `mark` is the k-th largest ack of the connected slaves, where a put needs k copies. It is
-computed anew with each ack. It does not move back when slaves disconnect: what they hold they still hold. The
-first report of a connection does not count, since an observer sends one as well, but every ack of bytes that
-were sent after it does; a trioha slave has its tail sent with each connection. Where a put needs no copies at
-the moment (enableAutoInSyncReplicas without slaves in sync), it is the log's end: such puts are PUT_OK.
+Theory of operation. `mark` is the k-th largest ack of the connected slaves, where a put needs k copies. Each
+ack computes it anew. The mark does not move back when slaves disconnect: the bytes that they hold they still
+hold. The first report of a connection does not count, since an observer sends a first report as well, but
+every ack of bytes that were sent after it does; a trioha slave has its tail sent with each connection. Where
+a put needs no copies at the moment (enableAutoInSyncReplicas without slaves in sync), the mark is the log's
+end: such puts are PUT_OK.
 
 The checkpoint keeps it over restarts. A store whose checkpoint has none (a promoted slave, a master without
 the setting) starts with its whole log confirmed: a slave's log was its master's, so it exists twice, and
 consumers of a master without the setting have received its messages.
 
-Limits. The slave that is promoted must be one of the k; with inSyncReplicas=2 and two slaves that is the one
-that is farther ahead. And while no slave acknowledges, consumers receive nothing new, although the log grows.
+Limits. The slave that is promoted must be one of the k; with inSyncReplicas=2 and two slaves, the slave that
+is farther ahead. And while no slave acknowledges, consumers receive nothing new, although the log grows.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ WARN_S: Final = 10.0
 
 
 class ConfirmOffset:
-    """Computes the confirm offset of a master. Run it; call `update` with each ack."""
+    """Computes the confirm offset of a master. `run` is its task; `update` has to be called with each ack."""
 
     def __init__(
         self,

@@ -3,8 +3,8 @@
 See docs/protocol/ha.md#masters-side.
 
 Theory of operation. Each connection runs within the border of HA connections: what its peer causes ends that
-connection at most. A connection is a slave's from its first valid request on. One that ends before is a probe
-(`ha.probes`), and while it lasts the next peer gets its slot if all slots are in use.
+connection at most. A connection is a slave's from its first valid request on. A connection that ends before
+its request is a probe (`ha.probes`), and while it lasts the next peer gets its slot if all slots are in use.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ ones only if it requested their bytes (its claim ends before they start) and its
 (address or certificate).
 
 Not every peer that reads the log is a replica: an observer, or a tap, reports its first offset and nothing
-more, and does not differ from a slave on the wire otherwise. So a replica is judged by its acks. It is
+more, and does not differ from a slave on the wire otherwise. So a replica is judged by its acks. A replica is
 eligible (a put may wait for it) while its lag is below the gap and its ack is not overdue by
 haMaxTimeSlaveNotCatchup. An ack is due since the last one, or since the oldest unacknowledged byte was
-appended, whichever is later. It is in sync (it counts where the number of replicas decides what a put needs)
-once it has also acknowledged bytes that were sent on its connection, or claimed the whole log.
+appended, whichever is later. A replica is in sync (it counts where the number of replicas decides what a put
+needs) once it has also acknowledged bytes that were sent on its connection, or claimed the whole log.
 """
 
 from __future__ import annotations

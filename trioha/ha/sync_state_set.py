@@ -28,17 +28,17 @@ controllers' set, and stays required.
 Invariants:
 
 1. The controller's set is a part of `required`.
-2. `confirm` never moves back. It moves to what each of `required`, and of those that join, has acknowledged,
-   and to the log's end when the master becomes, or stops being, the only one. A member that is not connected,
-   or has not reported yet on its connection, holds it where it is. (RocketMQ's passes over a member that is
-   connected and has not reported.)
+2. `confirm` never moves back. An ack moves it to what each of `required`, and of those that join, has
+   acknowledged; it moves to the log's end when the master becomes, or stops being, the only one. A member
+   that is not connected, or has not reported yet on its connection, holds it where it is. (RocketMQ's passes
+   over a member that is connected and has not reported.)
 3. A replica is proposed only if it holds all before the confirm offset, before the master's epoch, and before
    this life. (A master that was restarted within its epoch has confirmed more than its checkpoint says.)
 
-The confirm offset that others get to know is `confirm_offset`. With SYNC_FLUSH it also is never beyond what
-is on the master's own disk: a master that lost power and comes back with a shorter log then has all that
-anybody took for confirmed. (RocketMQ's ends at the flushed offset without controllers, and not with them.)
-Puts wait for their flush apart from `confirm`; what may come into the set has to hold all before
+The confirm offset that is published is `confirm_offset`. With SYNC_FLUSH it also is never beyond what is on
+the master's own disk: a master that lost power and comes back with a shorter log then has all bytes that
+slaves and consumers took for confirmed. (RocketMQ's ends at the flushed offset without controllers, and not
+with them.) Puts wait for their flush apart from `confirm`; what may come into the set has to hold all before
 `held_offset`, which waits for no disk.
 
 With allAckInSyncStateSet a put is PUT_OK when `confirm` has reached its end, or while the master is the only
@@ -64,7 +64,7 @@ A replica has caught up to the moment when its oldest unacknowledged byte was ap
 none. RocketMQ takes the time of its last transfer for that, also while bytes that it has sent are not
 acknowledged: a slave that hangs stays in the set of a master for as long as its connection does.
 
-It does no I/O; times are seconds of the caller's clock.
+The set does no I/O; times are seconds of the caller's clock.
 """
 
 from __future__ import annotations
@@ -125,6 +125,11 @@ class _Link:
     """The log's end when it began to join."""
     join_until_s: float = 0.0
     """When it joins no more."""
+
+    def unacked_for_s(self, now_s: float) -> float:
+        """How long an ack has been due; 0 if none is."""
+        clock = self.lag_clock
+        return 0.0 if clock is None else clock.unacked_for_s(now_s, acked_s=self.acked_s)
 
     def caught_up_s(self, now_s: float) -> float:
         """Until when it had all that was appended."""
@@ -228,9 +233,9 @@ class SyncStateSet:
 
     @property
     def held_offset(self) -> int:
-        """What a replica has to hold to be proposed: the log's end if the master is the only one, or without
-        allAckInSyncStateSet; else `confirm`."""
-        return self.confirm.offset if self.all_ack and self._others else self._log_end()
+        """What a replica has to hold to be proposed: the log's end if there is no `limit`."""
+        limit = self.limit
+        return self._log_end() if limit is None else limit.offset
 
     @property
     def confirm_offset(self) -> int:
@@ -240,7 +245,8 @@ class SyncStateSet:
 
     @property
     def limit(self) -> Watermark | None:
-        """Up to where consume queues may be built; None for the log's end. Ask again in `on_change`."""
+        """The confirm offset, up to which consume queues may be built; None for the log's end, if the master
+        is the only one or without allAckInSyncStateSet. Ask again in `on_change`."""
         return self.confirm if self.all_ack and self._others else None
 
     def copies(self, k: int) -> Watermark:
@@ -254,17 +260,12 @@ class SyncStateSet:
     def is_ack_overdue(self, broker_id: int, now_s: float) -> bool:
         """Whether an ack of a connected replica has been due for haMaxTimeSlaveNotCatchup."""
         link = self._links.get(broker_id)
-        if link is None or link.lag_clock is None:
-            return False
-        return link.lag_clock.unacked_for_s(now_s, acked_s=link.acked_s) >= self._not_caught_up_s_max
+        return link is not None and link.unacked_for_s(now_s) >= self._not_caught_up_s_max
 
     @property
     def acks(self) -> dict[int, int | None]:
         """The last ack of each connected replica, by broker id; None before its first."""
-        return {
-            broker_id: link.ack_offset if link.ack_offset >= 0 else None
-            for broker_id, link in self._links.items()
-        }
+        return {one: link.ack_offset if link.ack_offset >= 0 else None for one, link in self._links.items()}
 
     # -- connections ---------------------------------------------------------------------------------------
 
@@ -466,8 +467,7 @@ class SyncStateSet:
             required |= proposal.members
         if required != self.required:
             if self.all_ack and self.size < self._size_min and not self.required <= required:
-                # Without those that left, puts that wait would be PUT_OK with fewer copies than they must
-                # have.
+                # Else puts that wait would be PUT_OK with too few copies, without those that left.
                 self.confirm.rewind(self.confirm.offset)
             self.required = required
             for broker_id, link in self._links.items():

@@ -1,12 +1,13 @@
 """The master's side of replication in controller mode: serves slaves by RocketMQ's AutoSwitch HA protocol.
 
-Theory of operation. Listeners, admission, TLS, probes, pushes and polls are those of `HaMaster`; the
-connections have handshakes and epochs (`ha.autoswitch.connection`), and a replica is its broker id. Each id
-has one connection. A newer one takes its place (REPLACED): a slave that was cut off connects again before its
-old connection's silence is noticed, and must not wait for that. With TLS the id belongs to the certificate of
-its open connection; a peer with another one, or with the master's own id, is refused.
+Theory of operation. Listeners, admission, TLS and probes are those of `HaMaster`; the connections have
+handshakes and epochs (`ha.autoswitch.connection`), and a replica is its broker id. Each id has one
+connection. A newer connection takes the place of an older one (REPLACED): a slave that was cut off connects
+again before the silence of its old connection is noticed, and must not wait for that. With TLS the id belongs
+to the certificate of its open connection; a peer with another certificate, or with the master's own id, is
+refused.
 
-An object lasts for one life of the master: the connections end with it, and what it sent is forgotten.
+A master lasts for one term of its role: its connections end with it, and what it sent is forgotten.
 """
 
 from __future__ import annotations
