@@ -58,6 +58,8 @@ for size in range(1, len(log) + 1):
     view[at:] = log[:size]
     for check_crc in (False, True):
         passed += compiled.records.walk_records(view, at, len(view), -at, check_crc)[1]
+    described = compiled.records.describe_records(view, at, len(view), -at, set(), 10)
+    assert described[:2] == compiled.records.walk_records(view, at, len(view), -at, True)[:2]
 for size in range(91, 500):
     # Lengths inside the record that lead beyond it.
     at = len(view) - size
@@ -69,6 +71,7 @@ for size in range(91, 500):
             view[at + 88 + body_bytes] = 127
         for check_crc in (False, True):
             compiled.records.walk_records(view, at, len(view), -at, check_crc)
+        compiled.records.describe_records(view, at, len(view), -at, set(), 10)
 print(passed)
 """
 

@@ -92,9 +92,7 @@ def whole_records(
         if statistics is None:
             found = scan_records(data, 0, len(data), offset)
         else:
-            # It has checked the records before: what is scanned is the end only.
-            at = statistics.pass_records(whole, at=0, shift=offset)
-            found = scan_records(data, at, len(data), offset + at)
+            found = statistics.pass_records(whole, at=0, shift=offset)
         if found.at:
             yield Part(
                 offset=offset,

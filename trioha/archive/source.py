@@ -233,7 +233,7 @@ class LogSource:
         with self._opened(start) as fd:
             while at < limit:
                 data = os.pread(fd, min(WALK_BYTES, part_end - at), at - start) if at < part_end else b""
-                passed = statistics.pass_records(data, at=0, shift=at)
+                passed = statistics.pass_records(data, at=0, shift=at).at
                 if not passed:
                     # A record of more bytes than were read, a blank, or the end.
                     size = self._claimed(fd, start, at, limit)
@@ -247,7 +247,7 @@ class LogSource:
                         at += size
                         break
                     data = os.pread(fd, size, at - start)
-                    passed = statistics.pass_records(data, at=0, shift=at)
+                    passed = statistics.pass_records(data, at=0, shift=at).at
                     if not passed:
                         break
                 crc = crc32(memoryview(data)[:passed], crc)

@@ -6,6 +6,9 @@ from trioha.store.record_layout import Buffer
 
 SOURCE_SHA256: str
 
+def describe_records(
+    data: Buffer, at: int, end: int, shift: int, topics: set[bytes], topics_max: int, /
+) -> tuple[int, int, int, int]: ...
 def walk_records(data: Buffer, at: int, end: int, shift: int, check_crc: bool, /) -> tuple[int, int, int]: ...
 def find_records(
     entries: bytes, bytes_max: int, data: Buffer, end: int, shift: int, /

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from struct import Struct
-from typing import Final
-
-from trioha.store.record_layout import (
-    BODY_AT_V4,
-    HOSTS_V6,
-    MAGIC_V1,
-    scan_records,
-    store_timestamp_ms,
-    topic_of,
-)
-
-_COMMON: Final = Struct(">iI28xi16xq20xi").unpack_from
-"""totalSize, magic, sysFlag, storeTimestamp and bodyLength of a record whose hosts are IPv4."""
+from trioha.numbers import I64
+from trioha.store import compiled
+from trioha.store.record_layout import ScanEnd, scan_records, store_timestamp_ms, topic_of
 
 
 class RecordStatistics:
@@ -34,23 +23,30 @@ class RecordStatistics:
         """Topics of the records; None if they are more than `topics_max`."""
         return self._topics if len(self._topics) <= self._topics_max else None
 
-    def pass_records(self, data: bytes, *, at: int, shift: int) -> int:
+    def pass_records(self, data: bytes, *, at: int, shift: int) -> ScanEnd:
         """Check records from `data[at]` on; the one at `at` must name the physical offset `at + shift`.
 
-        Returns the index of the first bytes that are not a whole valid record.
+        Returns where they end, and why; the numbers of the records in it are not those of all.
         """
-        end = scan_records(memoryview(data), at, len(data), at + shift).at
-        while at < end:
-            size, magic, sys_flag, time_ms, body_bytes = _COMMON(data, at)
-            if magic == MAGIC_V1 and not sys_flag & HOSTS_V6:
-                topic_at = at + BODY_AT_V4 + body_bytes + 1
-                topic = data[topic_at : topic_at + data[topic_at - 1]]
-            else:
-                time_ms, topic = store_timestamp_ms(data, at), topic_of(data, at)
-            first_ms, last_ms = self.store_times_ms if self.records else (time_ms, time_ms)
-            self.store_times_ms = (min(first_ms, time_ms), max(last_ms, time_ms))
-            if len(self._topics) <= self._topics_max:
-                self._topics.add(topic)
-            self.records += 1
-            at += size
-        return end
+        end, topics = len(data), self._topics
+        if compiled.IS_COMPILED and compiled.CHECKS_CRC and end + shift <= I64.high:
+            at, records, *times_ms = compiled.records.describe_records(
+                data, at, end, shift, topics, self._topics_max
+            )
+            if records:
+                self._note(records, *times_ms)
+
+        # A record that is not a common one, and those after it, as all without compiled code.
+        def note(at: int, _size: int) -> None:
+            time_ms = store_timestamp_ms(view, at)
+            self._note(1, time_ms, time_ms)
+            if len(topics) <= self._topics_max:
+                topics.add(topic_of(view, at))
+
+        view = memoryview(data)
+        return scan_records(view, at, end, at + shift, on_record=note)
+
+    def _note(self, records: int, least_ms: int, greatest_ms: int) -> None:
+        before = self.store_times_ms if self.records else (least_ms, greatest_ms)
+        self.store_times_ms = (min(before[0], least_ms), max(before[1], greatest_ms))
+        self.records += records

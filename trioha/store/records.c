@@ -32,6 +32,7 @@
 #define HOSTS_V6 0x30u
 #define CRC_MASK 0x7FFFFFFFu
 #define BODY_AT 88
+#define STORE_TIMESTAMP_AT 56
 #define RECORD_BYTES_MIN 91
 #define TOPIC_BYTES_MAX 127
 #define ENTRY_BYTES 20
@@ -120,23 +121,31 @@ pass_records(const unsigned char *data, int64_t at, int64_t end, int64_t shift, 
     return result;
 }
 
+/* Buffer, at, end and shift of `arguments`; the caller releases the buffer. -1 with an exception. */
+static int
+get_stretch(PyObject *const *arguments, Py_buffer *view, int64_t *at, int64_t *end, int64_t *shift)
+{
+    *at = PyLong_AsLongLong(arguments[1]);
+    *end = PyLong_AsLongLong(arguments[2]);
+    *shift = PyLong_AsLongLong(arguments[3]);
+    if (PyErr_Occurred() || PyObject_GetBuffer(arguments[0], view, PyBUF_SIMPLE) < 0) {
+        return -1;
+    }
+    if (*at < 0 || *at > *end || *end > view->len || (*shift > 0 && *end > INT64_MAX - *shift)) {
+        PyBuffer_Release(view);
+        PyErr_SetString(PyExc_ValueError, "at, end and shift do not fit the buffer");
+        return -1;
+    }
+    return 0;
+}
+
 /* `arguments` are buffer, at, end and shift; `check_crc` is whether CRCs are checked. */
 static PyObject *
 walk(PyObject *const *arguments, int check_crc)
 {
-    int64_t at = PyLong_AsLongLong(arguments[1]);
-    int64_t end = PyLong_AsLongLong(arguments[2]);
-    int64_t shift = PyLong_AsLongLong(arguments[3]);
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
+    int64_t at, end, shift;
     Py_buffer view;
-    if (PyObject_GetBuffer(arguments[0], &view, PyBUF_SIMPLE) < 0) {
-        return NULL;
-    }
-    if (at < 0 || at > end || end > view.len || (shift > 0 && end > INT64_MAX - shift)) {
-        PyBuffer_Release(&view);
-        PyErr_SetString(PyExc_ValueError, "at, end and shift do not fit the buffer");
+    if (get_stretch(arguments, &view, &at, &end, &shift) < 0) {
         return NULL;
     }
     PyThreadState *thread = end - at > HELD_BYTES_MAX ? PyEval_SaveThread() : NULL;
@@ -186,6 +195,59 @@ walk_records(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
         return NULL;
     }
     return walk(arguments, check_crc);
+}
+
+PyDoc_STRVAR(describe_records_doc,
+"describe_records(data, at, end, shift, topics, topics_max)\n--\n\n"
+"As walk_records, which checks CRCs; the topics of the records are added to the set `topics` until it has more than\n"
+"`topics_max`.\n\n"
+"Returns the index after the records, how many they were, and their least and greatest storeTimestamp, zeros without any.");
+
+static PyObject *
+describe_records(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)module;
+    if (!has_arguments(count, 6) || !has_crc32()) {
+        return NULL;
+    }
+    int64_t at, end, shift;
+    Py_buffer view;
+    Py_ssize_t topics_max = PyLong_AsSsize_t(arguments[5]);
+    if (PyErr_Occurred() || get_stretch(arguments, &view, &at, &end, &shift) < 0) {
+        return NULL;
+    }
+    int64_t records = 0, least_ms = 0, greatest_ms = 0;
+    /* Length and bytes of the topic that was added last: most records have that of the one before them. */
+    const unsigned char *known = NULL;
+    int error = 0;
+    while (error == 0 && end - at >= RECORD_BYTES_MIN) {
+        const unsigned char *record = (const unsigned char *)view.buf + at;
+        PyThreadState *thread = read_i32(record) > HELD_BYTES_MAX ? PyEval_SaveThread() : NULL;
+        int64_t size = common_size(record, end - at, at + shift, 1);
+        if (thread != NULL) {
+            PyEval_RestoreThread(thread);
+        }
+        if (size == 0) {
+            break;
+        }
+        int64_t time_ms = read_i64(record + STORE_TIMESTAMP_AT);
+        least_ms = records == 0 || time_ms < least_ms ? time_ms : least_ms;
+        greatest_ms = records == 0 || time_ms > greatest_ms ? time_ms : greatest_ms;
+        const unsigned char *topic = record + BODY_AT + read_i32(record + BODY_AT - 4);
+        if ((known == NULL || memcmp(known, topic, 1 + (size_t)*topic) != 0) && PySet_Size(arguments[4]) <= topics_max) {
+            PyObject *name = PyBytes_FromStringAndSize((const char *)topic + 1, *topic);
+            error = name == NULL ? -1 : PySet_Add(arguments[4], name);
+            Py_XDECREF(name);
+            known = topic;
+        }
+        records += 1;
+        at += size;
+    }
+    PyBuffer_Release(&view);
+    if (error != 0 || PyErr_Occurred()) {
+        return NULL;
+    }
+    return Py_BuildValue("LLLL", (long long)at, (long long)records, (long long)least_ms, (long long)greatest_ms);
 }
 
 PyDoc_STRVAR(find_records_doc,
@@ -619,6 +681,7 @@ find_crc32(PyObject *module, PyObject *argument)
 }
 
 static PyMethodDef methods[] = {
+    {"describe_records", (PyCFunction)(void (*)(void))describe_records, METH_FASTCALL, describe_records_doc},
     {"walk_records", (PyCFunction)(void (*)(void))walk_records, METH_FASTCALL, walk_records_doc},
     {"find_records", (PyCFunction)(void (*)(void))find_records, METH_FASTCALL, find_records_doc},
     {"read_records", (PyCFunction)(void (*)(void))read_records, METH_FASTCALL, read_records_doc},
