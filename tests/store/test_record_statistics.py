@@ -60,8 +60,8 @@ def test_no_more_topics_are_kept_than_tell_that_there_are_too_many(is_compiled):
             Record(
                 magic=MAGIC_V1, body_crc=0, queue_id=0, flag=0, queue_offset=number,
                 physical_offset=len(data), sys_flag=0, born_timestamp_ms=0, born_host=HOST,
-                store_timestamp_ms=number, store_host=HOST, reconsume_times=0, prepared_transaction_offset=0, body=b"", topic=f"T{number % 25:02}",
-                properties_raw=b"",
+                store_timestamp_ms=number, store_host=HOST, reconsume_times=0,
+                prepared_transaction_offset=0, body=b"", topic=f"T{number % 25:02}", properties_raw=b"",
             )
         )  # fmt: skip
     few, many = RecordStatistics(topics_max=24), RecordStatistics(topics_max=25)
