@@ -32,34 +32,19 @@ class LateDecision:
     """Of its half message."""
     decide: Callable[[], None]
     """Carries it out. Raises BadRequestError."""
-    _ended: trio.Event = field(factory=trio.Event)
+    _is_over: trio.Event = field(factory=trio.Event)
     _error: Exception | None = None
 
+    def end(self, error: Exception | None) -> None:
+        """The decision is carried out, or has failed."""
+        self._error = error
+        self._is_over.set()
+
     async def ended(self) -> None:
-        """Wait until it is carried out. Raises what `decide` has raised, or BadRequestError."""
-        await self._ended.wait()
+        """Wait until the decision is carried out. Raises BadRequestError, or what `decide` has raised."""
+        await self._is_over.wait()
         if self._error is not None:
             raise self._error
-
-    async def run(self, followed: Watermark) -> None:
-        """Wait for the half message, for `DECISION_WAIT_S` at most, and decide."""
-        is_in_table = False
-        with trio.move_on_after(DECISION_WAIT_S):
-            is_in_table = await followed.reached(self.queue_offset + 1)
-        try:
-            if not is_in_table:
-                raise BadRequestError(
-                    "the half message is not dispatched yet; a check will follow",
-                    code=ResponseCode.SYSTEM_BUSY,
-                )
-            self.decide()
-        except BadRequestError as error:
-            self._error = error
-        except Exception as error:
-            # The connection reports it, too, unless it has ended.
-            log.error("a decision failed", exc_info=error)
-            self._error = error
-        self._ended.set()
 
 
 class LateDecisions:
@@ -83,13 +68,28 @@ class LateDecisions:
         return decision
 
     async def run(self) -> None:
-        """Carry them out until cancelled."""
+        """Carry them out until cancelled, each after `DECISION_WAIT_S` at most."""
         async with trio.open_nursery() as nursery:
             async for decision in self._to_decide:
-                nursery.start_soon(self._run, decision)
+                nursery.start_soon(self._carry_out, decision)
 
-    async def _run(self, decision: LateDecision) -> None:
+    async def _carry_out(self, decision: LateDecision) -> None:
+        is_in_table = False
+        with trio.move_on_after(DECISION_WAIT_S):
+            is_in_table = await self._followed.reached(decision.queue_offset + 1)
+        self._offsets.remove(decision.queue_offset)
         try:
-            await decision.run(self._followed)
-        finally:
-            self._offsets.remove(decision.queue_offset)
+            if not is_in_table:
+                raise BadRequestError(
+                    "the half message is not dispatched yet; a check will follow",
+                    code=ResponseCode.SYSTEM_BUSY,
+                )
+            decision.decide()
+        except BadRequestError as error:
+            decision.end(error)
+        except Exception as error:
+            # The connection reports it, too, unless it has ended.
+            log.error("a decision failed", exc_info=error)
+            decision.end(error)
+        else:
+            decision.end(None)

@@ -15,7 +15,7 @@ from trioha.broker.half_messages import refuse_own_group
 from trioha.broker.long_polls import LongPolls
 from trioha.broker.pull_checks import Pull, PullChecks, PullSettings
 from trioha.broker.pull_counts import PullCounts
-from trioha.broker.slave_reads import MASTER_ID, REPEAT_S, always, is_elsewhere, suggested_broker_id
+from trioha.broker.slave_reads import ELSEWHERE, MASTER_ID, REPEAT_S, always
 from trioha.broker.traffic import BrokerTraffic
 from trioha.broker.waiting_pull import WaitingPull
 from trioha.errors import StoreError
@@ -187,7 +187,7 @@ class PullProcessor:
         if _is_at_end(result, offset):
             return True
         if self.settings.is_slave:
-            return is_elsewhere(result.status)
+            return result.status in ELSEWHERE
         # A consumer that comes from a slave may be past messages that this broker has not dispatched yet. It
         # must not be sent back: RocketMQ's client would pause for 10 s, and receive them again.
         store = self._store
@@ -263,7 +263,8 @@ class PullProcessor:
                 header.topic, header.queue_id, result.next_begin_offset - 1
             )
             lag_bytes = 0 if at is None else self._store.commit_log.max_offset - at
-        return suggested_broker_id(pull.group, is_slow=lag_bytes > self.settings.recent_bytes)
+        is_slow = lag_bytes > self.settings.recent_bytes
+        return pull.group.which_broker_when_consume_slowly if is_slow else pull.group.broker_id
 
 
 def _is_at_end(result: GetResult, offset: int) -> bool:

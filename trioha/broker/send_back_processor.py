@@ -42,13 +42,6 @@ from trioha.store.tags import DelayLevels
 FIRST_RETRY_LEVEL: Final = 3
 """Delay level of the first retry."""
 
-OnStored = Callable[[str, str], None]
-"""Gets the group, and the topic that a message was sent to first."""
-
-
-def _not_counted(_group: str, _topic: str) -> None:
-    """For messages that are not counted by group."""
-
 
 class SendBackProcessor:
     """Stores messages again that consumers could not consume."""
@@ -63,9 +56,10 @@ class SendBackProcessor:
         broker_ip: str,
         delay_levels: DelayLevels,
         broker_permission: int = int(READ_WRITE),
-        on_stored: OnStored = _not_counted,
+        on_stored: Callable[[str, str], None] = lambda _group, _topic: None,
     ) -> None:
-        """`broker_ip`: brokerIP1, for remarks. `on_stored` is called for each message that was sent back."""
+        """`broker_ip`: brokerIP1, for remarks. `on_stored` is called for each message that was
+        sent back, with the group and the topic that the message was sent to first."""
         self._reads = reads
         self._puts = puts
         self._retries = retries
@@ -112,7 +106,9 @@ class SendBackProcessor:
     ) -> tuple[str, str, Message]:
         """The topics that the message was sent to and goes to, and the message. Raises BadRequestError."""
         topic = self._retries.retry_topic(group, unit_mode=header.unit_mode)
-        record = self._record(header.offset)
+        record = record_at(self._reads, header.offset)
+        if record is None:
+            raise BadRequestError(f"look message by offset failed, {header.offset}")
         properties = parse_properties(record.properties_raw)
         properties.setdefault("RETRY_TOPIC", record.topic)
         properties.setdefault("ORIGIN_MESSAGE_ID", record.message_id)
@@ -137,12 +133,6 @@ class SendBackProcessor:
             reconsume_times=min(record.reconsume_times + 1, I32.high),
         )
         return properties["RETRY_TOPIC"], topic.name, message
-
-    def _record(self, offset: int) -> Record:
-        record = record_at(self._reads, offset)
-        if record is None:
-            raise BadRequestError(f"look message by offset failed, {offset}")
-        return record
 
 
 def record_at(reads: MessageReader, offset: int) -> Record | None:

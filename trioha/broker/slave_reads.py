@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from trioha.metadata.groups import SubscriptionGroup
 from trioha.store.reads import GetStatus
 
 MASTER_ID: Final = 0
@@ -35,7 +34,7 @@ SLAVE_MEMORY_PERCENT_LESS: Final = 10
 """A slave counts messages as old this much earlier: it has other work for its memory
 (docs/protocol/ha.md#settings)."""
 
-_NOT_HERE: Final = frozenset(
+ELSEWHERE: Final = frozenset(
     (
         GetStatus.OFFSET_TOO_SMALL,
         GetStatus.OFFSET_OVERFLOW_BADLY,
@@ -43,18 +42,9 @@ _NOT_HERE: Final = frozenset(
         GetStatus.NO_MESSAGE_IN_QUEUE,
     )
 )
+"""Statuses of reads at offsets that a slave's queue does not have; its master's queue may have them."""
 
 
 def always() -> bool:
     """For brokers without a master."""
     return True
-
-
-def suggested_broker_id(group: SubscriptionGroup, *, is_slow: bool) -> int:
-    """Where the group pulls next, with slaveReadEnable; `is_slow`: it reads messages that count as old."""
-    return group.which_broker_when_consume_slowly if is_slow else group.broker_id
-
-
-def is_elsewhere(status: GetStatus) -> bool:
-    """Whether a slave's queue does not have the offset of a read; its master's queue may have it."""
-    return status in _NOT_HERE
