@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.config.test_broker import load
+from tests.config.loading import load
 from trioha.config.rocketmq_keys import REMOVED_KEYS, RETIRED_KEYS, ROCKETMQ_KEYS, similar_key
 from trioha.errors import ConfigError
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.config.test_broker import REFUSED, cases
+from tests.config.test_checks import REFUSED, cases
 from trioha.config import checks
 from trioha.config.broker import SETTINGS
 from trioha.doctor.conf_files import conf_facts, read_conf
