@@ -50,7 +50,7 @@ class NotedConnections(Connections):
 
 
 class Broker:
-    """Store, metadata and the room of consumers."""
+    """Store, metadata and what serves consumers."""
 
     def __init__(self, tmp_path, *, config_file=None, run_time_settings=(), confirm=None, **settings):
         self.config = BrokerConfig(
@@ -70,7 +70,7 @@ class Broker:
         self.connections = NotedConnections()
         self.notified = self.connections.notified
         self.readers = WaitingReaders()
-        self.room = Consumers.build(
+        self.consumers = Consumers.build(
             self.config,
             self.store,
             self.metadata,
@@ -84,14 +84,14 @@ class Broker:
             self.config,
             self.store,
             self.metadata,
-            self.room.clients,
+            self.consumers.clients,
             traffic=traffic,
             config_file=config_file,
             push=self._push,
             address="127.0.0.1:10911",
             settings=run_time_settings,
         )
-        self.handlers = {**self.room.handlers, **self.admin.handlers}
+        self.handlers = {**self.consumers.handlers, **self.admin.handlers}
 
     def _push(self, connection, frame):
         self.pushed.append((connection, frame))
@@ -101,9 +101,9 @@ class Broker:
         """A server of its handlers, or of `handler`."""
 
         def handle(asked, peer):
-            return self.room.handlers[asked.code](asked, peer)
+            return self.consumers.handlers[asked.code](asked, peer)
 
-        return RemotingServer(handler or handle, self.connections, on_closed=self.room.connection_closed)
+        return RemotingServer(handler or handle, self.connections, on_closed=self.consumers.connection_closed)
 
     def put(self, *bodies, topic=TOPIC, queue_id=0, tag=None, **properties):
         """Store messages and dispatch them."""

@@ -1,4 +1,4 @@
-"""A broker with all rooms that serve clients, for requests that real clients sent to real brokers."""
+"""A broker with all parts that serve clients, for requests that real clients sent to real brokers."""
 
 import inspect
 import json
@@ -8,6 +8,7 @@ from tests.ha.support import Events
 from tests.remoting.recorded import VECTORS, commands
 from tests.store.support import message, open_store
 from trioha.broker.clients import ConsumerData, Heartbeat
+from trioha.broker.registration import BrokerEntry, BrokerRegistration
 from trioha.config.broker import BrokerConfig
 from trioha.config.update import ConfigFile
 from trioha.metadata.metadata_store import MetadataStore
@@ -30,7 +31,7 @@ TOPIC = "TopicSpec"
 
 
 class Master:
-    """All rooms of a broker that serve clients, without sockets."""
+    """All parts of a broker that serve clients, without sockets."""
 
     def __init__(self, tmp_path, **settings):
         path = tmp_path / "broker.conf"
@@ -46,8 +47,8 @@ class Master:
         self.metadata = MetadataStore.open(metadata_settings(self.config))
         budget = descriptor_budget(self.config)
         ha = Replication.build(self.config, self.store, sink=Events(), budget=budget)
-        room = StoreTasks.build(self.config, self.store, sink=Events(), retention_floor=lambda: 0)
-        self.room = BrokerService.build(
+        tasks = StoreTasks.build(self.config, self.store, sink=Events(), retention_floor=lambda: 0)
+        self.service = BrokerService.build(
             self.config,
             self.store,
             metadata=self.metadata,
@@ -58,16 +59,23 @@ class Master:
             sink=Events(),
             budget=budget,
             warnings=(),
-            retention=room.retention,
-            readers=room.readers,
+            retention=tasks.retention,
+            readers=tasks.readers,
             config_file=ConfigFile(path),
             handlers={},
+            registration=BrokerRegistration(
+                [],
+                BrokerEntry("SpecCluster", "broker-a", 0, "127.0.0.1:10911", "127.0.0.1:10912"),
+                self.metadata.topics,
+                period_s=30.0,
+                timeout_s=1.0,
+            ),
         )
         self.metadata.topics.put(TopicConfig(TOPIC, 4, 4))
 
     async def answer(self, command):
         try:
-            answer = self.room.server.handler(command, PEER)
+            answer = self.service.server.handler(command, PEER)
             return await answer if inspect.isawaitable(answer) else answer
         except BadRequestError as error:
             return response_to(command, error.code, remark=error.reason)
@@ -93,9 +101,9 @@ class Master:
             case RequestCode.GET_CONSUMER_CONNECTION_LIST:
                 self._connect(fields["consumerGroup"], json.loads(bytes(real.body)))
             case RequestCode.VIEW_BROKER_STATS_DATA if fields["statsName"] == "TOPIC_PUT_NUMS":
-                self.room.admin.traffic.note_put(fields["statsKey"], 1, 1)
+                self.service.admin.traffic.note_put(fields["statsKey"], 1, 1)
             case RequestCode.VIEW_BROKER_STATS_DATA:
-                self.room.admin.traffic.pulls.count(fields["statsKey"], 1, 1)
+                self.service.admin.traffic.pulls.count(fields["statsKey"], 1, 1)
             case RequestCode.GET_TOPIC_CONFIG:
                 self.metadata.topics.put(TopicConfig.of(json.loads(bytes(real.body))))
 
@@ -130,7 +138,7 @@ class Master:
             subscriptions,
         )
         for number, member in enumerate(connection["connectionSet"], 100):
-            self.room.consumers.clients.heartbeat(
+            self.service.consumers.clients.heartbeat(
                 Heartbeat(member["clientId"], (), (data,)),
                 connection=number,
                 address=PEER.address,

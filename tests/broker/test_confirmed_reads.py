@@ -47,7 +47,7 @@ class Master(Broker):
 @pytest.fixture
 async def master(tmp_path, nursery):
     master = Master(tmp_path)
-    nursery.start_soon(master.room.run)
+    nursery.start_soon(master.consumers.run)
     await settled()
     return master
 
@@ -185,7 +185,7 @@ async def test_a_store_that_is_opened_with_unconfirmed_messages_wakes_their_pull
     end = before.store.commit_log.max_offset
     before.store.release()
     master = Master(tmp_path, start_offset=end // 2)
-    nursery.start_soon(master.room.run)
+    nursery.start_soon(master.consumers.run)
     await settled()
     assert bodies_of(master.pull()) == [b"a"]
     waiting = Waiting(nursery)

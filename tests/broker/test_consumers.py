@@ -48,7 +48,7 @@ async def test_a_heartbeat_makes_members_and_notifies_them_of_each_other(broker)
     assert await members(broker) == ["c1", "c2"]
     await broker.heartbeat("c2", peer=OTHER, topics=[TOPIC, "More"])
     assert broker.notified[3:] == [(1, GROUP), (2, GROUP)]
-    assert list(broker.room.clients.producers["p"]) == [1]
+    assert list(broker.consumers.clients.producers["p"]) == [1]
     assert broker.metadata.groups.find(GROUP) == SubscriptionGroup(GROUP)
     assert broker.metadata.topics.find(f"%RETRY%{GROUP}").read_queue_nums == 1
 
@@ -63,8 +63,8 @@ async def test_members_leave_when_they_say_so_and_the_others_are_notified(broker
         assert answer.code == ResponseCode.SUCCESS
     assert broker.notified == [(2, GROUP)]
     assert await members(broker) == ["c2"]
-    assert broker.room.clients.producers == {}
-    assert broker.room.clients.members == 1
+    assert broker.consumers.clients.producers == {}
+    assert broker.consumers.clients.members == 1
 
 
 async def test_members_leave_with_their_connection(broker):
@@ -72,17 +72,17 @@ async def test_members_leave_with_their_connection(broker):
     await broker.heartbeat("c1", group="second")
     await broker.heartbeat("c2", peer=OTHER)
     broker.notified.clear()
-    broker.room.clients.connection_ended(1)
+    broker.consumers.clients.connection_ended(1)
     assert (broker.notified, await members(broker)) == ([(2, GROUP)], ["c2"])
-    broker.room.clients.connection_ended(2)
-    clients = broker.room.clients
+    broker.consumers.clients.connection_ended(2)
+    clients = broker.consumers.clients
     assert (clients.members, clients.consumers, clients.producers) == (0, {}, {})
     assert clients._subscription_bytes == 0
     assert not clients._groups_of
 
 
 async def test_silent_members_leave_after_120_virtual_seconds(broker, nursery, autojump_clock):
-    nursery.start_soon(broker.room.run)
+    nursery.start_soon(broker.consumers.run)
     await broker.heartbeat("c1")
     await broker.heartbeat("c2", peer=OTHER, producers=["p"])
     await trio.sleep(100)
@@ -91,7 +91,7 @@ async def test_silent_members_leave_after_120_virtual_seconds(broker, nursery, a
     assert await members(broker) == ["c1", "c2"]
     await trio.sleep(12)
     assert await members(broker) == ["c1"]
-    assert broker.room.clients.producers == {}
+    assert broker.consumers.clients.producers == {}
 
 
 async def test_notifications_may_be_switched_off(tmp_path):
@@ -110,7 +110,7 @@ async def test_members_have_a_maximum_and_a_refused_heartbeat_changes_nothing(tm
     await broker.heartbeat("c2", peer=OTHER, producers=["p"])
     answer = await broker.heartbeat("c3", peer=THIRD)
     assert (answer.code, "trioha.consumersMax" in answer.remark) == (ResponseCode.SYSTEM_BUSY, True)
-    assert (await members(broker), broker.room.clients.members) == (["c1", "c2"], 3)
+    assert (await members(broker), broker.consumers.clients.members) == (["c1", "c2"], 3)
     # Those that are members may go on.
     assert (await broker.heartbeat("c2", peer=OTHER, producers=["p"])).code == ResponseCode.SUCCESS
 
@@ -120,7 +120,7 @@ async def test_subscriptions_of_all_groups_have_a_maximum_in_bytes(broker, monke
     assert (await broker.heartbeat("c1", tags=["x" * 1000])).code == ResponseCode.SUCCESS
     answer = await broker.heartbeat("c2", peer=OTHER, group="second", tags=["x" * 2000])
     assert answer.code == ResponseCode.SYSTEM_BUSY
-    assert "second" not in broker.room.clients.consumers
+    assert "second" not in broker.consumers.clients.consumers
     assert (await broker.heartbeat("c1", tags=["x" * 1500])).code == ResponseCode.SUCCESS
 
 
@@ -134,7 +134,7 @@ async def test_groups_have_a_maximum(tmp_path):
 async def test_of_two_versions_of_a_subscription_the_newer_counts(broker):
     await broker.heartbeat("c1", expression="new", tags=["new"], codes=[1], version=9)
     await broker.heartbeat("c2", peer=OTHER, expression="old", tags=["old"], codes=[2], version=8)
-    assert broker.room.clients.consumers[GROUP].subscriptions[TOPIC].expression == "new"
+    assert broker.consumers.clients.consumers[GROUP].subscriptions[TOPIC].expression == "new"
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ async def test_a_heartbeat_of_another_shape_is_refused(broker, body):
     for code in (RequestCode.HEART_BEAT, RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ):
         answer = await broker.ask(code, body=body)
         assert (answer.code, bool(answer.remark)) == (ResponseCode.SYSTEM_ERROR, True)
-    assert broker.room.clients.members == 0
+    assert broker.consumers.clients.members == 0
 
 
 async def test_a_client_is_told_that_only_tags_are_filtered(broker):
@@ -175,7 +175,7 @@ async def test_a_client_is_told_that_only_tags_are_filtered(broker):
 
 async def test_members_are_notified_before_the_answer_and_leave_with_their_connection(broker, nursery):
     server = broker.server()
-    nursery.start_soon(broker.room.run)
+    nursery.start_soon(broker.consumers.run)
 
     async def connect():
         ours, theirs = trio.testing.memory_stream_pair()
@@ -220,14 +220,14 @@ async def test_members_are_notified_before_the_answer_and_leave_with_their_conne
         )  # fmt: skip
         await second[0].send_all(encode(pull))
         await settled()
-        assert broker.room.polls.open_polls == 1
+        assert broker.consumers.polls.open_polls == 1
         await second[0].aclose()
         assert await receive(first, 1) == [push]
         await settled()
-        assert (await members(broker), broker.room.polls.open_polls) == (["c1"], 0)
+        assert (await members(broker), broker.consumers.polls.open_polls) == (["c1"], 0)
         await first[0].aclose()
         await settled()
-        assert broker.room.clients.members == 0
+        assert broker.consumers.clients.members == 0
 
 
 # -- locks ---------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ async def test_a_queue_is_locked_for_one_client_of_a_group(broker, autojump_cloc
 
 
 async def test_a_lock_that_is_not_renewed_ends_after_its_lease(broker, nursery, autojump_clock):
-    nursery.start_soon(broker.room.run)
+    nursery.start_soon(broker.consumers.run)
     await lock(broker, "c1", 0)
     await trio.sleep(LEASE_S - 1)
     assert await lock(broker, "c1", 0) == [0]
@@ -266,13 +266,13 @@ async def test_a_lock_that_is_not_renewed_ends_after_its_lease(broker, nursery, 
     await trio.sleep(2)
     assert await lock(broker, "c2", 0, peer=OTHER) == [0]
     await trio.sleep(LEASE_S + 20)
-    assert len(broker.room.locks) == 0
-    assert not broker.room.locks._by_connection
+    assert len(broker.consumers.locks) == 0
+    assert not broker.consumers.locks._by_connection
 
 
 async def test_locks_of_a_connection_that_ended_end_when_their_client_stops_by_itself(broker, autojump_clock):
     await lock(broker, "c1", 0)
-    broker.room.clients.connection_ended(1)
+    broker.consumers.clients.connection_ended(1)
     await trio.sleep(CLIENT_LEASE_S - 1)
     assert await lock(broker, "c2", 0, peer=OTHER) == []
     await trio.sleep(2)
@@ -280,7 +280,7 @@ async def test_locks_of_a_connection_that_ended_end_when_their_client_stops_by_i
 
 
 async def test_a_group_has_locks_until_they_are_given_up_or_their_lease_is_over(broker, autojump_clock):
-    locks = broker.room.locks
+    locks = broker.consumers.locks
     await lock(broker, "c1", 0, 1)
     assert (locks.has_locks(GROUP), locks.has_locks("second")) == (True, False)
     await lock(broker, "c1", 0, code=RequestCode.UNLOCK_BATCH_MQ)
@@ -443,7 +443,7 @@ async def test_messages_are_found_by_key_the_newest_first_ones_last(broker):
 
 
 async def test_every_field_that_is_missing_or_no_number_is_a_refusal(broker):
-    for code in broker.room.handlers:
+    for code in broker.consumers.handlers:
         for fields in ({}, of_queue(), of_queue(consumerGroup=GROUP), of_queue("x"), of_queue("9" * 30)):
             answer = await broker.ask(code, fields)
             assert isinstance(answer, RemotingCommand)

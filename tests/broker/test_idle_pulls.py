@@ -29,7 +29,7 @@ async def main(number):
     broker.metadata.topics.put(TopicConfig("Idle", number, number))
     server = broker.server()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.room.run)
+        nursery.start_soon(broker.consumers.run)
         (address,) = await nursery.start(partial(server.serve, host="127.0.0.1", port=0))
         stream = await trio.open_tcp_stream(*address)
 
@@ -43,7 +43,7 @@ async def main(number):
                 }
                 await stream.send_all(encode(request(11, ext_fields=fields), opaque=queue_id))
             with trio.fail_after(30):
-                while broker.room.polls.open_polls < queue_ids.stop:
+                while broker.consumers.polls.open_polls < queue_ids.stop:
                     await trio.sleep(0.02)
 
         # The first pulls allocate what all share; they are not counted.

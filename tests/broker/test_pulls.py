@@ -35,7 +35,7 @@ async def broker(tmp_path):
 
 @pytest.fixture
 async def polling(broker, nursery):
-    nursery.start_soon(broker.room.run)
+    nursery.start_soon(broker.consumers.run)
     await settled()
     return broker
 
@@ -109,7 +109,7 @@ async def test_pulls_are_counted(broker, autojump_clock):
     broker.pull(maxMsgNums=1)
     broker.pull(queueOffset=3)
     await trio.sleep(1)
-    counted = broker.room.pulls.counts.statistics()
+    counted = broker.consumers.pulls.counts.statistics()
     assert (counted.messages, counted.messages_per_s) == (4, (4.0, 4.0, 4.0))
     assert (counted.found_per_s[0], counted.missed_per_s[0]) == (2.0, 1.0)
 
@@ -251,7 +251,7 @@ async def test_a_pull_waits_until_its_queue_has_a_message(polling, nursery, auto
     await settled()
     answer, at_s = waiting.answers["pull"]
     assert (answer.remark, bodies_of(answer), at_s) == ("FOUND", [b"a"], trio.current_time())
-    assert polling.room.polls.open_polls == 0
+    assert polling.consumers.polls.open_polls == 0
 
 
 async def test_a_pull_gets_a_lone_record_that_could_be_gathered_as_if_it_had_waited(
@@ -332,7 +332,7 @@ async def test_a_pull_that_may_not_wait_is_answered_at_once(broker, changes):
 
 async def test_without_long_polling_a_pull_waits_a_second(tmp_path, nursery, autojump_clock):
     broker = Broker(tmp_path, long_polling_enable=False)
-    nursery.start_soon(broker.room.run)
+    nursery.start_soon(broker.consumers.run)
     start_s = trio.current_time()
     answer = await broker.pull(sysFlag=SUSPEND)
     assert (answer.code, trio.current_time() - start_s) == (ResponseCode.PULL_NOT_FOUND, 1.0)
@@ -343,19 +343,19 @@ async def test_a_pull_ends_with_its_task(polling, nursery):
     for number in range(3):
         waiting.add(number, polling.pull(sysFlag=SUSPEND))
     await settled()
-    assert polling.room.polls.open_polls == 3
+    assert polling.consumers.polls.open_polls == 3
     waiting.scopes[1].cancel()
     await settled()
-    assert polling.room.polls.open_polls == 2
+    assert polling.consumers.polls.open_polls == 2
     polling.put(b"a")
     await settled()
     assert set(waiting.answers) == {0, 2}
-    assert polling.room.polls.open_polls == 0
+    assert polling.consumers.polls.open_polls == 0
 
 
 async def test_pulls_that_wait_have_a_maximum_and_leave_room_on_their_connection(tmp_path, nursery):
     broker = Broker(tmp_path, long_polls_max=5, requests_in_flight_max=4)
-    nursery.start_soon(broker.room.run)
+    nursery.start_soon(broker.consumers.run)
     waiting = Waiting(nursery)
     for connection in (1, 2):
         peer = Peer(Address("192.0.2.7", 5555), connection)
@@ -369,18 +369,18 @@ async def test_pulls_that_wait_have_a_maximum_and_leave_room_on_their_connection
     await settled()
     # Three quarters of what a connection may have in flight; five in all.
     assert sorted(waiting.scopes) == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)]
-    assert broker.room.polls.refused == 3
+    assert broker.consumers.polls.refused == 3
     broker.put(b"a")
     await settled()
     assert len(waiting.answers) == 5
-    assert broker.room.polls.open_polls == 0
+    assert broker.consumers.polls.open_polls == 0
 
 
 async def test_a_node_that_stops_ends_its_pulls(polling, nursery):
     waiting = Waiting(nursery)
     waiting.add("old", polling.pull(sysFlag=SUSPEND))
     await settled()
-    polling.room.polls.end_all()
+    polling.consumers.polls.end_all()
     waiting.add("new", polling.pull(sysFlag=SUSPEND))
     await settled()
     assert [waiting.answers[name][0].code for name in ("old", "new")] == [ResponseCode.PULL_NOT_FOUND] * 2
@@ -394,7 +394,7 @@ async def test_deadlines_of_pulls_that_have_ended_are_swept_out(polling, nursery
         polling.put(b"a")
         await settled()
     assert len(waiting.answers) == 200
-    assert len(polling.room.polls._deadlines) <= 65
+    assert len(polling.consumers.polls._deadlines) <= 65
 
 
 # -- offsets that pulls bring along --------------------------------------------------------------------------
@@ -434,7 +434,7 @@ class Known:
 
     def at_once(self, *, fits=True, **changes):
         found = self.decoder(**changes).pull()
-        return self.broker.room.pulls.answer_at_once(found.form, found.pull, lambda _bytes: fits)
+        return self.broker.consumers.pulls.answer_at_once(found.form, found.pull, lambda _bytes: fits)
 
     def pull(self, **changes):
         try:
@@ -470,12 +470,12 @@ async def test_a_known_pull_is_answered_at_once_as_it_is_answered_by_the_handler
         head, slices = known.at_once(**changes)
         assert head == encode_head(by_handler)
         assert [bytes(view) for view in slices] == [bytes(view) for view in by_handler.slices]
-    counted = known.broker.room.pulls.counts.statistics().messages
+    counted = known.broker.consumers.pulls.counts.statistics().messages
     # The handler of requests answers it then, and counts it.
     assert known.at_once(fits=False) is None
-    assert known.broker.room.pulls.counts.statistics().messages == counted
+    assert known.broker.consumers.pulls.counts.statistics().messages == counted
     assert known.at_once() is not None
-    assert known.broker.room.pulls.counts.statistics().messages == counted + 2
+    assert known.broker.consumers.pulls.counts.statistics().messages == counted + 2
     offsets = known.broker.metadata.consumer_offsets
     assert offsets.find(GROUP, TOPIC, 0) == 1
     assert known.at_once(**{**commit, "commitOffset": 2}) is not None
@@ -509,7 +509,7 @@ async def test_a_pull_whose_checks_may_end_otherwise_is_not_answered_at_once(kno
 
 async def test_a_known_form_is_checked_again_when_what_it_depends_on_changes(known):
     groups, topics = known.broker.metadata.groups, known.broker.metadata.topics
-    pulls, consumers = known.broker.room.pulls, known.broker.room.clients.consumers
+    pulls, consumers = known.broker.consumers.pulls, known.broker.consumers.clients.consumers
 
     def found():
         answer = known.pull()
@@ -539,7 +539,7 @@ async def test_a_known_form_is_checked_again_when_its_subscription_changes(known
     await known.broker.heartbeat(expression="y", tags=["y"], codes=[java_hash("y")], version=6)
     assert known.pull(subVersion=6).remark == "NO_MATCHED_MESSAGE"
     assert known.pull().remark == "NO_MATCHED_MESSAGE"
-    known.broker.room.clients.consumers.clear()
+    known.broker.consumers.clients.consumers.clear()
     assert known.pull().code == ResponseCode.SUBSCRIPTION_NOT_EXIST
 
 
@@ -555,9 +555,9 @@ async def test_a_known_form_with_its_expression_is_filtered_by_it(known):
 async def test_a_pull_that_is_abandoned_waits_no_more(polling):
     waiting = polling.pull(sysFlag=SUSPEND).waiting
     waiting.abandon()
-    assert polling.room.polls.open_polls == 0
+    assert polling.consumers.polls.open_polls == 0
     polling.put(b"a")
-    polling.room.polls.end_all()
+    polling.consumers.polls.end_all()
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -572,10 +572,10 @@ async def test_an_error_of_a_pull_that_waits_is_its_result(polling, monkeypatch,
         patch.setattr(polling.store.reads, "get", get)
         patch.setattr(polling.store.reads, "get_common", get)
         if ends:
-            polling.room.polls.end_all()
+            polling.consumers.polls.end_all()
         else:
             polling.put(b"a")
         for answer in (waiting, other):
             with pytest.raises(BadRequestError, match="the disk is gone"):
                 await answer
-    assert polling.room.polls.open_polls == 0
+    assert polling.consumers.polls.open_polls == 0

@@ -135,13 +135,13 @@ async def test_answers_have_the_code_and_shape_of_the_real_brokers(
     ):
         messages.store_first(command, real.get(command.opaque))
     commit_offsets(broker, asked, real)
-    nursery.start_soon(broker.room.run)
+    nursery.start_soon(broker.consumers.run)
     await settled()
     waiting = Waiting(nursery)
     mine = {}
     compared = Counter()
     for command in asked:
-        handler = broker.room.handlers.get(command.code)
+        handler = broker.consumers.handlers.get(command.code)
         if handler is None:
             continue
         if command.code in PULLS:

@@ -89,7 +89,7 @@ class Session:
         slave = {"broker_role": BrokerRole.SLAVE, "broker_id": 1} if session.endswith("--slave") else {}
         tmp_path.mkdir(exist_ok=True)
         self.broker = Master(tmp_path, **slave)
-        self.of_consumers = frozenset(self.broker.room.consumers.handlers)
+        self.of_consumers = frozenset(self.broker.service.consumers.handlers)
 
     def prepare(self):
         """Store a message, and what the real answers tell of the real broker."""
@@ -119,7 +119,7 @@ class Session:
 
         for command in map(self.adapted, self.asked):
             try:
-                answer = self.broker.room.server.handler(command, PEER)
+                answer = self.broker.service.server.handler(command, PEER)
             except BadRequestError as error:
                 answer = response_to(command, error.code, remark=error.reason)
             if not inspect.isawaitable(answer):

@@ -28,7 +28,7 @@ class Slave(Broker):
 @pytest.fixture
 async def slave(tmp_path, nursery):
     slave = Slave(tmp_path)
-    nursery.start_soon(slave.room.run)
+    nursery.start_soon(slave.consumers.run)
     await settled()
     return slave
 
@@ -104,7 +104,7 @@ async def test_a_master_corrects_offsets_at_once(tmp_path):
 async def undispatched(tmp_path, nursery):
     """A master with one message in its queue, and two more in its log."""
     broker = Broker(tmp_path)
-    nursery.start_soon(broker.room.run)
+    nursery.start_soon(broker.consumers.run)
     await settled()
     broker.put(b"a")
     for body in (b"b", b"c"):

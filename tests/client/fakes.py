@@ -177,13 +177,13 @@ class ServedBroker:
     def attach(self, fake, nursery, address="broker-a:10911"):
         """Serve at an address of a `FakeCluster`, with notifications and deadlines of pulls."""
         fake.add(address, self, self.broker.server(self))
-        nursery.start_soon(self.broker.room.run)
+        nursery.start_soon(self.broker.consumers.run)
 
     def __call__(self, asked, peer):
         self.requests.append(asked)
         if asked.code == RequestCode.CONSUMER_SEND_MSG_BACK:
             return self._retry(asked)
-        handler = self.broker.room.handlers.get(asked.code)
+        handler = self.broker.consumers.handlers.get(asked.code)
         if handler is None:
             raise BadRequestError("not supported", code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
         return handler(asked, peer)

@@ -216,7 +216,7 @@ async def test_a_consumer_survives_the_end_of_its_connections(world, autojump_cl
         broker.put(b"b")
         assert bodies(await receive(consumer, 1)) == [b"b"]
         await trio.sleep(30)
-        assert broker.broker.room.clients.consumers["g"].client_ids == [cluster.client_id]
+        assert broker.broker.consumers.clients.consumers["g"].client_ids == [cluster.client_id]
 
 
 async def test_an_application_that_does_not_acknowledge_stops_the_pulls(world, autojump_clock):
@@ -354,7 +354,7 @@ async def test_a_retry_topic_that_comes_later_is_read_within_20_virtual_seconds(
 async def test_a_heartbeat_has_the_retry_topic_beside_the_topic(world, autojump_clock):
     fake, broker = world
     async with consuming(fake, group="g", expression="a||b"):
-        group = broker.broker.room.clients.consumers["g"]
+        group = broker.broker.consumers.clients.consumers["g"]
         expressions = {topic: found.expression for topic, found in group.subscriptions.items()}
     assert expressions == {TOPIC: "a||b", "%RETRY%g": "*"}
 
@@ -421,7 +421,7 @@ async def test_a_reset_that_is_not_understood_changes_nothing(world, autojump_cl
             body=body,
             oneway=True,
         )
-        (group,) = broker.broker.room.clients.consumers.values()
+        (group,) = broker.broker.consumers.clients.consumers.values()
         for connection in group.members:
             fake.servers["broker-a:10911"].connections.push(connection, encode(reset), may_wait=True)
         broker.put(b"1")

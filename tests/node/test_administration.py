@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 
 from tests.broker.recorded_broker import Master, here
-from trioha.broker.registration import BrokerEntry, BrokerRegistration
 from trioha.broker.transaction_settings import TransactionSettings
 from trioha.metadata.topics import DEFAULT_TOPIC
 from trioha.remoting.codes import RequestCode, ResponseCode
@@ -30,7 +29,7 @@ async def test_pulls_and_offsets_follow_their_settings(master):
     await change(
         master, "maxTransferCountOnMessageInMemory=7\nlongPollingEnable=false\nslaveReadEnable=true\n"
     )
-    consumers = master.room.consumers
+    consumers = master.service.consumers
     assert consumers.pulls.settings is consumers.offsets.settings
     settings = consumers.pulls.settings
     assert (settings.messages_max, settings.long_polling, settings.slave_read) == (7, False, True)
@@ -38,9 +37,6 @@ async def test_pulls_and_offsets_follow_their_settings(master):
 
 async def test_a_broker_without_write_permission_refuses_sends_and_is_registered_so(master):
     topics = master.metadata.topics
-    entry = BrokerEntry("C", "broker-a", 0, "b:1", "b:2")
-    registration = BrokerRegistration([], entry, topics, period_s=30.0, timeout_s=1.0)
-    master.room.admin.set_registration(registration)
     version = topics.version
     await change(master, "brokerPermission=4\n")
     header = SendMessageRequestHeader("g", "TopicSpec", "TBW102", 4, 0, 0, 0, 0)
@@ -65,7 +61,7 @@ async def test_topics_and_groups_follow_their_settings(master):
 
 
 async def test_transactions_follow_their_settings(master):
-    service = master.room.transactions.service
+    service = master.service.transactions.service
     rounds = service.settings.check_interval_s
     await change(
         master,

@@ -1,5 +1,5 @@
-"""A node: builds the rooms, starts them in one nursery tree and stops them.
+"""A node: makes its parts, starts them in one nursery tree and stops them.
 
-A room imports the libraries and modules of a part that a setting turns on where it builds that part: a node
-without the setting starts sooner and is smaller.
+Modules and libraries of a part that a setting turns on are imported where the part is made: a node without
+the setting starts sooner and is smaller.
 """

@@ -21,9 +21,9 @@ REASON_CHARS_MAX: Final = 200
 def control_status(
     config: BrokerConfig, store: MessageStore, control: Control, replicas: ConnectedReplicas
 ) -> ControlStatus:
-    """The status of the life that has `control`, as of now; `replicas` are those of its master's side.
+    """The status of the term that has `control`, as of now; `replicas` are those of its master's side.
 
-    Role, master and epoch are those of the life: while it ends for another role, the agent is ahead of it.
+    Role, master and epoch are those of the term: while it ends for another role, the agent is ahead of it.
     The set, and the master's address, are those that the controllers decided last for that epoch.
     """
     agent = control.agent.status()

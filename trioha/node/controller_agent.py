@@ -128,5 +128,5 @@ async def run_agent(
 
 
 def known_confirm_offset(store: MessageStore) -> int:
-    """The confirm offset of the last life, or of the checkpoint; at most the log's end."""
+    """The confirm offset of the last term, or of the checkpoint; at most the log's end."""
     return min(max(store.confirm_offset(), store.last_confirm_offset), store.commit_log.max_offset)

@@ -9,10 +9,10 @@ run_node
    +- name server                 (only with trioha.withNamesrv)
    +- controllers                 (only with enableControllerMode) the agent that gets the node its roles
    +- archive                     (only with trioha.archiveUrl) has the archiver work, a process of its own
-   +- the life of a role          `trioha.node.term`: everything else
+   +- a term                      `trioha.node.term`: everything else, in one role
 ```
 
-Stopping drains: when `stopping` is set, the life of the role ends as it says there, then the services are
+Stopping drains: when `stopping` is set, the term ends as it says there, then the services are
 cancelled, then the store is flushed and closed. Cancelling `run_node` does the same without draining.
 """
 
@@ -37,7 +37,7 @@ from trioha.node.ports import Ports
 from trioha.node.roles import WAITING, Control, Roles
 from trioha.node.security import Security
 from trioha.node.store_tasks import close_store, open_store
-from trioha.node.term import NodeParts, Ready, live
+from trioha.node.term import NodeParts, Ready, serve_term
 from trioha.unwritten import Unwritten
 
 __all__ = ["Ready", "run_node"]
@@ -117,7 +117,7 @@ async def run_node(
                             services.start_soon(archive.service.run)
 
                     if roles is None:
-                        await live(parts, config, ending=parts.stopping, on_ready=ready)
+                        await serve_term(parts, config, ending=parts.stopping, on_ready=ready)
                     else:
                         from trioha.node.role_changes import serve_roles  # noqa: PLC0415
 

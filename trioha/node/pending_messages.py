@@ -1,6 +1,6 @@
 """Says what a RocketMQ 5 master left in the log of a node that has become its successor.
 
-A master counts it once in each life, beside all that it does: the role does not wait for it. The status has
+A master counts it once in each term, beside all that it does: the role does not wait for it. The status has
 it from then on, and the log one warning, if there is anything.
 """
 

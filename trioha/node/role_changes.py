@@ -1,4 +1,4 @@
-"""Roles of a running node: one life after the other (see `trioha.node.term`).
+"""Roles of a running node: one term after the other (see `trioha.node.term`).
 
 Theory of operation. `Roles` holds the role that the node is to have; its source (a controller's notices, a
 test) sets it. `serve_roles` compares it with the role that the node has, and closes the gap:
@@ -7,15 +7,15 @@ test) sets it. `serve_roles` compares it with the role that the node has, and cl
           roles.current == role                       roles.current != role
         +----------------------+                    +------------------------+
         v                      |                    v                        |
-   PREPARE(role)  ----->  LIVE(role)  ----->  ENDING (drains)  ----->  PREPARE(roles.current)
+   PREPARE(role)  ----->  TERM(role)  ----->  ENDING (drains)  ----->  PREPARE(roles.current)
                                |
                                +-- stopping: ENDING, then the node ends
 ```
 
 | state | what happens | invariant after it |
 |---|---|---|
-| PREPARE | changeToMaster or changeToSlave, below | no room exists; no append |
-| LIVE | rooms are built for the role, ports are served | every part of the node has this role |
+| PREPARE | changeToMaster or changeToSlave, below | no part of a term exists; no append |
+| TERM | parts are built for the role, ports are served | every part of the node has this role |
 | ENDING | see `term`, Ends | no part of the node has a role |
 
 changeToMaster (`_change_to_master`):
@@ -30,10 +30,10 @@ changeToMaster (`_change_to_master`):
 | ANNOUNCE | the epoch is the state version of the topics | name servers prefer this master to earlier ones, and later ones to it |
 
 EPOCH, the topics of METADATA and ANNOUNCE are of controller mode. A master that goes on in its epoch, with others
-in its set, builds queues to the confirm offset only, and does the rest of DISPATCH, without OFFSETS, in LIVE.
+in its set, builds queues to the confirm offset only, and does the rest of DISPATCH, without OFFSETS, in TERM.
 
 changeToSlave (`_change_to_slave`). The log is as it was: the session compares it with the master's first, in
-LIVE, and cuts it (`trioha.ha.autoswitch.epoch_session`).
+TERM, and cuts it (`trioha.ha.autoswitch.epoch_session`).
 
 | step | what happens | invariant after it |
 |---|---|---|
@@ -46,7 +46,7 @@ the role of the next start. An epoch before the log's last one is refused in bot
 Several changes during one PREPARE or ENDING are one: only the last role counts. A role that is set again
 changes nothing.
 
-In controller mode a role may be past when a life has ended for it: the slave's session of that life has
+In controller mode a role may be past when a term has ended for it: the slave's session of that term has
 received records of a later epoch. The node is then prepared for no role, and waits for the next one.
 """  # noqa: E501 - lines of a table
 
@@ -68,7 +68,7 @@ from trioha.net.threads import run_in_thread
 from trioha.node.promotion import adopt_topics, offsets_beyond, set_back, stored_topics, take_epoch
 from trioha.node.roles import WAITING, Control, NodeRole, Roles
 from trioha.node.store_tasks import flush_rest, watch_progress
-from trioha.node.term import NodeParts, Ready, live
+from trioha.node.term import NodeParts, Ready, serve_term
 from trioha.store.message_store import MessageStore
 
 log = structlog.get_logger(__name__)
@@ -79,9 +79,9 @@ _CHANGE: Final = "a change of the role"
 async def serve_roles(
     parts: NodeParts, config: BrokerConfig, roles: Roles, *, on_ready: Callable[[Ready], None]
 ) -> None:
-    """Live in each role of `roles` until the node stops; `on_ready` is called in the first one.
+    """Serve in each role of `roles` until the node stops; `on_ready` is called in the first one.
 
-    The store was opened for `roles.current`. Raises as `live` does.
+    The store was opened for `roles.current`. Raises as `serve_term` does.
     """
     role = wanted = roles.current
     base_address = config.master_address
@@ -93,7 +93,7 @@ async def serve_roles(
             changes.start_soon(_set_after, ending, parts.stopping.wait)
             changes.start_soon(_set_after, ending, partial(roles.other_than, wanted))
             changes.start_soon(_watch_change, parts, ending)
-            config = await live(parts, role.of(config), ending=ending, on_ready=on_ready)
+            config = await serve_term(parts, role.of(config), ending=ending, on_ready=on_ready)
             changes.cancel_scope.cancel()
         if parts.stopping.is_set():
             return
@@ -108,7 +108,7 @@ async def serve_roles(
 
 
 def _control_of(control: Control, role: Role | None) -> Control:
-    """`control` for a life in `role`."""
+    """`control` for a term in `role`."""
     return evolve(control, role=role, former=control.role)
 
 
@@ -127,7 +127,7 @@ def _role_for(parts: NodeParts, wanted: NodeRole) -> NodeRole:
 
 
 async def _watch_change(parts: NodeParts, ending: trio.Event) -> None:
-    """The end of a life for another role, until cancelled: it is a part of the change."""
+    """The end of a term for another role, until cancelled: it is a part of the change."""
     await ending.wait()
     if parts.stopping.is_set():
         return

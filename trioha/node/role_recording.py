@@ -26,7 +26,7 @@ CONFIRM_PERIOD_S: Final = 0.2
 
 
 def record_role(sink: EventSink, store: MessageStore, control: Control) -> None:
-    """Record the role of a life, at its start; of a master also its epoch and its first set."""
+    """Record the role of a term, at its start; of a master also its epoch and its first set."""
     role, code = control.role, _code_of(control.role)
     epoch, broker_id = _epoch_and_id(control)
     role_records.record_role(

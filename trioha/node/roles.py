@@ -72,10 +72,10 @@ class Roles:
 
 @frozen(kw_only=True)
 class Control:
-    """What a life of a node in controller mode has of the controllers."""
+    """What a term of a node in controller mode has of the controllers."""
 
     agent: ControllerAgent
     role: Role | None = None
     """None before the first role of this start."""
     former: Role | None = None
-    """The role of the life before; None if it had none, or there was none."""
+    """The role of the term before; None if it had none, or there was none."""

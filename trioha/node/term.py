@@ -1,12 +1,13 @@
-"""One life of a node: all that it does in one role, from the recorder to the last answer.
+"""One term of a node: all that it does in one role, from the recorder to the last answer.
 
-Theory of operation. A role is a life. No part of a room ever changes its role: a life builds every room that
-depends on it, runs them in nurseries of its own, and ends them. What does not depend on it is opened once
-(`NodeParts`): store, metadata, security, name server, archive, and the listeners of all ports. A node without
-controller mode has one life, `trioha.node.role_changes` has one follow the other.
+Theory of operation. A node that changes its role begins another term. No part ever changes its role: a term
+makes every part that depends on the role, runs them in nurseries of its own, and ends them. What does not
+depend on it is opened once (`NodeParts`): store, metadata, security, name server, archive, and the listeners
+of all ports. A node without controller mode has one term, `trioha.node.role_changes` has one follow the
+other.
 
 ```
-live
+serve_term
 +- recorder                       (only with trioha.recordDir; ends last and records the ends of all others)
    +- services                    end after the connections of clients
       +- store                    flush, dispatch, the next log file, retention
@@ -24,23 +25,23 @@ live
          +- remoting server       a nursery per client
 ```
 
-Ends. When the node stops, a life drains: the broker unregisters with its name servers, accepts no more
+Ends. When the node stops, a term drains: the broker unregisters with its name servers, accepts no more
 connections and requests of clients and answers the sends that wait for slaves or the disk, while replication
 and store go on, for `DRAIN_S` at most. Then the clients' nursery is cancelled, then the services'.
 
-When the node changes its role, a life ends in the same order, with these differences. Nothing is stored from
+When the node changes its role, a term ends in the same order, with these differences. Nothing is stored from
 then on: a slave's session with its master ends first. Sends that wait for slaves are answered
 FLUSH_SLAVE_TIMEOUT at once, which is true: they are stored here, and that others have them is not known. The
-name servers keep the entry until the next life replaces it. The ports stay open: clients connect again at
-once, and are served by the next life.
+name servers keep the entry until the next term replaces it. The ports stay open: clients connect again at
+once, and are served by the next term.
 
-Invariants, which the next life relies on:
+Invariants, which the next term relies on:
 
-| when `live` has returned | since |
+| when `serve_term` has returned | since |
 |---|---|
 | nothing is appended to the log | puts are refused before the drain; all tasks that append have ended |
 | no open connection waits for an answer | the drain closes each after its answers, or cuts it |
-| nothing of this life is attached to the store | `MessageStore.attachments` |
+| nothing of this term is attached to the store | `MessageStore.attachments` |
 | the session is closed | the recorder ends last |
 """
 
@@ -92,7 +93,7 @@ if TYPE_CHECKING:
 REGISTERED_WITHIN_S: Final = 1.0
 """How long a node waits, before it is ready, until it is registered with its own name server."""
 DRAIN_S: Final = 3.0
-"""How long a life that ends waits for its last answers: the default of RocketMQ's slaveTimeout."""
+"""How long a term that ends waits for its last answers: the default of RocketMQ's slaveTimeout."""
 
 
 @frozen
@@ -133,7 +134,7 @@ class Ready:
 
 @frozen
 class NodeParts:
-    """What a node opens once, for all its lives."""
+    """What a node opens once, for all its terms."""
 
     store: MessageStore
     metadata: MetadataStore
@@ -152,15 +153,15 @@ class NodeParts:
     config_file: ConfigFile | None = None
     """Where administrators' changes of the configuration are written."""
     control: Control | None = None
-    """Of controller mode; its role is that of the life."""
+    """Of controller mode; its role is that of the term."""
 
 
-async def live(
+async def serve_term(
     parts: NodeParts, config: BrokerConfig, *, ending: trio.Event, on_ready: Callable[[Ready], None]
 ) -> BrokerConfig:
-    """Live in the role of `config` until `ending` is set; calls `on_ready` once, when clients are served.
+    """Serve in the role of `config` until `ending` is set; calls `on_ready` once, when clients are served.
 
-    The life is the last one if `parts.stopping` is set then. Returns `config` as administrators have changed
+    The term is the last one if `parts.stopping` is set then. Returns `config` as administrators have changed
     it. Raises StoreError when the disk fails; ConfigError if a port cannot be opened.
     """
     with parts.store.attachments():
@@ -168,7 +169,7 @@ async def live(
             recording(config, unwritten=parts.store.unwritten) as (sink, session),
             parts.ports.open() as ports,
         ):
-            rooms = _build(parts, config, ports, sink=sink)
+            term = _build(parts, config, ports, sink=sink)
             ready = Ready(
                 role=config.broker_role.value,
                 listen=ports.clients_address,
@@ -180,14 +181,14 @@ async def live(
                 metrics=ports.metrics_address,
             )
             await _serve(
-                parts, config, ports, rooms, sink=sink, ending=ending, on_ready=lambda: on_ready(ready)
+                parts, config, ports, term, sink=sink, ending=ending, on_ready=lambda: on_ready(ready)
             )
-            return rooms.broker.admin.config.config
+            return term.broker.admin.config.config
 
 
 @frozen(kw_only=True)
-class _Rooms:
-    """What a life is made of."""
+class _Term:
+    """The parts of a node in one role."""
 
     store: StoreTasks
     ha: Replication
@@ -198,8 +199,8 @@ class _Rooms:
     metrics: MetricsPort | None
 
 
-def _build(parts: NodeParts, config: BrokerConfig, ports: OpenPorts, *, sink: EventSink) -> _Rooms:
-    """The rooms for the role of `config`. Raises ConfigError for TLS files that cannot be used."""
+def _build(parts: NodeParts, config: BrokerConfig, ports: OpenPorts, *, sink: EventSink) -> _Term:
+    """The parts for the role of `config`. Raises ConfigError for TLS files that cannot be used."""
     store, metadata, security = parts.store, parts.metadata, parts.security
     archive, budget, control = parts.archive, parts.budget, parts.control
     # Records have the port that clients dial, also if listenPort is 0.
@@ -268,7 +269,7 @@ def _build(parts: NodeParts, config: BrokerConfig, ports: OpenPorts, *, sink: Ev
         timers_from_ms=lambda: pending.timers_from_ms,
         registration=registration,
     )
-    return _Rooms(
+    return _Term(
         store=store_tasks,
         ha=ha,
         copies=copies,
@@ -283,15 +284,15 @@ async def _serve(
     parts: NodeParts,
     config: BrokerConfig,
     ports: OpenPorts,
-    rooms: _Rooms,
+    term: _Term,
     *,
     sink: EventSink,
     ending: trio.Event,
     on_ready: Callable[[], None],
 ) -> None:
-    """Run the rooms of a life until `ending` is set; then drain."""
+    """Run the parts of a term until `ending` is set; then drain."""
     store, budget, control = parts.store, parts.budget, parts.control
-    broker, registration = rooms.broker, rooms.registration
+    broker, registration = term.broker, term.registration
     async with trio.open_nursery() as services:
         if control is not None and config.record_dir is not None:
             from trioha.node.role_recording import (  # noqa: PLC0415
@@ -303,13 +304,13 @@ async def _serve(
             record_role(sink, store, control)
             record_completed_cut(sink, store)
             services.start_soon(record_changes, sink, store, control, config)
-        services.start_soon(rooms.store.run)
+        services.start_soon(term.store.run)
         if not broker.puts.is_slave:
-            services.start_soon(rooms.pending.run)
-        await services.start(partial(rooms.ha.run, ports.slaves, gate=budget.ha_gate()))
-        if rooms.metrics is not None:
+            services.start_soon(term.pending.run)
+        await services.start(partial(term.ha.run, ports.slaves, gate=budget.ha_gate()))
+        if term.metrics is not None:
             # Its connections are few and in the budget: an operator sees a shortage of descriptors.
-            await services.start(partial(rooms.metrics.run, ports.metrics, gate=budget.ha_gate()))
+            await services.start(partial(term.metrics.run, ports.metrics, gate=budget.ha_gate()))
         async with trio.open_nursery() as clients:
             clients.start_soon(broker.updates.run, broker.server.connections.push)
             clients.start_soon(broker.consumers.run)
@@ -320,7 +321,7 @@ async def _serve(
             if broker.delivery is not None:
                 clients.start_soon(broker.delivery.run)
             clients.start_soon(broker.transactions.run)
-            services.start_soon(rooms.copies.run)
+            services.start_soon(term.copies.run)
             if registration is not None:
                 services.start_soon(registration.run)
                 if parts.name_server is not None:
@@ -334,9 +335,9 @@ async def _serve(
             if is_last:
                 parts.ports.end()
             else:
-                rooms.ha.stop_following()
+                term.ha.stop_following()
                 broker.puts.refuse_all("this broker is changing its role")
-                rooms.ha.group_commit.end_replica_waits()
+                term.ha.group_commit.end_replica_waits()
             # Pulls that wait for messages are answered that there are none.
             broker.consumers.polls.end_all()
             async with trio.open_nursery() as ends:

@@ -1,4 +1,4 @@
-"""Callbacks of parts that may end before the store does: a node's rooms end with its role."""
+"""Callbacks of parts that may end before the store does: a node's parts end with its role."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Real are the store with its cuts, the agent and its identity, the changes of roles (`serve_roles`), each life
 of a role (`live`, with replication, the sync-state set, group commit, flush and dispatch) and the requests of
-controllers and slaves. In place of sockets there are links; in place of the rooms for clients there are
-producers that put messages, and no metadata is copied (`rooms`).
+controllers and slaves. In place of sockets there are links; in place of servers for clients there are
+producers that put messages, and no metadata is copied (`surroundings`).
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from tests.simulation.failover.broker import Broker, Life, Request
 from tests.simulation.failover.controllers import Controllers
 from tests.simulation.failover.network import Network
 from tests.simulation.failover.plan import FailoverPlan, Fault, plan_of
-from tests.simulation.failover.rooms import simulated_surroundings
+from tests.simulation.failover.surroundings import simulated_surroundings
 from tests.simulation.network import Link
 from tests.simulation.node import check_queues
 from tests.simulation.runner import GOOD_LINK, Outcome, SimulatedWorld, run_world

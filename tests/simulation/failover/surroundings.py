@@ -83,7 +83,7 @@ async def _wait_for_ever(*_: object) -> None:
 
 
 class _BrokerService:
-    """In place of the room for clients."""
+    """In place of what serves clients."""
 
     @staticmethod
     def build(
