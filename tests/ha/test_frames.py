@@ -200,19 +200,3 @@ def test_reports_of_a_real_slave_are_read_as_they_were_sent(version):
     reports = [decoder.feed(data[at : at + 8]) for at in range(0, len(data), 8)]
     assert reports[0] == 0
     assert reports == sorted(reports)
-
-
-def test_the_offset_of_a_frame_that_comes_alone_is_known_before_it_is_decoded():
-    decoder = TransferDecoder(body_bytes_max=100)
-    frame = encode_header(7, 3) + b"abc"
-    assert decoder.lone_offset(memoryview(frame)) == 7
-    others = [b"", frame[:12], frame[:-1], frame + b"d", encode_header(7, 0), encode_header(7, -3) + b"abc"]
-    assert {decoder.lone_offset(memoryview(other)) for other in others} == {-1}
-    assert decoder.lone_offset(memoryview(encode_header(7, 101) + bytes(101))) == -1
-    # Amid a header, and amid a body.
-    for begun in (frame[:5], frame[:13]):
-        decoder = TransferDecoder()
-        decoder.feed(begun)
-        while decoder.next_event() is not None:
-            pass
-        assert decoder.lone_offset(memoryview(frame)) == -1

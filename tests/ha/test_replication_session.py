@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
 from tests.store.support import FILE_BYTES, log_bytes, message, open_log
-from tests.store.test_kernel import needs_kernel
 from trioha.config.keys.ha import StartFrom
 from trioha.ha.followed_log import ReplicationError
 from trioha.ha.frames import FrameHeader
@@ -300,96 +299,3 @@ def test_an_observer_that_started_at_a_later_file_requests_from_its_own_start(ma
     serve(ReplicationSession(log, settings_with()), master)
     assert log.min_offset == 3 * FILE_BYTES
     assert ReplicationSession(log, settings_with()).begin(at_most=0) == 3 * FILE_BYTES
-
-
-# -- frames of a slave in step -------------------------------------------------------------------------------
-
-
-def state_of(session, log):
-    return (
-        log_bytes(log),
-        log.max_offset,
-        session.ack_offset,
-        session.next_offset,
-        log.last_store_timestamp_ms,
-    )
-
-
-def receive(session, offset, body, *, in_step):
-    """Give a frame to the session; returns why it was refused, if it was, and whether it was in step."""
-    try:
-        if in_step and session.receive_in_step(offset, memoryview(body)):
-            return None, True
-        session.receive_header(FrameHeader(offset, len(body)))
-        if body:
-            session.receive_body(memoryview(body))
-    except ReplicationError as error:
-        return (error.reason, error.offset, str(error)), False
-    return None, False
-
-
-@given(
-    sizes=st.lists(st.sampled_from([10, 300, 2000, 9000]), min_size=1, max_size=40),
-    cuts=st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0, 0, 0, 1, 50, -1, -60])), max_size=30),
-    start=st.sampled_from([0, 1, 3]),
-    flip=st.none() | st.tuples(st.integers(0, 60_000), st.integers(1, 255)),
-    lie=st.none() | st.tuples(st.integers(0, 10), st.sampled_from([-1, 1, 5000, 1 << 62])),
-)
-@resources_closed()
-def test_frames_in_step_end_as_those_that_go_the_general_way(  # noqa: PLR0917
-    tmp_path_factory, sizes, cuts, start, flip, lie
-):
-    folder = tmp_path_factory.mktemp("step")
-    master, _ = open_log(folder / "master")
-    rng = random.Random(1)
-    ends = [0] + [
-        (placed := master.append(message(rng.randbytes(size)))).physical_offset + placed.size
-        for size in sizes
-    ]
-    data = bytearray(log_bytes(master))
-    begin = ends[min(start, len(ends) - 1)]
-    logs = [replica_of(master, folder / name, begin) for name in ("fast", "general")]
-    sessions = [ReplicationSession(log, ReplicationSettings(tail_check_bytes=0)) for log in logs]
-    for session in sessions:
-        session.begin()
-    if flip is not None:
-        data[flip[0] % len(data)] ^= flip[1]
-    # Frames that end at, or near, ends of records.
-    at, number, record = begin, 0, min(start, len(ends) - 1)
-    while at < len(data):
-        records, more = cuts[number] if number < len(cuts) else (1, 0)
-        record = min(record + records, len(ends) - 1)
-        end = max(at, min(ends[record] + more, len(data), at - at % FILE_BYTES + FILE_BYTES))
-        if number >= len(cuts) and end == at:
-            end = min(len(data), at - at % FILE_BYTES + FILE_BYTES)
-        offset = at + (lie[1] if lie is not None and lie[0] == number else 0)
-        results = [
-            receive(session, offset, data[at:end], in_step=in_step)
-            for session, in_step in zip(sessions, (True, False), strict=True)
-        ]
-        assert results[0][0] == results[1][0]
-        assert state_of(sessions[0], logs[0]) == state_of(sessions[1], logs[1])
-        if results[0][0] is not None:
-            break
-        at, number = end, number + 1
-
-
-@needs_kernel
-def test_a_frame_of_whole_records_is_in_step_and_any_other_is_not(master, tmp_path):
-    log = replica_of(master, tmp_path / "slave", 50_000)
-    session = ReplicationSession(log, ReplicationSettings(tail_check_bytes=0))
-    session.begin()
-    offset = log.max_offset
-    size = int.from_bytes(master.read(offset, 4), "big")
-    whole = bytes(master.read(offset, size))
-    assert not session.receive_in_step(offset, memoryview(whole[:-1]))
-    assert not session.receive_in_step(offset + 1, memoryview(whole))
-    assert not session.receive_in_step(offset, memoryview(whole[:-50] + b"?" + whole[-49:]))
-    assert log.max_offset == offset
-    assert session.receive_in_step(offset, memoryview(whole))
-    assert (log.max_offset, session.ack_offset) == (offset + size, offset + size)
-    # Amid a record that is received in parts none is.
-    offset += size
-    session.receive_header(FrameHeader(offset, 100))
-    session.receive_body(master.read(offset, 100))
-    assert not session.receive_in_step(offset, memoryview(bytes(master.read(offset, size))))

@@ -28,7 +28,6 @@ from trioha.ha.bodies import BodyPart, Frame
 from trioha.ha.followed_log import ReplicationError
 from trioha.ha.frames import (
     BODY_BYTES_MAX,
-    HEADER_BYTES,
     FrameHeader,
     TransferDecoder,
     encode_report,
@@ -51,7 +50,6 @@ BYTES_PER_S_MIN: Final = 1024
 """Bytes of a frame that come more slowly do not count: 32 KiB, RocketMQ's longest frame, take 32 s then."""
 OBSERVED_AGE_S: Final = 60.0
 """An observer requests from a record at least this old: no put waits so long."""
-_RECEIVED: Final = int(Kind.RECEIVED)
 
 
 class SlaveSession(Protocol):
@@ -426,19 +424,6 @@ class DefaultHaClient(HaClient):
     def _receive(self, data: memoryview) -> None:
         """Append what `data` completes. Raises ReplicationError at a frame that does not continue the log."""
         decoder, session = self._decoder, self._replication
-        # After the first frame, which may change what is known of the master, most frames come alone.
-        if self.frame_received:
-            offset = decoder.lone_offset(data)
-            if offset >= 0 and session.receive_in_step(offset, data[HEADER_BYTES:]):
-                self._has_moved = True
-                self._sink.emit(
-                    _RECEIVED,
-                    conn=self.connection_id,
-                    offset=offset,
-                    aux=self._log.appended.offset,
-                    size=len(data) - HEADER_BYTES,
-                )
-                return
         decoder.feed(data)
         while (event := decoder.next_event()) is not None:
             match event:

@@ -51,11 +51,6 @@ class FollowedLog:
         except RecordError as error:
             raise ReplicationError(CloseReason.BAD_RECORD, str(error), offset=self._log.max_offset) from error
 
-    def append_whole(self, data: memoryview) -> bool:
-        """Append whole records to a log whose records are whole; False, with nothing done, for other
-        bytes. Raises StoreError."""
-        return self._appender.append_whole(data)
-
     def compare(self, data: memoryview, *, offset: int, end_offset: int) -> int:
         """Compare bytes of the master from `offset` on with the own ones, which are there up to `end_offset`.
 

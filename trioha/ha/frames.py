@@ -76,17 +76,6 @@ class TransferDecoder(FrameDecoder[FrameHeader]):
         """As of `FrameDecoder`."""
         super().__init__(body_bytes_max=body_bytes_max, joined_within_bytes=joined_within_bytes)
 
-    def lone_offset(self, data: memoryview) -> int:
-        """Offset of the frame with a body that `data` is, from its first to its last byte; -1 for others.
-
-        Nothing is decoded: feed `data`, or use its body, `data[HEADER_BYTES:]`.
-        """
-        body_bytes = len(data) - HEADER_BYTES
-        if body_bytes <= 0 or self._partial or self._body_left_bytes:
-            return -1
-        offset, named_bytes = HEADER.unpack_from(data)
-        return int(offset) if named_bytes == body_bytes <= self._body_bytes_max else -1
-
     def next_event(self) -> FrameHeader | BodyPart[FrameHeader] | None:
         """The next header or part of a body; None if more bytes are needed.
 

@@ -280,29 +280,6 @@ class ReplicationSession:
         if data:
             self._append(data)
 
-    def receive_in_step(self, offset: int, body: memoryview) -> bool:
-        """Append the body of a whole frame at `offset`, if it is the usual one: it continues a log that is
-        compared, with whole records only.
-
-        The same as `receive_header` and `receive_body`, in half of the time. False, with nothing done, for
-        any other frame, which goes through those. Raises StoreError if the own disk refuses the bytes.
-        """
-        log = self._log
-        file_bytes = log.file_bytes
-        if (
-            offset != log.appended.offset
-            or offset > self._compared_offset
-            or self._is_searching
-            or self._restores_first_byte
-            or log.is_empty
-            or offset % file_bytes + len(body) > file_bytes
-            or not self._own.append_whole(body)
-        ):
-            return False
-        self._empty_heartbeats = 0
-        self._compared_offset = log.appended.offset
-        return True
-
     def _append(self, data: memoryview) -> None:
         self._own.append(data)
         self._compared_offset = self._log.max_offset

@@ -1,9 +1,9 @@
 """The send buffer of a connection, which keeps the bytes of several tasks in order.
 
-Theory of operation. Several tasks send on one stream: a writer task frames and heartbeats, a put its own
-record. Bytes that the socket does not accept at once must be sent before any later ones, so there is one
-buffer for all tasks: `put` sends at once what the socket accepts and appends the rest to the buffer, `flush`
-waits until the buffer is empty. Any task may do either; one at a time sends.
+Theory of operation. Several tasks send on one stream: frames, heartbeats, reports. Bytes that the socket does
+not accept at once must be sent before any later ones, so there is one buffer for all tasks: `put` sends at
+once what the socket accepts and appends the rest to the buffer, `flush` waits until the buffer is empty. Each
+task may do either; the tasks send in turn.
 """
 
 from __future__ import annotations

@@ -355,18 +355,6 @@ def is_records(view: memoryview, physical_offset: int, *, count: int) -> bool:
     return scan.at == size and scan.records == count
 
 
-def last_of_records(view: memoryview, physical_offset: int) -> int:
-    """Index of the last record if `view` is nothing but whole valid records, the first at `physical_offset`.
-
-    -1 if it is anything else, and where the walk is not compiled: `scan_records` says what is there.
-    """
-    size = len(view)
-    if not (compiled.IS_COMPILED and compiled.CHECKS_CRC) or physical_offset + size > I64.high:
-        return -1
-    at, _, last_at = _walk_compiled(view, 0, size, physical_offset, check_crc=True)
-    return last_at if at == size else -1
-
-
 def _walk_compiled(
     view: memoryview, at: int, end: int, shift: int, *, check_crc: bool
 ) -> tuple[int, int, int]:

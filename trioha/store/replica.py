@@ -22,9 +22,7 @@ from trioha.store.record_layout import (
     FaultKind,
     RecordFault,
     ScanEnd,
-    last_of_records,
     scan_records,
-    store_timestamp_ms,
 )
 
 
@@ -83,20 +81,6 @@ class ReplicaAppender:
             self._append_filler(data)
         elif data:
             self._append_records(data)
-
-    def append_whole(self, data: memoryview) -> bool:
-        """`append` in fewer steps, if `data` is nothing but whole records and compiled code checks them.
-
-        False, with nothing done, if it is anything else. Raises StoreError as `append` does.
-        """
-        if self._partial or self._blank_header:
-            return False
-        log = self._log
-        last_at = last_of_records(data, log.appended.offset)
-        if last_at < 0:
-            return False
-        log.append_records(data, last_store_timestamp_ms=store_timestamp_ms(data, last_at))
-        return True
 
     def _append_records(
         self, data: memoryview, *, first: memoryview = NO_BYTES, first_timestamp_ms: int = 0
