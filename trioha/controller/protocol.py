@@ -27,6 +27,14 @@ from trioha.remoting.codes import RequestCode
 
 
 @frozen(kw_only=True)
+class GroupHeader(Header):
+    """The group of a broker that asks."""
+
+    cluster_name: str = field("clusterName")
+    broker_name: str = field("brokerName")
+
+
+@frozen(kw_only=True)
 class MasterHeader(Header):
     """The master of a group, as several answers and the notice have it; all None without one."""
 
@@ -54,13 +62,10 @@ class ControllerMetadata(Header):
 
 
 @frozen(kw_only=True)
-class NextBrokerIdRequest(Header):
+class NextBrokerIdRequest(GroupHeader):
     """Asks for an id that no broker of the group has."""
 
     CODE = RequestCode.CONTROLLER_GET_NEXT_BROKER_ID
-
-    cluster_name: str = field("clusterName")
-    broker_name: str = field("brokerName")
 
 
 @frozen(kw_only=True)
@@ -75,26 +80,22 @@ class NextBrokerId(Header):
 
 
 @frozen(kw_only=True)
-class ApplyBrokerIdRequest(Header):
+class ApplyBrokerIdRequest(GroupHeader):
     """Applies for an id. The same request may be repeated: the controller compares the check code."""
 
     CODE = RequestCode.CONTROLLER_APPLY_BROKER_ID
 
-    cluster_name: str = field("clusterName")
-    broker_name: str = field("brokerName")
     applied_broker_id: int = field("appliedBrokerId", natural)
     register_check_code: str = field("registerCheckCode")
     """`host:port;milliseconds`: unique to this application."""
 
 
 @frozen(kw_only=True)
-class RegisterRequest(Header):
+class RegisterRequest(GroupHeader):
     """Registers a broker that has an id, with its address of this start."""
 
     CODE = RequestCode.CONTROLLER_REGISTER_BROKER
 
-    cluster_name: str = field("clusterName")
-    broker_name: str = field("brokerName")
     broker_id: int = field("brokerId", natural)
     broker_address: str = field("brokerAddress")
     """`host:port` for clients and for notices."""
@@ -114,13 +115,11 @@ class Registered(MasterHeader):
 
 
 @frozen(kw_only=True)
-class ElectRequest(Header):
+class ElectRequest(GroupHeader):
     """Asks for an election."""
 
     CODE = RequestCode.CONTROLLER_ELECT_MASTER
 
-    cluster_name: str = field("clusterName")
-    broker_name: str = field("brokerName")
     broker_id: int = field("brokerId", number)
     """Of the candidate."""
     is_designated: bool = field("designateElect", flag, default=False)
@@ -131,7 +130,7 @@ class ElectRequest(Header):
 
 @frozen(kw_only=True)
 class Elected(MasterHeader):
-    """The master that was elected, or that is still there. The body is an `ElectedGroup`."""
+    """The master that was elected, or that is still there. The body has its set: `elected_members`."""
 
     CODE = RequestCode.CONTROLLER_ELECT_MASTER
 
@@ -139,13 +138,11 @@ class Elected(MasterHeader):
 
 
 @frozen(kw_only=True)
-class Heartbeat(Header):
+class Heartbeat(GroupHeader):
     """A broker lives; sent one-way to every controller."""
 
     CODE = RequestCode.BROKER_HEARTBEAT
 
-    cluster_name: str = field("clusterName")
-    broker_name: str = field("brokerName")
     broker_id: int = field("brokerId", number)
     broker_address: str = field("brokerAddr")
     """`host:port` for clients and for notices."""
