@@ -9,7 +9,7 @@ from trioha.config.setting import setting
 from trioha.config.values import LONG_MAX
 
 
-@frozen(kw_only=True, slots=False)
+@frozen(kw_only=True, slots=False, repr=False, eq=False)
 class ControllerKeys:
     """Controller mode."""
 

@@ -65,7 +65,7 @@ class GapPolicy(StrEnum):
     """Archives its log beside the new one and copies the master's log."""
 
 
-@frozen(kw_only=True, slots=False)
+@frozen(kw_only=True, slots=False, repr=False, eq=False)
 class HaKeys:
     """Replication: which slaves puts wait for, connections of slaves, and what a slave does."""
 

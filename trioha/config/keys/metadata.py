@@ -22,7 +22,7 @@ class OffsetRegression(StrEnum):
     """Takes the master's offset and counts it."""
 
 
-@frozen(kw_only=True, slots=False)
+@frozen(kw_only=True, slots=False, repr=False, eq=False)
 class MetadataKeys:
     """Topics, groups and offsets."""
 

@@ -33,7 +33,7 @@ class ClientAuth(StrEnum):
     REQUIRE = "require"
 
 
-@frozen(kw_only=True, slots=False)
+@frozen(kw_only=True, slots=False, repr=False, eq=False)
 class SecurityKeys:
     """Access control and TLS."""
 

@@ -27,7 +27,7 @@ def client_bytes_needed(frame_bytes_max: int) -> int:
     return 6 * frame_bytes_max + 64 * 1024
 
 
-@frozen(kw_only=True, slots=False)
+@frozen(kw_only=True, slots=False, repr=False, eq=False)
 class ServerKeys:
     """Ports, and limits of clients."""
 

@@ -29,7 +29,7 @@ class FlushDiskType(StrEnum):
     """Once it is on disk, or `sync_flush_timeout` is over."""
 
 
-@frozen(kw_only=True, slots=False)
+@frozen(kw_only=True, slots=False, repr=False, eq=False)
 class StoreKeys:
     """Files, flushes, deletion, archive."""
 
