@@ -71,7 +71,7 @@ def standing_still(pids: Iterable[int]) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def await_requests(port: int, count: int, *, within_s: float = 40.0) -> None:
+def await_requests(port: int, count: int, *, within_s: float = 120.0) -> None:
     """Wait until `count` slaves have asked the paused master at `port` for its log."""
     deadline_s = time.monotonic() + within_s
     while (found := _requests_waiting(port)) < count:

@@ -109,12 +109,14 @@ class BrokerMaster:
             self._wait(asking, lambda acks: sum(ack >= self.log_bytes for ack in acks) >= slaves)
 
     def _wait(self, asking: Wire, are_reached: Callable[[list[int]], bool]) -> None:
+        """Poll until what slaves have acknowledged is enough; a broker may have no status for a moment."""
         deadline_s = time.monotonic() + WITHIN_S
-        while not are_reached(
-            acks := [one["slaveAckOffset"] for one in ha_status(asking)["haConnectionInfo"]]
-        ):
+        while True:
+            status = ha_status(asking)
+            if status and are_reached([one["slaveAckOffset"] for one in status["haConnectionInfo"]]):
+                return
             if time.monotonic() > deadline_s:
-                raise BenchmarkError(f"slaves are at {acks}\n{self.broker.state()}")
+                raise BenchmarkError(f"slaves are not there: {status}\n{self.broker.state()}")
             time.sleep(POLL_S)
 
     def rest(self) -> None:
@@ -135,8 +137,7 @@ def fill(
     while end < log_bytes:
         number = -(-(log_bytes - end) // BATCH_BYTES)
         sent += drive(broker.address, frames, in_flight=BATCHES_IN_FLIGHT, count=number)[0]
-        end = broker.ha_status()["masterCommitLogMaxOffset"]
-    wait_dispatched(broker.address)
+        end = wait_dispatched(broker.address).max_offset
     return BrokerMaster(broker, end, sent * BATCH)
 
 

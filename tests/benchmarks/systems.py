@@ -28,8 +28,8 @@ from trioha.remoting.command import RemotingCommand, request
 
 ROOT: Final = Path(__file__).parents[2]
 QUEUES: Final = 4
-READY_WITHIN_S: Final = 90.0
-STOP_WITHIN_S: Final = 60.0
+READY_WITHIN_S: Final = 180.0
+STOP_WITHIN_S: Final = 120.0
 LOG_SHOWN: Final = 4000
 
 # As a server runs: both compilers, the collector that the JVM chooses for this machine, a fixed heap.
