@@ -1,6 +1,8 @@
 """The index: hashes, files, chains and queries, against a plain loop and against RocketMQ's answers."""
 
+import os
 from datetime import datetime
+from itertools import islice
 
 import pytest
 from hypothesis import given
@@ -387,3 +389,21 @@ def test_damaged_files_answer_and_grow_without_a_crash(tmp_path_factory, noise, 
         file.put(key_hashes(java_hashes([b"T#k"])), [1000], [1 << 41])
         assert (file.index_count, file.end_physical_offset) == (count + 1, 1000)
     file.close()
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_an_index_file_that_lost_its_end_fails_only_those_who_look_there(is_full, tmp_path):
+    """As a page that the disk does not give: the file is not mapped for reads."""
+    index = close_after_test(IndexService.open(tmp_path, SMALL))
+    count = 2 * (SMALL.index_num - 1) if is_full else 3
+    index.put(
+        java_hashes([b"T#k"] * count), list(range(100, 100 + count)), [1] * count, last_record_offset=99
+    )
+    offsets = offsets_of(index, "T", "k")
+    os.truncate(index.files[0].path, SMALL.entries_at)
+    found = index.candidates("T", "k")
+    if is_full:
+        in_newest_file = SMALL.index_num - 1
+        assert list(islice(found, in_newest_file)) == offsets[:in_newest_file]
+    with pytest.raises(StoreError, match=rf"ends before byte \d+ of {SMALL.file_bytes}"):
+        next(found)

@@ -9,8 +9,9 @@
 indexCount is the number of the next entry and starts at 1; entry 0 is never used. `previous` is an entry with
 a lower number, 0 at a chain's end. timeDiff counts seconds from beginTimestamp.
 
-The file is mapped. It is sparse (420 MB by default). Its space is reserved in steps ahead of the entries, so
-that a full disk is an error of `put` and not the end of the process.
+The file is sparse (420 MB by default). While it has room it is mapped, for writes only, and its space is
+reserved in steps ahead of the entries, so that a full disk is an error of `put` and not the end of the
+process. Reads are calls: a page that the disk does not give is an error of the query that needs it.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ _ENTRY_WORDS = ENTRY_BYTES // 4
 _HEADER_WORDS = HEADER_BYTES // 4
 _TIME_DIFF_MAX_S = 0x7FFFFFFF
 _ZEROS = bytes(1 << 20)
+_NO_BYTES = memoryview(b"")
 
 
 @frozen
@@ -99,19 +101,19 @@ class IndexFile:
     """An open index file. Each header field is an attribute; `put` writes them back."""
 
     def __init__(self, path: Path, shape: IndexShape, *, fd: int) -> None:
-        """Map the file; `fd` can be closed afterwards. Raises OSError."""
+        """Read the header, and map the file if it has room; `fd` can be closed afterwards. Raises OSError."""
         self.path = path
         self.shape = shape
-        self._view = map_file(fd, shape.file_bytes, path)
         self.descriptor: SharedDescriptor | None = None
-        """Set while the file is being filled, to reserve space; reads and other writes need none."""
-        self._words = self._view.cast("I")
-        header: tuple[int, ...] = _HEADER.unpack_from(self._view)
+        """Set while the file is being filled, to reserve space; reads open the file."""
+        header: tuple[int, ...] = _HEADER.unpack(os.pread(fd, HEADER_BYTES, 0))
         self.begin_timestamp_ms, self.end_timestamp_ms = header[:2]
         self.begin_physical_offset, self.end_physical_offset = header[2:4]
         self.used_slots = min(max(header[4], 0), shape.hash_slots)
         self.index_count = min(max(header[5], 1), shape.index_num)
         """Number of the next entry: the number of keys in the file, plus 1."""
+        self._view = _NO_BYTES if self.is_full else map_file(fd, shape.file_bytes, path)
+        self._words = self._view.cast("I")
         self._entries_at = shape.entries_at
         self._reserved_bytes = shape.entries_at
         """Everything before this byte has its space on disk."""
@@ -359,15 +361,30 @@ class IndexFile:
         """Physical offsets of entries with this hash that may have been stored in that time, newest first.
 
         Other keys may have the same hash, and entries have whole seconds: compare the records. A damaged
-        chain ends the walk and cannot loop: a chain leads to lower numbers only.
+        chain ends the walk and cannot loop: a chain leads to lower numbers only. Raises StoreError for bytes
+        that the disk does not give.
         """
+        if self.is_empty:
+            return
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise StoreError(
+                f"cannot be opened: {error.strerror}", path=self.path, hint=hint_at(error)
+            ) from error
+        try:
+            yield from self._chain(fd, key_hash, begin_ms, end_ms)
+        finally:
+            os.close(fd)
+
+    def _chain(self, fd: int, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
         at = HEADER_BYTES + key_hash % self.shape.hash_slots * SLOT_BYTES
-        number: int = _SLOT.unpack_from(self._view, at)[0]
-        if self.is_empty or number >= self.index_count:
+        number: int = _SLOT.unpack(self._read(fd, at, SLOT_BYTES))[0]
+        if number >= self.index_count:
             return
         while number > 0:
-            entry_hash, physical_offset, diff_s, previous = _ENTRY.unpack_from(
-                self._view, self.shape.entries_at + number * ENTRY_BYTES
+            entry_hash, physical_offset, diff_s, previous = _ENTRY.unpack(
+                self._read(fd, self.shape.entries_at + number * ENTRY_BYTES, ENTRY_BYTES)
             )
             stored_from_ms = self.begin_timestamp_ms + diff_s * 1000
             stored_until_ms = stored_from_ms + 999
@@ -379,19 +396,30 @@ class IndexFile:
                 return
             number = previous
 
+    def _read(self, fd: int, at: int, size: int) -> bytes:
+        try:
+            data = os.pread(fd, size, at)
+        except OSError as error:
+            raise StoreError(f"cannot be read at byte {at}: {error.strerror}", path=self.path) from error
+        if len(data) != size:
+            raise StoreError(f"ends before byte {at + size} of {self.shape.file_bytes}", path=self.path)
+        return data
+
     # -- end -------------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """Close the descriptor: the file is full, or only read."""
+        """Close the descriptor; a `put` that needs it opens another one."""
         descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
             descriptor.release()
 
     def close(self) -> None:
-        """Close the file; the mapping ends with its last slice."""
+        """Write no more to the file, and hold nothing of it; reads open it."""
         self.release()
+        view, self._view = self._view, _NO_BYTES
         self._words.release()
-        end_map(self._view)
+        if len(view):
+            end_map(view)
 
     def remove(self) -> None:
         """Delete the file and close it. Raises StoreError if it cannot be deleted, with nothing changed."""

@@ -312,6 +312,8 @@ class IndexService:
             end_timestamp_ms=0 if last is None else last.end_timestamp_ms,
             end_physical_offset=0 if last is None else last.end_physical_offset,
         )
+        if last is not None:
+            last.close()
         self._files.append(file)
         # A file survives a power cut only if its directory's entry is on disk.
         for path in (file.path, self.directory, self.directory.parent):
@@ -333,6 +335,8 @@ class IndexService:
         """Physical offsets of records that may have this key, newest first, each once.
 
         See docs/protocol/store.md#index.
+
+        Raises StoreError for a page of the index that the disk does not give.
 
         Other keys can have the same hash: compare the records. Where store times go back, `begin_ms` and
         `end_ms` would leave out records that were stored between them.

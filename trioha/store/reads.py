@@ -409,7 +409,8 @@ class MessageReader:
     ) -> tuple[memoryview, ...]:
         """Records of `topic` with this key or UNIQ_KEY, stored in `[begin_ms, end_ms]`, newest first.
 
-        At most `limit`, and never more than 64. Records that only share the key's hash are left out.
+        At most `limit`, and never more than 64. Records that only share the key's hash are left out. Raises
+        StoreError if the disk refuses.
         """
         if self._index is None:
             return ()
