@@ -9,7 +9,7 @@ answered CONSUMER_NOT_ONLINE and then commits the offsets itself, for 5.x the br
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -37,6 +37,7 @@ from trioha.remoting.codec import encode
 from trioha.remoting.codes import LanguageCode, RequestCode, ResponseCode, Version
 from trioha.remoting.command import BadRequestError, RemotingCommand
 from trioha.remoting.command import request as new_request
+from trioha.remoting.connections import Push
 from trioha.remoting.fastjson import format_json
 from trioha.remoting.header_fields import HeaderFields
 from trioha.remoting.serving import Peer
@@ -49,9 +50,6 @@ TOPICS_SEPARATOR: Final = ";"
 END: Final = -1
 """timestamp of a reset to the end of each queue."""
 _ALL_QUEUES: Final = -1
-
-Push = Callable[[int, bytes], object]
-"""Sends a frame to the connection of that number."""
 
 
 @define(eq=False)

@@ -23,15 +23,13 @@ from attrs import define
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
+from trioha.remoting.connections import Push
 from trioha.remoting.status_subscription import StatusSubscription
 
 log = structlog.get_logger(__name__)
 
 TABLE_EVERY_S = 1.0
 """How often the runtime table is sent along."""
-
-Push = Callable[[int, bytes], bool]
-"""Sends a frame to the connection of that number; False if there is no such connection."""
 
 
 @define

@@ -30,6 +30,7 @@ from trioha.metadata.topics import TopicConfig, TopicTable
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import request
+from trioha.remoting.connections import Push
 from trioha.remoting.end_transaction import CheckTransactionState
 from trioha.store.put_status import PutStatus
 from trioha.store.record import RecordError
@@ -53,12 +54,11 @@ class TransactionChecks:
         topics: TopicTable,
         *,
         settings: TransactionSettings,
-        push: Callable[[int, bytes], bool],
+        push: Push,
         end: Callable[[OpenTransaction], None],
         now_ms: Callable[[], int],
     ) -> None:
-        """`push` sends a frame to a connection; False if that has ended. `end` is called for a transaction
-        that is given up."""
+        """`push` sends a frame to a producer. `end` is called for a transaction that is given up."""
         self._log = transaction_log
         self._clients = clients
         self._topics = topics

@@ -40,6 +40,7 @@ from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.table import TableFull, wall_clock_ms
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError
+from trioha.remoting.connections import Push
 from trioha.store.message_store import MessageStore
 from trioha.store.messages import AppendResult, Message
 from trioha.store.put_status import PutStatus
@@ -65,7 +66,7 @@ class TransactionService:
         puts: PutService,
         *,
         settings: TransactionSettings | None = None,
-        push: Callable[[int, bytes], bool],
+        push: Push,
         held_offset: Callable[[], int] | None = None,
         now_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:

@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from trioha.broker.admin_config import AdminConfig, RunTimeSettings, at_run_time
 from trioha.broker.admin_groups import AdminGroups
-from trioha.broker.admin_offsets import AdminOffsets, Push
+from trioha.broker.admin_offsets import AdminOffsets
 from trioha.broker.admin_statistics import AdminStatistics
 from trioha.broker.admin_topics import AdminTopics
 from trioha.broker.clients import ClientRegistry
@@ -24,6 +24,7 @@ from trioha.node.consumers import Consumers
 from trioha.node.store_tasks import retention_settings
 from trioha.node.transactions import Transactions
 from trioha.remoting.codes import RequestCode
+from trioha.remoting.connections import Push
 from trioha.remoting.serving import Handler
 from trioha.store.message_store import MessageStore
 from trioha.store.retention import Retention

@@ -23,7 +23,6 @@ from functools import partial
 
 import structlog
 import trio
-from attrs import evolve
 
 from trioha.config.broker import BrokerConfig
 from trioha.config.update import ConfigFile
@@ -38,6 +37,8 @@ from trioha.node.roles import WAITING, Control, Roles
 from trioha.node.security import Security
 from trioha.node.store_tasks import close_store, open_store
 from trioha.node.term import NodeParts, Ready, serve_term
+from trioha.remoting.client import ClientSecurity
+from trioha.store.message_store import MessageStore
 from trioha.unwritten import Unwritten
 
 __all__ = ["Ready", "run_node"]
@@ -92,6 +93,18 @@ async def run_node(
                         name_server_address = await services.start(
                             partial(name_server.run, gate=budget.client_gate())
                         )
+                    hangs = HangWatch(config.hang_timeout / 1000)
+                    control = None
+                    if config.enable_controller_mode and roles is not None:
+                        control = await _join_controllers(
+                            config,
+                            store,
+                            roles,
+                            services,
+                            ports=ports,
+                            security=security.client,
+                            hanging=hangs.hanging,
+                        )
                     parts = NodeParts(
                         store=store,
                         metadata=metadata,
@@ -101,15 +114,12 @@ async def run_node(
                         name_server_address=name_server_address,
                         ports=ports,
                         budget=budget,
-                        hangs=HangWatch(config.hang_timeout / 1000),
+                        hangs=hangs,
                         stopping=trio.Event() if stopping is None else stopping,
                         warnings=warnings,
                         config_file=config_file,
+                        control=control,
                     )
-
-                    if config.enable_controller_mode and roles is not None:
-                        control = await _join_controllers(config, parts, roles, services)
-                        parts = evolve(parts, control=control)
 
                     def ready(first: Ready) -> None:
                         on_ready(first)
@@ -128,16 +138,21 @@ async def run_node(
 
 
 async def _join_controllers(
-    config: BrokerConfig, parts: NodeParts, roles: Roles, services: trio.Nursery
+    config: BrokerConfig,
+    store: MessageStore,
+    roles: Roles,
+    services: trio.Nursery,
+    *,
+    ports: Ports,
+    security: ClientSecurity,
+    hanging: Callable[[], str | None],
 ) -> Control:
     """Start the agent that gets the node its roles. Raises StoreError for an identity that is not usable."""
     from trioha.node.controller_agent import open_agent, run_agent  # noqa: PLC0415
 
     # The controllers' notices come to the port for clients.
-    async with parts.ports.open() as ports:
-        listen = ports.clients_address
-    agent = await open_agent(
-        config, parts.store, listen=listen, security=parts.security.client, hanging=parts.hangs.hanging
-    )
+    async with ports.open() as opened:
+        listen = opened.clients_address
+    agent = await open_agent(config, store, listen=listen, security=security, hanging=hanging)
     await services.start(run_agent, agent, roles)
     return Control(agent=agent)

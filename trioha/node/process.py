@@ -82,13 +82,7 @@ class _Stop:
     def on_ready(self, ready: Ready) -> None:
         self._is_ready = True
         print(escaped(ready.line()), flush=True)
-        log.info(
-            "serving",
-            role=ready.role,
-            listen=str(ready.listen),
-            ha=str(ready.ha),
-            max_offset=ready.max_offset,
-        )
+        ready.log()
 
     async def on_signals(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:

@@ -104,7 +104,7 @@ async def serve_roles(
             await _prepare_unless_stopped(parts, role.of(config), role.control, on_step=change.step)
         if parts.stopping.is_set():
             return
-        on_ready = _report
+        on_ready = Ready.log
 
 
 def _control_of(control: Control, role: Role | None) -> Control:
@@ -205,15 +205,3 @@ async def _change_to_slave(parts: NodeParts, *, on_step: Callable[[], None]) -> 
 async def _take_role(store: MessageStore, *, is_slave: bool, on_step: Callable[[], None]) -> None:
     progress = watch_progress(on_step)
     await run_in_thread(partial(store.take_role, is_slave=is_slave, on_progress=progress))
-
-
-def _report(ready: Ready) -> None:
-    """Log that the node serves in another role."""
-    log.info(
-        "serving",
-        role=ready.role,
-        listen=str(ready.listen),
-        ha=str(ready.ha),
-        max_offset=ready.max_offset,
-        session=None if ready.session is None else str(ready.session),
-    )

@@ -53,6 +53,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import structlog
 import trio
 from attrs import frozen
 
@@ -89,6 +90,8 @@ if TYPE_CHECKING:
     from trioha.broker.registration import BrokerRegistration
     from trioha.metrics.port import MetricsPort
     from trioha.namesrv.server import NameServer
+
+log = structlog.get_logger(__name__)
 
 REGISTERED_WITHIN_S: Final = 1.0
 """How long a node waits, before it is ready, until it is registered with its own name server."""
@@ -130,6 +133,17 @@ class Ready:
         if self.metrics is not None:
             pairs["metrics"] = str(self.metrics)
         return " ".join(["ready", *(f"{key}={shlex.quote(value)}" for key, value in pairs.items())])
+
+    def log(self) -> None:
+        """Log that the node serves."""
+        log.info(
+            "serving",
+            role=self.role,
+            listen=str(self.listen),
+            ha=str(self.ha),
+            max_offset=self.max_offset,
+            session=None if self.session is None else str(self.session),
+        )
 
 
 @frozen

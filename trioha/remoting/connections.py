@@ -8,6 +8,7 @@ need: it is made first, and given to the handler's parts and to `RemotingServer`
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trioha.net.border import ConnectionBorder
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     import trio
 
     from trioha.remoting.server_connection import ServerConnection
+
+Push = Callable[[int, bytes], bool]
+"""Sends a frame that no request waits for to the connection of that number; False if there is none."""
 
 
 class Connections:
