@@ -87,7 +87,10 @@ async def asked(stream, number):
     return (await read_command(stream)).opaque
 
 
-async def test_unfinished_frames_of_many_peers_leave_memory_for_others_to_be_answered_at_once(autojump_clock):
+@pytest.mark.parametrize("sent_bytes", [8, len(LARGE) // 2], ids=["a length", "half a frame"])
+async def test_unfinished_frames_of_many_peers_leave_memory_for_others_to_be_answered_at_once(
+    sent_bytes, autojump_clock
+):
     moments = []
 
     async def honest(server):
@@ -102,7 +105,7 @@ async def test_unfinished_frames_of_many_peers_leave_memory_for_others_to_be_ans
         async with trio.open_nursery() as peers:
             hostile = [server.connect() for _ in range(55)]
             for stream in hostile:
-                peers.start_soon(send, stream, LARGE[: len(LARGE) // 2])
+                peers.start_soon(send, stream, LARGE[:sent_bytes])
             for _ in range(5):
                 peers.start_soon(honest, server)
         assert server.statistics.memory_waits > 0
@@ -226,14 +229,15 @@ async def test_large_frames_get_their_memory_one_after_the_other_and_none_is_end
         assert (answered, server.statistics.memory_closes) == (30, 0)
 
 
-async def test_large_frames_are_answered_among_a_crowd_whose_frames_never_end(autojump_clock):
+@pytest.mark.parametrize("sent_bytes", [8, len(LARGE) - 1], ids=["a length", "all but a byte"])
+async def test_large_frames_are_answered_among_a_crowd_whose_frames_never_end(sent_bytes, autojump_clock):
     """Closed peers reconnect and begin again: they must not keep the memory that the others wait for."""
     answered = Counter()
 
     async def insist(server):
         while True:
             stream = server.connect()
-            await send(stream, LARGE[:-1])
+            await send(stream, LARGE[:sent_bytes])
             assert await read_command(stream) is None
             await stream.aclose()
 
