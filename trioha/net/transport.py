@@ -154,6 +154,17 @@ class SocketTransport(trio.abc.HalfCloseableStream):
         except OSError as error:
             raise self._translated(error) from error
 
+    def peek(self, max_bytes: int) -> bytes:
+        """Received bytes, without consuming them; b"" if there are none, or after an error.
+
+        `trioha.remoting.opening` tells connections with TLS from those without by it.
+        """
+        try:
+            return self._socket.recv(max_bytes, socket.MSG_PEEK)
+        except OSError:
+            # Nothing yet, or an error that the next receive reports.
+            return b""
+
     async def receive_into(self, buffer: memoryview) -> int:
         """Receive some bytes into the start of `buffer`; returns how many, 0 at the end of the stream."""
         await self.checkpoint_if_due()
