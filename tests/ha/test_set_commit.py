@@ -10,7 +10,7 @@ from attrs import define, field
 from tests.ha.autoswitch.master_support import OWN, begin_life, connected
 from tests.ha.support import committed, settled
 from tests.store.support import message, open_log
-from trioha.ha.autoswitch.master import FIRST_TICK_S
+from trioha.ha.autoswitch.set_keeper import FIRST_TICK_S
 from trioha.ha.meter import LagClock
 from trioha.recording.events import Kind
 from trioha.store.put_status import PutStatus

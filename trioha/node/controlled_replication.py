@@ -22,7 +22,8 @@ from trioha.config.broker import BrokerConfig
 from trioha.controller.role import Role
 from trioha.errors import ConfigError, RemoteProtocolError, TriohaError
 from trioha.ha.admission import AdmissionSettings
-from trioha.ha.autoswitch.master import AutoSwitchMaster, SetKeeper
+from trioha.ha.autoswitch.master import AutoSwitchMaster
+from trioha.ha.autoswitch.set_keeper import SetKeeper
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.ha.set_commit import SetQuorum, SetReplicas
 from trioha.ha.settings import HaSettings

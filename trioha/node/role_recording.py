@@ -13,7 +13,7 @@ import trio
 
 from trioha.config.broker import BrokerConfig
 from trioha.controller.role import NO_EPOCH, Role
-from trioha.ha.autoswitch.master import Alter, SetDecision
+from trioha.ha.autoswitch.set_keeper import Alter, SetDecision
 from trioha.ha.sync_state_set import Proposal, SyncStateSet
 from trioha.node.roles import Control
 from trioha.recording import role_records

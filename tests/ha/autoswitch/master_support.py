@@ -18,7 +18,8 @@ from trioha.ha.autoswitch.frames import (
     encode_slave_handshake,
     encode_slave_report,
 )
-from trioha.ha.autoswitch.master import AutoSwitchMaster, SetKeeper
+from trioha.ha.autoswitch.master import AutoSwitchMaster
+from trioha.ha.autoswitch.set_keeper import SetKeeper
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.ha.set_commit import SetQuorum, SetReplicas
 from trioha.ha.sync_state_set import SyncStateSet

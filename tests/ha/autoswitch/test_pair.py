@@ -13,7 +13,8 @@ from tests.ha.support import SETTINGS, Events
 from tests.recording.sessions import Event, as_array, write_session
 from tests.store.support import FILE_BYTES, log_bytes
 from trioha.config.keys.ha import GapPolicy
-from trioha.ha.autoswitch.master import AutoSwitchMaster, SetKeeper
+from trioha.ha.autoswitch.master import AutoSwitchMaster
+from trioha.ha.autoswitch.set_keeper import SetKeeper
 from trioha.ha.set_commit import SetReplicas
 from trioha.ha.sync_state_set import SyncStateSet
 from trioha.recording.events import NO_CONNECTION, CloseReason, HaState, Kind
