@@ -305,7 +305,7 @@ def config_files():
 
 def test_a_mutated_configuration_is_loaded_or_refused_with_its_problems(monkeypatch):
     path, files = Path("broker.conf"), {}
-    monkeypatch.setattr("trioha.config.broker.read_config_file", files.__getitem__)
+    monkeypatch.setattr("trioha.config.loading.read_config_file", files.__getitem__)
 
     def load(_, data):
         assert PropertiesDocument.parse(data).to_bytes() == data
