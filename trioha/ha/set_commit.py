@@ -38,11 +38,11 @@ IDS_MAX: Final = 1024
 class SetReplicas:
     """The connected replicas of a master in controller mode, by broker id (`ConnectedReplicas`)."""
 
-    def __init__(self, sync_state_set: SyncStateSet, *, life_start_offset: int) -> None:
-        """`life_start_offset`: the log's end when the node became master. What follows comes from here
+    def __init__(self, sync_state_set: SyncStateSet, *, term_start_offset: int) -> None:
+        """`term_start_offset`: the log's end when the node became master. What follows comes from here
         only."""
         self.set = sync_state_set
-        self._life_start_offset = life_start_offset
+        self._term_start_offset = term_start_offset
         self._ids: dict[int, int] = {}
         """Broker ids of connections that have handshaken."""
         self._sent: dict[int, int] = {}
@@ -58,7 +58,7 @@ class SetReplicas:
     def bound(self, broker_id: int) -> int:
         """How much a new connection of a replica may report: what this master sent to it, or what it may have
         had before."""
-        return max(self._life_start_offset, self._sent.get(broker_id, 0))
+        return max(self._term_start_offset, self._sent.get(broker_id, 0))
 
     def ended(self, connection_id: int, *, sent_offset: int) -> None:
         """A connection has ended, or another has taken its place; everything before `sent_offset` was

@@ -33,7 +33,7 @@ Invariants:
    that is not connected, or has not reported yet on its connection, holds it where it is. (RocketMQ's passes
    over a member that is connected and has not reported.)
 3. A replica is proposed only if it holds all before the confirm offset, before the master's epoch, and before
-   this life. (A master that was restarted within its epoch has confirmed more than its checkpoint says.)
+   this term. (A master that was restarted within its epoch has confirmed more than its checkpoint says.)
 
 The confirm offset that is published is `confirm_offset`. With SYNC_FLUSH it also is never beyond what is on
 the master's own disk: a master that lost power and comes back with a shorter log then has all bytes that
@@ -140,7 +140,7 @@ class _Link:
 
 
 class SyncStateSet:
-    """The sync-state set as its master knows it, for one life of that master."""
+    """The sync-state set as its master knows it, for one term of that master."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class SyncStateSet:
         self._links: dict[int, _Link] = {}
         """Of connected replicas, by broker id."""
         self._lost: set[int] = set()
-        """Broker ids whose connection was lost in this life."""
+        """Broker ids whose connection was lost in this term."""
         self._log_end = log_end
         self._flushed = flushed
         self._join_s = min(JOIN_S, slave_timeout_s * JOIN_PART)
@@ -210,7 +210,7 @@ class SyncStateSet:
         self._others = tuple(self.required - {own_id})
         """Broker ids of the replicas for which `confirm` waits."""
         self._begun_offset = end = log_end()
-        """The log's end when this life began: an earlier life of the epoch may have confirmed up to it."""
+        """The log's end when this term began: an earlier term of the epoch may have confirmed up to it."""
         self.confirm = Watermark(end if not self._others else min(confirm_offset, end))
         """End of what each of `required` holds; moves forward only. Not up to date while the master is the
         only one: use `confirm_offset`."""

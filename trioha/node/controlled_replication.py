@@ -161,7 +161,7 @@ def build_controlled(
         on_change=handle_change if is_master else lambda: None,
         on_join=keeper.joined,
     )
-    replicas = SetReplicas(sync_state_set, life_start_offset=log_.max_offset)
+    replicas = SetReplicas(sync_state_set, term_start_offset=log_.max_offset)
     master = AutoSwitchMaster(
         commit_log=log_,
         replicas=replicas,

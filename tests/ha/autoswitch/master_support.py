@@ -87,7 +87,7 @@ def begin_life(
         on_join=keeper.joined,
         flushed=log.flushed if sync_flush else None,
     )
-    replicas = SetReplicas(sync_state_set, life_start_offset=log.max_offset)
+    replicas = SetReplicas(sync_state_set, term_start_offset=log.max_offset)
     master = AutoSwitchMaster(
         commit_log=log,
         replicas=replicas,

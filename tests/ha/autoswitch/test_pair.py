@@ -44,7 +44,7 @@ class Master:
         )
         self.master = AutoSwitchMaster(
             commit_log=log,
-            replicas=SetReplicas(self.set, life_start_offset=log.max_offset),
+            replicas=SetReplicas(self.set, term_start_offset=log.max_offset),
             settings=SETTINGS,
             sink=Events(),
             epochs=lambda: store.epochs.table,
