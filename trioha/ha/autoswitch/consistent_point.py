@@ -33,7 +33,7 @@ class Kept:
     """
 
     confirmed_offset: Callable[[], int]
-    """End of what was confirmed, as the node knows it: from its checkpoint, or from an earlier term of a role."""
+    """End of what was confirmed, as the node knows it: from its checkpoint or an earlier term."""
     counts_acks: bool = True
     """Whether this slave's acks may have confirmed a put: not those of a learner."""
     accepted_cut: int | None = None
