@@ -57,8 +57,14 @@ def load(spark, path, **options):
 
 def test_events_have_their_names_times_and_sessions(spark, tmp_path):
     write_session(tmp_path / "a", [Event(5_000, Kind.PUT, offset=9, aux=-3, size=4, flags=200)], broker_id=7)
-    write_session(tmp_path / "b", [Event(6_000, Kind.ACK, conn=2)])
-    rows = load(spark, tmp_path).orderBy("session").collect()
+    write_session(
+        tmp_path / "b",
+        [Event(6_000, Kind.ACK, conn=2), Event(7_000, Kind.RECEIVED, conn=3)],
+        role="SLAVE",
+        addresses={2: "10.0.0.3:41000"},
+        served={2},
+    )
+    rows = load(spark, tmp_path).orderBy("session", "seq").collect()
     first = rows[0].asDict()
     assert first.pop("time").timestamp() * 1_000_000 == pytest.approx(WALL_NS // 1000 + 5, abs=0.5)
     assert first == {
@@ -70,11 +76,16 @@ def test_events_have_their_names_times_and_sessions(spark, tmp_path):
         "flags": 200,
         "node": 7,
         "conn": -1,
+        "role": "master",
+        "address": None,
         "offset": 9,
         "aux": -3,
         "size": 4,
     }
-    assert (rows[1].session, rows[1].kind_name, rows[1].conn) == ("b", "ACK", 2)
+    assert [(row.session, row.kind_name, row.conn, row.role, row.address) for row in rows[1:]] == [
+        ("b", "ACK", 2, "master", "10.0.0.3:41000"),
+        ("b", "RECEIVED", 3, "slave", None),
+    ]
 
 
 @pytest.mark.full

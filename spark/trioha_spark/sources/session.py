@@ -8,8 +8,9 @@ The folder is a session, a folder of sessions, or an archive; segments may be pa
 `s3://`, `gs://` and `az://` URLs are those of an archive (`s3://bucket/archive`) or of one of its sessions
 (`s3://bucket/archive/recordings/SESSION`), which executors read in place. One row for each event: `session`
 (the folder's name), `seq`, `ts_ns` (monotonic), `time` (wall clock), `kind`, `kind_name`, `flags`, `node`,
-`conn`, `offset`, `aux`, `size`, see docs/session-format.md. A `.schema(...)` with some of these reads only
-them.
+`conn`, `role` (`master` or `slave`: of the node, on that connection if there is one), `address` (`host:port`
+of the connection's peer), `offset`, `aux`, `size`, see docs/spark.md. A `.schema(...)` with some of these
+reads only them.
 
 | option | meaning |
 |---|---|
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
 
-    from trioha.recording.reader import Damage
+    from trioha.recording.reader import Damage, Peer, Session
     from trioha_analysis.ranges import SeqRange
 
 OPTIONS = frozenset({"seqFrom", "seqTo", "kinds", "errors", "maxEventsPerTrigger"})
@@ -161,6 +162,7 @@ class _Sessions:
 
         path, wanted, damage, is_first, is_last = partition.value
         session = open_session(path)
+        peers = _peers(session) if _OF_FACTS & set(self.arrow_schema.names) else {}
         if is_last:
             segments = read_segments(session, seq_from=wanted.seq_from)
         else:
@@ -181,7 +183,7 @@ class _Sessions:
             if self.kinds:
                 records = records[np.isin(records["kind"], self.kinds)]
             if len(records) and not self.errors:
-                columns = [_column(session, records, name) for name in self.arrow_schema.names]
+                columns = [_column(session, peers, records, name) for name in self.arrow_schema.names]
                 yield pa.RecordBatch.from_arrays(columns, schema=self.arrow_schema)
 
     def _damage(self, name: str, damage: Any) -> pa.RecordBatch:
@@ -364,6 +366,8 @@ def _columns(errors: bool) -> pa.Schema:
             "flags": pa.int32(),
             "node": pa.int32(),
             "conn": pa.int32(),
+            "role": pa.string(),
+            "address": pa.string(),
             "offset": pa.int64(),
             "aux": pa.int64(),
             "size": pa.int32(),
@@ -371,7 +375,19 @@ def _columns(errors: bool) -> pa.Schema:
     )
 
 
-def _column(session: Any, records: Any, name: str) -> pa.Array:
+_OF_FACTS = frozenset({"role", "address"})
+"""Columns that need the session's facts."""
+
+
+def _peers(session: Session) -> dict[int, Peer]:
+    """The peers of the session's connections, as far as its facts are readable."""
+    from trioha.recording.reader import peers_of, read_facts  # noqa: PLC0415
+
+    facts, _ = read_facts(session)
+    return peers_of(facts)
+
+
+def _column(session: Session, peers: Mapping[int, Peer], records: Any, name: str) -> pa.Array:
     import numpy as np  # noqa: PLC0415
     import pyarrow as pa  # noqa: PLC0415
 
@@ -383,4 +399,19 @@ def _column(session: Any, records: Any, name: str) -> pa.Array:
     if name == "kind_name":
         names = pa.array([session.kinds.get(kind) for kind in range(256)], type_)
         return names.take(pa.array(np.ascontiguousarray(records["kind"])))
+    if name in _OF_FACTS:
+        conns = pa.array(np.ascontiguousarray(records["conn"])).dictionary_encode()
+        of_conn = _role if name == "role" else _address
+        texts = [of_conn(session, peers.get(conn)) for conn in conns.dictionary.to_pylist()]
+        return pa.array(texts, type_).take(conns.indices)
     return pa.array(np.ascontiguousarray(records[name], type_.to_pandas_dtype()), type_)
+
+
+def _role(session: Session, peer: Peer | None) -> str:
+    """The node's role on a connection: a slave is the master of the slaves that it serves."""
+    is_served = peer is not None and peer.role == "master"
+    return "slave" if session.is_slave and not is_served else "master"
+
+
+def _address(_: Session, peer: Peer | None) -> str | None:
+    return None if peer is None else peer.address

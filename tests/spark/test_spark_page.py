@@ -1,0 +1,59 @@
+"""The queries of docs/spark.md: they run, and print what the page shows.
+
+`python -m tests.spark.test_spark_page` writes their results into the page.
+"""
+
+import io
+import re
+import tempfile
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.replays import write_recordings
+from tests.store.support import VECTORS
+from trioha_spark.session import spark_session
+
+PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
+QUERIES = 10
+BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n.*?```\n)?", re.DOTALL)
+
+
+def executed(spark, sessions):
+    """The page with the results of its queries; `sessions` is their folder. Number of results."""
+    folders = {"/var/trioha/sessions": sessions, "/var/rocketmq/store": VECTORS / "store-5.3.3" / "store"}
+    names = {"spark": spark}
+    shown = 0
+
+    def run(found):
+        nonlocal shown
+        code = found["code"]
+        for folder, its in folders.items():
+            code = code.replace(f'"{folder}"', repr(str(its)))
+        with redirect_stdout(io.StringIO()) as printed:
+            exec(compile(code, str(PAGE), "exec"), names)
+        result = "\n".join(line.rstrip() for line in printed.getvalue().splitlines()).strip()
+        shown += bool(result)
+        return f"```python\n{found['code']}```\n" + (f"\n```text\n{result}\n```\n" if result else "")
+
+    page, rest = PAGE.read_text(encoding="utf-8").split("## Limits\n")
+    return BLOCK.sub(run, page) + "## Limits\n" + rest, shown
+
+
+@pytest.mark.full
+@pytest.mark.spark
+def test_queries_of_the_page_give_the_results_that_it_shows(spark, tmp_path):
+    page, shown = executed(spark, write_recordings(tmp_path / "sessions"))
+    assert page == PAGE.read_text(encoding="utf-8")
+    assert shown == QUERIES
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder, spark_session("local[2]") as spark:
+        page, _ = executed(spark, write_recordings(Path(folder) / "sessions"))
+    PAGE.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
