@@ -40,6 +40,9 @@ class MemoryTransport(trio.abc.HalfCloseableStream):
             return data
         return b"" if incoming.is_ended else None
 
+    def peek(self, max_bytes: int) -> bytes:
+        return bytes(self._incoming.data[:max_bytes])
+
     async def wait_readable(self) -> None:
         while not self._incoming.data and not self._incoming.is_ended:
             await self._incoming.changed.wait()
