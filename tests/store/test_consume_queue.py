@@ -247,14 +247,14 @@ def test_sync_work_covers_new_files_and_folders_and_passes_over_deleted_ones(tmp
         tmp_path / "consumequeue",
         tmp_path,
     }
-    queues.delete("B")
+    queues.delete("B", 3)
     work.run()
     assert queues.sync_work().left == ()
     assert sorted(path.name for path in (tmp_path / "consumequeue/A/0").iterdir()) == [
         f"{0:020d}",
         f"{100:020d}",
     ]
-    assert not list((tmp_path / "consumequeue/B").iterdir())
+    assert not (tmp_path / "consumequeue/B").exists()
     queues.close()
 
 

@@ -112,7 +112,7 @@ def test_completing_the_index_brings_no_deleted_queue_back(tmp_path):
         append(log, 3, topic="Gone")
         append(log, 3)
         made.dispatch_all()
-    made.queues.delete("Gone")
+    made.queues.delete("Gone", 0)
     made.dispatcher.forget_queues()
     while made.dispatcher.complete_index():
         pass

@@ -8,6 +8,7 @@ from tests.store.support import message, open_store
 from trioha.store import dispatch_to_end
 from trioha.store.entry_queue import EntryQueue
 from trioha.store.queue_manifest import FILE_NAME
+from trioha.store.topic_deletion import delete_queues
 
 
 def filled(root):
@@ -47,8 +48,7 @@ def test_a_deleted_topic_does_not_come_back(tmp_path):
     store.commit_log.append(message(topic="T0"))
     store.dispatcher.dispatch(store.commit_log.max_offset)
     store.queue_sync_work()()
-    store.queues.delete("T2")
-    store.dispatcher.forget_queues()
+    assert all(delete_queues(store, "T2"))
     store.close()
     again = open_store(tmp_path)
     assert {topic for topic, _ in offsets(again)} == {"T0", "T1"}

@@ -16,7 +16,6 @@ it in that file are pre-blanks (offset 0, size 0x7FFFFFFF), which `min_offset` h
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from struct import Struct
 
@@ -31,9 +30,6 @@ ENTRY_BYTES = 20
 DEFAULT_FILE_BYTES = 300_000 * ENTRY_BYTES
 
 _ENTRY = Struct(">qiq")
-_POSITION = Struct(">qi8x")
-_USUAL = Struct(">" + "qi8x" * 32)
-"""As many entries as most pulls ask for: without a tuple for each, in a third of the time."""
 _PRE_BLANK = _ENTRY.pack(0, BLANK_SIZE, 0)
 _BLANKS_TOGETHER = 256
 _PRE_BLANKS = _PRE_BLANK * _BLANKS_TOGETHER
@@ -57,13 +53,6 @@ def _blanks(count: int) -> list[bytes]:
 def fields_of(raw: bytes) -> Iterator[tuple[int, int, int]]:
     """Physical offset, size and tags code of each entry."""
     return _ENTRY.iter_unpack(raw)
-
-
-def positions_of(raw: bytes) -> tuple[int, ...]:
-    """Physical offset and size of each entry, one after the other."""
-    if len(raw) == _USUAL.size:
-        return _USUAL.unpack(raw)
-    return tuple(chain.from_iterable(_POSITION.iter_unpack(raw)))
 
 
 class ConsumeQueue(EntryQueue):

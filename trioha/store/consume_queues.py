@@ -237,13 +237,7 @@ class ConsumeQueues:
             on_restart=self.on_restart,
         )
 
-    def delete(self, topic: str) -> None:
-        """Delete a topic's queues. Raises StoreError."""
-        self.deletions += 1
-        for key in [key for key in self._queues if key[0] == topic]:
-            self._queues.pop(key).destroy()
-
-    def delete_one(self, topic: str, queue_id: int) -> None:
+    def delete(self, topic: str, queue_id: int) -> None:
         """Delete one queue, which exists, and its topic's folder after the last one. Raises StoreError."""
         self.deletions += 1
         queue = self._queues.pop((topic, queue_id))

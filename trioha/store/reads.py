@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from enum import StrEnum
-from itertools import accumulate, islice, pairwise
+from itertools import islice, pairwise
 
 from attrs import define, frozen
 
 from trioha.store import compiled
 from trioha.store.commit_log import CommitLog
-from trioha.store.consume_queue import ConsumeQueue, fields_of, positions_of
+from trioha.store.consume_queue import ConsumeQueue, fields_of
 from trioha.store.consume_queues import ConsumeQueues, Queue
 from trioha.store.index_service import MESSAGES_MAX, IndexService
 from trioha.store.message_properties import parse_properties
@@ -191,11 +191,9 @@ class MessageReader:
 
         None if one of them does not match, or is not there.
         """
-        one = _one_stretch(raw, limits.bytes_max) if wanted is None else None
-        stretches = _stretches(raw, limits.bytes_max, wanted) if one is None else one
         messages = 0
         records: list[memoryview] = []
-        for start, size, count in stretches:
+        for start, size, count in _stretches(raw, limits.bytes_max, wanted):
             messages += count
             if count == 1:
                 view = self._record(start, size)
@@ -432,19 +430,6 @@ class MessageReader:
             ):
                 found.append(record)
         return tuple(found)
-
-
-def _one_stretch(raw: bytes, bytes_max: int) -> list[tuple[int, int, int]] | None:
-    """As `_stretches`, if all entries fit and follow each other in the log, as those of a batch do."""
-    positions = positions_of(raw)
-    offsets, sizes = positions[0::2], positions[1::2]
-    if (
-        not offsets
-        or (total_bytes := sum(sizes)) > bytes_max
-        or offsets != tuple(accumulate(sizes[:-1], initial=offsets[0]))
-    ):
-        return None
-    return [(offsets[0], total_bytes, len(offsets))]
 
 
 def _stretches(raw: bytes, bytes_max: int, wanted: frozenset[int] | None) -> list[tuple[int, int, int]]:

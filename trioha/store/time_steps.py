@@ -71,11 +71,6 @@ class TimeSteps:
         """The steps that are known."""
         return tuple(self._steps)
 
-    @property
-    def last(self) -> TimeStep | None:
-        """The last one in the log."""
-        return self._steps[-1] if self._steps else None
-
     def add(self, step: TimeStep) -> bool:
         """Add a step, unless it is known; whether it is new."""
         at = bisect_left(self._steps, step.offset, key=lambda one: one.offset)

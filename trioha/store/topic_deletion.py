@@ -32,5 +32,5 @@ def delete_queues(store: MessageStore, topic: str) -> Iterator[bool]:
         log.queue_offsets.pop((topic, queue_id), None)
         store.dispatcher.forget_queues()
         if queue is not None:
-            queues.delete_one(topic, queue_id)
+            queues.delete(topic, queue_id)
         yield True
