@@ -13,10 +13,14 @@ import pytest
 
 from tests.analysis.replays import write_recordings
 from tests.store.support import VECTORS
+from trioha_analysis.commitlog.columns import TYPES
 from trioha_spark.session import spark_session
+from trioha_spark.sources import commit_log, session
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 QUERIES = 10
+NAME = re.compile(r"`([\w.]+)`")
+SPARK_COLUMNS = re.compile(r"(\w+) \w+")
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n.*?```\n)?", re.DOTALL)
 
 
@@ -39,6 +43,24 @@ def executed(spark, sessions):
 
     page, rest = PAGE.read_text(encoding="utf-8").split("## Limits\n")
     return BLOCK.sub(run, page) + "## Limits\n" + rest, shown
+
+
+def names_in(table):
+    """The names in the first cells of a table's rows."""
+    cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    return sorted(NAME.findall(" ".join(cells)))
+
+
+def test_columns_and_options_of_the_page_are_those_of_the_sources():
+    page = PAGE.read_text(encoding="utf-8")
+    events, messages = page.split("\n## Columns of ")[1:]
+    for section, columns, options in (
+        (events, SPARK_COLUMNS.findall(session.SessionSource({}).schema()), session.OPTIONS),
+        (messages.split("\n## ")[0], list(TYPES), commit_log.OPTIONS),
+    ):
+        described, settable = section.split("| function |")[0].split("| option |")
+        assert names_in(described) == sorted(columns)
+        assert names_in(settable) == sorted({*options, "storage.NAME"})
 
 
 @pytest.mark.full
