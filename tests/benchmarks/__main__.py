@@ -46,8 +46,9 @@ STORE_WORKS: Final[dict[str, Callable[[Bench], None]]] = {
     "queues": queues,
     "failover": failover,
 }
-CLIENT_WORKS: Final[dict[str, Callable[[Bench], None]]] = {**JAVA_WORKS, **RAW_WORKS, "idle": idle}
-"""Works of pairs, which come after all others; their second system may be trioha, too."""
+CLIENT_WORKS: Final[dict[str, Callable[[Bench], None]]] = {"idle": idle, **JAVA_WORKS, **RAW_WORKS}
+"""Works of pairs, which come after all others; their second system may be trioha, too. Idle pulls are first:
+what other works leave in a JVM's heap would hide what the pulls add to it."""
 WORKS: Final = STORE_WORKS | CLIENT_WORKS
 
 
