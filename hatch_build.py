@@ -1,9 +1,9 @@
 """Compile the kernels, where a C compiler is: a build hook.
 
-They are `trioha/store/kernel.py` and `trioha/remoting/kernel.py`, which mypyc compiles, and
-`trioha/store/records.c` and `trioha/recording/events.c`. Hatchling calls it for wheels and for editable
+They are the `kernel.py` of `trioha/store`, `trioha/recording` and `trioha/remoting`, which mypyc compiles,
+and `trioha/store/system.c`. Hatchling calls it for wheels and for editable
 installs; `python hatch_build.py` compiles in the source tree alone, as `make setup` does after an edit. A
-module lies beside its source as `_kernel`, `_records` or `_events`, with this Python and platform in its
+module lies beside its source as `_kernel` or `_system`, with this Python and platform in its
 name, so that several Pythons can share a source tree. It carries the SHA-256 of its source; `compiled.py`
 beside it does not use one of another source.
 
@@ -31,8 +31,8 @@ from packaging.requirements import Requirement
 ROOT: Final = Path(__file__).parent
 SOURCES: Final = (
     "trioha/store/kernel.py",
-    "trioha/store/records.c",
-    "trioha/recording/events.c",
+    "trioha/store/system.c",
+    "trioha/recording/kernel.py",
     "trioha/remoting/kernel.py",
 )
 HASH_LINE: Final = 'SOURCE_SHA256: Final = ""'

@@ -7,10 +7,9 @@ from attrs import evolve
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.store.guarded import run_guarded
-from tests.store.support import VECTORS
 from tests.store.test_kernel import Wanted, in_order, needs_kernel
 from trioha.store import compiled
+from trioha.store.file_reads import plain_read_spans
 from trioha.store.reads import _stretches
 from trioha.store.record import encode_record
 from trioha.store.record_layout import is_records
@@ -18,7 +17,6 @@ from trioha.store.record_layout import is_records
 pytestmark = needs_kernel
 
 SHIFT = 5000
-LOG = VECTORS / "store-5.3.3/store/commitlog" / f"{0:020}"
 
 
 def stored(bodies):
@@ -45,6 +43,15 @@ ENTRIES = st.lists(
 )
 
 
+def found(raw, bytes_max, data):
+    """Number and bytes of the records that entries name in `data`, which begins at SHIFT; None without."""
+    spans, size = compiled.kernel.find_spans(raw, bytes_max, SHIFT, SHIFT + len(data))
+    joined = b"".join(bytes(data[at : at + length]) for at, length in spans)
+    assert len(joined) == size
+    count = compiled.kernel.count_records(joined, raw)
+    return (count, joined) if count else None
+
+
 @given(
     entries=st.one_of(ENTRIES, st.lists(st.sampled_from(STORED), max_size=12), st.just(STORED)),
     bytes_max=st.integers(1, 3000) | st.just(2**62),
@@ -54,9 +61,9 @@ ENTRIES = st.lists(
 @example(entries=[(0, 2**31 - 1)] * 3, bytes_max=2**18, end=len(DATA))
 def test_it_finds_what_the_plain_code_finds(entries, bytes_max, end):
     raw = raw_of(entries)
-    view = memoryview(DATA)
+    view = memoryview(DATA)[:end]
     wanted = _stretches(raw, bytes_max, None)
-    found = compiled.records.find_records(raw, bytes_max, view, end, SHIFT)
+    records = found(raw, bytes_max, view)
     are_there = wanted and all(
         offset >= SHIFT
         and 0 < size <= end - (offset - SHIFT)
@@ -64,15 +71,13 @@ def test_it_finds_what_the_plain_code_finds(entries, bytes_max, end):
         for offset, size, count in wanted
     )
     # Records of other lengths than their entries say can fill a stretch all the same: not for this search.
-    if are_there and all(entry in STORED for entry in entries):
-        assert found is not None
-    if found is not None:
+    # Nor is a first record that is longer than all records may be.
+    if are_there and all(entry in STORED for entry in entries) and entries[0][1] <= bytes_max:
+        assert records is not None
+    if records is not None:
         assert are_there
-        records, stretches = found
-        assert records == sum(count for _, _, count in wanted)
-        assert [(at + SHIFT, stop - at) for at, stop in stretches] == [
-            (offset, size) for offset, size, _ in wanted
-        ]
+        assert records[0] == sum(count for _, _, count in wanted)
+        assert records[1] == b"".join(view[at - SHIFT : at - SHIFT + size] for at, size, _ in wanted)
 
 
 def test_a_record_that_is_damaged_or_not_common_is_not_found():
@@ -80,54 +85,42 @@ def test_a_record_that_is_damaged_or_not_common_is_not_found():
     for at, damage in ((3, 1), (7, 1), (35, 1), (39, 0x10), (87, 1)):
         data = bytearray(DATA)
         data[STORED[2][0] - SHIFT + at] ^= damage
-        assert compiled.records.find_records(raw, 2**18, data, len(data), SHIFT) is None
-        found = compiled.records.find_records(raw[:40], 2**18, data, len(data), SHIFT)
-        assert found == (2, [(0, STORED[2][0] - SHIFT)])
+        assert found(raw, 2**18, data) is None
+        assert found(raw[:40], 2**18, data) == (2, DATA[: STORED[2][0] - SHIFT])
 
 
 def test_entries_that_are_not_whole_count_for_nothing():
-    assert compiled.records.find_records(b"", 10, DATA, len(DATA), SHIFT) is None
-    assert compiled.records.find_records(raw_of(STORED)[:19], 10, DATA, len(DATA), SHIFT) is None
-    found = compiled.records.find_records(raw_of(STORED)[:39], 2**18, DATA, len(DATA), SHIFT)
-    assert found == (1, [(0, STORED[0][1])])
+    assert found(b"", 10, DATA) is None
+    assert found(raw_of(STORED)[:19], 10, DATA) is None
+    assert found(raw_of(STORED)[:39], 2**18, DATA) == (1, DATA[: STORED[0][1]])
 
 
-def test_what_does_not_fit_is_refused():
+def test_bytes_of_another_length_than_their_entries_say_are_no_records():
     raw = raw_of(STORED)
-    for bytes_max, end, shift in ((0, 10, 0), (10, -1, 0), (10, 101, 0), (10, 10, -1), (10, 2**70, 0)):
-        with pytest.raises((ValueError, OverflowError)):
-            compiled.records.find_records(raw, bytes_max, bytes(100), end, shift)
-    with pytest.raises(TypeError, match="entries are bytes"):
-        compiled.records.find_records(bytearray(raw), 10, DATA, 10, 0)
-    with pytest.raises(TypeError, match="5 arguments"):
-        compiled.records.find_records(raw, 10, DATA, 10)
-    with pytest.raises((TypeError, BufferError)):
-        compiled.records.find_records(raw, 10, memoryview(bytes(100))[::2], 10, 0)
+    assert compiled.kernel.count_records(DATA, raw) == len(STORED)
+    assert compiled.kernel.count_records(DATA, raw[:40]) == 0
+    assert compiled.kernel.count_records(DATA[:-1], raw) == 0
+    assert compiled.kernel.count_records(DATA + bytes(100), raw) == 0
 
 
-GUARDED = """
-from pathlib import Path
-from struct import pack
-
-log = Path(sys.argv[1]).read_bytes()[: 3 * mmap.PAGESIZE]
-entries = []
-at = 0
-while at + 91 <= len(log):
-    size = int.from_bytes(log[at : at + 4], "big")
-    entries.append((at, size))
-    at += size
-found = 0
-for end in range(len(log)):
-    # The bytes end where the page that nobody may read begins.
-    shift = len(view) - end
-    view[shift:] = log[:end]
-    raw = b"".join(pack(">qiq", at, size, 0) for at, size in entries if at <= end)
-    while raw and compiled.records.find_records(raw, 1 << 30, view[shift:], end, 0) is None:
-        raw = raw[:-20]
-    found += len(raw) // 20
-print(found)
-"""
+@pytest.mark.parametrize(
+    "read", [plain_read_spans, compiled.system.read_spans if compiled.IS_COMPILED else None]
+)
+def test_spans_of_a_file_are_read_in_one_call(read, tmp_path):
+    data = bytes(range(256)) * 4
+    (tmp_path / "file").write_bytes(data)
+    with (tmp_path / "file").open("rb") as file:
+        fd = file.fileno()
+        assert read(fd, [(700, 4), (0, 3), (0, 3)], 10) == data[700:704] + 2 * data[:3]
+        assert read(fd, [(0, 1024)], 1024) == data
+        # The file ends before.
+        assert read(fd, [(0, 3), (1020, 5)], 8) is None
+    assert read(fd, [(0, 3)], 3) is None
 
 
-def test_no_byte_after_the_end_is_read():
-    assert run_guarded(GUARDED, str(LOG)) > 1000
+def test_spans_that_do_not_fit_are_refused():
+    for spans, size in (([(0, 4)], 3), ([(-1, 4)], 4), ([(0, -4)], 4), ([(2**70, 4)], 4), ([5], 4), ((), 4)):
+        with pytest.raises((ValueError, TypeError, OverflowError)):
+            compiled.system.read_spans(0, spans, size)
+    with pytest.raises(TypeError, match="3 arguments"):
+        compiled.system.read_spans(0, [])

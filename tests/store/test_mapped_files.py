@@ -137,7 +137,7 @@ def test_records_that_are_read_by_a_call_are_those_of_the_map(tmp_path, bytes_ma
             # A first record of more bytes is left to plain code.
             assert bytes_max < 2000
         else:
-            assert (read[0], b"".join(read[1])) == (found[0], b"".join(found[1]))
+            assert read == found
     damaged = bytearray(raws[0])
     damaged[8:12] = (1 << 30).to_bytes(4, "big")
     assert log.common_records(bytes(damaged), 1 << 30) is None

@@ -10,7 +10,7 @@ import pytest
 from attrs import define, field
 
 from tests.store.support import message, open_log, open_store
-from trioha.store import compiled, syncing
+from trioha.store import syncing
 from trioha.store.flush import FlushService
 from trioha.store.syncing import PIECE_BYTES, SyncWork, pace, write_pieces
 
@@ -27,8 +27,11 @@ class Disk:
     """Of `sync_file_range`."""
     calls: list[object] = field(factory=list)
 
-    def write(self, fd, offset, length):
-        self.calls.append((self._name_of(fd), offset, length))
+    def write(self, fd, offset, length, flags):
+        if flags == syncing._WRITE_AND_WAIT:
+            self.calls.append((self._name_of(fd), offset, length))
+        else:
+            self.calls.append(f"pace {self._name_of(fd)} {offset} {length}")
         return self.error
 
     def sync(self, fd):
@@ -156,65 +159,67 @@ def test_the_system_writes_pieces(tmp_path):
         os.close(writing)
     assert len(steps) == (0 if write is None else 3)
     if write is not None:
-        assert write(reading, 0, 1) == errno.EBADF
+        assert write(reading, 0, 1, 2) == errno.EBADF
 
 
 # -- paced syncs ---------------------------------------------------------------------------------------------
 
 
-class Pacer:
-    """In the place of the compiled code: what is written back, and the errno that comes of it."""
-
-    def __init__(self, disk, error=0):
-        self.disk = disk
-        self.error = error
-
-    def write_back(self, fd, start, end, rests):
-        assert rests > 0
-        self.disk.calls.append(f"pace {self.disk._name_of(fd)} {start} {end}")
-        return self.error
+def test_a_paced_sync_writes_what_is_not_on_disk_in_small_pieces_before_it(tmp_path, disk):
+    piece = syncing._PACED_BYTES
+    work_of(disk, tmp_path / "a", span=(100, piece + 200), grown_bytes=PIECE_BYTES).run(disk.step, paced=True)
+    work_of(disk, tmp_path / "b", grown_bytes=piece + 1).run(disk.step, paced=True)
+    assert disk.calls == [
+        f"pace a 100 {piece}", f"pace a {piece + 100} 100", "sync a", "step",
+        f"pace b 0 {piece}", f"pace b {piece} 1", "sync b", "step",
+    ]  # fmt: skip
 
 
-def use_pacer(monkeypatch, disk, error=0):
-    monkeypatch.setattr(compiled, "IS_COMPILED", True)
-    monkeypatch.setattr(compiled, "records", Pacer(disk, error))
-
-
-def test_a_paced_sync_writes_what_is_not_on_disk_slowly_before_it(tmp_path, disk, monkeypatch):
-    use_pacer(monkeypatch, disk)
-    work_of(disk, tmp_path / "a", span=(100, 5_000), grown_bytes=PIECE_BYTES).run(disk.step, paced=True)
-    work_of(disk, tmp_path / "b", grown_bytes=PIECE_BYTES + 1).run(disk.step, paced=True)
-    end = PIECE_BYTES + 1
-    assert disk.calls == ["pace a 100 5000", "sync a", "step", f"pace b 0 {end}", "sync b", "step"]
-
-
-def test_a_long_span_is_not_paced(tmp_path, disk, monkeypatch):
+def test_a_long_span_is_not_paced(tmp_path, disk):
     """There is load: the sync is needed before the next one is due."""
-    use_pacer(monkeypatch, disk)
     work_of(disk, tmp_path / "a", span=(0, PIECE_BYTES + 1)).run(disk.step, paced=True)
     assert disk.calls == [("a", 0, PIECE_BYTES), "step", ("a", PIECE_BYTES, 1), "step", "sync a", "step"]
 
 
-def test_a_failed_write_of_a_paced_sync_fails_it(tmp_path, disk, monkeypatch):
-    use_pacer(monkeypatch, disk, errno.EIO)
-    work = work_of(disk, tmp_path / "a")
+def test_a_failed_write_of_a_paced_sync_fails_it(tmp_path, disk):
+    disk.error = errno.EIO
+    work = work_of(disk, tmp_path / "a", grown_bytes=1)
     with pytest.raises(OSError, match="Input/output error"):
         work.run(disk.step, paced=True)
     assert work.left == (tmp_path / "a",)
-    use_pacer(monkeypatch, disk, errno.ENOSYS)
+    disk.error = errno.ENOSYS
     work.run(disk.step, paced=True)
     assert not work.left
 
 
-def test_plain_python_does_not_pace(tmp_path, disk, monkeypatch):
-    monkeypatch.setattr(compiled, "IS_COMPILED", False)
-    monkeypatch.setattr(compiled, "records", None)
-    work_of(disk, tmp_path / "a").run(disk.step, paced=True)
+def test_a_paced_thread_rests_three_times_as_long_as_it_works_and_a_second_at_most(
+    tmp_path, disk, monkeypatch
+):
+    work_s, rests_s = 0.0, []
+
+    def work(*_):
+        nonlocal work_s
+        # Of a piece: too short for a rest, of the usual length, a stall.
+        work_s += (0.00004, 0.0009, 2.0)[len(disk.calls) % 3]
+        disk.calls.append("")
+        return 0
+
+    monkeypatch.setattr(syncing, "_sync_file_range", lambda: work)
+    monkeypatch.setattr(syncing.time, "thread_time", lambda: work_s)
+    monkeypatch.setattr(syncing.time, "sleep", rests_s.append)
+    pace(0, 0, 6 * syncing._PACED_BYTES)
+    assert rests_s == pytest.approx([3 * 0.00094, 0.005] * 2)
+    pace(0, 0, 10_000 * syncing._PACED_BYTES)
+    assert sum(rests_s[4:]) == pytest.approx(1.0, abs=0.005)
+
+
+def test_where_the_system_has_no_such_call_nothing_is_paced(tmp_path, disk, monkeypatch):
+    monkeypatch.setattr(syncing, "_sync_file_range", lambda: None)
+    work_of(disk, tmp_path / "a", grown_bytes=1).run(disk.step, paced=True)
     assert disk.calls == ["sync a", "step"]
 
 
-@pytest.mark.skipif(not compiled.IS_COMPILED, reason="without the compiled kernel there are no paced syncs")
-def test_compiled_code_has_bytes_written_back(tmp_path):
+def test_bytes_that_are_written_slowly_are_those_of_the_file(tmp_path):
     path = tmp_path / "a"
     data = os.urandom(300_000)
     path.write_bytes(data)
@@ -223,13 +228,9 @@ def test_compiled_code_has_bytes_written_back(tmp_path):
         pace(file.fileno(), 5, 5)
         pace(file.fileno(), 0, 2 * len(data))
     assert path.read_bytes() == data
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        pace(-1, 0, 1)
-    assert compiled.records.write_back(-1, 1, 1, 3) == 0
-    with pytest.raises(TypeError, match="4 arguments"):
-        compiled.records.write_back(1, 0, 0)
-    with pytest.raises(OverflowError):
-        compiled.records.write_back(0, 2**70, 0, 0)
+    if syncing._sync_file_range() is not None:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            pace(-1, 0, 1)
 
 
 @pytest.mark.parametrize("sync_flush", [False, True])

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from trioha.recording import compiled
 from trioha.recording.events import NO_CONNECTION, RECORD, RECORD_BYTES, Kind
 from trioha.recording.state import ends_connection
 
@@ -43,14 +42,11 @@ class KeyframeBuilder:
     def add(self, records: memoryview) -> None:
         """Add `records`, whole ones, in their order.
 
-        Kind, flags, node and conn are one 64-bit word, and a dict has the last index of each, by compiled
-        code, or else by Python's own functions. Python loops over the few distinct words only.
+        Kind, flags, node and conn are one 64-bit word, and a dict has the last index of each. Python loops
+        over the few distinct words only.
         """
-        if compiled.IS_COMPILED:
-            last_index = compiled.events.last_events(records)
-        else:
-            words = records.cast("q")[2::6].tolist()
-            last_index = dict(zip(words, range(len(words)), strict=True))
+        words = records.cast("q")[2::6].tolist()
+        last_index = dict(zip(words, range(len(words)), strict=True))
         for signed, index in sorted(last_index.items(), key=_by_index):
             word = signed & _WORD_MASK
             kind = word & 0xFF

@@ -126,8 +126,7 @@ class SessionWriter:
             self._write_facts(block, len(block.facts), self._next_seq)
             return
         if block.runs:
-            compiled.events.fill_runs(block.buffer, block.runs)
-            block.runs.clear()
+            self._fill(block)
         records = memoryview(block.buffer)[: block.used_bytes]
         count = block.used_bytes // RECORD_BYTES
         while (done := block.written_records) < count:
@@ -145,6 +144,18 @@ class SessionWriter:
             self._append(part)
             self._keyframe_builder.add(part)
             block.written_records = end
+
+    @staticmethod
+    def _fill(block: Block) -> None:
+        """Write the events of runs to the places that were left for them."""
+        for position, time_ns, word, second_word, places, end_offset, request_id, value in block.runs:
+            events = compiled.kernel.encode_run(
+                time_ns, word, second_word, places, end_offset, request_id, value
+            )
+            end = position + len(events)
+            assert end <= len(block.buffer), f"a run ends at {end} of {len(block.buffer)} bytes"
+            block.buffer[position:end] = events
+        block.runs.clear()
 
     def _roll(self, ts_ns: int) -> None:
         self._segment.close()
@@ -167,7 +178,7 @@ class SessionWriter:
     def _append(self, records: memoryview) -> None:
         count = len(records) // RECORD_BYTES
         if compiled.IS_COMPILED:
-            compiled.events.number_events(records, self._next_seq)
+            records[:] = compiled.kernel.number_events(bytes(records), self._next_seq)
         else:
             number_records(records, self._next_seq)
             check_records(records)

@@ -1,6 +1,6 @@
-"""The compiled kernel, if there is one: the loops of `kernel.py` and `records.c` as machine code.
+"""The compiled kernel, if there is one: the loops of `kernel.py`, and what `system.c` adds to Python.
 
-The build compiles them as `_kernel` and `_records`, where a C compiler is found. A compiled module is used
+The build compiles them as `_kernel` and `_system`, where a C compiler is found. A compiled module is used
 only if it was made from the source that lies beside it: it names the SHA-256 of that, so an edited source is
 never shadowed by an older module. Without both the same work is done in plain Python; `DESCRIPTION` says
 which, and why. `TRIOHA_PURE=1` in the environment chooses plain Python.
@@ -15,8 +15,6 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
-
-from isal import isal_zlib
 
 PURE_VARIABLE: Final = "TRIOHA_PURE"
 SOURCE: Final = Path(__file__).with_name("kernel.py")
@@ -49,19 +47,17 @@ def load(
 
 
 _found, _description = load()
-_found_records, _records_description = load("trioha.store._records", source=SOURCE.with_name("records.c"))
-IS_COMPILED = _found is not None and _found_records is not None
-"""Whether `kernel` and `records` are there. A name of this module: tests run both ways in one process."""
-DESCRIPTION: Final = _description if _found is None else _records_description
+_found_system, _system_description = load("trioha.store._system", source=SOURCE.with_name("system.c"))
+IS_COMPILED = _found is not None and _found_system is not None
+"""Whether `kernel` and `system` are there. A name of this module: tests run both ways in one process."""
+DESCRIPTION: Final = _description if _found is None else _system_description
 """For people: "compiled", or "pure" with the reason."""
-CHECKS_CRC = _found_records is not None and _found_records.find_crc32(isal_zlib.__file__)
-"""Whether `records` can check and write CRCs, which it does with ISA-L's function in isal's module."""
 
 if TYPE_CHECKING:
-    from trioha.store import _records
+    from trioha.store import _system
     from trioha.store import kernel as kernel  # noqa: PLC0414
 
-    records = _records
+    system = _system
 else:
     kernel = _found
-    records = _found_records
+    system = _found_system

@@ -44,6 +44,8 @@ LEAD_MS_MAX: Final = 3000
 """As in `store.time_steps`."""
 BODY_AT: Final = 88
 TOPIC_BYTES_MAX: Final = 127
+ENTRY_BYTES: Final = 20
+"""Of an entry of a consume queue: i64 physical offset, i32 size, i64 tags code."""
 KEY_BYTES: Final = 24
 """Of a key in the column that `Columns.collect` makes: i64 hash, physical offset, store timestamp."""
 TIME_DIFF_MAX_S: Final = 0x7FFFFFFF
@@ -78,6 +80,133 @@ def _end_of_common(data: bytes, at: i64, end: i64, shift: i64) -> i64:
     ):
         return -1
     return record_end
+
+
+def _end_of_checked(data: bytes, at: i64, end: i64, shift: i64, crc32: Callable[[bytes], int] | None) -> i64:
+    """As `_end_of_common`, with `crc32` also -1 for a body that is not what was stored."""
+    record_end = _end_of_common(data, at, end, shift)
+    if record_end >= 0 and crc32 is not None:
+        body_at: i64 = at + BODY_AT
+        body = data[body_at : body_at + i64(read_i32_be(data, at + 84))]
+        if i64(crc32(body)) & CRC_MASK != i64(read_i32_be(data, at + 8)):
+            return -1
+    return record_end
+
+
+def walk_records(data: bytes, shift: i64, crc32: Callable[[bytes], int] | None) -> tuple[int, int, int]:
+    """Pass common records from the start of `data` on; the first one must name the offset `shift`.
+
+    With `crc32` bodies are checked, too. Returns the index after them, how many they were, and the index of
+    the last one, -1 without any.
+    """
+    at: i64 = 0
+    end: i64 = len(data)
+    records: i64 = 0
+    last_at: i64 = -1
+    while end - at >= RECORD_BYTES_MIN:
+        record_end = _end_of_checked(data, at, end, shift, crc32)
+        if record_end < 0:
+            break
+        last_at = at
+        records += 1
+        at = record_end
+    return at, records, last_at
+
+
+def describe_records(  # noqa: PLR0917 - keywords would cost a call more
+    data: bytes, at: i64, shift: i64, topics: set[bytes], topics_max: i64, crc32: Callable[[bytes], int]
+) -> tuple[int, int, int, int]:
+    """Pass checked common records from `data[at]` on; the one at `at` must name the offset `at + shift`.
+
+    Their topics are added to `topics` until these are more than `topics_max`. Returns the index after them,
+    how many they were, and their least and greatest storeTimestamp, zeros without any.
+    """
+    end: i64 = len(data)
+    records: i64 = 0
+    least_ms: i64 = 0
+    greatest_ms: i64 = 0
+    while end - at >= RECORD_BYTES_MIN:
+        record_end = _end_of_checked(data, at, end, shift, crc32)
+        if record_end < 0:
+            break
+        time_ms = read_i64_be(data, at + STORE_TIMESTAMP_AT)
+        if records == 0:
+            least_ms = time_ms
+            greatest_ms = time_ms
+        least_ms = min(least_ms, time_ms)
+        greatest_ms = max(greatest_ms, time_ms)
+        if len(topics) <= topics_max:
+            topic_at: i64 = at + BODY_AT + 1 + i64(read_i32_be(data, at + 84))
+            topics.add(data[topic_at : topic_at + i64(data[topic_at - 1])])
+        records += 1
+        at = record_end
+    return at, records, least_ms, greatest_ms
+
+
+# -- records of a pull ---------------------------------------------------------------------------------------
+
+
+def find_spans(
+    entries: bytes, bytes_max: i64, first_offset: i64, end_offset: i64
+) -> tuple[list[tuple[int, int]], int]:
+    """Where a file has the records that entries of a consume queue name, and how many bytes they have.
+
+    The file has the log's bytes `[first_offset, end_offset)`. (Index, size) of each span of records that
+    follow each other. Records are taken while they have at most `bytes_max` bytes in all. None of them if an
+    entry is not one of a record of such a length in this file.
+    """
+    spans: list[tuple[int, int]] = []
+    at: i64 = 0
+    end: i64 = len(entries)
+    total_bytes: i64 = 0
+    start: i64 = 0
+    stop: i64 = -1
+    while end - at >= ENTRY_BYTES and total_bytes < bytes_max:
+        offset = read_i64_be(entries, at)
+        size = i64(read_i32_be(entries, at + 8))
+        if at > 0 and size > bytes_max - total_bytes:
+            break
+        if (
+            size < RECORD_BYTES_MIN
+            or size > bytes_max
+            or offset < first_offset
+            or offset > end_offset
+            or size > end_offset - offset
+        ):
+            return [], 0
+        if offset != stop:
+            if at > 0:
+                spans.append((int(start - first_offset), int(stop - start)))
+            start = offset
+            stop = offset
+        stop += size
+        total_bytes += size
+        at += ENTRY_BYTES
+    if at > 0:
+        spans.append((int(start - first_offset), int(stop - start)))
+    return spans, int(total_bytes)
+
+
+def count_records(data: bytes, entries: bytes) -> int:
+    """How many common records `data` is, those of the first entries, one after the other.
+
+    0 if it is anything else. Bodies are not checked.
+    """
+    at: i64 = 0
+    end: i64 = len(data)
+    entry: i64 = 0
+    entries_end: i64 = len(entries)
+    records: i64 = 0
+    while at < end:
+        if entries_end - entry < ENTRY_BYTES or end - at < RECORD_BYTES_MIN:
+            return 0
+        size = i64(read_i32_be(entries, entry + 8))
+        if _end_of_common(data, at, end, read_i64_be(entries, entry) - at) != at + size:
+            return 0
+        at += size
+        entry += ENTRY_BYTES
+        records += 1
+    return int(records)
 
 
 # -- entries of queues, and keys -----------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import structlog
 from trioha.errors import StoreError
 from trioha.store import compiled
 from trioha.store.file_cache import FileCache
+from trioha.store.file_reads import read_spans
 from trioha.store.mapped_file import FILE_NAME_DIGITS, MappedFile
 from trioha.store.read_faults import ReadFaults
 from trioha.store.syncing import SyncWork, sync_data, sync_directory
@@ -90,22 +91,26 @@ class LogFiles:
             self.read_faults.note(error)
             raise
 
-    def read_records(
-        self, file: MappedFile, entries: bytes, bytes_max: int, *, end_offset: int
-    ) -> tuple[int, memoryview] | None:
-        """The records that entries of a consume queue name: their number, and all of them in one view.
+    def joined(self, entries: bytes, bytes_max: int, *, end_offset: int) -> bytes:
+        """The bytes that entries of a consume queue name, see `find_spans`, of a log that ends there.
 
-        As `read_records` of compiled code, for records before `end_offset`. None also if the file cannot be
-        opened.
+        Empty if they are not in one file, or the disk does not give them: `read` reports which.
         """
+        offset = int.from_bytes(entries[:8], "big", signed=True)
+        if not self.start_offset <= offset < end_offset:
+            return b""
+        file = self.file_of(offset)
+        first = file.start_offset
+        spans, size = compiled.kernel.find_spans(entries, bytes_max, first, min(file.end_offset, end_offset))
+        if end_offset - offset <= MAPPED_BYTES and file.is_held:
+            view = file.view
+            return b"".join([view[at : at + length] for at, length in spans])
         with self._read_lock:
             try:
                 fd = self._read_files.fd(file.path)
             except OSError:
-                # `read` reports it.
-                return None
-            found = compiled.records.read_records(fd, entries, bytes_max, file.start_offset, end_offset)
-        return None if found is None else (found[0], memoryview(found[1])[: found[2]])
+                return b""
+            return read_spans(fd, spans, size) or b""
 
     def _forget(self, file: MappedFile) -> None:
         with self._read_lock:

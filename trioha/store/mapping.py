@@ -43,7 +43,7 @@ def map_file(fd: int, size: int, path: Path, *, first_offset: int = 0, read_only
         view = _map_over(fd, size, read_only=read_only)
         view = memoryview(mmap.mmap(fd, size, access=access)) if view is None else view
     if compiled.IS_COMPILED:
-        compiled.records.name_map(view, os.fsencode(path), first_offset)
+        compiled.system.name_map(view, os.fsencode(path), first_offset)
     elif not faulthandler.is_enabled():
         faulthandler.enable(file=2)
     return view
@@ -54,7 +54,7 @@ def end_map(view: memoryview) -> None:
     mapping = view.obj
     assert isinstance(mapping, mmap.mmap)
     if compiled.IS_COMPILED:
-        compiled.records.forget_map(view)
+        compiled.system.forget_map(view)
     # References to the mapping, for instance from the frames of a traceback, would keep the space of a
     # deleted file until the next garbage collection.
     with suppress(BufferError):

@@ -182,7 +182,7 @@ class MessageReader:
         if found is None:
             return None
         messages, records = found
-        return GetResult(_FOUND, offset + messages, low, high, records, (), messages)
+        return GetResult(_FOUND, offset + messages, low, high, (records,), (), messages)
 
     def _neighbours(
         self, raw: bytes, limits: ReadLimits, wanted: frozenset[int] | None

@@ -29,7 +29,7 @@ to the file's end.
 
 The functions are pure: from a buffer and indexes they compute numbers. Recovery, verification, replicas,
 reads and dispatch all check records with `check_record`, those of compiled code but for common records (V1,
-IPv4 hosts), which the loops of `kernel.py` and `records.c` pass.
+IPv4 hosts), which the loops of `kernel.py` pass.
 """
 
 from __future__ import annotations
@@ -86,6 +86,10 @@ _I32 = Struct(">i").unpack_from
 _I64 = Struct(">q").unpack_from
 _COMMON = Struct(">iIi16xqi44xi").unpack_from
 """totalSize, magic, bodyCRC, physicalOffset, sysFlag and (IPv4 hosts) bodyLength: what every check needs."""
+
+
+_UNCOMMON_RECORDS_MAX: Final = 64
+"""The most records that are checked one by one before the compiled kernel is tried again."""
 
 
 class FaultKind(IntEnum):
@@ -323,12 +327,7 @@ def scan_records(
     records = 0
     last_at = -1
     result = 0
-    if (
-        compiled.IS_COMPILED
-        and on_record is None
-        and (compiled.CHECKS_CRC or not check_crc)
-        and end + shift <= I64.high
-    ):
+    if compiled.IS_COMPILED and on_record is None and end + shift <= I64.high:
         at, records, last_at = _walk_compiled(view, at, end, shift, check_crc=check_crc)
     while end - at >= RECORD_BYTES_MIN:
         result = check_record(view, at, end, at + shift, check_crc=check_crc)
@@ -363,22 +362,28 @@ def _walk_compiled(
     Returns the index after them, how many they were, and the index of the last one, -1 without any. It stops
     at the first record that is not whole and valid.
     """
-    walk = compiled.records.walk_records
+    walk = compiled.kernel.walk_records
+    crc = crc32 if check_crc else None
     records = 0
     last_at = -1
-    while True:
-        at, passed, last = walk(view, at, end, shift, check_crc)
+    uncommon_records = 1
+    while end - at >= RECORD_BYTES_MIN:
+        size, passed, last = walk(bytes(view[at : min(at + compiled.COPY_BYTES, end)]), at + shift, crc)
         if passed:
             records += passed
-            last_at = last
-        if end - at < RECORD_BYTES_MIN:
-            break
-        size = check_record(view, at, end, at + shift, check_crc=check_crc)
-        if size < 0:
-            break
-        records += 1
-        last_at = at
-        at += size
+            last_at = at + last
+            at += size
+            uncommon_records = 1
+            continue
+        # Where uncommon or long records are usual, a copy for each would cost more than it saves.
+        for _ in range(uncommon_records):
+            size = check_record(view, at, end, at + shift, check_crc=check_crc)
+            if size < 0:
+                return at, records, last_at
+            records += 1
+            last_at = at
+            at += size
+        uncommon_records = min(uncommon_records * 2, _UNCOMMON_RECORDS_MAX)
     return at, records, last_at
 
 

@@ -17,7 +17,7 @@ from typing import Final
 from trioha.errors import StoreError
 from trioha.store import compiled
 from trioha.store.callbacks import Callbacks
-from trioha.store.log_files import MAPPED_BYTES, NO_BYTES, LogFiles
+from trioha.store.log_files import NO_BYTES, LogFiles
 from trioha.store.mapped_file import MappedFile
 from trioha.store.read_faults import ReadFaults
 from trioha.store.record_layout import BLANK, BLANK_BYTES, MAGIC_BLANK
@@ -111,30 +111,16 @@ class RecordLog:
         """
         return self._files.part(offset, limit_bytes, end_offset=self.appended.offset)
 
-    def common_records(self, entries: bytes, bytes_max: int) -> tuple[int, tuple[memoryview, ...]] | None:
-        """The records that entries of a consume queue name: their number, and views of them, as of `read`.
+    def common_records(self, entries: bytes, bytes_max: int) -> tuple[int, memoryview] | None:
+        """The records that entries of a consume queue name: their number, and all of them in one view.
 
-        Records that follow each other in the log are in one view. They are checked but for their bodies, and
-        taken while they have at most `bytes_max` bytes in all; the first one always is. None unless all are
-        common and in the file of the first one, and the disk gives them. Those that are read by calls are in
-        one view. For compiled code only.
+        They are checked but for their bodies, and taken while they have at most `bytes_max` bytes in all.
+        None unless all are common, in the file of the first one and not longer, and the disk gives them. For
+        compiled code only.
         """
-        offset = int.from_bytes(entries[:8], "big", signed=True)
-        max_offset = self.appended.offset
-        files = self._files
-        if not files.start_offset <= offset < max_offset:
-            return None
-        file = files.file_of(offset)
-        start, view = file.start_offset, file.view
-        end = min(file.size, max_offset - start)
-        if max_offset - offset > MAPPED_BYTES or not file.is_held:
-            read = files.read_records(file, entries, bytes_max, end_offset=start + end)
-            return None if read is None else (read[0], (read[1],))
-        found = compiled.records.find_records(entries, bytes_max, view, end, start)
-        if found is None:
-            return None
-        records, stretches = found
-        return records, tuple([view[at:end] for at, end in stretches])
+        data = self._files.joined(entries, bytes_max, end_offset=self.appended.offset)
+        records = compiled.kernel.count_records(data, entries)
+        return (records, memoryview(data)) if records else None
 
     # -- appending -----------------------------------------------------------------------------------------
 

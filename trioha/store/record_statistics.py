@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from isal.isal_zlib import crc32
+
 from trioha.numbers import I64
 from trioha.store import compiled
 from trioha.store.record_layout import ScanEnd, scan_records, store_timestamp_ms, topic_of
@@ -29,9 +31,9 @@ class RecordStatistics:
         Returns where they end, and why; the numbers of the records in it are not those of all.
         """
         end, topics = len(data), self._topics
-        if compiled.IS_COMPILED and compiled.CHECKS_CRC and end + shift <= I64.high:
-            at, records, *times_ms = compiled.records.describe_records(
-                data, at, end, shift, topics, self._topics_max
+        if compiled.IS_COMPILED and end + shift <= I64.high:
+            at, records, *times_ms = compiled.kernel.describe_records(
+                data, at, shift, topics, self._topics_max, crc32
             )
             if records:
                 self._note(records, *times_ms)

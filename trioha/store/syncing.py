@@ -21,6 +21,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -28,13 +29,21 @@ from threading import Lock
 from typing import Final
 
 from trioha.net.border import is_shortage
-from trioha.store import compiled
 
 PIECE_BYTES: Final = 16 * 1024 * 1024
 """Spans of a file that are longer are written in pieces of this length, before the sync."""
 RESTS: Final = 3
 """After each piece of work a paced thread rests three times as long as that took: it takes a quarter of a
 processor."""
+_PACED_BYTES: Final = 128 * 1024
+"""Of one call of a paced thread."""
+_WORK_S_MIN: Final = 0.0001
+"""So long it works before it rests."""
+_REST_S_MAX: Final = 0.005
+_RESTS_S_MAX: Final = 1.0
+"""One rest, and all rests of a file: a node that stops waits for its threads."""
+_WRITE: Final = 2
+"""SYNC_FILE_RANGE_WRITE."""
 _WRITE_AND_WAIT: Final = 1 | 2 | 4
 """SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER."""
 _NO_PIECES: Final = frozenset((errno.EINVAL, errno.ESPIPE, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM))
@@ -76,7 +85,7 @@ def write_pieces(fd: int, start: int, end: int, on_step: Callable[[], None]) -> 
     if write is None:
         return
     for at in range(start, end, PIECE_BYTES):
-        error = write(fd, at, min(PIECE_BYTES, end - at))
+        error = write(fd, at, min(PIECE_BYTES, end - at), _WRITE_AND_WAIT)
         if error in _NO_PIECES:
             return
         if error:
@@ -87,19 +96,31 @@ def write_pieces(fd: int, start: int, end: int, on_step: Callable[[], None]) -> 
 def pace(fd: int, start: int, end: int) -> None:
     """Have bytes `[start, end)` of a file written, slowly, so that the sync that follows finds little to do.
 
-    Does nothing without compiled code, and where the system cannot do it. Blocks. Raises OSError.
+    Does nothing where the system cannot do it. Blocks: the thread rests 1 s in all at most. Raises OSError.
     """
-    if not compiled.IS_COMPILED:
+    write = _sync_file_range()
+    if write is None:
         return
-    error = compiled.records.write_back(fd, start, end, RESTS)
-    if error and error not in _NO_PIECES:
-        raise OSError(error, os.strerror(error))
+    rested_s = 0.0
+    worked_s = time.thread_time()
+    for at in range(start, end, _PACED_BYTES):
+        error = write(fd, at, min(_PACED_BYTES, end - at), _WRITE)
+        if error in _NO_PIECES:
+            return
+        if error:
+            raise OSError(error, os.strerror(error))
+        work_s = time.thread_time() - worked_s
+        if work_s >= _WORK_S_MIN and rested_s < _RESTS_S_MAX:
+            rest_s = min(RESTS * work_s, _REST_S_MAX)
+            time.sleep(rest_s)
+            rested_s += rest_s
+            worked_s = time.thread_time()
 
 
 @cache
-def _sync_file_range() -> Callable[[int, int, int], int] | None:
-    """Linux's `sync_file_range`, which returns an errno or 0; None where there is none."""
-    # Few syncs are that long: the others do not load it.
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    """Linux's `sync_file_range(fd, offset, length, flags)`, which returns an errno or 0; None without one."""
+    # A start does not load it.
     import ctypes  # noqa: PLC0415
 
     function = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
@@ -107,8 +128,8 @@ def _sync_file_range() -> Callable[[int, int, int], int] | None:
         return None
     function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
-    def write(fd: int, offset: int, length: int) -> int:
-        return 0 if function(fd, offset, length, _WRITE_AND_WAIT) == 0 else ctypes.get_errno()
+    def write(fd: int, offset: int, length: int, flags: int) -> int:
+        return 0 if function(fd, offset, length, flags) == 0 else ctypes.get_errno()
 
     return write
 
