@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Final
 
 import trio
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from trioha.config.broker import BrokerConfig
 from trioha.errors import ConfigError
@@ -67,44 +68,54 @@ class Ports:
         Raises ConfigError if one cannot be listened on.
         """
         config = self._config
+        host, metrics_host = config.bind_address, config.metrics_bind_address
         with ExitStack() as opened:
-
-            async def listeners(name: str, opening: Callable[[], Awaitable[Listeners]]) -> Listeners:
-                found = await self._listeners(name, opening)
-                for listener in found:
-                    opened.callback(listener.socket.close)
-                return found
-
-            host = config.bind_address
-            slaves = await listeners(
+            slaves = await self._listeners(
                 "slaves",
-                lambda: _open(host, config.ha_listen_port, HA_BACKLOG, peers="slaves", key="haListenPort"),
+                partial(_open, host, config.ha_listen_port, HA_BACKLOG, peers="slaves", key="haListenPort"),
+                opened,
             )
-            clients = await listeners(
-                "clients", lambda: open_listeners(host, config.listen_port, vip_port=config.vip_port)
+            clients = await self._listeners(
+                "clients",
+                partial(open_listeners, host, config.listen_port, vip_port=config.vip_port),
+                opened,
             )
-            ports = OpenPorts(
-                clients=clients,
-                clients_address=Address(announced(host, config.broker_ip1), _bound_port(clients)),
-                slaves=slaves,
-                slaves_address=Address(announced(host, config.broker_ip2), _bound_port(slaves)),
-            )
+            metrics: Listeners = []
             if (port := config.metrics_port) is not None:
-                host_ = config.metrics_bind_address
-                metrics = await listeners(
+                metrics = await self._listeners(
                     "metrics",
-                    lambda: _open(host_, port, METRICS_BACKLOG, peers="Prometheus", key="trioha.metricsPort"),
+                    partial(
+                        _open,
+                        metrics_host,
+                        port,
+                        METRICS_BACKLOG,
+                        peers="Prometheus",
+                        key="trioha.metricsPort",
+                    ),
+                    opened,
                 )
-                address = Address(announced(host_, config.broker_ip1), _bound_port(metrics))
-                ports = evolve(ports, metrics=metrics, metrics_address=address)
-            yield ports
+            yield OpenPorts(
+                clients=clients,
+                clients_address=_reached(clients, host, config.broker_ip1),
+                slaves=slaves,
+                slaves_address=_reached(slaves, host, config.broker_ip2),
+                metrics=metrics,
+                metrics_address=_reached(metrics, metrics_host, config.broker_ip1) if metrics else None,
+            )
 
-    async def _listeners(self, name: str, opened: Callable[[], Awaitable[Listeners]]) -> Listeners:
-        if not self._are_kept or self._ends:
-            return await opened()
-        if name not in self._kept:
-            self._kept[name] = await opened()
-        return [_duplicate(listener) for listener in self._kept[name]]
+    async def _listeners(
+        self, name: str, opening: Callable[[], Awaitable[Listeners]], opened: ExitStack
+    ) -> Listeners:
+        """Listeners that `opened` closes."""
+        if self._are_kept and not self._ends:
+            if name not in self._kept:
+                self._kept[name] = await opening()
+            found = [_duplicate(listener) for listener in self._kept[name]]
+        else:
+            found = await opening()
+        for listener in found:
+            opened.callback(listener.socket.close)
+        return found
 
     def end(self) -> None:
         """Close what was kept: each port is closed as soon as the part that serves it now closes it."""
@@ -123,11 +134,11 @@ class Ports:
             self.end()
 
 
-def _bound_port(listeners: Listeners) -> int:
-    """The port that the first listener has."""
+def _reached(listeners: Listeners, host: str, broker_ip: str) -> Address:
+    """Where others dial the first of the listeners on `host`."""
     port = listeners[0].socket.getsockname()[1]
     assert isinstance(port, int), "TCP addresses have it after the host"
-    return port
+    return Address(announced(host, broker_ip), port)
 
 
 def _duplicate(listener: trio.SocketListener) -> trio.SocketListener:
