@@ -75,8 +75,8 @@ def test_a_kernel_is_compiled_again_after_an_edit_and_only_then(tmp_path: Path) 
 def test_the_kernels_of_the_tree_are_those_that_are_loaded() -> None:
     assert sources() == [
         ROOT / "trioha/store/kernel.py",
-        ROOT / "trioha/store/records.c",
-        ROOT / "trioha/recording/events.c",
+        ROOT / "trioha/store/system.c",
+        ROOT / "trioha/recording/kernel.py",
         ROOT / "trioha/remoting/kernel.py",
     ]
     assert compiled.IS_COMPILED == remoting_compiled.IS_COMPILED == recording_compiled.IS_COMPILED
