@@ -104,10 +104,10 @@ def test_a_kernel_that_cannot_be_compiled_leaves_plain_python(tmp_path: Path) ->
 
 @pytest.mark.full
 @needs_compiler
-def test_a_walk_in_c_that_cannot_be_compiled_leaves_plain_python(tmp_path: Path) -> None:
+def test_c_that_cannot_be_compiled_leaves_plain_python(tmp_path: Path) -> None:
     folder = tree(tmp_path, source="")
     (folder / "trioha/store/kernel.py").unlink()
-    source = folder / "trioha/store/records.c"
+    source = folder / "trioha/store/system.c"
     source.write_text("int walk(void) { return undeclared; }")
     said = build(folder)
     assert "undeclared" in said

@@ -66,8 +66,8 @@ class FollowedLog:
                 differs_at = offset + compared + at
                 raise ReplicationError(
                     CloseReason.DIVERGED,
-                    f"own log and the master's differ at offset {differs_at}, but must be the same up to "
-                    f"{end_offset}",
+                    f"own log and the master's must be the same up to {end_offset}, but differ at offset "
+                    f"{differs_at}",
                     offset=differs_at,
                 )
             compared += len(own)
