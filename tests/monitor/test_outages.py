@@ -237,7 +237,7 @@ def test_the_table_of_seconds_has_the_lag_that_the_live_view_showed(scripted, re
         assert 0 <= round(seconds - live_s, 6) <= TICK_MS / 1000, second
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 async def test_a_slave_killed_under_load_is_replayed_as_it_was_seen(start_node, tmp_path):
     """Its process, and puts without it until it is back: by the monitor's recording, and the master's."""
     recorded = {"trioha.recordDir": tmp_path / "recorded"}
