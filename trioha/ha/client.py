@@ -36,7 +36,7 @@ from trioha.ha.link import VERDICT_REASONS, LinkStatistics, LinkVerdict
 from trioha.ha.replication_session import ReplicationSession
 from trioha.ha.settings import HaSettings
 from trioha.net.busy_poll import polled
-from trioha.net.housekeeping import Housekeeping
+from trioha.net.housekeeping import Housekeeping, quiet
 from trioha.net.outbox import Outbox
 from trioha.net.transport import local_address, receive_into
 from trioha.recording.events import CloseReason, Direction, EventSink, HaState, Kind, LinkEvent
@@ -150,9 +150,7 @@ class HaClient(ABC):
             try:
                 self._close()
             finally:
-                self._outbox.close()
-                with trio.CancelScope(shield=True):
-                    await trio.aclose_forcefully(self._stream)
+                await self._outbox.aclose()
         return self.close_reason
 
     def _begin(self) -> bool:
@@ -352,11 +350,8 @@ class HaClient(ABC):
         await self._requested.wait()
         with self._ended_by_errors():
             while True:
-                due_s = self._last_report_s + self._settings.heartbeat_interval_s
-                if trio.current_time() < due_s:
-                    await trio.sleep_until(due_s)
-                else:
-                    self._report(max(self._ack_offset, self.reported_offset))
+                await quiet(self._settings.heartbeat_interval_s, lambda: self._last_report_s)
+                self._report(max(self._ack_offset, self.reported_offset))
 
     @contextmanager
     def _ended_by_errors(self) -> Iterator[None]:

@@ -36,7 +36,7 @@ from trioha.ha.replicas import ConnectedReplicas, Replicas
 from trioha.ha.settings import HaSettings
 from trioha.ha.slave_progress import ACK, HEARTBEAT, REFUSED, SlaveProgress
 from trioha.net.busy_poll import polled
-from trioha.net.housekeeping import Housekeeping
+from trioha.net.housekeeping import Housekeeping, quiet
 from trioha.net.outbox import Outbox
 from trioha.recording.events import CloseReason, Direction, EventSink, HaState, Kind
 from trioha.store.commit_log import CommitLog
@@ -172,9 +172,7 @@ class HaConnection(ABC):
             try:
                 self._close()
             finally:
-                self._outbox.close()
-                with trio.CancelScope(shield=True):
-                    await trio.aclose_forcefully(self._stream)
+                await self._outbox.aclose()
         return progress.close_reason
 
     def end(self, reason: CloseReason) -> None:
@@ -331,10 +329,8 @@ class HaConnection(ABC):
         self._sent_s = trio.current_time()
         with self._ended_by_errors():
             while self.progress.is_open:
-                due_s = self._sent_s + self._settings.heartbeat_interval_s
-                if trio.current_time() < due_s:
-                    await trio.sleep_until(due_s)
-                else:
+                await quiet(self._settings.heartbeat_interval_s, lambda: self._sent_s)
+                if self.progress.is_open:
                     await self._send_heartbeat()
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""The idle timeout of a connection (docs/protocol/ha.md#timers).
+"""The timers of a connection: its idle timeout, and its heartbeats (docs/protocol/ha.md#timers).
 
 Theory of operation. A connection is a nursery; its reader moves `deadline_s` with what it receives, which
 costs nothing, and one of its tasks waits for `expired`, and then ends the connection:
@@ -15,7 +15,16 @@ would end the connection before the bytes are read that came in time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
+
+
+async def quiet(interval_s: float, last_sent_s: Callable[[], float]) -> None:
+    """Return when nothing was sent for `interval_s`: a heartbeat is due. `last_sent_s` gives the time of the
+    last send, on trio's clock."""
+    while trio.current_time() < (due_s := last_sent_s() + interval_s):  # noqa: ASYNC110 - sends move it
+        await trio.sleep_until(due_s)
 
 
 class Housekeeping:

@@ -63,7 +63,10 @@ class Outbox:
                         await self._stream.send_all(chunks[0])
                     chunks.popleft().release()
 
-    def close(self) -> None:
-        """Release unsent chunks, which keep deleted files on disk, once no task flushes any more."""
+    async def aclose(self) -> None:
+        """Release unsent chunks, which keep deleted files on disk, and close the stream at once, also when
+        cancelled. No task may flush any more."""
         while self._chunks:
             self._chunks.popleft().release()
+        with trio.CancelScope(shield=True):
+            await trio.aclose_forcefully(self._stream)
