@@ -3,13 +3,12 @@
 import re
 import time
 from functools import reduce
-from pathlib import Path
 
 from tests.node.wire import Wire, send_to
-from tests.traced import entered, program
+from tests.traced import ROOT, entered, program
 from trioha.remoting.codes import ResponseCode
 
-PAGE = Path(__file__).parents[1] / "docs/architecture.md"
+PAGE = ROOT / "docs/architecture.md"
 SENDS = 10
 
 
@@ -45,5 +44,6 @@ def test_a_message_goes_through_the_files_of_the_page(start_node, tmp_path):
     )
     tables = files_of_tables()
     hops = tables["One message's way"]
+    assert [name for name in set().union(*tables.values()) if not (ROOT / name).is_file()] == []
     assert hops - way == set()
     assert way - hops - tables["What the hops use"] - tables["What goes on meanwhile"] == set()

@@ -13,7 +13,7 @@ from types import CodeType, FrameType
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = f"{ROOT / 'trioha'}/"
-_SOURCES = {"_kernel": "kernel.py", "_records": "records.c", "_events": "events.c"}
+_SOURCES = {"_kernel": "kernel.py", "_system": "system.c"}
 """Of compiled modules."""
 
 
