@@ -21,6 +21,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -103,8 +104,9 @@ def pace(fd: int, start: int, end: int) -> None:
         return
     rested_s = 0.0
     worked_s = time.thread_time()
-    for at in range(start, end, _PACED_BYTES):
-        error = write(fd, at, min(_PACED_BYTES, end - at), _WRITE)
+    while (at := _next_data(fd, start)) < end:
+        start = min(at + _PACED_BYTES, end)
+        error = write(fd, at, start - at, _WRITE)
         if error in _NO_PIECES:
             return
         if error:
@@ -115,6 +117,22 @@ def pace(fd: int, start: int, end: int) -> None:
             time.sleep(rest_s)
             rested_s += rest_s
             worked_s = time.thread_time()
+
+
+def _next_data(fd: int, offset: int) -> int:
+    """Where the file has bytes at or after `offset`; a sparse file (an index) is holes for the most part.
+
+    `sys.maxsize` if there are none. Raises OSError.
+    """
+    try:
+        return os.lseek(fd, offset, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return sys.maxsize
+        if error.errno != errno.EINVAL:
+            raise
+        # A file system without holes.
+        return offset
 
 
 @cache
