@@ -68,13 +68,14 @@ def test_the_wheel_holds_all_packages_and_where_spark_finds_its_sources(wheel: P
     assert {name.partition("/")[0] for name in names} == {
         "trioha",
         "trioha_monitor",
+        "trioha_sessions",
         "trioha_analysis",
         "trioha_spark",
         "pyspark_rocketmq_commitlog.py",
         "pyspark_trioha_session.py",
         f"trioha-{__version__}.dist-info",
     }
-    for package in ("trioha", "trioha_monitor", "trioha_analysis", "trioha_spark"):
+    for package in ("trioha", "trioha_monitor", "trioha_sessions", "trioha_analysis", "trioha_spark"):
         assert f"{package}/py.typed" in names
         folder = next(ROOT.glob(f"{package}/")) if package == "trioha" else next(ROOT.glob(f"*/{package}/"))
         expected = {
@@ -133,7 +134,7 @@ def test_the_installed_command_runs_outside_the_checkout(installed: Path, tmp_pa
     version = run(installed / "trioha", "--version", cwd=tmp_path)
     assert version.startswith(f"{__version__} (kernel: {kernel}")
     assert run(installed / "trioha", "node", "--help", cwd=tmp_path).startswith("Usage: trioha node")
-    packages = ("trioha", "trioha_monitor", "trioha_analysis", "trioha_spark")
+    packages = ("trioha", "trioha_monitor", "trioha_sessions", "trioha_analysis", "trioha_spark")
     where = f"import {', '.join(packages)}; print({', '.join(f'{name}.__file__' for name in packages)})"
     for file in run(installed / "python", "-c", where, cwd=tmp_path).split():
         assert Path(file).is_relative_to(installed.parent)

@@ -8,7 +8,7 @@ Rows of replicas. A master lists its connections by the slave's socket, and a sl
 connection. Which connections belong to one replica is decided, in this order,
 
 1. by the slave itself if it is watched: a trioha slave reports its local address;
-2. by the one rule for lost and new connections (`trioha.recording.reconnects`): a new connection continues a
+2. by the one rule for lost and new connections (`trioha_sessions.reconnects`): a new connection continues a
    lost one only if there is exactly one candidate;
 3. by elimination: if one watched slave of this master and one of its connections on a host are left, they
    belong together.
@@ -30,7 +30,6 @@ from attrs import frozen
 from trioha.broker_status import BrokerStatus
 from trioha.net.border import ConnectionBorder
 from trioha.outside_text import clean
-from trioha.recording.reconnects import Reconnects
 from trioha.replica_verdict import Judgement, Limits, Severity, Verdict
 from trioha.unit_texts import format_elapsed
 from trioha_monitor.answers import Answer
@@ -39,6 +38,7 @@ from trioha_monitor.matching import LOST_KEPT_MS, ConnectionRows, ReplicaEvents,
 from trioha_monitor.node import Node, NodeEvents
 from trioha_monitor.timeline import Timeline
 from trioha_monitor.view import ClusterView, EventKind, Health, NameServerView, ReplicaView
+from trioha_sessions.reconnects import Reconnects
 
 NODES_MAX = 512
 """Nodes that are watched: the first ones that were named."""

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from trioha.broker_status import ConnectionStatus
-from trioha.recording.reconnects import LOST_NS, Arrival, Connection
 from trioha.replica_verdict import Judgement, Severity, Verdict
 from trioha.unit_texts import format_bytes, format_elapsed
 from trioha_monitor.answers import CONNECTIONS_MAX
@@ -20,6 +19,7 @@ from trioha_monitor.series import SeriesRecorder, buckets_for
 from trioha_monitor.texts import host_of
 from trioha_monitor.timeline import Timeline
 from trioha_monitor.view import EventKind
+from trioha_sessions.reconnects import LOST_NS, Arrival, Connection
 
 SYNC_AFTER_MS = 1000
 """A change of in-sync is an event when it has lasted for so long."""
@@ -338,7 +338,7 @@ class ConnectionRows:
         return bool(ended or new) or len(node.rows) != rows_before
 
     def _connect(self, node: Node, addresses: list[str], *, at_ms: int) -> None:
-        """Assign each new connection to a row by the rule of `trioha.recording.reconnects`."""
+        """Assign each new connection to a row by the rule of `trioha_sessions.reconnects`."""
         by_socket = self._slaves.slaves_by_socket()
         lost = {row.key: row for row in node.rows if not row.is_connected}
         new = [Connection(self._new_key(), address, by_socket.get(address, "")) for address in addresses]

@@ -9,7 +9,6 @@ from attrs import define, field
 
 from trioha.broker_status import ArchiveStatus, BrokerStatus
 from trioha.outside_text import REASON_MAX, clean
-from trioha.recording.reconnects import Reconnects
 from trioha.replica_verdict import Limits, Severity, Verdict, limits_of
 from trioha.unit_texts import format_elapsed
 from trioha_monitor.answers import Answer, AnswerFilter, probe_counts, puts_of, view_log, view_slave
@@ -19,6 +18,7 @@ from trioha_monitor.series import AppendClock, RateMeter, SeriesRecorder
 from trioha_monitor.texts import Names
 from trioha_monitor.timeline import Timeline
 from trioha_monitor.view import EventKind, Health, NodeView, node_label
+from trioha_sessions.reconnects import Reconnects
 
 REFUSALS_EVERY_MS = 10_000
 """Refusals for one reason make one event in so many milliseconds: a peer may retry for ever."""

@@ -16,11 +16,11 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from trioha.errors import StoreError
-from trioha.recording.clocks import Link
 from trioha.recording.events import NO_CONNECTION, CloseReason, HaState, Kind, LinkEvent, code_name
 from trioha_analysis.document import Row, document, session_columns
 from trioha_analysis.replay_result import ReplayResult, SessionReplay
 from trioha_analysis.seconds import SECONDS_SCHEMA, seconds_table
+from trioha_sessions.clocks import Link
 
 _TEXT, _LONG, _DOUBLE = pa.string(), pa.int64(), pa.float64()
 _PERCENTILES: Final = pa.struct([("p50", _DOUBLE), ("p99", _DOUBLE), ("max", _DOUBLE)])
@@ -86,7 +86,7 @@ SCHEMAS: Final = {
         *(("address", _TEXT), ("count", _LONG), ("waitedMs", _PERCENTILES)),
     ),
     # frames: those in both sessions. aheadMs: offset of the slave's clock. thereMs, slaveMs, backMs: parts
-    # of an ack's time, see `trioha.recording.clocks`.
+    # of an ack's time, see `trioha_sessions.clocks`.
     "links": pa.schema(
         [
             *(("session", _TEXT), ("brokerName", _TEXT), ("conn", _LONG), ("slaveSession", _TEXT)),
@@ -120,7 +120,7 @@ SCHEMAS: Final = {
 
 
 def arrow_tables(result: ReplayResult, links: Sequence[Link] = ()) -> dict[str, pa.Table]:
-    """All tables of a replay, by their names; `links` as `trioha.recording.clocks.links` finds them."""
+    """All tables of a replay, by their names; `links` as `trioha_sessions.clocks.links` finds them."""
     return {
         **row_tables(document(result, links)),
         "events": _table("events", [row for replay in result.sessions for row in _event_rows(replay)]),

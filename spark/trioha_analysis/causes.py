@@ -22,9 +22,9 @@ from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
 from trioha.recording.events import NO_CONNECTION, Kind, PutStatus
-from trioha.recording.histogram import Histogram
-from trioha.recording.invariants.event_batch import Columns, EventBatch
-from trioha.recording.state_arrays import (
+from trioha_sessions.histogram import Histogram
+from trioha_sessions.invariants.event_batch import Columns, EventBatch
+from trioha_sessions.state_arrays import (
     Fields,
     Ints,
     covered_at,

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from trioha.distribution import Distribution
-from trioha.recording.clocks import Link
 from trioha.recording.events import NO_CONNECTION, CloseReason, Kind, PutStatus, code_name
-from trioha.recording.histogram import Histogram
-from trioha.recording.invariants.group import GroupResult
-from trioha.recording.role_lives import RoleEvent, RoleLife, describe
 from trioha.recording.state import known
 from trioha_analysis.causes import ACK, CAUSES
 from trioha_analysis.replay_result import ConnectionReplay, Reconnect, ReplayResult, SessionReplay
+from trioha_sessions.clocks import Link
+from trioha_sessions.histogram import Histogram
+from trioha_sessions.invariants.group import GroupResult
+from trioha_sessions.role_lives import RoleEvent, RoleLife, describe
 
 Row = dict[str, Any]
 
@@ -38,7 +38,7 @@ GAP_SENTENCES: Final = {
 
 
 def document(result: ReplayResult, links: Sequence[Link] = ()) -> dict[str, list[Row]]:
-    """Rows by table; `links` as `trioha.recording.clocks.links` finds them."""
+    """Rows by table; `links` as `trioha_sessions.clocks.links` finds them."""
     sessions = result.sessions
     return {
         "sessions": [_session_row(session) for session in sessions],

@@ -19,12 +19,7 @@ from attrs import frozen
 
 from trioha.errors import TriohaError
 from trioha.numbers import NATURAL64, parse_int
-from trioha.recording.clocks import Link
 from trioha.recording.events import NO_CONNECTION, CloseReason, HaState, Kind, PutStatus, code_name
-from trioha.recording.invariants.event_batch import EventBatch, SessionSettings
-from trioha.recording.session_reader import SessionReader
-from trioha.recording.snapshot import connection_state
-from trioha.recording.state_arrays import Array, reached_offsets, shows_request
 from trioha_analysis.causes import ACK, BEFORE_RECORDS, CAUSES, FLUSH, NO_SLAVE, SEND, cause_of
 from trioha_analysis.link_work import ConnectionFrames, compare, connection_start, links_of, work_of
 from trioha_analysis.put_search import (
@@ -37,6 +32,11 @@ from trioha_analysis.put_search import (
     slowest_end,
 )
 from trioha_analysis.state_at import connection_addresses
+from trioha_sessions.clocks import Link
+from trioha_sessions.invariants.event_batch import EventBatch, SessionSettings
+from trioha_sessions.session_reader import SessionReader
+from trioha_sessions.snapshot import connection_state
+from trioha_sessions.state_arrays import Array, reached_offsets, shows_request
 
 Row = dict[str, Any]
 

@@ -1,6 +1,6 @@
 """Links of connections as work for tasks: a connection of a master beside those of slaves that may be it.
 
-`trioha.recording.clocks` compares the first frames and acks of two connections. Where they start is known
+`trioha_sessions.clocks` compares the first frames and acks of two connections. Where they start is known
 after a replay, so a task reads only the starts of its connections, however long the sessions are.
 """
 
@@ -15,7 +15,10 @@ from typing import Any, Final
 
 from attrs import astuple, frozen
 
-from trioha.recording.clocks import (
+from trioha.recording.reader import Damage, Segment, Segments, Session, open_session
+from trioha_analysis.ranges import read_seqs
+from trioha_analysis.replay_result import ReplayResult, SessionReplay
+from trioha_sessions.clocks import (
     Candidate,
     FirstEvents,
     Link,
@@ -24,9 +27,6 @@ from trioha.recording.clocks import (
     compare_ends,
     first_events,
 )
-from trioha.recording.reader import Damage, Segment, Segments, Session, open_session
-from trioha_analysis.ranges import read_seqs
-from trioha_analysis.replay_result import ReplayResult, SessionReplay
 
 READ_RECORDS_MAX: Final = 1_000_000
 """Records of a session, from a connection's first one on, in which its first frames and acks are searched."""
@@ -170,7 +170,7 @@ def compare(work: LinkWork) -> Iterator[Compared]:
 
 
 def links_of(sessions: Sequence[Session], compared: Iterable[Compared]) -> tuple[Link, ...]:
-    """The links of sessions, as `trioha.recording.clocks.links` finds them."""
+    """The links of sessions, as `trioha_sessions.clocks.links` finds them."""
     return tuple(choose_links(one.candidate(sessions) for one in compared))
 
 

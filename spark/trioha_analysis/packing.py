@@ -23,8 +23,8 @@ from trioha.errors import StoreError
 from trioha.recording.layout import CLOSED_NOTE, EVENTS_FOLDER, PACKED_SUFFIX, encode_header, segment_name
 from trioha.recording.packed import BASE_TS_KEY, BLOCK_RECORDS, CHECK, PackedError, is_packed, read_packed
 from trioha.recording.reader import Segment, Session, read_facts, read_segments
-from trioha.recording.records import read_segment, record_dtype
 from trioha.store.syncing import sync_directory, sync_whole
+from trioha_sessions.records import read_segment, record_dtype
 
 COMPRESSION_LEVEL: Final = 3
 """Of zstd: level 9 takes twice as long and saves one per cent."""

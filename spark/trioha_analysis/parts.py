@@ -15,18 +15,18 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from trioha.recording.aggregate import ConnectionPart, aggregate_batch
-from trioha.recording.counters import NodeCounters
 from trioha.recording.events import Kind
-from trioha.recording.invariants import Judgement, SessionSettings, combine, judge_batch
-from trioha.recording.invariants.event_batch import EventBatch
 from trioha.recording.packed import BLOCK_RECORDS
 from trioha.recording.reader import Damage, Segment, Session, open_session
-from trioha.recording.records import read_segment, record_dtype
-from trioha.recording.role_lives import RoleEvents
-from trioha.recording.time_series import TimeGrid
 from trioha_analysis.causes import BEFORE_RECORDS, CauseCounts, count_causes
 from trioha_analysis.wait_history import WaitHistory
+from trioha_sessions.aggregate import ConnectionPart, aggregate_batch
+from trioha_sessions.counters import NodeCounters
+from trioha_sessions.invariants import Judgement, SessionSettings, combine, judge_batch
+from trioha_sessions.invariants.event_batch import EventBatch
+from trioha_sessions.records import read_segment, record_dtype
+from trioha_sessions.role_lives import RoleEvents
+from trioha_sessions.time_series import TimeGrid
 
 RANGE_RECORDS: Final = 2 * BLOCK_RECORDS
 """Records of a range: 12 MB, and whole row groups of packed segments. Arrays of this length stay in a
@@ -42,8 +42,8 @@ EVENTS_MAX: Final = 100_000
 
 PART_BYTES_MAX: Final = 60 << 20
 """Longest part, pickled and compressed, that is passed on. What a part keeps for its join is bounded:
-`EVENTS_MAX`, `trioha.recording.progress.KEPT_MAX` events and frames in flight of a connection, and as many
-records of each rule as `trioha.recording.invariants` keeps."""
+`EVENTS_MAX`, `trioha_sessions.progress.KEPT_MAX` events and frames in flight of a connection, and as many
+records of each rule as `trioha_sessions.invariants` keeps."""
 
 
 @frozen

@@ -9,7 +9,7 @@ import numpy as np
 from attrs import frozen
 
 from trioha.recording.events import NO_CONNECTION, Kind, PutStatus
-from trioha.recording.state_arrays import Array, reached_offsets
+from trioha_sessions.state_arrays import Array, reached_offsets
 
 FRAMES_AND_ACKS: Final = {False: (Kind.TRANSFER, Kind.ACK), True: (Kind.RECEIVED, Kind.REPORTED)}
 """Kinds of a connection's frames and acks, by whether a slave recorded them."""

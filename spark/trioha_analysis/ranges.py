@@ -22,7 +22,7 @@ from trioha.recording.reader import (
     open_session,
     read_segments,
 )
-from trioha.recording.records import read_segment
+from trioha_sessions.records import read_segment
 
 
 @frozen

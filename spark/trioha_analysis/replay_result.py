@@ -13,13 +13,7 @@ from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
 from trioha.archive.session_paths import find_recordings
-from trioha.recording.aggregate import ConnectionPart
-from trioha.recording.clocks import Link
-from trioha.recording.counters import ConnectionCounters, NodeCounters
 from trioha.recording.events import CloseReason, Kind
-from trioha.recording.figures import ConnectionResult, NodeResult, connection_result, node_result
-from trioha.recording.invariants import SessionSettings, Verdict, judge, verdicts
-from trioha.recording.invariants.group import GroupResult, groups_of, judge_group
 from trioha.recording.probes import ProbeCount, probe_counts
 from trioha.recording.reader import (
     Damage,
@@ -32,16 +26,22 @@ from trioha.recording.reader import (
     read_facts,
     read_segments,
 )
-from trioha.recording.reconnects import LOST_NS, Connection, pair
-from trioha.recording.records import read_segment, record_dtype
-from trioha.recording.role_lives import RoleLife, role_life
 from trioha.recording.state import UNKNOWN
-from trioha.recording.time_series import TimeGrid, TimeSeries
 from trioha_analysis.causes import CauseCounts
 from trioha_analysis.parts import RANGE_RECORDS, NodePart, Run, runs_of
 from trioha_analysis.replicas import ReplicaReplay, replica_replays, spans_of
 from trioha_analysis.state_at import LastSeen, last_seen
 from trioha_analysis.wait_history import WaitHistory
+from trioha_sessions.aggregate import ConnectionPart
+from trioha_sessions.clocks import Link
+from trioha_sessions.counters import ConnectionCounters, NodeCounters
+from trioha_sessions.figures import ConnectionResult, NodeResult, connection_result, node_result
+from trioha_sessions.invariants import SessionSettings, Verdict, judge, verdicts
+from trioha_sessions.invariants.group import GroupResult, groups_of, judge_group
+from trioha_sessions.reconnects import LOST_NS, Connection, pair
+from trioha_sessions.records import read_segment, record_dtype
+from trioha_sessions.role_lives import RoleLife, role_life
+from trioha_sessions.time_series import TimeGrid, TimeSeries
 
 CONNECTIONS_MAX: Final = 12
 """Connections of a session, and replicas, that get series in a report."""
@@ -91,7 +91,7 @@ class SessionReplay:
     probes: tuple[ProbeCount, ...]
     """Connections that never requested the log, by host and reason."""
     reconnects: tuple[Reconnect, ...]
-    """By the time of the new connection, paired by `trioha.recording.reconnects`; of a slave's session its
+    """By the time of the new connection, paired by `trioha_sessions.reconnects`; of a slave's session its
     own connections to its master after the first one."""
     damage: tuple[Damage, ...]
     """Unreadable parts of the recording."""

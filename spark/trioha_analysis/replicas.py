@@ -1,6 +1,6 @@
 """Replicas of a master's session: each one's offsets and lag over time, also while it has no connection.
 
-Which connections are one replica is the rule of `trioha.recording.reconnects`, and so is when an outage ends.
+Which connections are one replica is the rule of `trioha_sessions.reconnects`, and so is when an outage ends.
 Lag in bytes is the log's end less the replica's last ack. Lag in seconds is the age of the oldest byte
 without an ack; the time series have the step in which that byte was stored, and the age counts from the end
 of that step, so it is never overstated.
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import evolve, frozen
 
-from trioha.recording.reconnects import Connection, Outage, Replica, Span, replicas
 from trioha.recording.state import UNKNOWN, known
-from trioha.recording.state_arrays import Ints, first_beyond, lag_bytes, rising
-from trioha.recording.time_series import TimeGrid, TimeSeries
+from trioha_sessions.reconnects import Connection, Outage, Replica, Span, replicas
+from trioha_sessions.state_arrays import Ints, first_beyond, lag_bytes, rising
+from trioha_sessions.time_series import TimeGrid, TimeSeries
 
 if TYPE_CHECKING:
     from trioha_analysis.replay_result import ConnectionReplay

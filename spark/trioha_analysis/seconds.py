@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from trioha.recording.events import HaState, Kind, code_name
 from trioha.recording.state import UNKNOWN
-from trioha.recording.state_arrays import Bools, Ints, rising
-from trioha.recording.time_series import TimeSeries
 from trioha_analysis.parts import EVENTS_MAX
 from trioha_analysis.replay_result import ConnectionReplay, ReplayResult, SessionReplay
 from trioha_analysis.replicas import ReplicaOutage, ReplicaReplay, ages_at, ages_before_acks
+from trioha_sessions.state_arrays import Bools, Ints, rising
+from trioha_sessions.time_series import TimeSeries
 
 SECOND_NS: Final = 10**9
 NEVER_NS: Final = np.iinfo(np.int64).max

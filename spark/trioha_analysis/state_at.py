@@ -13,11 +13,11 @@ from trioha.archive.session_paths import find_recordings
 from trioha.errors import TriohaError
 from trioha.recording.events import HaState, Kind, code_name
 from trioha.recording.reader import Peer, Session, peers_of
-from trioha.recording.reconnects import LOST_NS, Connection, Span, replicas
-from trioha.recording.session_reader import SessionReader
-from trioha.recording.snapshot import ConnectionState, connection_state
 from trioha.recording.state import UNKNOWN, known
 from trioha.times import MOMENT_HINT, MomentError, parse_moment
+from trioha_sessions.reconnects import LOST_NS, Connection, Span, replicas
+from trioha_sessions.session_reader import SessionReader
+from trioha_sessions.snapshot import ConnectionState, connection_state
 
 Row = dict[str, Any]
 
@@ -45,7 +45,7 @@ def moment(readers: Sequence[SessionReader], wall_ns: int) -> dict[str, Any]:
     """`atMs`, and the state of `nodes` and `connections` of the sessions that cover that time.
 
     `probes` of a node: open connections without a request. A master's replica without a connection has the
-    row of its last one: its lag goes on (`trioha.recording.reconnects`).
+    row of its last one: its lag goes on (`trioha_sessions.reconnects`).
     """
     nodes: list[Row] = []
     connections: list[Row] = []

@@ -14,8 +14,8 @@ from attrs import field, frozen
 from numpy.typing import NDArray
 
 from trioha.recording.events import Kind
-from trioha.recording.histogram import Histogram
-from trioha.recording.time_series import TimeGrid
+from trioha_sessions.histogram import Histogram
+from trioha_sessions.time_series import TimeGrid
 
 PERIODS_MAX: Final = 180
 """Enough for a chart; each has a histogram for each status."""

@@ -10,12 +10,12 @@ from typing import Final
 from attrs import evolve
 from pyspark.sql import SparkSession
 
-from trioha.recording.invariants.group import GroupResult, groups_of, judge_group
-from trioha.recording.role_lives import RoleLife
 from trioha_analysis.arrow_tables import begin_tables
 from trioha_analysis.link_work import Compared, LinkWork, compare, link_work, links_of
 from trioha_analysis.parts import RANGE_RECORDS
 from trioha_analysis.replay_result import Detail, ReplayPlan, ReplayResult, plan_replay
+from trioha_sessions.invariants.group import GroupResult, groups_of, judge_group
+from trioha_sessions.role_lives import RoleLife
 from trioha_spark.job_progress import Watch, watched
 from trioha_spark.scan import aggregate_runs, finish, finished_sessions, join_parts
 from trioha_spark.session import LOCAL, spark_session, this_python

@@ -24,10 +24,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from trioha.errors import TriohaError
-from trioha.recording.aggregate import ConnectionPart
 from trioha.recording.events import NO_CONNECTION
 from trioha.recording.reader import Segments, open_session
-from trioha.recording.time_series import TimeGrid
 from trioha_analysis.arrow_tables import write_session_tables
 from trioha_analysis.parts import (
     PART_BYTES_MAX,
@@ -39,6 +37,8 @@ from trioha_analysis.parts import (
 )
 from trioha_analysis.replay_result import Detail, ReplayPlan, SessionReplay, session_replay
 from trioha_analysis.state_at import LastSeen
+from trioha_sessions.aggregate import ConnectionPart
+from trioha_sessions.time_series import TimeGrid
 
 RUN_RANGES_MAX: Final = 8
 """Ranges of one task: about half a second of work."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from attrs import fields, frozen
 from pyspark.sql import DataFrame, SparkSession
 
-from trioha.recording.clocks import Link
 from trioha_analysis.arrow_tables import arrow_tables
 from trioha_analysis.replay_result import ReplayResult
+from trioha_sessions.clocks import Link
 
 
 @frozen(eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tests.recording.sessions import Event, write_session
+from tests.sessions.sessions import Event, write_session
 from trioha.recording.events import Kind
 
 PUT_NS = 40_000

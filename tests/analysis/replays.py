@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.recording.sessions import Event, slave_events, write_session
-from trioha.recording.aggregate import ConnectionPart
+from tests.sessions.sessions import Event, slave_events, write_session
 from trioha.recording.events import CloseReason, HaState, Kind, PutStatus
 from trioha_analysis.parts import RANGE_RECORDS, NodePart, aggregate_run, join_connection, join_node
 from trioha_analysis.replay_result import ReplayResult, plan_replay
+from trioha_sessions.aggregate import ConnectionPart
 
 
 def replay_here(*sessions: Path | str, range_records: int = RANGE_RECORDS) -> ReplayResult:

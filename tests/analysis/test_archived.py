@@ -11,7 +11,7 @@ from tests.analysis.archives import merge_objects, next_head, write_archive
 from tests.analysis.logs import read_all, write_log
 from tests.analysis.replays import replay_here, write_recordings
 from tests.archive.building import GENERATION, replace_generation
-from tests.recording.sessions import MasterModel, write_session
+from tests.sessions.sessions import MasterModel, write_session
 from tests.store.support import VECTORS
 from trioha.archive.access import Location
 from trioha.archive.errors import ArchiveError
@@ -21,7 +21,6 @@ from trioha.archive.reader import ArchiveReader
 from trioha.archive.session_paths import ObjectPath, find_recordings
 from trioha.errors import StoreError
 from trioha.recording.reader import open_session, read_facts, read_segments
-from trioha.recording.records import read_records
 from trioha_analysis.commitlog.archived import (
     ArchivedOffset,
     plan_archive,
@@ -33,6 +32,7 @@ from trioha_analysis.commitlog.columns import TYPES, decode
 from trioha_analysis.commitlog.reading import LogDamage, ReadOptions
 from trioha_analysis.document import document
 from trioha_analysis.replay_result import plan_replay
+from trioha_sessions.records import read_records
 
 STORE = VECTORS / "store-5.3.3" / "store"
 

@@ -15,20 +15,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.levels import by_level
-from tests.recording.sessions import WALL_NS, Event, MasterModel, as_array, write_session
+from tests.sessions.sessions import WALL_NS, Event, MasterModel, as_array, write_session
 from trioha.cli import main
 from trioha.distribution import Distribution
 from trioha.errors import TriohaError
-from trioha.recording.clocks import links
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent, PutStatus
-from trioha.recording.invariants.event_batch import EventBatch, SessionSettings
 from trioha.recording.reader import open_session
-from trioha.recording.records import read_records
 from trioha_analysis.arrow_tables import SCHEMAS
 from trioha_analysis.causes import CAUSES, CauseCounts, cause_of, count_causes
 from trioha_analysis.document import link_row
 from trioha_analysis.explain import explain
 from trioha_analysis.state_at import moment, open_readers, wall_time
+from trioha_sessions.clocks import links
+from trioha_sessions.invariants.event_batch import EventBatch, SessionSettings
+from trioha_sessions.records import read_records
 
 MS = 1_000_000
 SLAVE_AHEAD = 7 * MS

@@ -5,11 +5,11 @@ import pickle
 import pytest
 
 from tests.analysis.replays import BACK_NS, THERE_NS, replay_here, write_reconnecting_slaves
-from trioha.recording.clocks import links
 from trioha_analysis import link_work as module
 from trioha_analysis.document import document, link_row
 from trioha_analysis.link_work import compare, link_work, links_of
 from trioha_analysis.state_at import open_readers
+from trioha_sessions.clocks import links
 
 
 @pytest.mark.parametrize("range_records", [15, 1000])

@@ -9,17 +9,17 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tests.recording.sessions import Event, write_session
+from tests.sessions.sessions import Event, write_session
 from trioha.cli import main
 from trioha.errors import StoreError
 from trioha.recording.events import Kind
 from trioha.recording.layout import EVENTS_FOLDER, FACTS_FILE
 from trioha.recording.packed import is_packed
 from trioha.recording.reader import Damage, open_session, read_segments
-from trioha.recording.records import read_records
 from trioha_analysis import packing, ranges
 from trioha_analysis.packing import pack_segment, packed_segments, sealed_segments, unpack_segment
 from trioha_analysis.ranges import read_seqs
+from trioha_sessions.records import read_records
 
 
 def some_session(path, *, events=1000, segment_records=300):

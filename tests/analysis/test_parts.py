@@ -7,15 +7,15 @@ import pytest
 
 from tests.analysis.replays import master_events, replay_here
 from tests.levels import by_level
-from tests.recording.sessions import Event, MasterModel, write_session
-from trioha.recording import aggregate, progress
+from tests.sessions.sessions import Event, MasterModel, write_session
 from trioha.recording.events import CloseReason, HaState, Kind
-from trioha.recording.invariants import copies, preceding_events
 from trioha.recording.reader import Segment
-from trioha.recording.time_series import TimeGrid
 from trioha_analysis.document import document
 from trioha_analysis.parts import BEFORE_RECORDS, aggregate_run, join_connection, join_node, runs_of
 from trioha_analysis.replay_result import plan_replay
+from trioha_sessions import aggregate, progress
+from trioha_sessions.invariants import copies, preceding_events
+from trioha_sessions.time_series import TimeGrid
 
 FOLDER = Path("/sessions/20260101T000000.000Z-broker-a-0")
 GRID = TimeGrid(0, 1, 1)

@@ -5,11 +5,9 @@ import json
 import pytest
 
 from tests.analysis.replays import replay_here
-from tests.recording.sessions import Event, write_session
+from tests.sessions.sessions import Event, write_session
 from trioha.cli import replay as command
-from trioha.recording.clocks import links
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, PutStatus
-from trioha.recording.invariants import judge_session
 from trioha.recording.probes import ProbeCount, probe_counts, probes_line
 from trioha.recording.reader import Fact, open_session
 from trioha_analysis.arrow_tables import arrow_tables
@@ -17,6 +15,8 @@ from trioha_analysis.document import document
 from trioha_analysis.explain import explain
 from trioha_analysis.reports.session_report import session_report
 from trioha_analysis.state_at import moment, open_readers, wall_time
+from trioha_sessions.clocks import links
+from trioha_sessions.invariants import judge_session
 
 S = 10**9
 HOUR = 3600

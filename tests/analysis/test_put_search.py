@@ -5,13 +5,13 @@ import pytest
 from tests.analysis.archives import write_archive
 from tests.analysis.test_asking import MS, master_events, slave_events
 from tests.levels import by_level
-from tests.recording.sessions import Event, MasterModel, write_session
+from tests.sessions.sessions import Event, MasterModel, write_session
 from trioha.errors import TriohaError
 from trioha.recording.events import HaState, Kind, PutStatus
-from trioha.recording.session_reader import SessionReader
 from trioha_analysis import explain as module
 from trioha_analysis.explain import explain
 from trioha_analysis.state_at import open_readers
+from trioha_sessions.session_reader import SessionReader
 
 
 def stories(readers, requests):

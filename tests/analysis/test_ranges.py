@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.recording.sessions import MasterModel, write_session
+from tests.sessions.sessions import MasterModel, write_session
 from trioha.recording import reader
 from trioha.recording.reader import (
     Segment,

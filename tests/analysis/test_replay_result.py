@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from tests.analysis.replays import MS, master_events, replay_here
-from tests.recording.sessions import WALL_NS, Event, MasterModel, slave_events, write_session
+from tests.sessions.sessions import WALL_NS, Event, MasterModel, slave_events, write_session
 from trioha.recording.events import CloseReason, HaState, Kind
 from trioha_analysis import seconds
 from trioha_analysis.arrow_tables import arrow_tables

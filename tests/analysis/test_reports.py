@@ -13,11 +13,10 @@ import pytest
 
 from tests.analysis.pairs import closed_loop, write_pair
 from tests.analysis.replays import MS, master_events, replay_here
-from tests.recording.group_sessions import failover, write_group
-from tests.recording.sessions import WALL_NS, Event, MasterModel, write_session
+from tests.sessions.group_sessions import failover, write_group
+from tests.sessions.sessions import WALL_NS, Event, MasterModel, write_session
 from trioha.errors import StoreError
 from trioha.palette import BAD, GOOD, WARNING, put_status
-from trioha.recording.clocks import links
 from trioha.recording.events import CloseReason, Kind, PutStatus
 from trioha_analysis.reports.charts import WIDTH, Scale, TimeAxis
 from trioha_analysis.reports.session_report import session_report
@@ -26,6 +25,7 @@ from trioha_analysis.state_at import open_readers
 from trioha_analysis.whatif.answer import document
 from trioha_analysis.whatif.model import find_model_sessions, model_of, predict
 from trioha_analysis.whatif.scenario import SLAVES_MAX, count_axis, grid
+from trioha_sessions.clocks import links
 
 
 def assert_fetches_nothing(html):

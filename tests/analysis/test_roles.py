@@ -9,14 +9,14 @@ import pytest
 from attrs import evolve
 
 from tests.analysis.replays import replay_here
-from tests.recording.group_sessions import failover, write_group
-from tests.recording.sessions import WALL_NS, slave_events, write_session
+from tests.sessions.group_sessions import failover, write_group
+from tests.sessions.sessions import WALL_NS, slave_events, write_session
 from trioha.recording.events import Kind
-from trioha.recording.role_lives import ROLE_KINDS
 from trioha_analysis.arrow_tables import arrow_tables
 from trioha_analysis.document import document
 from trioha_analysis.reports.role_timeline import role_timeline
 from trioha_analysis.reports.session_report import session_report
+from trioha_sessions.role_lives import ROLE_KINDS
 
 
 @pytest.fixture(scope="module")

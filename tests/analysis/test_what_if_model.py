@@ -5,15 +5,15 @@ import pytest
 from attrs import evolve
 
 from tests.analysis.pairs import CONN, RECORD_BYTES, closed_loop, open_loop, write_pair
-from tests.recording.sessions import Event, pack, slave_events, write_session
+from tests.sessions.sessions import Event, pack, slave_events, write_session
 from trioha.config.keys.ha import AckMode
 from trioha.recording.events import Kind, PutStatus
 from trioha.recording.reader import open_session
-from trioha.recording.records import record_dtype
 from trioha_analysis.whatif.answer import document, doubt_of, error_of
 from trioha_analysis.whatif.model import ModelError, check, find_model_sessions, model_of, predict
 from trioha_analysis.whatif.recorded import Producers, merged, puts_of, serial_share, stages_of
 from trioha_analysis.whatif.scenario import Point
+from trioha_sessions.records import record_dtype
 
 
 def model_at(path, producers=Producers.AUTO):

@@ -6,13 +6,13 @@ import os
 import pytest
 
 from tests.archive.support import Log, archiver_of, in_memory, reader_of
-from tests.recording.sessions import WALL_NS, Event, write_session
+from tests.sessions.sessions import WALL_NS, Event, write_session
 from trioha.archive.archiver import Archiver
 from trioha.archive.settings import ArchiveSettings
 from trioha.recording.events import Kind
 from trioha.recording.layout import CLOSED_NOTE
 from trioha.recording.reader import open_session, read_segments
-from trioha.recording.session_reader import SessionReader
+from trioha_sessions.session_reader import SessionReader
 
 pytest.importorskip("pyarrow")
 

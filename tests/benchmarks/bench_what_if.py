@@ -43,9 +43,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.benchmarks.even_link import EvenLink, round_trip_s
 from tests.node_process import TriohaNode
 from trioha.config.keys.ha import AckMode
-from trioha.recording.records import read_records
 from trioha_analysis.whatif.model import Answer, Model, find_model_sessions, model_of, predict
 from trioha_analysis.whatif.scenario import Point
+from trioha_sessions.records import read_records
 
 RECORDINGS: Final = 5
 """Of each setting."""

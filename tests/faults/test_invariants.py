@@ -15,7 +15,7 @@ from tests.faults.invariants import (
 )
 from tests.faults.producer import Promise
 from tests.faults.support import FILE_BYTES, fill
-from tests.recording.sessions import Event, write_session
+from tests.sessions.sessions import Event, write_session
 from trioha.recording.events import CloseReason, Kind, PutStatus
 
 

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from attrs import define, field
 
-from tests.recording.group_sessions import SETTINGS, Life, role
-from tests.recording.sessions import WALL_NS, Event
+from tests.sessions.group_sessions import SETTINGS, Life, role
+from tests.sessions.sessions import WALL_NS, Event
 from trioha.recording.events import (
     CloseReason,
     ControllerEvent,

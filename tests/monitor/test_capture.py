@@ -10,11 +10,11 @@ from tests.monitor.builders import MASTER, SLAVE, connection, master, slave
 from trioha.errors import StoreError
 from trioha.recording.events import Kind
 from trioha.recording.reader import find_sessions, open_session
-from trioha.recording.records import read_records
 from trioha_monitor.capture import MonitorRecording
 from trioha_monitor.cluster import Cluster, Sample
 from trioha_monitor.replay import open_replay
 from trioha_monitor.view import EventKind, Health
+from trioha_sessions.records import read_records
 
 START_MS = 1_790_000_000_000
 LOST_TICK = 300

@@ -13,15 +13,15 @@ from tests.monitor.test_roles import LEADER, OTHER_LEADER, SOCKET, as_master, as
 from tests.waiting import wait_until
 from trioha.broker_status import ControlStatus, MemberStatus
 from trioha.recording.events import CloseReason, GroupRole, Kind, SetEvent
-from trioha.recording.invariants.group import judge_group, judge_sessions
-from trioha.recording.invariants.judge import judge_session
 from trioha.recording.reader import find_sessions, open_session
-from trioha.recording.records import read_records
-from trioha.recording.role_lives import describe, read_life
-from trioha.recording.session_reader import SessionReader
 from trioha_monitor.capture import MonitorRecording
 from trioha_monitor.replay import open_replay
 from trioha_monitor.view import ClusterView, EventKind, Health
+from trioha_sessions.invariants.group import judge_group, judge_sessions
+from trioha_sessions.invariants.judge import judge_session
+from trioha_sessions.records import read_records
+from trioha_sessions.role_lives import describe, read_life
+from trioha_sessions.session_reader import SessionReader
 
 ONE, TWO = MASTER, SLAVE
 

@@ -9,13 +9,13 @@ from tests.interop.controller import eventually
 from tests.monitor.test_live_nodes import SETTINGS
 from tests.monitor.watching import Watch
 from tests.node.test_controller_mode import BOTH, Member, scripted_controller
-from trioha.recording.invariants.group import judge_sessions
-from trioha.recording.invariants.judge import judge_session
 from trioha.recording.reader import find_sessions, open_session
 from trioha_monitor.capture import MonitorRecording
 from trioha_monitor.live import live_views
 from trioha_monitor.replay import open_replay
 from trioha_monitor.view import ClusterView, EventKind, Health, NodeView
+from trioha_sessions.invariants.group import judge_sessions
+from trioha_sessions.invariants.judge import judge_session
 
 pytestmark = [pytest.mark.process, pytest.mark.full, pytest.mark.timeout(300)]
 

@@ -12,12 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.levels import by_level
-from tests.recording.sessions import WALL_NS, Event, MasterModel, slave_events, write_session
+from tests.sessions.sessions import WALL_NS, Event, MasterModel, slave_events, write_session
 from trioha.errors import StoreError
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent, PutStatus
 from trioha.recording.reader import open_session
-from trioha.recording.records import read_records
-from trioha.recording.session_reader import SessionReader
 from trioha.replica_verdict import Severity, Verdict
 from trioha_analysis.packing import pack_segment, sealed_segments
 from trioha_monitor.replay import ReplaySource, open_replay
@@ -26,6 +24,8 @@ from trioha_monitor.replay.replay_timeline import ReplayTimeline
 from trioha_monitor.replay.search import SeekError
 from trioha_monitor.series import Series
 from trioha_monitor.view import EventKind, Health
+from trioha_sessions.records import read_records
+from trioha_sessions.session_reader import SessionReader
 
 S = 10**9
 MS = 10**6

@@ -20,7 +20,7 @@ from tests.monitor.recorded_group import (
     write_group,
 )
 from tests.monitor.test_replay import finish, opened, plain
-from tests.recording.sessions import WALL_NS, Event, slave_events, write_session
+from tests.sessions.sessions import WALL_NS, Event, slave_events, write_session
 from trioha.broker_status import ControlStatus, MemberStatus
 from trioha.recording.events import CloseReason, GroupRole, Kind, SetEvent
 from trioha.replica_verdict import Severity, Verdict

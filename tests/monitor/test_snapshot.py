@@ -8,7 +8,7 @@ from attrs import evolve
 
 from tests.monitor.recorded_group import write_group
 from tests.monitor.scenes import FakePlayback, busy_view, controlled_view
-from tests.recording.sessions import WALL_NS
+from tests.sessions.sessions import WALL_NS
 from trioha_monitor.app import MonitorApp
 from trioha_monitor.rendering import LIGHT
 from trioha_monitor.replay import open_replay

@@ -10,8 +10,8 @@ from tests.node.test_controller_mode import BOTH, Member, scripted_controller
 from trioha.errors import StoreError
 from trioha.recording.events import ControllerEvent, Kind
 from trioha.recording.reader import find_sessions, open_session
-from trioha.recording.records import read_records
 from trioha.remoting.codes import RequestCode
+from trioha_sessions.records import read_records
 
 NOBODY = "127.0.0.1:1"
 """An address that no controller of the test has."""

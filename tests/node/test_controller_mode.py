@@ -45,7 +45,6 @@ from trioha.errors import TriohaError
 from trioha.net.tls import ServerTls
 from trioha.recording.events import Kind
 from trioha.recording.reader import find_sessions, open_session
-from trioha.recording.records import read_records
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, request
 from trioha.remoting.end_transaction import Decision
@@ -53,6 +52,7 @@ from trioha.remoting.server import Peer, RemotingServer
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.cut_marker import BegunCut, save_cut
 from trioha.store.epochs import EpochEntry, EpochTable
+from trioha_sessions.records import read_records
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 BOTH = frozenset((1, 2))

@@ -10,10 +10,10 @@ from tests.node_process import run_trioha, verify, wait_dispatched
 from tests.waiting import wait_until
 from trioha.recording.events import Kind
 from trioha.recording.reader import open_session
-from trioha.recording.records import read_records
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand
+from trioha_sessions.records import read_records
 
 pytestmark = pytest.mark.process
 

@@ -9,12 +9,12 @@ from tests.analysis.replays import replay_here
 from tests.node.recorded_failover import record_failovers
 from trioha.recording.events import Kind
 from trioha.recording.reader import find_sessions, open_session, read_segments
-from trioha.recording.records import read_records
 from trioha_analysis.document import document
 from trioha_analysis.packing import pack_segment
 from trioha_analysis.replay_result import ReplayResult
 from trioha_monitor.replay import open_replay
 from trioha_monitor.view import EventKind
+from trioha_sessions.records import read_records
 
 pytestmark = [pytest.mark.process, pytest.mark.full, pytest.mark.timeout(300)]
 

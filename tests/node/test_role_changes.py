@@ -34,7 +34,6 @@ from trioha.client.route import MessageQueue
 from trioha.errors import TriohaError
 from trioha.ha.frames import encode_report
 from trioha.node.hang_watch import Work
-from trioha.recording.invariants import Severity, judge_session
 from trioha.recording.reader import open_session
 from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
@@ -46,6 +45,7 @@ from trioha.store.flush import FlushService
 from trioha.store.message_store import MessageStore
 from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record import Record
+from trioha_sessions.invariants import Severity, judge_session
 
 pytestmark = pytest.mark.timeout(300)
 

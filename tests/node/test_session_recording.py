@@ -3,7 +3,7 @@
 from trioha.config.broker import BrokerConfig
 from trioha.node.session_recording import recording
 from trioha.recording.reader import open_session
-from trioha.recording.sync import SyncRule
+from trioha_sessions.sync import SyncRule
 
 
 async def test_recorded_settings_have_the_limits_of_in_sync(tmp_path):

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.process
 LIBRARIES = {
     "obstore", "asyncio", "cattrs", "cyclopts", "difflib", "h11", "lz4", "prometheus_client", "pygments",
     "rich", "yaml", "zstandard", "numpy", "pandas", "plotly", "py4j", "pyarrow", "pyspark", "textual",
-    "trioha_analysis", "trioha_monitor", "trioha_spark",
+    "trioha_analysis", "trioha_monitor", "trioha_sessions", "trioha_spark",
 }  # fmt: skip
 PARTS = {
     "trioha.archive",

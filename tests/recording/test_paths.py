@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recording.sessions import slave_events, write_session
+from tests.sessions.sessions import slave_events, write_session
 from trioha.errors import StoreError
 from trioha.recording.paths import absolute_path
 from trioha.recording.reader import find_sessions

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.recording.sessions import Event, write_session
+from tests.sessions.sessions import Event, write_session
 from trioha.errors import StoreError
 from trioha.recording.events import Kind
 from trioha.recording.reader import find_sessions, open_session, read_facts, read_segments
-from trioha.recording.records import read_records
+from trioha_sessions.records import read_records
 
 
 def puts(count):

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.recording.sessions import WALL_NS, Event, pack
+from tests.sessions.sessions import WALL_NS, Event, pack
 from trioha.recording.events import Kind
 from trioha.recording.layout import SessionIdentity, encode_session
 from trioha.recording.writer import Block, SessionWriter

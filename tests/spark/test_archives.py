@@ -7,7 +7,7 @@ from tests.analysis.archives import archive_session, merge_objects, next_head, w
 from tests.analysis.logs import read_all
 from tests.analysis.replays import replay_here, write_recordings
 from tests.archive.building import replace_generation
-from tests.recording.sessions import MasterModel, write_session
+from tests.sessions.sessions import MasterModel, write_session
 from tests.store.support import VECTORS
 from trioha.archive.objects import ObjectFolder
 from trioha_analysis.document import document

@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 import trioha_spark
-from tests.recording.sessions import Event, slave_events, write_session
+from tests.sessions.sessions import Event, slave_events, write_session
 from trioha.cli import main
 from trioha.extras import how_to_install
 from trioha.recording.events import Kind

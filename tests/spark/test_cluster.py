@@ -10,7 +10,7 @@ import pytest
 
 import trioha_spark
 from tests.analysis.archives import write_archive
-from tests.recording.sessions import MasterModel, slave_events, write_session
+from tests.sessions.sessions import MasterModel, slave_events, write_session
 from tests.spark.cluster import SPARK_HOME, spark_cluster
 from tests.store.support import VECTORS
 from trioha.recording.reader import open_session

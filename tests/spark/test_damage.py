@@ -17,19 +17,19 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from tests.analysis.replays import replay_here
 from tests.levels import by_level
-from tests.recording.sessions import MasterModel, slave_events, write_session
+from tests.sessions.sessions import MasterModel, slave_events, write_session
 from trioha.errors import StoreError, TriohaError
 from trioha.recording.events import RECORD
-from trioha.recording.invariants import judge_session
 from trioha.recording.layout import HEADER_BYTES
 from trioha.recording.reader import open_session
-from trioha.recording.session_reader import SessionReader
 from trioha_analysis.arrow_tables import arrow_tables
 from trioha_analysis.document import document
 from trioha_analysis.explain import explain
 from trioha_analysis.packing import pack_segment, packed_segments, sealed_segments, unpack_segment
 from trioha_analysis.state_at import moment, open_readers
 from trioha_analysis.whatif.model import model_of
+from trioha_sessions.invariants import judge_session
+from trioha_sessions.session_reader import SessionReader
 from trioha_spark.sources.session import SessionDataSourceReader, SessionDataSourceStreamReader
 
 RECORD_BYTES = 48

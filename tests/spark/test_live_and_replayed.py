@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 
 from tests.spark.pair import record_pair
-from trioha.recording.aggregate import aggregate, combine
-from trioha.recording.clocks import links
 from trioha.recording.events import Kind, LinkEvent
-from trioha.recording.figures import connection_result, node_result
-from trioha.recording.invariants import judge_session
 from trioha.recording.reader import find_sessions, open_session, read_facts
-from trioha.recording.records import read_records
-from trioha.recording.time_series import TimeGrid
 from trioha.replica_verdict import Verdict
 from trioha_analysis.document import document
 from trioha_analysis.state_at import moment, open_readers
 from trioha_monitor.replay import open_replay
 from trioha_monitor.view import EventKind
+from trioha_sessions.aggregate import aggregate, combine
+from trioha_sessions.clocks import links
+from trioha_sessions.figures import connection_result, node_result
+from trioha_sessions.invariants import judge_session
+from trioha_sessions.records import read_records
+from trioha_sessions.time_series import TimeGrid
 from trioha_spark.replay import replay
 
 pytestmark = [pytest.mark.spark, pytest.mark.full]

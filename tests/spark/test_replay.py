@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 
 from tests.analysis.replays import replay_here, write_reconnecting_slaves, write_recordings
-from tests.recording.big_session import DTYPE
-from tests.recording.sessions import MasterModel, write_session
+from tests.sessions.big_session import DTYPE
+from tests.sessions.sessions import MasterModel, write_session
 from trioha.errors import StoreError
-from trioha.recording.counters import NodeCounters
-from trioha.recording.invariants import SessionSettings, judge
-from trioha.recording.time_series import TimeGrid
 from trioha_analysis.arrow_tables import arrow_tables, finish_tables
 from trioha_analysis.causes import CauseCounts
 from trioha_analysis.document import document, link_row
 from trioha_analysis.parts import NodePart
 from trioha_analysis.replay_result import Detail
+from trioha_sessions.counters import NodeCounters
+from trioha_sessions.invariants import SessionSettings, judge
+from trioha_sessions.time_series import TimeGrid
 from trioha_spark import replay as replay_module
 from trioha_spark import scan
 from trioha_spark.replay import replay

@@ -4,7 +4,7 @@ import pytest
 
 from tests.analysis.replays import replay_here
 from tests.node.recorded_failover import record_failovers
-from tests.recording.group_sessions import MASTER, SLAVE, Life, failover, leads, role, write_group
+from tests.sessions.group_sessions import MASTER, SLAVE, Life, failover, leads, role, write_group
 from trioha.cli import main
 from trioha.recording.events import Kind
 from trioha_analysis.document import document

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from tests.analysis.replays import replay_here, write_recordings
-from tests.recording.sessions import MasterModel, write_session
+from tests.sessions.sessions import MasterModel, write_session
 from trioha.errors import StoreError
 from trioha_analysis.arrow_tables import arrow_tables, begin_tables, finish_tables, part_name
 from trioha_analysis.document import document

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import trioha_spark
-from tests.recording.sessions import slave_events, write_session
+from tests.sessions.sessions import slave_events, write_session
 from trioha_spark.replay import replay
 
 pytestmark = [pytest.mark.spark, pytest.mark.full]

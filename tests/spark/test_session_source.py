@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import LongType, StructField, StructType
 
-from tests.recording.sessions import WALL_NS, Event, pack, write_session
+from tests.sessions.sessions import WALL_NS, Event, pack, write_session
 from trioha.errors import StoreError
 from trioha.recording.events import Kind
 from trioha.recording.layout import EVENTS_FOLDER, SessionIdentity, encode_session

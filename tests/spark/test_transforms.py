@@ -7,10 +7,10 @@ import pytest
 from attrs import evolve
 
 from tests.analysis.replays import replay_here, write_recordings
-from tests.recording.sessions import WALL_NS, Event, MasterModel, write_session
+from tests.sessions.sessions import WALL_NS, Event, MasterModel, write_session
 from trioha.recording.events import CloseReason, HaState, Kind
-from trioha.recording.histogram import Histogram
 from trioha_analysis.document import document
+from trioha_sessions.histogram import Histogram
 from trioha_spark.transforms import ack_latency, lag_by_second, reconnects, waits
 
 pytestmark = [pytest.mark.spark, pytest.mark.full]

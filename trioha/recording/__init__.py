@@ -1,1 +1,4 @@
-"""Recorded sessions of a node: event types, recorder, reader, state and figures."""
+"""Recorded sessions of a node: event types, recorder, format, and what a session says of itself.
+
+`trioha_sessions` reads the records.
+"""

@@ -4,7 +4,7 @@ Needs no NumPy; only packed segments need PyArrow.
 
 The session may still be written, or end within a record. Damage never stops a reader: what cannot be read is
 left out and reported as `Damage`. A torn last record or line is not damage: that is how a killed recorder
-ends. `trioha.recording.records` reads the records themselves.
+ends. `trioha_sessions.records` reads the records themselves.
 """
 
 from __future__ import annotations

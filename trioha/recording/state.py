@@ -2,7 +2,7 @@
 
 Every view of a session follows these rules: figures of a replay, a monitor's live view, per-second tables,
 causes of waits, what-if. They work on one value at a time, and what is not known is None.
-`trioha.recording.state_arrays` has the same rules for arrays.
+`trioha_sessions.state_arrays` has the same rules for arrays.
 """
 
 from __future__ import annotations

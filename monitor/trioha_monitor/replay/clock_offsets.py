@@ -1,7 +1,7 @@
 """How far the clock of each session is ahead of that by which a replay shows it.
 
 Theory of operation. Clocks are compared where the sessions of a slave and of its master have a connection in
-common (`trioha.recording.clocks`): such a link gives an offset and its largest error. Without controllers the
+common (`trioha_sessions.clocks`): such a link gives an offset and its largest error. Without controllers the
 clock of every master's session stays as it is, and a slave's session is shown by the most certain link.
 
 Under controllers brokers change places, so all sessions of a group are shown by the clock of one: its first

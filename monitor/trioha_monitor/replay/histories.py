@@ -13,8 +13,8 @@ import numpy as np
 from attrs import define, field
 
 from trioha.recording.state import UNKNOWN
-from trioha.recording.state_arrays import Array, Ints, first_beyond, log_ends
 from trioha_monitor.replay.replay_timeline import SessionRun
+from trioha_sessions.state_arrays import Array, Ints, first_beyond, log_ends
 
 _NEVER: Final = np.iinfo(np.int64).max
 

@@ -1,7 +1,7 @@
 """The state of a session at a moment, and which of its connections belong to one replica.
 
 A slave's port changes with every connection. Connections are joined into rows as in the live view, by the one
-rule of `trioha.recording.reconnects`; where the slave recorded a session of its own, the times of its
+rule of `trioha_sessions.reconnects`; where the slave recorded a session of its own, the times of its
 connections identify it. A connection on which nothing was requested is a probe and has no row.
 
 A master that is started again goes on with its replicas, though it has another session: connections that were
@@ -19,10 +19,10 @@ import numpy as np
 from attrs import evolve, frozen
 
 from trioha.recording.events import Kind
-from trioha.recording.reconnects import LOST_NS, Connection, Outage, Span, replicas
-from trioha.recording.snapshot import ConnectionState, Ended, Snapshot, connection_state
 from trioha.recording.state import known
 from trioha_monitor.replay.replay_timeline import NS_PER_S, ReplayTimeline, SessionRun
+from trioha_sessions.reconnects import LOST_NS, Connection, Outage, Span, replicas
+from trioha_sessions.snapshot import ConnectionState, Ended, Snapshot, connection_state
 
 RATE_NS: Final = 2 * NS_PER_S
 """Rates are means over this time, as in the live view."""

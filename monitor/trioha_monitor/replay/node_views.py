@@ -8,9 +8,7 @@ from typing import Final
 
 from trioha.broker_status import ControlStatus
 from trioha.outside_text import REASON_MAX, clean
-from trioha.recording.batch_stats import Counts
 from trioha.recording.events import CloseReason, HaState, Kind, PutStatus, code_name
-from trioha.recording.snapshot import connection_state
 from trioha.recording.state import known
 from trioha.replica_verdict import Verdict
 from trioha_monitor.answers import probe_counts
@@ -30,6 +28,8 @@ from trioha_monitor.view import (
     SlaveView,
     put_rates,
 )
+from trioha_sessions.batch_stats import Counts
+from trioha_sessions.snapshot import connection_state
 
 COMPLAINTS: Final = {
     CloseReason.DIVERGED: "DIVERGED",

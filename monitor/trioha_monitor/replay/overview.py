@@ -17,13 +17,8 @@ from itertools import pairwise
 import numpy as np
 from attrs import define, evolve, field
 
-from trioha.recording.batch_stats import control_records, marks_of
 from trioha.recording.events import Kind, PutStatus
-from trioha.recording.lags import Lags, lags
-from trioha.recording.reconnects import Outage
-from trioha.recording.segment_cache import Chunk
 from trioha.recording.state import UNKNOWN
-from trioha.recording.state_arrays import Array, Ints, log_ends
 from trioha.replica_verdict import OBSERVER_HOUSEKEEPINGS, Limits, Severity, Verdict, is_rejoining
 from trioha_monitor.replay.histories import LagHistory, LogEndHistory
 from trioha_monitor.replay.moments import Key, Moments, ReplicaRow, SlaveConnections
@@ -51,6 +46,11 @@ from trioha_monitor.replay.timeline_events import (
 )
 from trioha_monitor.series import Bucket, Series
 from trioha_monitor.view import TimelineEvent
+from trioha_sessions.batch_stats import control_records, marks_of
+from trioha_sessions.lags import Lags, lags
+from trioha_sessions.reconnects import Outage
+from trioha_sessions.segment_cache import Chunk
+from trioha_sessions.state_arrays import Array, Ints, log_ends
 
 BUCKETS_MAX = 8192
 """Buckets of the whole time at most."""

@@ -1,6 +1,6 @@
 """Role, group and controllers of a node at any moment of its sessions, and the events of their changes.
 
-Theory of operation. What sessions record of controller mode (`trioha.recording.role_lives`) is a sequence of
+Theory of operation. What sessions record of controller mode (`trioha_sessions.role_lives`) is a sequence of
 few records. `RecordedControl` is the state after some of them: `begun` makes it of the start of a session and
 the end of the node's session before, `after` adds one record. Moments and events both follow from this one
 state: `RecordedControls.at` gives it for a position of a session, `control_events` the events of one step,
@@ -23,14 +23,14 @@ from trioha.broker_status import ControllerLinkStatus, ControlStatus, MemberStat
 from trioha.numbers import NATURAL64
 from trioha.outside_text import REASON_MAX, clean
 from trioha.recording.events import GroupRole, Kind, SetEvent
-from trioha.recording.role_lives import RoleEvent, role_events
-from trioha.recording.state_arrays import Array
 from trioha.replica_verdict import Severity
 from trioha.unit_texts import format_bytes
 from trioha_monitor.answers import MEMBERS_MAX
 from trioha_monitor.replay.replay_timeline import NS_PER_MS, RecordedNode, SessionRun, continues
 from trioha_monitor.roles import RoleHistory, compare_controllers, compare_roles, compare_sets, set_text
 from trioha_monitor.view import EventKind, RoleSpan, TimelineEvent
+from trioha_sessions.role_lives import RoleEvent, role_events
+from trioha_sessions.state_arrays import Array
 
 _ROLES: Final = {GroupRole.NONE: "none", GroupRole.MASTER: "master", GroupRole.SLAVE: "slave"}
 _UNDECIDED: Final = {

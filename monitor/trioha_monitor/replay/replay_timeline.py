@@ -25,14 +25,9 @@ from attrs import define, field
 
 from trioha.errors import StoreError
 from trioha.outside_text import REASON_MAX, clean
-from trioha.recording.clocks import links
 from trioha.recording.events import GroupRole
-from trioha.recording.invariants.event_batch import SessionSettings
 from trioha.recording.layout import SOURCE_MONITOR
 from trioha.recording.reader import find_sessions
-from trioha.recording.role_lives import RoleEvents, RoleLife, role_life
-from trioha.recording.session_reader import SessionReader
-from trioha.recording.state_arrays import Ints
 from trioha.replica_verdict import Limits
 from trioha_monitor.replay.clock_offsets import (
     RESTART_ERROR_NS,
@@ -41,6 +36,11 @@ from trioha_monitor.replay.clock_offsets import (
     clock_offsets,
 )
 from trioha_monitor.view import Health, ProbeCount, node_label
+from trioha_sessions.clocks import links
+from trioha_sessions.invariants.event_batch import SessionSettings
+from trioha_sessions.role_lives import RoleEvents, RoleLife, role_life
+from trioha_sessions.session_reader import SessionReader
+from trioha_sessions.state_arrays import Ints
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000

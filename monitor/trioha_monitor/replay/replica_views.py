@@ -7,14 +7,8 @@ from typing import Final
 import numpy as np
 
 from trioha.distribution import Distribution
-from trioha.recording.aggregate import aggregate
 from trioha.recording.events import CloseReason, HaState, Kind, code_name
-from trioha.recording.histogram import Histogram
-from trioha.recording.lags import lags
-from trioha.recording.snapshot import ConnectionState
 from trioha.recording.state import known, lag_bytes
-from trioha.recording.sync import SyncRule
-from trioha.recording.time_series import TimeGrid
 from trioha.replica_verdict import Facts, is_rejoining, judge
 from trioha_monitor.replay.moments import RATE_NS, Moment, Moments, ReplicaRow, SlaveConnections, ended_ns
 from trioha_monitor.replay.node_views import COMPLAINTS, complaint_of, health_of, slave_view
@@ -37,6 +31,12 @@ from trioha_monitor.replica_view import (
     view_replica,
 )
 from trioha_monitor.view import Health, ReplicaView
+from trioha_sessions.aggregate import aggregate
+from trioha_sessions.histogram import Histogram
+from trioha_sessions.lags import lags
+from trioha_sessions.snapshot import ConnectionState
+from trioha_sessions.sync import SyncRule
+from trioha_sessions.time_series import TimeGrid
 
 TREND_NS: Final = 5 * NS_PER_S
 """Whether a distance shrinks is judged over this time."""

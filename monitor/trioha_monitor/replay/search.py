@@ -28,16 +28,16 @@ import numpy as np
 from attrs import frozen
 
 from trioha.errors import TriohaError
-from trioha.recording.lags import lags
-from trioha.recording.segment_cache import Chunk
-from trioha.recording.snapshot import connection_state
 from trioha.recording.state import lag_bytes
-from trioha.recording.state_arrays import Ints
 from trioha.times import UNITS_NS, parse_moment
 from trioha_monitor.replay.moments import Moments
 from trioha_monitor.replay.overview import Overview
 from trioha_monitor.replay.replay_timeline import ReplayTimeline, SessionRun
 from trioha_monitor.view import EventKind
+from trioha_sessions.lags import lags
+from trioha_sessions.segment_cache import Chunk
+from trioha_sessions.snapshot import connection_state
+from trioha_sessions.state_arrays import Ints
 
 _BYTES = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _LAG = re.compile(r"lag\s*(<=|>=|<|>|=)\s*([0-9]{1,15}(?:\.[0-9]{0,9})?)\s*([a-z]*)", re.IGNORECASE)

@@ -18,13 +18,13 @@ from trioha.recording.events import (
     PutStatus,
     code_name,
 )
-from trioha.recording.lags import Lags
-from trioha.recording.state_arrays import Array, shows_request
 from trioha.replica_verdict import Severity
 from trioha.unit_texts import format_bytes, format_elapsed
 from trioha_monitor.playback import Tick
 from trioha_monitor.replay.replay_timeline import NS_PER_MS, RecordedNode, SessionRun, continues
 from trioha_monitor.view import EventKind, TimelineEvent
+from trioha_sessions.lags import Lags
+from trioha_sessions.state_arrays import Array, shows_request
 
 EVENTS_SHOWN_MAX: Final = 2000
 """Events of a view: the last ones."""

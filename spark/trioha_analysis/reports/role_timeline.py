@@ -12,7 +12,6 @@ from markupsafe import Markup
 
 from trioha.palette import ACCENT, BAD, MUTED, NOTICE, ROLES, WARNING, Hue
 from trioha.recording.events import GroupRole, Kind, SetEvent
-from trioha.recording.role_lives import RoleEvent, RoleLife, describe
 from trioha_analysis.reports.charts import (
     LEFT,
     RIGHT,
@@ -23,6 +22,7 @@ from trioha_analysis.reports.charts import (
     legend_item,
     style_of,
 )
+from trioha_sessions.role_lives import RoleEvent, RoleLife, describe
 
 LIVES_MAX: Final = 400
 """Roles of a group that get a bar: the latest ones."""

@@ -8,9 +8,6 @@ from typing import Final
 
 import pandas as pd
 
-from trioha.recording.clocks import Link
-from trioha.recording.invariants import Verdict
-from trioha.recording.invariants.group import GroupVerdict, groups_of
 from trioha.recording.probes import probes_line
 from trioha.replica_verdict import Severity
 from trioha.times import clock_text, zone_text
@@ -28,6 +25,9 @@ from trioha_analysis.reports.session_summary import (
     session_points,
     slave_points,
 )
+from trioha_sessions.clocks import Link
+from trioha_sessions.invariants import Verdict
+from trioha_sessions.invariants.group import GroupVerdict, groups_of
 
 LAG_NOTE: Final = (
     "Lag is the end of the master's log minus the slave's ack offset, weighted by time: the lag after an "
@@ -101,7 +101,7 @@ _LINKS: Final = {
 def session_report(result: ReplayResult, links: Sequence[Link] = (), *, zone: tzinfo | None = None) -> Page:
     """The report of `result`, with times of `zone` (None: the system's).
 
-    `links` as `trioha.recording.clocks.links` finds them.
+    `links` as `trioha_sessions.clocks.links` finds them.
     """
     frames = {name: to_frame(table) for name, table in row_tables(document(result, links)).items()}
     for name in ("violations", "connections", "gaps", "roles", "causes"):

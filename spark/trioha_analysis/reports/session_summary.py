@@ -10,15 +10,15 @@ from typing import Final
 from attrs import frozen
 
 from trioha.palette import ACCENT, GOOD, WARNING, put_status
-from trioha.recording.clocks import Link
 from trioha.recording.events import CloseReason, GroupRole, PutStatus
-from trioha.recording.invariants.group import groups_of
-from trioha.recording.role_lives import RoleLife
 from trioha.replica_verdict import Severity
 from trioha.times import clock_text
 from trioha.unit_texts import counted, format_bytes
 from trioha_analysis.replay_result import ReplayResult, SessionReplay
 from trioha_analysis.replicas import ReplicaOutage, ReplicaReplay
+from trioha_sessions.clocks import Link
+from trioha_sessions.invariants.group import groups_of
+from trioha_sessions.role_lives import RoleLife
 
 OUTAGES_MAX: Final = 10
 """Outages of a session that are listed, the longest ones; the others are counted."""

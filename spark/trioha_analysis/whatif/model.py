@@ -19,8 +19,6 @@ from trioha.errors import TriohaError
 from trioha.recording.events import Kind
 from trioha.recording.layout import SOURCE_NODE
 from trioha.recording.reader import Segment, Session, open_session, read_segments
-from trioha.recording.records import read_records, read_segment, record_dtype
-from trioha.recording.state_arrays import Array, Ints
 from trioha_analysis.whatif.figures import PERCENTILES, Figures, figures, outcome_of
 from trioha_analysis.whatif.play import Outcome, play
 from trioha_analysis.whatif.recorded import (
@@ -36,6 +34,8 @@ from trioha_analysis.whatif.recorded import (
     writers_of,
 )
 from trioha_analysis.whatif.scenario import Point, Scenario, ack_mode_of, recorded_scenario
+from trioha_sessions.records import read_records, read_segment, record_dtype
+from trioha_sessions.state_arrays import Array, Ints
 
 PARTS: Final = 4
 PART_RECORDS_MAX: Final = 100_000

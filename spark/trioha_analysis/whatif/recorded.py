@@ -25,7 +25,7 @@ from attrs import evolve, frozen
 from numpy.typing import NDArray
 
 from trioha.recording.events import NO_CONNECTION, Kind, PutStatus
-from trioha.recording.state_arrays import Array, Ints, covered_at
+from trioha_sessions.state_arrays import Array, Ints, covered_at
 
 Floats = NDArray[np.float64]
 

@@ -18,7 +18,7 @@ from trioha.errors import ConfigError, StoreError
 from trioha.numbers import Range, parse_int
 from trioha.recording.layout import SESSION_FILE
 from trioha.recording.reader import Session
-from trioha.recording.sync import SyncRule
+from trioha_sessions.sync import SyncRule
 
 _Names = TypeVar("_Names", bound=Enum)
 

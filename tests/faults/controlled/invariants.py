@@ -13,9 +13,9 @@ from tests.faults.invariants import NAMED_MAX
 from tests.faults.producer import Promise
 from trioha.errors import StoreError
 from trioha.recording.events import CloseReason
-from trioha.recording.invariants.group import judge_sessions
 from trioha.recording.reader import find_sessions, open_session
 from trioha.store.epochs import EpochTable
+from trioha_sessions.invariants.group import judge_sessions
 
 EPOCH_FILE = "epochFileCheckpoint"
 _BECAME_MASTER = re.compile(r"role from the controllers .*\bepoch=(\d+) .*\brole=master\b")

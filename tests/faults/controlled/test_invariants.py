@@ -4,7 +4,7 @@ import pytest
 
 from tests.faults.controlled.invariants import EPOCH_FILE, History, check_epoch_files, check_group_roles
 from tests.faults.producer import Promise
-from tests.recording.group_sessions import failover
+from tests.sessions.group_sessions import failover
 from trioha.recording.events import Kind
 from trioha.store.epochs import EpochEntry, EpochTable
 

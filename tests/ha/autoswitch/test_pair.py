@@ -10,7 +10,7 @@ from trio.testing import memory_stream_pair
 
 from tests.ha.autoswitch.support import begin_epoch, epochs_of, make_slave, open_epoch_store, put
 from tests.ha.support import SETTINGS, Events
-from tests.recording.sessions import Event, as_array, write_session
+from tests.sessions.sessions import Event, as_array, write_session
 from tests.store.support import FILE_BYTES, log_bytes
 from trioha.config.keys.ha import GapPolicy
 from trioha.ha.autoswitch.master import AutoSwitchMaster
@@ -18,7 +18,7 @@ from trioha.ha.autoswitch.set_keeper import SetKeeper
 from trioha.ha.set_commit import SetReplicas
 from trioha.ha.sync_state_set import SyncStateSet
 from trioha.recording.events import NO_CONNECTION, CloseReason, HaState, Kind
-from trioha.recording.invariants import SessionSettings, judge, verdicts
+from trioha_sessions.invariants import SessionSettings, judge, verdicts
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Recorded sessions read with NumPy: their records, the state at any record, invariants and figures."""
