@@ -9,15 +9,34 @@ import sys
 import sysconfig
 import tomllib
 import venv
+from importlib.metadata import Distribution, distribution, packages_distributions
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from packaging.requirements import Requirement
 
 from hatch_build import has_compiler, missing_requirements, module_path, sources
 from trioha import __version__
 
 ROOT = Path(__file__).parents[1]
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+
+allowed = set(sys.argv[1].split(","))
+
+class Refusing:
+    def find_spec(self, name, path=None, target=None):
+        if path is None and name not in allowed and name not in sys.stdlib_module_names:
+            raise ModuleNotFoundError(f"{name} is not in the base install", name=name)
+
+sys.meta_path.insert(0, Refusing())
+import trioha
+for module in pkgutil.walk_packages(trioha.__path__, "trioha."):
+    importlib.import_module(module.name)
+print(sum(name.startswith("trioha.") for name in sys.modules))
+"""
+"""Imports each module of trioha where only the modules are found that its argument names."""
 
 
 def run(*command: str | Path, cwd: Path, **variables: str) -> str:
@@ -138,6 +157,40 @@ def test_the_installed_command_runs_outside_the_checkout(installed: Path, tmp_pa
     where = f"import {', '.join(packages)}; print({', '.join(f'{name}.__file__' for name in packages)})"
     for file in run(installed / "python", "-c", where, cwd=tmp_path).split():
         assert Path(file).is_relative_to(installed.parent)
+
+
+@pytest.mark.full
+def test_every_module_of_trioha_is_imported_without_an_extra(installed: Path, tmp_path: Path) -> None:
+    (metadata,) = installed.parent.glob("lib/python*/site-packages/trioha-*.dist-info")
+    there = installed_with(Distribution.at(metadata))
+    assert "trio" in there
+    assert there.isdisjoint(
+        {"jinja2", "numpy", "obstore", "pandas", "plotly", "pyarrow", "pyspark", "textual"}
+    )
+    tops = [
+        top for top, names in packages_distributions().items() if there & {canonical(name) for name in names}
+    ]
+    imported = run(installed / "python", "-c", IMPORT_ALL, ",".join(["trioha", *tops]), cwd=tmp_path)
+    modules = [file for file in (ROOT / "trioha").rglob("*.py") if file.parent != ROOT / "trioha"]
+    assert int(imported) >= len(modules)
+
+
+def installed_with(trioha: Distribution) -> set[str]:
+    """The distributions that are installed with trioha where no extra is asked for."""
+    found: set[str] = set()
+    waiting = [trioha]
+    while waiting:
+        for requirement in map(Requirement, waiting.pop().requires or ()):
+            name = canonical(requirement.name)
+            is_required = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            if is_required and name not in found:
+                found.add(name)
+                waiting.append(distribution(name))
+    return found
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def test_the_lock_pins_every_dependency_by_hash_and_names_no_host() -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from attrs import astuple, frozen
 
-from trioha.recording.reader import Damage, Segment, Segments, Session, open_session
+from trioha.recording.reader import Segment, Session, open_session
 from trioha_analysis.ranges import read_seqs
 from trioha_analysis.replay_result import ReplayResult, SessionReplay
 from trioha_sessions.clocks import (
@@ -27,6 +27,7 @@ from trioha_sessions.clocks import (
     compare_ends,
     first_events,
 )
+from trioha_sessions.segments import Damage, Segments
 
 READ_RECORDS_MAX: Final = 1_000_000
 """Records of a session, from a connection's first one on, in which its first frames and acks are searched."""

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from trioha.errors import StoreError
 from trioha.recording.layout import PACKED_SUFFIX
-from trioha.recording.reader import Damage, Session, find_segment, open_session
+from trioha.recording.reader import Session, open_session
 from trioha_analysis.packing import pack_copy
+from trioha_sessions.segments import Damage, find_segment
 
 
 def main(arguments: Sequence[str]) -> int:

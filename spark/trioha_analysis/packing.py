@@ -21,10 +21,12 @@ from attrs import evolve, frozen
 
 from trioha.errors import StoreError
 from trioha.recording.layout import CLOSED_NOTE, EVENTS_FOLDER, PACKED_SUFFIX, encode_header, segment_name
-from trioha.recording.packed import BASE_TS_KEY, BLOCK_RECORDS, CHECK, PackedError, is_packed, read_packed
-from trioha.recording.reader import Segment, Session, read_facts, read_segments
+from trioha.recording.reader import Segment, Session
 from trioha.store.syncing import sync_directory, sync_whole
+from trioha_sessions.facts import read_facts
+from trioha_sessions.packed import BASE_TS_KEY, BLOCK_RECORDS, CHECK, PackedError, is_packed, read_packed
 from trioha_sessions.records import read_segment, record_dtype
+from trioha_sessions.segments import read_segments
 
 COMPRESSION_LEVEL: Final = 3
 """Of zstd: level 9 takes twice as long and saves one per cent."""

@@ -16,16 +16,17 @@ from attrs import field, frozen
 from numpy.typing import NDArray
 
 from trioha.recording.events import Kind
-from trioha.recording.packed import BLOCK_RECORDS
-from trioha.recording.reader import Damage, Segment, Session, open_session
+from trioha.recording.reader import Segment, Session, open_session
 from trioha_analysis.causes import BEFORE_RECORDS, CauseCounts, count_causes
 from trioha_analysis.wait_history import WaitHistory
 from trioha_sessions.aggregate import ConnectionPart, aggregate_batch
 from trioha_sessions.counters import NodeCounters
 from trioha_sessions.invariants import Judgement, SessionSettings, combine, judge_batch
 from trioha_sessions.invariants.event_batch import EventBatch
+from trioha_sessions.packed import BLOCK_RECORDS
 from trioha_sessions.records import read_segment, record_dtype
 from trioha_sessions.role_lives import RoleEvents
+from trioha_sessions.segments import Damage
 from trioha_sessions.time_series import TimeGrid
 
 RANGE_RECORDS: Final = 2 * BLOCK_RECORDS

@@ -11,18 +11,10 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from trioha.numbers import NATURAL64
-from trioha.recording.packed import BLOCK_RECORDS
-from trioha.recording.reader import (
-    Damage,
-    ListsSegments,
-    Segment,
-    Segments,
-    Session,
-    find_segment,
-    open_session,
-    read_segments,
-)
+from trioha.recording.reader import ListsSegments, Segment, Session, open_session
+from trioha_sessions.packed import BLOCK_RECORDS
 from trioha_sessions.records import read_segment
+from trioha_sessions.segments import Damage, Segments, find_segment, read_segments
 
 
 @frozen

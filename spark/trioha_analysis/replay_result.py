@@ -14,18 +14,8 @@ from numpy.typing import NDArray
 
 from trioha.archive.session_paths import find_recordings
 from trioha.recording.events import CloseReason, Kind
-from trioha.recording.probes import ProbeCount, probe_counts
-from trioha.recording.reader import (
-    Damage,
-    Peer,
-    Segment,
-    Segments,
-    Session,
-    open_session,
-    peers_of,
-    read_facts,
-    read_segments,
-)
+from trioha.recording.probes import ProbeCount
+from trioha.recording.reader import Segment, Session, open_session
 from trioha.recording.state import UNKNOWN
 from trioha_analysis.causes import CauseCounts
 from trioha_analysis.parts import RANGE_RECORDS, NodePart, Run, runs_of
@@ -35,12 +25,14 @@ from trioha_analysis.wait_history import WaitHistory
 from trioha_sessions.aggregate import ConnectionPart
 from trioha_sessions.clocks import Link
 from trioha_sessions.counters import ConnectionCounters, NodeCounters
+from trioha_sessions.facts import Peer, peers_of, probe_counts, read_facts
 from trioha_sessions.figures import ConnectionResult, NodeResult, connection_result, node_result
 from trioha_sessions.invariants import SessionSettings, Verdict, judge, verdicts
 from trioha_sessions.invariants.group import GroupResult, groups_of, judge_group
 from trioha_sessions.reconnects import LOST_NS, Connection, pair
 from trioha_sessions.records import read_segment, record_dtype
 from trioha_sessions.role_lives import RoleLife, role_life
+from trioha_sessions.segments import Damage, Segments, read_segments
 from trioha_sessions.time_series import TimeGrid, TimeSeries
 
 CONNECTIONS_MAX: Final = 12

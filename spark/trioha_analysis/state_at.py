@@ -12,9 +12,10 @@ from attrs import evolve, frozen
 from trioha.archive.session_paths import find_recordings
 from trioha.errors import TriohaError
 from trioha.recording.events import HaState, Kind, code_name
-from trioha.recording.reader import Peer, Session, peers_of
+from trioha.recording.reader import Session
 from trioha.recording.state import UNKNOWN, known
 from trioha.times import MOMENT_HINT, MomentError, parse_moment
+from trioha_sessions.facts import Peer, peers_of
 from trioha_sessions.reconnects import LOST_NS, Connection, Span, replicas
 from trioha_sessions.session_reader import SessionReader
 from trioha_sessions.snapshot import ConnectionState, connection_state

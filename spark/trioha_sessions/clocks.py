@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from trioha.distribution import Distribution
 from trioha.recording.events import NO_CONNECTION, Kind
-from trioha.recording.reader import Session, named_peers
+from trioha.recording.reader import Session
+from trioha_sessions.facts import named_peers
 from trioha_sessions.histogram import Histogram
 from trioha_sessions.session_reader import SessionReader
 from trioha_sessions.state_arrays import Ints, first_covering, kind_mask, shows_request

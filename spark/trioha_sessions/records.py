@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from trioha.errors import StoreError
 from trioha.recording.layout import SESSION_FILE
-from trioha.recording.packed import PackedError, is_packed, read_packed
-from trioha.recording.reader import Damage, Segment, Session, read_segments
+from trioha.recording.reader import Segment, Session
+from trioha_sessions.packed import PackedError, is_packed, read_packed
+from trioha_sessions.segments import Damage, read_segments
 
 _CHECKED_TOGETHER: Final = 8192
 
@@ -51,7 +52,7 @@ def read_segment(
 ) -> Records:
     """Read up to `count` records of a segment from its `first` on: the unit of parallel work.
 
-    Of a packed segment the check words are 0, and whole row groups are read (`trioha.recording.packed`). If
+    Of a packed segment the check words are 0, and whole row groups are read (`trioha_sessions.packed`). If
     `scratch` is given and large enough, the records are read into it and valid until it is used again:
     reading into used memory takes a fraction of the time. Raises StoreError if the file does not exist.
     """

@@ -15,10 +15,12 @@ import numpy as np
 from attrs import field, frozen
 
 from trioha.recording.events import OLD_ROLE_SHIFT, GroupRole, Kind, PutStatus, SetEvent, code_name
-from trioha.recording.reader import Fact, Session, read_facts, read_segments
+from trioha.recording.reader import Session
+from trioha_sessions.facts import Fact, read_facts
 from trioha_sessions.invariants.event_batch import EventBatch, SessionSettings
 from trioha_sessions.invariants.judge import PART_RECORDS
 from trioha_sessions.records import read_segment
+from trioha_sessions.segments import read_segments
 from trioha_sessions.state_arrays import Array, Ints
 
 ROLE_KINDS: Final = (Kind.ROLE, Kind.EPOCH, Kind.SYNC_STATE_SET, Kind.LOG_CUT, Kind.CONTROLLER)

@@ -17,9 +17,10 @@ from attrs import define, field, frozen
 
 from trioha.errors import StoreError
 from trioha.recording.events import Kind
-from trioha.recording.reader import Damage, Segment, Segments, Session, read_segments
+from trioha.recording.reader import Segment, Session
 from trioha_sessions.batch_stats import Counts, control_records
 from trioha_sessions.records import read_segment, record_dtype
+from trioha_sessions.segments import Damage, Segments, read_segments
 from trioha_sessions.snapshot import Ended, Identity, Snapshot, identity, last_of
 from trioha_sessions.state_arrays import Array
 

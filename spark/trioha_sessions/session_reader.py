@@ -26,11 +26,13 @@ from attrs import evolve
 from trioha.errors import StoreError
 from trioha.recording.events import Kind
 from trioha.recording.layout import CLOSED_NOTE
-from trioha.recording.reader import Damage, Fact, Segment, Session, open_session, read_facts
+from trioha.recording.reader import Segment, Session, open_session
 from trioha.recording.state import UNKNOWN
 from trioha_sessions.batch_stats import Counts, control_records, counts_of
+from trioha_sessions.facts import Fact, read_facts
 from trioha_sessions.records import read_segment
 from trioha_sessions.segment_cache import CHUNK_RECORDS, Chunk, SegmentCache
+from trioha_sessions.segments import Damage
 from trioha_sessions.snapshot import Ended, Snapshot, identity
 from trioha_sessions.state_arrays import Array, log_ends
 

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from trioha.errors import TriohaError
 from trioha.recording.events import NO_CONNECTION
-from trioha.recording.reader import Segments, open_session
+from trioha.recording.reader import open_session
 from trioha_analysis.arrow_tables import write_session_tables
 from trioha_analysis.parts import (
     PART_BYTES_MAX,
@@ -38,6 +38,7 @@ from trioha_analysis.parts import (
 from trioha_analysis.replay_result import Detail, ReplayPlan, SessionReplay, session_replay
 from trioha_analysis.state_at import LastSeen
 from trioha_sessions.aggregate import ConnectionPart
+from trioha_sessions.segments import Segments
 from trioha_sessions.time_series import TimeGrid
 
 RUN_RANGES_MAX: Final = 8

@@ -15,8 +15,9 @@ from trioha.archive.layout import RECORDINGS, Codec, LogObject, RecordedSegment,
 from trioha.archive.objects import ObjectFolder
 from trioha.archive.reader import ArchiveReader
 from trioha.recording.layout import FACTS_FILE, SESSION_FILE
-from trioha.recording.reader import open_session, read_segments
+from trioha.recording.reader import open_session
 from trioha_analysis.packing import pack_segment, sealed_segments
+from trioha_sessions.segments import read_segments
 
 
 def write_archive(

@@ -20,7 +20,7 @@ from trioha.archive.objects import ObjectFolder
 from trioha.archive.reader import ArchiveReader
 from trioha.archive.session_paths import ObjectPath, find_recordings
 from trioha.errors import StoreError
-from trioha.recording.reader import open_session, read_facts, read_segments
+from trioha.recording.reader import open_session
 from trioha_analysis.commitlog.archived import (
     ArchivedOffset,
     plan_archive,
@@ -32,7 +32,9 @@ from trioha_analysis.commitlog.columns import TYPES, decode
 from trioha_analysis.commitlog.reading import LogDamage, ReadOptions
 from trioha_analysis.document import document
 from trioha_analysis.replay_result import plan_replay
+from trioha_sessions.facts import read_facts
 from trioha_sessions.records import read_records
+from trioha_sessions.segments import read_segments
 
 STORE = VECTORS / "store-5.3.3" / "store"
 

@@ -14,12 +14,13 @@ from trioha.cli import main
 from trioha.errors import StoreError
 from trioha.recording.events import Kind
 from trioha.recording.layout import EVENTS_FOLDER, FACTS_FILE
-from trioha.recording.packed import is_packed
-from trioha.recording.reader import Damage, open_session, read_segments
+from trioha.recording.reader import open_session
 from trioha_analysis import packing, ranges
 from trioha_analysis.packing import pack_segment, packed_segments, sealed_segments, unpack_segment
 from trioha_analysis.ranges import read_seqs
+from trioha_sessions.packed import is_packed
 from trioha_sessions.records import read_records
+from trioha_sessions.segments import Damage, read_segments
 
 
 def some_session(path, *, events=1000, segment_records=300):

@@ -8,14 +8,15 @@ from tests.analysis.replays import replay_here
 from tests.sessions.sessions import Event, write_session
 from trioha.cli import replay as command
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, PutStatus
-from trioha.recording.probes import ProbeCount, probe_counts, probes_line
-from trioha.recording.reader import Fact, open_session
+from trioha.recording.probes import ProbeCount, probes_line
+from trioha.recording.reader import open_session
 from trioha_analysis.arrow_tables import arrow_tables
 from trioha_analysis.document import document
 from trioha_analysis.explain import explain
 from trioha_analysis.reports.session_report import session_report
 from trioha_analysis.state_at import moment, open_readers, wall_time
 from trioha_sessions.clocks import links
+from trioha_sessions.facts import Fact, probe_counts
 from trioha_sessions.invariants import judge_session
 
 S = 10**9

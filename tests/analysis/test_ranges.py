@@ -8,16 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sessions.sessions import MasterModel, write_session
-from trioha.recording import reader
-from trioha.recording.reader import (
-    Segment,
-    Segments,
-    find_segment,
-    open_session,
-    read_segments,
-)
+from trioha.recording.reader import Segment, open_session
 from trioha_analysis.packing import pack_segment, sealed_segments
 from trioha_analysis.ranges import count_seqs, cut_seqs, end_seq, same_segments, session_end
+from trioha_sessions import segments
+from trioha_sessions.segments import Segments, find_segment, read_segments
 
 FOLDER = Path("/s/events")
 
@@ -26,13 +21,13 @@ FOLDER = Path("/s/events")
 def opened(monkeypatch):
     """Names of the segments that are opened."""
     names = []
-    describe = reader.describe_segment
+    describe = segments.describe_segment
 
     def describe_and_count(session, path):
         names.append(path.name)
         return describe(session, path)
 
-    monkeypatch.setattr(reader, "describe_segment", describe_and_count)
+    monkeypatch.setattr(segments, "describe_segment", describe_and_count)
     return names
 
 

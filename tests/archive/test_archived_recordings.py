@@ -11,7 +11,8 @@ from trioha.archive.archiver import Archiver
 from trioha.archive.settings import ArchiveSettings
 from trioha.recording.events import Kind
 from trioha.recording.layout import CLOSED_NOTE
-from trioha.recording.reader import open_session, read_segments
+from trioha.recording.reader import open_session
+from trioha_sessions.segments import read_segments
 from trioha_sessions.session_reader import SessionReader
 
 pytest.importorskip("pyarrow")

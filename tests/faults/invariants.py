@@ -16,13 +16,15 @@ from tests.node_process import run_trioha
 from trioha.errors import StoreError
 from trioha.recording.events import CloseReason, Kind
 from trioha.recording.layout import CLOSED_NOTE
-from trioha.recording.reader import Session, find_sessions, open_session, read_facts, read_segments
+from trioha.recording.reader import Session, find_sessions, open_session
 from trioha.store.message_properties import parse_properties
 from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record import Record
 from trioha.store.time_steps import leads
+from trioha_sessions.facts import read_facts
 from trioha_sessions.invariants import Severity, judge_session
 from trioha_sessions.records import read_records
+from trioha_sessions.segments import read_segments
 
 NAMED_MAX = 5
 """So many of a kind are named, the others counted."""

@@ -53,14 +53,16 @@ def test_an_invalid_address_is_refused_with_the_reason():
     assert "'localhost' is not an address" in one_line(caught.value)
 
 
-@pytest.mark.parametrize("missing", ["textual", "trioha_monitor"])
-def test_a_missing_extra_is_one_line_with_the_package_to_install(missing, monkeypatch):
-    for name in [name for name in sys.modules if name.partition(".")[0] in {"textual", "trioha_monitor"}]:
-        monkeypatch.delitem(sys.modules, name)
+@pytest.mark.parametrize(
+    ("missing", "name"), [("numpy", "NumPy"), ("textual", "Textual"), ("trioha_monitor", "Textual")]
+)
+def test_a_missing_extra_is_one_line_with_the_package_to_install(missing, name, monkeypatch):
+    for module in [one for one in sys.modules if one.partition(".")[0] in {"textual", "trioha_monitor"}]:
+        monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(TriohaError) as caught:
         monitor(MASTER)
-    assert one_line(caught.value) == f"monitor: Textual is not installed; {how_to_install('monitor')}"
+    assert one_line(caught.value) == f"monitor: {name} is not installed; {how_to_install('monitor')}"
 
 
 def test_another_missing_module_is_a_bug_and_not_a_missing_extra(monkeypatch):

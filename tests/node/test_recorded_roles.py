@@ -8,13 +8,14 @@ import pytest
 from tests.analysis.replays import replay_here
 from tests.node.recorded_failover import record_failovers
 from trioha.recording.events import Kind
-from trioha.recording.reader import find_sessions, open_session, read_segments
+from trioha.recording.reader import find_sessions, open_session
 from trioha_analysis.document import document
 from trioha_analysis.packing import pack_segment
 from trioha_analysis.replay_result import ReplayResult
 from trioha_monitor.replay import open_replay
 from trioha_monitor.view import EventKind
 from trioha_sessions.records import read_records
+from trioha_sessions.segments import read_segments
 
 pytestmark = [pytest.mark.process, pytest.mark.full, pytest.mark.timeout(300)]
 

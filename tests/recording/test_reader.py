@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from tests.sessions.sessions import Event, write_session
 from trioha.errors import StoreError
 from trioha.recording.events import Kind
-from trioha.recording.reader import find_sessions, open_session, read_facts, read_segments
+from trioha.recording.reader import find_sessions, open_session
+from trioha_sessions.facts import read_facts
 from trioha_sessions.records import read_records
+from trioha_sessions.segments import read_segments
 
 
 def puts(count):

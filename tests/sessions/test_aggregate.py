@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from tests.sessions.sessions import Event, MasterModel, as_array, slave_events, write_session
 from trioha.distribution import Distribution
 from trioha.recording.events import CloseReason, HaState, Kind, PutStatus
-from trioha.recording.reader import open_session, read_segments
+from trioha.recording.reader import open_session
 from trioha_sessions.aggregate import aggregate, combine
 from trioha_sessions.figures import connection_result, node_result
 from trioha_sessions.histogram import Histogram
 from trioha_sessions.records import read_records, read_segment
+from trioha_sessions.segments import read_segments
 from trioha_sessions.snapshot import Snapshot
 from trioha_sessions.time_series import TimeGrid
 

@@ -25,7 +25,8 @@ from tests.sessions.group_sessions import (
 )
 from tests.sessions.sessions import Event, write_session
 from trioha.recording.events import GroupRole, Kind, PutStatus, SetEvent
-from trioha.recording.reader import open_session, read_facts
+from trioha.recording.reader import open_session
+from trioha_sessions.facts import read_facts
 from trioha_sessions.invariants import SessionSettings, judge_session
 from trioha_sessions.invariants.event_batch import EventBatch
 from trioha_sessions.invariants.group import (

@@ -14,10 +14,11 @@ from tests.faults.proxy import Direction, Link
 from tests.monitor.real_nodes import running, send
 from trioha.broker_status import BrokerStatus
 from trioha.node.node import Ready
-from trioha.recording.reader import find_sessions, open_session, read_segments
+from trioha.recording.reader import find_sessions, open_session
 from trioha.remoting.client import open_client
 from trioha.remoting.status_reader import fetch_status
 from trioha_sessions.records import read_segment
+from trioha_sessions.segments import read_segments
 
 HEARTBEAT_MS = 100
 SLAVE_TIMEOUT_MS = 1500

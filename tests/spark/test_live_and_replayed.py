@@ -7,7 +7,7 @@ import pytest
 
 from tests.spark.pair import record_pair
 from trioha.recording.events import Kind, LinkEvent
-from trioha.recording.reader import find_sessions, open_session, read_facts
+from trioha.recording.reader import find_sessions, open_session
 from trioha.replica_verdict import Verdict
 from trioha_analysis.document import document
 from trioha_analysis.state_at import moment, open_readers
@@ -15,6 +15,7 @@ from trioha_monitor.replay import open_replay
 from trioha_monitor.view import EventKind
 from trioha_sessions.aggregate import aggregate, combine
 from trioha_sessions.clocks import links
+from trioha_sessions.facts import read_facts
 from trioha_sessions.figures import connection_result, node_result
 from trioha_sessions.invariants import judge_session
 from trioha_sessions.records import read_records

@@ -8,7 +8,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Final
 
 from cyclopts import Parameter, validators
 
@@ -22,6 +22,8 @@ from trioha.remoting.address import parse_address
 INTERVAL_S = 0.1
 INTERVAL_S_MIN = 0.05
 INTERVAL_S_MAX = 60.0
+_NEEDED: Final = {"numpy": "NumPy", "textual": "Textual", "trioha_monitor": "Textual"}
+"""Of the extra, by what is imported: a package without the monitor has no Textual either."""
 
 
 def monitor(
@@ -95,12 +97,12 @@ def _check_terminal() -> None:
 
 
 def _monitor_package() -> ModuleType:
-    """trioha_monitor, imported by name: it needs Textual, which a node does not have."""
+    """trioha_monitor, imported by name: it needs Textual and NumPy, which a node does not have."""
     try:
         importlib.import_module("trioha_monitor.app")
         return importlib.import_module("trioha_monitor")
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in {"textual", "trioha_monitor"}:
+        missing = _NEEDED.get((error.name or "").partition(".")[0])
+        if missing is None:
             raise
-        raise TriohaError(f"monitor: Textual is not installed; {how_to_install('monitor')}") from error
+        raise TriohaError(f"monitor: {missing} is not installed; {how_to_install('monitor')}") from error

@@ -55,7 +55,7 @@ SESSION_FILE: Final = "session.json"
 EVENTS_FOLDER: Final = "events"
 FACTS_FILE: Final = "facts.jsonl"
 PACKED_SUFFIX: Final = ".parquet"
-"""Suffix of a segment that `trioha session pack` has packed: see `trioha.recording.packed`."""
+"""Suffix of a segment that `trioha session pack` has packed: see `trioha_sessions.packed`."""
 
 MAGIC: Final = b"TRIOHAS1"
 HEADER: Final = Struct("<8sHHIqq32x")

@@ -10,15 +10,10 @@ the session began; the last fact of a host and reason counts. Older recordings h
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 from attrs import frozen
-
-from trioha.numbers import NATURAL64, parse_int
-from trioha.recording.events import CloseReason, code_name
-from trioha.recording.reader import Fact
 
 UNKNOWN_HOST: Final = "unknown"
 """Host of a probe whose address the recording does not name."""
@@ -37,34 +32,6 @@ class ProbeCount:
     count: int
 
 
-def probe_counts(
-    facts: Iterable[Fact], ended: Mapping[int, int], hosts: Mapping[int, str]
-) -> list[ProbeCount]:
-    """The probes of a session, by host and reason, most first.
-
-    `ended`: code of the `CloseReason` of probes that have events of their own, by connection; `hosts`: by
-    connection, as far as the recording names them.
-    """
-    counted: dict[tuple[str, str], int] = {}
-    for fact in facts:
-        if fact.type_ == "probes":
-            host, reason = fact.fields.get("host"), fact.fields.get("reason")
-            try:
-                count = parse_int(fact.fields.get("count"), NATURAL64)
-            except ValueError:
-                continue
-            if isinstance(host, str) and isinstance(reason, str):
-                counted[host, reason] = count
-    found = Counter(counted)
-    found.update(
-        Counter(
-            (hosts.get(conn) or UNKNOWN_HOST, code_name(CloseReason, code)) for conn, code in ended.items()
-        )
-    )
-    counts = [ProbeCount(host, reason, count) for (host, reason), count in found.items() if count]
-    return sorted(counts, key=_most_first)
-
-
 def probes_line(counts: Iterable[ProbeCount]) -> str:
     """`3,600 probes (connections that asked for nothing): 10.0.0.9 EOF 3,600`; empty without any."""
     every = list(counts)
@@ -76,7 +43,3 @@ def probes_line(counts: Iterable[ProbeCount]) -> str:
         named.append(f"others {sum(one.count for one in every[HOSTS_SHOWN:]):,}")
     what = "probe (a connection" if total == 1 else "probes (connections"
     return f"{total:,} {what} that asked for nothing): {', '.join(named)}"
-
-
-def _most_first(one: ProbeCount) -> tuple[int, str, str]:
-    return -one.count, one.host, one.reason

@@ -20,7 +20,6 @@ from typing import Final
 
 import trio
 
-from trioha.recording.reader import Damage
 from trioha_monitor.playback import PlaybackPosition, PlaybackState, Player
 from trioha_monitor.replay.moments import Moments
 from trioha_monitor.replay.node_views import NodeViews
@@ -31,6 +30,7 @@ from trioha_monitor.replay.replica_views import ReplicaViews
 from trioha_monitor.replay.search import AtEvent, AtTime, parse_seek, search_age, search_lag
 from trioha_monitor.series import Series
 from trioha_monitor.view import ClusterView, EventKind, NodeView, ReplicaView, Show
+from trioha_sessions.segments import Damage
 
 FRAME_S: Final = 0.1
 """Pause between two checks of the player's position."""

@@ -18,7 +18,7 @@ from trioha.config.keys.ha import AckMode
 from trioha.errors import TriohaError
 from trioha.recording.events import Kind
 from trioha.recording.layout import SOURCE_NODE
-from trioha.recording.reader import Segment, Session, open_session, read_segments
+from trioha.recording.reader import Segment, Session, open_session
 from trioha_analysis.whatif.figures import PERCENTILES, Figures, figures, outcome_of
 from trioha_analysis.whatif.play import Outcome, play
 from trioha_analysis.whatif.recorded import (
@@ -35,6 +35,7 @@ from trioha_analysis.whatif.recorded import (
 )
 from trioha_analysis.whatif.scenario import Point, Scenario, ack_mode_of, recorded_scenario
 from trioha_sessions.records import read_records, read_segment, record_dtype
+from trioha_sessions.segments import read_segments
 from trioha_sessions.state_arrays import Array, Ints
 
 PARTS: Final = 4

@@ -15,10 +15,11 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from trioha.recording.events import NO_CONNECTION
-from trioha.recording.reader import Session, read_segments
+from trioha.recording.reader import Session
 from trioha_sessions.invariants.event_batch import EventBatch, SessionSettings
 from trioha_sessions.invariants.rules import INVARIANTS, Invariant, Severity
 from trioha_sessions.records import read_segment, record_dtype
+from trioha_sessions.segments import read_segments
 
 PART_RECORDS: Final = 500_000
 """Records that are judged at a time."""

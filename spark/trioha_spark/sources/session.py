@@ -55,8 +55,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
 
-    from trioha.recording.reader import Damage, Peer, Session
+    from trioha.recording.reader import Session
     from trioha_analysis.ranges import SeqRange
+    from trioha_sessions.facts import Peer
+    from trioha_sessions.segments import Damage
 
 OPTIONS = frozenset({"seqFrom", "seqTo", "kinds", "errors", "maxEventsPerTrigger"})
 RANGE_RECORDS = 4 * 131_072
@@ -136,8 +138,9 @@ class _Sessions:
 
     def cut(self, path: Path, seq_from: int, seq_to: int | None) -> list[InputPartition]:
         """Partitions of a session's seqs, each but the last within one segment."""
-        from trioha.recording.reader import open_session, read_segments  # noqa: PLC0415
+        from trioha.recording.reader import open_session  # noqa: PLC0415
         from trioha_analysis.ranges import cut_seqs  # noqa: PLC0415
+        from trioha_sessions.segments import read_segments  # noqa: PLC0415
 
         segments = read_segments(open_session(path), seq_from=seq_from)
         ranges = cut_seqs(segments, seq_from, seq_to, range_records=RANGE_RECORDS)
@@ -157,8 +160,9 @@ class _Sessions:
         import numpy as np  # noqa: PLC0415
         import pyarrow as pa  # noqa: PLC0415
 
-        from trioha.recording.reader import Damage, Segments, open_session, read_segments  # noqa: PLC0415
+        from trioha.recording.reader import open_session  # noqa: PLC0415
         from trioha_analysis.ranges import count_seqs, read_seqs, same_segments  # noqa: PLC0415
+        from trioha_sessions.segments import Damage, Segments, read_segments  # noqa: PLC0415
 
         path, wanted, damage, is_first, is_last = partition.value
         session = open_session(path)
@@ -381,7 +385,7 @@ _OF_FACTS = frozenset({"role", "address"})
 
 def _peers(session: Session) -> dict[int, Peer]:
     """The peers of the session's connections, as far as its facts are readable."""
-    from trioha.recording.reader import peers_of, read_facts  # noqa: PLC0415
+    from trioha_sessions.facts import peers_of, read_facts  # noqa: PLC0415
 
     facts, _ = read_facts(session)
     return peers_of(facts)

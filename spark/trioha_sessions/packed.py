@@ -2,7 +2,8 @@
 
 `events/<20-digit base seq>.parquet` stands for the segment of that name: the same records, their fields as
 columns, without the check word, which follows from them. Row groups hold `BLOCK_RECORDS` consecutive records
-each, in any order. PyArrow, which a node does not have, is imported when there is a packed segment to read.
+each, in any order. PyArrow, which the monitor's extra does not install, is imported when there is a packed
+segment to read.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trioha.errors import StoreError
 from trioha.numbers import I64, parse_int
 from trioha.recording.layout import PACKED_SUFFIX
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-    import numpy as np
-    from numpy.typing import NDArray
 
 BASE_TS_KEY: Final = b"trioha.base_ts_ns"
 """Key of the file's metadata that holds the `base_ts_ns` of the segment's header."""
@@ -44,7 +45,7 @@ def describe(path: Path) -> tuple[int, int]:
     Raises PackedError if it is damaged, StoreError if PyArrow is not installed.
     """
     pq = _parquet(path)
-    from pyarrow import ArrowException  # noqa: PLC0415 (a node has none)
+    from pyarrow import ArrowException  # noqa: PLC0415 (the monitor's extra has none)
 
     try:
         with _opened(path) as file:
@@ -64,7 +65,6 @@ def read_packed(
     Raises PackedError if it is damaged, StoreError if it was removed or PyArrow is not installed.
     """
     pq = _parquet(path)
-    import numpy as np  # noqa: PLC0415 (a node has none)
     from pyarrow import ArrowException  # noqa: PLC0415
 
     assert dtype.names is not None
