@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from attrs import frozen
-from rich.table import Table
 
 from trioha.cli.console import out, print_json
+from trioha.cli.tables import Column, number, table, text
 from trioha.cli.times import time_option_ms
 from trioha.errors import StoreError
 from trioha.metadata.files import read_metadata
@@ -27,6 +28,14 @@ class GroupOffset:
     topic: str
     queue_id: int
     offset: int
+
+
+COLUMNS: Final[Sequence[Column[GroupOffset]]] = (
+    text("group", lambda row: row.group),
+    text("topic", lambda row: row.topic),
+    number("queue", lambda row: row.queue_id),
+    number("offset", lambda row: row.offset),
+)
 
 
 def offsets(store: Path, *, at: str | None = None, group: str | None = None, json: bool = False) -> int:
@@ -63,14 +72,7 @@ def offsets(store: Path, *, at: str | None = None, group: str | None = None, jso
         ]
         print_json({"timestamp": time_ms, "offsets": listed})
         return 0
-    table = Table(title=f"Offsets as of {time_text(time_ms)}", title_justify="left")
-    table.add_column("group", overflow="fold")
-    table.add_column("topic", overflow="fold")
-    table.add_column("queue", justify="right")
-    table.add_column("offset", justify="right")
-    for row in rows:
-        table.add_row(row.group, row.topic, str(row.queue_id), f"{row.offset:,}")
-    out().print(table)
+    out().print(table(f"Offsets as of {time_text(time_ms)}", COLUMNS, rows))
     return 0
 
 
