@@ -24,30 +24,18 @@ So that verdicts do not flicker, FALL BEHIND, once shown, ends at half the age a
 
 from __future__ import annotations
 
-from enum import Enum, IntEnum
+from enum import Enum
 
 from attrs import frozen
 
 from trioha.broker_status import BrokerStatus, ConnectionStatus
+from trioha.severity import Severity
 from trioha.unit_texts import format_bytes, format_elapsed
 
 TAIL_CHECK_BYTES = 64 * 1024
 """Largest lag of a slave in sync while it compares its tail (trioha.haTailCheck)."""
 OBSERVER_HOUSEKEEPINGS = 1.5
 """A peer that is connected without an ack for so many housekeeping limits is an observer."""
-
-
-class Severity(IntEnum):
-    """How bad something is; it chooses the colour."""
-
-    GOOD = 0
-    """Normal."""
-    NOTICE = 1
-    """Worth knowing; nothing to do."""
-    WARNING = 2
-    """Not normal; may pass by itself."""
-    BAD = 3
-    """An operator has to act."""
 
 
 class Verdict(Enum):
@@ -86,11 +74,11 @@ _SEVERITIES = {
     Verdict.FALL_BEHIND: Severity.WARNING,
     Verdict.NOT_IN_SYNC: Severity.WARNING,
     Verdict.STALE: Severity.WARNING,
-    Verdict.STALLED: Severity.BAD,
-    Verdict.SILENT: Severity.BAD,
-    Verdict.GAP: Severity.BAD,
-    Verdict.REFUSED: Severity.BAD,
-    Verdict.DIVERGED: Severity.BAD,
+    Verdict.STALLED: Severity.CRITICAL,
+    Verdict.SILENT: Severity.CRITICAL,
+    Verdict.GAP: Severity.CRITICAL,
+    Verdict.REFUSED: Severity.CRITICAL,
+    Verdict.DIVERGED: Severity.CRITICAL,
 }
 _COMPLAINTS = {
     "DIVERGED": Verdict.DIVERGED,

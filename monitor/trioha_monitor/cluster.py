@@ -30,7 +30,8 @@ from attrs import frozen
 from trioha.broker_status import BrokerStatus
 from trioha.net.border import ConnectionBorder
 from trioha.outside_text import clean
-from trioha.replica_verdict import Judgement, Limits, Severity, Verdict
+from trioha.replica_verdict import Judgement, Limits, Verdict
+from trioha.severity import Severity
 from trioha.unit_texts import format_elapsed
 from trioha_monitor.answers import Answer
 from trioha_monitor.faults import BORDER, fault_of_this_program

@@ -37,7 +37,7 @@ from trioha.remoting.client import NO_SECURITY, ClientSecurity, open_client
 from trioha.remoting.fastjson import JsonLimits
 from trioha.remoting.name_server import BrokerGroup, fetch_broker_groups
 from trioha.remoting.status_reader import StatusReader
-from trioha.replica_verdict import Severity
+from trioha.severity import Severity
 from trioha_monitor.answers import CONNECTIONS_MAX
 from trioha_monitor.cluster import Cluster, Sample
 from trioha_monitor.consumption import Consumption, ConsumptionSample
@@ -438,7 +438,7 @@ class _Live:
                 f"name server does not answer: {reason}",
                 at_ms=self._axis.now_ms(),
                 node=was.address,
-                severity=Severity.BAD,
+                severity=Severity.CRITICAL,
             )
         self._names[address] = NameServerView(was.address, Health.DOWN, reason)
 

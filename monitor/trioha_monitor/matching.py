@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from trioha.broker_status import ConnectionStatus
-from trioha.replica_verdict import Judgement, Severity, Verdict
+from trioha.replica_verdict import Judgement, Verdict
+from trioha.severity import Severity
 from trioha.unit_texts import format_bytes, format_elapsed
 from trioha_monitor.answers import CONNECTIONS_MAX
 from trioha_monitor.node import Node
@@ -44,7 +45,7 @@ class ReplicaEvents:
             + ("" if row.ack_offset is None else f"; ack {row.ack_offset}")
             + (f", {format_bytes(lacks)} behind" if lacks else "")
         )
-        self._add(EventKind.LOST, text, Severity.BAD, node=node, replica=replica, at_ms=at_ms)
+        self._add(EventKind.LOST, text, Severity.CRITICAL, node=node, replica=replica, at_ms=at_ms)
 
     def sync(self, row: Replica, *, node: Node, replica: str, at_ms: int) -> None:
         """Its in-sync state has changed, and the change has lasted.

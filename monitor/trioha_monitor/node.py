@@ -9,7 +9,8 @@ from attrs import define, field
 
 from trioha.broker_status import ArchiveStatus, BrokerStatus
 from trioha.outside_text import REASON_MAX, clean
-from trioha.replica_verdict import Limits, Severity, Verdict, limits_of
+from trioha.replica_verdict import Limits, Verdict, limits_of
+from trioha.severity import Severity
 from trioha.unit_texts import format_elapsed
 from trioha_monitor.answers import Answer, AnswerFilter, probe_counts, puts_of, view_log, view_slave
 from trioha_monitor.replicas import Replica, SlaveReport
@@ -93,7 +94,7 @@ class NodeEvents:
         """It stopped answering, or never answered."""
         self._is_down = True
         text = f"does not answer: {reason}" if not was_up else f"no longer answers: {reason}"
-        self._add(EventKind.NODE, text, Severity.BAD, at_ms=at_ms)
+        self._add(EventKind.NODE, text, Severity.CRITICAL, at_ms=at_ms)
 
     def answered(self, status: BrokerStatus, *, down_s: float | None, at_ms: int) -> None:
         """It answered; `down_s` is how long it had not, if it had not."""
@@ -143,7 +144,7 @@ class NodeEvents:
         if status.max_offset < before.max_offset:
             text = f"its log ends at {status.max_offset}, before it ended at {before.max_offset}"
             if status.control is None:
-                self._add(EventKind.GAP, text, Severity.BAD, at_ms=at_ms)
+                self._add(EventKind.GAP, text, Severity.CRITICAL, at_ms=at_ms)
             else:
                 self._add(EventKind.CUT, text, Severity.WARNING, at_ms=at_ms)
         if not has_restarted_counts:
@@ -164,7 +165,7 @@ class NodeEvents:
             self._refused_reported_ms[name] = at_ms
             times = "" if count == 1 else f", {count} times"
             text = f"refused a peer that {_END_WORDS[name]} ({name}{times})"
-            self._add(EventKind.REFUSED, text, Severity.BAD, at_ms=at_ms)
+            self._add(EventKind.REFUSED, text, Severity.CRITICAL, at_ms=at_ms)
 
     def _count_puts(self, before: Mapping[str, int], now: Mapping[str, int], *, at_ms: int) -> None:
         if before != now:
@@ -176,7 +177,7 @@ class NodeEvents:
                 }
             )
             for name in failed.keys() - self._failed.keys():
-                self._add(EventKind.PUTS, f"puts end with {name}", Severity.BAD, at_ms=at_ms)
+                self._add(EventKind.PUTS, f"puts end with {name}", Severity.CRITICAL, at_ms=at_ms)
             if failed:
                 self._failed += failed
                 self._failed_ms = at_ms
@@ -190,7 +191,7 @@ class NodeEvents:
         fault = "" if before is None else before.dispatch_fault
         if status.dispatch_fault and not fault:
             text = f"a record cannot be dispatched: {status.dispatch_fault}"
-            self._add(EventKind.DISK, text, Severity.BAD, at_ms=at_ms)
+            self._add(EventKind.DISK, text, Severity.CRITICAL, at_ms=at_ms)
         self._compare_archives(None if before is None else before.archive, status.archive, at_ms=at_ms)
         ratio, percent_max = status.table.disk_ratio, status.settings.disk_percent_max
         if ratio is None or percent_max is None:
@@ -214,14 +215,14 @@ class NodeEvents:
         if archive.error and archive.state != state_before:
             is_final = archive.state in {"fenced", "damaged"}
             text = f"archive {archive.state}: {archive.error}"
-            severity = Severity.BAD if is_final else Severity.WARNING
+            severity = Severity.CRITICAL if is_final else Severity.WARNING
             self._add(EventKind.DISK, text, severity, at_ms=at_ms)
         elif archive.state == "running" and before is not None and before.error:
             self._add(EventKind.DISK, "archive running again", Severity.GOOD, at_ms=at_ms)
         deleted = archive.files_deleted_unarchived
         if deleted > (0 if before is None else before.files_deleted_unarchived):
             text = f"{deleted:,} log files deleted before they were archived"
-            self._add(EventKind.DISK, text, Severity.BAD, at_ms=at_ms)
+            self._add(EventKind.DISK, text, Severity.CRITICAL, at_ms=at_ms)
 
     def _add(self, kind: EventKind, text: str, severity: Severity, *, at_ms: int) -> None:
         self._timeline.add(kind, text, at_ms=at_ms, node=self.label, severity=severity, source=self._address)

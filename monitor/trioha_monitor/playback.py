@@ -16,7 +16,7 @@ from typing import Protocol
 
 from attrs import field, frozen
 
-from trioha.replica_verdict import Severity
+from trioha.severity import Severity
 from trioha_monitor.series import Series
 from trioha_monitor.view import ClusterView
 

@@ -11,7 +11,8 @@ from textual.color import Color
 from textual.theme import Theme
 
 from trioha import palette
-from trioha.replica_verdict import Severity, Verdict
+from trioha.replica_verdict import Verdict
+from trioha.severity import Severity
 from trioha.unit_texts import format_bytes
 from trioha_monitor.texts import NOTHING, format_offset
 from trioha_monitor.view import Health
@@ -150,7 +151,7 @@ VERDICT_GLYPHS = {
 }
 """One glyph for each verdict: no two verdicts differ by colour alone."""
 HEALTH_GLYPHS = {Health.UP: "●", Health.LATE: "◐", Health.DOWN: "✗", Health.CONNECTING: "◌"}
-SEVERITY_GLYPHS = {Severity.GOOD: "●", Severity.NOTICE: "○", Severity.WARNING: "▲", Severity.BAD: "✗"}
+SEVERITY_GLYPHS = {Severity.GOOD: "●", Severity.NOTICE: "○", Severity.WARNING: "▲", Severity.CRITICAL: "✗"}
 
 
 class ByteUnits(Enum):

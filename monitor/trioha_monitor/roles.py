@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from trioha.broker_status import ControlStatus
-from trioha.replica_verdict import Severity
+from trioha.severity import Severity
 from trioha_monitor.view import EventKind, RoleSpan
 
 SPANS_MAX: Final = 256
@@ -74,7 +74,7 @@ def compare_roles(before: ControlStatus | None, now: ControlStatus, add: Add) ->
     was = "had no role" if before.role == "none" else f"was {_role_text(before)}"
     if now.role == "none":
         if before.role != "none":
-            add(EventKind.ROLE, f"has no role; {was}", Severity.BAD)
+            add(EventKind.ROLE, f"has no role; {was}", Severity.CRITICAL)
         return
     severity = Severity.NOTICE if before.role in {now.role, "none"} else Severity.WARNING
     add(EventKind.ROLE, f"is {_role_text(now)}; {was}", severity)
@@ -96,14 +96,14 @@ def compare_sets(before: ControlStatus | None, now: ControlStatus, add: Add) -> 
         or (before.role, before.master_epoch) != ("master", now.master_epoch)
     ):
         if now.is_set_short:
-            add(EventKind.SET, _short_text(now), Severity.BAD)
+            add(EventKind.SET, _short_text(now), Severity.CRITICAL)
         return
     was, members = set(before.sync_state_set), set(now.sync_state_set)
     if was == members:
         return
     came, left = sorted(members - was), sorted(was - members)
     changes = [f"{_ids(came)} came in"] * bool(came) + [f"{_ids(left)} left"] * bool(left)
-    severity = Severity.BAD if now.is_set_short else Severity.WARNING if left else Severity.GOOD
+    severity = Severity.CRITICAL if now.is_set_short else Severity.WARNING if left else Severity.GOOD
     short = f": {_short_text(now)}" if now.is_set_short else ""
     add(
         EventKind.SET,
@@ -133,7 +133,8 @@ def compare_controllers(before: ControlStatus | None, now: ControlStatus, add: A
     leader = None if before is None else before.leader
     if now.leader is None and (before is None or leader is not None):
         reasons = "; ".join(f"{link.address}: {link.reason}" for link in now.controllers if link.reason)
-        add(EventKind.CONTROLLER, f"no controller leads{f': {reasons}' if reasons else ''}", Severity.BAD)
+        text = f"no controller leads{f': {reasons}' if reasons else ''}"
+        add(EventKind.CONTROLLER, text, Severity.CRITICAL)
     elif now.leader is not None and before is not None and now.leader != leader:
         before_it = "" if leader is None else f" in place of {leader}"
         add(EventKind.CONTROLLER, f"controller {now.leader} leads{before_it}", Severity.GOOD)

@@ -16,7 +16,7 @@ from collections import deque
 from attrs import define, field, frozen
 
 from trioha.recording.state import first_beyond
-from trioha.replica_verdict import Severity
+from trioha.severity import Severity
 
 
 @frozen

@@ -12,7 +12,7 @@ from typing import Final
 
 from attrs import define, evolve
 
-from trioha.replica_verdict import Severity
+from trioha.severity import Severity
 from trioha_monitor.view import EventKind, TimelineEvent
 
 EVENTS_MAX: Final = 2000

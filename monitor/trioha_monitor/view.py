@@ -27,7 +27,8 @@ from attrs import Factory, field, frozen
 
 from trioha.broker_status import ControlStatus
 from trioha.distribution import Distribution
-from trioha.replica_verdict import Limits, Severity, Verdict
+from trioha.replica_verdict import Limits, Verdict
+from trioha.severity import Severity
 from trioha_monitor.series import Series
 
 
@@ -50,7 +51,7 @@ class Health(Enum):
             Health.CONNECTING: Severity.NOTICE,
             Health.UP: Severity.GOOD,
             Health.LATE: Severity.WARNING,
-            Health.DOWN: Severity.BAD,
+            Health.DOWN: Severity.CRITICAL,
         }[self]
 
 

@@ -16,6 +16,7 @@ from trioha_analysis.replay_result import ConnectionReplay, Reconnect, ReplayRes
 from trioha_sessions.clocks import Link
 from trioha_sessions.histogram import Histogram
 from trioha_sessions.invariants.group import GroupResult
+from trioha_sessions.invariants.rules import severity_text
 from trioha_sessions.role_lives import RoleEvent, RoleLife, describe
 
 Row = dict[str, Any]
@@ -244,7 +245,7 @@ def _invariant_rows(replay: SessionReplay) -> list[Row]:
         {
             **session_columns(replay),
             "invariant": verdict.invariant.name,
-            "severity": verdict.invariant.severity.value,
+            "severity": severity_text(verdict.invariant.severity),
             "sentence": verdict.invariant.sentence,
             "checked": verdict.checked if verdict.is_judged else None,
             "violations": verdict.count,
@@ -260,7 +261,7 @@ def _violation_rows(replay: SessionReplay) -> list[Row]:
         {
             **session_columns(replay),
             "invariant": violation.invariant,
-            "severity": violation.severity.value,
+            "severity": severity_text(violation.severity),
             "seq": violation.seq,
             "atMs": _wall_ms(replay, violation.ts_ns),
             "conn": violation.conn,
@@ -322,7 +323,7 @@ def _group_invariant_rows(group: GroupResult) -> list[Row]:
             "brokerName": group.broker_name,
             "brokerId": None,
             "invariant": verdict.invariant.name,
-            "severity": verdict.invariant.severity.value,
+            "severity": severity_text(verdict.invariant.severity),
             "sentence": verdict.invariant.sentence,
             "checked": verdict.checked or None,
             "violations": verdict.count,
@@ -339,7 +340,7 @@ def _group_violation_rows(group: GroupResult) -> list[Row]:
             "brokerName": group.broker_name,
             "brokerId": one.broker_id,
             "invariant": one.invariant,
-            "severity": one.severity.value,
+            "severity": severity_text(one.severity),
             "seq": one.seq,
             "atMs": one.at_ns // 1_000_000,
             "conn": None,

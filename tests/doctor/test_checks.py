@@ -44,8 +44,9 @@ from trioha.doctor.facts import (
     StoreFacts,
     Thresholds,
 )
-from trioha.doctor.findings import CHECKS, Finding, Severity
+from trioha.doctor.findings import CHECKS, Finding
 from trioha.doctor.tables import OffsetTable, Tables
+from trioha.severity import Severity
 
 NAME_SERVER: Final = "10.0.0.5:9876"
 LATE_MS: Final = NOW_MS - 1000
@@ -1082,9 +1083,9 @@ def test_the_worst_findings_come_first_and_mild_ones_can_be_left_out():
         .with_master_status(warnings=("x",))
         .facts()
     )
-    assert [one.severity.value for one in diagnose(facts)] == ["critical", "warning", "notice"]
-    assert [one.severity.value for one in diagnose(facts, least=Severity.WARNING)] == ["critical", "warning"]
-    assert [one.severity.value for one in diagnose(facts, least=Severity.CRITICAL)] == ["critical"]
+    assert [one.severity.word for one in diagnose(facts)] == ["critical", "warning", "notice"]
+    assert [one.severity.word for one in diagnose(facts, least=Severity.WARNING)] == ["critical", "warning"]
+    assert [one.severity.word for one in diagnose(facts, least=Severity.CRITICAL)] == ["critical"]
 
 
 def test_a_broker_that_answers_at_two_addresses_is_one_broker():

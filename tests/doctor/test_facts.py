@@ -6,12 +6,13 @@ from tests.remoting.recorded import answers
 from trioha.config.loading import InvalidConfig, LoadedConfig
 from trioha.doctor.collector import clock_reading
 from trioha.doctor.conf_files import conf_facts
-from trioha.doctor.findings import Finding, Severity
+from trioha.doctor.findings import Finding
 from trioha.doctor.history import ENDED_KEPT_MS, History
 from trioha.doctor.tables import TABLE_REQUESTS, Table, parse_table
 from trioha.errors import RemoteProtocolError
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.runtime_table import parse_runtime_info, uptime_s_of
+from trioha.severity import Severity
 
 SESSIONS = ("remoting-4.9.7/098-probe--master", "remoting-5.3.3/070-probe--master")
 

@@ -11,7 +11,7 @@ from trioha.config.broker import SETTINGS
 from trioha.doctor.conf_files import conf_facts, read_conf
 from trioha.doctor.diagnosis import diagnose
 from trioha.doctor.facts import Facts
-from trioha.doctor.findings import Severity
+from trioha.severity import Severity
 
 ALL = [
     *cases(REFUSED),

@@ -17,12 +17,13 @@ from trioha.errors import StoreError
 from trioha.recording.events import CloseReason, Kind
 from trioha.recording.layout import CLOSED_NOTE
 from trioha.recording.reader import Session, find_sessions, open_session
+from trioha.severity import Severity
 from trioha.store.message_properties import parse_properties
 from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record import Record
 from trioha.store.time_steps import leads
 from trioha_sessions.facts import read_facts
-from trioha_sessions.invariants import Severity, judge_session
+from trioha_sessions.invariants import judge_session
 from trioha_sessions.records import read_records
 from trioha_sessions.segments import read_segments
 
@@ -239,7 +240,7 @@ def check_sessions(
         found = [
             f"{violation.invariant}: {violation.sentence}"
             for verdict in judge_session(session)
-            if verdict.invariant.severity is Severity.ERROR or verdict.invariant.name in warnings
+            if verdict.invariant.severity is Severity.CRITICAL or verdict.invariant.name in warnings
             for violation in verdict.violations
         ]
         found += check(session, records, is_last=session is sessions[-1])

@@ -9,7 +9,8 @@ from attrs import evolve
 from trioha.broker_status import ControllerLinkStatus, ControlStatus, MemberStatus
 from trioha.distribution import Distribution
 from trioha.errors import TriohaError
-from trioha.replica_verdict import Limits, Severity, Verdict
+from trioha.replica_verdict import Limits, Verdict
+from trioha.severity import Severity
 from trioha_monitor.playback import PlaybackState, Tick
 from trioha_monitor.series import Series, SeriesRecorder
 from trioha_monitor.view import (
@@ -45,7 +46,7 @@ def lag_series(kind: str, *, unit: float = 1.0, end_ms: int = NOW_MS) -> Series:
         if kind == "peak" and 1660 <= tick < 1700:
             value, severity = 60_000.0 + (tick - 1660) * 400_000, Severity.WARNING
         if kind == "lost" and tick >= 1740:
-            value, severity = (tick - 1740) * 300_000.0, Severity.BAD
+            value, severity = (tick - 1740) * 300_000.0, Severity.CRITICAL
         if kind == "none":
             value = 0.0
         recorder.add(value * unit, severity, at_ms=at_ms)
@@ -426,7 +427,7 @@ def controlled_view() -> ClusterView:
 def controlled_events() -> tuple[TimelineEvent, ...]:
     """What happened to the groups of `controlled_view`."""
     told = (
-        (EventKind.NODE, "broker-a #1", "no longer answers: Connection refused", Severity.BAD, 60.0),
+        (EventKind.NODE, "broker-a #1", "no longer answers: Connection refused", Severity.CRITICAL, 60.0),
         (EventKind.ROLE, "broker-a #2", "is master of epoch 5; was slave of broker 1 in epoch 4",
          Severity.WARNING, 48.0),
         (EventKind.ROLE, "broker-a #3", "is slave of broker 2 in epoch 5; was slave of broker 1 in epoch 4",
@@ -435,7 +436,7 @@ def controlled_events() -> tuple[TimelineEvent, ...]:
         (EventKind.ROLE, "broker-a #1", "is slave of broker 2 in epoch 5; had no role",
          Severity.NOTICE, 19.0),
         (EventKind.CONTROLLER, "broker-b #1", (f"no controller leads: {CONTROLLERS[0]}: cannot connect: "
-         "Connection refused"), Severity.BAD, 12.0),
+         "Connection refused"), Severity.CRITICAL, 12.0),
     )  # fmt: skip
     return tuple(
         TimelineEvent(NOW_MS - round(ago_s * 1000), kind, about, "", text, severity, number)
@@ -487,7 +488,7 @@ def busy_groups() -> ConsumptionView:
 
 def busy_events() -> tuple[TimelineEvent, ...]:
     """One event of each kind, the last one a second ago."""
-    good, notice, warning, bad = Severity.GOOD, Severity.NOTICE, Severity.WARNING, Severity.BAD
+    good, notice, warning, bad = Severity.GOOD, Severity.NOTICE, Severity.WARNING, Severity.CRITICAL
     host = "127.0.0.1"
     told = (
         (EventKind.NODE, "broker-a #0", "", "answers: trioha 0.1.0, SYNC_MASTER", good),

@@ -13,7 +13,8 @@ from trioha.broker_status import (
     BrokerStatus,
 )
 from trioha.net.border import ConnectionBorder
-from trioha.replica_verdict import Severity, Verdict
+from trioha.replica_verdict import Verdict
+from trioha.severity import Severity
 from trioha_monitor.answers import CONNECTIONS_MAX
 from trioha_monitor.cluster import NODES_MAX, Cluster, Sample
 from trioha_monitor.matching import LOST_KEPT_MS
@@ -185,7 +186,7 @@ def test_a_slave_that_reconnects_keeps_its_row_and_history():
         (EventKind.CONNECT, "is back after 5.0 s"),
     ]
     worst = row.lag_history.worst(end_ms=play.now_ms, span_ms=60_000)
-    assert (worst.value, worst.severity) == (4000, Severity.BAD)
+    assert (worst.value, worst.severity) == (4000, Severity.CRITICAL)
 
 
 def test_the_event_of_a_loss_has_the_masters_reason():

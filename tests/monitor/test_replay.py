@@ -16,7 +16,8 @@ from tests.sessions.sessions import WALL_NS, Event, MasterModel, slave_events, w
 from trioha.errors import StoreError
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent, PutStatus
 from trioha.recording.reader import open_session
-from trioha.replica_verdict import Severity, Verdict
+from trioha.replica_verdict import Verdict
+from trioha.severity import Severity
 from trioha_analysis.packing import pack_segment, sealed_segments
 from trioha_monitor.replay import ReplaySource, open_replay
 from trioha_monitor.replay import timeline_events as timeline_events_module
@@ -747,6 +748,6 @@ def test_too_many_events_are_merged_and_the_worst_stay(tmp_path, monkeypatch):
     assert len(everything) <= 100
     puts = [event for event in everything if event.kind is EventKind.PUTS]
     assert sum(1 + event.more for event in puts) == 999
-    assert all(event.severity is Severity.BAD for event in puts if event.more)
+    assert all(event.severity is Severity.CRITICAL for event in puts if event.more)
     assert [event.time_ms for event in everything] == sorted(event.time_ms for event in everything)
     assert [event.number for event in everything] == list(range(1, len(everything) + 1))

@@ -23,7 +23,8 @@ from tests.monitor.test_replay import finish, opened, plain
 from tests.sessions.sessions import WALL_NS, Event, slave_events, write_session
 from trioha.broker_status import ControlStatus, MemberStatus
 from trioha.recording.events import CloseReason, GroupRole, Kind, SetEvent
-from trioha.replica_verdict import Severity, Verdict
+from trioha.replica_verdict import Verdict
+from trioha.severity import Severity
 from trioha_monitor.app import MonitorApp
 from trioha_monitor.rendering import RenderContext, palette_of
 from trioha_monitor.replay import open_replay
@@ -253,7 +254,7 @@ def test_changes_of_roles_sets_controllers_and_cuts_are_events(source):
         for event in at(source, END_S).events
         if event.kind in kinds
     ]
-    good, notice, warning, bad = Severity.GOOD, Severity.NOTICE, Severity.WARNING, Severity.BAD
+    good, notice, warning, bad = Severity.GOOD, Severity.NOTICE, Severity.WARNING, Severity.CRITICAL
     asked = "was not decided: it may be the controllers' set"
     assert found == [
         (0.5, "1", "role", "is master of epoch 1; had no role", notice),
@@ -368,7 +369,7 @@ def test_a_slave_that_refuses_a_cut_says_so(tmp_path):
     view = source.view_at(source.position.end_ns)
     (node,) = view.nodes
     assert node.slave.complaint == "CUT_REFUSED: its last connection ended with CUT_REFUSED"
-    assert (EventKind.GAP, "connection ended: CUT_REFUSED", Severity.BAD) in [
+    assert (EventKind.GAP, "connection ended: CUT_REFUSED", Severity.CRITICAL) in [
         (event.kind, event.text, event.severity) for event in view.events
     ]
 

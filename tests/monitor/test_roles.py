@@ -12,7 +12,7 @@ from tests.monitor.builders import MASTER, SLAVE, connection, master, slave
 from tests.monitor.test_cluster import Play
 from trioha.broker_status import ControllerLinkStatus, ControlStatus, MemberStatus
 from trioha.errors import RemoteProtocolError
-from trioha.replica_verdict import Severity
+from trioha.severity import Severity
 from trioha_monitor import control_feed
 from trioha_monitor.answers import CONTROLLERS_MAX, MEMBERS_MAX, AnswerFilter
 from trioha_monitor.app import MonitorApp
@@ -161,7 +161,7 @@ def test_changes_of_the_set_are_events_of_the_master_only():
         ("sync-state set {1, 2}, 2 came in and 3 left", Severity.WARNING),
         (
             "sync-state set {1}, 2 left: 1 in the set, fewer than minInSyncReplicas 2: messages are refused",
-            Severity.BAD,
+            Severity.CRITICAL,
         ),
     ]
 
@@ -175,7 +175,7 @@ def test_a_leader_that_is_lost_and_found_and_a_refusal_are_events():
     play.tell(as_master(MASTER, 1, 4, leader=OTHER_LEADER))
     play.tell(as_master(MASTER, 1, 4, leader=OTHER_LEADER, refusal="2012: none to elect"), for_s=1)
     assert [each[1:] for each in texts(play, EventKind.CONTROLLER)] == [
-        (f"no controller leads: {LEADER}: cannot connect: refused", Severity.BAD),
+        (f"no controller leads: {LEADER}: cannot connect: refused", Severity.CRITICAL),
         (f"controller {LEADER} leads", Severity.GOOD),
         (f"controller {OTHER_LEADER} leads in place of {LEADER}", Severity.GOOD),
         ("refused by the controllers: 2012: none to elect", Severity.WARNING),
@@ -210,7 +210,7 @@ def test_a_log_that_becomes_shorter_is_a_cut_and_a_role_without_a_successor_is_b
     assert texts(play, EventKind.GAP) == []
     play.tell(evolve(as_slave(MASTER, 1, 5, SLAVE, 2, offset=700), control=control("none", 1, 5, 2)))
     assert texts(play, EventKind.ROLE)[-1] == (
-        *("broker-a #1", "has no role; was slave of broker 2 in epoch 5", Severity.BAD),
+        *("broker-a #1", "has no role; was slave of broker 2 in epoch 5", Severity.CRITICAL),
     )
 
 

@@ -1,10 +1,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trioha.replica_verdict import Severity
+from trioha.severity import Severity
 from trioha_monitor.series import Bucket, Series, SeriesRecorder, buckets_for
 
-GOOD, WARNING, BAD = Severity.GOOD, Severity.WARNING, Severity.BAD
+GOOD, WARNING, BAD = Severity.GOOD, Severity.WARNING, Severity.CRITICAL
 samples = st.lists(
     st.tuples(st.integers(0, 4000), st.integers(0, 2**62), st.sampled_from(Severity)), min_size=1, max_size=60
 )

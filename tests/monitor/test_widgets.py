@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from rich.style import Style
 
 from tests.monitor.scenes import NOW_MS, busy_view, controlled_view, lag_series, replica
-from trioha.replica_verdict import Severity, Verdict
+from trioha.replica_verdict import Verdict
+from trioha.severity import Severity
 from trioha_monitor.panes.log import log_columns, log_facts, probe_parts
 from trioha_monitor.panes.pane import node_columns
 from trioha_monitor.panes.replicas import ReplicasPane, ha_status_text
@@ -57,7 +58,7 @@ def test_a_little_lag_does_not_fill_a_sparkline():
 
 
 def test_a_sparkline_takes_the_colour_of_the_severity():
-    line = sparkline([good(5), Bucket(5, Severity.WARNING), Bucket(0, Severity.BAD)], PALETTE)
+    line = sparkline([good(5), Bucket(5, Severity.WARNING), Bucket(0, Severity.CRITICAL)], PALETTE)
     assert [style for _, style in line] == [GOOD, WARN, BAD]
 
 

@@ -9,6 +9,7 @@ from tests.analysis.replays import replay_here
 from tests.node.recorded_failover import record_failovers
 from trioha.recording.events import Kind
 from trioha.recording.reader import find_sessions, open_session
+from trioha.severity import Severity
 from trioha_analysis.document import document
 from trioha_analysis.packing import pack_segment
 from trioha_analysis.replay_result import ReplayResult
@@ -57,7 +58,7 @@ def test_all_invariants_hold_and_those_of_the_group_were_judged(result):
         (session.name, verdict.violations)
         for session in result.sessions
         for verdict in session.verdicts
-        if verdict.count and verdict.invariant.severity.value == "error"
+        if verdict.count and verdict.invariant.severity is Severity.CRITICAL
     ]
     assert broken == []
 

@@ -17,8 +17,16 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from trioha import palette
 from trioha.outside_text import escaped, escaped_json, is_safe, one_for_one
+from trioha.severity import Severity
 
+SEVERITY_STYLES: Final = {
+    Severity.GOOD: palette.GOOD.terminal,
+    Severity.NOTICE: palette.NOTICE.terminal,
+    Severity.WARNING: palette.WARNING.terminal,
+    Severity.CRITICAL: f"bold {palette.BAD.terminal}",
+}
 PIPE_COLUMNS: Final = 200
 """Width of output that is not on a terminal: a table in a pipe is not cut at 80 columns."""
 

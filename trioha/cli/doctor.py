@@ -11,7 +11,7 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from socket import AF_INET, AF_INET6, SOCK_STREAM, socket
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import trio
 from attrs import asdict
@@ -21,26 +21,22 @@ from rich.live import Live
 from rich.text import Text
 
 from trioha.cli.clients import name_servers_of
-from trioha.cli.console import err, out, print_json
+from trioha.cli.console import SEVERITY_STYLES, err, out, print_json
 from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
 from trioha.doctor.case import Case
 from trioha.doctor.collector import Collector, Targets
 from trioha.doctor.diagnosis import diagnose
 from trioha.doctor.facts import Facts, Thresholds
-from trioha.doctor.findings import CHECKS, Finding, Severity
+from trioha.doctor.findings import CHECKS, Finding
 from trioha.doctor.history import Course, History
 from trioha.doctor.versions import BrokerVersion
 from trioha.errors import ConfigError
 from trioha.outside_text import escaped
-from trioha.palette import BAD, GOOD, NOTICE, WARNING
+from trioha.palette import GOOD
 from trioha.remoting.address import parse_address
+from trioha.severity import Severity
 from trioha.unit_texts import counted
 
-COLORS: Final = {
-    Severity.CRITICAL: f"bold {BAD.terminal}",
-    Severity.WARNING: WARNING.terminal,
-    Severity.NOTICE: NOTICE.terminal,
-}
 INTERVAL_S: Final = 10.0
 PROGRESS_INTERVAL_S: Final = 5.0
 """Between two lines about a store that is read."""
@@ -53,7 +49,7 @@ def doctor(
     watch: bool = False,
     interval: Annotated[float, Parameter(validator=validators.Number(gte=1, lte=3600))] = INTERVAL_S,
     json: bool = False,
-    severity: Severity = Severity.NOTICE,
+    severity: Literal["critical", "warning", "notice"] = "notice",
     timeout: float = 3.0,
     source: str | None = None,
     rocketmq_version: str | None = None,
@@ -109,6 +105,7 @@ def doctor(
                 key="--rocketmq-version",
                 hint="as in 4.9.7 or 5.5.0",
             )
+    least = Severity[severity.upper()]
     wanted = _targets(targets, name_servers_of(namesrv) if namesrv or not targets else ())
     client_security = security.read()
 
@@ -126,9 +123,9 @@ def doctor(
         )
 
     if watch:
-        return trio.run(partial(_watch, open_collector, interval_s=interval, least=severity, as_json=json))
+        return trio.run(partial(_watch, open_collector, interval_s=interval, least=least, as_json=json))
     facts = trio.run(_examine, open_collector)
-    findings = diagnose(facts, least=severity)
+    findings = diagnose(facts, least=least)
     if json:
         print_json(report_as_json(facts, findings, at_ms=_now_ms()))
     else:
@@ -267,7 +264,7 @@ def report_as_json(facts: Facts, findings: Sequence[Finding], *, at_ms: int) -> 
         "pairs": [{"master": pair.master.label, "slave": pair.slave.label} for pair in case.pairs],
         "stores": [store.path for store in case.stores],
         "nameServers": [server.address for server in case.name_servers],
-        "findings": [asdict(finding) for finding in findings],
+        "findings": [asdict(finding) | {"severity": finding.severity.word} for finding in findings],
     }
 
 
@@ -291,10 +288,10 @@ def _head(case: Case, findings: Sequence[Finding]) -> Text:
         )
     counts = [
         (
-            f"{number} critical" if severity is Severity.CRITICAL else counted(number, severity.value),
-            COLORS[severity],
+            f"{number} critical" if severity is Severity.CRITICAL else counted(number, severity.word),
+            SEVERITY_STYLES[severity],
         )
-        for severity in Severity
+        for severity in sorted(Severity, reverse=True)
         if (number := sum(finding.severity is severity for finding in findings))
     ]
     text = Text(f"{examined or 'nothing'}: ")
@@ -306,7 +303,7 @@ def _head(case: Case, findings: Sequence[Finding]) -> Text:
 
 def _paragraph(finding: Finding, *, since_ms: int | None) -> list[RenderableType]:
     title = Text.assemble(
-        (finding.severity.value.upper(), COLORS[finding.severity]),
+        (finding.severity.name, SEVERITY_STYLES[finding.severity]),
         "  ",
         (finding.id, "bold"),
         f"  {escaped(finding.subject)}",

@@ -28,7 +28,7 @@ from trioha.remoting.client import ClientSecurity, open_client
 from trioha.remoting.fastjson import camel_case
 from trioha.remoting.name_server import fetch_broker_groups
 from trioha.remoting.status_reader import StatusReader
-from trioha.replica_verdict import Severity
+from trioha.severity import Severity
 
 
 @attrs.frozen
@@ -126,7 +126,7 @@ def status(
         err().print(f"trioha: {error}", soft_wrap=True)
     if not (answers.brokers or addresses or named or controller):
         err().print("trioha: no broker was named; write trioha status HOST:PORT ..., or --namesrv HOST:PORT")
-    return 1 if answers.errors or (summary.severity is Severity.BAD and not reachable) else 0
+    return 1 if answers.errors or (summary.severity is Severity.CRITICAL and not reachable) else 0
 
 
 def _print(answers: Answers, rows: Sequence[StatusRow], summary: Summary, *, wide: bool) -> None:
@@ -163,7 +163,7 @@ def _as_json(answers: Answers, rows: Sequence[StatusRow], summary: Summary) -> d
 
 def _overview_problems(overview: Overview) -> list[tuple[Severity, str]]:
     """What is wrong with controllers and their groups."""
-    problems = [] if overview.leader else [(Severity.BAD, "no controller leads")]
+    problems = [] if overview.leader else [(Severity.CRITICAL, "no controller leads")]
     problems += [
         (Severity.WARNING, f"controller {view.address} does not answer")
         for view in overview.controllers
@@ -171,7 +171,7 @@ def _overview_problems(overview: Overview) -> list[tuple[Severity, str]]:
     ]
     for each in overview.groups:
         if each.master_id is None:
-            problems.append((Severity.BAD, f"{each.broker_name} has no master"))
+            problems.append((Severity.CRITICAL, f"{each.broker_name} has no master"))
         dead = sum(not member.is_alive for member in each.members)
         if dead:
             problems.append(

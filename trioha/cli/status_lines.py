@@ -11,19 +11,11 @@ from typing import Final
 from rich.cells import cell_len
 from rich.text import Text
 
-from trioha.cli.console import out
+from trioha.cli.console import SEVERITY_STYLES, out
 from trioha.cli.status_rows import StatusRow, Summary
 from trioha.outside_text import escaped
-from trioha.palette import BAD, GOOD, NOTICE, WARNING
-from trioha.replica_verdict import Severity
 from trioha.unit_texts import format_bytes, format_elapsed
 
-_STYLES: Final = {
-    Severity.GOOD: GOOD.terminal,
-    Severity.NOTICE: NOTICE.terminal,
-    Severity.WARNING: WARNING.terminal,
-    Severity.BAD: f"bold {BAD.terminal}",
-}
 _HEADS: Final = ("broker", "state", "lag")
 _REMARK_COLUMNS_MIN: Final = 20
 """A remark has so many columns also beside a long address."""
@@ -31,7 +23,7 @@ _REMARK_COLUMNS_MIN: Final = 20
 
 def print_rows(summary: Summary, rows: Sequence[StatusRow]) -> None:
     """Print the state of all in the first line, then the rows."""
-    out().print(Text(escaped(summary.text), style=_STYLES[summary.severity]), soft_wrap=True)
+    out().print(Text(escaped(summary.text), style=SEVERITY_STYLES[summary.severity]), soft_wrap=True)
     if not rows:
         return
     cells = [(_label(row), row.state, lag_text(row)) for row in rows]
@@ -43,11 +35,11 @@ def print_rows(summary: Summary, rows: Sequence[StatusRow]) -> None:
         remark = Text(escaped("; ".join(row.problems) or row.name))
         if remark.cell_len > room:
             if row.problems:
-                cut.append(Text(f"{texts[0].strip()}: {remark}", style=_STYLES[row.severity]))
+                cut.append(Text(f"{texts[0].strip()}: {remark}", style=SEVERITY_STYLES[row.severity]))
             remark.truncate(room, overflow="ellipsis")
         line = Text(_line(texts, widths))
         start = widths[0] + 2
-        line.stylize(_STYLES[row.severity], start, start + len(row.state))
+        line.stylize(SEVERITY_STYLES[row.severity], start, start + len(row.state))
         out().print(line.append("  ").append(remark), soft_wrap=True)
     for text in cut:
         out().print(text, soft_wrap=True)

@@ -20,18 +20,11 @@ from trioha.broker_status import BrokerStatus, ConnectionStatus, ControlStatus
 from trioha.doctor.case import Case, Node, host_of
 from trioha.doctor.diagnosis import findings_of
 from trioha.doctor.facts import BrokerFacts, Facts
-from trioha.doctor.findings import Severity as FindingSeverity
 from trioha.replica_verdict import (
     Facts as ReplicaFacts,
 )
-from trioha.replica_verdict import (
-    Limits,
-    Severity,
-    Verdict,
-    end_and_lag,
-    judge,
-    limits_of,
-)
+from trioha.replica_verdict import Limits, Verdict, end_and_lag, judge, limits_of
+from trioha.severity import Severity
 from trioha.unit_texts import counted
 
 DISK_FULL: Final = "disk-full"
@@ -54,14 +47,9 @@ WORDS: Final = {
     Severity.GOOD: "OK",
     Severity.NOTICE: "OK",
     Severity.WARNING: "WARNING",
-    Severity.BAD: "CRITICAL",
+    Severity.CRITICAL: "CRITICAL",
 }
 """States of a broker, and of all."""
-_SEVERITIES: Final = {
-    FindingSeverity.CRITICAL: Severity.BAD,
-    FindingSeverity.WARNING: Severity.WARNING,
-    FindingSeverity.NOTICE: Severity.NOTICE,
-}
 
 
 @frozen
@@ -176,7 +164,7 @@ def _problems(case: Case) -> dict[str, list[Problem]]:
     found: dict[str, list[Problem]] = {}
     for finding in findings_of(case, BROKER_CHECKS):
         text = f"{finding.id}: {finding.evidence}"
-        found.setdefault(finding.subject, []).append(Problem(finding.id, _SEVERITIES[finding.severity], text))
+        found.setdefault(finding.subject, []).append(Problem(finding.id, finding.severity, text))
     for node in case.running:
         if node.status is not None and node.status.control is not None:
             found.setdefault(node.label, []).extend(
@@ -195,11 +183,11 @@ def control_problems(control: ControlStatus) -> list[tuple[Severity, str]]:
         reasons = "; ".join(f"{link.address}: {link.reason}" for link in control.controllers if link.reason)
         problems.append((Severity.WARNING, f"no controller leads{f': {reasons}' if reasons else ''}"))
     if control.refusal:
-        problems.append((Severity.BAD, f"refused by the controllers: {control.refusal}"))
+        problems.append((Severity.CRITICAL, f"refused by the controllers: {control.refusal}"))
     if control.is_set_short:
         members, least = len(control.sync_state_set), control.in_sync_min
         text = f"{members} in the sync-state set, minInSyncReplicas is {least}: messages are refused"
-        problems.append((Severity.BAD, text))
+        problems.append((Severity.CRITICAL, text))
     return problems
 
 
@@ -389,7 +377,9 @@ def summary_of(
     ]
     parts += [text for _, text in further]
     severity = max(
-        [row.severity for row in rows] + [each for each, _ in further] + [Severity.BAD] * bool(unreachable),
+        [row.severity for row in rows]
+        + [each for each, _ in further]
+        + [Severity.CRITICAL] * bool(unreachable),
         default=Severity.GOOD,
     )
     counts = ", ".join(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from trioha.doctor import checks
 from trioha.doctor.case import Case
 from trioha.doctor.facts import Facts
-from trioha.doctor.findings import CHECKS, Finding, Severity
+from trioha.doctor.findings import CHECKS, Finding
+from trioha.severity import Severity
 
 assert checks.AREAS, "the import registers the checks"
 
@@ -21,5 +22,5 @@ def diagnose(facts: Facts, *, least: Severity = Severity.NOTICE) -> list[Finding
     """Findings of at least that severity, the worst first, then in the order of the checks."""
     case = Case.of(facts)
     found = findings_of(case, tuple(CHECKS))
-    kept = [finding for finding in found if finding.severity.rank <= least.rank]
-    return sorted(kept, key=lambda finding: finding.severity.rank)
+    kept = [finding for finding in found if finding.severity >= least]
+    return sorted(kept, key=lambda finding: -finding.severity)

@@ -9,29 +9,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
+from trioha.severity import Severity
+
 if TYPE_CHECKING:
     from trioha.doctor.case import Case
-
-
-class Severity(StrEnum):
-    """How bad a finding is."""
-
-    CRITICAL = "critical"
-    """Messages can be lost, or a promise of the configuration does not hold now."""
-    WARNING = "warning"
-    """It works now and fails at the next fault, or exposes data."""
-    NOTICE = "notice"
-    """Unlikely to be intended."""
-
-    @property
-    def rank(self) -> int:
-        """0 for the worst."""
-        return list(Severity).index(self)
 
 
 @frozen(kw_only=True)

@@ -29,7 +29,7 @@ def with_reference(page: str) -> str:
 
 def _part(check: Check) -> str:
     why = "\n".join(f"{line}" for line in check.why.splitlines())
-    return f"### {check.id}\n\n**{check.title}.** ({check.severity.value})\n\n{why}\n\nMend: {check.mend}\n"
+    return f"### {check.id}\n\n**{check.title}.** ({check.severity.word})\n\n{why}\n\nMend: {check.mend}\n"
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from attrs import define, evolve, field
 
 from trioha.recording.events import Kind, PutStatus
 from trioha.recording.state import UNKNOWN
-from trioha.replica_verdict import OBSERVER_HOUSEKEEPINGS, Limits, Severity, Verdict, is_rejoining
+from trioha.replica_verdict import OBSERVER_HOUSEKEEPINGS, Limits, Verdict, is_rejoining
+from trioha.severity import Severity
 from trioha_monitor.replay.histories import LagHistory, LogEndHistory
 from trioha_monitor.replay.moments import Key, Moments, ReplicaRow, SlaveConnections
 from trioha_monitor.replay.recorded_control import (

@@ -23,7 +23,7 @@ from trioha.broker_status import ControllerLinkStatus, ControlStatus, MemberStat
 from trioha.numbers import NATURAL64
 from trioha.outside_text import REASON_MAX, clean
 from trioha.recording.events import GroupRole, Kind, SetEvent
-from trioha.replica_verdict import Severity
+from trioha.severity import Severity
 from trioha.unit_texts import format_bytes
 from trioha_monitor.answers import MEMBERS_MAX
 from trioha_monitor.replay.replay_timeline import NS_PER_MS, RecordedNode, SessionRun, continues

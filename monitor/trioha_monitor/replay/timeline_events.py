@@ -18,7 +18,7 @@ from trioha.recording.events import (
     PutStatus,
     code_name,
 )
-from trioha.replica_verdict import Severity
+from trioha.severity import Severity
 from trioha.unit_texts import format_bytes, format_elapsed
 from trioha_monitor.playback import Tick
 from trioha_monitor.replay.replay_timeline import NS_PER_MS, RecordedNode, SessionRun, continues
@@ -183,7 +183,7 @@ def _timeline_event(
             reason = code_name(CloseReason, flags)
             lacks = f", {format_bytes(aux - offset)} behind" if not run.is_slave and aux > offset >= 0 else ""
             if flags in GAP_REASONS:
-                return EventKind.GAP, f"connection ended: {reason}", Severity.BAD
+                return EventKind.GAP, f"connection ended: {reason}", Severity.CRITICAL
             severity = Severity.NOTICE if flags in _IN_ORDER else Severity.WARNING
             text = "no longer listed" if flags == CloseReason.NONE else f"connection ended: {reason}"
             return EventKind.LOST, text + lacks, severity
@@ -193,7 +193,7 @@ def _timeline_event(
             return EventKind.PUTS, "puts succeed again", Severity.GOOD
         case Kind.WAIT_END:
             name = code_name(PutStatus, flags)
-            return EventKind.PUTS, f"puts end with {name} after {size / 1000:.0f} ms", Severity.BAD
+            return EventKind.PUTS, f"puts end with {name} after {size / 1000:.0f} ms", Severity.CRITICAL
         case Kind.DROPPED:
             return EventKind.MARK, f"{aux} events were not recorded: the disk was too slow", Severity.WARNING
     return None
@@ -262,7 +262,7 @@ def session_marks(node: RecordedNode, run: SessionRun, *, starts: int, end_ns: i
         marks.append(mark(EventKind.NODE, "its recording ends in order", time_ms=run_end_ms))
     elif is_last and end_ns - run.end_ns > run.quiet_ns:
         text = "its recording breaks off: killed, or cut off from its disk"
-        marks.append(mark(EventKind.NODE, text, Severity.BAD, time_ms=run_end_ms))
+        marks.append(mark(EventKind.NODE, text, Severity.CRITICAL, time_ms=run_end_ms))
     marks += [
         mark(
             EventKind.MARK,

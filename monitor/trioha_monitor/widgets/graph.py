@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 from rich.cells import cell_len
 from rich.style import Style
 
-from trioha.replica_verdict import Severity
+from trioha.severity import Severity
 from trioha.unit_texts import format_bytes
 from trioha_monitor.rendering import ByteUnits, Line, Palette, Part, RenderContext
 from trioha_monitor.series import Bucket, Series

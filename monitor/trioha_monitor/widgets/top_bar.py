@@ -12,7 +12,8 @@ from rich.cells import cell_len
 from textual import events
 from textual.message import Message
 
-from trioha.replica_verdict import Severity, Verdict
+from trioha.replica_verdict import Verdict
+from trioha.severity import Severity
 from trioha_monitor.playback import PlaybackState
 from trioha_monitor.rendering import HEALTH_GLYPHS, VERDICT_GLYPHS, Line, Part, RenderContext
 from trioha_monitor.texts import format_duration
@@ -116,7 +117,7 @@ def short_summary(view: ClusterView, context: RenderContext) -> Line:
     severities.update(server.health.severity for server in view.name_servers)
     severities[Severity.WARNING] += without_leader(view)
     palette = context.palette
-    words = ((Severity.BAD, "✗", "bad"), (Severity.WARNING, "▲", "warn"))
+    words = ((Severity.CRITICAL, "✗", "bad"), (Severity.WARNING, "▲", "warn"))
     bad = tuple(
         (f"{glyph} {severities[severity]} {word} ", palette.of(severity))
         for severity, glyph, word in words

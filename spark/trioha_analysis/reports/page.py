@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from trioha import palette
 from trioha.errors import StoreError
-from trioha.replica_verdict import Severity
+from trioha.severity import Severity
 from trioha_analysis.reports.charts import PLOT_HEIGHT, TOP
 from trioha_analysis.reports.session_summary import Point
 
@@ -47,7 +47,7 @@ _LOOKS: Final = {
     Severity.GOOD: ("good", "\N{BLACK CIRCLE}"),
     Severity.NOTICE: ("notice", "\N{WHITE CIRCLE}"),
     Severity.WARNING: ("warning", "\N{BLACK UP-POINTING TRIANGLE}"),
-    Severity.BAD: ("bad", "\N{BALLOT X}"),
+    Severity.CRITICAL: ("bad", "\N{BALLOT X}"),
 }
 """Colour and glyph of a point."""
 

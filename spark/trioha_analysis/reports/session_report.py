@@ -9,7 +9,7 @@ from typing import Final
 import pandas as pd
 
 from trioha.recording.probes import probes_line
-from trioha.replica_verdict import Severity
+from trioha.severity import Severity
 from trioha.times import clock_text, zone_text
 from trioha_analysis.arrow_tables import row_tables
 from trioha_analysis.document import document
@@ -215,9 +215,9 @@ def _invariants(result: ReplayResult, violations: pd.DataFrame) -> Iterator[Poin
         return
     broken = sum(bool(verdict.count) for verdict in judged)
     text = f"{broken} of {len(judged)} invariants do not hold: {count:,} violations."
-    yield Point(Severity.BAD, text)
+    yield Point(Severity.CRITICAL, text)
     for row in violations.drop_duplicates("invariant").to_dict("records"):
-        yield Point(Severity.BAD, f"{row['invariant']}, at {row['time']}: {row['sentence']}.")
+        yield Point(Severity.CRITICAL, f"{row['invariant']}, at {row['time']}: {row['sentence']}.")
 
 
 def _first_violations(violations: pd.DataFrame) -> pd.DataFrame:
@@ -260,7 +260,7 @@ def _recordings(result: ReplayResult) -> Section:
         if node.dropped:
             points.append(Point(Severity.WARNING, f"{node.dropped:,} events were dropped while recording."))
         points += [
-            Point(Severity.BAD, f"Damage: {damage.path} at byte {damage.position}: {damage.reason}")
+            Point(Severity.CRITICAL, f"Damage: {damage.path} at byte {damage.position}: {damage.reason}")
             for damage in replay.damage[:DAMAGE_MAX]
         ]
     return Section("Recordings", notes=notes, points=points)

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from trioha.palette import ACCENT, GOOD, WARNING, put_status
 from trioha.recording.events import CloseReason, GroupRole, PutStatus
-from trioha.replica_verdict import Severity
+from trioha.severity import Severity
 from trioha.times import clock_text
 from trioha.unit_texts import counted, format_bytes
 from trioha_analysis.replay_result import ReplayResult, SessionReplay
@@ -128,7 +128,7 @@ def failovers(result: ReplayResult, zone: tzinfo | None) -> Iterator[Point]:
             length_ns = after.began.at_ns - before.ended_ns
             if length_ns > 0:
                 yield Point(
-                    Severity.BAD,
+                    Severity.CRITICAL,
                     f"{before.broker_name} had no master for {_s(length_ns)}, from "
                     f"{_clock(before.ended_ns, zone)} to {_clock(after.began.at_ns, zone)}: after broker "
                     f"{before.broker_id} in epoch {before.epoch} came broker {after.broker_id} in epoch "
@@ -147,9 +147,9 @@ def _outages(replay: SessionReplay, names: Mapping[int, str], zone: tzinfo | Non
     found = [one for one in every if one[0].next_conn is not None or one[0].lag_bytes_max != 0]
     longest = sorted(found, key=_length_ns, reverse=True)[:OUTAGES_MAX]
     for outage, replica in sorted(longest, key=_outage_begin):
-        yield Point(Severity.BAD, _outage_text(replay, outage, names[replica.conns[-1]], end_ns, zone))
+        yield Point(Severity.CRITICAL, _outage_text(replay, outage, names[replica.conns[-1]], end_ns, zone))
     if len(found) > OUTAGES_MAX:
-        yield Point(Severity.BAD, f"{len(found) - OUTAGES_MAX:,} shorter outages of replicas.")
+        yield Point(Severity.CRITICAL, f"{len(found) - OUTAGES_MAX:,} shorter outages of replicas.")
     if not found and replay.replicas:
         yield Point(Severity.GOOD, f"No outage of {counted(len(replay.replicas), 'replica')}.")
     left = sorted((one for one in every if one not in found), key=_outage_begin)[-OUTAGES_MAX:]
@@ -211,7 +211,7 @@ def _statuses(replay: SessionReplay, zone: tzinfo | None) -> Iterator[Point]:
         if wait.status in spans:
             begin, end = (_clock(wall_of(at_ns), zone) for at_ns in spans[wait.status])
             text += f", at {begin}" if begin == end else f", from {begin} to {end}"
-        yield Point(Severity.WARNING if hue in {WARNING, ACCENT} else Severity.BAD, f"{text}.")
+        yield Point(Severity.WARNING if hue in {WARNING, ACCENT} else Severity.CRITICAL, f"{text}.")
     if node.waits_open:
         yield Point(
             Severity.WARNING, f"{counted(node.waits_open, 'put')} had no answer when the recording ended."

@@ -11,14 +11,13 @@ from trioha_sessions.invariants.judge import (
     judge_session,
     verdicts,
 )
-from trioha_sessions.invariants.rules import INVARIANTS, Invariant, Severity
+from trioha_sessions.invariants.rules import INVARIANTS, Invariant
 
 __all__ = [
     "INVARIANTS",
     "Invariant",
     "Judgement",
     "SessionSettings",
-    "Severity",
     "Verdict",
     "Violation",
     "combine",

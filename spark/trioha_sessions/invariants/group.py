@@ -14,7 +14,7 @@ from attrs import frozen
 
 from trioha.recording.events import GroupRole, Kind, SetEvent
 from trioha.recording.reader import Session
-from trioha_sessions.invariants.rules import Severity
+from trioha.severity import Severity
 from trioha_sessions.role_lives import RoleEvent, RoleLife, read_life
 
 GROUP_FOUND_MAX: Final = 1000
@@ -262,26 +262,26 @@ GROUP_INVARIANTS: Final = (
     GroupInvariant(
         "one-master-per-epoch",
         "All brokers of a group name the same master of an epoch.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         _one_master,
         of_samples=True,
     ),
     GroupInvariant(
         "epochs-go-forward",
         "The epochs of a broker's roles do not go back, nor do those of the sync-state set within an epoch.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         _epochs_forward,
     ),
     GroupInvariant(
         "confirmed-is-kept",
         "With allAckInSyncStateSet, each later master has all that was PUT_OK or confirmed before.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         _confirmed_kept,
     ),
     GroupInvariant(
         "cut-was-not-put-ok",
         "With allAckInSyncStateSet, no byte that is cut from a log was PUT_OK.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         _cut_not_acknowledged,
     ),
 )

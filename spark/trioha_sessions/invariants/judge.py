@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from trioha.recording.events import NO_CONNECTION
 from trioha.recording.reader import Session
+from trioha.severity import Severity
 from trioha_sessions.invariants.event_batch import EventBatch, SessionSettings
-from trioha_sessions.invariants.rules import INVARIANTS, Invariant, Severity
+from trioha_sessions.invariants.rules import INVARIANTS, Invariant
 from trioha_sessions.records import read_segment, record_dtype
 from trioha_sessions.segments import read_segments
 

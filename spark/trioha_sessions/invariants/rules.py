@@ -1,14 +1,13 @@
 """The registry of invariants: properties that every session has, also under faults.
 
-An invariant has a name, a sentence that states it, a severity, and a rule. `ERROR`: this program, or the one
-that wrote the session, is wrong. `WARNING`: the machine disturbed the node (a disk too slow for the
-recording, a process that was suspended), and readers of the figures should know.
+An invariant has a name, a sentence that states it, a severity, and a rule. `CRITICAL` (`error` in documents):
+this program, or the one that wrote the session, is wrong. `WARNING`: the machine disturbed the node (a disk
+too slow for the recording, a process that was suspended), and readers of the figures should know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -16,6 +15,7 @@ from attrs import field, frozen
 
 from trioha.recording.events import CloseReason, Kind, PutStatus
 from trioha.recording.state import reached_offset
+from trioha.severity import Severity
 from trioha_sessions.invariants.adjacent_events import AdjacentEventRule
 from trioha_sessions.invariants.copies import CopiesRule
 from trioha_sessions.invariants.event_batch import HEARTBEAT_RECEIVED, Columns, EventBatch, SessionSettings
@@ -32,11 +32,9 @@ LATE_MS: Final = 1000
 """On a busy node or machine a deadline may be met so late."""
 
 
-class Severity(StrEnum):
-    """Severity of a violation."""
-
-    ERROR = "error"
-    WARNING = "warning"
+def severity_text(severity: Severity) -> str:
+    """The severity of a broken invariant in documents and tables: `error` or `warning`."""
+    return "error" if severity is Severity.CRITICAL else severity.word
 
 
 class Rule(Protocol):
@@ -164,7 +162,7 @@ INVARIANTS: Final = (
     Invariant(
         "no-record-missing",
         "No record is missing: one DROPPED record stands for dropped events.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         AdjacentEventRule("seq", lambda difference: difference != 1),
         lambda new, old, _: f"record {new['seq']} comes after {old['seq']}",
         of_samples=True,
@@ -180,7 +178,7 @@ INVARIANTS: Final = (
     Invariant(
         "clock-goes-forward",
         "No record is older than the one before it.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         AdjacentEventRule("ts_ns", lambda difference: difference < 0),
         lambda new, old, _: f"the clock went back by {int(old['ts_ns']) - int(new['ts_ns'])} ns",
         of_samples=True,
@@ -188,7 +186,7 @@ INVARIANTS: Final = (
     Invariant(
         "ack-within-sent",
         "No slave acknowledges more than it was sent on its connection, or requested from.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         PrecedingEventRule(
             lambda new, old, _: new["offset"] > reached_offsets(old),
             checks=(Kind.ACK,),
@@ -206,7 +204,7 @@ INVARIANTS: Final = (
     Invariant(
         "ack-within-log",
         "No ack goes beyond the master's log.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         PrecedingEventRule(
             lambda new, _old, _: new["offset"] > np.maximum(new["aux"], ASK_FOR_ALL), checks=(Kind.ACK,)
         ),
@@ -216,7 +214,7 @@ INVARIANTS: Final = (
     Invariant(
         "acks-go-forward",
         "No ack of a connection is below the one before it.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         PrecedingEventRule(_back, checks=(Kind.ACK,), sets=(Kind.ACK,), key="conn", outlives_holes=True),
         _says_back("ack"),
         _MASTER,
@@ -224,7 +222,7 @@ INVARIANTS: Final = (
     Invariant(
         "transfers-contiguous",
         "Each frame of a connection starts where the one before it ended.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         PrecedingEventRule(
             _not_one_after, checks=(Kind.TRANSFER,), sets=(Kind.TRANSFER, Kind.REQUESTED), key="conn"
         ),
@@ -234,7 +232,7 @@ INVARIANTS: Final = (
     Invariant(
         "transfer-within-log",
         "No frame goes beyond the master's log.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         PrecedingEventRule(lambda new, _old, _: reached_offsets(new) > new["aux"], checks=(Kind.TRANSFER,)),
         lambda new, _old, _: f"a frame ends at {_reached(new)}, the master's log at {new['aux']}",
         _MASTER,
@@ -242,7 +240,7 @@ INVARIANTS: Final = (
     Invariant(
         "received-contiguous",
         "Each frame that a slave receives starts where the one before it ended.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         PrecedingEventRule(
             lambda new, old, _: new["offset"] != reached_offsets(old),
             checks=(Kind.RECEIVED,),
@@ -257,7 +255,7 @@ INVARIANTS: Final = (
     Invariant(
         "report-within-log",
         "No slave reports more than its own log holds.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         PrecedingEventRule(
             lambda new, _old, _: new["offset"] > np.maximum(new["aux"], ASK_FOR_ALL), checks=(Kind.REPORTED,)
         ),
@@ -267,7 +265,7 @@ INVARIANTS: Final = (
     Invariant(
         "reports-go-forward",
         "No report of a connection is below the one before it.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         PrecedingEventRule(
             _back, checks=(Kind.REPORTED,), sets=(Kind.REPORTED,), key="conn", outlives_holes=True
         ),
@@ -277,7 +275,7 @@ INVARIANTS: Final = (
     Invariant(
         "puts-do-not-overlap",
         "Each message is stored after the one before it.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         PrecedingEventRule(
             lambda new, old, _: new["offset"] - new["size"] < old["offset"],
             checks=(Kind.PUT,),
@@ -293,7 +291,7 @@ INVARIANTS: Final = (
     Invariant(
         "flushed-goes-forward",
         "The flushed offset does not go back.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         PrecedingEventRule(_back, checks=(Kind.FLUSHED,), sets=(Kind.FLUSHED,), outlives_holes=True),
         _says_back("flushed"),
         # A slave may set its log aside, and begin a new one.
@@ -302,7 +300,7 @@ INVARIANTS: Final = (
     Invariant(
         "put-ok-has-copies",
         "A put is answered PUT_OK only after as many connections as it needed acknowledged it.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         CopiesRule(),
         lambda new, old, _: (
             f"PUT_OK of request {new['aux']} at {new['offset']}, which needed {int(old['size']) - 1} acks "
@@ -315,7 +313,7 @@ INVARIANTS: Final = (
     Invariant(
         "put-ok-is-confirmed",
         "With allAckInSyncStateSet under controllers, no put that was PUT_OK lies beyond the confirm offset.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         PrecedingEventRule(
             lambda new, old, _: (old["flags"] == PutStatus.PUT_OK) & (new["offset"] < old["offset"]),
             checks=(Kind.CONFIRMED,),
@@ -331,7 +329,7 @@ INVARIANTS: Final = (
     Invariant(
         "timeout-after-its-time",
         "A put times out only after slaveTimeout or syncFlushTimeout.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         PrecedingEventRule(_is_early, checks=(Kind.WAIT_END,)),
         _says_early,
         _MASTER,
@@ -355,7 +353,7 @@ INVARIANTS: Final = (
     Invariant(
         "one-end-per-wait",
         "Each wait ends at most once, for the offset with which it began.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         PrecedingEventRule(
             lambda new, old, _: new["offset"] != old["offset"],
             checks=(Kind.WAIT_END,),
@@ -374,7 +372,7 @@ INVARIANTS: Final = (
     Invariant(
         "nothing-after-the-end",
         "A connection has no events after its end.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         PrecedingEventRule(
             lambda _new, old, _: old["kind"] == Kind.CLOSED,
             checks=_OF_CONNECTION,
@@ -389,7 +387,7 @@ INVARIANTS: Final = (
     Invariant(
         "housekeeping-not-early",
         "A connection is closed for silence only if nothing was received for haHousekeepingInterval.",
-        Severity.ERROR,
+        Severity.CRITICAL,
         PrecedingEventRule(
             _closed_early,
             checks=(Kind.CLOSED,),

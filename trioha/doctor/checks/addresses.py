@@ -8,7 +8,8 @@ from typing import Final
 
 from trioha.doctor.case import Case, Node, host_of, port_of
 from trioha.doctor.facts import BrokerFacts
-from trioha.doctor.findings import Observation, Severity, check
+from trioha.doctor.findings import Observation, check
+from trioha.severity import Severity
 
 DOCKER_BRIDGE: Final = ipaddress.ip_network("172.17.0.0/16")
 """The network of docker0, unless Docker is configured otherwise: each host has its own 172.17.0.1."""

@@ -8,7 +8,8 @@ from typing import Final
 
 from trioha.broker_status import ArchiveStatus
 from trioha.doctor.case import Case, Node, some_of
-from trioha.doctor.findings import Observation, Severity, check
+from trioha.doctor.findings import Observation, check
+from trioha.severity import Severity
 
 LATE_S: Final = 300
 """Age of bytes that should have been archived, beyond the interval of the node."""

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from trioha.controller.bodies import Replica, ReplicaSetInfo
 from trioha.doctor.case import Case, Node, same_address, some_of
-from trioha.doctor.findings import Observation, Severity, check
+from trioha.doctor.findings import Observation, check
+from trioha.severity import Severity
 
 
 @check(

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from trioha.doctor.case import Case, Group, Node, same_address
 from trioha.doctor.facts import ListedBroker
-from trioha.doctor.findings import Observation, Severity, check
+from trioha.doctor.findings import Observation, check
+from trioha.severity import Severity
 
 
 @check(

@@ -10,8 +10,9 @@ from typing import Final
 
 from trioha.broker_status import BrokerStatus
 from trioha.doctor.case import Case, Node, Pair, dialled_address, same_address
-from trioha.doctor.findings import Observation, Severity, check
+from trioha.doctor.findings import Observation, check
 from trioha.replica_verdict import Verdict, verdict_of
+from trioha.severity import Severity
 
 GAP_BYTES_MAX: Final = 256 * 1024 * 1024
 """RocketMQ's default of haMaxGapNotInSync."""

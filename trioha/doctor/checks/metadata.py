@@ -7,9 +7,10 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from trioha.doctor.case import Case, Node, Pair, some_of
-from trioha.doctor.findings import Observation, Severity, check
+from trioha.doctor.findings import Observation, check
 from trioha.doctor.tables import OffsetTable, Table
 from trioha.metadata.groups import SYSTEM_GROUPS
+from trioha.severity import Severity
 
 LATE_S_OF_5: Final = 130
 """Two periods of 63 s, in which a slave of 5.x copies all tables."""

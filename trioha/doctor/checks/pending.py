@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from trioha.broker.pending import MASTER_REMEDY, REMEDY, UNREAD_REMEDY, pending_text
 from trioha.broker_status import PendingStatus
 from trioha.doctor.case import Case
-from trioha.doctor.findings import Observation, Severity, check
+from trioha.doctor.findings import Observation, check
+from trioha.severity import Severity
 from trioha.store.rocksdb_stores import keys_of, stores_of_master
 
 PENDING = "pending-not-delivered"

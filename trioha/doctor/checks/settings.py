@@ -19,9 +19,10 @@ from trioha.config.rocketmq_keys import RETIRED_KEYS, ROCKETMQ_KEYS, similar_key
 from trioha.config.values import InvalidValue
 from trioha.doctor.case import Case, Node, is_known_key
 from trioha.doctor.facts import ConfFacts, ConfValue
-from trioha.doctor.findings import Observation, Severity, check
+from trioha.doctor.findings import Observation, check
 from trioha.errors import ConfigError
 from trioha.numbers import I64, parse_int
+from trioha.severity import Severity
 
 HEARTBEAT_MS: Final = 5_000
 HOUSEKEEPING_MS: Final = 20_000

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trioha.doctor.case import SYNC_MASTER, Case
-from trioha.doctor.findings import Observation, Severity, check
+from trioha.doctor.findings import Observation, check
+from trioha.severity import Severity
 
 
 @check(
