@@ -1,6 +1,6 @@
-"""Compile the kernels, where a C compiler is: a build hook.
+"""Compile the kernels, where a C compiler is, and put `configs` into a wheel: a build hook.
 
-They are the `kernel.py` of `trioha/store`, `trioha/recording` and `trioha/remoting`, which mypyc compiles,
+Kernels are the `kernel.py` of `trioha/store`, `trioha/recording` and `trioha/remoting`, which mypyc compiles,
 and `trioha/store/system.c`. Hatchling calls it for wheels and for editable
 installs; `python hatch_build.py` compiles in the source tree alone, as `make setup` does after an edit. A
 module lies beside its source as `_kernel` or `_system`, with this Python and platform in its
@@ -145,7 +145,7 @@ def is_current(source: Path, target: Path) -> bool:
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Adds the compiled kernels to a wheel or an editable install."""
+    """Adds `configs` to a wheel, and the compiled kernels to a wheel or an editable install."""
 
     _folder = ""
     """Of modules that were compiled for a wheel only."""
@@ -159,6 +159,8 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         if version == "editable":
             compile_all()
             return
+        # Not in an editable install: there a folder of the package's name would hide the package.
+        build_data["force_include"]["configs"] = "trioha/configs"
         if not has_compiler():
             return
         made = [path for source in sources() if (path := self._module_for_wheel(source)) is not None]

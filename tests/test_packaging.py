@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -145,6 +146,27 @@ def test_the_classifiers_name_the_oldest_python_that_is_required_and_those_after
     assert project["requires-python"] == f">=3.{minors[0]}"
     assert minors == list(range(minors[0], minors[0] + len(minors)))
     assert (3, minors[0]) == (3, 11)
+
+
+def test_an_editable_install_has_no_folder_that_hides_the_package(tmp_path: Path) -> None:
+    build = "import sys; from hatchling.build import build_editable; build_editable(sys.argv[1])"
+    run(sys.executable, "-c", build, tmp_path, cwd=ROOT, TRIOHA_PURE="1")
+    (built,) = tmp_path.glob("*.whl")
+    with ZipFile(built) as archive:
+        assert [name for name in archive.namelist() if name.startswith("trioha/")] == []
+
+
+@pytest.mark.full
+def test_the_installed_command_has_the_configuration_files(installed: Path, tmp_path: Path) -> None:
+    listed = json.loads(run(installed / "trioha", "configs", "--list", "--json", cwd=tmp_path))
+    assert Path(listed["folder"]).is_relative_to(installed.parent)
+    expected = {
+        path.relative_to(ROOT / "configs"): path for path in ROOT.glob("configs/**/*") if path.is_file()
+    }
+    assert sorted(Path(one["name"]) for one in listed["files"]) == sorted(expected)
+    for name, path in expected.items():
+        run(installed / "trioha", "configs", "--copy", str(name), name.parent, cwd=tmp_path)
+        assert (tmp_path / name).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.full

@@ -25,6 +25,7 @@ GROUPS: Final = {
         "node": "Run a master or a slave.",
         "namesrv": "Run a name server.",
         "demo": "Show it all: replicate, break, recover, verify, replay.",
+        "configs": "List and copy example configurations, dashboard and systemd unit.",
     },
     "Use": {
         "produce": "Send the lines of stdin as messages.",

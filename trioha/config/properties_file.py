@@ -19,6 +19,9 @@ which Java always uses. The two agree on ASCII, and `set` writes only ASCII, so 
 An edited broker.conf must keep its comments, its order and the keys of other programs. A document is
 therefore its lines: `to_bytes` of an unchanged document gives the bytes that it was parsed from, and `set`
 changes the lines of one entry only.
+
+The library javaproperties reads the same keys and values, but gives no lines, stops at a bad `\u` instead of
+going on, and where it sets a key drops the entry's indentation and separator and its earlier entries.
 """
 
 from __future__ import annotations
