@@ -276,10 +276,12 @@ class ControlStatus:
 
 @frozen(kw_only=True)
 class PendingStatus:
-    """What a store holds of a RocketMQ 5 master that this version does not deliver, and does not read."""
+    """What a store holds for delivery, and of that what this version does not deliver, or does not read."""
 
     timers: int = 0
     """Messages that wait for a time of their own."""
+    delivers_timers: bool = False
+    """Whether they are delivered then."""
     timers_first_ms: int | None = None
     """When the first of them is due, ms since 1970; None without any."""
     timers_last_ms: int | None = None

@@ -16,6 +16,7 @@ from trioha.metadata.topics import TopicConfig
 from trioha.node.broker_service import BrokerService
 from trioha.node.budget import descriptor_budget
 from trioha.node.metadata import metadata_settings
+from trioha.node.pending_messages import PendingCounter
 from trioha.node.replication import Replication
 from trioha.node.security import Security
 from trioha.node.store_tasks import StoreTasks
@@ -63,6 +64,7 @@ class Master:
             readers=tasks.readers,
             config_file=ConfigFile(path),
             handlers={},
+            pending=PendingCounter(self.config, self.store, self.metadata),
             registration=BrokerRegistration(
                 [],
                 BrokerEntry("SpecCluster", "broker-a", 0, "127.0.0.1:10911", "127.0.0.1:10912"),

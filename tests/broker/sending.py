@@ -6,14 +6,19 @@ import inspect
 
 import trio
 
+from tests.broker.timing import TIMER_SETTINGS
 from tests.ha.support import Events, make_master, slave_commit
 from tests.store.support import message, open_store
 from trioha.broker.delayed_delivery import DelayedDelivery
 from trioha.broker.processor import BrokerProcessor
 from trioha.broker.puts import PutService
+from trioha.broker.recall_processor import RecallProcessor
 from trioha.broker.retries import Retries
 from trioha.broker.send_back_processor import SendBackProcessor
 from trioha.broker.send_processor import SendProcessor
+from trioha.broker.timer_delivery import TimerDelivery
+from trioha.broker.timer_messages import TimerMessages
+from trioha.broker.timer_records import PendingTimers
 from trioha.ha.group_commit import GroupCommitSettings
 from trioha.metadata.groups import GroupTable
 from trioha.metadata.offsets import DelayOffsets
@@ -29,6 +34,7 @@ from trioha.store.messages import AppendResult
 from trioha.store.put_status import PutStatus
 from trioha.store.record import Record, decode_record
 from trioha.store.tags import DelayLevels
+from trioha.store.topics import HOLDING_TOPICS
 
 PEER = Peer(Address("192.0.2.7", 5555), 1)
 TOPIC = "Orders"
@@ -87,6 +93,7 @@ class Sending:
         is_slave=False,
         auto_create=True,
         safe_offset=None,
+        timer_settings=TIMER_SETTINGS,
     ):
         self.wall = wall
         delay_levels = DelayLevels(levels)
@@ -115,6 +122,16 @@ class Sending:
         self.ordered = set()
         self.retries = Retries(self.topics, self.groups, consumes_in_order=self.ordered.__contains__)
         self.sent_back = []
+        self.timer_delivery = TimerDelivery(
+            self.store, self.puts, timer_settings, count=self._count, now_ms=wall.now_ms
+        )
+        self.store.dispatcher.on_written.add(self.timer_delivery.arrived)
+        timers = TimerMessages(
+            timer_settings,
+            now_ms=wall.now_ms,
+            waiting=self.timer_delivery.waiting,
+            broker_name="broker-a",
+        )
         self.send_back_processor = SendBackProcessor(
             self.store.reads,
             self.puts,
@@ -122,6 +139,7 @@ class Sending:
             self.topics,
             broker_ip="192.0.2.1",
             delay_levels=delay_levels,
+            timers=timers,
             on_stored=lambda group, topic: self.sent_back.append((group, topic)),
         )
         self.processor = BrokerProcessor(
@@ -132,10 +150,14 @@ class Sending:
                 cluster_name="cluster",
                 broker_ip="192.0.2.1",
                 delay_levels=delay_levels,
+                timers=timers,
             ),
             info=None,
             updates=None,
-            handlers={RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back_processor.answer},
+            handlers={
+                RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back_processor.answer,
+                RequestCode.RECALL_MESSAGE: RecallProcessor(self.puts, self.topics, timers).answer,
+            },
         )
         self.offsets = DelayOffsets() if offsets is None else offsets
         self.delivery = DelayedDelivery(
@@ -147,6 +169,13 @@ class Sending:
             now_ms=wall.now_ms,
         )
         self.store.dispatcher.on_written.add(self.delivery.arrived)
+
+    async def _count(self):
+        """What waits in the log; a node counts it by the files of its queues."""
+        timers = PendingTimers(roll_window_ms=self.timer_delivery.settings.roll_window_ms)
+        for record in self.records():
+            timers.add(record, parse_properties(record.properties_raw))
+        return timers
 
     def close(self):
         """End the store as a stop does: the next one goes on where this one was."""
@@ -217,5 +246,5 @@ class Sending:
 
     @property
     def deliveries(self):
-        """Time and body of each message that was put to another topic than the schedule topic."""
-        return [(at_s, one.body) for at_s, one in self.puts.seen if one.topic != "SCHEDULE_TOPIC_XXXX"]
+        """Time and body of each message that was put to a topic in which none waits."""
+        return [(at_s, one.body) for at_s, one in self.puts.seen if one.topic not in HOLDING_TOPICS]

@@ -6,7 +6,6 @@ from structlog.testing import capture_logs
 
 from tests.broker.test_processor import Broker
 from tests.remoting.streams import transport_pair
-from trioha.broker import send_processor
 from trioha.broker.info import BrokerInfo
 from trioha.broker.processor import BrokerProcessor
 from trioha.broker.puts import PutService
@@ -31,7 +30,7 @@ PLACES = [
     (PutService, "put_and_wait", SEND),
     (CommitLog, "append", SEND),
     (PutService, "_append", SEND),
-    (send_processor, "_respond", SEND),
+    (SendProcessor, "_respond", SEND),
     (BrokerProcessor, "_ha_status", STATUS),
     (StatusSubscription, "of", STATUS),
     (StatusPublisher, "subscribe", STATUS),

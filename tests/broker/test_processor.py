@@ -9,6 +9,7 @@ import pytest
 import trio
 from attrs import evolve, fields
 
+from tests.broker.timing import timer_messages
 from tests.ha.support import Events, connected, make_master, settled, slave_commit
 from tests.levels import by_level
 from tests.store.support import open_store
@@ -118,6 +119,7 @@ class Broker:
             cluster_name="cluster",
             broker_ip="192.0.2.1",
             delay_levels=DelayLevels(delay_levels),
+            timers=timer_messages(lambda: 0),
         )
         self.processor = BrokerProcessor(
             send=self.send_processor,

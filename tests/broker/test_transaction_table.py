@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.broker.timing import timer_messages
 from tests.levels import by_level
 from trioha.broker.half_messages import HalfMessage, half_message, is_half_message, op_body, op_offsets
 from trioha.broker.transaction_restore import TransactionRestore
@@ -236,7 +237,7 @@ def test_op_records_of_both_versions_are_read_and_what_is_no_number_is_passed_ov
 def test_a_half_message_keeps_the_real_topic_and_queue_and_loses_its_transaction_bits_and_delay():
     properties = encode_properties({"TRAN_MSG": "true", "UNIQ_KEY": "K", "DELAY": "3"})
     sent = Message("Orders", 3, b"b", properties, sys_flag=0x305)
-    kept = half_message(sent)
+    kept = half_message(sent, timer_messages(lambda: 0))
     assert (kept.topic, kept.queue_id, kept.sys_flag) == (HALF_TOPIC, 0, 0x301)
     assert parse_properties(kept.properties) == {
         "TRAN_MSG": "true",

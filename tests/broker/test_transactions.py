@@ -5,7 +5,7 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from tests.broker.transacting import GROUP, PEER, TOPIC, Master
+from tests.broker.transacting import GROUP, PEER, START_MS, TOPIC, Master
 from tests.remoting.test_server import read_command, served_stream
 from trioha.broker.half_messages import TRANSACTION_GROUP, HalfMessage
 from trioha.broker.late_decisions import DECISION_WAIT_S
@@ -19,7 +19,7 @@ from trioha.store.message_properties import parse_properties
 from trioha.store.messages import AppendResult
 from trioha.store.put_status import PutStatus
 from trioha.store.record import Record, decode_record
-from trioha.store.topics import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
+from trioha.store.topics import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC, TIMER_TOPIC
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 
@@ -179,11 +179,11 @@ async def test_a_slave_refuses_decisions():
         ({"DELAY": "3"}, ResponseCode.SUCCESS),
         ({"DELAY": "99", "TIMER_DELAY_SEC": "2"}, ResponseCode.SUCCESS),
         ({"DELAY": "soon"}, ResponseCode.MESSAGE_ILLEGAL),
-        ({"TIMER_DELAY_SEC": "2"}, ResponseCode.SYSTEM_ERROR),
-        ({"DELAY": "0", "TIMER_DELIVER_MS": "2"}, ResponseCode.SYSTEM_ERROR),
+        ({"TIMER_DELAY_SEC": "never"}, ResponseCode.MESSAGE_ILLEGAL),
+        ({"DELAY": "0", "TIMER_DELIVER_MS": "2"}, ResponseCode.SUCCESS),
     ],
 )
-async def test_a_transaction_has_no_delay_level_and_timers_are_refused(
+async def test_a_transaction_has_no_delay_level_and_no_time_that_cannot_be(
     start, autojump_clock, properties, code
 ):
     """RocketMQ's brokers put a half message with a level into the schedule topic, and lose it later."""
@@ -195,6 +195,19 @@ async def test_a_transaction_has_no_delay_level_and_timers_are_refused(
         (record,) = master.records(TOPIC, 2)
         assert "DELAY" not in parse_properties(record.properties_raw)
     assert len(master.halves) == (code == ResponseCode.SUCCESS)
+
+
+async def test_the_time_of_delivery_of_a_transaction_counts_from_its_commit(start, autojump_clock):
+    master = await start()
+    sent = await master.send(b"hello", TIMER_DELAY_SEC="10")
+    await trio.sleep(60)
+    assert not master.records(TIMER_TOPIC, 0)
+    assert (await master.end(sent)).code == ResponseCode.SUCCESS
+    (record,) = master.records(TIMER_TOPIC, 0)
+    properties = parse_properties(record.properties_raw)
+    assert int(properties["TIMER_OUT_MS"]) == START_MS + 69_000
+    assert (properties["REAL_TOPIC"], properties["REAL_QID"]) == (TOPIC, "2")
+    assert not master.records(TOPIC, 2)
 
 
 async def test_half_messages_are_refused_by_rejectTransactionMessage(start, autojump_clock):  # noqa: N802

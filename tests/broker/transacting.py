@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import trio
 import trio.testing
 
+from tests.broker.timing import timer_messages
 from tests.ha.support import make_master, slave_commit
 from tests.store.support import open_store
 from trioha.broker.client_processor import ClientProcessor
@@ -84,12 +85,14 @@ class Master:
         )
         self.held_offset = None
         """What slaves have; None for all."""
+        timers = timer_messages(self.now_ms)
         self.service = TransactionService(
             self.store,
             self.metadata,
             self.clients,
             self.puts,
             settings=self.settings,
+            timers=timers,
             push=self._push,
             held_offset=lambda: self.log.max_offset if self.held_offset is None else self.held_offset,
             now_ms=self.now_ms,
@@ -109,6 +112,7 @@ class Master:
             cluster_name="cluster",
             broker_ip="192.0.2.1",
             delay_levels=DelayLevels(DEFAULT_DELAY_LEVELS),
+            timers=timers,
             prepare=self.service.prepare,
         )
 

@@ -13,6 +13,7 @@ from tests.node_process import FILE_BYTES, run_trioha
 from tests.ports import free_port
 from tests.waiting import wait_until
 from trioha.broker.pending import PendingCount
+from trioha.broker.timer_records import PendingTimers
 from trioha.broker_status import PendingStatus
 from trioha.metadata.documents import TimerCheckPoint
 from trioha.node import pending_messages
@@ -32,6 +33,7 @@ LEFT = PendingStatus(
     popped_first_ms=POP_MS,
     popped_groups={"FT@FG": 6},
 )
+UNDELIVERED = {"mappedFileSizeCommitLog": FILE_BYTES, "timerWheelEnable": "false"}
 WARNING = "a RocketMQ master left messages in the log that are not delivered"
 DOUBT = "timers are counted without the check point of RocketMQ's timer"
 UNREAD = "the store has RocksDB stores of a RocketMQ broker, which are not read"
@@ -59,7 +61,7 @@ def test_a_master_says_what_a_rocketmq_master_left_in_its_log(start_node, tmp_pa
         (root / "kvStore" / name).write_bytes(b"data")
     (root / "config").mkdir()
     (root / "config/timercheck").write_bytes(b"cut")
-    settings = {"trioha.metricsPort": 0}
+    settings = {"trioha.metricsPort": 0, "timerWheelEnable": "false"}
 
     slave = start_node("master", role="SLAVE", ha_master_address=f"127.0.0.1:{free_port()}", **settings)
     assert WARNING not in slave.log_path.read_text()
@@ -108,7 +110,7 @@ def _fields(status):
 @pytest.mark.process
 def test_a_master_with_nothing_pending_says_nothing(start_node):
     node = start_node("master", role="ASYNC_MASTER")
-    assert wait_counted(node) == PendingStatus()
+    assert wait_counted(node) == PendingStatus(delivers_timers=True)
     logged = node.log_path.read_text()
     assert WARNING not in logged
     assert UNREAD not in logged
@@ -117,7 +119,7 @@ def test_a_master_with_nothing_pending_says_nothing(start_node):
 
 async def test_a_slave_that_becomes_master_counts_and_one_that_is_none_any_more_does_not(tmp_path):
     make_log(tmp_path / "node")
-    async with role_node(tmp_path / "node", slave_of(), mappedFileSizeCommitLog=FILE_BYTES) as node:
+    async with role_node(tmp_path / "node", slave_of(), **UNDELIVERED) as node:
         assert (await node.status()).pending is None
         await node.change(ASYNC_MASTER)
         assert (await node.until(lambda status: status.pending is not None)).pending == LEFT
@@ -148,11 +150,11 @@ async def test_the_role_does_not_wait_for_the_count_and_ends_it(tmp_path, monkey
 
 @pytest.mark.parametrize("error", ["", "bad disk"])
 async def test_only_what_was_counted_is_said_to_be_delivered(tmp_path, monkeypatch, error):
-    found = PendingCount(PendingStatus(error=error))
+    found = PendingCount(PendingStatus(error=error), PendingTimers())
     monkeypatch.setattr(pending_messages, "count_pending", lambda *_arguments, **_options: found)
     make_log(tmp_path / "node")
     oldest = next(QueueFolders.of(tmp_path / "made").records([(TIMER_TOPIC, 0)]))
-    async with role_node(tmp_path / "node", slave_of(), mappedFileSizeCommitLog=FILE_BYTES) as node:
+    async with role_node(tmp_path / "node", slave_of(), **UNDELIVERED) as node:
         await node.change(ASYNC_MASTER)
         await node.until(lambda status: status.pending is not None)
         async with open_client(node.address) as client:

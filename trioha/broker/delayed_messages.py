@@ -14,11 +14,11 @@ in it, as in RocketMQ's records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from attrs import evolve
 
+from trioha.broker.timer_messages import SENT, TimerMessages
 from trioha.numbers import I64, NATURAL32, parse_int
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError
@@ -33,7 +33,6 @@ REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_QUEUE_ID: Final = "REAL_QID"
 _DELAY_BYTES: Final = b"DELAY\x01"
 _TIMER_BYTES: Final = b"TIMER_"
-_TIMER_PROPERTIES: Final = frozenset(("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"))
 NOT_DELIVERABLE: Final = frozenset((SCHEDULE_TOPIC, HALF_TOPIC))
 """Real topics to which nothing is delivered."""
 
@@ -45,11 +44,12 @@ def topic_sent_to(record: Record) -> str:
     return parse_properties(record.properties_raw).get(REAL_TOPIC, record.topic)
 
 
-def scheduled(message: Message, levels: DelayLevels) -> Message:
-    """`message` as it is stored: in the schedule topic if it has a delay level, else unchanged.
+def scheduled(message: Message, levels: DelayLevels, timers: TimerMessages) -> Message:
+    """`message` as it is stored: in the schedule topic if it has a delay level, in the timer topic if it has
+    a time of delivery, else unchanged. A level goes before times.
 
     Raises BadRequestError for a delay that is not a level, for a level where messageDelayLevel has none, and
-    for the timers of RocketMQ 5, which would need its timer wheel.
+    for a time that `timers` refuses.
     """
     raw = message.properties
     if _DELAY_BYTES not in raw and _TIMER_BYTES not in raw:
@@ -57,22 +57,16 @@ def scheduled(message: Message, levels: DelayLevels) -> Message:
     properties = parse_properties(raw)
     level = delay_level(properties.get(DELAY, "0"))
     if level <= 0:
-        refuse_timers(properties)
-        return message
+        return timers.stored(message, properties)
     level = min(level, levels.max_level)
     if level == 0:
         raise BadRequestError(
             "the message has a delay level, and this broker's messageDelayLevel has none",
             code=ResponseCode.MESSAGE_ILLEGAL,
         )
+    properties = {name: value for name, value in properties.items() if name not in SENT}
     properties |= {DELAY: str(level), REAL_TOPIC: message.topic, REAL_QUEUE_ID: str(message.queue_id)}
     return evolve(message, topic=SCHEDULE_TOPIC, queue_id=level - 1, properties=encode_properties(properties))
-
-
-def refuse_timers(properties: Mapping[str, str]) -> None:
-    """Raises BadRequestError for a message with a timer of RocketMQ 5."""
-    if not _TIMER_PROPERTIES.isdisjoint(properties):
-        raise BadRequestError("accurate timer message is not enabled, timerWheelEnable is false")
 
 
 def delay_level(text: str) -> int:

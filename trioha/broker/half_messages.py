@@ -21,7 +21,8 @@ from typing import Final
 
 from attrs import evolve, field, frozen
 
-from trioha.broker.delayed_messages import DELAY, REAL_QUEUE_ID, REAL_TOPIC, delay_level, refuse_timers
+from trioha.broker.delayed_messages import DELAY, REAL_QUEUE_ID, REAL_TOPIC, delay_level
+from trioha.broker.timer_messages import SENT, TimerMessages
 from trioha.numbers import I64, NATURAL32, NATURAL64, parse_int
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError
@@ -64,16 +65,20 @@ def is_half_message(properties: bytes, *, reconsume_times: int) -> bool:
     return parsed.get("TRAN_MSG", "").lower() == "true" and not is_retry
 
 
-def half_message(message: Message) -> Message:
+def half_message(message: Message, timers: TimerMessages) -> Message:
     """How the broker keeps a message that begins a transaction.
 
     A delay level is dropped, as RocketMQ's own producers drop it: its brokers delay the half message, and
-    lose it when it is due. Raises BadRequestError for a delay that is not a level and for a timer without a
-    level, ValueError for properties that cannot be encoded.
+    lose it when it is due. A time of delivery is kept, and counts when the transaction is committed. Raises
+    BadRequestError for a delay that is not a level and for a time that `timers` refuses now, ValueError for
+    properties that cannot be encoded.
     """
     properties = parse_properties(message.properties)
     if delay_level(properties.pop(DELAY, "0")) <= 0:
-        refuse_timers(properties)
+        timers.stored(message, properties)
+    else:
+        for name in SENT:
+            properties.pop(name, None)
     properties.pop(_CHECK_TIMES, None)
     properties.pop(_FIRST_OFFSET, None)
     if unique_key := properties.get(_UNIQUE_KEY):

@@ -8,17 +8,18 @@ offline.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from attrs import frozen
+from attrs import field, frozen
 
 from trioha.broker.master_stores import remembered_keys
 from trioha.broker.pop_records import REVIVE_GROUP, PendingCheckPoint, PendingPops, is_pop_record
-from trioha.broker.timer_records import PendingTimer, PendingTimers, has_slot, real_queue
+from trioha.broker.timer_records import PendingTimers, has_slot, real_queue
 from trioha.broker_status import PendingStatus
 from trioha.errors import StoreError
 from trioha.metadata.documents import TimerCheckPoint, TimerState
@@ -69,6 +70,8 @@ class PendingCount:
     """What was counted."""
 
     status: PendingStatus
+    timers: PendingTimers = field(eq=False, repr=False)
+    """All that wait, those of pops included."""
     timers_from_ms: int | None = None
     """No timer that waits, of a message or of a pop, is in an earlier slot of a RocketMQ broker's wheel, ms
     since 1970; None if none waits."""
@@ -82,13 +85,15 @@ def count_pending(
     log: Path | None = None,
     revived: Mapping[QueueKey, int],
     check_point: TimerCheckPoint | None = None,
+    roll_window_ms: float = math.inf,
     end_offset: int = TO_THE_END,
     on_step: Progress = lambda _offset, _end: None,
 ) -> PendingCount:
     """What is pending in the store at `root`, in its log before `end_offset`.
 
     `log` is its commit log, if that is elsewhere; `revived` is `revived_offsets` of its offsets;
-    `check_point` is that of the master that it was a slave of. `on_step` gets the physical offset that is
+    `check_point` is that of the master that it was a slave of; `roll_window_ms` is that of
+    `PendingTimers`. `on_step` gets the physical offset that is
     reached every few milliseconds, and the end. Blocks. A store that cannot be read is part of the answer.
     """
     check_points = [] if check_point is None else [check_point]
@@ -100,7 +105,7 @@ def count_pending(
             doubt = f"{root / FOLDER / TIMER_CHECK}: is missing"
     except StoreError as error:
         doubt = str(error)
-    timers, pop_timers = PendingTimers(check_points), PendingTimers(check_points)
+    timers = PendingTimers(check_points, roll_window_ms=roll_window_ms)
     pops = PendingPops(revived)
     stores: tuple[str, ...] = ()
     try:
@@ -108,19 +113,19 @@ def count_pending(
         stores += stores_of_master(remembered_keys(root / FOLDER))
         folders = QueueFolders.of(root, log=log)
         if has_only_rocksdb_queues(folders.queues):
-            return PendingCount(PendingStatus(unread_stores=stores, error=NO_QUEUES))
-        _read(folders, timers, pop_timers, pops, end_offset=end_offset, on_step=on_step)
+            return PendingCount(PendingStatus(unread_stores=stores, error=NO_QUEUES), timers)
+        _read(folders, timers, pops, end_offset=end_offset, on_step=on_step)
     except StoreError as error:
-        return PendingCount(PendingStatus(unread_stores=stores, error=str(error)))
+        return PendingCount(PendingStatus(unread_stores=stores, error=str(error)), timers)
+    timers.settle()
     status = _status(timers, pops, unreadable=pops.unreadable, stores=stores)
-    slots_ms = (timer.wheel_ms for timer in chain(timers, pop_timers))
-    return PendingCount(status, min(slots_ms, default=None), doubt if status.timers else "")
+    slots_ms = (timer.wheel_ms for timer in timers)
+    return PendingCount(status, timers, min(slots_ms, default=None), doubt if status.timers else "")
 
 
 def _read(
     folders: QueueFolders,
     timers: PendingTimers,
-    pop_timers: PendingTimers,
     pops: PendingPops,
     *,
     end_offset: int,
@@ -142,23 +147,20 @@ def _read(
             if is_pop:
                 pops.add(record, properties)
             if is_timer:
-                (pop_timers if is_pop else timers).add(record, properties)
+                timers.add(record, properties, is_pop=is_pop)
 
 
 def _status(
-    timers: Iterable[PendingTimer],
+    timers: PendingTimers,
     pops: Iterable[PendingCheckPoint],
     *,
     unreadable: int,
     stores: tuple[str, ...],
 ) -> PendingStatus:
-    """The figures of what is pending, in one pass."""
-    count = popped = 0
-    first_ms = last_ms = popped_ms = None
-    for timer in timers:
-        count += 1
-        first_ms = timer.slot_ms if first_ms is None else min(first_ms, timer.slot_ms)
-        last_ms = timer.slot_ms if last_ms is None else max(last_ms, timer.slot_ms)
+    """The figures of what is pending."""
+    popped = 0
+    popped_ms = None
+    count, first_ms, last_ms = timers.figures()
     groups: Counter[str] = Counter()
     for one in pops:
         popped += len(one.offsets)
@@ -204,7 +206,7 @@ def stored_check_point(folder: Path) -> TimerCheckPoint | None:
 def pending_text(pending: PendingStatus) -> str:
     """What is pending, in one sentence; empty if nothing is."""
     parts = []
-    if pending.timers:
+    if pending.timers and not pending.delivers_timers:
         first, last = pending.timers_first_ms or 0, pending.timers_last_ms or 0
         due = f"at {time_text(first)}" if first == last else f"from {time_text(first)} to {time_text(last)}"
         parts.append(f"{counted(pending.timers, 'timer')} due {due}")

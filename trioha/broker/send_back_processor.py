@@ -24,6 +24,7 @@ from trioha.broker.delayed_messages import DELAY, scheduled, topic_sent_to
 from trioha.broker.puts import PutService
 from trioha.broker.remarks import broker_refuses_sends
 from trioha.broker.retries import Retries, allowed_retries
+from trioha.broker.timer_messages import TimerMessages
 from trioha.errors import StoreError
 from trioha.metadata.groups import SubscriptionGroup
 from trioha.metadata.topics import READ_WRITE, Perm, TopicTable
@@ -55,6 +56,7 @@ class SendBackProcessor:
         *,
         broker_ip: str,
         delay_levels: DelayLevels,
+        timers: TimerMessages,
         broker_permission: int = int(READ_WRITE),
         on_stored: Callable[[str, str], None] = lambda _group, _topic: None,
     ) -> None:
@@ -66,6 +68,7 @@ class SendBackProcessor:
         self._topics = topics
         self._broker_ip = broker_ip
         self._delay_levels = delay_levels
+        self._timers = timers
         self._is_writable = broker_permission & Perm.WRITE != 0
         self._on_stored = on_stored
 
@@ -88,7 +91,7 @@ class SendBackProcessor:
         if group.retry_queue_nums <= 0:
             return response_to(request, ResponseCode.SUCCESS)
         origin, topic, message = self._message(header, group, version=request.version)
-        result = self._puts.put(scheduled(message, self._delay_levels))
+        result = self._puts.put(scheduled(message, self._delay_levels, self._timers))
         if result.status is not PutStatus.PUT_OK:
             raise BadRequestError(result.status.name)
         self._on_stored(group.name, origin)

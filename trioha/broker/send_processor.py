@@ -10,11 +10,14 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Final
 
+from attrs import evolve
+
 from trioha.broker.delayed_messages import DELAY, delay_level, scheduled
 from trioha.broker.half_messages import is_half_message
 from trioha.broker.puts import PutAnswer, PutResult, PutService
 from trioha.broker.remarks import SEE_FAQ, broker_refuses_sends, topic_refuses_sends
 from trioha.broker.retries import Retries
+from trioha.broker.timer_messages import TimerMessages, is_marked_delivered, without_delivery
 from trioha.errors import RemoteProtocolError
 from trioha.ha.group_commit import Commit
 from trioha.metadata.table import TableFull
@@ -35,7 +38,14 @@ from trioha.store.messages import Message, MessageBatch
 from trioha.store.record import Host
 from trioha.store.record_layout import TRANSACTION_MASK
 from trioha.store.tags import DelayLevels
-from trioha.store.topics import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
+from trioha.store.topics import (
+    GIVEN_UP_TOPIC,
+    HALF_TOPIC,
+    OP_TOPIC,
+    RETRY_TOPIC_PREFIX,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+)
 from trioha.watermark import Watermark
 
 FORBIDDEN_TOPICS: Final = frozenset(
@@ -71,6 +81,7 @@ class SendProcessor:
         cluster_name: str,
         broker_ip: str,
         delay_levels: DelayLevels,
+        timers: TimerMessages,
         broker_permission: int = int(READ_WRITE),
         prepare: Prepare | None = None,
     ) -> None:
@@ -83,6 +94,7 @@ class SendProcessor:
         self.is_writable = broker_permission & Perm.WRITE != 0
         """Whether brokerPermission allows sends."""
         self._delay_levels = delay_levels
+        self._timers = timers
         self._prepare = prepare
         self._cluster = encode_properties({"CLUSTER": cluster_name})
 
@@ -104,7 +116,7 @@ class SendProcessor:
         put = self._puts.put_and_wait(message) if wait_store_ok else self._puts.put(message)
         answer: RemotingCommand | PutAnswer[RemotingCommand]
         if isinstance(put, PutResult):
-            answer = _respond(request, message, queue_id, put)
+            answer = self._respond(request, message, queue_id, put)
         else:
             answer = PutAnswer(put, partial(self._respond_later, request, message, queue_id, put))
         topics = self._topics
@@ -117,7 +129,7 @@ class SendProcessor:
     def _respond_later(
         self, request: RemotingCommand, message: Message | MessageBatch, queue_id: int, commit: Commit
     ) -> RemotingCommand:
-        return _respond(request, message, queue_id, self._puts.result(commit))
+        return self._respond(request, message, queue_id, self._puts.result(commit))
 
     def _message(
         self, header: SendMessageRequestHeader, request: RemotingCommand, peer: Peer
@@ -146,7 +158,7 @@ class SendProcessor:
             )
         queue_id = self._queue_id(header, peer)
         wait_store_ok = _waits(properties)
-        properties = join_properties(properties, self._cluster)
+        properties = join_properties(without_delivery(properties), self._cluster)
         if topic.startswith(RETRY_TOPIC_PREFIX) and not self._puts.is_slave:
             topic, properties = self._retried(header, properties, version=request.version)
         message = Message(
@@ -160,7 +172,7 @@ class SendProcessor:
             born_host=born_host_of(peer.address.host, peer.address.port),
             reconsume_times=header.reconsume_times,
         )
-        kept = scheduled(message, self._delay_levels) if prepare is None else prepare(message)
+        kept = scheduled(message, self._delay_levels, self._timers) if prepare is None else prepare(message)
         return kept, queue_id, wait_store_ok
 
     def _retried(
@@ -201,6 +213,8 @@ class SendProcessor:
             items = batch_items(body)
         except RemoteProtocolError as error:
             raise BadRequestError(str(error), code=ResponseCode.MESSAGE_ILLEGAL) from None
+        if is_marked_delivered(body):
+            items = [evolve(item, properties=without_delivery(item.properties)) for item in items]
         queue_id = self._queue_id(header, peer)
         born_host = born_host_of(peer.address.host, peer.address.port)
         if "UNIQ_KEY" in parsed and self._has_batch_queues(header.topic):
@@ -271,6 +285,30 @@ class SendProcessor:
             )
         return topic
 
+    def _respond(
+        self, request: RemotingCommand, message: Message | MessageBatch, queue_id: int, result: PutResult
+    ) -> RemotingCommand:
+        """The response. A message that waits: the queue is the real one, the offset that where it waits."""
+        if result.status not in STORED_STATUSES:
+            return send_response(request, result.status, header=None, remark=result.append.reason or None)
+        batch_unique_id = transaction_id = recall_handle = None
+        if isinstance(message, Message):
+            if message.sys_flag & BATCH_BITS:
+                batch_unique_id = parse_properties(message.properties).get("UNIQ_KEY")
+            elif message.topic == HALF_TOPIC:
+                transaction_id = parse_properties(message.properties).get("UNIQ_KEY")
+            elif message.topic == TIMER_TOPIC:
+                recall_handle = self._timers.handle(message)
+        header = SendMessageResponseHeader(
+            msg_id=result.append.message_id,
+            queue_id=queue_id,
+            queue_offset=result.append.queue_offset,
+            batch_unique_id=batch_unique_id,
+            transaction_id=transaction_id,
+            recall_handle=recall_handle,
+        )
+        return send_response(request, result.status, header=header)
+
 
 def _waits(properties: bytes) -> bool:
     """Whether a put waits for disk and slaves: unless the property WAIT is false."""
@@ -291,25 +329,3 @@ async def _when_kept(
         answer = answer.answer()
     await written.reached(change)
     return answer
-
-
-def _respond(
-    request: RemotingCommand, message: Message | MessageBatch, queue_id: int, result: PutResult
-) -> RemotingCommand:
-    """The response. Of a delayed message, the queue is the real one, the offset that in the level's queue."""
-    if result.status not in STORED_STATUSES:
-        return send_response(request, result.status, header=None, remark=result.append.reason or None)
-    batch_unique_id = transaction_id = None
-    if isinstance(message, Message):
-        if message.sys_flag & BATCH_BITS:
-            batch_unique_id = parse_properties(message.properties).get("UNIQ_KEY")
-        elif message.topic == HALF_TOPIC:
-            transaction_id = parse_properties(message.properties).get("UNIQ_KEY")
-    header = SendMessageResponseHeader(
-        msg_id=result.append.message_id,
-        queue_id=queue_id,
-        queue_offset=result.append.queue_offset,
-        batch_unique_id=batch_unique_id,
-        transaction_id=transaction_id,
-    )
-    return send_response(request, result.status, header=header)

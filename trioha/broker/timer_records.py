@@ -10,8 +10,9 @@ is pending. Its records in log order:
 | there, with TIMER_DEL_UNIQKEY | recalls the timers of that slot with this key, whichever comes first |
 | in another topic, with TIMER_OUT_MS and TIMER_DEQUEUE_MS | a delivered copy: one of its key is done |
 
-A key is UNIQ_KEY and slot; a record without UNIQ_KEY is known by its birth, queue and CRC, which its copies
-keep. A client that sends a message again gives two timers the same key: they are counted, one for one.
+A key is UNIQ_KEY, slot and real topic; a record without UNIQ_KEY is known by its birth, queue and CRC, which
+its copies keep. A client that sends a message again gives two timers the same key: they are counted, one for
+one. A consumer's retry of a delivered copy is in another topic, so it is done with nothing.
 
 A timer without a copy is done as well if a master's check point says so: the copy's topic was deleted, or the
 put failed. As masters deliver slot by slot, the log must also have a copy of a later slot: the log of a slave
@@ -22,8 +23,12 @@ Check points and acknowledgements of popped messages are timers, too (`trioha.br
 
 from __future__ import annotations
 
+import math
+from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
+from heapq import heappop, heappush
 from struct import Struct
 from typing import Final
 
@@ -42,7 +47,9 @@ REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_QUEUE_ID: Final = "REAL_QID"
 UNIQUE_KEY: Final = "UNIQ_KEY"
 _SLOT_MARK: Final = SLOT.encode() + b"\x01"
-_ENTRY: Final = Struct(">qqqiq")
+_ENTRY: Final = Struct(">qqqiq?")
+RECALLS_KEPT: Final = 10_000
+"""With more recalls those are forgotten whose slots are over."""
 _HOUR_MS: Final = 3_600_000
 ROLLS_FROM_MS: Final = 47 * _HOUR_MS
 """A timer so far ahead of its record may be in an earlier slot, where it rolls: two days by default
@@ -64,6 +71,26 @@ class PendingTimer:
     """Bytes of its record."""
     stored_ms: int
     """When its record was stored, ms since 1970."""
+    is_pop: bool = False
+    """Whether it is a check point or an acknowledgement of popped messages."""
+
+    def packed(self) -> bytes:
+        """As `PendingTimers` keeps it."""
+        return _ENTRY.pack(
+            self.slot_ms, self.queue_offset, self.physical_offset, self.size, self.stored_ms, self.is_pop
+        )
+
+    def rolls_at(self, window_ms: float) -> int | None:
+        """When its record is put anew, ms since 1970; None if it is delivered before.
+
+        As in RocketMQ after a window, or after half of one if less than a third would be left then: the
+        record is in the log's newest files at any time, which are not deleted by their age.
+        """
+        ahead_ms = self.slot_ms - self.stored_ms
+        if ahead_ms <= window_ms:
+            return None
+        is_nearly_over = ahead_ms - window_ms < window_ms / 3
+        return self.stored_ms + int(window_ms / 2 if is_nearly_over else window_ms)
 
     @property
     def wheel_ms(self) -> int:
@@ -76,63 +103,152 @@ class PendingTimer:
 class PendingTimers:
     """What is pending after the records that were added, packed: a log may have millions of timers."""
 
-    def __init__(self, check_points: Iterable[TimerCheckPoint] = ()) -> None:
-        """`check_points`: of masters that the log is from."""
+    def __init__(
+        self, check_points: Iterable[TimerCheckPoint] = (), *, roll_window_ms: float = math.inf
+    ) -> None:
+        """`check_points`: of masters that the log is from. A timer further ahead of its record than
+        `roll_window_ms` comes first when it is to roll."""
         self._check_points = tuple(check_points)
+        self._roll_window_ms = roll_window_ms
         self._delivered_ms = -1
         """The latest slot of a copy."""
         self._entries: dict[int, bytes] = {}
         """By key, the entries of all timers that have it, oldest first."""
-        self._recalled: set[int] = set()
-        """Keys of recalls: a timer that rolls may come after its recall."""
+        self._recalled: dict[int, int] = {}
+        """Keys of recalls, and their slots: a timer that rolls may come after its recall."""
+        self._keys: dict[int, array[int]] = {}
+        """By the time when something is to be done with them, the keys of timers; some may be gone."""
+        self._times: list[int] = []
+        """The keys of `_keys`, a heap."""
+        self._counts: Counter[int] = Counter()
+        """Timers of messages by slot: all but those of pops."""
+        self.next_offset = 0
+        """In the timer topic, after the last record that was added."""
 
-    def add(self, record: Record, properties: Mapping[str, str]) -> None:
-        """The next record, and its properties."""
+    def add(self, record: Record, properties: Mapping[str, str], *, is_pop: bool = False) -> None:
+        """The next record, and its properties. `is_pop`: it is one of popped messages."""
         try:
             slot_ms = parse_int(properties.get(SLOT), NATURAL64)
         except ValueError:
             # Not a timer, or the property of a client that no broker reads.
             return
-        key = _key(_identity(record, properties), slot_ms)
-        if record.topic != TIMER_TOPIC:
+        is_waiting = record.topic == TIMER_TOPIC
+        if is_waiting:
+            self.next_offset = max(self.next_offset, record.queue_offset + 1)
+        topic = properties.get(REAL_TOPIC, "") if is_waiting else record.topic
+        key = _key(topic, _identity(record, properties), slot_ms)
+        if not is_waiting:
             if DELIVERED in properties:
                 self._drop_oldest(key)
                 self._delivered_ms = max(self._delivered_ms, slot_ms)
         elif (recalled := properties.get(RECALLED_KEY)) is not None:
             # With appendTopicForTimerDeleteKey the topic stands before the key.
-            plain = recalled.removeprefix(properties.get(REAL_TOPIC, ""))
-            for each in {_key(recalled, slot_ms), _key(plain, slot_ms)}:
-                self._recalled.add(each)
-                self._entries.pop(each, None)
+            for identity in {recalled, recalled.removeprefix(topic)}:
+                each = _key(topic, identity, slot_ms)
+                self._recalled[each] = slot_ms
+                while each in self._entries:
+                    self._drop_oldest(each)
         elif key not in self._recalled:
             if ROLL_TIMES in properties:
                 self._drop_oldest(key)
-            entry = _ENTRY.pack(
+            timer = PendingTimer(
                 slot_ms,
                 record.queue_offset,
                 record.physical_offset,
                 record.total_size,
                 record.store_timestamp_ms,
+                is_pop,
             )
-            self._entries[key] = self._entries.get(key, b"") + entry
+            self._entries[key] = self._entries.get(key, b"") + timer.packed()
+            if not is_pop:
+                self._counts[slot_ms] += 1
+            time_ms = timer.rolls_at(self._roll_window_ms) or slot_ms
+            if time_ms not in self._keys:
+                self._keys[time_ms] = array("Q")
+                heappush(self._times, time_ms)
+            self._keys[time_ms].append(key)
 
     def _drop_oldest(self, key: int) -> None:
         entries = self._entries.pop(key, b"")
-        if len(entries) > _ENTRY.size:
-            self._entries[key] = entries[_ENTRY.size :]
+        if not entries:
+            return
+        self._drop(key, entries, PendingTimer(*_ENTRY.unpack_from(entries)))
+
+    def _drop(self, key: int, entries: bytes, timer: PendingTimer) -> None:
+        """Take one away from the entries of a key, which were popped."""
+        if left := entries.replace(timer.packed(), b"", 1):
+            self._entries[key] = left
+        if not timer.is_pop:
+            self._counts[timer.slot_ms] -= 1
+            if not self._counts[timer.slot_ms]:
+                del self._counts[timer.slot_ms]
+
+    def settle(self) -> None:
+        """Take away what the check points say is done: no more records of those masters follow."""
+        for key, entries in list(self._entries.items()):
+            for fields in _ENTRY.iter_unpack(entries):
+                if self._is_done(timer := PendingTimer(*fields)):
+                    self._drop(key, self._entries.pop(key), timer)
+        self._check_points = ()
 
     def __iter__(self) -> Iterator[PendingTimer]:
-        for entries in self._entries.values():
-            for fields in _ENTRY.iter_unpack(entries):
-                timer = PendingTimer(*fields)
-                if not self._is_done(timer):
-                    yield timer
+        for key in self._entries:
+            yield from self._of(key)
+
+    def _of(self, key: int) -> Iterator[PendingTimer]:
+        for fields in _ENTRY.iter_unpack(self._entries.get(key, b"")):
+            timer = PendingTimer(*fields)
+            if not self._is_done(timer):
+                yield timer
 
     def _is_done(self, timer: PendingTimer) -> bool:
         return timer.slot_ms < self._delivered_ms and any(
             timer.slot_ms < point.last_read_ms and timer.queue_offset < point.master_queue_offset
             for point in self._check_points
         )
+
+    # -- in the order of their times ---------------------------------------------------------------------
+
+    def waiting(self, slot_ms: int) -> int:
+        """How many messages wait for a slot."""
+        return self._counts[slot_ms]
+
+    def figures(self) -> tuple[int, int | None, int | None]:
+        """How many messages wait, and the first and the last of their slots, ms since 1970."""
+        counts = self._counts
+        return counts.total(), min(counts, default=None), max(counts, default=None)
+
+    @property
+    def first_ms(self) -> int | None:
+        """The slot that is delivered next, or when a timer is to roll, ms since 1970; None without timers."""
+        while self._times:
+            first_ms = self._times[0]
+            if any(key in self._entries for key in self._keys[first_ms]):
+                return first_ms
+            self.end_slot(first_ms)
+        return None
+
+    def at(self, time_ms: int) -> list[tuple[int, PendingTimer]]:
+        """The keys and timers of that slot, or those that roll then, by queue offset."""
+        found = {
+            timer.queue_offset: (key, timer)
+            for key in self._keys.get(time_ms, ())
+            for timer in self._of(key)
+            if time_ms in (timer.slot_ms, timer.rolls_at(self._roll_window_ms))
+        }
+        return [found[offset] for offset in sorted(found)]
+
+    def done(self, key: int, timer: PendingTimer) -> None:
+        """A timer was delivered, rolled or given up."""
+        if timer.packed() in self._entries.get(key, b""):
+            self._drop(key, self._entries.pop(key), timer)
+
+    def end_slot(self, time_ms: int) -> None:
+        """Nothing is left to do at this time, the first one."""
+        heappop(self._times)
+        del self._keys[time_ms]
+        if len(self._recalled) > RECALLS_KEPT:
+            self._recalled = {key: slot_ms for key, slot_ms in self._recalled.items() if slot_ms >= time_ms}
 
 
 def has_slot(properties_raw: bytes) -> bool:
@@ -158,7 +274,7 @@ def _identity(record: Record, properties: Mapping[str, str]) -> str:
     return f"{record.born_timestamp_ms}\0{record.born_host}\0{queue_id}\0{record.body_crc}"
 
 
-def _key(identity: str, slot_ms: int) -> int:
-    """64 bits of both: a million timers share none."""
-    text = f"{slot_ms}\0{identity}".encode("utf-8", "surrogatepass")
+def _key(topic: str, identity: str, slot_ms: int) -> int:
+    """64 bits of all three: a million timers share none."""
+    text = f"{slot_ms}\0{topic}\0{identity}".encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(text, digest_size=8).digest())

@@ -31,6 +31,7 @@ from trioha.broker.clients import ClientRegistry
 from trioha.broker.half_messages import QUEUE_ID, TRANSACTION_GROUP, HalfMessage, half_message, op_body
 from trioha.broker.late_decisions import LateDecision, LateDecisions
 from trioha.broker.puts import PutService
+from trioha.broker.timer_messages import TimerMessages
 from trioha.broker.transaction_checks import TransactionChecks
 from trioha.broker.transaction_log import TransactionLog
 from trioha.broker.transaction_settings import TransactionSettings
@@ -41,6 +42,7 @@ from trioha.metadata.table import TableFull, wall_clock_ms
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError
 from trioha.remoting.connections import Push
+from trioha.store.message_properties import parse_properties
 from trioha.store.message_store import MessageStore
 from trioha.store.messages import AppendResult, Message
 from trioha.store.put_status import PutStatus
@@ -66,12 +68,13 @@ class TransactionService:
         puts: PutService,
         *,
         settings: TransactionSettings | None = None,
+        timers: TimerMessages,
         push: Push,
         held_offset: Callable[[], int] | None = None,
         now_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        """`push` is that of `TransactionChecks`. `held_offset`: the end of what each
-        slave has that may become master, by default the log's end.
+        """`timers` are those of sends; `push` is that of `TransactionChecks`. `held_offset`: the end of what
+        each slave has that may become master, by default the log's end.
 
         `now_ms`: the wall clock, which producers' times of birth are compared with.
         """
@@ -82,6 +85,7 @@ class TransactionService:
         self._stored = Watermark(store.reads.max_offset(HALF_TOPIC, QUEUE_ID))
         """Half messages that readers can see, as queue offset."""
         self._stored_at_start = self._stored.offset
+        self._timers = timers
         self.followed = Watermark()
         """Half messages before it are in the table, if they are open; 0 until the table is restored."""
         self._table = TransactionTable(Position(0, 0))
@@ -132,7 +136,7 @@ class TransactionService:
                 code=ResponseCode.SYSTEM_BUSY,
             )
         try:
-            return half_message(message)
+            return half_message(message, self._timers)
         except ValueError as error:
             raise BadRequestError(str(error), code=ResponseCode.MESSAGE_ILLEGAL) from None
 
@@ -152,12 +156,14 @@ class TransactionService:
     def commit(self, transaction: OpenTransaction) -> AppendResult:
         """Give the message to consumers. If it cannot be stored, the transaction stays open.
 
-        Raises StoreError if the half message cannot be read; it stays open then, too.
+        A message with a time of delivery waits for it from now on. Raises StoreError if the half message
+        cannot be read, BadRequestError if its timer is refused; it stays open then, too.
         """
         half = self.log.half_message_at(transaction.physical_offset)
         if half is None:
             return AppendResult(PutStatus.MESSAGE_ILLEGAL, reason="the half message cannot be read")
-        appended = self.log.put(half.committed())
+        message = half.committed()
+        appended = self.log.put(self._timers.stored(message, parse_properties(message.properties)))
         if appended.status is PutStatus.PUT_OK:
             self._end(transaction)
         return appended

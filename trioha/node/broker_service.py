@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,20 +14,25 @@ from trioha.broker.info import NO_PARTS, BrokerInfo, PartStatuses
 from trioha.broker.metadata_processor import MetadataProcessor
 from trioha.broker.processor import BrokerProcessor
 from trioha.broker.puts import PutService
+from trioha.broker.recall_processor import RecallProcessor
 from trioha.broker.retries import Retries
 from trioha.broker.send_back_processor import SendBackProcessor, topic_at
 from trioha.broker.send_processor import SendProcessor
 from trioha.broker.send_runs import SendRuns
 from trioha.broker.slave_reads import always
 from trioha.broker.status_publisher import StatusPublisher
+from trioha.broker.timer_delivery import TimerDelivery
+from trioha.broker.timer_messages import TimerMessages
 from trioha.broker.traffic import BrokerTraffic
 from trioha.broker_status import BrokerSettings, BrokerStatus
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.config.update import ConfigFile
 from trioha.metadata.metadata_store import MetadataStore
+from trioha.metadata.table import wall_clock_ms
 from trioha.node.administration import Administration, run_time_settings
 from trioha.node.budget import DescriptorBudget
 from trioha.node.consumers import Consumers
+from trioha.node.pending_messages import PendingCounter, timer_settings
 from trioha.node.replication import Replication
 from trioha.node.security import Security
 from trioha.node.transactions import Transactions
@@ -60,6 +65,8 @@ class BrokerService:
     consumers: Consumers
     delivery: DelayedDelivery | None
     """Delivers delayed messages; None on a slave."""
+    timers: TimerDelivery | None
+    """Delivers messages with a time of delivery; None on a slave, and without timerWheelEnable."""
     admin: Administration
     transactions: Transactions
 
@@ -82,13 +89,13 @@ class BrokerService:
         config_file: ConfigFile | None,
         handlers: Mapping[int, Handler],
         parts: PartStatuses = NO_PARTS,
-        timers_from_ms: Callable[[], int | None] = lambda: None,
+        pending: PendingCounter,
         registration: BrokerRegistration | None = None,
     ) -> BrokerService:
         """`listen` is the address for clients; `ha_address`, `warnings` and `parts` are of the node's status.
 
-        `handlers` answer further requests. `timers_from_ms` is that of `MetadataProcessor`. Changes of
-        brokerPermission go to `registration`, too.
+        `handlers` answer further requests; `pending` counts the timers that wait. Changes of brokerPermission
+        go to `registration`, too.
         """
         connections = Connections(server_limits(config, budget))
         push = partial(connections.push, may_wait=True)
@@ -118,9 +125,21 @@ class BrokerService:
             """End of what each slave has that may become master."""
             return ha.replicas.held_offset(log.max_offset)
 
+        delivered_timers: TimerDelivery | None = None
+        settings = timer_settings(config)
+        if settings.is_enabled and not puts.is_slave:
+            delivered_timers = TimerDelivery(store, puts, settings, count=pending.timers)
+            store.dispatcher.on_written.add(delivered_timers.arrived)
+        timers = TimerMessages(
+            settings,
+            now_ms=wall_clock_ms,
+            waiting=(lambda _slot_ms: 0) if delivered_timers is None else delivered_timers.waiting,
+            broker_name=config.broker_name,
+        )
         transactions = Transactions.build(
             config,
             store,
+            timers=timers,
             metadata=metadata,
             clients=consumers.clients,
             puts=puts,
@@ -135,6 +154,7 @@ class BrokerService:
             broker_ip=config.broker_ip1,
             cluster_name=config.broker_cluster_name,
             delay_levels=delay_levels,
+            timers=timers,
             prepare=transactions.prepare,
         )
         send_back = SendBackProcessor(
@@ -144,6 +164,7 @@ class BrokerService:
             metadata.topics,
             broker_ip=config.broker_ip1,
             delay_levels=delay_levels,
+            timers=timers,
             broker_permission=config.broker_permission,
             on_stored=traffic.note_send_back,
         )
@@ -191,6 +212,9 @@ class BrokerService:
             delays=tuple if delivery is None else delivery.progress,
             acl_refusals=lambda: None if access is None else access.refused,
         )
+        timers_from_ms = (
+            (lambda: pending.timers_from_ms) if delivered_timers is None else delivered_timers.first_ms
+        )
         updates = StatusPublisher(info.ha_status_body, info.runtime_info_body)
         processor = BrokerProcessor(
             send=send,
@@ -200,6 +224,7 @@ class BrokerService:
                 **consumers.handlers,
                 **admin.handlers,
                 RequestCode.CONSUMER_SEND_MSG_BACK: send_back.answer,
+                RequestCode.RECALL_MESSAGE: RecallProcessor(puts, metadata.topics, timers).answer,
                 **transactions.handlers,
                 **MetadataProcessor(metadata, store, timers_from_ms).handlers,
                 **handlers,
@@ -218,7 +243,7 @@ class BrokerService:
             forms=forms,
             on_closed=consumers.connection_closed,
         )
-        return cls(server, info, puts, updates, consumers, delivery, admin, transactions)
+        return cls(server, info, puts, updates, consumers, delivery, delivered_timers, admin, transactions)
 
 
 def _identity(config: BrokerConfig, *, ha_address: Address, warnings: tuple[str, ...]) -> BrokerStatus:

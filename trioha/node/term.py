@@ -13,13 +13,14 @@ serve_term
       +- store                    flush, dispatch, the next log file, retention
       +- replication              group commit, a nursery per slave, on a slave the session with its master
       +- metrics                  (only with trioha.metricsPort) serves them to Prometheus until the end
-      +- pending                  counts what a RocketMQ master left that is not delivered; not on a slave
+      +- pending                  counts timers that wait, and pops of a RocketMQ master; not on a slave
       +- metadata copies          asks the master for topics, groups and offsets; not on a master
       +- registration             a task for each name server of namesrvAddr
       +- clients
          +- status updates
          +- consumers             ends pulls in time, lets silent members go
          +- delayed messages      delivers them when they are due; not on a slave
+      +- timers                delivers messages with a time of delivery; not on a slave
          +- administration        samples the statistics of topics and groups
          +- transactions          checks those that are not decided; not on a slave
          +- remoting server       a nursery per client
@@ -278,9 +279,9 @@ def _build(parts: NodeParts, config: BrokerConfig, ports: OpenPorts, *, sink: Ev
             clock_doubt=lambda: store_tasks.retention.doubt,
             archive=(lambda: None) if archive is None else partial(archive.status, store_tasks.retention),
             control=_control_status(config, store, control, ha.replicas),
-            pending=lambda: pending.found,
+            pending=lambda: pending.status,
         ),
-        timers_from_ms=lambda: pending.timers_from_ms,
+        pending=pending,
         registration=registration,
     )
     return _Term(
@@ -334,6 +335,8 @@ async def _serve(
             )
             if broker.delivery is not None:
                 clients.start_soon(broker.delivery.run)
+            if broker.timers is not None:
+                clients.start_soon(broker.timers.run)
             clients.start_soon(broker.transactions.run)
             services.start_soon(term.copies.run)
             if registration is not None:

@@ -9,6 +9,7 @@ from attrs import frozen
 
 from trioha.broker.clients import ClientRegistry
 from trioha.broker.puts import PutService
+from trioha.broker.timer_messages import TimerMessages
 from trioha.broker.transaction_processor import TransactionProcessor
 from trioha.broker.transaction_service import TransactionService
 from trioha.broker.transaction_settings import TransactionSettings
@@ -41,6 +42,7 @@ class Transactions:
         metadata: MetadataStore,
         clients: ClientRegistry,
         puts: PutService,
+        timers: TimerMessages,
         connections: Connections,
         held_offset: Callable[[], int],
     ) -> Transactions:
@@ -57,6 +59,7 @@ class Transactions:
                 clients,
                 puts,
                 settings=transaction_settings(config),
+                timers=timers,
                 push=partial(connections.push, may_wait=True),
                 held_offset=held_offset,
             )

@@ -142,6 +142,7 @@ _CONTROL_KEYS: Final = {
 }
 _PENDING_KEYS: Final = {
     "timers": "timers",
+    "delivers_timers": "deliversTimers",
     "timers_first_ms": "timersFirstTimestamp",
     "timers_last_ms": "timersLastTimestamp",
     "popped": "popped",

@@ -156,6 +156,8 @@ class SendMessageResponseHeader:
     transaction_id: str | None = None
     batch_unique_id: str | None = None
     """UNIQ_KEY of a batch that is stored as one record."""
+    recall_handle: str | None = None
+    """What the timer of a message that waits for its time is recalled with."""
 
     def to_ext_fields(self) -> dict[str, str]:
         """The fields of the response."""
@@ -171,6 +173,8 @@ class SendMessageResponseHeader:
             fields["transactionId"] = self.transaction_id
         if self.batch_unique_id is not None:
             fields["batchUniqId"] = self.batch_unique_id
+        if self.recall_handle is not None:
+            fields["recallHandle"] = self.recall_handle
         return fields
 
     @classmethod
@@ -187,6 +191,7 @@ class SendMessageResponseHeader:
                 parse_int(ext["queueOffset"], I64),
                 ext.get("transactionId"),
                 ext.get("batchUniqId"),
+                ext.get("recallHandle"),
             )
         except (KeyError, ValueError) as error:
             raise RemoteProtocolError(

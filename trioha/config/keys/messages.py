@@ -23,6 +23,29 @@ class MessageKeys:
     )
     """Delay of each level, from level 1 on. RocketMQ default: 18 levels of 1s to 2h."""
 
+    timer_wheel_enable: bool = setting("timerWheelEnable", values.boolean, default=True)
+    """Whether messages with a time of delivery are taken, and delivered. RocketMQ default: true."""
+
+    timer_precision_ms: int = setting("timerPrecisionMs", values.integer(low=1), default=1000)
+    """Milliseconds that a message comes late at most, beside what the delivery takes; lowered to 1000, 500,
+    200 or 100. RocketMQ default: 1000."""
+
+    timer_max_delay_sec: int = setting("timerMaxDelaySec", values.integer(low=1), default=3 * 24 * 3600)
+    """Seconds: a message with a later time of delivery is refused. RocketMQ default: 259200."""
+
+    timer_roll_window_slot: int = setting("timerRollWindowSlot", values.integer(low=2), default=2 * 24 * 3600)
+    """Steps of `timer_precision_ms`: the record of a message that is due later is stored anew after them, so
+    that it is in no file that is deleted by its age. RocketMQ default: 172800."""
+
+    timer_congest_num_each_slot: int = setting(
+        "timerCongestNumEachSlot", values.integer(low=1), default=values.INT_MAX
+    )
+    """Messages for one step of `timer_precision_ms`: with more of them one more is refused by chance, with
+    twice as many always. RocketMQ default: 2147483647."""
+
+    recall_message_enable: bool = setting("recallMessageEnable", values.boolean, default=False)
+    """Whether producers may recall a message with a time of delivery. RocketMQ default: false."""
+
     long_polling_enable: bool = setting("longPollingEnable", values.boolean, default=True)
     """Whether a pull that finds nothing waits as long as it asks for. RocketMQ default: true."""
 

@@ -1,0 +1,217 @@
+"""Delivers timer messages when they are due (docs/protocol/timer.md#delivery).
+
+Theory of operation. The log alone says what is pending: records of the timer topic wait, and copies of them
+in their real topics are done (`trioha.broker.timer_records`). When a node becomes the master, it counts what
+waits in all of its log. From then on this task follows the queue of the timer topic, and takes away what it
+has delivered. Nothing else is stored: a node that was killed, or a slave that is promoted, counts anew, and
+does not deliver what has a copy in its log. A timer whose copy went down with another node comes again.
+
+A slot is delivered when it is over, the first one first, by puts that wait for neither disk nor slaves. A put
+that is refused for now is tried again after `RETRY_S`, and later slots wait. A record that cannot be
+delivered, now or later, is logged and skipped.
+
+A timer far ahead of its record is put anew before the record gets old (`PendingTimer.rolls_at`), so that
+retention by age deletes no record that waits.
+
+Slots are wall clock times. The wall clock may be set, and a computer may sleep while trio's clock stands
+still: no sleep is longer than `CLOCK_CHECK_S`. A step of the clock back delays timers, a step forward
+delivers them early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+import structlog
+import trio
+
+from trioha.broker.puts import PutService
+from trioha.broker.timer_messages import TimerSettings, delivered, rolled
+from trioha.broker.timer_records import PendingTimer, PendingTimers, has_slot
+from trioha.errors import StoreError
+from trioha.metadata.table import wall_clock_ms
+from trioha.store.consume_queues import Queue
+from trioha.store.message_properties import parse_properties
+from trioha.store.message_store import MessageStore
+from trioha.store.messages import Message
+from trioha.store.put_status import PutStatus
+from trioha.store.record import Record, RecordError, decode_record
+from trioha.store.topics import TIMER_TOPIC
+
+log = structlog.get_logger(__name__)
+
+CLOCK_CHECK_S: Final = 1.0
+"""Longest sleep while timers wait."""
+RETRY_S: Final = 1.0
+"""Before the next try of a put that was refused, or of a queue that could not be read."""
+SLICE_TIMERS: Final = 64
+"""Timers that are read or delivered before other tasks run."""
+_REFUSED_FOR_GOOD: Final = frozenset((PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED))
+
+
+class TimerDelivery:
+    """Delivers the timers of a master's store. Run it; give it what the dispatcher has written."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        puts: PutService,
+        settings: TimerSettings,
+        *,
+        count: Callable[[], Awaitable[PendingTimers]],
+        now_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        """`count` returns what waits when this node becomes the master, once that is known.
+
+        `now_ms`: the wall clock, ms since 1970.
+        """
+        self._store = store
+        self._puts = puts
+        self.settings = settings
+        self._count = count
+        self._now_ms = now_ms
+        self._timers = PendingTimers(roll_window_ms=settings.roll_window_ms)
+        self._next_offset = -1
+        """In the timer topic, of the entry that is read next; -1 before what waits is counted."""
+        self._changed = trio.Event()
+        self._is_stalled = False
+        self._rolled: set[int] = set()
+        """Of the first slot, queue offsets of records that were put anew."""
+        self.delivered = 0
+        """Timers whose time has come since the start, skipped ones included."""
+        self.skipped = 0
+        """Records that could not be delivered."""
+
+    def arrived(self, queues: Iterable[Queue]) -> None:
+        """Entries have come to these queues."""
+        if any(queue.topic == TIMER_TOPIC for queue in queues):
+            self._changed.set()
+
+    def waiting(self, slot_ms: int) -> int:
+        """How many timers wait for a slot, of those that were read."""
+        return self._timers.waiting(slot_ms)
+
+    @property
+    def behind(self) -> int:
+        """Entries of the timer topic that were not read yet; 0 before what waits is counted."""
+        return (
+            0 if self._next_offset < 0 else self._store.reads.max_offset(TIMER_TOPIC, 0) - self._next_offset
+        )
+
+    @property
+    def pending(self) -> PendingTimers | None:
+        """What waits; None until it is counted."""
+        return None if self._next_offset < 0 else self._timers
+
+    def first_ms(self) -> int | None:
+        """No timer that waits is due before this moment, ms since 1970; None until that is known."""
+        if self._next_offset < 0 or self.behind:
+            return None
+        now_ms = self._now_ms()
+        first_ms = self._timers.first_ms
+        return now_ms if first_ms is None else min(first_ms, now_ms)
+
+    async def run(self) -> None:
+        """Deliver until cancelled."""
+        self._timers = await self._count()
+        self._next_offset = self._timers.next_offset
+        while True:
+            self._changed = trio.Event()
+            try:
+                busy = self._follow() or await self._deliver_due()
+            except StoreError as error:
+                self._stall(str(error))
+                busy = False
+            if self._is_stalled:
+                await trio.sleep(RETRY_S)
+                self._is_stalled = False
+            elif busy:
+                await trio.lowlevel.checkpoint()
+            else:
+                first_ms = self._timers.first_ms
+                sleep_s = CLOCK_CHECK_S
+                if first_ms is not None:
+                    due_ms = first_ms + self.settings.precision_ms
+                    sleep_s = min(max(due_ms - self._now_ms(), 1) / 1000, CLOCK_CHECK_S)
+                with trio.move_on_after(sleep_s):
+                    await self._changed.wait()
+
+    def _follow(self) -> bool:
+        """Read what has come to the timer topic, a slice at most; whether there may be more."""
+        queue = self._store.queues.find(TIMER_TOPIC, 0)
+        if queue is None:
+            return False
+        self._next_offset = max(self._next_offset, queue.min_offset)
+        for entry in queue.entries(self._next_offset, SLICE_TIMERS):
+            if not entry.is_blank:
+                record = self._record(entry.physical_offset)
+                if record is not None and has_slot(record.properties_raw):
+                    self._timers.add(record, parse_properties(record.properties_raw))
+            self._next_offset = entry.queue_offset + entry.messages
+        return self._next_offset < queue.max_offset
+
+    def _record(self, physical_offset: int) -> Record | None:
+        """The record of the timer topic there; None if there is none. Raises StoreError."""
+        view = self._store.reads.record_at(physical_offset)
+        try:
+            record = None if view is None else decode_record(view, check_crc=False)
+        except RecordError:
+            return None
+        return record if isinstance(record, Record) and record.topic == TIMER_TOPIC else None
+
+    async def _deliver_due(self) -> bool:
+        """Deliver the first slot, if it is over, or roll what is to roll then; whether there was one."""
+        timers = self._timers
+        first_ms = timers.first_ms
+        if first_ms is None or self._whole_ms(self._now_ms()) <= first_ms:
+            return False
+        left = [found for found in timers.at(first_ms) if found[1].queue_offset not in self._rolled]
+        for number, (key, timer) in enumerate(left, 1):
+            is_due = self._whole_ms(self._now_ms()) > timer.slot_ms
+            if not self._put(timer, delivered if is_due else rolled):
+                return True
+            if is_due:
+                self.delivered += 1
+                timers.done(key, timer)
+            else:
+                # The new record takes its place when it is read.
+                self._rolled.add(timer.queue_offset)
+            if number % SLICE_TIMERS == 0:
+                await trio.lowlevel.checkpoint()
+        if not left:
+            timers.end_slot(first_ms)
+            self._rolled.clear()
+        return True
+
+    def _whole_ms(self, time_ms: int) -> int:
+        """The beginning of the slot that a time is in."""
+        return time_ms // self.settings.precision_ms * self.settings.precision_ms
+
+    def _put(self, timer: PendingTimer, make: Callable[..., Message]) -> bool:
+        """Whether the message that `make` makes of a timer's record was put, or is skipped."""
+        try:
+            record = self._record(timer.physical_offset)
+            if record is None or record.total_size != timer.size:
+                raise ValueError("there is no record of its size at its offset")
+            message = make(record, now_ms=self._now_ms(), enqueued_ms=self._whole_ms(timer.stored_ms))
+        except ValueError as error:
+            self._skip(timer.physical_offset, str(error))
+            return True
+        result = self._puts.put(message)
+        if result.status is PutStatus.PUT_OK:
+            return True
+        reason = result.append.reason or result.status.name
+        if result.status in _REFUSED_FOR_GOOD:
+            self._skip(timer.physical_offset, reason)
+            return True
+        self._stall(reason)
+        return False
+
+    def _stall(self, reason: str) -> None:
+        self._is_stalled = True
+        log.error("timers cannot be delivered now", reason=reason, retry_s=RETRY_S)
+
+    def _skip(self, physical_offset: int, reason: str) -> None:
+        self.skipped += 1
+        log.error("timer cannot be delivered", offset=physical_offset, reason=reason)
