@@ -122,6 +122,12 @@ NO = EXCEPTION + "No default permission for "
         ("producer-only", with_fields(12, topic="Orders"), NO + "topic:Orders"),
         ("consumer-only", send("Orders"), NO + "topic:Orders"),
         ("consumer-only", send("Orders", RequestCode.SEND_MESSAGE), NO + "topic:Orders"),
+        ("producer-only", request(RequestCode.RECALL_MESSAGE, ext_fields={"topic": "Orders"}), None),
+        (
+            "consumer-only",
+            request(RequestCode.RECALL_MESSAGE, ext_fields={"topic": "Orders"}),
+            NO + "topic:Orders",
+        ),
         ("consumer-only", send("Orders", RequestCode.SEND_BATCH_MESSAGE), NO + "topic:Orders"),
         ("consumer-only", send("%RETRY%workers"), None),
         # The group that a request names does not open the retry topic of another.

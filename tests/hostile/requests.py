@@ -16,6 +16,7 @@ from attrs import frozen
 
 from tests.hostile.values import properties_value, text_value
 from tests.remoting.batches import encode_batch_body
+from trioha.broker.timer_messages import RecallHandle
 from trioha.remoting.codes import RequestCode
 from trioha.store.messages import BatchItem
 
@@ -122,6 +123,7 @@ _SEND: Final = (
     ("n", "brokerName", Type.TEXT, ("broker-a",), False),
 )
 
+_HANDLE: Final = RecallHandle("TopicHostile", "broker-a", 4_000_000_000_000, "KEY").encode()
 _GROUP: Final = Field("consumerGroup", Type.TEXT, ("group", "group-2"))
 _TOPIC_FIELD: Final = Field("topic", Type.TEXT, ("TopicHostile", "TopicHostile-2", "NoSuchTopic"))
 _QUEUE: Final = Field("queueId", Type.I32, ("0", "1", "2", "3"))
@@ -362,6 +364,14 @@ REQUESTS: Final = (
     Request(RequestCode.GET_ALL_CONSUMER_OFFSET),
     Request(RequestCode.GET_ALL_DELAY_OFFSET),
     Request(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE),
+    Request(
+        RequestCode.RECALL_MESSAGE,
+        (
+            Field("producerGroup", Type.TEXT, ("group",)),
+            _TOPIC_FIELD,
+            Field("recallHandle", Type.TEXT, (_HANDLE, "djEg", "")),
+        ),
+    ),
     Request(RequestCode.GET_TIMER_METRICS),
     Request(RequestCode.GET_TIMER_CHECK_POINT),
     Request(RequestCode.GET_BROKER_CONFIG),

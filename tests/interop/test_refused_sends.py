@@ -208,6 +208,10 @@ DIFFERENCES = {
     "send back: a group with an illegal name": Difference(
         ONLY_4, NO_GROUP, "subscription group not exist, a group "
     ),
+    # Timers by which clients would reach topics that they may not write.
+    "rmq_sys_wheel_timer": Difference(
+        BOTH, NO_PERMISSION, "Sending message to topic[rmq_sys_wheel_timer] is forbidden."
+    ),
     # What RocketMQ leaves to producers, which read permissions from the route each 30 s.
     "a topic that is only readable": Difference(
         BOTH, NO_PERMISSION, "the topic[TopicReadable] sending message is forbidden"
@@ -241,7 +245,11 @@ def test_a_refused_send_gets_the_answer_of_a_real_broker_or_one_that_differs_on_
     java: JavaDriver, start_node: StartNode, tmp_path: Path
 ) -> None:
     version = Version.V5_3_3 if is_5(java.version) else Version.V4_9_7
-    settings: dict[str, Any] = {"maxMessageSize": BODY_BYTES_MAX, "rejectTransactionMessage": "true"}
+    settings: dict[str, Any] = {
+        "maxMessageSize": BODY_BYTES_MAX,
+        "rejectTransactionMessage": "true",
+        "timerWheelEnable": "false",
+    }
     real = java.open_broker(tmp_path / "real", role="ASYNC_MASTER", **settings)
     node = start_node("broker", role="ASYNC_MASTER", **settings)
     theirs = trio.run(_answers, real.listen_address, version)

@@ -52,7 +52,7 @@ def needs_of(request: RemotingCommand, topic_at: TopicAt) -> Iterator[Need]:
     Raises BadRequestError for a body or an offset that cannot be read.
     """
     match request.code:
-        case RequestCode.SEND_MESSAGE:
+        case RequestCode.SEND_MESSAGE | RequestCode.RECALL_MESSAGE:
             yield from _send(request, "topic")
         case RequestCode.SEND_MESSAGE_V2 | RequestCode.SEND_BATCH_MESSAGE:
             yield from _send(request, "b")

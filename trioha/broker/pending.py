@@ -1,9 +1,9 @@
-"""What the log of a RocketMQ 5 master holds for delivery, counted where trioha cannot deliver it.
+"""What a log holds for delivery: timers, and what a RocketMQ 5 master has popped.
 
 A promoted slave, or a node on the store of a RocketMQ broker, has all timers and popped messages that are
-pending in its log, and delivers none of them. Counting reads the queue of timers, the revive queues, and the
-queues that timers are delivered to, in log order, from the files alone: in a worker thread beside a node, or
-offline.
+pending in its log. It delivers the timers (`trioha.broker.timer_delivery`), not the pops. Counting reads the
+queue of timers, the revive queues, and the queues that timers are delivered to, in log order, from the files
+alone: in a worker thread beside a node, or offline.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ GROUPS_MAX: Final = 100
 """Groups that a `PendingStatus` names."""
 GROUPS_SHOWN: Final = 5
 REMEDY: Final = (
-    "this version delivers none of it, and all of it stays in the log for fileReservedTime: let a RocketMQ "
-    "broker on the former master's store be the master again, which delivers it; without one, send what "
-    "rmq_sys_wheel_timer holds again, and reset the offsets of the groups to before the pops"
+    "timers wait for timerWheelEnable=true; popped messages are not given again by this version, and stay in "
+    "the log for fileReservedTime: let a RocketMQ broker on the former master's store be the master again, "
+    "or reset the offsets of the groups to before the pops"
 )
-"""What to do about timers and popped messages."""
+"""What to do about timers and popped messages that are not delivered."""
 DOUBT_REMEDY: Final = (
     "a timer counts as pending unless its copy is found in the log: one that was delivered to a topic that "
     "is deleted counts, and a RocketMQ slave that takes over may deliver again what came after it"

@@ -54,6 +54,8 @@ FORBIDDEN_TOPICS: Final = frozenset(
         HALF_TOPIC,
         OP_TOPIC,
         GIVEN_UP_TOPIC,
+        # What is stored there is delivered to any topic.
+        TIMER_TOPIC,
         "SELF_TEST_TOPIC",
         "OFFSET_MOVED_EVENT",
     }

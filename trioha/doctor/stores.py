@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from attrs import evolve
+
 from trioha.broker.pending import count_pending, stored_check_point, stored_revived_offsets
 from trioha.doctor.facts import StoreFacts
 from trioha.errors import StoreError
@@ -24,4 +26,6 @@ def read_store(root: Path, on_step: Callable[[int, int], None]) -> StoreFacts:
         check_point=stored_check_point(root / FOLDER),
         on_step=on_step,
     )
-    return StoreFacts(path=str(root), pending=counted.status, pending_doubt=counted.doubt)
+    # A node delivers timers unless it is told not to.
+    pending = evolve(counted.status, delivers_timers=True)
+    return StoreFacts(path=str(root), pending=pending, pending_doubt=counted.doubt)

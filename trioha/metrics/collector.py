@@ -434,8 +434,8 @@ def _archive(archive: ArchiveStatus | None) -> Iterator[Metric]:
 
 
 def _pending(pending: PendingStatus | None) -> Iterator[Metric]:
-    """Of what a RocketMQ master left, without samples until it is counted."""
-    timers = gauge("pending_timers", "Timers of a RocketMQ master in the log, which are not delivered.")
+    """Of what waits in the log, without samples until it is counted."""
+    timers = gauge("pending_timers", "Timers that wait in the log, neither delivered nor recalled.")
     popped = gauge(
         "pending_popped_messages",
         "Popped messages of a RocketMQ master that nobody acknowledged, and that are not given again.",
