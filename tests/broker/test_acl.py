@@ -122,12 +122,8 @@ NO = EXCEPTION + "No default permission for "
         ("producer-only", with_fields(12, topic="Orders"), NO + "topic:Orders"),
         ("consumer-only", send("Orders"), NO + "topic:Orders"),
         ("consumer-only", send("Orders", RequestCode.SEND_MESSAGE), NO + "topic:Orders"),
-        ("producer-only", request(RequestCode.RECALL_MESSAGE, ext_fields={"topic": "Orders"}), None),
-        (
-            "consumer-only",
-            request(RequestCode.RECALL_MESSAGE, ext_fields={"topic": "Orders"}),
-            NO + "topic:Orders",
-        ),
+        ("producer-only", with_fields(370, topic="Orders"), None),
+        ("consumer-only", with_fields(370, topic="Orders"), NO + "topic:Orders"),
         ("consumer-only", send("Orders", RequestCode.SEND_BATCH_MESSAGE), NO + "topic:Orders"),
         ("consumer-only", send("%RETRY%workers"), None),
         # The group that a request names does not open the retry topic of another.
@@ -287,7 +283,7 @@ def test_refusals_are_logged_once_a_minute_with_their_number():
 
 
 NEEDS = {
-    **dict.fromkeys((10, 310, 320), "PUB topic:T"),
+    **dict.fromkeys((10, 310, 320, 370), "PUB topic:T"),
     **dict.fromkeys((11, 15, 361), "SUB topic:T, SUB group:G"),
     12: "SUB topic:T",
     33: "SUB topic:There",
