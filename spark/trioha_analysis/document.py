@@ -244,19 +244,19 @@ def _invariant_rows(replay: SessionReplay) -> list[Row]:
     return [
         {
             **session_columns(replay),
-            "invariant": verdict.invariant.name,
-            "severity": severity_text(verdict.invariant.severity),
-            "sentence": verdict.invariant.sentence,
-            "checked": verdict.checked if verdict.is_judged else None,
-            "violations": verdict.count,
+            "invariant": result.invariant.name,
+            "severity": severity_text(result.invariant.severity),
+            "sentence": result.invariant.sentence,
+            "checked": result.checked if result.applies else None,
+            "violations": result.count,
         }
-        for verdict in replay.verdicts
+        for result in replay.invariants
     ]
 
 
 def _violation_rows(replay: SessionReplay) -> list[Row]:
     """The first violations of each invariant, in the order of their records."""
-    violations = (violation for verdict in replay.verdicts for violation in verdict.violations)
+    violations = (violation for result in replay.invariants for violation in result.violations)
     return [
         {
             **session_columns(replay),
@@ -322,13 +322,13 @@ def _group_invariant_rows(group: GroupResult) -> list[Row]:
             "session": None,
             "brokerName": group.broker_name,
             "brokerId": None,
-            "invariant": verdict.invariant.name,
-            "severity": severity_text(verdict.invariant.severity),
-            "sentence": verdict.invariant.sentence,
-            "checked": verdict.checked or None,
-            "violations": verdict.count,
+            "invariant": result.invariant.name,
+            "severity": severity_text(result.invariant.severity),
+            "sentence": result.invariant.sentence,
+            "checked": result.checked or None,
+            "violations": result.count,
         }
-        for verdict in group.verdicts
+        for result in group.results
     ]
 
 
@@ -346,8 +346,8 @@ def _group_violation_rows(group: GroupResult) -> list[Row]:
             "conn": None,
             "sentence": one.sentence,
         }
-        for verdict in group.verdicts
-        for one in verdict.violations
+        for result in group.results
+        for one in result.violations
     ]
 
 

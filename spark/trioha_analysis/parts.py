@@ -21,7 +21,7 @@ from trioha_analysis.causes import BEFORE_RECORDS, CauseCounts, count_causes
 from trioha_analysis.wait_history import WaitHistory
 from trioha_sessions.aggregate import ConnectionPart, aggregate_batch
 from trioha_sessions.counters import NodeCounters
-from trioha_sessions.invariants import Judgement, SessionSettings, combine, judge_batch
+from trioha_sessions.invariants import CheckState, SessionSettings, check_batch, combine
 from trioha_sessions.invariants.event_batch import EventBatch
 from trioha_sessions.packed import BLOCK_RECORDS
 from trioha_sessions.records import read_segment, record_dtype
@@ -77,7 +77,7 @@ class NodePart:
 
     counters: NodeCounters
     damage: tuple[Damage, ...]
-    judgement: Judgement
+    invariants: CheckState
     """Of all invariants; those of connections are here too, because some compare connections."""
     causes: CauseCounts
     events: tuple[NDArray[np.void], ...]
@@ -188,7 +188,7 @@ def aggregate_range(work: Range) -> tuple[NodePart, dict[int, ConnectionPart]]:
     records = read_segment(work.session, work.segment, first=work.first, count=work.count)
     batch = EventBatch(records.array, SessionSettings.of(work.session), work.is_first)
     part = aggregate_batch(batch, work.grid)
-    judgement = judge_batch(batch)
+    state = check_batch(batch)
     causes = count_causes(batch, before=partial(_before, work))
     events = records.array[np.flatnonzero(_IS_EVENT[records.array["kind"]])]
     if part.probes:
@@ -196,7 +196,7 @@ def aggregate_range(work: Range) -> tuple[NodePart, dict[int, ConnectionPart]]:
     node = NodePart(
         part.node,
         records.damage,
-        judgement,
+        state,
         causes,
         (events[:EVENTS_MAX],),
         part.probes,
@@ -211,7 +211,7 @@ def join_node(parts: Sequence[NodePart]) -> NodePart:
     return NodePart(
         reduce(NodeCounters.__add__, (part.counters for part in parts)),
         tuple(damage for part in parts for damage in part.damage),
-        combine(part.judgement for part in parts),
+        combine(part.invariants for part in parts),
         reduce(CauseCounts.__add__, (part.causes for part in parts)),
         _first_events([events for part in parts for events in part.events]),
         {conn: reason for part in parts for conn, reason in part.probes.items()},

@@ -27,8 +27,8 @@ from trioha_sessions.clocks import Link
 from trioha_sessions.counters import ConnectionCounters, NodeCounters
 from trioha_sessions.facts import Peer, peers_of, probe_counts, read_facts
 from trioha_sessions.figures import ConnectionResult, NodeResult, connection_result, node_result
-from trioha_sessions.invariants import SessionSettings, Verdict, judge, verdicts
-from trioha_sessions.invariants.group import GroupResult, groups_of, judge_group
+from trioha_sessions.invariants import InvariantResult, SessionSettings, check, results_of
+from trioha_sessions.invariants.group import GroupResult, check_group, groups_of
 from trioha_sessions.reconnects import LOST_NS, Connection, pair
 from trioha_sessions.records import read_segment, record_dtype
 from trioha_sessions.role_lives import RoleLife, role_life
@@ -89,7 +89,7 @@ class SessionReplay:
     """Unreadable parts of the recording."""
     grid: TimeGrid
     """Time steps of the connections' time series."""
-    verdicts: tuple[Verdict, ...]
+    invariants: tuple[InvariantResult, ...]
     """Of every invariant."""
     causes: CauseCounts
     """Causes of the group-commit waits."""
@@ -265,7 +265,7 @@ class ReplayPlan:
                 for index, session in enumerate(self.sessions)
             )
         )
-        return evolve(result, groups=tuple(map(judge_group, groups_of(result.lives))))
+        return evolve(result, groups=tuple(map(check_group, groups_of(result.lives))))
 
     def finished(self, found: Mapping[int, SessionReplay]) -> ReplayResult:
         """The result from those of the sessions that have records, made without their segments; by index."""
@@ -386,7 +386,7 @@ def session_replay(
         reconnects=tuple(_reconnects(own, is_slave=session.is_slave)),
         damage=(*segments.damage, *node_part.damage, *fact_damage),
         grid=grid,
-        verdicts=verdicts(node_part.judgement),
+        invariants=results_of(node_part.invariants),
         causes=node_part.causes.finished(),
         events=events[~np.isin(events["conn"], list(probes))],
         segments=segments.segments,
@@ -414,7 +414,7 @@ def _before(conn: int, seen: LastSeen, session: Session, grid: TimeGrid) -> Conn
 def _empty_node_part(session: Session) -> NodePart:
     """Of a session without records."""
     none = np.zeros(0, record_dtype(session))
-    return NodePart(NodeCounters(), (), judge(none, SessionSettings.of(session)), CauseCounts(), ())
+    return NodePart(NodeCounters(), (), check(none, SessionSettings.of(session)), CauseCounts(), ())
 
 
 def _reconnects(connections: Sequence[ConnectionReplay], *, is_slave: bool) -> Iterator[Reconnect]:

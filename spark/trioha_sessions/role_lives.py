@@ -18,7 +18,7 @@ from trioha.recording.events import OLD_ROLE_SHIFT, GroupRole, Kind, PutStatus, 
 from trioha.recording.reader import Session
 from trioha_sessions.facts import Fact, read_facts
 from trioha_sessions.invariants.event_batch import EventBatch, SessionSettings
-from trioha_sessions.invariants.judge import PART_RECORDS
+from trioha_sessions.invariants.session_check import PART_RECORDS
 from trioha_sessions.records import read_segment
 from trioha_sessions.segments import read_segments
 from trioha_sessions.state_arrays import Array, Ints

@@ -14,7 +14,7 @@ from trioha_analysis.arrow_tables import begin_tables
 from trioha_analysis.link_work import Compared, LinkWork, compare, link_work, links_of
 from trioha_analysis.parts import RANGE_RECORDS
 from trioha_analysis.replay_result import Detail, ReplayPlan, ReplayResult, plan_replay
-from trioha_sessions.invariants.group import GroupResult, groups_of, judge_group
+from trioha_sessions.invariants.group import GroupResult, check_group, groups_of
 from trioha_sessions.role_lives import RoleLife
 from trioha_spark.job_progress import Watch, watched
 from trioha_spark.scan import aggregate_runs, finish, finished_sessions, join_parts
@@ -69,26 +69,26 @@ def _run(
     with this_python(), watched(spark.sparkContext, watch):
         joined = join_parts(*aggregate_runs(spark, plan))
         result = plan.finished(finished_sessions(finish(joined, plan, detail, tables)))
-        result = evolve(result, groups=_judged(spark, result))
+        result = evolve(result, groups=_checked(spark, result))
         if not links:
             return result
         return evolve(result, links=links_of(result.opened, _compared(spark, result)))
 
 
-def _judged(spark: SparkSession, result: ReplayResult) -> tuple[GroupResult, ...]:
-    """The verdicts on groups of brokers under controllers, each in a task with the lives of its sessions."""
+def _checked(spark: SparkSession, result: ReplayResult) -> tuple[GroupResult, ...]:
+    """The results of groups of brokers under controllers, each in a task with the lives of its sessions."""
     tasks = [pickle.dumps(lives) for lives in groups_of(result.lives)]
     if not tasks:
         return ()
-    found = spark.sparkContext.parallelize(tasks, len(tasks)).map(_judge).collect()
+    found = spark.sparkContext.parallelize(tasks, len(tasks)).map(_check).collect()
     # Pickled by a worker of the same job.
     return tuple(pickle.loads(one) for one in found)  # noqa: S301
 
 
-def _judge(pickled: bytes) -> bytes:
+def _check(pickled: bytes) -> bytes:
     # Pickled by the driver of the same job.
     lives: tuple[RoleLife, ...] = pickle.loads(pickled)  # noqa: S301
-    return pickle.dumps(judge_group(lives))
+    return pickle.dumps(check_group(lives))
 
 
 def _compared(spark: SparkSession, result: ReplayResult) -> Iterable[Compared]:

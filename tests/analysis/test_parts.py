@@ -125,7 +125,7 @@ def test_a_late_ack_covers_frames_that_are_not_kept(tmp_path, monkeypatch):
 
 
 @pytest.mark.sized
-def test_what_rules_do_not_keep_is_not_judged_and_no_violation(tmp_path, monkeypatch):
+def test_what_rules_do_not_keep_is_not_checked_and_no_violation(tmp_path, monkeypatch):
     def violations(result):
         return {(row["invariant"], row["seq"]) for row in document(result)["violations"]}
 

@@ -17,7 +17,7 @@ from trioha_analysis.reports.session_report import session_report
 from trioha_analysis.state_at import moment, open_readers, wall_time
 from trioha_sessions.clocks import links
 from trioha_sessions.facts import Fact, probe_counts
-from trioha_sessions.invariants import judge_session
+from trioha_sessions.invariants import check_session
 
 S = 10**9
 HOUR = 3600
@@ -182,7 +182,7 @@ def test_state_and_explanation_ignore_probes(path):
 
 
 def test_invariants_hold_and_clocks_are_compared_despite_probes(path, tmp_path):
-    assert not any(verdict.count for verdict in judge_session(open_session(path)))
+    assert not any(result.count for result in check_session(open_session(path)))
     slave = [
         Event(event.ts_ns + 1_000_000, Kind.RECEIVED, conn=1, offset=event.offset, aux=event.aux, size=100)
         for event in of_slave(1, begin=0, end=20, top=0)

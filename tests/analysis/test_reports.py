@@ -121,7 +121,7 @@ def test_report_says_in_words_when_a_replica_was_away_and_how_puts_ended(tmp_pat
         f"61 of 99 puts (61.6 %) were SLAVE_NOT_AVAILABLE, from {clock(2)} to {clock(8)}.",
         f"Worst lag: 6.01 s, of 10.0.0.2:41001 at {clock(8.01)}; at most 5.96 KiB without an ack.",
         "Put to ack (PUT_OK): p50 5 ms, p99 5 ms, at most 5 ms.",
-        "All 13 invariants that were judged hold.",
+        "All 13 invariants that were checked hold.",
     ]
 
 

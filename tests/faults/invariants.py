@@ -23,7 +23,7 @@ from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record import Record
 from trioha.store.time_steps import leads
 from trioha_sessions.facts import read_facts
-from trioha_sessions.invariants import judge_session
+from trioha_sessions.invariants import check_session
 from trioha_sessions.records import read_records
 from trioha_sessions.segments import read_segments
 
@@ -239,9 +239,9 @@ def check_sessions(
         records = read_records(session).array
         found = [
             f"{violation.invariant}: {violation.sentence}"
-            for verdict in judge_session(session)
-            if verdict.invariant.severity is Severity.CRITICAL or verdict.invariant.name in warnings
-            for violation in verdict.violations
+            for result in check_session(session)
+            if result.invariant.severity is Severity.CRITICAL or result.invariant.name in warnings
+            for violation in result.violations
         ]
         found += check(session, records, is_last=session is sessions[-1])
         closed = records[records["kind"] == Kind.CLOSED]

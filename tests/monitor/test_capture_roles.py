@@ -17,8 +17,8 @@ from trioha.recording.reader import find_sessions, open_session
 from trioha_monitor.capture import MonitorRecording
 from trioha_monitor.replay import open_replay
 from trioha_monitor.view import ClusterView, EventKind, Health
-from trioha_sessions.invariants.group import judge_group, judge_sessions
-from trioha_sessions.invariants.judge import judge_session
+from trioha_sessions.invariants.group import check_group, check_groups
+from trioha_sessions.invariants.session_check import check_session
 from trioha_sessions.records import read_records
 from trioha_sessions.role_lives import describe, read_life
 from trioha_sessions.session_reader import SessionReader
@@ -242,9 +242,9 @@ def test_the_events_of_a_role_are_sentences(tmp_path):
 def test_the_invariants_hold_in_a_recording_of_roles(tmp_path):
     sessions = sessions_of(failover(tmp_path).stop())
     for session in sessions:
-        assert [one.count for one in judge_session(session) if one.count] == []
-    (group,) = judge_sessions(sessions)
-    assert {one.invariant.name: (one.checked, one.count) for one in group.verdicts} == {
+        assert [one.count for one in check_session(session) if one.count] == []
+    (group,) = check_groups(sessions)
+    assert {one.invariant.name: (one.checked, one.count) for one in group.results} == {
         "one-master-per-epoch": (4, 0),
         # A monitor's sessions begin later than the roles, and have no PUT_OK.
         "epochs-go-forward": (0, 0),
@@ -257,10 +257,10 @@ def test_masters_of_unknown_epochs_are_not_compared(tmp_path):
     """A RocketMQ master whose controllers do not answer has one."""
     path = failover(tmp_path).stop()
     masters = [lives_of(path, ONE)[0], lives_of(path, TWO)[1]]
-    verdict = judge_group([evolve(life, epoch=-1) for life in masters]).verdicts[0]
-    assert (verdict.checked, verdict.count) == (0, 0)
-    verdict = judge_group([evolve(life, epoch=3) for life in masters]).verdicts[0]
-    assert (verdict.checked, verdict.count) == (2, 1)
+    result = check_group([evolve(life, epoch=-1) for life in masters]).results[0]
+    assert (result.checked, result.count) == (0, 0)
+    result = check_group([evolve(life, epoch=3) for life in masters]).results[0]
+    assert (result.checked, result.count) == (2, 1)
 
 
 def test_a_monitor_that_starts_late_breaks_no_invariant_of_the_nodes_own_recordings(tmp_path):
@@ -268,10 +268,10 @@ def test_a_monitor_that_starts_late_breaks_no_invariant_of_the_nodes_own_recordi
     lives = lives_of(failover(tmp_path).stop(), ONE)
     own = [evolve(life, is_sampled=False) for life in lives]
     late = evolve(lives[0], began=evolve(lives[0].began, at_ns=own[-1].ended_ns))
-    assert [one.count for one in judge_group([*own, late]).verdicts] == [0, 0, 0, 0]
+    assert [one.count for one in check_group([*own, late]).results] == [0, 0, 0, 0]
     # As a recording of the node itself it would be one.
     late = evolve(late, is_sampled=False)
-    assert [one.count for one in judge_group([*own, late]).verdicts] == [0, 1, 0, 0]
+    assert [one.count for one in check_group([*own, late]).results] == [0, 1, 0, 0]
 
 
 def test_a_proposal_is_recorded_until_it_is_decided_or_withdrawn(tmp_path):

@@ -14,8 +14,8 @@ from trioha_monitor.capture import MonitorRecording
 from trioha_monitor.live import live_views
 from trioha_monitor.replay import open_replay
 from trioha_monitor.view import ClusterView, EventKind, Health, NodeView
-from trioha_sessions.invariants.group import judge_sessions
-from trioha_sessions.invariants.judge import judge_session
+from trioha_sessions.invariants.group import check_groups
+from trioha_sessions.invariants.session_check import check_session
 
 pytestmark = [pytest.mark.process, pytest.mark.full, pytest.mark.timeout(300)]
 
@@ -114,9 +114,9 @@ def assert_replayed(recorded, last):
         was.members,
     )
     sessions = [open_session(path) for path in find_sessions([recorded])]
-    assert [one.invariant.name for session in sessions for one in judge_session(session) if one.count] == []
-    (group,) = judge_sessions(sessions)
-    assert [(one.invariant.name, one.count) for one in group.verdicts if one.checked] == [
+    assert [one.invariant.name for session in sessions for one in check_session(session) if one.count] == []
+    (group,) = check_groups(sessions)
+    assert [(one.invariant.name, one.count) for one in group.results if one.checked] == [
         ("one-master-per-epoch", 0)
     ]
 

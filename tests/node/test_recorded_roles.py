@@ -52,13 +52,13 @@ def test_each_life_records_its_role_and_epoch(result):
 def test_all_invariants_hold_and_those_of_the_group_were_judged(result):
     (group,) = result.groups
     assert group.broker_name == "broker-x"
-    assert [verdict.violations for verdict in group.verdicts] == [()] * 4
-    assert [verdict.invariant.name for verdict in group.verdicts if not verdict.checked] == []
+    assert [result.violations for result in group.results] == [()] * 4
+    assert [result.invariant.name for result in group.results if not result.checked] == []
     broken = [
-        (session.name, verdict.violations)
+        (session.name, result.violations)
         for session in result.sessions
-        for verdict in session.verdicts
-        if verdict.count and verdict.invariant.severity is Severity.CRITICAL
+        for result in session.invariants
+        if result.count and result.invariant.severity is Severity.CRITICAL
     ]
     assert broken == []
 

@@ -46,7 +46,7 @@ from trioha.store.flush import FlushService
 from trioha.store.message_store import MessageStore
 from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record import Record
-from trioha_sessions.invariants import judge_session
+from trioha_sessions.invariants import check_session
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -79,7 +79,7 @@ def assert_sound(folder: Path, roles: list[str]) -> None:
     found = [open_session(path) for path in sorted(folder.iterdir())]
     assert [one.identity.role for one in found] == roles
     for one in found:
-        violations = [violation for verdict in judge_session(one) for violation in verdict.violations]
+        violations = [violation for result in check_session(one) for violation in result.violations]
         assert [each for each in violations if each.severity is Severity.CRITICAL] == []
 
 

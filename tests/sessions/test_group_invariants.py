@@ -27,12 +27,12 @@ from tests.sessions.sessions import Event, write_session
 from trioha.recording.events import GroupRole, Kind, PutStatus, SetEvent
 from trioha.recording.reader import open_session
 from trioha_sessions.facts import read_facts
-from trioha_sessions.invariants import SessionSettings, judge_session
+from trioha_sessions.invariants import SessionSettings, check_session
 from trioha_sessions.invariants.event_batch import EventBatch
 from trioha_sessions.invariants.group import (
+    check_group,
+    check_groups,
     groups_of,
-    judge_group,
-    judge_sessions,
 )
 from trioha_sessions.records import read_records
 from trioha_sessions.role_lives import RoleEvents, describe, read_life, role_life
@@ -42,26 +42,26 @@ def life_of(path):
     return read_life(open_session(path))
 
 
-def judged(folder, lives):
-    (result,) = judge_sessions([open_session(life.write(folder)) for life in lives])
+def checked(folder, lives):
+    (result,) = check_groups([open_session(life.write(folder)) for life in lives])
     return result
 
 
 def broken(result):
     """Session, seq and sentence of each violation, by invariant."""
     return {
-        verdict.invariant.name: [(one.session, one.seq, one.sentence) for one in verdict.violations]
-        for verdict in result.verdicts
-        if verdict.count
+        each.invariant.name: [(one.session, one.seq, one.sentence) for one in each.violations]
+        for each in result.results
+        if each.count
     }
 
 
-def test_a_right_failover_breaks_nothing_and_everything_was_judged(tmp_path):
+def test_a_right_failover_breaks_nothing_and_everything_was_checked(tmp_path):
     lives = failover()
-    result = judged(tmp_path, list(lives.values()))
+    result = checked(tmp_path, list(lives.values()))
     assert broken(result) == {}
     assert (result.cluster_name, result.broker_name) == ("cluster", "broker-a")
-    assert {verdict.invariant.name: verdict.checked for verdict in result.verdicts} == {
+    assert {one.invariant.name: one.checked for one in result.results} == {
         "one-master-per-epoch": 4,
         # Four roles, three sets.
         "epochs-go-forward": 7,
@@ -69,14 +69,14 @@ def test_a_right_failover_breaks_nothing_and_everything_was_judged(tmp_path):
         "cut-was-not-put-ok": 1,
     }
     for life in lives.values():
-        verdicts = judge_session(open_session(tmp_path / life.name))
-        assert [(one.invariant.name, one.violations) for one in verdicts if one.count] == []
+        results = check_session(open_session(tmp_path / life.name))
+        assert [(one.invariant.name, one.violations) for one in results if one.count] == []
 
 
 def test_two_masters_of_one_epoch_are_found(tmp_path):
     lives = failover()
     other = Life("third", MASTER, (role(150, MASTER, SLAVE, epoch=2, broker_id=3, log_end=500), leads(150)))
-    assert broken(judged(tmp_path, [*lives.values(), other])) == {
+    assert broken(checked(tmp_path, [*lives.values(), other])) == {
         "one-master-per-epoch": [
             (
                 "third",
@@ -90,7 +90,7 @@ def test_two_masters_of_one_epoch_are_found(tmp_path):
 def test_a_slave_that_follows_another_master_of_its_epoch_is_found(tmp_path):
     lives = failover()
     wrong = evolve(lives["second slave"], facts=(role_fact(master_id=3, address="10.0.0.3:10911"),))
-    found = broken(judged(tmp_path, [*lives.values(), evolve(wrong, name="wrong")]))
+    found = broken(checked(tmp_path, [*lives.values(), evolve(wrong, name="wrong")]))
     ((session, seq, sentence),) = found.pop("one-master-per-epoch")
     assert (session, seq, found) == ("wrong", 0, {})
     assert sentence.startswith("the master of epoch 2 is broker 3 here, and broker 2 in")
@@ -104,7 +104,7 @@ def test_a_role_of_an_older_epoch_is_found(tmp_path):
         (role(300, SLAVE, SLAVE, epoch=1, broker_id=2, log_end=500), leads(300)),
         (role_fact(master_id=1, address="10.0.0.1:10911"),),
     )
-    assert broken(judged(tmp_path, [*lives.values(), late])) == {
+    assert broken(checked(tmp_path, [*lives.values(), late])) == {
         "epochs-go-forward": [
             ("late", 0, "broker 2 is in epoch 1 after epoch 2 (20260101T000000.100Z-broker-a-0)")
         ]
@@ -117,7 +117,7 @@ def test_a_set_epoch_that_does_not_grow_is_found(tmp_path, set_epoch):
     first = lives["first master"]
     again = sync_set(30, SetEvent.CHANGED, epoch=set_epoch, members=1, confirm=300)
     lives["first master"] = evolve(first, events=(*first.events, again))
-    assert broken(judged(tmp_path, list(lives.values()))) == {
+    assert broken(checked(tmp_path, list(lives.values()))) == {
         "epochs-go-forward": [(first.name, len(first.events), f"set epoch {set_epoch} after 2, in epoch 1")]
     }
 
@@ -133,7 +133,7 @@ def test_a_master_that_goes_on_within_its_epoch_begins_with_the_set_that_it_had(
             sync_set(150, SetEvent.CHANGED, epoch=3, members=1, confirm=500),
         ),
     )
-    assert broken(judged(tmp_path, [*lives.values(), again])) == {}
+    assert broken(checked(tmp_path, [*lives.values(), again])) == {}
 
 
 def test_a_master_without_what_was_put_ok_is_found(tmp_path):
@@ -143,7 +143,7 @@ def test_a_master_without_what_was_put_ok_is_found(tmp_path):
         events=tuple(one for one in lives["first master"].events if one.kind != Kind.CONFIRMED),
     )
     lives["second master"] = lives["second master"].with_event(Kind.ROLE, offset=299)
-    assert broken(judged(tmp_path, list(lives.values()))) == {
+    assert broken(checked(tmp_path, list(lives.values()))) == {
         "confirmed-is-kept": [
             (
                 lives["second master"].name,
@@ -162,7 +162,7 @@ def test_a_master_without_what_was_confirmed_is_found_once(tmp_path):
     lives = failover()
     lives["first master"] = lives["first master"].with_event(Kind.CONFIRMED, offset=301)
     third = Life("third", MASTER, (role(300, MASTER, SLAVE, epoch=3, broker_id=1, log_end=500), leads(300)))
-    found = broken(judged(tmp_path, [*lives.values(), third]))
+    found = broken(checked(tmp_path, [*lives.values(), third]))
     ((session, _, sentence),) = found.pop("confirmed-is-kept")
     assert (session, found) == (lives["second master"].name, {})
     assert "the confirm offset was 301 in epoch 1" in sentence
@@ -171,7 +171,7 @@ def test_a_master_without_what_was_confirmed_is_found_once(tmp_path):
 def test_a_restarted_master_that_lost_what_was_put_ok_is_found(tmp_path):
     lives = failover()
     again = role(150, MASTER, GroupRole.NONE, epoch=2, broker_id=2, log_end=499)
-    found = broken(judged(tmp_path, [*lives.values(), Life("again", MASTER, (again, leads(150)))]))
+    found = broken(checked(tmp_path, [*lives.values(), Life("again", MASTER, (again, leads(150)))]))
     ((session, _, sentence),) = found.pop("confirmed-is-kept")
     assert (session, found) == ("again", {})
     assert "begins with a log to 499; request 1 was PUT_OK at 500" in sentence
@@ -180,7 +180,7 @@ def test_a_restarted_master_that_lost_what_was_put_ok_is_found(tmp_path):
 def test_a_cut_of_what_was_put_ok_is_found(tmp_path):
     lives = failover()
     lives["second slave"] = lives["second slave"].with_event(Kind.LOG_CUT, offset=299)
-    assert broken(judged(tmp_path, list(lives.values()))) == {
+    assert broken(checked(tmp_path, list(lives.values()))) == {
         "cut-was-not-put-ok": [
             (
                 lives["second slave"].name,
@@ -199,12 +199,12 @@ def test_without_all_acks_nothing_is_promised(tmp_path):
     lives = {name: evolve(life, settings=settings) for name, life in failover().items()}
     lives["second master"] = lives["second master"].with_event(Kind.ROLE, offset=0)
     lives["second slave"] = lives["second slave"].with_event(Kind.LOG_CUT, offset=1)
-    result = judged(tmp_path, list(lives.values()))
+    result = checked(tmp_path, list(lives.values()))
     assert broken(result) == {}
-    assert [one.checked for one in result.verdicts if "put-ok" in one.invariant.name] == [0]
+    assert [one.checked for one in result.results if "put-ok" in one.invariant.name] == [0]
 
 
-def test_groups_are_judged_apart(tmp_path):
+def test_groups_are_checked_apart(tmp_path):
     """Epochs of another brokerName are other epochs."""
     lives = [life_of(life.write(tmp_path)) for life in failover().values()]
     known = [life for life in lives if life is not None]
@@ -217,7 +217,7 @@ def test_groups_are_judged_apart(tmp_path):
         )
         for life in known
     ]
-    results = [judge_group(group) for group in groups_of([*others, *known])]
+    results = [check_group(group) for group in groups_of([*others, *known])]
     assert [(one.broker_name, broken(one)) for one in results] == [("broker-a", {}), ("broker-b", {})]
 
 
@@ -294,9 +294,9 @@ def test_later_segments_change_nothing(tmp_path):
 
 def alone(path):
     return {
-        verdict.invariant.name: [one.sentence for one in verdict.violations]
-        for verdict in judge_session(open_session(path))
-        if verdict.count
+        result.invariant.name: [one.sentence for one in result.violations]
+        for result in check_session(open_session(path))
+        if result.count
     }
 
 
@@ -308,7 +308,7 @@ def test_put_ok_beyond_the_confirm_offset_is_found(tmp_path):
 
 
 def test_a_put_may_be_put_ok_without_a_member_that_left_the_set(tmp_path):
-    """It began to wait for two copies, then the set became smaller: the copies are not judged."""
+    """It began to wait for two copies, then the set became smaller: the copies are not checked."""
     master = failover()["first master"]
     events = (
         *master.events,

@@ -12,7 +12,7 @@ from tests.sessions.big_session import write_big_session
 from tests.sessions.sessions import Event, MasterModel, as_array, slave_events, write_session
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, PutStatus
 from trioha.recording.reader import open_session
-from trioha_sessions.invariants import INVARIANTS, SessionSettings, combine, judge, judge_session, verdicts
+from trioha_sessions.invariants import INVARIANTS, SessionSettings, check, check_session, combine, results_of
 from trioha_sessions.records import read_records
 
 MS = 1_000_000
@@ -34,21 +34,21 @@ def records_of(lender, events):
 
 
 def verdicts_of(records, settings, cuts=()):
-    """All verdicts of records that were judged in parts."""
+    """All results of records that were checked in parts."""
     borders = [0, *sorted(cuts), len(records)]
-    parts = [judge(records[a:b], settings, is_first=a == 0) for a, b in pairwise(borders)]
+    parts = [check(records[a:b], settings, is_first=a == 0) for a, b in pairwise(borders)]
     return [
-        (verdict.invariant.name, verdict.is_judged, verdict.checked, verdict.count, verdict.violations)
-        for verdict in verdicts(combine(parts))
+        (result.invariant.name, result.applies, result.checked, result.count, result.violations)
+        for result in results_of(combine(parts))
     ]
 
 
 def broken(records, settings):
     """Seq, connection and sentence of each violation, by invariant."""
     return {
-        verdict.invariant.name: [(one.seq, one.conn, one.sentence) for one in verdict.violations]
-        for verdict in verdicts(judge(records, settings, is_first=True))
-        if verdict.count
+        result.invariant.name: [(one.seq, one.conn, one.sentence) for one in result.violations]
+        for result in results_of(check(records, settings, is_first=True))
+        if result.count
     }
 
 
@@ -207,7 +207,7 @@ def test_planted_fault_of_a_slave_is_found(lender, event, found):
 
 
 def copies(lender, *events, need=2):
-    """Judge a put at 300 that needs `need` acks, while connections 1 and 2 have sent everything to 300."""
+    """Check a put at 300 that needs `need` acks, while connections 1 and 2 have sent everything to 300."""
     head = [
         Event(step, Kind.REQUESTED, conn=conn, offset=300, aux=300) for step, conn in enumerate((1, 2, 3))
     ]
@@ -279,24 +279,24 @@ def test_parts_can_be_joined_in_any_order(lender, seed):
     records = spoiled(lender, chance, 100)
     a, b = sorted(chance.randrange(len(records) + 1) for _ in range(2))
     first, second, third = (
-        judge(records[:a], MASTER, is_first=True),
-        judge(records[a:b], MASTER),
-        judge(records[b:], MASTER),
+        check(records[:a], MASTER, is_first=True),
+        check(records[a:b], MASTER),
+        check(records[b:], MASTER),
     )
     left = combine([combine([first, second]), third])
     right = combine([first, combine([second, third])])
-    assert [(v.checked, v.count, v.violations) for v in verdicts(left)] == [
-        (v.checked, v.count, v.violations) for v in verdicts(right)
+    assert [(v.checked, v.count, v.violations) for v in results_of(left)] == [
+        (v.checked, v.count, v.violations) for v in results_of(right)
     ]
 
 
 def test_keyframes_of_later_segments_do_not_change_verdicts(tmp_path):
-    """A session in many segments is judged as the same one in one, apart from the records' numbers."""
+    """A session in many segments is checked as the same one in one, apart from the records' numbers."""
     events = MasterModel(7).run(3000)
     counts = []
     for name, segment_records in (("one", 2_000_000), ("many", 100)):
         session = open_session(write_session(tmp_path / name, events, segment_records=segment_records))
-        found = verdicts(judge(read_records(session).array, MASTER, is_first=True))
+        found = results_of(check(read_records(session).array, MASTER, is_first=True))
         counts.append(
             [
                 (v.invariant.name, v.checked, v.count)
@@ -312,7 +312,7 @@ def test_session_without_its_first_segments_starts_with_keyframes(tmp_path):
     for segment in sorted((path / "events").iterdir())[:2]:
         segment.unlink()
     records = read_records(open_session(path)).array
-    found = {v.invariant.name for v in verdicts(judge(records, MASTER, is_first=True)) if v.count}
+    found = {v.invariant.name for v in results_of(check(records, MASTER, is_first=True)) if v.count}
     # The model ends waits by lot.
     assert found - {"put-ok-has-copies"} == {"timeout-after-its-time"}
 
@@ -330,26 +330,28 @@ def test_every_invariant_has_a_planted_fault():
     assert {name for name, *_ in PLANTED} | elsewhere == {invariant.name for invariant in INVARIANTS}
 
 
-def test_invariant_whose_settings_are_missing_is_not_judged(lender):
+def test_invariant_whose_settings_are_missing_is_not_checked(lender):
     found = {
-        v.invariant.name: v.is_judged
-        for v in verdicts(judge(records_of(lender, served()), SessionSettings(False, {})))
+        v.invariant.name: v.applies
+        for v in results_of(check(records_of(lender, served()), SessionSettings(False, {})))
     }
     assert not found["timeout-after-its-time"]
     assert not found["report-within-log"]
     assert found["ack-within-sent"]
 
 
-def test_sampled_session_is_judged_as_a_recording_only(lender):
+def test_sampled_session_is_checked_as_a_recording_only(lender):
     """A monitor has no frames and acks between two samples."""
     sampled = SessionSettings(False, SETTINGS, is_sampled=True)
-    judged = {v.invariant.name for v in verdicts(judge(records_of(lender, served()), sampled)) if v.is_judged}
-    assert judged == {"no-record-missing", "nothing-dropped", "clock-goes-forward"}
+    checked = {
+        v.invariant.name for v in results_of(check(records_of(lender, served()), sampled)) if v.applies
+    }
+    assert checked == {"no-record-missing", "nothing-dropped", "clock-goes-forward"}
 
 
 def test_many_violations_are_counted_and_the_first_ones_kept(lender):
     events = [Event(at, Kind.DROPPED, aux=1) for at in range(3000)]
-    (dropped,) = [v for v in verdicts(judge(records_of(lender, events), MASTER)) if v.count]
+    (dropped,) = [v for v in results_of(check(records_of(lender, events), MASTER)) if v.count]
     assert (dropped.count, len(dropped.violations)) == (3000, 1000)
     assert dropped.violations[-1].seq == 999
 
@@ -358,9 +360,9 @@ def test_a_big_session_breaks_nothing_and_has_what_it_should(tmp_path):
     session = open_session(
         write_big_session(tmp_path / "session", events=1_300_000, hours=0.05, segment_records=400_000)
     )
-    found = {verdict.invariant.name: verdict for verdict in judge_session(session)}
-    assert {name: verdict.violations for name, verdict in found.items() if verdict.count} == {}
-    checked = {name: verdict.checked for name, verdict in found.items() if verdict.is_judged}
+    found = {result.invariant.name: result for result in check_session(session)}
+    assert {name: result.violations for name, result in found.items() if result.count} == {}
+    checked = {name: result.checked for name, result in found.items() if result.applies}
     # Of 118,181 puts one failed; its slave has connected anew.
     assert (checked["one-end-per-wait"], checked["put-ok-has-copies"]) == (118_181, 118_180)
     assert checked["ack-within-sent"] == 4 * 118_181 + 4 + 2

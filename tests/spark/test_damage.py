@@ -28,7 +28,7 @@ from trioha_analysis.explain import explain
 from trioha_analysis.packing import pack_segment, packed_segments, sealed_segments, unpack_segment
 from trioha_analysis.state_at import moment, open_readers
 from trioha_analysis.whatif.model import model_of
-from trioha_sessions.invariants import judge_session
+from trioha_sessions.invariants import check_session
 from trioha_sessions.session_reader import SessionReader
 from trioha_spark.sources.session import SessionDataSourceReader, SessionDataSourceStreamReader
 
@@ -51,7 +51,7 @@ def read_all(path, *, range_records=RANGE_RECORDS):
     found = replay_here(path, range_records=range_records)
     document(found)
     arrow_tables(found)
-    judge_session(open_session(path))
+    check_session(open_session(path))
     readers = open_readers([path])
     reader = readers[0]
     times = [reader.session.wall_of(ts_ns) for ts_ns in (reader.first_ts_ns, reader.last_ts_ns)]

@@ -17,7 +17,7 @@ from trioha_sessions.aggregate import aggregate, combine
 from trioha_sessions.clocks import links
 from trioha_sessions.facts import read_facts
 from trioha_sessions.figures import connection_result, node_result
-from trioha_sessions.invariants import judge_session
+from trioha_sessions.invariants import check_session
 from trioha_sessions.records import read_records
 from trioha_sessions.time_series import TimeGrid
 from trioha_spark.replay import replay
@@ -228,4 +228,4 @@ def test_a_clean_stop_does_not_change_the_result(pair):
         assert (last.ack_offset or last.reported_offset) == status.max_offset
         assert last.close_reason in ({"SHUTDOWN"} if session.is_slave else {"EOF", "IO_ERROR"})
     for path in find_sessions([pair.stopped]):
-        assert [one for verdict in judge_session(open_session(path)) for one in verdict.violations] == []
+        assert [one for result in check_session(open_session(path)) for one in result.violations] == []

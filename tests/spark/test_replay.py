@@ -13,7 +13,7 @@ from trioha_analysis.document import document, link_row
 from trioha_analysis.parts import NodePart
 from trioha_analysis.replay_result import Detail
 from trioha_sessions.counters import NodeCounters
-from trioha_sessions.invariants import SessionSettings, judge
+from trioha_sessions.invariants import SessionSettings, check
 from trioha_sessions.time_series import TimeGrid
 from trioha_spark import replay as replay_module
 from trioha_spark import scan
@@ -56,7 +56,7 @@ def test_parts_of_a_session_join_in_a_tree(tmp_path, spark, monkeypatch):
 
 def test_a_part_that_is_too_long_is_an_error():
     counters = NodeCounters(kinds={number * 7919: number for number in range(100)})
-    node = NodePart(counters, (), judge(np.zeros(0, DTYPE), SessionSettings(False, {})), CauseCounts(), ())
+    node = NodePart(counters, (), check(np.zeros(0, DTYPE), SessionSettings(False, {})), CauseCounts(), ())
     packed = scan.pack_part(node, GRID)
     assert scan.unpack_part(packed)[0].counters.kinds == counters.kinds
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Sessions of a group of brokers on Spark: its invariants are judged by executors."""
+"""Sessions of a group of brokers on Spark: its invariants are checked by executors."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def planted():
 
 def found(result):
     (group,) = result.groups
-    return {verdict.invariant.name: verdict.count for verdict in group.verdicts}
+    return {result.invariant.name: result.count for result in group.results}
 
 
 @pytest.mark.nightly
@@ -44,7 +44,7 @@ def test_a_real_failover_replays_as_in_one_process_and_breaks_nothing(spark, tmp
     result = replay([sessions], spark=spark, detail=Detail.FIGURES, range_records=300)
     assert document(result) == document(replay_here(sessions))
     assert set(found(result).values()) == {0}
-    assert all(verdict.checked for verdict in result.groups[0].verdicts)
+    assert all(result.checked for result in result.groups[0].results)
 
 
 def test_planted_violations_are_found_by_executors(spark, tmp_path, monkeypatch):
@@ -52,9 +52,9 @@ def test_planted_violations_are_found_by_executors(spark, tmp_path, monkeypatch)
     expected = document(replay_here(folder))
 
     def forbidden(_):
-        raise AssertionError("the driver judges")
+        raise AssertionError("the driver checks")
 
-    monkeypatch.setattr(replay_module, "judge_group", forbidden)
+    monkeypatch.setattr(replay_module, "check_group", forbidden)
     result = replay([folder], spark=spark, range_records=3)
     assert found(result) == {
         "one-master-per-epoch": 1,

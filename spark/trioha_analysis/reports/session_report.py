@@ -26,8 +26,8 @@ from trioha_analysis.reports.session_summary import (
     slave_points,
 )
 from trioha_sessions.clocks import Link
-from trioha_sessions.invariants import Verdict
-from trioha_sessions.invariants.group import GroupVerdict, groups_of
+from trioha_sessions.invariants import InvariantResult
+from trioha_sessions.invariants.group import GroupInvariantResult, groups_of
 
 LAG_NOTE: Final = (
     "Lag is the end of the master's log minus the slave's ack offset, weighted by time: the lag after an "
@@ -205,16 +205,16 @@ def _role_rows(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _invariants(result: ReplayResult, violations: pd.DataFrame) -> Iterator[Point]:
     """Whether all hold; of those that do not the first violation."""
-    judged: list[Verdict | GroupVerdict] = [
-        verdict for replay in result.sessions for verdict in replay.verdicts if verdict.is_judged
+    checked: list[InvariantResult | GroupInvariantResult] = [
+        one for replay in result.sessions for one in replay.invariants if one.applies
     ]
-    judged += [verdict for group in result.groups for verdict in group.verdicts if verdict.checked]
-    count = sum(verdict.count for verdict in judged)
+    checked += [one for group in result.groups for one in group.results if one.checked]
+    count = sum(one.count for one in checked)
     if not count:
-        yield Point(Severity.GOOD, f"All {len(judged)} invariants that were judged hold.")
+        yield Point(Severity.GOOD, f"All {len(checked)} invariants that were checked hold.")
         return
-    broken = sum(bool(verdict.count) for verdict in judged)
-    text = f"{broken} of {len(judged)} invariants do not hold: {count:,} violations."
+    broken = sum(bool(one.count) for one in checked)
+    text = f"{broken} of {len(checked)} invariants do not hold: {count:,} violations."
     yield Point(Severity.CRITICAL, text)
     for row in violations.drop_duplicates("invariant").to_dict("records"):
         yield Point(Severity.CRITICAL, f"{row['invariant']}, at {row['time']}: {row['sentence']}.")

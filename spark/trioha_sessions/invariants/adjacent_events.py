@@ -25,14 +25,14 @@ class BatchEdges:
 
 @frozen
 class AdjacentEventRule:
-    """Judges a column (`ts_ns` or `seq`) of each record by that of the record before."""
+    """Checks a column (`ts_ns` or `seq`) of each record by that of the record before."""
 
     column: str
     fault: Callable[[NDArray[np.int64]], NDArray[np.bool_]]
     """Which differences to the record before break the rule."""
 
-    def judge(self, batch: EventBatch) -> BatchEdges:
-        """Judge the records of a part."""
+    def check(self, batch: EventBatch) -> BatchEdges:
+        """Check the records of a part."""
         raw = batch.raw
         broken = np.flatnonzero(self.fault(np.diff(raw[self.column])))
         return BatchEdges(raw[:1], raw[-1:], Findings.of(raw[broken + 1], raw[broken]), max(0, len(raw) - 1))
@@ -55,6 +55,6 @@ class AdjacentEventRule:
         )
 
     def finish(self, edges: BatchEdges, *, is_whole: bool) -> tuple[Findings, int]:
-        """Violations, and how many records were judged."""
+        """Violations, and how many records were checked."""
         del is_whole
         return edges.findings, edges.checked

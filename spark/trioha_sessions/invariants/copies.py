@@ -142,7 +142,7 @@ class Copies:
     def _bounded(self) -> Copies:
         """At most `CELLS_MAX` acks in each table: the earliest waits and the latest moments are kept.
 
-        Without all moments, waits that last over the whole part are not judged, as over a hole.
+        Without all moments, waits that last over the whole part are not checked, as over a hole.
         """
         rows = max(1, CELLS_MAX // max(1, len(self.pending.acks_at.conns)))
         bounded = self
@@ -171,8 +171,8 @@ class Copies:
 class CopiesRule:
     """PUT_OK is answered only with the copies that the put needed."""
 
-    def judge(self, batch: EventBatch) -> Copies:
-        """Judge the records of a part."""
+    def check(self, batch: EventBatch) -> Copies:
+        """Check the records of a part."""
         records, columns = batch.records, batch.columns
         waits = batch.wait_pairs
         acks = _Acks(batch)
@@ -191,7 +191,7 @@ class CopiesRule:
         closes = acks.closes
         close_acks = acks.acks_at(closes)
         seqs = records["seq"][closes]
-        # A wait that ends after a hole is not judged by a begin before it.
+        # A wait that ends after a hole is not checked by a begin before it.
         holes_before_begin = np.searchsorted(batch.holes, waits.open_, side="right")
         open_ = records[waits.open_[holes_before_begin == len(batch.holes)]]
         return Copies(
@@ -229,7 +229,7 @@ class CopiesRule:
             begins = pending.begins.copy()
             begins[fits] = earlier.open_[place[fits]]
             ended = place[fits]
-            # Waits whose begin lies before a known hole are not judged.
+            # Waits whose begin lies before a known hole are not checked.
             lost = ~begun & ~fits & earlier.has_hole
             pending = evolve(pending, begins=begins).pick(~lost)
             checked -= int(np.count_nonzero(lost))
@@ -253,7 +253,7 @@ class CopiesRule:
         ).pruned()
 
     def finish(self, copies: Copies, *, is_whole: bool) -> tuple[Findings, int]:
-        """Violations, and how many waits were judged."""
+        """Violations, and how many waits were checked."""
         del is_whole
         unsafe = copies.pending.pick(copies.pending.is_begun)
         return Findings.of(unsafe.ends, unsafe.begins), copies.checked

@@ -194,7 +194,7 @@ class EventBatch:
 
     @property
     def repeated(self) -> Bools | None:
-        """Which of `records` were KEYFRAMEs, and so are not judged; None if none was."""
+        """Which of `records` were KEYFRAMEs, and so are not checked; None if none was."""
         return self._kept[1]
 
     @cached_property

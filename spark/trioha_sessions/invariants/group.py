@@ -1,8 +1,8 @@
 """Invariants of a group of brokers under controllers: what all of its sessions together must show.
 
-A session is judged alone by `trioha_sessions.invariants.rules`; these rules join the sessions of one
+A session is checked alone by `trioha_sessions.invariants.rules`; these rules join the sessions of one
 brokerName by the epochs of their roles (`trioha_sessions.role_lives`). Epochs order what happened on
-different machines; wall clocks only order the lives of one broker. A life without its ROLE is not judged.
+different machines; wall clocks only order the lives of one broker. A life without its ROLE is not checked.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class GroupInvariant:
     name: str
     sentence: str
     severity: Severity
-    judge: Callable[[Sequence[RoleLife]], tuple[int, list[Finding]]]
-    """Number of judged records, and the violations; of lives in the order of their starts."""
+    check: Callable[[Sequence[RoleLife]], tuple[int, list[Finding]]]
+    """Number of checked records, and the violations; of lives in the order of their starts."""
     of_samples: bool = False
-    """Whether lives that a monitor recorded are judged, too: they begin some time after the role did."""
+    """Whether lives that a monitor recorded are checked, too: they begin some time after the role did."""
 
     def __reduce__(self) -> tuple[Callable[[str], GroupInvariant], tuple[str]]:
-        """Pickled by its name: verdicts travel between processes."""
+        """Pickled by its name: results travel between processes."""
         return group_invariant_named, (self.name,)
 
 
@@ -63,12 +63,12 @@ class GroupViolation:
 
 
 @frozen
-class GroupVerdict:
+class GroupInvariantResult:
     """One invariant in one group."""
 
     invariant: GroupInvariant
     checked: int
-    """Number of records that were judged; 0: nothing in these sessions shows whether it holds."""
+    """Number of records that were checked; 0: nothing in these sessions shows whether it holds."""
     count: int
     """Number of violations."""
     violations: tuple[GroupViolation, ...]
@@ -81,7 +81,7 @@ class GroupResult:
 
     cluster_name: str
     broker_name: str
-    verdicts: tuple[GroupVerdict, ...]
+    results: tuple[GroupInvariantResult, ...]
 
 
 def groups_of(lives: Iterable[RoleLife]) -> list[tuple[RoleLife, ...]]:
@@ -92,22 +92,22 @@ def groups_of(lives: Iterable[RoleLife]) -> list[tuple[RoleLife, ...]]:
     return [tuple(sorted(groups[group], key=_start)) for group in sorted(groups)]
 
 
-def judge_sessions(sessions: Iterable[Session]) -> list[GroupResult]:
-    """The verdicts on all groups of these sessions, in this process.
+def check_groups(sessions: Iterable[Session]) -> list[GroupResult]:
+    """The results of all groups of these sessions, in this process.
 
     Raises StoreError if a segment was removed.
     """
     lives = (read_life(session) for session in sessions)
-    return list(map(judge_group, groups_of(life for life in lives if life is not None)))
+    return list(map(check_group, groups_of(life for life in lives if life is not None)))
 
 
-def judge_group(lives: Sequence[RoleLife]) -> GroupResult:
-    """The verdicts on a group, which has at least one life; `lives` in the order of their starts."""
-    return GroupResult(*lives[0].group, tuple(_verdict(invariant, lives) for invariant in GROUP_INVARIANTS))
+def check_group(lives: Sequence[RoleLife]) -> GroupResult:
+    """The results of a group, which has at least one life; `lives` in the order of their starts."""
+    return GroupResult(*lives[0].group, tuple(_result(invariant, lives) for invariant in GROUP_INVARIANTS))
 
 
-def _verdict(invariant: GroupInvariant, lives: Sequence[RoleLife]) -> GroupVerdict:
-    checked, findings = invariant.judge(
+def _result(invariant: GroupInvariant, lives: Sequence[RoleLife]) -> GroupInvariantResult:
+    checked, findings = invariant.check(
         [life for life in lives if invariant.of_samples or not life.is_sampled]
     )
     violations = tuple(
@@ -122,7 +122,7 @@ def _verdict(invariant: GroupInvariant, lives: Sequence[RoleLife]) -> GroupVerdi
         )
         for one in findings[:GROUP_FOUND_MAX]
     )
-    return GroupVerdict(invariant, checked, len(findings), violations)
+    return GroupInvariantResult(invariant, checked, len(findings), violations)
 
 
 def _start(life: RoleLife) -> int:

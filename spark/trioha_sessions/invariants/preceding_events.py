@@ -1,14 +1,14 @@
 """Rules that compare a record with an earlier one of the same connection, wait or node.
 
 Theory of operation. Of each key (a connection, the request id of a wait, the node) some records are
-references (`sets`), and some are judged by the last reference before them (`checks`). A record that is both
-is judged first. A part that begins within a session keeps its judged records before the first reference of
-their key (`head`), and the last reference of each key (`last`). The join of two parts judges the later one's
+references (`sets`), and some are checked by the last reference before them (`checks`). A record that is both
+is checked first. A part that begins within a session keeps its checked records before the first reference of
+their key (`head`), and the last reference of each key (`last`). The join of two parts checks the later one's
 head by the earlier one's last references. There are about as many of these as frames in flight, or open
 connections.
 
 Where events were dropped or are missing, earlier references are not used any more, and the records that need
-them are not judged, unless the rule outlives holes (`outlives_holes`): an ack that goes back does so
+them are not checked, unless the rule outlives holes (`outlives_holes`): an ack that goes back does so
 independently of the events in between. So a hole never makes a violation, and never hides one that both sides
 of it show.
 """
@@ -26,14 +26,14 @@ from trioha_sessions.invariants.findings import Findings
 from trioha_sessions.state_arrays import Array, Bools, Ints
 
 _FEW: Final = 1000
-"""Up to so many judged records, references are searched for each instead of counted for all rows."""
+"""Up to so many checked records, references are searched for each instead of counted for all rows."""
 
 KEPT_MAX: Final = 50_000
 """Records that a part keeps for its join, of each of `head` (the first) and `last` (the latest): far more
 than frames in flight, waits or open connections. Where there are more, the part has a hole."""
 
 Fault = Callable[[Columns, Columns, SessionSettings], Bools]
-"""Which of the judged records (first) break the rule, given the reference of each (second)."""
+"""Which of the checked records (first) break the rule, given the reference of each (second)."""
 
 
 def _codes(codes: Iterable[int]) -> tuple[int, ...]:
@@ -45,18 +45,18 @@ class PrecedingEvents:
     """State of a rule after some records."""
 
     head: Array
-    """Judged records without a reference before them, in their order."""
+    """Checked records without a reference before them, in their order."""
     last: Array
     """The last reference of each key, sorted by key."""
     has_hole: bool
     findings: Findings
     checked: int
-    """Number of records that were judged."""
+    """Number of records that were checked."""
 
     def bounded(self) -> PrecedingEvents:
         """These with at most `KEPT_MAX` records in each of `head` and `last`.
 
-        What is left out is not judged, as around a hole of the recording.
+        What is left out is not checked, as around a hole of the recording.
         """
         if len(self.head) <= KEPT_MAX and len(self.last) <= KEPT_MAX:
             return self
@@ -68,23 +68,23 @@ class PrecedingEvents:
 
 @frozen
 class PrecedingEventRule:
-    """Judges records of the kinds `checks` by the last record of the kinds `sets` with the same `key`."""
+    """Checks records of the kinds `checks` by the last record of the kinds `sets` with the same `key`."""
 
     fault: Fault
     checks: tuple[int, ...] = field(converter=_codes)
     """Kinds (codes of an `EventBatch`)."""
     sets: tuple[int, ...] = field(converter=_codes, default=())
-    """Kinds; without any, each record is judged by itself."""
+    """Kinds; without any, each record is checked by itself."""
     key: str | None = None
     """`conn`, `aux` (of waits), or None for the node as a whole."""
     outlives_holes: bool = False
     needs_origin: bool = False
     """Whether a missing reference is a violation, if the session is complete from its start."""
     opens: int | None = None
-    """If given, only references of this kind count, and each for at most one judged record (waits)."""
+    """If given, only references of this kind count, and each for at most one checked record (waits)."""
 
-    def judge(self, batch: EventBatch) -> PrecedingEvents:
-        """Judge the records of a part."""
+    def check(self, batch: EventBatch) -> PrecedingEvents:
+        """Check the records of a part."""
         records, grouped = batch.records, batch.grouped(self.key)
         checks = grouped.stream(self.checks)
         if batch.repeated is not None:
@@ -170,14 +170,14 @@ class PrecedingEventRule:
         ).bounded()
 
     def finish(self, events: PrecedingEvents, *, is_whole: bool) -> tuple[Findings, int]:
-        """Violations and the number of judged records; `is_whole`: the session is complete from its start."""
+        """Violations, and how many records were checked; `is_whole`: from the session's start on."""
         if not (self.needs_origin and is_whole):
             return events.findings, events.checked
         return events.findings + Findings.of(events.head, events.head), events.checked + len(events.head)
 
 
 def _references(checks: EventStream, sets: EventStream) -> tuple[Ints, Bools]:
-    """For each judged row the place in `sets` of the last row before it, and whether it is of its group."""
+    """For each checked row the place in `sets` of the last row before it, and whether it is of its group."""
     if len(checks) == len(sets) and (checks.rows == sets.rows).all():
         reference = np.arange(-1, len(checks) - 1)
     else:

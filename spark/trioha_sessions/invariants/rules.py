@@ -38,16 +38,16 @@ def severity_text(severity: Severity) -> str:
 
 
 class Rule(Protocol):
-    """Judges parts of a session, and joins its states of parts that follow each other."""
+    """Checks parts of a session, and joins its states of parts that follow each other."""
 
-    def judge(self, batch: EventBatch) -> Any:
-        """Judge the records of a part; returns the rule's state."""
+    def check(self, batch: EventBatch) -> Any:
+        """Check the records of a part; returns the rule's state."""
 
     def join(self, earlier: Any, later: Any, settings: SessionSettings, *, gap: bool) -> Any:
         """Join the states of two parts; associative. `gap`: records between them are missing."""
 
     def finish(self, carry: Any, *, is_whole: bool) -> tuple[Findings, int]:
-        """Violations and the number of judged records; `is_whole`: the session is complete from its start."""
+        """Violations, and how many records were checked; `is_whole`: from the session's start on."""
 
 
 @frozen
@@ -64,7 +64,7 @@ class Invariant:
     needs: tuple[str, ...] = ()
     """Settings (ms) that it needs."""
     of_samples: bool = False
-    """Whether it can be judged in a monitor's samples."""
+    """Whether it can be checked in a monitor's samples."""
     by_set: bool | None = None
     """True if it is of masters whose puts wait for the sync-state set only, False if it is not of those."""
 
@@ -73,7 +73,7 @@ class Invariant:
         return invariant_named, (self.name,)
 
     def applies_to(self, settings: SessionSettings) -> bool:
-        """Whether it can be judged in a session with these settings."""
+        """Whether it can be checked in a session with these settings."""
         if settings.is_sampled and not self.of_samples:
             return False
         if self.by_set is not None and self.by_set is not settings.waits_for_set:
@@ -92,7 +92,7 @@ _OF_CONNECTION: Final = (
 
 def _ms(settings: SessionSettings, key: str) -> int:
     value = settings.milliseconds(key)
-    assert value is not None, "an invariant is judged only if its settings are known"
+    assert value is not None, "an invariant is checked only if its settings are known"
     return value
 
 

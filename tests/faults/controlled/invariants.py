@@ -15,7 +15,7 @@ from trioha.errors import StoreError
 from trioha.recording.events import CloseReason
 from trioha.recording.reader import find_sessions, open_session
 from trioha.store.epochs import EpochTable
-from trioha_sessions.invariants.group import judge_sessions
+from trioha_sessions.invariants.group import check_groups
 
 EPOCH_FILE = "epochFileCheckpoint"
 _BECAME_MASTER = re.compile(r"role from the controllers .*\bepoch=(\d+) .*\brole=master\b")
@@ -104,11 +104,11 @@ def check_epoch_files(stores: Sequence[Path], *, end_offset: int) -> list[str]:
 def check_group_roles(folders: Iterable[Path]) -> list[str]:
     """The sessions of all nodes together: one master for each epoch, and nothing promised was lost."""
     try:
-        (group,) = judge_sessions([open_session(path) for path in find_sessions(folders)])
+        (group,) = check_groups([open_session(path) for path in find_sessions(folders)])
     except StoreError as error:
         return [str(error)]
     return [
         f"{one.session}: {one.invariant}: {one.sentence}"
-        for verdict in group.verdicts
-        for one in verdict.violations[:NAMED_MAX]
+        for result in group.results
+        for one in result.violations[:NAMED_MAX]
     ]

@@ -18,7 +18,7 @@ from trioha.ha.autoswitch.set_keeper import SetKeeper
 from trioha.ha.set_commit import SetReplicas
 from trioha.ha.sync_state_set import SyncStateSet
 from trioha.recording.events import NO_CONNECTION, CloseReason, HaState, Kind
-from trioha_sessions.invariants import SessionSettings, judge, verdicts
+from trioha_sessions.invariants import SessionSettings, check, results_of
 
 
 @pytest.fixture
@@ -181,6 +181,6 @@ async def test_a_slaves_recording_breaks_no_invariant_where_its_log_was_cut(stor
     assert {event.flags for event in events.recorded if event.kind == Kind.STATE} >= {HaState.HANDSHAKE}
     assert any(event.kind == Kind.REPORTED and event.offset < cut_at < event.aux for event in events.recorded)
     settings = SessionSettings(True, {"haHousekeepingInterval": 20_000})
-    found = verdicts(judge(records, settings, is_first=True))
-    assert {verdict.invariant.name: verdict.violations for verdict in found if verdict.count} == {}
-    assert sum(verdict.checked for verdict in found) > 0
+    found = results_of(check(records, settings, is_first=True))
+    assert {one.invariant.name: one.violations for one in found if one.count} == {}
+    assert sum(one.checked for one in found) > 0
