@@ -125,3 +125,32 @@ def test_what_a_real_master_had_delivered_to_a_topic_that_is_deleted_is_not_pend
     (master.root / "config/timercheck").unlink()
     counted = count_pending(master.root, revived={})
     assert (counted.status.timers, counted.timers_from_ms) == (1, counted.status.timers_first_ms)
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
+def test_a_real_broker_on_the_store_of_trioha_delivers_what_is_pending_and_nothing_again(
+    newest: JavaDriver, start_node: StartNode, tmp_path: Path, *, is_killed: bool
+) -> None:
+    node = start_node("store", role="ASYNC_MASTER", **NAMES)
+    make_topic(node.listen_address, TOPIC)
+    send(node.listen_address, "delivered", due_ms=now_ms() + 1000)
+    wait_until(lambda: max_offset(node.listen_address, TOPIC) == 1, "trioha delivers a timer")
+    for number in range(3):
+        send(node.listen_address, f"pending-{number}", due_ms=now_ms() + 20_000 + 500 * number)
+    send(node.listen_address, "plain")
+    check = tmp_path / "store/config/timercheck"
+
+    def is_noted() -> bool:
+        found = read_timer_check(check.parent)
+        return found is not None and found.master_queue_offset == 4
+
+    wait_until(is_noted, "what is pending is noted for a real broker")
+    if is_killed:
+        node.kill()
+    else:
+        node.stop()
+
+    master = newest.open_broker(tmp_path / "store", role="ASYNC_MASTER", timerWheelEnable=True, **NAMES)
+    wait_until(lambda: sum(keys(master).values()) >= 5, "the real broker delivers what is pending")
+    # What came again would have come at its start.
+    assert keys(master) == Counter(["delivered", "plain", *(f"pending-{number}" for number in range(3))])

@@ -99,7 +99,6 @@ class TimerDelivery:
             0 if self._next_offset < 0 else self._store.reads.max_offset(TIMER_TOPIC, 0) - self._next_offset
         )
 
-    @property
     def pending(self) -> PendingTimers | None:
         """What waits; None until it is counted."""
         return None if self._next_offset < 0 else self._timers

@@ -27,6 +27,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from hashlib import blake2b
 from heapq import heappop, heappush
 from struct import Struct
@@ -47,7 +48,7 @@ REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_QUEUE_ID: Final = "REAL_QID"
 UNIQUE_KEY: Final = "UNIQ_KEY"
 _SLOT_MARK: Final = SLOT.encode() + b"\x01"
-_ENTRY: Final = Struct(">qqqiq?")
+_ENTRY: Final = Struct(">qqqiqi?")
 RECALLS_KEPT: Final = 10_000
 """With more recalls those are forgotten whose slots are over."""
 _HOUR_MS: Final = 3_600_000
@@ -71,13 +72,21 @@ class PendingTimer:
     """Bytes of its record."""
     stored_ms: int
     """When its record was stored, ms since 1970."""
+    topic_hash: int = 0
+    """Java's hash of the name of its real topic."""
     is_pop: bool = False
     """Whether it is a check point or an acknowledgement of popped messages."""
 
     def packed(self) -> bytes:
         """As `PendingTimers` keeps it."""
         return _ENTRY.pack(
-            self.slot_ms, self.queue_offset, self.physical_offset, self.size, self.stored_ms, self.is_pop
+            self.slot_ms,
+            self.queue_offset,
+            self.physical_offset,
+            self.size,
+            self.stored_ms,
+            self.topic_hash,
+            self.is_pop,
         )
 
     def rolls_at(self, window_ms: float) -> int | None:
@@ -124,6 +133,10 @@ class PendingTimers:
         """Timers of messages by slot: all but those of pops."""
         self.next_offset = 0
         """In the timer topic, after the last record that was added."""
+        self.newest: PendingTimer | None = None
+        """The last record of the timer topic that was added, also if it does not wait."""
+        self.changes = 0
+        """How often something was added or taken away."""
 
     def add(self, record: Record, properties: Mapping[str, str], *, is_pop: bool = False) -> None:
         """The next record, and its properties. `is_pop`: it is one of popped messages."""
@@ -133,9 +146,20 @@ class PendingTimers:
             # Not a timer, or the property of a client that no broker reads.
             return
         is_waiting = record.topic == TIMER_TOPIC
+        topic = properties.get(REAL_TOPIC, "") if is_waiting else record.topic
+        timer = PendingTimer(
+            slot_ms,
+            record.queue_offset,
+            record.physical_offset,
+            record.total_size,
+            record.store_timestamp_ms,
+            java_hash(topic),
+            is_pop,
+        )
         if is_waiting:
             self.next_offset = max(self.next_offset, record.queue_offset + 1)
-        topic = properties.get(REAL_TOPIC, "") if is_waiting else record.topic
+            self.newest = timer
+            self.changes += 1
         key = _key(topic, _identity(record, properties), slot_ms)
         if not is_waiting:
             if DELIVERED in properties:
@@ -151,14 +175,6 @@ class PendingTimers:
         elif key not in self._recalled:
             if ROLL_TIMES in properties:
                 self._drop_oldest(key)
-            timer = PendingTimer(
-                slot_ms,
-                record.queue_offset,
-                record.physical_offset,
-                record.total_size,
-                record.store_timestamp_ms,
-                is_pop,
-            )
             self._entries[key] = self._entries.get(key, b"") + timer.packed()
             if not is_pop:
                 self._counts[slot_ms] += 1
@@ -178,6 +194,7 @@ class PendingTimers:
         """Take one away from the entries of a key, which were popped."""
         if left := entries.replace(timer.packed(), b"", 1):
             self._entries[key] = left
+        self.changes += 1
         if not timer.is_pop:
             self._counts[timer.slot_ms] -= 1
             if not self._counts[timer.slot_ms]:
@@ -190,6 +207,15 @@ class PendingTimers:
                 if self._is_done(timer := PendingTimer(*fields)):
                     self._drop(key, self._entries.pop(key), timer)
         self._check_points = ()
+
+    def packed(self) -> list[bytes]:
+        """What is pending now, for `unpacked`, which other threads may call."""
+        return list(self._entries.values())
+
+    @staticmethod
+    def unpacked(packed: Iterable[bytes]) -> list[PendingTimer]:
+        """The timers of `packed`."""
+        return [PendingTimer(*fields) for each in packed for fields in _ENTRY.iter_unpack(each)]
 
     def __iter__(self) -> Iterator[PendingTimer]:
         for key in self._entries:
@@ -264,6 +290,16 @@ def real_queue(properties: Mapping[str, str]) -> tuple[str, int] | None:
     except ValueError:
         return None
     return None if topic is None else (topic, queue_id)
+
+
+@lru_cache(maxsize=4096)
+def java_hash(text: str) -> int:
+    """Java's `String.hashCode`."""
+    units = text.encode("utf-16-be", "surrogatepass")
+    value = 0
+    for at in range(0, len(units), 2):
+        value = (31 * value + int.from_bytes(units[at : at + 2])) & 0xFFFFFFFF
+    return value - (1 << 32) if value >> 31 else value
 
 
 def _identity(record: Record, properties: Mapping[str, str]) -> str:

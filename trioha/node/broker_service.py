@@ -22,6 +22,7 @@ from trioha.broker.send_runs import SendRuns
 from trioha.broker.slave_reads import always
 from trioha.broker.status_publisher import StatusPublisher
 from trioha.broker.timer_delivery import TimerDelivery
+from trioha.broker.timer_handover import TimerHandover
 from trioha.broker.timer_messages import TimerMessages
 from trioha.broker.traffic import BrokerTraffic
 from trioha.broker_status import BrokerSettings, BrokerStatus
@@ -67,6 +68,8 @@ class BrokerService:
     """Delivers delayed messages; None on a slave."""
     timers: TimerDelivery | None
     """Delivers messages with a time of delivery; None on a slave, and without timerWheelEnable."""
+    handover: TimerHandover | None
+    """Keeps what is pending of them as a RocketMQ broker reads it; None as above."""
     admin: Administration
     transactions: Transactions
 
@@ -126,10 +129,18 @@ class BrokerService:
             return ha.replicas.held_offset(log.max_offset)
 
         delivered_timers: TimerDelivery | None = None
+        handover: TimerHandover | None = None
         settings = timer_settings(config)
         if settings.is_enabled and not puts.is_slave:
             delivered_timers = TimerDelivery(store, puts, settings, count=pending.timers)
             store.dispatcher.on_written.add(delivered_timers.arrived)
+            handover = TimerHandover(
+                config.store_path_root_dir,
+                settings,
+                timers=delivered_timers.pending,
+                unwritten=store.unwritten,
+                now_ms=wall_clock_ms,
+            )
         timers = TimerMessages(
             settings,
             now_ms=wall_clock_ms,
@@ -243,7 +254,9 @@ class BrokerService:
             forms=forms,
             on_closed=consumers.connection_closed,
         )
-        return cls(server, info, puts, updates, consumers, delivery, delivered_timers, admin, transactions)
+        return cls(
+            server, info, puts, updates, consumers, delivery, delivered_timers, handover, admin, transactions
+        )
 
 
 def _identity(config: BrokerConfig, *, ha_address: Address, warnings: tuple[str, ...]) -> BrokerStatus:
