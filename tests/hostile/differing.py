@@ -194,7 +194,9 @@ def _calm(call: Call, topic: str) -> None:
                 new = topic
             elif name in {"e", "queueId"} and value.startswith("-"):
                 new = "0"
-        elif name == "sysFlag" and value.isascii() and value.lstrip("-").isdecimal() and len(value) < 20:
+        elif (
+            name == "sysFlag" and value.isascii() and value.removeprefix("-").isdecimal() and len(value) < 20
+        ):
             new = str(int(value) & ~WAITS)
         elif (
             name in {"topic", "topicList"}

@@ -18,7 +18,7 @@ from trioha.net.transport import SocketTransport
 class Outbox:
     """Outgoing bytes of one stream."""
 
-    __slots__ = ("_chunks", "_sending", "_stream", "_timeout_s", "_transport")
+    __slots__ = ("_chunks", "_is_unknown", "_sending", "_stream", "_timeout_s", "_transport")
 
     def __init__(self, stream: trio.abc.Stream, *, timeout_s: float) -> None:
         """`timeout_s`: how long `flush` waits for one chunk (of one `put`) to be sent."""
@@ -27,6 +27,8 @@ class Outbox:
         self._timeout_s = timeout_s
         self._chunks: deque[memoryview] = deque()
         """Unsent chunks, oldest first; of the first one a part may be sent."""
+        self._is_unknown = False
+        """Whether a send of the first chunk is under way, or ended somewhere in it."""
         self._sending = trio.Lock()
 
     @property
@@ -51,16 +53,22 @@ class Outbox:
         """Return when all bytes, also those put meanwhile, were handed to the stream.
 
         Raises TooSlowError if a chunk is not sent in time, BrokenResourceError if the connection is gone.
-        After an exception or cancellation an unknown part was sent: the stream cannot be used further.
+        After an exception or cancellation an unknown part was sent: the stream cannot be used further. A task
+        that waits for its turn meanwhile, and is not cancelled yet, gets BrokenResourceError: it would send
+        that part once more.
         """
         chunks = self._chunks
         while chunks:
             async with self._sending:
+                if self._is_unknown:
+                    raise trio.BrokenResourceError("a send ended in the middle of a chunk")
                 # Another task may have sent them meanwhile.
                 if chunks:
                     # The chunk stays first until it is sent, so that later ones follow it.
+                    self._is_unknown = True
                     with trio.fail_after(self._timeout_s):
                         await self._stream.send_all(chunks[0])
+                    self._is_unknown = False
                     chunks.popleft().release()
 
     async def aclose(self) -> None:
