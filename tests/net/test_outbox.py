@@ -49,7 +49,7 @@ class Stalled(trio.abc.SendStream):
 async def test_a_task_that_waits_for_its_turn_sends_nothing_after_a_send_that_ended_in_the_middle(
     autojump_clock,
 ):
-    """It would begin with the chunk of which a part is sent: the peer would take that part for later bytes."""
+    """It would begin with the chunk of which a part is sent: the peer would get that part twice."""
     stream = Stalled()
     outbox = Outbox(stream, timeout_s=20)
     outbox.put(b"record and its rest")

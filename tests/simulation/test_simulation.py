@@ -19,7 +19,8 @@ SEEDS = by_level(20, 60, 400)
 SEEDS_PER_TEST = 20
 PAST_FINDINGS = (261, 319, 382, 383, 404, 919)
 """Seeds that found something once: a last record longer than the tail check, a verdict that stayed while the
-log grew, a send that ended in the middle and was begun again, power losses that keep some sectors of a record and lose others."""
+log grew, a send that ended in the middle and was begun again, power losses that keep some sectors of a record
+and lose others."""
 
 
 @pytest.mark.sized
