@@ -210,6 +210,8 @@ def test_in_a_store_that_both_use_the_offset_is_that_of_a_sync_of_the_queues(
     else:
         real.shutdown()
     after = Checkpoint.load(root / "checkpoint")
+    # endPhyOffset of the header: records without keys are in the index of some versions only.
+    (indexed_offset,) = struct.unpack_from(">q", max((root / "index").iterdir()).read_bytes(), 24)
     with resources_closed():
         store = opened(root)
         found = Checkpoint.load(root / "checkpoint")
@@ -220,7 +222,7 @@ def test_in_a_store_that_both_use_the_offset_is_that_of_a_sync_of_the_queues(
     assert (now.logics_physical_offset, after.logics_physical_offset) == (last_offset, last_offset)
     assert queued == len(messages) == 300
     if stop == "clean":
-        # Of the last record the index may lack keys, as far as a start knows.
-        assert found.logics_physical_offset == messages[-1].physical_offset < max_offset
+        # Of the last record in the index that may lack keys, as far as a start knows.
+        assert found.logics_physical_offset == indexed_offset < max_offset
     else:
         assert found.logics_physical_offset == dispatched_from(messages, after)
