@@ -12,6 +12,7 @@ from tests.broker.timing import TIMER_SETTINGS
 from tests.remoting.batches import encode_batch_body
 from tests.store.support import VECTORS
 from trioha.broker import timer_delivery
+from trioha.broker.timer_delivery import TimerProgress
 from trioha.broker.timer_messages import RecallHandle, precision_ms
 from trioha.remoting.codec import FrameDecoder
 from trioha.remoting.codes import RequestCode, ResponseCode
@@ -191,6 +192,23 @@ async def test_messages_come_after_their_time_and_not_before(broker, nursery, au
     await trio.sleep(30)
     assert broker.deliveries == [(1.0, b"100"), (2.0, b"2000"), (3.0, b"2500"), (7.0, b"7000")]
     assert broker.timer_delivery.delivered == 4
+
+
+async def test_what_waits_and_how_late_it_is_is_known(broker, nursery, autojump_clock):
+    assert broker.timer_delivery.progress() == TimerProgress()
+    await timed(broker, TIMER_DELAY_SEC=2)
+    await timed(broker, key="other", TIMER_DELAY_SEC=60)
+    assert broker.timer_delivery.progress().unread == 2
+    nursery.start_soon(broker.timer_delivery.run)
+    await trio.sleep(1)
+    assert broker.timer_delivery.progress() == TimerProgress(pending=2)
+    broker.puts.refusal = PutStatus.SERVICE_NOT_AVAILABLE
+    await trio.sleep(9)
+    assert broker.timer_delivery.progress().late_s == 8
+    broker.puts.refusal = None
+    await trio.sleep(5)
+    found = broker.timer_delivery.progress()
+    assert (found.pending, found.late_s, found.unread, found.delivered_per_s) == (1, 0, 0, 0.1)
 
 
 async def test_the_delivered_record_has_all_of_the_waiting_one(broker, nursery, autojump_clock):

@@ -20,6 +20,7 @@ from trioha import __version__
 from trioha.broker.delayed_delivery import DelayProgress
 from trioha.broker.pull_counts import PullStatistics
 from trioha.broker.puts import PutService
+from trioha.broker.timer_delivery import TimerProgress
 from trioha.broker_status import ArchiveStatus, BrokerStatus, ControlStatus, MetadataStatus, PendingStatus
 from trioha.errors import StoreError
 from trioha.ha.master import HaMaster
@@ -77,13 +78,14 @@ class BrokerInfo:
         clients: Callable[[], ServerStatistics] | None = None,
         pulls: Callable[[], PullStatistics] = PullStatistics,
         delays: Callable[[], Sequence[DelayProgress]] = tuple,
+        timers: Callable[[], TimerProgress] = TimerProgress,
         acl_refusals: Callable[[], int | None] = lambda: None,
     ) -> None:
         """`identity` has what never changes: names, role, version, settings, warnings.
 
         `clients` gives the counters of the remoting server, `pulls` those of the pulls, `delays` the progress
-        of the delay levels, none on a slave, and `acl_refusals` how many requests access control has refused,
-        None without it.
+        of the delay levels, none on a slave, `timers` that of timers, and `acl_refusals` how many requests
+        access control has refused, None without it.
         """
         self._identity = identity
         self._store_path = store_path
@@ -97,6 +99,7 @@ class BrokerInfo:
         self._clients = clients
         self._pulls = pulls
         self._delays = delays
+        self._timers = timers
         self._acl_refusals = acl_refusals
         self._boot_ms = time.time_ns() // 1_000_000
         self._disk: DiskUse | None = None
@@ -161,6 +164,7 @@ class BrokerInfo:
         pulls = self._pulls()
         transferred = _rates(pulls.messages_per_s)
         stored = puts.messages_stored
+        timers = self._timers()
         now_ms = time.time_ns() // 1_000_000
         return {
             "bootTimestamp": str(self._boot_ms),
@@ -201,11 +205,11 @@ class BrokerInfo:
             "sendThreadPoolQueueHeadWaitTimeMills": "0",
             "sendThreadPoolQueueSize": "0",
             "startAcceptSendRequestTimeStamp": "0",
-            "timerCongestNum": "0",
-            "timerDequeueTps": "0.0",
-            "timerEnqueueTps": "0.0",
-            "timerOffsetBehind": "0",
-            "timerReadBehind": "0",
+            "timerCongestNum": str(timers.pending),
+            "timerDequeueTps": str(timers.delivered_per_s),
+            "timerEnqueueTps": str(timers.stored_per_s),
+            "timerOffsetBehind": str(timers.unread),
+            "timerReadBehind": str(timers.late_s),
             **{
                 f"scheduleMessageOffset_{one.level}": f"{one.delivered_offset},{one.max_offset}"
                 for one in self._delays()

@@ -25,8 +25,10 @@ from typing import Final
 
 import structlog
 import trio
+from attrs import frozen
 
 from trioha.broker.puts import PutService
+from trioha.broker.rates import RateWindows
 from trioha.broker.timer_messages import TimerSettings, delivered, rolled
 from trioha.broker.timer_records import PendingTimer, PendingTimers, has_slot
 from trioha.errors import StoreError
@@ -48,6 +50,22 @@ RETRY_S: Final = 1.0
 SLICE_TIMERS: Final = 64
 """Timers that are read or delivered before other tasks run."""
 _REFUSED_FOR_GOOD: Final = frozenset((PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED))
+
+
+@frozen
+class TimerProgress:
+    """How far delivery is."""
+
+    late_s: int = 0
+    """How long the first timer that waits is overdue; 0 if none is."""
+    unread: int = 0
+    """Entries of the timer topic that were not read yet."""
+    pending: int = 0
+    """Messages that wait."""
+    stored_per_s: float = 0.0
+    """Timers that came, over the last 10 s."""
+    delivered_per_s: float = 0.0
+    """Timers that were delivered, over the last 10 s."""
 
 
 class TimerDelivery:
@@ -76,6 +94,9 @@ class TimerDelivery:
         """In the timer topic, of the entry that is read next; -1 before what waits is counted."""
         self._changed = trio.Event()
         self._is_stalled = False
+        now_s = trio.current_time()
+        self._rates = RateWindows(now_s), RateWindows(now_s)
+        """Of timers that came, and of those that were delivered."""
         self._rolled: set[int] = set()
         """Of the first slot, queue offsets of records that were put anew."""
         self.delivered = 0
@@ -92,12 +113,23 @@ class TimerDelivery:
         """How many timers wait for a slot, of those that were read."""
         return self._timers.waiting(slot_ms)
 
-    @property
-    def behind(self) -> int:
-        """Entries of the timer topic that were not read yet; 0 before what waits is counted."""
-        return (
-            0 if self._next_offset < 0 else self._store.reads.max_offset(TIMER_TOPIC, 0) - self._next_offset
+    def progress(self) -> TimerProgress:
+        """How far it is."""
+        now_s, now_ms = trio.current_time(), self._now_ms()
+        stored, done = (rates.rates_per_s(now_s)[0] for rates in self._rates)
+        first_ms = self._timers.first_ms
+        late_ms = 0 if first_ms is None else now_ms - first_ms - self.settings.precision_ms
+        return TimerProgress(
+            late_s=max(0, late_ms // 1000),
+            unread=self._unread,
+            pending=self._timers.figures()[0],
+            stored_per_s=stored,
+            delivered_per_s=done,
         )
+
+    @property
+    def _unread(self) -> int:
+        return self._store.reads.max_offset(TIMER_TOPIC, 0) - max(0, self._next_offset)
 
     def pending(self) -> PendingTimers | None:
         """What waits; None until it is counted."""
@@ -105,7 +137,7 @@ class TimerDelivery:
 
     def first_ms(self) -> int | None:
         """No timer that waits is due before this moment, ms since 1970; None until that is known."""
-        if self._next_offset < 0 or self.behind:
+        if self._next_offset < 0 or self._unread:
             return None
         now_ms = self._now_ms()
         first_ms = self._timers.first_ms
@@ -147,6 +179,7 @@ class TimerDelivery:
                 record = self._record(entry.physical_offset)
                 if record is not None and has_slot(record.properties_raw):
                     self._timers.add(record, parse_properties(record.properties_raw))
+                    self._rates[0].add(1, trio.current_time())
             self._next_offset = entry.queue_offset + entry.messages
         return self._next_offset < queue.max_offset
 
@@ -172,6 +205,7 @@ class TimerDelivery:
                 return True
             if is_due:
                 self.delivered += 1
+                self._rates[1].add(1, trio.current_time())
                 timers.done(key, timer)
             else:
                 # The new record takes its place when it is read.

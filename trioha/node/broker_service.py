@@ -21,7 +21,7 @@ from trioha.broker.send_processor import SendProcessor
 from trioha.broker.send_runs import SendRuns
 from trioha.broker.slave_reads import always
 from trioha.broker.status_publisher import StatusPublisher
-from trioha.broker.timer_delivery import TimerDelivery
+from trioha.broker.timer_delivery import TimerDelivery, TimerProgress
 from trioha.broker.timer_handover import TimerHandover
 from trioha.broker.timer_messages import TimerMessages
 from trioha.broker.traffic import BrokerTraffic
@@ -221,6 +221,7 @@ class BrokerService:
             clients=connections.statistics,
             pulls=consumers.pulls.counts.statistics,
             delays=tuple if delivery is None else delivery.progress,
+            timers=TimerProgress if delivered_timers is None else delivered_timers.progress,
             acl_refusals=lambda: None if access is None else access.refused,
         )
         timers_from_ms = (
