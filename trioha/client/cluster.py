@@ -12,7 +12,6 @@ Producers and consumers share one `Cluster`: one connection to each broker, one 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Final
@@ -22,13 +21,13 @@ import trio
 
 from trioha.client.connections import Connections, Open
 from trioha.client.heartbeats import HEARTBEAT_INTERVAL_S, heartbeat, new_client_id, unregistration
-from trioha.client.offset_reset import OffsetReset
+from trioha.client.memberships import Consumption, Memberships
 from trioha.client.route import MessageQueue
 from trioha.client.routes import NameServers, RouteTable, SingleBroker
-from trioha.errors import ConfigError, PeerError, RemoteProtocolError
+from trioha.errors import ConfigError, PeerError
 from trioha.remoting.address import parse_address
 from trioha.remoting.client import NO_SECURITY, ClientSecurity
-from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
+from trioha.remoting.codes import ResponseCode, response_code_name
 from trioha.remoting.command import RemotingCommand
 from trioha.remoting.subscriptions import Subscription
 
@@ -42,18 +41,13 @@ LEAVE_TIMEOUT_S: Final = 1.0
 class Cluster:
     """What producers and consumers of one client share. Made by `open_cluster`."""
 
-    def __init__(self, connections: Connections, routes: RouteTable, *, client_id: str) -> None:
+    def __init__(
+        self, connections: Connections, routes: RouteTable, memberships: Memberships, *, client_id: str
+    ) -> None:
         self.connections = connections
         self.routes = routes
         self.client_id = client_id
-        self._producers: Counter[str] = Counter()
-        self._consumers: dict[str, Sequence[Subscription]] = {}
-        self._on_members_changed: dict[str, Callable[[], None]] = {}
-        self._on_reset: dict[str, Callable[[Mapping[MessageQueue, int]], None]] = {}
-        self._heartbeat_due = trio.Event()
-        connections.on_request = self._receive_request
-        # The old connection's end was the end of the memberships at that broker.
-        connections.on_opened = lambda _address: self._heartbeat_due.set()
+        self._memberships = memberships
 
     async def request(
         self, address: str, command: RemotingCommand, *, timeout_s: float = REQUEST_TIMEOUT_S
@@ -64,14 +58,15 @@ class Cluster:
     @asynccontextmanager
     async def producing(self, group: str) -> AsyncIterator[None]:
         """Be a member of a group of producers."""
-        self._producers[group] += 1
-        self._heartbeat_due.set()
+        producers = self._memberships.producers
+        producers[group] += 1
+        self._memberships.heartbeat_due.set()
         try:
             yield
         finally:
-            self._producers[group] -= 1
-            if not self._producers[group]:
-                del self._producers[group]
+            producers[group] -= 1
+            if not producers[group]:
+                del producers[group]
                 await self._leave(unregistration(self.client_id, producer_group=group), masters_only=True)
 
     @asynccontextmanager
@@ -85,34 +80,36 @@ class Cluster:
     ) -> AsyncIterator[None]:
         """Be a member of a group of consumers; all brokers of the known routes know it when this returns.
 
-        `on_members_changed` is called when a broker reports a change of the group's members, `on_reset` with
-        new offsets when an administrator resets those of the group.
+        `on_members_changed` and `on_reset` are those of `Consumption`.
         """
-        assert group not in self._consumers, "a client consumes once for each group"
-        self._consumers[group] = subscriptions
-        self._on_members_changed[group] = on_members_changed
-        self._on_reset[group] = on_reset
+        consumptions = self._memberships.consumptions
+        assert group not in consumptions, "a client consumes once for each group"
+        consumptions[group] = Consumption(subscriptions, on_members_changed, on_reset)
         try:
             await self.send_heartbeats()
             yield
         finally:
-            del self._consumers[group], self._on_members_changed[group], self._on_reset[group]
+            del consumptions[group]
             await self._leave(unregistration(self.client_id, consumer_group=group), masters_only=False)
 
     async def run(self) -> None:
         """Send heartbeats every `HEARTBEAT_INTERVAL_S` and over new connections, until cancelled."""
         while True:
             with trio.move_on_after(HEARTBEAT_INTERVAL_S):
-                await self._heartbeat_due.wait()
-            self._heartbeat_due = trio.Event()
+                await self._memberships.heartbeat_due.wait()
+            self._memberships.heartbeat_due = trio.Event()
             await self.send_heartbeats()
 
     async def send_heartbeats(self) -> None:
         """Tell the brokers of all known routes the groups of this client, now."""
-        if not (self._producers or self._consumers):
+        producers = self._memberships.producers
+        consumers = {
+            group: consumption.subscriptions for group, consumption in self._memberships.consumptions.items()
+        }
+        if not (producers or consumers):
             return
-        command = heartbeat(self.client_id, producers=self._producers, consumers=self._consumers)
-        await self._send_to_all(command, masters_only=not self._consumers, timeout_s=REQUEST_TIMEOUT_S)
+        command = heartbeat(self.client_id, producers=producers, consumers=consumers)
+        await self._send_to_all(command, masters_only=not consumers, timeout_s=REQUEST_TIMEOUT_S)
 
     async def _leave(self, command: RemotingCommand, *, masters_only: bool) -> None:
         with trio.CancelScope(shield=True):
@@ -142,21 +139,6 @@ class Cluster:
             async with trio.open_nursery() as nursery:
                 for address in addresses:
                     nursery.start_soon(send, address)
-
-    def _receive_request(self, address: str, command: RemotingCommand) -> None:
-        if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
-            changed = self._on_members_changed.get(command.ext_fields.get("consumerGroup", ""))
-            if changed is not None:
-                changed()
-        elif command.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
-            try:
-                reset = OffsetReset.of(command)
-            except RemoteProtocolError as error:
-                log.warning("reset of offsets not understood", address=address, reason=str(error))
-                return
-            on_reset = self._on_reset.get(reset.group)
-            if on_reset is not None:
-                on_reset(reset.offsets)
 
 
 def parse_name_servers(name_servers: str | Sequence[str]) -> tuple[str, ...]:
@@ -189,15 +171,18 @@ async def open_cluster(
     addresses = () if broker else parse_name_servers(name_servers)
     # Connections end after everything else: memberships end by them.
     async with trio.open_nursery() as nursery:
+        memberships = Memberships()
         connections = Connections(
             nursery,
+            on_request=memberships.receive,
+            on_opened=memberships.connected,
             connect_timeout_s=connect_timeout_s,
             security=security,
             open_connection=open_connection,
         )
         source = broker or NameServers(connections, addresses)
         routes = RouteTable(source, default_topic_queues=default_topic_queues)
-        cluster = Cluster(connections, routes, client_id=client_id or new_client_id())
+        cluster = Cluster(connections, routes, memberships, client_id=client_id or new_client_id())
         block_error: Exception | None = None
         nursery.start_soon(routes.run)
         nursery.start_soon(cluster.run)

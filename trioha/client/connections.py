@@ -52,18 +52,21 @@ class Connections:
         connect_timeout_s: float = 3.0,
         security: ClientSecurity = NO_SECURITY,
         open_connection: Open | None = None,
+        on_request: Callable[[str, RemotingCommand], None] = lambda _address, _command: None,
+        on_opened: Callable[[str], None] = lambda _address: None,
     ) -> None:
-        """Connections live in `nursery`, until it is cancelled; tests replace `open_connection`."""
+        """Connections live in `nursery`, until it is cancelled; tests replace `open_connection`.
+
+        `on_request` is called with the address and each request of a server, whose body is valid during the
+        call only, `on_opened` with the address of each new connection. Neither may block.
+        """
         self._nursery = nursery
         self._open = open_connection or partial(
             open_client, connect_timeout_s=connect_timeout_s, security=security
         )
         self._connections: dict[str, _Connection] = {}
-        self.on_request: Callable[[str, RemotingCommand], None] | None = None
-        """Called with the address and each request of a server; must not block. The body is valid during the
-        call only."""
-        self.on_opened: Callable[[str], None] | None = None
-        """Called with the address of each new connection."""
+        self._on_request = on_request
+        self._on_opened = on_opened
 
     async def get(self, address: str) -> RemotingClient:
         """A connection to `address`, opened if there is none. Raises PeerError if none can be made."""
@@ -100,11 +103,10 @@ class Connections:
     async def _keep(self, address: str, connection: _Connection) -> None:
         try:
             async with self._open(address) as client:
-                client.on_request = partial(self._receive_request, address)
+                client.on_request = partial(self._on_request, address)
                 connection.client = client
                 connection.opened.set()
-                if self.on_opened is not None:
-                    self.on_opened(address)
+                self._on_opened(address)
                 await client.wait_lost()
         except PeerError as error:
             connection.error = error.reason
@@ -120,7 +122,3 @@ class Connections:
     def _remove(self, address: str, connection: _Connection) -> None:
         if self._connections.get(address) is connection:
             del self._connections[address]
-
-    def _receive_request(self, address: str, command: RemotingCommand) -> None:
-        if self.on_request is not None:
-            self.on_request(address, command)
