@@ -34,7 +34,7 @@ from tests.benchmarks.systems import (
 from tests.benchmarks.table import Line
 from tests.node.wire import Wire
 from tests.node_process import wait_dispatched
-from trioha.store.message_store import MessageStore
+from trioha.store.opening import open_store
 from trioha.store.record import Host
 from trioha.store.store_settings import StoreSettings
 
@@ -312,7 +312,7 @@ def queues(bench: Bench) -> None:
             store_host=Host.parse("127.0.0.1", 10911),
         )
         began_s = time.perf_counter()
-        with closing(MessageStore.open(settings)) as store:
+        with closing(open_store(settings)) as store:
             return time.perf_counter() - began_s, sum(queue.max_offset for queue in store.queues)
 
     def open_rocketmq(root: Path) -> tuple[float, int]:

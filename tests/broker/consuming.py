@@ -52,7 +52,7 @@ class NotedConnections(Connections):
 class Broker:
     """Store, metadata and what serves consumers."""
 
-    def __init__(self, tmp_path, *, config_file=None, run_time_settings=(), confirm=None, **settings):
+    def __init__(self, tmp_path, *, config_file=None, run_time_settings=(), replicated=None, **settings):
         self.config = BrokerConfig(
             store_path_root_dir=tmp_path, broker_name="broker-a", broker_id=1 if "role" in settings else 0,
             **({"broker_role": BrokerRole.SLAVE} if settings.pop("role", None) else {}), **settings,
@@ -77,7 +77,7 @@ class Broker:
             traffic=traffic,
             connections=self.connections,
             readers=self.readers,
-            confirm=None if confirm is None else confirm(self.store),
+            replicated=None if replicated is None else replicated(self.store),
             is_following=lambda: self.is_connected,
         )
         self.admin = Administration.build(

@@ -144,11 +144,11 @@ class Master:
 
     def hold_dispatch(self):
         """Let nothing be dispatched until `dispatch`, as where the disk refuses it."""
-        self.store.limit_dispatch(Watermark(self.store.dispatcher.position))
+        self.store.dispatcher.limit_to(Watermark(self.store.dispatcher.position))
 
     def dispatch(self):
         """Put all entries into their queues."""
-        self.store.limit_dispatch(None)
+        self.store.dispatcher.limit_to(None)
         while self.store.dispatcher.dispatch(self.log.max_offset):
             pass
 

@@ -122,7 +122,7 @@ async def test_set_that_was_decided_before_the_life_subscribed_is_known_to_it(
             keeper=life.keeper,
             set=life.set,
             control=Control(agent=agent, role=agent.role),
-            recorder=SetRecorder(NoSink(), lambda: life.set, set_epoch=1),
+            recorder=SetRecorder(NoSink(), set_epoch=1),
         )
         assert await agent.alter_sync_state_set(frozenset((1, 2)), 1, master_epoch=1)
         await settled()

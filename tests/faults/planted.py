@@ -24,9 +24,9 @@ from trioha.metadata.offsets import ConsumerOffsets
 from trioha.metadata.replica import CopiedTable, MetadataReplica
 from trioha.store.commit_log import CommitLog
 from trioha.store.dispatch import Dispatcher
+from trioha.store.lock import StoreLock
 from trioha.store.log_files import LogFiles
 from trioha.store.mapped_file import MappedFile
-from trioha.store.message_store import MessageStore
 
 QUEUE_OFFSET_END = 28
 """End of the queue offset in a record."""
@@ -157,7 +157,7 @@ def nothing_synced() -> Iterator[None]:
 
 @_plants("a node does not look at its lock file")
 def lock_not_watched() -> Iterator[None]:
-    with patch.object(MessageStore, "check_lock", lambda _: None):
+    with patch.object(StoreLock, "check", lambda _: None):
         yield
 
 

@@ -15,8 +15,8 @@ from tests.faults.invariants import check_logs_equal, check_promises
 from tests.faults.plan import Plan, Planned, Setup
 from tests.faults.producer import LoadSettings, Promise
 from trioha.store.message_properties import encode_properties
-from trioha.store.message_store import MessageStore
 from trioha.store.messages import Message
+from trioha.store.opening import open_store
 from trioha.store.record import Host
 from trioha.store.store_settings import StoreSettings
 
@@ -59,7 +59,7 @@ def settle_and_compare(cluster: Cluster) -> int:
 
 def fill(root: Path, keys: Iterable[str] = KEYS) -> tuple[list[Promise], int]:
     """Make a store of several files with a message for each key; the promises about them, and its end."""
-    store = MessageStore.open(
+    store = open_store(
         StoreSettings(
             root=root,
             commit_log_directory=root / "commitlog",

@@ -16,11 +16,32 @@ from trioha.ha.sync_state_set import (
     RETRY_S,
     UNCERTAIN_S,
     Proposal,
+    SetObserver,
     SyncStateSet,
 )
 from trioha.watermark import Watermark
 
 OWN = 1
+
+
+@define
+class Notes(SetObserver):
+    """What a set has said of itself."""
+
+    proposals: list[Proposal] = field(factory=list)
+    joins: list[float | None] = field(factory=list)
+    """`joins_until_s` after each join."""
+    changes: list[tuple[frozenset[int], frozenset[int]]] = field(factory=list)
+    """Members and required replicas after each change."""
+
+    def proposed(self, _set, proposal):
+        self.proposals.append(proposal)
+
+    def changed(self, changed):
+        self.changes.append((changed.members, changed.required))
+
+    def joined(self, joined):
+        self.joins.append(joined.joins_until_s)
 
 
 @define
@@ -35,11 +56,7 @@ class Master:
     flushed: Watermark | None = None
     slave_timeout_s: float = 3.0
     now_s: float = 100.0
-    proposals: list[Proposal] = field(factory=list)
-    joins: list[float | None] = field(factory=list)
-    """`joins_until_s` after each join."""
-    changes: list[tuple[frozenset[int], frozenset[int]]] = field(factory=list)
-    """Members and required replicas after each change."""
+    notes: Notes = field(factory=Notes)
     clocks: dict[int, LagClock] = field(factory=dict)
     connection_ids: dict[int, int] = field(factory=dict)
     set: SyncStateSet = field(init=False)
@@ -52,12 +69,10 @@ class Master:
             epoch_start_offset=self.epoch_start_offset,
             confirm_offset=self.confirm_offset,
             log_end=lambda: self.max_offset,
-            propose=self.proposals.append,
+            observers=(self.notes,),
             all_ack=self.all_ack,
             flushed=self.flushed,
             slave_timeout_s=self.slave_timeout_s,
-            on_change=lambda: self.changes.append((self.set.members, self.set.required)),
-            on_join=lambda: self.joins.append(self.set.joins_until_s),
         )
 
     def append(self, size=100):
@@ -101,13 +116,13 @@ class Master:
         self.set.tick(self.now_s)
 
     def accept(self):
-        proposal = self.proposals.pop()
+        proposal = self.notes.proposals.pop()
         self.set.decided(proposal.members, proposal.known_epoch + 1)
 
     def refuse(self, **options):
         """The controller refuses, and says at once that it has the known set; or as `options` say."""
         confirmed_s = options.get("confirmed_s", self.now_s)
-        self.set.refused(self.proposals.pop(), confirmed_s=confirmed_s, now_s=self.now_s)
+        self.set.refused(self.notes.proposals.pop(), confirmed_s=confirmed_s, now_s=self.now_s)
 
     def join(self, *broker_ids):
         for broker_id in broker_ids:
@@ -116,7 +131,7 @@ class Master:
 
     @property
     def proposed(self):
-        return [set(proposal.members) for proposal in self.proposals]
+        return [set(proposal.members) for proposal in self.notes.proposals]
 
 
 def with_newcomer(offset=None):
@@ -139,13 +154,13 @@ def with_members(*broker_ids):
 def test_a_slave_that_has_caught_up_is_proposed_once():
     master = Master()
     master.connect(2)
-    assert master.proposals == []
+    assert master.notes.proposals == []
     master.ack(2)
     master.ack(2)
-    assert master.proposals == [Proposal(frozenset({1, 2}), known_epoch=5)]
+    assert master.notes.proposals == [Proposal(frozenset({1, 2}), known_epoch=5)]
     master.accept()
     assert (master.set.members, master.set.set_epoch) == ({1, 2}, 6)
-    assert not master.proposals
+    assert not master.notes.proposals
 
 
 def test_a_slave_below_the_confirm_offset_is_not_proposed():
@@ -153,10 +168,10 @@ def test_a_slave_below_the_confirm_offset_is_not_proposed():
     master.connect(2)
     master.now_s += 1
     master.ack(2, 999)
-    assert master.proposals == []
+    assert master.notes.proposals == []
     master.append()
     master.ack(2, 1000 - 1)
-    assert master.proposals == [], "alone, the master has confirmed its whole log"
+    assert master.notes.proposals == [], "alone, the master has confirmed its whole log"
     master.ack(2, 1100)
     assert master.proposed == [{1, 2}]
 
@@ -174,7 +189,7 @@ def test_a_slave_that_never_holds_the_logs_end_comes_in_under_steady_load():
         master.ack(2, held - 50)
         assert master.clocks[2].oldest_s is not None
         master.now_s += 0.0005
-        if master.proposals:
+        if master.notes.proposals:
             break
     assert master.proposed == [{1, 2}]
     assert held - 50 >= master.set.confirm_offset
@@ -190,7 +205,7 @@ def test_puts_are_confirmed_by_a_joining_slave_too_which_is_no_member_yet(all_ac
     assert master.set.confirm_offset == (1000 if all_ack else 1100)
     assert master.set.limit is (master.set.confirm if all_ack else None)
     master.ack(2, 999)
-    assert master.proposals == []
+    assert master.notes.proposals == []
     master.ack(2, 1000)
     assert (master.proposed, master.set.required) == ([{1, 2}], {1, 2})
     master.ack(2, 1050)
@@ -205,7 +220,7 @@ def test_without_all_ack_a_joining_slave_has_to_hold_the_logs_end_of_when_it_beg
     assert not master.set.is_alone
     master.append()
     master.ack(2, 1099)
-    assert master.proposals == []
+    assert master.notes.proposals == []
     master.ack(2, 1100)
     assert master.proposed == [{1, 2}]
 
@@ -213,7 +228,7 @@ def test_without_all_ack_a_joining_slave_has_to_hold_the_logs_end_of_when_it_beg
 def test_a_joining_slave_that_is_not_there_in_time_holds_up_no_put_longer():
     master = Master()
     master.come(2, 900)
-    assert master.joins == [master.now_s + JOIN_S]
+    assert master.notes.joins == [master.now_s + JOIN_S]
     master.append()
     master.now_s += JOIN_S - 0.01
     master.set.end_joins(master.now_s)
@@ -287,7 +302,7 @@ def test_with_another_member_a_slave_comes_in_at_the_confirm_offset_not_at_the_l
     master = with_members(2)
     master.append()
     master.come(3, 999)
-    assert master.proposals == []
+    assert master.notes.proposals == []
     master.ack(3, 1000)
     assert master.set.confirm_offset == 1000 < master.max_offset
     assert master.proposed == [{1, 2, 3}]
@@ -303,7 +318,7 @@ def test_a_slave_below_the_logs_end_of_when_this_life_began_is_not_proposed(
     )
     master.come(3, 500)
     master.ack(3, 999)
-    assert (master.proposals, master.set.confirm_offset) == ([], confirm_offset)
+    assert (master.notes.proposals, master.set.confirm_offset) == ([], confirm_offset)
     master.ack(3, 1000)
     assert master.proposed == [{1, 2, 3}]
 
@@ -313,7 +328,7 @@ def test_a_higher_epoch_of_the_same_master_raises_what_a_newcomer_must_hold():
     master.append(500)
     master.set.epoch_start_offset = 1500
     master.come(3, 1400)
-    assert master.proposals == []
+    assert master.notes.proposals == []
     master.ack(3, 1500)
     assert master.proposed == [{1, 2, 3}]
 
@@ -323,7 +338,7 @@ def test_an_async_learner_is_never_proposed():
     master.connect(2, is_learner=True)
     master.ack(2)
     master.tick()
-    assert master.proposals == []
+    assert master.notes.proposals == []
 
 
 def test_a_member_that_comes_back_as_a_learner_leaves():
@@ -340,7 +355,7 @@ def test_a_learner_that_comes_back_as_a_replica_is_proposed():
     master.ack(2)
     master.disconnect(2)
     master.connect(2)
-    assert master.proposals == []
+    assert master.notes.proposals == []
     master.ack(2)
     assert master.proposed == [{1, 2}]
 
@@ -349,7 +364,7 @@ def test_a_slave_that_caught_up_while_a_proposal_was_open_is_proposed_at_the_nex
     master = with_newcomer()
     master.come(3)
     master.accept()
-    assert master.proposals == []
+    assert master.notes.proposals == []
     master.ack(2)
     master.tick()
     assert master.proposed == [{1, 2, 3}]
@@ -382,10 +397,10 @@ def test_a_member_whose_oldest_unacknowledged_byte_is_older_than_15_s_is_removed
 def test_an_idle_member_that_holds_everything_stays():
     master = with_members(2)
     master.tick(3600.0)
-    assert master.proposals == []
+    assert master.notes.proposals == []
     master.append()
     master.tick(10.0)
-    assert master.proposals == [], "its ack is due for 10 s only"
+    assert master.notes.proposals == [], "its ack is due for 10 s only"
 
 
 def test_two_members_lost_one_after_the_other_leave_one_after_the_other():
@@ -403,7 +418,7 @@ def test_the_end_of_a_replaced_connection_removes_nobody():
     master.connect(2, connection_id=99)
     master.set.disconnected(2, connection_id=old, now_s=master.now_s)
     master.set.acknowledged(2, 10**9, connection_id=old, lag_clock=LagClock(), now_s=master.now_s)
-    assert master.proposals == []
+    assert master.notes.proposals == []
     assert master.set.confirm_offset == 1000
 
 
@@ -447,7 +462,7 @@ def test_a_refused_newcomer_is_no_longer_required_and_asked_for_again_a_second_l
     assert master.set.required == {1}
     master.now_s += 0.99
     master.ack(2)
-    assert master.proposals == []
+    assert master.notes.proposals == []
     master.now_s += 0.01
     master.ack(2)
     assert master.proposed == [{1, 2}]
@@ -458,7 +473,7 @@ def test_a_lost_member_leaves_although_the_controller_refuses_another_replica():
     master = Master(members=frozenset({1, 3}), confirm_offset=1000)
     for broker_id in (2, 3):
         master.come(broker_id)
-    refused = master.proposals[-1]
+    refused = master.notes.proposals[-1]
     assert refused.members == {1, 2, 3}
     master.set.refused(refused, confirmed_s=master.now_s, now_s=master.now_s)
     # Within the time in which nothing is proposed.
@@ -467,16 +482,16 @@ def test_a_lost_member_leaves_although_the_controller_refuses_another_replica():
     master.now_s += 1.0
     master.append()
     master.ack(2)
-    assert master.proposals[-1].members == {1}
+    assert master.notes.proposals[-1].members == {1}
     master.set.decided(frozenset({1}), 6)
     master.append()
     master.ack(2)
-    assert master.proposals[-1].members == {1, 2}
+    assert master.notes.proposals[-1].members == {1, 2}
 
 
 def test_a_newcomer_whose_proposals_answer_was_lost_stays_required():
     master = with_newcomer()
-    master.set.lost(master.proposals.pop(), now_s=master.now_s)
+    master.set.lost(master.notes.proposals.pop(), now_s=master.now_s)
     master.disconnect(2)
     master.append()
     assert (master.set.required, master.set.confirm_offset) == ({1, 2}, 1000)
@@ -492,7 +507,7 @@ def test_a_newcomer_whose_proposals_answer_was_lost_stays_required():
 
 def test_nothing_is_proposed_for_a_second_after_a_lost_answer():
     master = with_newcomer()
-    master.set.lost(master.proposals.pop(), now_s=master.now_s)
+    master.set.lost(master.notes.proposals.pop(), now_s=master.now_s)
     for after_s, proposed in ((0.0, []), (RETRY_S - 0.01, []), (0.01, [{1, 2}])):
         master.now_s += after_s
         master.ack(2)
@@ -502,7 +517,7 @@ def test_nothing_is_proposed_for_a_second_after_a_lost_answer():
 
 def test_an_uncertain_newcomer_stays_required_while_no_controller_says_otherwise():
     master = with_newcomer()
-    master.set.lost(master.proposals.pop(), now_s=master.now_s)
+    master.set.lost(master.notes.proposals.pop(), now_s=master.now_s)
     master.disconnect(2)
     for _ in range(10):
         master.tick(UNCERTAIN_S)
@@ -517,7 +532,7 @@ def test_an_answer_to_a_question_of_less_than_10_s_after_the_lost_one_ends_no_un
     """What counts is when the controller was asked, not when its answer came."""
     master = with_newcomer()
     lost_s = master.now_s
-    master.set.lost(master.proposals.pop(), now_s=lost_s)
+    master.set.lost(master.notes.proposals.pop(), now_s=lost_s)
     master.tick(UNCERTAIN_S + 2)
     master.refuse(confirmed_s=lost_s + UNCERTAIN_S - 0.1)
     assert master.set.required == {1, 2}
@@ -534,7 +549,7 @@ def test_a_set_without_the_master_is_of_another_one_and_changes_nothing():
 
 def test_a_later_set_ends_uncertainty():
     master = with_newcomer()
-    master.set.lost(master.proposals.pop(), now_s=master.now_s)
+    master.set.lost(master.notes.proposals.pop(), now_s=master.now_s)
     master.set.decided(frozenset({1}), 6)
     assert master.set.required == {1}
     master.set.decided(frozenset({1, 2}), 6)
@@ -544,10 +559,10 @@ def test_a_later_set_ends_uncertainty():
 
 def test_an_answer_to_an_earlier_proposal_does_not_end_the_open_one():
     master = with_newcomer()
-    first = master.proposals.pop()
+    first = master.notes.proposals.pop()
     master.set.decided(frozenset({1}), 6)
     master.come(3)
-    (second,) = master.proposals
+    (second,) = master.notes.proposals
     master.set.refused(first, confirmed_s=master.now_s, now_s=master.now_s)
     master.set.lost(first, now_s=master.now_s)
     assert master.set.open_proposal == second
@@ -646,7 +661,7 @@ def test_changes_are_announced():
     master = Master()
     master.come(2)
     master.accept()
-    assert master.changes == [({1}, {1, 2}), ({1, 2}, {1, 2})]
+    assert master.notes.changes == [({1}, {1, 2}), ({1, 2}, {1, 2})]
 
 
 # -- any order of events ---------------------------------------------------------------------------------
@@ -750,10 +765,10 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.under_way is None)
     @rule()
     def send(self):
-        if self.master.proposals:
-            self.under_way = self.master.proposals.pop()
+        if self.master.notes.proposals:
+            self.under_way = self.master.notes.proposals.pop()
             self.asked_s = self.master.now_s
-            self.master.proposals.clear()
+            self.master.notes.proposals.clear()
 
     @precondition(lambda self: self.under_way is not None and self.answer is None)
     @rule(is_refused=st.booleans())
@@ -776,9 +791,9 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def do_not_send(self):
         """No controller leads: the master asks nothing."""
-        if self.master.proposals:
+        if self.master.notes.proposals:
             self.master.refuse(confirmed_s=None)
-            self.master.proposals.clear()
+            self.master.notes.proposals.clear()
 
     @precondition(lambda self: self.under_way is not None)
     @rule()

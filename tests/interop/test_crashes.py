@@ -16,7 +16,7 @@ from tests.interop.test_features import SHAPE
 from tests.interop.world import StartNode
 from tests.node_process import FILE_BYTES
 from tests.waiting import wait_until
-from trioha.store.message_store import MessageStore
+from trioha.store.opening import open_store
 from trioha.store.record import Host, Record, decode_record
 from trioha.store.store_settings import StoreSettings
 
@@ -77,7 +77,7 @@ def test_what_a_killed_broker_acked_is_readable_here_by_queue_offset_and_by_key(
     acked = producers.end()
     assert (broker.root / "abort").exists()
 
-    store = MessageStore.open(
+    store = open_store(
         StoreSettings(
             root=broker.root,
             commit_log_directory=broker.root / "commitlog",

@@ -17,10 +17,12 @@ from tests.interop.rocketmq import writes_logics_offset
 from tests.interop.test_features import SHAPE
 from tests.node_process import FILE_BYTES
 from tests.store.crashes import CrashingDisk, PowerCutDisk
+from tests.store.support import cut
 from tests.waiting import wait_until
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.message_store import MessageStore
 from trioha.store.messages import Message
+from trioha.store.opening import open_store
 from trioha.store.record import Host
 from trioha.store.recovery import SLACK_MS
 from trioha.store.store_settings import StoreSettings
@@ -33,7 +35,7 @@ MESSAGES = 500
 
 def opened(root: Path) -> MessageStore:
     """A store of trioha with the settings of the real ones; its files are closed after the test."""
-    store = MessageStore.open(
+    store = open_store(
         StoreSettings(
             root=root,
             commit_log_directory=root / "commitlog",
@@ -55,7 +57,7 @@ def put(store: MessageStore, count: int) -> list[int]:
         log.append(Message(topic=TOPIC, queue_id=number % 4, body=bytes(900))).physical_offset
         for number in range(count)
     ]
-    store.sync_work(log.flushed.offset, log.max_offset, store_timestamp_ms=log.last_store_timestamp_ms)()
+    store.syncs.log_sync(log.flushed.offset, log.max_offset, store_timestamp_ms=log.last_store_timestamp_ms)()
     log.flushed.advance(log.max_offset)
     while store.dispatcher.position < log.max_offset:
         assert store.dispatcher.dispatch(log.max_offset)
@@ -63,7 +65,7 @@ def put(store: MessageStore, count: int) -> list[int]:
 
 
 def sync_queues(store: MessageStore) -> None:
-    work = store.queue_sync_work()
+    work = store.syncs.queue_sync()
     assert work is not None
     work()
 
@@ -103,10 +105,10 @@ def after_a_cut(root: Path, image: Path) -> list[int]:
         store = opened(root)
         there = put(store, MESSAGES)
         sync_queues(store)
-        store.cut(there[MESSAGES // 2])
+        cut(store, there[MESSAGES // 2])
         while store.dispatcher.position < store.commit_log.max_offset:
             assert store.dispatcher.dispatch(store.commit_log.max_offset)
-        store.enable_puts()
+        store.puts.enable()
         return there[: MESSAGES // 2] + put(store, MESSAGES)
 
 

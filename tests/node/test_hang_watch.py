@@ -18,7 +18,7 @@ from trioha.node.roles import WAITING
 from trioha.remoting.client import open_client
 from trioha.store import dispatch_to_end, syncing
 from trioha.store.dispatch import Dispatcher
-from trioha.store.message_store import MessageStore
+from trioha.store.store_syncs import StoreSyncs
 
 STOPS = "no heartbeats to the controllers: this broker hangs"
 GOES_ON = "heartbeats to the controllers go on: this broker does not hang any more"
@@ -107,12 +107,12 @@ async def logged(logs: list[Any], event: str) -> Any:
 
 
 async def test_a_master_whose_disk_hangs_sends_no_heartbeats_until_it_goes_on(tmp_path, monkeypatch):
-    hanging, sync_work = Hanging(), MessageStore.sync_work
+    hanging, sync_work = Hanging(), StoreSyncs.log_sync
 
     def hanging_work(*arguments: Any, **options: Any) -> Callable[[], None]:
         return hanging.before(sync_work(*arguments, **options))
 
-    monkeypatch.setattr(MessageStore, "sync_work", hanging_work)
+    monkeypatch.setattr(StoreSyncs, "log_sync", hanging_work)
     with capture_logs() as logs, scripted_controller() as controller:
         async with node_of(tmp_path, controller.address, hanging) as node:
             await node.until(lambda status: status.role == BrokerRole.SYNC_MASTER.value)

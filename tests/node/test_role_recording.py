@@ -79,7 +79,7 @@ async def test_the_confirm_offset_is_recorded_each_200_ms_if_it_moved_and_at_the
     store, tmp_path, autojump_clock
 ):
     confirm = [10]
-    store.follow_confirm_offset(lambda: confirm[0])
+    store.checkpoints.follow_confirm_offset(lambda: confirm[0])
     async with bench(tmp_path) as one, trio.open_nursery() as nursery:
         events = Events()
         control = Control(agent=one.agent, role=role_of())
@@ -116,7 +116,7 @@ class Case:
     ],
 )
 async def test_a_confirm_offset_is_recorded_only_where_it_is_one(store, tmp_path, case, autojump_clock):
-    store.follow_confirm_offset(lambda: 10)
+    store.checkpoints.follow_confirm_offset(lambda: 10)
     async with bench(tmp_path) as one, trio.open_nursery() as nursery:
         events = Events()
         control = Control(agent=one.agent, role=case.role)
@@ -181,7 +181,7 @@ def test_a_cut_that_fails_is_not_recorded(store, monkeypatch):
     def fail(_: int) -> None:
         raise OSError("disk")
 
-    monkeypatch.setattr(store, "cut_steps", fail)
+    monkeypatch.setattr(store.cutter, "steps", fail)
     events = Events()
     with pytest.raises(OSError, match="disk"):
         list(recorded_cut(events, store)(1))
@@ -207,7 +207,6 @@ class Answer:
 )
 async def test_what_became_of_a_proposal_is_recorded(answer, event):
     events = Events()
-    proposed: list[Proposal] = []
     known = SyncStateSet(
         1,
         members=frozenset((1,)),
@@ -215,25 +214,23 @@ async def test_what_became_of_a_proposal_is_recorded(answer, event):
         epoch_start_offset=0,
         confirm_offset=0,
         log_end=lambda: 50,
-        propose=proposed.append,
     )
-    recorder = SetRecorder(events, lambda: known, set_epoch=7)
+    recorder = SetRecorder(events, set_epoch=7)
     proposal = Proposal(frozenset((1, 2)), 7)
-    recorder.proposing(proposed.append)(proposal)
-    assert proposed == [proposal]
+    recorder.proposed(known, proposal)
 
     async def alter(_members: frozenset[int], _known_epoch: int) -> Answer | None:
         await trio.lowlevel.checkpoint()
         return answer
 
-    assert await recorder.asking(alter)(proposal.members, proposal.known_epoch) is answer
+    assert await recorder.asking(known, alter)(proposal.members, proposal.known_epoch) is answer
     first = (Kind.SYNC_STATE_SET, -1, 50, 7, 2, SetEvent.PROPOSED)
     assert events.seen == [first, *([] if event is None else [(*first[:5], event)])]
     # The set itself is recorded when it is known, once.
-    recorder.changed()
+    recorder.changed(known)
     known.decided(frozenset((1, 2)), 8)
-    recorder.changed()
-    recorder.changed()
+    recorder.changed(known)
+    recorder.changed(known)
     assert events.seen[-1] == (Kind.SYNC_STATE_SET, -1, 50, 8, 2, SetEvent.CHANGED)
     assert len(events.of(Kind.SYNC_STATE_SET)) == (2 if event is None else 3)
     assert events.facts[-1] == ("sync_state_set", {"event": "CHANGED", "members": [1, 2], "setEpoch": 8})

@@ -30,6 +30,7 @@ from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.flush import FlushService
 from trioha.store.index_file import IndexShape
 from trioha.store.message_store import MessageStore
+from trioha.store.opening import open_store
 from trioha.store.record import Host
 from trioha.store.store_settings import StoreSettings
 from trioha.watermark import Watermark
@@ -95,8 +96,8 @@ class NodeSink(SingleEvents):
 
 def check_queues(settings: StoreSettings) -> list[str]:
     """After the last end: queues and index, recovered once more, are what the log says."""
-    store = MessageStore.open(settings)
-    store.limit_dispatch(None)
+    store = open_store(settings)
+    store.dispatcher.limit_to(None)
     while store.dispatcher.dispatch(store.commit_log.max_offset):
         pass
     store.close()
@@ -209,7 +210,7 @@ class Node(ABC):
             start_offset: int, end_offset: int, store_timestamp_ms: int, _on_step: Callable[[], None]
         ) -> None:
             await trio.sleep(self.rng.choice(self.disk_s))
-            store.sync_work(start_offset, end_offset, store_timestamp_ms=store_timestamp_ms)()
+            store.syncs.log_sync(start_offset, end_offset, store_timestamp_ms=store_timestamp_ms)()
 
         flush = FlushService(
             store,
@@ -235,7 +236,7 @@ class Node(ABC):
     # -- crashes -----------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        self.store = MessageStore.open(self.settings)
+        self.store = open_store(self.settings)
         log = self.log
         self._starts += 1
         self.trace.note(self.name, f"start {self._starts} log=[{log.min_offset}, {log.max_offset})")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.descriptors import close_after_test, release_after_test
+from trioha.store import opening
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueueSettings
@@ -71,7 +72,7 @@ def open_store(
     dispatch_to_confirmed: bool = False,
 ) -> MessageStore:
     """A store with the settings of the recorded ones; its files are closed after the test."""
-    store = MessageStore.open(
+    store = opening.open_store(
         StoreSettings(
             root=root,
             commit_log_directory=root / "commitlog",
@@ -126,9 +127,15 @@ def receive(store: MessageStore, ms: int) -> None:
     log.queue_offsets["Orders", 0] = queue_offset + 1
 
 
+def cut(store: MessageStore, offset: int) -> None:
+    """End the log at `offset`, and all that was built from it, on disk."""
+    for step in store.cutter.steps(offset):
+        step()
+
+
 def sync_queues(store: MessageStore) -> Checkpoint:
     """Put queues and index on disk, as the dispatch task does it; returns the checkpoint on disk then."""
-    work = store.queue_sync_work()
+    work = store.syncs.queue_sync()
     assert work is not None
     work()
     return on_disk(store)

@@ -10,7 +10,7 @@ from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.index_file import IndexShape
 from trioha.store.message_properties import parse_properties
-from trioha.store.message_store import MessageStore
+from trioha.store.opening import open_store
 from trioha.store.record import Host, Record, encode_record
 from trioha.store.record_layout import (
     BORN_HOST_V6,
@@ -97,7 +97,7 @@ def records(draw):
 
 
 def open_replica(root, *, is_slave):
-    return MessageStore.open(
+    return open_store(
         StoreSettings(
             root=root,
             commit_log_directory=root / "commitlog",
@@ -142,7 +142,7 @@ def test_any_whole_record_is_stored_dispatched_read_and_recovered(tmp_path_facto
         while store.dispatcher.dispatch(log.max_offset):
             pass
         assert store.dispatcher.position == end_offset
-        assert (store.queue_sync_work() or (lambda: None))() is None
+        assert (store.syncs.queue_sync() or (lambda: None))() is None
         look_at_all(store, found)
         store.close()
         if not clean:

@@ -1,4 +1,4 @@
-"""`MessageStore.cut`: the log and all that was built from it end at an earlier record, whatever crashes."""
+"""Cuts: the log and all that was built from it end at an earlier record, whatever crashes."""
 
 import random
 import shutil
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.descriptors import close_after_test, resources_closed
 from tests.store.crashes import Crash, CrashingDisk, PowerCutDisk
-from tests.store.support import log_bytes, message
+from tests.store.support import cut, log_bytes, message
 from tests.store.whole_stores import (
     EPOCHS,
     FILE_BYTES,
@@ -57,11 +57,11 @@ def test_a_cut_store_has_what_is_built_anew_from_its_log_at_once_and_after_a_sta
             store = opened(copy)
             marks = store.commit_log.appended, store.dispatcher.dispatched
             rewinds = [mark.rewinds for mark in marks]
-            store.cut(offset)
+            cut(store, offset)
             assert all(mark.rewinds > before for mark, before in zip(marks, rewinds, strict=True))
             assert store.commit_log.max_offset == store.commit_log.flushed.offset == offset
             dispatch(store)
-            store.enable_puts()
+            store.puts.enable()
             assert contents(store) == expected
             assert not (copy / "commitlog" / cut_marker.FILE_NAME).exists()
             if is_clean:
@@ -74,9 +74,9 @@ def test_the_store_goes_on_after_a_cut_as_one_that_never_had_more(tmp_path, temp
     copy = copied(root, tmp_path)
     store = opened(copy)
     queue_offsets = dict(store.commit_log.queue_offsets)
-    store.cut(starts[33])
+    cut(store, starts[33])
     dispatch(store)
-    store.enable_puts()
+    store.puts.enable()
     assert store.commit_log.max_offset == starts[33]
     for number in range(33, RECORDS + 5):
         put(store, number)
@@ -98,7 +98,7 @@ def test_only_the_start_of_a_record_can_be_cut_at(tmp_path, template, beyond):
     before = contents(store)
     offset = starts[30] + beyond
     with pytest.raises(StoreError, match="no record starts at this offset") as raised:
-        store.cut(offset)
+        cut(store, offset)
     assert raised.value.offset == offset
     assert contents(store) == before
     store.close()
@@ -110,7 +110,7 @@ def test_a_cut_at_the_logs_end_drops_epochs_without_data(tmp_path, template):
     store = opened(copied(root, tmp_path))
     assert store.epochs is not None
     before = contents(store)
-    store.cut(store.commit_log.max_offset)
+    cut(store, store.commit_log.max_offset)
     assert store.epochs.entries == before.epochs[:-1]
     assert contents(store).queues == before.queues
     assert not store.commit_log.puts_blocked
@@ -124,20 +124,20 @@ def test_a_sync_that_began_before_a_cut_does_not_raise_the_checkpoint_after_it(t
         put(store, number)
     dispatch(store)
     far_ms = store.commit_log.last_store_timestamp_ms + 1_000_000
-    log_sync = store.sync_work(start, store.commit_log.max_offset, store_timestamp_ms=far_ms)
+    log_sync = store.syncs.log_sync(start, store.commit_log.max_offset, store_timestamp_ms=far_ms)
     store.dispatcher.last_store_timestamp_ms = far_ms
-    queue_sync = store.queue_sync_work()
+    queue_sync = store.syncs.queue_sync()
     assert queue_sync is not None
-    store.cut(starts[10])
-    lowered = store.checkpoint
+    cut(store, starts[10])
+    lowered = store.checkpoints.current
     assert lowered.physic_msg_timestamp_ms <= store.commit_log.last_store_timestamp_ms
     log_sync()
     queue_sync()
-    assert store.checkpoint == lowered
-    put_after = store.queue_sync_work()
+    assert store.checkpoints.current == lowered
+    put_after = store.syncs.queue_sync()
     if put_after is not None:
         put_after()
-    assert store.checkpoint.logics_msg_timestamp_ms <= store.commit_log.last_store_timestamp_ms
+    assert store.checkpoints.current.logics_msg_timestamp_ms <= store.commit_log.last_store_timestamp_ms
 
 
 # -- the mark ------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def crashed_cut(root, offset, disk):
         store = opened(root, is_slave=True)
         with disk.in_use():
             try:
-                store.cut(offset)
+                cut(store, offset)
             except Crash:
                 return True
     return False
@@ -279,7 +279,7 @@ def test_a_log_that_is_cleared_in_part_is_cleared_whole_by_the_next_start(tmp_pa
         store = opened(copy)
         patch.setattr(MappedFile, "clear_from", clear_some)
         with pytest.raises(Crash):
-            store.cut(offset)
+            cut(store, offset)
     assert reopened(copy) == rebuilt(root, tmp_path / "rebuilt", end=offset)
 
 
@@ -308,12 +308,12 @@ def test_any_exception_during_a_cut_ends_the_store_and_the_next_start_completes_
         if step == "callback before":
             store.commit_log.on_cut(out_of_memory)
         elif step == "callback after":
-            store.on_cut.add(out_of_memory)
+            store.cutter.on_cut.add(out_of_memory)
         with monkeypatch.context() as patch:
             if "." in step:
                 patch.setattr(f"trioha.store.{step}", out_of_memory)
             with pytest.raises(StoreError, match="the cut cannot be completed: MemoryError") as raised:
-                store.cut(starts[9])
+                cut(store, starts[9])
         assert raised.value.offset == starts[9]
         assert store.commit_log.puts_blocked or step == "callback before"
         store.close()
@@ -332,7 +332,7 @@ def test_a_record_before_the_cut_that_cannot_be_read_leaves_the_store_uncut(tmp_
         with monkeypatch.context() as patch:
             patch.setattr("trioha.store.record_starts.store_timestamp_ms", out_of_memory)
             with pytest.raises(MemoryError):
-                store.cut(starts[9])
+                cut(store, starts[9])
         assert not is_marked(copy)
         assert put(store, 0) >= len(before.log)
         store.close()
@@ -368,8 +368,8 @@ def test_the_checkpoint_claims_nothing_of_a_log_that_was_set_aside(tmp_path, tem
     dispatch(store)
     far_ms = log.last_store_timestamp_ms + 1_000_000
     store.dispatcher.last_store_timestamp_ms = far_ms
-    log_sync = store.sync_work(start, log.max_offset, store_timestamp_ms=far_ms)
-    queue_sync = store.queue_sync_work()
+    log_sync = store.syncs.log_sync(start, log.max_offset, store_timestamp_ms=far_ms)
+    queue_sync = store.syncs.queue_sync()
     assert queue_sync is not None
     assert Checkpoint.load(copy / "checkpoint") != Checkpoint()
     log.archive(copy / "aside")
@@ -380,9 +380,9 @@ def test_the_checkpoint_claims_nothing_of_a_log_that_was_set_aside(tmp_path, tem
     assert Checkpoint.load(copy / "checkpoint") == Checkpoint()
     put(store, 0)
     dispatch(store)
-    store.sync_work(0, log.max_offset, store_timestamp_ms=log.last_store_timestamp_ms)()
+    store.syncs.log_sync(0, log.max_offset, store_timestamp_ms=log.last_store_timestamp_ms)()
     log.flushed.advance(log.max_offset)
-    if (work := store.queue_sync_work()) is not None:
+    if (work := store.syncs.queue_sync()) is not None:
         work()
     assert 0 < Checkpoint.load(copy / "checkpoint").logics_msg_timestamp_ms <= log.last_store_timestamp_ms
 
@@ -397,7 +397,7 @@ def test_after_a_power_cut_a_log_that_began_anew_is_checked_from_its_first_recor
         last_ms = store.commit_log.last_store_timestamp_ms
         # What the old log had last may be stored long after the records that a new master sends first.
         later_ms = last_ms + 1_000_000
-        store.sync_work(0, store.commit_log.max_offset, store_timestamp_ms=later_ms)()
+        store.syncs.log_sync(0, store.commit_log.max_offset, store_timestamp_ms=later_ms)()
         store.commit_log.archive(copy / "aside")
         for start, end in pairwise(starts):
             if end <= FILE_BYTES:
@@ -435,13 +435,13 @@ def test_a_power_cut_at_any_call_leaves_the_store_uncut_or_cut(tmp_path, templat
             is_crashed = False
             with CrashingDisk(crashes, on_sync=disk.synced).in_use():
                 try:
-                    store.cut(offset)
+                    cut(store, offset)
                 except Crash:
                     is_crashed = True
             if not is_crashed:
                 # It may be lost, and what it has the place of does not come back.
                 dispatch(store)
-                store.enable_puts()
+                store.puts.enable()
                 put(store, 31)
                 whole = log_bytes(store.commit_log)
             disk.image(images[0], is_kept=lambda: False)
@@ -489,12 +489,12 @@ def test_after_any_history_of_puts_cuts_and_stops_the_store_is_as_one_built_from
             log = store.commit_log
             if name == "put":
                 dispatch(store)
-                store.enable_puts()
+                store.puts.enable()
                 starts += [put(store, number % RECORDS) for number in range(int(value))]
                 model = log_bytes(log)
             elif name == "cut" and starts:
                 offset = starts[round(value * (len(starts) - 1))]
-                store.cut(offset)
+                cut(store, offset)
                 starts = [start for start in starts if start < offset]
                 model = model[:offset]
             elif name == "dispatch":
@@ -503,8 +503,8 @@ def test_after_any_history_of_puts_cuts_and_stops_the_store_is_as_one_built_from
                 assert store.epochs is not None
                 store.epochs.append(store.epochs.last_epoch + 1, log.max_offset)
             elif name == "sync":
-                store.sync_work(0, log.max_offset, store_timestamp_ms=log.last_store_timestamp_ms)()
-                if (work := store.queue_sync_work()) is not None:
+                store.syncs.log_sync(0, log.max_offset, store_timestamp_ms=log.last_store_timestamp_ms)()
+                if (work := store.syncs.queue_sync()) is not None:
                     work()
             elif name in {"close", "kill"}:
                 store.close() if name == "close" else store.release()

@@ -171,7 +171,7 @@ def test_after_a_clean_stop_only_the_logs_end_is_checked(tmp_path, monkeypatch):
     assert store.recovered.records == 10_000 // results[0].size
     assert store.commit_log.last_store_timestamp_ms == results[-1].store_timestamp_ms
     (tmp_path / "abort").touch()
-    store.mark_failed()
+    store.abort.mark_failed()
     store.close()
     again = open_store(tmp_path)
     assert again.recovered.records == len(results)

@@ -13,6 +13,7 @@ import trio
 
 from tests.store.support import FILE_BYTES, HOST, log_bytes, message, open_log, open_store
 from trioha.net.descriptors import lowest_free_descriptor
+from trioha.store import opening
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueueSettings
@@ -20,7 +21,6 @@ from trioha.store.dispatch_service import DispatchService
 from trioha.store.flush import FlushService
 from trioha.store.index_file import IndexShape
 from trioha.store.log_files import READ_FILES_MAX
-from trioha.store.message_store import MessageStore
 from trioha.store.put_status import PutStatus
 from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record import Record
@@ -69,7 +69,7 @@ def no_descriptors_left():
 
 def many_files(root, *, open_files_max=16):
     """A store of some 60 log files, 300 queues and 25 index files."""
-    store = MessageStore.open(
+    store = opening.open_store(
         StoreSettings(
             root=root,
             commit_log_directory=root / "commitlog",
@@ -95,7 +95,7 @@ def test_a_log_holds_few_descriptors_for_files_that_are_only_read(tmp_path):
     # Sixteen of queues; lock, checkpoint, the last index file, and log files that are not on disk yet.
     assert open_descriptors(tmp_path) == 16 + 3 + len(log.files)
     for _ in range(3):
-        store.sync_work(log.flushed.offset, log.max_offset, store_timestamp_ms=0)()
+        store.syncs.log_sync(log.flushed.offset, log.max_offset, store_timestamp_ms=0)()
         log.flushed.advance(log.max_offset)
         log.append(message(bytes(300)))
     assert open_descriptors(tmp_path) == 16 + 3 + 1
@@ -254,7 +254,7 @@ async def test_without_descriptors_queues_are_synced_later_and_the_checkpoint_wa
     store = many_files(tmp_path)
     log = store.commit_log
     store.dispatcher.dispatch(log.max_offset, records_max=10_000)
-    store.sync_work(0, log.max_offset, store_timestamp_ms=log.last_store_timestamp_ms)()
+    store.syncs.log_sync(0, log.max_offset, store_timestamp_ms=log.last_store_timestamp_ms)()
     log.flushed.advance(log.max_offset)
     works = []
 
@@ -285,7 +285,7 @@ def test_a_queue_sync_that_never_ran_is_done_at_the_close(tmp_path, monkeypatch)
     store = open_store(tmp_path)
     store.commit_log.append(message())
     store.dispatcher.dispatch(store.commit_log.max_offset)
-    taken = store.queue_sync_work()
+    taken = store.syncs.queue_sync()
     assert taken is not None
     synced = set()
     fsync = os.fsync
@@ -435,7 +435,7 @@ def test_without_descriptors_a_store_that_is_on_disk_closes_cleanly(tmp_path):
     store = open_store(tmp_path)
     store.commit_log.append(message())
     store.dispatcher.dispatch(store.commit_log.max_offset)
-    work = store.queue_sync_work()
+    work = store.syncs.queue_sync()
     assert work is not None
     work()
     with no_descriptors_left():

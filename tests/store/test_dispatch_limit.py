@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.store.support import message, offsets_of, open_store
+from tests.store.support import cut, message, offsets_of, open_store
 from trioha.store.dispatch_service import GATHER_S, DispatchService
 from trioha.store.dispatch_settings import DispatchSettings
 from trioha.watermark import Watermark
@@ -27,7 +27,7 @@ def test_dispatch_stops_at_the_limit_also_inside_of_a_record(tmp_path):
     store = open_store(tmp_path)
     ends = put(store, 5)
     limit = Watermark(ends[1] + 7)
-    store.limit_dispatch(limit)
+    store.dispatcher.limit_to(limit)
     assert store.dispatcher.dispatch(ends[-1]) == 2
     assert (store.dispatcher.position, dispatched(store), store.dispatcher.faults) == (ends[1], 2, 0)
     assert store.dispatcher.dispatch(ends[-1]) == 0
@@ -38,7 +38,7 @@ def test_dispatch_stops_at_the_limit_also_inside_of_a_record(tmp_path):
     limit.lower(ends[0])
     assert store.dispatcher.dispatch(ends[-1]) == 0
     assert dispatched(store) == 4
-    store.limit_dispatch(None)
+    store.dispatcher.limit_to(None)
     assert store.dispatcher.dispatch(ends[-1]) == 1
     assert dispatched(store) == 5
 
@@ -46,7 +46,7 @@ def test_dispatch_stops_at_the_limit_also_inside_of_a_record(tmp_path):
 async def test_a_limit_that_moves_wakes_the_dispatch_service(tmp_path, nursery, autojump_clock):
     store = open_store(tmp_path)
     limit = Watermark(0)
-    store.limit_dispatch(limit)
+    store.dispatcher.limit_to(limit)
     nursery.start_soon(DispatchService(store, sync=at_once).run)
     ends = put(store, 6)
     await trio.sleep(10)
@@ -75,13 +75,13 @@ async def test_records_of_a_shorter_log_are_dispatched_up_to_a_limit_that_stayed
 ):
     store = open_store(tmp_path)
     ends = put(store, 6)
-    store.limit_dispatch(Watermark(ends[4]))
+    store.dispatcher.limit_to(Watermark(ends[4]))
     nursery.start_soon(DispatchService(store, sync=at_once).run)
     await trio.sleep(10)
     assert store.dispatcher.position == ends[4]
     # Dispatch waits for the limit, since the log has more.
     if how == "cut":
-        store.cut(ends[1])
+        cut(store, ends[1])
     else:
         store.commit_log.archive(tmp_path / "aside")
     await trio.sleep(10)
@@ -97,7 +97,7 @@ async def test_the_dispatch_service_does_not_poll_for_the_limit(
     store = open_store(tmp_path)
     ends = put(store, 3)
     limit = Watermark(ends[0] + 1)
-    store.limit_dispatch(limit)
+    store.dispatcher.limit_to(limit)
     # As on a node that was slave: puts are enabled when all is dispatched, which here it is not.
     store.commit_log.puts_blocked = True
     calls = []
@@ -122,11 +122,11 @@ async def test_the_dispatch_service_does_not_poll_for_the_limit(
 async def test_another_limit_takes_effect_at_once(tmp_path, nursery, autojump_clock, after):
     store = open_store(tmp_path)
     ends = put(store, 3)
-    store.limit_dispatch(Watermark(ends[0]))
+    store.dispatcher.limit_to(Watermark(ends[0]))
     nursery.start_soon(DispatchService(store, sync=at_once).run)
     await trio.sleep(5)
     started_s = trio.current_time()
-    store.limit_dispatch(None if after is None else Watermark(ends[2]))
+    store.dispatcher.limit_to(None if after is None else Watermark(ends[2]))
     await store.dispatcher.dispatched.reached(ends[2])
     assert trio.current_time() - started_s <= GATHER_S
 
@@ -136,7 +136,7 @@ async def test_with_sync_flush_the_lower_one_of_limit_and_flushed_holds_dispatch
 ):
     store = open_store(tmp_path, dispatch=DispatchSettings(sync_flush=True))
     limit = Watermark(0)
-    store.limit_dispatch(limit)
+    store.dispatcher.limit_to(limit)
     nursery.start_soon(DispatchService(store, sync=at_once).run)
     ends = put(store, 4)
     for flushed, confirmed, expected in ((1, 0, 0), (1, 2, 1), (3, 2, 2), (4, 2, 2), (4, 4, 4)):
@@ -149,7 +149,7 @@ async def test_with_sync_flush_the_lower_one_of_limit_and_flushed_holds_dispatch
 def write_checkpoint(store, *, later_ms=0):
     """As a flush does it, at least a second of records after the last one."""
     log = store.commit_log
-    store.sync_work(0, log.max_offset, store_timestamp_ms=log.last_store_timestamp_ms + later_ms)()
+    store.syncs.log_sync(0, log.max_offset, store_timestamp_ms=log.last_store_timestamp_ms + later_ms)()
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
@@ -157,8 +157,8 @@ def test_a_start_in_controller_mode_dispatches_up_to_the_confirm_offset_of_the_c
     """RocketMQ's testBuildConsumeQueueNotExceedConfirmOffset."""
     store = open_store(tmp_path, dispatch_to_confirmed=True)
     ends = put(store, 5)
-    store.follow_confirm_offset(lambda: ends[2])
-    store.limit_dispatch(Watermark(ends[2]))
+    store.checkpoints.follow_confirm_offset(lambda: ends[2])
+    store.dispatcher.limit_to(Watermark(ends[2]))
     if is_clean:
         store.close()
         assert not (tmp_path / "abort").exists()
@@ -169,9 +169,9 @@ def test_a_start_in_controller_mode_dispatches_up_to_the_confirm_offset_of_the_c
     assert (dispatched(again), again.dispatcher.position) == (3, ends[2])
     # It has no role yet: a put would get a queue offset that a record has already.
     assert again.commit_log.puts_blocked
-    again.limit_dispatch(Watermark(ends[4]))
+    again.dispatcher.limit_to(Watermark(ends[4]))
     again.dispatcher.dispatch(ends[4])
-    again.enable_puts()
+    again.puts.enable()
     assert dispatched(again) == 5
     assert again.commit_log.append(message()).queue_offset == 5
     again.close()
@@ -180,14 +180,17 @@ def test_a_start_in_controller_mode_dispatches_up_to_the_confirm_offset_of_the_c
 def test_a_store_without_a_role_keeps_the_confirm_offset_of_the_checkpoint(tmp_path):
     store = open_store(tmp_path, dispatch_to_confirmed=True)
     ends = put(store, 5)
-    store.follow_confirm_offset(lambda: ends[2])
+    store.checkpoints.follow_confirm_offset(lambda: ends[2])
     store.close()
     waiting = open_store(tmp_path, dispatch_to_confirmed=True)
     write_checkpoint(waiting, later_ms=1000)
-    assert (waiting.last_confirm_offset, waiting.confirm_offset()) == (ends[2], ends[2])
+    assert (waiting.checkpoints.current.confirm_physical_offset, waiting.checkpoints.confirm_offset()) == (
+        ends[2],
+        ends[2],
+    )
     waiting.close()
     again = open_store(tmp_path, dispatch_to_confirmed=True)
-    assert again.last_confirm_offset == ends[2]
+    assert again.checkpoints.current.confirm_physical_offset == ends[2]
     again.close()
 
 
@@ -196,7 +199,7 @@ async def test_the_dispatch_service_goes_on_after_a_cut(tmp_path, nursery, autoj
     nursery.start_soon(DispatchService(store, sync=at_once).run)
     ends = put(store, 6)
     await store.dispatcher.dispatched.reached(ends[-1])
-    store.cut(ends[2])
+    cut(store, ends[2])
     assert dispatched(store) == 3
     await trio.sleep(2)
     result = store.commit_log.append(message())
@@ -219,9 +222,9 @@ def test_a_rebuilt_index_has_all_that_the_queues_have_whatever_the_limit(tmp_pat
     """A kill leaves queues beyond the checkpoint's confirm offset; a clean stop then vouches for both."""
     store = open_store(tmp_path, dispatch_to_confirmed=True)
     ends = put_keyed(store, 6)
-    store.follow_confirm_offset(lambda: ends[1])
+    store.checkpoints.follow_confirm_offset(lambda: ends[1])
     write_checkpoint(store)
-    store.limit_dispatch(Watermark(ends[4]))
+    store.dispatcher.limit_to(Watermark(ends[4]))
     store.dispatcher.dispatch(ends[-1])
     store.release()
     killed = open_store(tmp_path, dispatch_to_confirmed=True)
@@ -236,8 +239,8 @@ def test_an_index_that_is_cut_is_rebuilt_up_to_the_end_of_the_queues_whatever_th
     store = open_store(tmp_path)
     ends = put_keyed(store, 6)
     store.dispatcher.dispatch(ends[-1])
-    store.limit_dispatch(Watermark(ends[1]))
-    store.cut(ends[4])
+    store.dispatcher.limit_to(Watermark(ends[1]))
+    cut(store, ends[4])
     store.dispatcher.dispatch(ends[4])
     assert dispatched(store) == 5
     assert keys_in_index(store, 6) == [0, 1, 2, 3, 4]
@@ -250,7 +253,7 @@ def test_a_log_that_begins_anew_is_dispatched_up_to_the_limit_only(tmp_path):
     store = open_store(tmp_path)
     ends = put_keyed(store, 3)
     store.dispatcher.dispatch(ends[-1])
-    store.limit_dispatch(Watermark(0))
+    store.dispatcher.limit_to(Watermark(0))
     store.commit_log.archive(tmp_path / "aside")
     put_keyed(store, 2)
     assert store.dispatcher.dispatch(store.commit_log.max_offset) == 0

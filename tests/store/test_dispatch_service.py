@@ -53,10 +53,10 @@ async def test_appended_records_are_dispatched_and_synced_soon(store, tmp_path, 
     assert trio.current_time() < 0.1
     store.commit_log.flushed.advance(result.end_offset)
     await trio.sleep(2)
-    assert store.queue_sync_work() is None
+    assert store.syncs.queue_sync() is None
     # Not for every record, but finally for the last one.
     assert (reports[-1][0], sum(records for _, records in reports), len(reports)) == (result.end_offset, 5, 2)
-    assert store.checkpoint.logics_msg_timestamp_ms == result.store_timestamp_ms
+    assert store.checkpoints.current.logics_msg_timestamp_ms == result.store_timestamp_ms
 
 
 def waiting_reader():
@@ -227,7 +227,7 @@ async def test_a_master_that_starts_on_a_full_disk_accepts_puts_when_its_queues_
     store = open_store(tmp_path)
     for _ in range(30):
         store.commit_log.append(message())
-    store.mark_failed()
+    store.abort.mark_failed()
     store.close()
     write = os.pwrite
 
@@ -430,11 +430,11 @@ def test_a_queue_manifest_that_could_not_be_written_is_written_later(store, monk
     monkeypatch.setattr(store_syncs, "save_queue_manifest", refuse_once)
     store.commit_log.append(message())
     store.dispatcher.dispatch(store.commit_log.max_offset)
-    store.queue_sync_work()()
+    store.syncs.queue_sync()()
     assert load_queue_manifest(store.settings.root) == frozenset()
-    store.queue_sync_work()()
+    store.syncs.queue_sync()()
     assert load_queue_manifest(store.settings.root) == {("Orders", 0)}
-    assert store.queue_sync_work() is None
+    assert store.syncs.queue_sync() is None
 
 
 async def test_lone_records_are_reported_as_soon_as_a_report_is_due(store, nursery, autojump_clock):

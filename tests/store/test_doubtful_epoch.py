@@ -114,7 +114,7 @@ def test_an_epoch_of_which_every_byte_is_lost_is_in_doubt_too(tmp_path, machine)
 
 def test_a_disk_that_failed_a_sync_may_have_lost_pages(tmp_path, machine):
     store = used(tmp_path)
-    store.mark_failed()
+    store.abort.mark_failed()
     store.close()
     assert opened(tmp_path).doubtful_epoch == 7
 

@@ -134,15 +134,15 @@ async def test_the_confirm_offset_of_checkpoints_is_read_in_the_thread_of_the_lo
         readers.append(threading.current_thread())
         return offsets[len(readers) - 1]
 
-    store.follow_confirm_offset(confirm_offset)
-    log_sync = store.sync_work(0, store.commit_log.max_offset, store_timestamp_ms=2**50)
-    queue_sync = store.queue_sync_work()
+    store.checkpoints.follow_confirm_offset(confirm_offset)
+    log_sync = store.syncs.log_sync(0, store.commit_log.max_offset, store_timestamp_ms=2**50)
+    queue_sync = store.syncs.queue_sync()
     with trio.fail_after(10):
         await trio.to_thread.run_sync(queue_sync)
-        assert store.last_confirm_offset == offsets[1]
+        assert store.checkpoints.current.confirm_physical_offset == offsets[1]
         # One that began earlier and ends later does not set it back.
         await trio.to_thread.run_sync(log_sync)
-    assert store.last_confirm_offset == offsets[1]
+    assert store.checkpoints.current.confirm_physical_offset == offsets[1]
     assert readers == [threading.current_thread()] * 2
 
 

@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexShape
 from trioha.store.message_properties import parse_properties
-from trioha.store.message_store import MessageStore
+from trioha.store.opening import open_store
 from trioha.store.reads import GetStatus
 from trioha.store.record import Host, decode_record
 from trioha.store.store_settings import StoreSettings
@@ -33,7 +33,7 @@ TOPIC = "TopicTest"
 
 
 def open_files(root):
-    return MessageStore.open(
+    return open_store(
         StoreSettings(
             root=root,
             commit_log_directory=root / "commitlog",

@@ -10,7 +10,7 @@ import trio
 from structlog.testing import capture_logs
 
 from tests.store.dispatching import files_below, parts_of
-from tests.store.support import message, open_log, open_store
+from tests.store.support import cut, message, open_log, open_store
 from trioha.store.dispatch_service import REBUILD_INTERVAL_S, RECHECK_S, SYNC_INTERVAL_S, DispatchService
 from trioha.store.dispatch_to_end import dispatch_to_end
 from trioha.store.index_file import IndexFile, IndexShape
@@ -157,7 +157,7 @@ async def test_a_disk_without_room_for_the_index_holds_no_queue_up(tmp_path, nur
         store.commit_log.flushed.advance(end_offset)
         await trio.sleep(2 * RECHECK_S)
         # A start after a crash builds from there.
-        assert store.checkpoint.logics_physical_offset == 0
+        assert store.checkpoints.current.logics_physical_offset == 0
     await trio.sleep(2 * RECHECK_S)
     assert store.dispatcher.index_lacks_from is None
     assert dict(store.unwritten.reasons) == {}
@@ -188,7 +188,7 @@ async def test_after_a_failed_sync_of_the_index_its_files_are_built_again(tmp_pa
     assert store.index.files[0].path == kept
     store.commit_log.flushed.advance(append(store.commit_log, 2))
     await trio.sleep(2 * SYNC_INTERVAL_S)
-    assert store.checkpoint.logics_physical_offset == store.commit_log.max_offset
+    assert store.checkpoints.current.logics_physical_offset == store.commit_log.max_offset
     assert list(files_below(tmp_path / "index").values()) == expected_index(
         store.commit_log, tmp_path / "whole", store.index.shape
     )
@@ -211,10 +211,10 @@ async def test_a_disk_that_syncs_no_index_holds_nothing_up_and_is_tried_once_a_m
         assert found(store.index, 0) == [0]
         assert 10 <= store.unwritten.failures["index"] == len(tried) <= 12
         # A start after a crash builds from there.
-        assert store.checkpoint.logics_physical_offset == 0
+        assert store.checkpoints.current.logics_physical_offset == 0
     await trio.sleep(2 * REBUILD_INTERVAL_S)
     assert dict(store.unwritten.reasons) == {}
-    assert store.checkpoint.logics_physical_offset == end_offset
+    assert store.checkpoints.current.logics_physical_offset == end_offset
     nursery.cancel_scope.cancel()
     store.close()
 
@@ -241,11 +241,11 @@ def test_a_stop_and_a_start_whose_syncs_of_the_index_fail_leave_it_to_the_next_s
     with syncs_of_the_index_fail():
         again = open_store(tmp_path)
         assert again.commit_log.append(message()).status is PutStatus.PUT_OK
-        assert again.index_is_doubtful()
+        assert again.index_rebuild.is_doubtful()
         again.close()
     last = open_store(tmp_path)
     assert found(last.index, 0) == [0]
-    assert not last.index_is_doubtful()
+    assert not last.index_rebuild.is_doubtful()
     last.close()
     assert not (tmp_path / "abort").exists()
 
@@ -257,19 +257,19 @@ def test_a_cut_whose_syncs_of_the_index_fail_is_completed(tmp_path, then):
     append(store.commit_log, 3)
     dispatch_to_end(store.dispatcher, store.commit_log)
     with syncs_of_the_index_fail():
-        store.cut(cut_at)
+        cut(store, cut_at)
     assert store.commit_log.max_offset == cut_at
-    assert store.index_is_doubtful()
+    assert store.index_rebuild.is_doubtful()
     if then == "is killed":
         store.release()
         store = open_store(tmp_path)
     else:
-        for step in store.drop_doubtful_index():
+        for step in store.index_rebuild.drop_steps():
             step()
     dispatch_to_end(store.dispatcher, store.commit_log)
     while store.dispatcher.complete_index():
         pass
-    assert not store.index_is_doubtful()
+    assert not store.index_rebuild.is_doubtful()
     assert found(store.index, 0) == [0]
     assert found(store.index, cut_at) == []
     store.close()
@@ -291,12 +291,12 @@ def test_the_next_start_completes_the_index_whatever_the_stop(tmp_path, stop):
             store.close()
             assert not (tmp_path / "abort").exists()
         else:
-            store.queue_sync_work()()
+            store.syncs.queue_sync()()
             store.release()
     again = open_store(tmp_path)
     if stop == "clean":
         assert again.dispatcher.index_lacks_from == lacks_from
-        assert again.checkpoint.logics_physical_offset == lacks_from
+        assert again.checkpoints.current.logics_physical_offset == lacks_from
     while again.dispatcher.complete_index():
         pass
     dispatch_to_end(again.dispatcher, again.commit_log)
@@ -319,7 +319,7 @@ def test_a_cut_before_what_the_index_lacks_ends_the_backlog(tmp_path):
         append(store.commit_log, 3)
         dispatch_to_end(store.dispatcher, store.commit_log)
     assert store.dispatcher.index_lacks_from == cut_at
-    store.cut(cut_at)
+    cut(store, cut_at)
     assert store.dispatcher.index_lacks_from is None
     append(store.commit_log, 1)
     dispatch_to_end(store.dispatcher, store.commit_log)

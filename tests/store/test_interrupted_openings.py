@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.store.support import message, open_store
-from trioha.store.message_store import MessageStore
+from trioha.store import opening
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -57,7 +57,7 @@ def test_an_opening_may_be_ended_at_any_progress_report_and_the_next_one_is_comp
     phases = set()
     while True:
         try:
-            store = MessageStore.open(settings, on_progress=EndAt(reports))
+            store = opening.open_store(settings, on_progress=EndAt(reports))
         except Ended as ended:
             phases.add(str(ended))
         else:
@@ -81,11 +81,11 @@ def test_a_store_with_partly_built_queues_is_in_need_of_recovery(tmp_path, monke
     reports = 0
     while not ended_while_building:
         with pytest.raises(Ended) as ended:
-            MessageStore.open(settings, on_progress=EndAt(reports))
+            opening.open_store(settings, on_progress=EndAt(reports))
         reports += 1
         ended_while_building = "building" in str(ended.value)
         assert (tmp_path / "abort").exists() == ended_while_building
-    store = MessageStore.open(settings)
+    store = opening.open_store(settings)
     assert [store.reads.max_offset("Orders", queue_id) for queue_id in range(4)] == [75] * 4
     store.close()
     assert not (tmp_path / "abort").exists()

@@ -93,7 +93,7 @@ def test_without_proc_nobody_knows_and_the_lock_alone_counts(tmp_path, holder, m
 def test_an_open_store_finds_its_lock_file_gone_or_replaced(tmp_path, change, reason):
     root = tmp_path / "store"
     store = open_store(root)
-    store.check_lock()
+    store.lock.check()
     if change == "folder":
         root.rename(tmp_path / "moved")
     else:
@@ -101,7 +101,7 @@ def test_an_open_store_finds_its_lock_file_gone_or_replaced(tmp_path, change, re
     if change == "replaced":
         (root / "lock").write_bytes(b"lock")
     with pytest.raises(StoreError, match=reason):
-        store.check_lock()
+        store.lock.check()
 
 
 def test_a_lock_file_that_is_replaced_while_it_is_locked_is_no_lock(tmp_path, monkeypatch):

@@ -31,8 +31,8 @@ def test_lost_queues_are_built_again_before_the_first_put(tmp_path, stop, lost):
     assert len(wanted) == 6
     if stop == "killed":
         # The last sync before the kill has named the queues.
-        store.queue_sync_work()()
-        store.mark_failed()
+        store.syncs.queue_sync()()
+        store.abort.mark_failed()
     store.close()
     gone = tmp_path / "consumequeue" / lost
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
@@ -47,7 +47,7 @@ def test_a_deleted_topic_does_not_come_back(tmp_path):
     # Records after the last one in any queue are dispatched again anyhow: let them be another topic's.
     store.commit_log.append(message(topic="T0"))
     store.dispatcher.dispatch(store.commit_log.max_offset)
-    store.queue_sync_work()()
+    store.syncs.queue_sync()()
     assert all(delete_queues(store, "T2"))
     store.close()
     again = open_store(tmp_path)
@@ -71,7 +71,7 @@ def test_a_start_builds_many_queues_with_few_writes(tmp_path, monkeypatch, queue
     store = open_store(tmp_path, file_bytes=1 << 20)
     for number in range(320):
         store.commit_log.append(message(topic="T", queue_id=number % queues))
-    store.mark_failed()
+    store.abort.mark_failed()
     store.close()
     monkeypatch.setattr(dispatch_to_end, "DISPATCH_RECORDS", 16)
     monkeypatch.setattr(dispatch_to_end, "_SPARSE_DISPATCH_RECORDS", 160)

@@ -96,7 +96,7 @@ def test_queue_offsets_after_a_cut_are_those_of_the_log_that_is_left(tmp_path):
     store = open_store(tmp_path)
     results = [store.commit_log.append(message(b"x" * 3000, queue_id=number % 4)) for number in range(60)]
     store.commit_log.files[-1].view[results[-1].physical_offset % FILE_BYTES + 100] ^= 1
-    store.mark_failed()
+    store.abort.mark_failed()
     store.close()
     again = open_store(tmp_path)
     assert again.commit_log.append(message(queue_id=59 % 4)).queue_offset == results[-1].queue_offset
@@ -264,13 +264,13 @@ def test_a_close_that_cannot_complete_the_queues_leaves_abort(tmp_path, monkeypa
 
 def test_a_checkpoint_keeps_the_confirm_offset_and_is_without_one_where_none_is_known(tmp_path):
     store = open_store(tmp_path)
-    assert store.last_confirm_offset == 0
+    assert store.checkpoints.current.confirm_physical_offset == 0
     store.commit_log.append(message())
-    store.follow_confirm_offset(lambda: 77)
+    store.checkpoints.follow_confirm_offset(lambda: 77)
     store.close()
     assert Checkpoint.load(tmp_path / "checkpoint").confirm_physical_offset == 77
     store = open_store(tmp_path)
-    assert store.last_confirm_offset == 77
+    assert store.checkpoints.current.confirm_physical_offset == 77
     # A slave, or a master that does not compute it: what was true once says nothing of later records.
     store.close()
     assert Checkpoint.load(tmp_path / "checkpoint").confirm_physical_offset == 0

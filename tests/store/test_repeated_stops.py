@@ -15,7 +15,7 @@ from attrs import evolve
 
 from tests.descriptors import close_after_test, resources_closed
 from tests.store.crashes import Crash, CrashingDisk, PowerCutDisk
-from tests.store.support import message
+from tests.store.support import cut, message
 from tests.store.whole_stores import (
     contents,
     dispatch,
@@ -116,9 +116,9 @@ def test_a_power_cut_after_a_cut_and_another_one_at_any_call_of_the_next_start_l
     disk = close_after_test(PowerCutDisk(cut))
     with resources_closed(), CrashingDisk(on_sync=disk.synced).in_use():
         store = opened(cut)
-        store.cut(starts[number])
+        cut(store, starts[number])
         dispatch(store)
-        store.enable_puts()
+        store.puts.enable()
         put(store, number)
         dispatch(store)
     for first in images(disk, tmp_path / "first", chance):
@@ -133,9 +133,9 @@ def test_a_power_cut_after_a_cut_and_another_one_at_any_call_of_the_next_start_l
                         store = opened(image)
                         # What was put after the cut may be lost, and nothing else.
                         if store.commit_log.max_offset > starts[number]:
-                            store.cut(starts[number])
+                            cut(store, starts[number])
                             dispatch(store)
-                            store.enable_puts()
+                            store.puts.enable()
                         assert contents(store) == end, (calls, image.name)
             shutil.rmtree(copy)
             calls += 2
@@ -149,14 +149,14 @@ def test_a_sync_of_a_part_of_what_is_built_after_a_cut_claims_no_more(tmp_path, 
     disk = close_after_test(PowerCutDisk(copy))
     with resources_closed(), CrashingDisk(on_sync=disk.synced).in_use():
         store = opened(copy)
-        assert store.checkpoint.index_msg_timestamp_ms > 0
+        assert store.checkpoints.current.index_msg_timestamp_ms > 0
         put(store, 0)
         dispatch(store)
-        store.cut(starts[40])
+        cut(store, starts[40])
         assert store.dispatcher.position == 0
-        assert store.checkpoint.index_msg_timestamp_ms == store.index.full_until_ms == 0
+        assert store.checkpoints.current.index_msg_timestamp_ms == store.index.full_until_ms == 0
         assert store.dispatcher.dispatch(starts[40], records_max=2)
-        sync = store.queue_sync_work()
+        sync = store.syncs.queue_sync()
         assert sync is not None
         sync()
     image = disk.image(tmp_path / "image", is_kept=lambda: False)
@@ -221,7 +221,7 @@ def test_with_a_full_disk_a_start_goes_on_without_the_checkpoint(tmp_path, templ
     assert all(whole.keys[f"Orders id{number}"] for number in (0, 3, 60, 63))
     # The next one that is written is right.
     claimed = Checkpoint.load(copy / "checkpoint").logics_msg_timestamp_ms
-    assert store.checkpoint.logics_msg_timestamp_ms < claimed
+    assert store.checkpoints.current.logics_msg_timestamp_ms < claimed
 
 
 def test_the_checkpoint_claims_nothing_of_a_log_that_is_gone(tmp_path, template):
@@ -237,17 +237,17 @@ def test_the_checkpoint_claims_nothing_of_a_log_that_is_gone(tmp_path, template)
 def test_a_sync_during_a_cut_does_not_claim_what_the_cut_has_not_put_on_disk(tmp_path, template):
     copy = Path(shutil.copytree(template[0], tmp_path / "copy"))
     store = opened(copy)
-    claimed_ms = store.checkpoint.logics_msg_timestamp_ms
+    claimed_ms = store.checkpoints.current.logics_msg_timestamp_ms
     for number in range(8):
         put(store, number)
     offset = store.commit_log.append(message()).physical_offset
     dispatch(store)
-    steps = store.cut_steps(offset)
+    steps = store.cutter.steps(offset)
     first = next(steps)
     # The index has all of its keys, and the first step the writes to queues.
     assert store.dispatcher.position == offset
     assert store.dispatcher.last_store_timestamp_ms > claimed_ms
-    sync = store.queue_sync_work()
+    sync = store.syncs.queue_sync()
     assert sync is not None
     sync()
     assert Checkpoint.load(copy / "checkpoint").logics_msg_timestamp_ms == claimed_ms
@@ -255,10 +255,10 @@ def test_a_sync_during_a_cut_does_not_claim_what_the_cut_has_not_put_on_disk(tmp
     for step in steps:
         step()
     dispatch(store)
-    store.enable_puts()
+    store.puts.enable()
     put(store, 3)
     dispatch(store)
-    sync = store.queue_sync_work()
+    sync = store.syncs.queue_sync()
     assert sync is not None
     sync()
     assert Checkpoint.load(copy / "checkpoint").logics_msg_timestamp_ms > claimed_ms

@@ -36,7 +36,7 @@ def test_what_was_attached_for_a_role_is_detached_at_its_end(tmp_path):
     dispatcher.on_written.add(lambda _queues: called.append("always"))
     with store.attachments():
         dispatcher.on_written.add(lambda _queues: called.append("role"))
-        store.follow_confirm_offset(lambda: 42)
+        store.checkpoints.follow_confirm_offset(lambda: 42)
         log.append(message())
         dispatcher.dispatch(log.max_offset)
         assert called == ["always", "role"]
@@ -45,4 +45,4 @@ def test_what_was_attached_for_a_role_is_detached_at_its_end(tmp_path):
     dispatcher.dispatch(log.max_offset)
     assert called == ["always"]
     # Nothing computes it any more, but the checkpoint must not lose it.
-    assert store.confirm_offset() == 42
+    assert store.checkpoints.confirm_offset() == 42

@@ -274,7 +274,7 @@ async def test_syncs_that_nobody_waits_for_are_paced(tmp_path, monkeypatch, sync
     await flush.flush()
     assert seen == [not sync_flush]
     store.dispatcher.dispatch(store.commit_log.max_offset)
-    sync_queues = store.queue_sync_work(paced=True)
+    sync_queues = store.syncs.queue_sync(paced=True)
     assert sync_queues is not None
     seen.clear()
     sync_queues()

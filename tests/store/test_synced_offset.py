@@ -10,7 +10,7 @@ from attrs import evolve
 
 from tests.descriptors import close_after_test, resources_closed
 from tests.store.crashes import CrashingDisk, PowerCutDisk
-from tests.store.support import FILE_BYTES, copy_store, message, on_disk, open_store, sync_queues
+from tests.store.support import FILE_BYTES, copy_store, cut, message, on_disk, open_store, sync_queues
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.dispatch_start import start_position
 from trioha.store.index_service import IndexService
@@ -47,7 +47,7 @@ def flush(store, end_offset=None):
     """Put the log on disk, all of it or up to an offset, as the flush task does it."""
     log = store.commit_log
     end = log.max_offset if end_offset is None else end_offset
-    store.sync_work(log.flushed.offset, end, store_timestamp_ms=log.last_store_timestamp_ms)()
+    store.syncs.log_sync(log.flushed.offset, end, store_timestamp_ms=log.last_store_timestamp_ms)()
     log.flushed.advance(end)
 
 
@@ -75,7 +75,7 @@ def test_a_sync_of_queues_writes_where_dispatch_was_when_it_began(tmp_path):
     dispatch(store)
     flush(store)
     position = store.dispatcher.position
-    work = store.queue_sync_work()
+    work = store.syncs.queue_sync()
     assert work is not None
     put(store, 5)
     dispatch(store)
@@ -83,7 +83,7 @@ def test_a_sync_of_queues_writes_where_dispatch_was_when_it_began(tmp_path):
     work()
     assert on_disk(store).logics_physical_offset == position < store.dispatcher.position
     assert sync_queues(store).logics_physical_offset == store.dispatcher.position
-    assert store.queue_sync_work() is None
+    assert store.syncs.queue_sync() is None
 
 
 def test_no_record_of_which_the_log_is_not_on_disk_is_claimed_and_the_offset_is_a_records_start(tmp_path):
@@ -97,12 +97,12 @@ def test_no_record_of_which_the_log_is_not_on_disk_is_claimed_and_the_offset_is_
     offset = sync_queues(store).logics_physical_offset
     assert offset in starts
     assert flushed_offset - 20_000 < offset <= flushed_offset
-    assert store.queue_sync_work() is None
+    assert store.syncs.queue_sync() is None
     # The queues are on disk: once the log is, too, nothing has to be written to them for the rest to count.
     flush(store)
     assert on_disk(store).logics_physical_offset == offset
     assert sync_queues(store).logics_physical_offset == store.commit_log.max_offset
-    assert store.queue_sync_work() is None
+    assert store.syncs.queue_sync() is None
 
 
 def test_while_nothing_of_the_log_is_on_disk_no_time_is_claimed_either(tmp_path):
@@ -150,14 +150,14 @@ def test_a_cut_lowers_the_offset_before_it_deletes_what_is_built_again(tmp_path,
         cut(index, plan)
 
     monkeypatch.setattr(IndexService, "cut", look)
-    store.cut(starts[30])
+    cut(store, starts[30])
     # The index file that had keys of what was cut is built again from its first record on.
     position = 0 if is_keyed else starts[30]
     assert store.dispatcher.position == position
     assert [checkpoint.logics_physical_offset for checkpoint in seen] == [position]
     assert (seen[0].logics_msg_timestamp_ms > 0) == (position > 0)
     dispatch(store)
-    store.enable_puts()
+    store.puts.enable()
     put(store, 1)
     dispatch(store)
     flush(store)
@@ -170,7 +170,7 @@ def test_a_cut_does_not_claim_what_was_dispatched_and_not_synced_before_it(tmp_p
     starts = put(store, 20)
     dispatch(store)
     flush(store)
-    store.cut(starts[10])
+    cut(store, starts[10])
     assert on_disk(store).logics_physical_offset <= synced_offset < starts[10]
 
 
@@ -313,13 +313,13 @@ def live(store, chance):
         elif step == "flush":
             flush(store)
         elif step == "sync":
-            if (work := store.queue_sync_work()) is not None:
+            if (work := store.syncs.queue_sync()) is not None:
                 work()
         elif chance.random() < 0.4 and not store.commit_log.is_empty:
             log = store.commit_log
-            store.cut(log.starts.first_from(chance.randrange(log.max_offset)))
+            cut(store, log.starts.first_from(chance.randrange(log.max_offset)))
             dispatch(store)
-            store.enable_puts()
+            store.puts.enable()
 
 
 def test_after_any_power_cuts_the_records_before_the_start_of_either_kind_are_whole_and_in_their_queues(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
-from tests.store.support import message, on_disk, open_log, open_store, receive, sync_queues
+from tests.store.support import cut, message, on_disk, open_log, open_store, receive, sync_queues
 from tests.store.test_kernel import mode
 from trioha.errors import StoreError
 from trioha.store import compiled
@@ -60,7 +60,7 @@ def dispatch(store):
 
 def flush(store):
     log = store.commit_log
-    store.sync_work(log.flushed.offset, log.max_offset, store_timestamp_ms=log.last_store_timestamp_ms)()
+    store.syncs.log_sync(log.flushed.offset, log.max_offset, store_timestamp_ms=log.last_store_timestamp_ms)()
     log.flushed.advance(log.max_offset)
 
 
@@ -178,10 +178,10 @@ def test_steps_that_cannot_be_written_are_reported_and_hold_the_checkpoint_until
         sync_queues(store)
     assert store.unwritten.failures == {"time steps": 2}
     assert os.strerror(number) in store.unwritten.reasons["time steps"]
-    assert store.checkpoint.logics_physical_offset == 0
+    assert store.checkpoints.current.logics_physical_offset == 0
     sync_queues(store)
     assert dict(store.unwritten.reasons) == {}
-    assert store.checkpoint.logics_physical_offset == store.commit_log.max_offset
+    assert store.checkpoints.current.logics_physical_offset == store.commit_log.max_offset
     assert len(json.loads((tmp_path / FILE_NAME).read_text())["steps"]) == 1
     store.close()
 
@@ -194,7 +194,7 @@ def test_a_cut_and_a_new_log_forget_the_steps_after_them(tmp_path, wall):
         steps.append(put(store, wall, NOW_MS).physical_offset)
     dispatch(store)
     flush(store)
-    store.cut(steps[1])
+    cut(store, steps[1])
     assert [step.offset for step in store.dispatcher.time_steps.all] == steps[:1]
     assert put(store, wall, NOW_MS).physical_offset == steps[1]
     dispatch(store)

@@ -59,9 +59,9 @@ def test_deleted_queues_do_not_come_back_at_the_next_start(tmp_path):
         put(store, b"old")
     put(store, b"other", topic="Other")
     dispatch(store)
-    store.queue_sync_work()()
+    store.syncs.queue_sync()()
     assert list(delete_queues(store, "Orders")) == [True]
-    work = store.queue_sync_work()
+    work = store.syncs.queue_sync()
     assert work is not None, "the list of queues has changed"
     work()
     store.close()

@@ -37,7 +37,7 @@ from trioha.store.checkpoint import Checkpoint
 from trioha.store.lock import RESTORE_MARKER, StoreLock
 from trioha.store.mapped_file import DISK_FULL, create_atomically, file_name, reserve
 from trioha.store.message_offsets import QueueKey
-from trioha.store.message_store import MessageStore
+from trioha.store.opening import open_store
 from trioha.store.record import Host
 from trioha.store.record_layout import scan_records, store_timestamp_ms
 from trioha.store.store_settings import StoreSettings
@@ -581,7 +581,7 @@ class Restore:
             message_bytes_max=4 << 20,
             store_host=Host.parse("127.0.0.1", 10911),
         )
-        store = MessageStore.open(settings, on_progress=on_progress, is_restoring=True)
+        store = open_store(settings, on_progress=on_progress, is_restoring=True)
         try:
             log = store.commit_log
             if log.max_offset != plan.end_offset or store.dispatcher.position != log.max_offset:

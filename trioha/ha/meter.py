@@ -44,8 +44,8 @@ class LagClock:
     """Lag in seconds: the age of the oldest byte that is not acknowledged.
 
     Keeps samples of the log's end over time. Samples closer than 10 ms are joined; whenever there are 8192,
-    that interval doubles until half of them are left. So samples stay even in time, ages are exact to that
-    interval, and memory is bounded however long a replica lags.
+    the interval doubles until half of the samples are left. So samples stay even in time, ages are exact to
+    the interval, and memory is bounded however long a replica lags.
     """
 
     def __init__(self) -> None:
@@ -96,8 +96,8 @@ class LagClock:
     def age_from_s(self, offset: int, now_s: float) -> float:
         """Age of the oldest byte from `offset` on of a log that ends after it; searches all samples.
 
-        There are samples of what the log had at each sent frame. Bytes after them are younger than the last
-        sample: its age is the most that theirs can be.
+        Each sent frame adds a sample of the log's end. Bytes after the last sample are younger than that
+        sample, so its age is returned for them.
         """
         for end_offset, seen_s in self._samples:
             if end_offset > offset:
@@ -122,8 +122,8 @@ class LagClock:
 class DistributionMeter:
     """The distribution of the values of the last `DISTRIBUTION_WINDOW_S`: adding one is cheap, reading sorts.
 
-    A window ends with the first read after that time. Of more than `VALUES_MAX` values in a window only the
-    last ones count.
+    A window ends with the first read after `DISTRIBUTION_WINDOW_S`. Of more than `VALUES_MAX` values in a
+    window only the last count.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -131,7 +131,7 @@ class DistributionMeter:
         self._values: deque[float] = deque(maxlen=VALUES_MAX)
         self._last: Distribution[int] | None = None
         self.add = self._values.append
-        """Add a value: the deque's own method, since some are added with every frame."""
+        """Add a value: the deque's own method, since each frame adds some."""
 
     def distribution(self, now_s: float, *, per_unit: float = 1.0) -> Distribution[int] | None:
         """The values of the last complete window, of the current one while there is none; None without any.

@@ -3,8 +3,8 @@
 Replicas are counted, not connections: two connections of one replica are one copy (RocketMQ counts two,
 docs/protocol/ha.md#number-of-copies). An ack belongs to its connection and is forgotten with it.
 
-Theory of operation. A connection's first report is a claim: it reports what the slave has, and none of that
-was sent on the connection. Later acks are about bytes that were sent. A put that waited before the claim must
+Theory of operation. A connection's first report is a claim: the slave reports bytes that were not sent on
+this connection. Later acks are about bytes that were sent. A put that waited before the claim must
 not be released by it, nor by later acks that include it: any peer could claim anything, and where each
 connection is a replica, a slave that reconnects before its old connection has ended would be two copies. So
 puts wait in quorum views: a connection counts for puts that begin to wait after its claim, and for earlier
@@ -22,7 +22,7 @@ needs) once it has also acknowledged bytes that were sent on its connection, or 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import trio
@@ -123,12 +123,9 @@ class Replicas:
         *,
         gap_bytes_max: int,
         unacked_s_max: float = UNACKED_S_MAX,
-        on_acknowledged: Callable[[], None] = lambda: None,
     ) -> None:
         """A replica with a lag of `gap_bytes_max` (haMaxGapNotInSync, haSlaveFallbehindMax) is not eligible,
         nor is one whose ack has been due for `unacked_s_max` (haMaxTimeSlaveNotCatchup).
-
-        `on_acknowledged` is called after each ack; it must not raise.
         """
         self._gap_bytes_max = gap_bytes_max
         self._unacked_s_max = unacked_s_max
@@ -136,7 +133,8 @@ class Replicas:
         self.current = QuorumView()
         """The view for puts that begin to wait now."""
         self._quorum_views = [self.current]
-        self._on_acknowledged = on_acknowledged
+        self.acks = Watermark()
+        """Number of acks that were received."""
 
     def acknowledge(
         self,
@@ -173,7 +171,7 @@ class Replicas:
             if connection_id in view.connections:
                 is_alone = len(view.connections) == 1
                 view.acknowledge(replica, ack_offset if is_alone else self._ack_of(replica, view))
-        self._on_acknowledged()
+        self.acks.advance(self.acks.offset + 1)
 
     def _admit(
         self, connection_id: int, *, claim_offset: int, is_stable_identity: bool, now_s: float
@@ -230,9 +228,9 @@ class Replicas:
     def held_offset(self, end_offset: int) -> int:
         """End of what each connected replica holds of a log that ends at `end_offset`; all without any.
 
-        One whose ack has been due for haMaxTimeSlaveNotCatchup is passed over: an observer acknowledges
-        nothing, and a slave that is stuck must not hold up what waits for this. So is one that is
-        haSlaveFallbehindMax behind: it copies a long log.
+        A replica whose ack has been due for haMaxTimeSlaveNotCatchup is passed over: an observer acknowledges
+        nothing, and a slave that is stuck must not hold up what waits for this offset. So is a replica that
+        is haSlaveFallbehindMax behind: it copies a long log.
         """
         now_s = trio.current_time()
         return min(

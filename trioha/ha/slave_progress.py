@@ -1,4 +1,4 @@
-"""What a master knows of one slave, and what it may send it: the rules of an HA connection, without I/O.
+"""What a master knows of one slave, and may send to it: the rules of an HA connection, without I/O.
 
 Theory of operation (docs/protocol/ha.md#where-a-master-starts, docs/protocol/ha.md#acknowledgements; compare
 `tracker/progress.go` of etcd's raft). A slave reports offsets. The first report that is not -1 is its
@@ -162,9 +162,9 @@ class SlaveProgress:
     def next_body_bytes(self, *, min_offset: int, max_offset: int) -> int:
         """Longest body of the next frame; 0 if there is nothing to send.
 
-        It doubles while the slave lags far, since long frames are what catching up at full speed needs, and
-        is short again for a slave in step, whose acks should come soon. Bytes that were deleted before they
-        were sent end the connection.
+        The body doubles while the slave lags far, since a slave catches up at full speed with long frames
+        only, and is short again for a slave in step, whose acks should come soon. Bytes that were deleted
+        before they were sent end the connection.
         """
         unsent_bytes = max_offset - self.sent_offset
         if unsent_bytes <= 0 or not self.is_open:
@@ -190,7 +190,7 @@ class SlaveProgress:
     def received(self, now_s: float) -> float:
         """A report came from the peer; returns when `expire` is due without another one.
 
-        Before the request nothing moves that further than trioha.haFirstReportTimeout.
+        Before the request `expire` is due after trioha.haFirstReportTimeout at the latest.
         """
         self.last_received_s = now_s
         return min(now_s + self._settings.housekeeping_interval_s, self._request_deadline_s)

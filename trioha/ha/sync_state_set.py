@@ -48,8 +48,8 @@ one of `required`. So at each moment all that may be elected hold all that was P
 Joining. By 3 alone a replica hardly ever comes in while the master is alone and takes puts all the time: its
 confirm offset is then the log's end, which moves on before an ack of it is there. (RocketMQ's replicas wait
 for a pause of the puts.) So a replica that is close to the end, by `JOIN_LAG_S` and `JOIN_LAG_BYTES` at most,
-joins: from then on `confirm` waits for it, too, as if it were required. It stands where it was, at the log's
-end of that moment, until the replica is there; then the replica is proposed, by 3. Meanwhile puts wait for
+joins: from then on `confirm` waits for it, too, as if it were required. `confirm` stays at the log's end of
+that moment until the replica is there; then the replica is proposed, by 3. Meanwhile puts wait for
 one more ack, and for no more than `JOIN_S`, or a third of slaveTimeout where that is less: a replica that is
 not there by then joins no more, and tries again `JOIN_AGAIN_S` later. A joining replica is no member: it does
 not count for inSyncReplicas or minInSyncReplicas.
@@ -69,7 +69,7 @@ The set does no I/O; times are seconds of the caller's clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
@@ -89,11 +89,11 @@ then."""
 JOIN_LAG_S: Final = 0.5
 """A replica joins whose oldest missing byte is younger."""
 JOIN_LAG_BYTES: Final = 16 * 1024 * 1024
-"""And not more of them: of a replica that has just connected the age of its missing bytes is not known."""
+"""A replica joins that lacks no more bytes. When it has just connected, their age is not known."""
 JOIN_S: Final = 1.0
 """How long puts wait for a joining replica, at most."""
 JOIN_PART: Final = 1 / 3
-"""And for no larger part of slaveTimeout: no put times out for it."""
+"""Puts wait for a joining replica for no larger part of slaveTimeout, so that none times out."""
 JOIN_AGAIN_S: Final = 5.0
 """Before a replica joins again that was not there in time."""
 
@@ -108,6 +108,20 @@ class Proposal:
     """Set epoch of the known set: the controller refuses the proposal if it has another one."""
 
 
+class SetObserver:
+    """Is called by a set while it changes, so nothing here may block or raise. By itself it does nothing."""
+
+    def proposed(self, sync_state_set: SyncStateSet, proposal: Proposal, /) -> None:
+        """`proposal` is open. Where the controller is asked for it, that ends with one call of `decided`,
+        `refused` or `lost` of the set."""
+
+    def changed(self, sync_state_set: SyncStateSet, /) -> None:
+        """`members`, `required` or who joins has changed."""
+
+    def joined(self, sync_state_set: SyncStateSet, /) -> None:
+        """A replica joins: `end_joins` is to be called at `joins_until_s`."""
+
+
 @define(eq=False)
 class _Link:
     """The connection of one replica."""
@@ -118,7 +132,7 @@ class _Link:
     ack_offset: int = -1
     """Its last report; -1 before the first."""
     acked_s: float = 0.0
-    """When that came."""
+    """When the last report came."""
     lag_clock: LagClock | None = None
     """When its unacknowledged bytes were appended; None before its first report."""
     join_offset: int = 0
@@ -151,25 +165,19 @@ class SyncStateSet:
         epoch_start_offset: int,
         confirm_offset: int,
         log_end: Callable[[], int],
-        propose: Callable[[Proposal], None],
+        observers: Sequence[SetObserver] = (),
         all_ack: bool = False,
         not_caught_up_s_max: float = UNACKED_S_MAX,
         size_min: int = 1,
         flushed: Watermark | None = None,
         slave_timeout_s: float = 3.0,
-        on_change: Callable[[], None] = lambda: None,
-        on_join: Callable[[], None] = lambda: None,
     ) -> None:
         """`members` with `set_epoch` is what the controller gave with the role.
 
         `confirm_offset` is the one of the checkpoint, or what this node knew as a slave; 0 for unknown.
-        `propose` starts a request to the controller; it must not block or raise. Each ends with one call of
-        `decided`, `refused` or `lost`. `all_ack`: allAckInSyncStateSet. `not_caught_up_s_max`:
+        `observers` are called in their order. `all_ack`: allAckInSyncStateSet. `not_caught_up_s_max`:
         haMaxTimeSlaveNotCatchup. `size_min`: minInSyncReplicas. `flushed` is the log's with SYNC_FLUSH, None
         without. `slave_timeout_s`: slaveTimeout.
-
-        `on_change` is called when `members`, `required` or who joins has changed, `on_join` when a replica
-        joins: `end_joins` is then to be called at `joins_until_s`. Neither may raise.
         """
         self.own_id = own_id
         self.members = members
@@ -182,10 +190,9 @@ class SyncStateSet:
         """Where the master's epoch begins. Set it anew when the same master gets a higher epoch."""
         self.all_ack = all_ack
         self._size_min = size_min
-        self._on_change = on_change
-        self._on_join = on_join
+        self._observers = observers
         self._acks = ReplicatedWatermarks()
-        """Those of `required`."""
+        """Acks of the replicas in `required`."""
         self._uncertain: dict[Proposal, float] = {}
         """Proposals whose answer was lost, and when."""
         self._links: dict[int, _Link] = {}
@@ -195,7 +202,6 @@ class SyncStateSet:
         self._log_end = log_end
         self._flushed = flushed
         self._join_s = min(JOIN_S, slave_timeout_s * JOIN_PART)
-        self._propose_to = propose
         self._not_caught_up_s_max = not_caught_up_s_max
         self._retry_s = 0.0
         """No proposal before this time."""
@@ -246,7 +252,7 @@ class SyncStateSet:
     @property
     def limit(self) -> Watermark | None:
         """The confirm offset, up to which consume queues may be built; None for the log's end, if the master
-        is the only one or without allAckInSyncStateSet. Ask again in `on_change`."""
+        is the only one or without allAckInSyncStateSet. It may be another one after `SetObserver.changed`."""
         return self.confirm if self.all_ack and self._others else None
 
     def copies(self, k: int) -> Watermark:
@@ -370,7 +376,8 @@ class SyncStateSet:
         self._joining |= {broker_id}
         log.debug("a replica joins", broker_id=broker_id, missing_bytes=link.join_offset - link.ack_offset)
         self._changed()
-        self._on_join()
+        for observer in self._observers:
+            observer.joined(self)
 
     @property
     def joins_until_s(self) -> float | None:
@@ -410,7 +417,8 @@ class SyncStateSet:
         # Required from now on.
         self._joining -= wish
         self._changed()
-        self._propose_to(proposal)
+        for observer in self._observers:
+            observer.proposed(self, proposal)
 
     def decided(self, members: frozenset[int], set_epoch: int) -> None:
         """The controller has this set: its answer to a proposal, or to any later question.
@@ -483,7 +491,8 @@ class SyncStateSet:
                 # The log's end was, or is now, the confirm offset.
                 self.confirm.advance(self._log_end())
             self._update_confirm()
-        self._on_change()
+        for observer in self._observers:
+            observer.changed(self)
 
     def _update_confirm(self) -> None:
         """Move `confirm` to the least ack of `required`. Called with each ack, hence the plain loop."""

@@ -117,7 +117,7 @@ class BrokerService:
             traffic=traffic,
             connections=connections,
             readers=readers,
-            confirm=ha.confirm,
+            replicated=ha.replicated,
             is_following=always if ha.slave is None else ha.slave.is_connected,
         )
         delay_levels = DelayLevels(config.message_delay_level)

@@ -10,17 +10,17 @@ from attrs import frozen
 
 from trioha.broker.client_processor import ClientProcessor
 from trioha.broker.clients import ClientRegistry
-from trioha.broker.confirmed_arrivals import ConfirmedArrivals
 from trioha.broker.long_polls import LongPolls, QueueKey
 from trioha.broker.offset_processor import OffsetProcessor
 from trioha.broker.pull_checks import PullSettings
 from trioha.broker.pull_processor import PullProcessor, memory_bytes, no_limit
 from trioha.broker.query_processor import QueryProcessor
 from trioha.broker.queue_locks import QueueLocks
+from trioha.broker.replicated_arrivals import ReplicatedArrivals
 from trioha.broker.slave_reads import SLAVE_MEMORY_PERCENT_LESS, always
 from trioha.broker.traffic import BrokerTraffic
 from trioha.config.broker import BrokerConfig, BrokerRole
-from trioha.ha.confirm_offset import ConfirmOffset
+from trioha.ha.replicated_offset import ReplicatedOffset
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode
@@ -63,8 +63,9 @@ class Consumers:
     offsets: OffsetProcessor
     handlers: Mapping[int, Handler]
     """By request code."""
-    wake_confirmed: Callable[[], Awaitable[None]] | None = None
-    """The task that wakes pulls when messages are confirmed; None if consumers receive all that is stored."""
+    wake_replicated: Callable[[], Awaitable[None]] | None = None
+    """The task that wakes pulls when messages are replicated; None if consumers receive all that is
+    stored."""
 
     @classmethod
     def build(
@@ -76,10 +77,10 @@ class Consumers:
         traffic: BrokerTraffic,
         connections: Connections,
         readers: WaitingReaders,
-        confirm: ConfirmOffset | None = None,
+        replicated: ReplicatedOffset | None = None,
         is_following: Callable[[], bool] = always,
     ) -> Consumers:
-        """Dispatch of `store` wakes the pulls from now on; with `confirm`, messages that are confirmed do.
+        """Dispatch of `store` wakes the pulls from now on; with `replicated`, messages that slaves hold do.
         `readers` count them for it.
 
         Members are notified by `connections`, those of the server.
@@ -107,7 +108,7 @@ class Consumers:
             per_connection_max=max(1, config.requests_in_flight_max * 3 // 4),
             readers=readers,
         )
-        log_end = no_limit if confirm is None else lambda: confirm.limit
+        log_end = no_limit if replicated is None else lambda: replicated.limit
         pulls = PullProcessor(
             store,
             metadata,
@@ -119,11 +120,11 @@ class Consumers:
             is_following=is_following,
         )
         offsets = OffsetProcessor(store, metadata, settings=settings, log_end=log_end)
-        wake_confirmed = None
-        if confirm is None:
+        wake_replicated = None
+        if replicated is None:
             store.dispatcher.on_written.add(lambda queues: polls.arrived(_keys(queues)))
         else:
-            wake_confirmed = _waking_when_confirmed(store, polls, confirm)
+            wake_replicated = _waking_when_replicated(store, polls, replicated)
         queries = QueryProcessor(store)
         members = ClientProcessor(clients, metadata, is_slave=is_slave)
         return cls(
@@ -150,7 +151,7 @@ class Consumers:
                 RequestCode.LOCK_BATCH_MQ: locks.answer_lock,
                 RequestCode.UNLOCK_BATCH_MQ: locks.answer_unlock,
             },
-            wake_confirmed,
+            wake_replicated,
         )
 
     def configure(self, config: BrokerConfig) -> None:
@@ -167,8 +168,8 @@ class Consumers:
             nursery.start_soon(self.polls.run)
             nursery.start_soon(self.clients.run)
             nursery.start_soon(self.locks.run)
-            if self.wake_confirmed is not None:
-                nursery.start_soon(self.wake_confirmed)
+            if self.wake_replicated is not None:
+                nursery.start_soon(self.wake_replicated)
 
 
 def _notify(connections: Connections, connection: int, group: str) -> None:
@@ -182,15 +183,15 @@ def _keys(queues: Sequence[Queue]) -> list[QueueKey]:
     return [(queue.topic, queue.queue_id) for queue in queues]
 
 
-def _waking_when_confirmed(
-    store: MessageStore, polls: LongPolls, confirm: ConfirmOffset
+def _waking_when_replicated(
+    store: MessageStore, polls: LongPolls, replicated: ReplicatedOffset
 ) -> Callable[[], Awaitable[None]]:
     """Have dispatch say what it has written; returns the task that wakes the pulls."""
     dispatcher = store.dispatcher
-    confirm_offset = confirm.mark.offset
-    arrivals = ConfirmedArrivals(polls, dispatched_offset=confirm_offset, confirm_offset=confirm_offset)
-    if confirm_offset < dispatcher.position:
-        # The queues of a store that was opened have messages that are not confirmed.
+    mark = replicated.mark
+    arrivals = ReplicatedArrivals(polls, dispatched_offset=mark.offset, replicated_offset=mark.offset)
+    if mark.offset < dispatcher.position:
+        # The queues of a store that was opened have messages that are not replicated.
         arrivals.written(_keys(list(store.queues)), dispatched_offset=dispatcher.position)
     dispatcher.on_written.add(
         lambda queues: arrivals.written(_keys(queues), dispatched_offset=dispatcher.position)
@@ -198,7 +199,7 @@ def _waking_when_confirmed(
 
     async def wake() -> None:
         while True:
-            arrivals.confirmed(confirm.mark.offset)
-            await confirm.mark.reached(confirm.mark.offset + 1)
+            arrivals.replicated(mark.offset)
+            await mark.reached(mark.offset + 1)
 
     return wake

@@ -27,7 +27,7 @@ from trioha.ha.autoswitch.set_keeper import SetKeeper
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings
 from trioha.ha.set_commit import SetQuorum, SetReplicas
 from trioha.ha.settings import HaSettings
-from trioha.ha.sync_state_set import SyncStateSet
+from trioha.ha.sync_state_set import SetObserver, SyncStateSet
 from trioha.net.tls import MutualTlsFiles, mutual_server_context
 from trioha.node.controller_agent import epochs_of, known_confirm_offset
 from trioha.node.role_recording import SetRecorder, record_epoch, recorded_cut
@@ -35,6 +35,7 @@ from trioha.node.roles import Control
 from trioha.recording.events import EventSink, GroupRole
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.client import ClientSecurity
+from trioha.store.dispatch import Dispatcher
 from trioha.store.epochs import EpochEntry
 from trioha.store.message_store import MessageStore
 from trioha.watermark import Watermark
@@ -106,7 +107,7 @@ class ControlledReplication:
                 # Also a set that was decided since the controllers gave this role.
                 self._take_set(role, self.control.agent.role)
                 alter = partial(self.control.agent.alter_sync_state_set, master_epoch=role.epoch)
-                nursery.start_soon(self.keeper.run, self.set, self.recorder.asking(alter))
+                nursery.start_soon(self.keeper.run, self.set, self.recorder.asking(self.set, alter))
                 async for later in changes:
                     self._take_set(role, later)
 
@@ -114,6 +115,17 @@ class ControlledReplication:
         """The set of `later`, if that is the master's `role` with any set."""
         if later is not None and later.is_master and later.epoch == role.epoch:
             self.set.decided(later.sync_state_set, later.sync_state_set_epoch)
+
+
+class _DispatchLimit(SetObserver):
+    """Has queues built up to the confirm offset of a set."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    def changed(self, sync_state_set: SyncStateSet) -> None:
+        """As `SetObserver`."""
+        self._dispatcher.limit_to(sync_state_set.limit)
 
 
 def build_controlled(
@@ -140,11 +152,7 @@ def build_controlled(
     own_id = NO_ID if role is None else role.broker_id
     set_epoch = role.sync_state_set_epoch if role is not None else 0
 
-    def handle_change() -> None:
-        store.limit_dispatch(sync_state_set.limit)
-        recorder.changed()
-
-    recorder = SetRecorder(sink, lambda: sync_state_set, set_epoch=set_epoch)
+    recorder = SetRecorder(sink, set_epoch=set_epoch)
     sync_state_set = SyncStateSet(
         own_id,
         members=role.sync_state_set if role is not None and is_master else frozenset((own_id,)),
@@ -152,14 +160,12 @@ def build_controlled(
         epoch_start_offset=epochs[-1].start_offset if epochs else 0,
         confirm_offset=known_confirm_offset(store),
         log_end=lambda: log_.max_offset,
-        propose=recorder.proposing(keeper.propose) if is_master else lambda _: None,
+        observers=(_DispatchLimit(store.dispatcher), recorder, keeper) if is_master else (),
         all_ack=config.all_ack_in_sync_state_set,
         not_caught_up_s_max=config.ha_max_time_slave_not_catchup / 1000,
         flushed=log_.flushed if commit.sync_flush else None,
         size_min=config.min_in_sync_replicas,
         slave_timeout_s=commit.slave_timeout_s,
-        on_change=handle_change if is_master else lambda: None,
-        on_join=keeper.joined,
     )
     replicas = SetReplicas(sync_state_set, term_start_offset=log_.max_offset)
     master = AutoSwitchMaster(
@@ -183,8 +189,8 @@ def build_controlled(
         commit, quorum=SetQuorum(commit, sync_state_set), flushed=log_.flushed, sink=sink
     )
     if is_master:
-        store.limit_dispatch(sync_state_set.limit)
-        store.follow_confirm_offset(lambda: sync_state_set.confirm_offset)
+        store.dispatcher.limit_to(sync_state_set.limit)
+        store.checkpoints.follow_confirm_offset(lambda: sync_state_set.confirm_offset)
     return ControlledReplication(
         replicas=replicas,
         master=master,
@@ -202,10 +208,10 @@ class FollowedConfirmOffset:
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._limit = Watermark(known_confirm_offset(store))
-        store.limit_dispatch(self._limit)
-        store.follow_confirm_offset(lambda: self._limit.offset)
+        store.dispatcher.limit_to(self._limit)
+        store.checkpoints.follow_confirm_offset(lambda: self._limit.offset)
         # A session that has no confirm offset yet says nothing of a cut.
-        store.on_cut.add(self._stay_in_log)
+        store.cutter.on_cut.add(self._stay_in_log)
         store.commit_log.on_restart(self._stay_in_log)
 
     def _stay_in_log(self) -> None:

@@ -77,7 +77,7 @@ def offsets_of(store: MessageStore) -> Offsets:
     return Offsets(
         epoch=epochs_of(store).last_epoch if store.epochs is not None else NO_EPOCH,
         max_offset=max_offset,
-        confirm_offset=min(store.confirm_offset(), max_offset),
+        confirm_offset=min(store.checkpoints.confirm_offset(), max_offset),
     )
 
 
@@ -129,4 +129,6 @@ async def run_agent(
 
 def known_confirm_offset(store: MessageStore) -> int:
     """The confirm offset of the last term, or of the checkpoint; at most the log's end."""
-    return min(max(store.confirm_offset(), store.last_confirm_offset), store.commit_log.max_offset)
+    checkpoints = store.checkpoints
+    confirm_offset = max(checkpoints.confirm_offset(), checkpoints.current.confirm_physical_offset)
+    return min(confirm_offset, store.commit_log.max_offset)

@@ -38,7 +38,7 @@ async def watch_lock(store: MessageStore, *, end: Callable[[], None] = end_proce
     """Call `end` as soon as another process may have opened the store. Runs until cancelled."""
     while True:
         try:
-            await run_in_thread(store.check_lock)
+            await run_in_thread(store.lock.check)
         except StoreError as error:
             log.error("the store may be in use by another process: ends at once", reason=str(error))
             end()

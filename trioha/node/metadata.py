@@ -124,7 +124,7 @@ class MetadataCopy:
 
         replica = MetadataReplica(metadata, policy=config.offset_regression, queue_end=queue_end)
         store.commit_log.on_restart(replica.log_replaced)
-        store.on_cut.add(replica.log_cut)
+        store.cutter.on_cut.add(replica.log_cut)
         store.queues.on_restart.add(replica.queue_restarted)
         sync = MetadataSync(
             replica,

@@ -63,7 +63,7 @@ def take_epoch(store: MessageStore, role: Role, config: BrokerConfig) -> None:
         epochs.append(role.epoch, store.commit_log.max_offset)
     others = role.sync_state_set - {role.broker_id}
     is_limited = config.all_ack_in_sync_state_set and others
-    store.limit_dispatch(Watermark(known_confirm_offset(store)) if is_limited else None)
+    store.dispatcher.limit_to(Watermark(known_confirm_offset(store)) if is_limited else None)
 
 
 def offsets_beyond(offsets: ConsumerOffsets, queue_end: Callable[[str, int], int]) -> Offsets:

@@ -18,10 +18,10 @@ from trioha.config.keys.ha import DistinctBy, HaRole
 from trioha.config.keys.store import FlushDiskType
 from trioha.errors import ConfigError
 from trioha.ha.admission import AdmissionSettings
-from trioha.ha.confirm_offset import ConfirmOffset
 from trioha.ha.group_commit import GroupCommit, GroupCommitSettings, SlaveQuorum
 from trioha.ha.master import DefaultHaMaster, HaMaster
 from trioha.ha.replicas import ConnectedReplicas, Replicas
+from trioha.ha.replicated_offset import ReplicatedOffset
 from trioha.ha.settings import HaSettings
 from trioha.net.descriptors import Gate
 from trioha.net.tls import mutual_client_context, mutual_server_context
@@ -88,7 +88,7 @@ class Replication:
     """Copies the log of the master; None on a master."""
     master_location: MasterLocation | NamedMaster
     """Where `slave` dials."""
-    confirm: ConfirmOffset | None = None
+    replicated: ReplicatedOffset | None = None
     """What consumers may receive; None if they receive all that is stored."""
     keep_set: Callable[[], Awaitable[None]] | None = None
     """The task of a master in controller mode that keeps its sync-state set."""
@@ -125,11 +125,9 @@ class Replication:
             return cls._controlled(
                 config, store, control, settings=settings, sink=sink, budget=budget, security=security
             )
-        confirm = _confirm_offset(config, store, lambda: quorum.replicated_offset(commit_log.max_offset))
         replicas = Replicas(
             gap_bytes_max=config.ha_max_gap_not_in_sync,
             unacked_s_max=config.ha_max_time_slave_not_catchup / 1000,
-            on_acknowledged=confirm.update if confirm is not None else lambda: None,
         )
         # A slave also serves slaves: connections of both sides are numbered together in its recording.
         connection_ids = count(1)
@@ -145,6 +143,7 @@ class Replication:
         )
         commit_settings = _commit_settings(config)
         quorum = SlaveQuorum(commit_settings, replicas)
+        replicated = _replicated_offset(config, store, quorum, replicas)
         group_commit = GroupCommit(commit_settings, quorum=quorum, flushed=commit_log.flushed, sink=sink)
         slave = None
         endpoint = config.ha_master_endpoint
@@ -159,7 +158,7 @@ class Replication:
                 connection_ids=connection_ids,
                 check_master=check_master,
             )
-        return cls(replicas, master, group_commit, slave, location, confirm)
+        return cls(replicas, master, group_commit, slave, location, replicated)
 
     @classmethod
     def _controlled(
@@ -216,8 +215,8 @@ class Replication:
         """Replicate until cancelled; started when slaves are served, which are accepted while `gate` is
         open."""
         async with trio.open_nursery() as nursery:
-            if self.confirm is not None:
-                nursery.start_soon(self.confirm.run)
+            if self.replicated is not None:
+                nursery.start_soon(self.replicated.run)
             if self.keep_set is not None:
                 nursery.start_soon(self.keep_set)
             await nursery.start(partial(self.master.serve, listeners, gate=gate))
@@ -254,23 +253,21 @@ def _commit_settings(config: BrokerConfig) -> GroupCommitSettings:
     )
 
 
-def _confirm_offset(
-    config: BrokerConfig, store: MessageStore, replicated: Callable[[], int]
-) -> ConfirmOffset | None:
-    """That of a master whose consumers receive replicated messages only; kept in the store's checkpoint.
-
-    `replicated` is that of `ConfirmOffset`.
-    """
+def _replicated_offset(
+    config: BrokerConfig, store: MessageStore, quorum: SlaveQuorum, replicas: Replicas
+) -> ReplicatedOffset | None:
+    """That of a master whose consumers receive replicated messages only; the store's checkpoint keeps it."""
     if not (config.consume_replicated_only and config.slave_acks_needed):
         return None
-    commit_log = store.commit_log
-    confirm = ConfirmOffset.restored(
-        replicated,
+    commit_log, checkpoints = store.commit_log, store.checkpoints
+    replicated = ReplicatedOffset.restored(
+        lambda: quorum.replicated_offset(commit_log.max_offset),
         lambda: commit_log.max_offset,
-        checkpoint_offset=store.last_confirm_offset,
+        acks=replicas.acks,
+        checkpoint_offset=checkpoints.current.confirm_physical_offset,
     )
-    store.follow_confirm_offset(confirm.for_checkpoint)
-    return confirm
+    checkpoints.follow_confirm_offset(replicated.for_checkpoint)
+    return replicated
 
 
 def _slave(

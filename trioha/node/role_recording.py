@@ -14,7 +14,7 @@ import trio
 from trioha.config.broker import BrokerConfig
 from trioha.controller.role import NO_EPOCH, Role
 from trioha.ha.autoswitch.set_keeper import Alter, SetDecision
-from trioha.ha.sync_state_set import Proposal, SyncStateSet
+from trioha.ha.sync_state_set import Proposal, SetObserver, SyncStateSet
 from trioha.node.roles import Control
 from trioha.recording import role_records
 from trioha.recording.events import EventSink, GroupRole, Kind, SetEvent
@@ -48,7 +48,7 @@ def record_role(sink: EventSink, store: MessageStore, control: Control) -> None:
         SetEvent.CHANGED,
         members=role.sync_state_set,
         set_epoch=role.sync_state_set_epoch,
-        confirm_offset=store.confirm_offset(),
+        confirm_offset=store.checkpoints.confirm_offset(),
     )
 
 
@@ -89,12 +89,12 @@ def record_completed_cut(sink: EventSink, store: MessageStore) -> None:
 
 
 def recorded_cut(sink: EventSink, store: MessageStore) -> Callable[[int], Iterator[Callable[[], None]]]:
-    """`MessageStore.cut_steps`, recorded when it is done."""
+    """`Cutter.steps`, recorded when it is done."""
 
     def cut(offset: int) -> Iterator[Callable[[], None]]:
         epochs = EpochTable() if store.epochs is None else store.epochs.table
         end_offset = store.commit_log.max_offset
-        yield from store.cut_steps(offset)
+        yield from store.cutter.steps(offset)
         record_cut(sink, epochs, offset=offset, end_offset=end_offset)
 
     return cut
@@ -128,7 +128,7 @@ async def _record_confirm_offset(sink: EventSink, store: MessageStore) -> None:
 
     def record() -> None:
         nonlocal recorded_offset
-        offset = store.confirm_offset()
+        offset = store.checkpoints.confirm_offset()
         if offset != recorded_offset:
             recorded_offset = offset
             sink.emit(Kind.CONFIRMED, offset=offset, aux=store.commit_log.max_offset)
@@ -141,52 +141,39 @@ async def _record_confirm_offset(sink: EventSink, store: MessageStore) -> None:
         record()
 
 
-class SetRecorder:
-    """Records what happens to a master's sync-state set, between the set and those who ask for it."""
+class SetRecorder(SetObserver):
+    """Records what happens to a master's sync-state set, and what controllers answer to its proposals."""
 
-    def __init__(
-        self, sink: EventSink, sync_state_set: Callable[[], SyncStateSet], *, set_epoch: int
-    ) -> None:
-        """`sync_state_set` is called at each event. `set_epoch` is that of the role, which is recorded with
-        it."""
+    def __init__(self, sink: EventSink, *, set_epoch: int) -> None:
+        """`set_epoch` is that of the role, with which its set is recorded."""
         self._sink = sink
-        self._set = sync_state_set
         self._set_epoch = set_epoch
 
-    def proposing(self, propose: Callable[[Proposal], None]) -> Callable[[Proposal], None]:
-        """`propose`, recorded."""
+    def proposed(self, sync_state_set: SyncStateSet, proposal: Proposal) -> None:
+        """As `SetObserver`."""
+        self._record(sync_state_set, SetEvent.PROPOSED, proposal.members, proposal.known_epoch)
 
-        def recorded(proposal: Proposal) -> None:
-            self._record(SetEvent.PROPOSED, proposal.members, proposal.known_epoch)
-            propose(proposal)
+    def changed(self, sync_state_set: SyncStateSet) -> None:
+        """Record the known set, if it is another one."""
+        if sync_state_set.set_epoch != self._set_epoch:
+            self._set_epoch = sync_state_set.set_epoch
+            self._record(sync_state_set, SetEvent.CHANGED, sync_state_set.members, sync_state_set.set_epoch)
 
-        return recorded
-
-    def asking(self, alter: Alter) -> Alter:
+    def asking(self, sync_state_set: SyncStateSet, alter: Alter) -> Alter:
         """`alter`, with its answers recorded; of a set that was accepted see `changed`."""
 
         async def recorded(members: frozenset[int], known_epoch: int) -> SetDecision | None:
             decision = await alter(members, known_epoch)
             if decision is None:
-                self._record(SetEvent.UNDECIDED, members, known_epoch)
+                self._record(sync_state_set, SetEvent.UNDECIDED, members, known_epoch)
             elif decision.set_epoch <= known_epoch:
-                self._record(SetEvent.REFUSED, members, known_epoch)
+                self._record(sync_state_set, SetEvent.REFUSED, members, known_epoch)
             return decision
 
         return recorded
 
-    def changed(self) -> None:
-        """Record the known set, if it is another one."""
-        found = self._set()
-        if found.set_epoch != self._set_epoch:
-            self._set_epoch = found.set_epoch
-            self._record(SetEvent.CHANGED, found.members, found.set_epoch)
-
-    def _record(self, event: SetEvent, members: frozenset[int], set_epoch: int) -> None:
-        record_set(
-            self._sink,
-            event,
-            members=members,
-            set_epoch=set_epoch,
-            confirm_offset=self._set().confirm_offset,
-        )
+    def _record(
+        self, sync_state_set: SyncStateSet, event: SetEvent, members: frozenset[int], set_epoch: int
+    ) -> None:
+        confirm_offset = sync_state_set.confirm_offset
+        record_set(self._sink, event, members=members, set_epoch=set_epoch, confirm_offset=confirm_offset)

@@ -18,6 +18,7 @@ from trioha.histogram import Histogram
 from trioha.net.border import is_thread_shortage
 from trioha.net.threads import run_in_thread
 from trioha.recording.events import EventSink, Kind
+from trioha.store import opening
 from trioha.store.allocate import allocate_ahead
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.dispatch_service import DispatchService
@@ -77,7 +78,7 @@ async def open_store(
     opened: list[MessageStore] = []
 
     def open_() -> None:
-        opened.append(MessageStore.open(settings, on_progress=watch_progress(), unwritten=unwritten))
+        opened.append(opening.open_store(settings, on_progress=watch_progress(), unwritten=unwritten))
 
     try:
         await run_in_thread(open_)

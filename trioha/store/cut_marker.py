@@ -1,4 +1,4 @@
-"""The mark of a cut that has begun (`MessageStore.cut`): what a crash interrupts, the next start completes.
+"""The mark of a cut that has begun (`store.cutting`): what a crash interrupts, the next start completes.
 
 Theory of operation. A cut changes the log, every queue, the index, the checkpoint and the epochs, and no disk
 changes all of them in one step. So the new end is written first, to `trioha-cut.json` in the log's folder.

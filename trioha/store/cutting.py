@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -23,6 +24,7 @@ from trioha.store.dispatch import Dispatcher
 from trioha.store.dispatch_start import logics_time_ms
 from trioha.store.epochs import EpochLog, EpochTable
 from trioha.store.index_service import IndexService
+from trioha.store.lock import AbortFile
 from trioha.store.put_admission import PutAdmission
 from trioha.store.steps import Step, reason_of
 from trioha.store.store_syncs import StoreSyncs
@@ -38,6 +40,7 @@ class Cutter:
         self,
         root: Path,
         *,
+        abort: AbortFile,
         commit_log: CommitLog,
         queues: ConsumeQueues,
         index: IndexService,
@@ -46,10 +49,9 @@ class Cutter:
         checkpoints: Checkpoints,
         syncs: StoreSyncs,
         puts: PutAdmission,
-        on_failure: Callable[[], None],
     ) -> None:
-        """`on_failure` is called when a cut that has begun cannot be completed."""
         self._root = root
+        self._abort = abort
         self._log = commit_log
         self._queues = queues
         self._index = index
@@ -58,12 +60,28 @@ class Cutter:
         self._checkpoints = checkpoints
         self._syncs = syncs
         self._puts = puts
-        self._on_failure = on_failure
         self.on_cut: Callbacks[[]] = Callbacks()
         """Called after each cut, when the queues are cut, too."""
+        # Not a bound method, which would be forgotten with this object: the log may be in use for longer.
+        commit_log.before_restart.add(partial(Cutter._forget_derived, self))
 
     def steps(self, offset: int) -> Iterator[Callable[[], None]]:
-        """See `MessageStore.cut_steps`."""
+        """End the log at `offset`, the start of a record or the log's end, and all that was built from it.
+
+        Everything is cut when the first step is there, or when the iterator ends. Steps only put it on disk:
+        each blocks for as long as the disk takes for all queues, and may run in a worker thread; ask for the
+        next one in trio's thread, when it has ended, and store nothing before the iterator has. Its end means
+        that all is on disk: log, queues, index, checkpoint and epochs. After a crash at any moment the next
+        opening finds the store uncut, or cut. Waits for offsets end with REWOUND, connections of this log's
+        slaves end, and puts are refused until the queues are at the log's end (`PutAdmission.enable`). The
+        index may begin before the end: dispatch completes it.
+
+        The iterator blocks for a few syncs itself, so that nothing can be stored meanwhile. It has to be
+        exhausted. It raises StoreError with nothing changed if no record starts at `offset`. After any other
+        StoreError the node has to end: the next opening completes the cut. Any exception of the cut, of a
+        step or of a callback is such a StoreError: if the node went on, that opening would also cut what was
+        stored since. A step raises nothing.
+        """
         log_ = self._log
         if log_.starts.first_from(offset) != offset:
             raise StoreError(
@@ -81,7 +99,7 @@ class Cutter:
         try:
             yield from self._steps(offset, last_store_timestamp_ms)
         except Exception as error:
-            self._on_failure()
+            self._abort.mark_failed()
             reason = error.reason if isinstance(error, StoreError) else reason_of(error)
             raise StoreError(
                 f"the cut cannot be completed: {reason}",
@@ -135,7 +153,7 @@ class Cutter:
         self._checkpoints.lower_to_end(logics_offset, logics_ms, index_cut)
         self._index.cut(index_cut)
 
-    def forget_derived(self) -> None:
+    def _forget_derived(self) -> None:
         """Delete queues, index and epochs, and reset the checkpoint: the log is about to begin anew.
 
         The checkpoint is first: with the times of the old log, a start after a power cut would count records

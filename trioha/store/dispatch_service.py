@@ -3,7 +3,7 @@
 See docs/protocol/store.md#dispatch, docs/protocol/store.md#appends-and-flushes.
 
 Dispatch follows `appended`, with SYNC_FLUSH `flushed`: consumers do not see messages that are not on disk
-yet, and in controller mode at most the confirm offset (`MessageStore.limit_dispatch`). It runs in short
+yet, and in controller mode at most the confirm offset (`Dispatcher.limit_to`). It runs in short
 slices, since it shares its thread with replication. A record that comes alone is dispatched at once; those of
 the milliseconds after a dispatch are dispatched together, since alone a record costs much more. While
 a consumer waits for messages they are first given a turn of the scheduler: if none comes after the first one,
@@ -110,7 +110,7 @@ class DispatchService:
         while True:
             until_offset = dispatcher.until_offset
             if until_offset <= dispatcher.position:
-                self._store.enable_puts()
+                self._store.puts.enable()
                 if commit_log.puts_blocked and dispatcher.position >= commit_log.max_offset:
                     # The queues could not be read, and no put will wake this task to try again.
                     await trio.sleep(RECHECK_S)
@@ -119,7 +119,7 @@ class DispatchService:
                 continue
             end_offset, position = commit_log.max_offset, dispatcher.position
             passed = dispatcher.proceed(records_max=records_max)
-            self._store.enable_puts()
+            self._store.puts.enable()
             self._gather_s = BUSY_GATHER_S if passed >= BUSY_RECORDS else GATHER_S
             if passed == 0:
                 if dispatcher.position == position:
@@ -208,27 +208,27 @@ class DispatchService:
         while True:
             await trio.sleep(SYNC_INTERVAL_S)
             self._report()
-            if self._store.index_is_doubtful() and trio.current_time() >= rebuild_s:
+            if self._store.index_rebuild.is_doubtful() and trio.current_time() >= rebuild_s:
                 rebuild_s = trio.current_time() + REBUILD_INTERVAL_S
-                for step in self._store.drop_doubtful_index():
+                for step in self._store.index_rebuild.drop_steps():
                     await self._sync(step)
                 # Something is built before the next sync, which may fail, too.
                 continue
             if trio.current_time() < due_s:
                 continue
-            if (work := self._store.queue_sync_work(paced=True)) is None:
+            if (work := self._store.syncs.queue_sync(paced=True)) is None:
                 continue
             started_s = trio.current_time()
             try:
                 await self._sync(work)
             except OSError as error:
-                self._store.mark_failed()
+                self._store.abort.mark_failed()
                 raise StoreError(
                     f"fsync failed: {error.strerror}",
                     path=self._store.settings.root,
                     hint="queues may be damaged; the next start builds them again from the log",
                 ) from error
             # Report it now; the next round deletes what has to be built again.
-            self._store.index_is_doubtful()
+            self._store.index_rebuild.is_doubtful()
             now_s = trio.current_time()
             due_s = now_s + min(SYNC_SHARE * (now_s - started_s), SYNC_INTERVAL_MAX_S)

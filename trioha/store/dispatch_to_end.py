@@ -26,11 +26,15 @@ _SPARSE_RECORDS = 8
 write of a queue costs as much as a dozen records, since most queues have no open file."""
 
 
+def no_progress(_what: str, _done: int, _total: int) -> None:
+    """For work that nobody watches."""
+
+
 def dispatch_to_end(
     dispatcher: Dispatcher,
     commit_log: CommitLog,
     *,
-    on_progress: OnProgress = lambda _what, _done, _total: None,
+    on_progress: OnProgress = no_progress,
     limit_s: float | None = None,
 ) -> bool:
     """Dispatch to the log's end or the limit, for `limit_s` at most; False if there was no time for all.

@@ -77,7 +77,7 @@ class FlushService:
             with self._working() as on_step:
                 await self._sync(start_offset, end_offset, log.last_store_timestamp_ms, on_step)
         except OSError as error:
-            self._store.mark_failed()
+            self._store.abort.mark_failed()
             raise StoreError(
                 f"fsync failed: {error.strerror}",
                 path=log.directory,
@@ -93,7 +93,7 @@ class FlushService:
     async def _sync_in_thread(
         self, start_offset: int, end_offset: int, store_timestamp_ms: int, on_step: OnStep
     ) -> None:
-        sync = self._store.sync_work(
+        sync = self._store.syncs.log_sync(
             start_offset,
             end_offset,
             store_timestamp_ms=store_timestamp_ms,

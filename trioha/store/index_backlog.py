@@ -8,7 +8,7 @@ Deleted queues do not come back by such a walk, as they would if records were di
 
 After a failed sync pages of the index may be lost, also such that an earlier sync has covered. Then the
 backlog begins where the files begin that are not known to be on disk. They are deleted before the index is
-completed (`MessageStore.drop_doubtful_index`).
+completed (`IndexRebuild.drop_steps`).
 
 Checkpoints name no offset beyond the backlog's begin, also at a clean stop: the next start finds there where
 the index has to be completed from.

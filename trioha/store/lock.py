@@ -121,6 +121,12 @@ class AbortFile:
 
     def __init__(self, root: Path) -> None:
         self.path = root / "abort"
+        self.has_failed = False
+        """Whether the disk has failed a sync: the store is never marked as cleanly closed any more."""
+
+    def mark_failed(self) -> None:
+        """Note that the disk has failed a sync."""
+        self.has_failed = True
 
     @property
     def exists(self) -> bool:

@@ -12,25 +12,27 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 
 import structlog
-from attrs import frozen
 
 from trioha.errors import StoreError
 from trioha.store.checkpoint import Checkpoint, CheckpointFile
 from trioha.store.checkpoints import Checkpoints
 from trioha.store.commit_log import CommitLog
 from trioha.store.consume_queues import ConsumeQueues
-from trioha.store.cut_marker import BegunCut, load_cut, remove_cut
+from trioha.store.cut_marker import load_cut, remove_cut
+from trioha.store.cutting import Cutter
 from trioha.store.dispatch import Dispatcher
 from trioha.store.dispatch_start import logics_time_ms, start_position
-from trioha.store.dispatch_to_end import OnProgress
+from trioha.store.dispatch_to_end import OnProgress, no_progress
 from trioha.store.doubtful_epoch import note_doubtful_epoch
 from trioha.store.epochs import EpochLog
 from trioha.store.index_rebuild import IndexRebuild
 from trioha.store.index_service import IndexCut, IndexService
 from trioha.store.lock import RESTORE_MARKER, AbortFile, StoreLock
+from trioha.store.message_store import MessageStore
 from trioha.store.put_admission import PutAdmission
 from trioha.store.queue_manifest import QueueName, load_queue_manifest
-from trioha.store.recovery import CHECKED_BYTES, Recovered, open_commit_log
+from trioha.store.reads import MessageReader
+from trioha.store.recovery import CHECKED_BYTES, open_commit_log
 from trioha.store.store_settings import StoreSettings
 from trioha.store.store_syncs import StoreSyncs
 from trioha.store.time_steps import load_time_steps
@@ -41,32 +43,21 @@ from trioha.watermark import Watermark
 log = structlog.get_logger(__name__)
 
 
-@frozen(kw_only=True)
-class StoreParts:
-    """The parts of an open store."""
+def open_store(
+    settings: StoreSettings,
+    *,
+    on_progress: OnProgress = no_progress,
+    is_restoring: bool = False,
+    unwritten: Unwritten | None = None,
+) -> MessageStore:
+    """Lock the store (made if missing), find the log's end, and mark the store as in use. Blocks.
 
-    settings: StoreSettings
-    lock: StoreLock
-    abort: AbortFile
-    commit_log: CommitLog
-    recovered: Recovered
-    queues: ConsumeQueues
-    index: IndexService
-    dispatcher: Dispatcher
-    epochs: EpochLog | None
-    doubtful_epoch: int
-    checkpoints: Checkpoints
-    index_rebuild: IndexRebuild
-    syncs: StoreSyncs
-    puts: PutAdmission
-    completed_cut: BegunCut | None
-    unwritten: Unwritten
-
-
-def open_parts(
-    settings: StoreSettings, *, on_progress: OnProgress, is_restoring: bool, unwritten: Unwritten
-) -> StoreParts:
-    """See `MessageStore.open`."""
+    `on_progress(what, done, total)` gets the number of log files checked, then of the bytes dispatched,
+    several times a second. An exception of it ends the opening: the lock is released, and the store stays
+    marked as in need of recovery if anything in it was changed. Raises StoreError, with the lock released,
+    if the store is in use or cannot be opened, or if a restore into it was interrupted (`is_restoring` says
+    that the caller is that restore). `unwritten` gets what cannot be written.
+    """
     if not is_restoring and (settings.commit_log_directory / RESTORE_MARKER).exists():
         raise StoreError(
             "a restore into this store has not ended: its log is not whole",
@@ -81,7 +72,7 @@ def open_parts(
     lock.acquire()
     try:
         with ExitStack() as opened:
-            parts = _open_locked(settings, lock, on_progress, unwritten, opened)
+            store = _open_locked(settings, lock, on_progress, unwritten or Unwritten(), opened)
             opened.pop_all()
     except OSError as error:
         lock.release()
@@ -89,7 +80,7 @@ def open_parts(
     except BaseException:
         lock.release()
         raise
-    return parts
+    return store
 
 
 def _open_locked(
@@ -98,7 +89,7 @@ def _open_locked(
     on_progress: OnProgress,
     unwritten: Unwritten,
     opened: ExitStack,
-) -> StoreParts:
+) -> MessageStore:
     """Open all parts; `opened` closes them if a later one fails."""
     root = settings.root
     abort = AbortFile(root)
@@ -192,22 +183,35 @@ def _open_locked(
     puts = PutAdmission(commit_log, queues, dispatcher)
     if not settings.dispatch.is_slave:
         puts.prepare(on_progress)
-    return StoreParts(
+    return MessageStore(
         settings=settings,
-        lock=lock,
-        abort=abort,
         commit_log=commit_log,
-        recovered=recovered,
         queues=queues,
         index=index,
         dispatcher=dispatcher,
-        epochs=epochs,
-        doubtful_epoch=doubtful_epoch,
-        checkpoints=checkpoints,
-        index_rebuild=index_rebuild,
-        syncs=syncs,
+        reads=MessageReader(commit_log, queues, index, dispatcher.time_steps),
         puts=puts,
+        syncs=syncs,
+        checkpoints=checkpoints,
+        cutter=Cutter(
+            root,
+            abort=abort,
+            commit_log=commit_log,
+            queues=queues,
+            index=index,
+            dispatcher=dispatcher,
+            epochs=epochs,
+            checkpoints=checkpoints,
+            syncs=syncs,
+            puts=puts,
+        ),
+        index_rebuild=index_rebuild,
+        epochs=epochs,
+        lock=lock,
+        abort=abort,
+        recovered=recovered,
         completed_cut=begun_cut,
+        doubtful_epoch=doubtful_epoch,
         unwritten=unwritten,
     )
 

@@ -270,9 +270,8 @@ class RecordLog:
         """Let the log end at `offset`, the start of a record before its end: on disk when this returns.
 
         `last_store_timestamp_ms` is `starts.store_timestamp_before(offset)`. `flushed` must be at `offset` at
-        least: all of the log is on disk afterwards. Part of `MessageStore.cut`, which also cuts what is built
-        from the log. Blocks. Raises StoreError and OSError with a part of it done: the log must not be used
-        any more.
+        least: all of the log is on disk afterwards. `store.cutting` also cuts what is built from the log.
+        Blocks. Raises StoreError and OSError with a part of it done: the log must not be used any more.
         """
         assert self.flushed.offset >= offset, f"{self.flushed.offset} is flushed, the cut is at {offset}"
         # The rest of an unfinished record would follow other bytes: connections end before any byte changes.

@@ -28,7 +28,7 @@ class StoreSettings:
     index: IndexShape = Factory(IndexShape)
     dispatch: DispatchSettings = Factory(DispatchSettings)
     dispatch_to_confirmed: bool = False
-    """Whether queues and index are built only up to the checkpoint's confirm offset, until `limit_dispatch`
-    says otherwise: in controller mode later records may be cut when the node has a role."""
+    """Whether queues and index are built only up to the checkpoint's confirm offset, until the dispatcher has
+    another limit: in controller mode later records may be cut when the node has a role."""
     epoch_file: Path | None = None
     """storePathEpochFile, in controller mode; None for a store without epochs."""

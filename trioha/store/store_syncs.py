@@ -74,10 +74,16 @@ class StoreSyncs:
         end_offset: int,
         *,
         store_timestamp_ms: int,
-        on_step: Callable[[], None],
-        paced: bool,
+        on_step: Callable[[], None] = lambda: None,
+        paced: bool = False,
     ) -> Callable[[], None]:
-        """See `MessageStore.sync_work`."""
+        """A function for a worker thread that puts log bytes on disk and updates the checkpoint.
+
+        `store_timestamp_ms` is that of the last record before `end_offset`, 0 to claim nothing. `on_step` is
+        called in that thread while the disk makes progress, and `paced` says that nobody waits for it
+        (`SyncWork.run`). The function blocks and raises OSError. It opens nothing, so any error means that
+        the disk has failed.
+        """
         checkpoints = self._checkpoints
         files = self._log.sync_work(start_offset, end_offset)
         cuts, claimed_ms = checkpoints.cuts, checkpoints.claimed_ms(store_timestamp_ms)
@@ -91,8 +97,13 @@ class StoreSyncs:
 
     # -- queues and index ----------------------------------------------------------------------------------
 
-    def queue_sync(self, *, paced: bool) -> Callable[[], None] | None:
-        """See `MessageStore.queue_sync_work`."""
+    def queue_sync(self, *, paced: bool = False) -> Callable[[], None] | None:
+        """The same for queues and index; None if nothing was written, and no more of the log was put on disk,
+        since the last call.
+
+        There may be more queue files than descriptors. Files that cannot be opened stay for the next call,
+        and the checkpoint is not updated before they are on disk; likewise if the function never ran.
+        """
         self.reclaim()
         checkpoints, dispatcher = self._checkpoints, self._dispatcher
         logics_offset = self._logics_offset()

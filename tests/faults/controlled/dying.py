@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,7 @@ class Death:
 
 def install(file: Path) -> None:
     from trioha.node import role_changes
+    from trioha.store.cutting import Cutter
     from trioha.store.message_store import MessageStore
 
     death = Death(file)
@@ -91,15 +92,25 @@ def install(file: Path) -> None:
 
         return call
 
+    def within_steps(steps: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        def call(*arguments: Any) -> Iterator[Any]:
+            death.begin(CUT)
+            try:
+                yield from steps(*arguments)
+            finally:
+                death.end()
+
+        return call
+
     for name in _CHANGES:
         if hasattr(os, name):  # not on every platform
             setattr(os, name, counted(getattr(os, name)))
     for owner, name, what in (
-        (MessageStore, "cut", CUT),
         (MessageStore, "take_role", ROLE),
         (role_changes, "take_epoch", ROLE),
     ):
         setattr(owner, name, within(what, getattr(owner, name)))
+    setattr(Cutter, "steps", within_steps(Cutter.steps))  # noqa: B010 - a method is replaced
 
 
 def main() -> int:

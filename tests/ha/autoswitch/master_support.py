@@ -81,10 +81,9 @@ def begin_life(
         epoch_start_offset=epochs.entries[-1].start_offset if epochs.entries else 0,
         confirm_offset=0,
         log_end=lambda: log.max_offset,
-        propose=keeper.propose,
+        observers=(keeper,),
         all_ack=all_ack,
         size_min=min_in_sync_replicas,
-        on_join=keeper.joined,
         flushed=log.flushed if sync_flush else None,
     )
     replicas = SetReplicas(sync_state_set, term_start_offset=log.max_offset)

@@ -135,7 +135,7 @@ def make_slave(store, *, dialer=None, events=None, broker_id=2, settings=SETTING
         connect=dialer,
         commit_log=store.commit_log,
         epochs=store.epochs,
-        cut=store.cut_steps,
+        cut=store.cutter.steps,
         settings=settings,
         sink=events,
         **options,

@@ -41,10 +41,10 @@ def open_small_store(root):
 
 
 def cut_at_once(store):
-    """`MessageStore.cut_steps` without a thread."""
+    """`Cutter.steps` without a thread."""
 
     def cut(offset):
-        store.cut(offset)
+        cut(store, offset)
         return iter(())
 
     return cut

@@ -39,7 +39,7 @@ class Master:
             epoch_start_offset=store.epochs.entries[-1].start_offset,
             confirm_offset=0,
             log_end=lambda: log.max_offset,
-            propose=keeper.propose,
+            observers=(keeper,),
             all_ack=True,
         )
         self.master = AutoSwitchMaster(

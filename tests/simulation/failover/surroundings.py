@@ -30,6 +30,7 @@ from trioha.remoting.address import Address
 from trioha.remoting.serving import Handler
 from trioha.store import lock
 from trioha.store.commit_log import CommitLog
+from trioha.store.cutting import Cutter
 from trioha.store.message_store import MessageStore
 from trioha.store.retention import Retention
 
@@ -202,20 +203,20 @@ def _synced(real: Callable[[int], None]) -> Callable[[int], None]:
     return sync
 
 
-_cut_steps = MessageStore.cut_steps
+_cut_steps = Cutter.steps
 _archive = CommitLog.archive
 
 
-def _checked_cut(store: MessageStore, offset: int) -> Iterator[Callable[[], None]]:
+def _checked_cut(cutter: Cutter, offset: int) -> Iterator[Callable[[], None]]:
     broker = current()
-    log = store.commit_log
+    log = broker.store.commit_log
     data = bytes_of(log, 0, log.max_offset)
     broker.note(f"cut at {offset} of {len(data)}")
     broker.world.log_cut(broker, offset, data)
     broker._data_before_cut = data
     broker.cuts_to = offset
     later, broker.interrupts_cut = _split(broker.interrupts_cut)
-    steps = _cut_steps(store, offset)
+    steps = _cut_steps(cutter, offset)
     for step in steps:
         yield partial(_closing_at_crash, step, steps)
     broker.cuts_to = None
@@ -272,7 +273,7 @@ def simulated_surroundings() -> Iterator[None]:
         (trio.from_thread, "check_cancelled", lambda: None),
         (os, "fsync", _synced(os.fsync)),
         (os, "fdatasync", _synced(os.fdatasync)),
-        (MessageStore, "cut_steps", _checked_cut),
+        (Cutter, "steps", _checked_cut),
         (CommitLog, "archive", _checked_archive),
         (lock, "boot_id", _boot_id),
     ]

@@ -413,7 +413,7 @@ class World(SimulatedWorld):
     def life_ended(self, broker: Broker) -> None:
         """A broker goes on in another role; what a master has confirmed since the last check stays so."""
         if self.is_safe and broker.next_role is not None and broker.next_role.is_master:
-            self._confirm(broker, broker.store.confirm_offset())
+            self._confirm(broker, broker.store.checkpoints.confirm_offset())
 
     def _is_current(self, role: Role) -> bool:
         return self.controllers.state.epoch == role.epoch

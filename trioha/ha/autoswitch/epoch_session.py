@@ -80,7 +80,7 @@ class EpochSession:
         on_epoch: Callable[[EpochEntry], None],
         kept: Kept | None = None,
     ) -> None:
-        """`cut` is `MessageStore.cut_steps`. `on_confirm` is called with each other confirm offset,
+        """`cut` is `Cutter.steps`. `on_confirm` is called with each other confirm offset,
         `on_epoch` with each epoch of the master that begins in the own log now.
 
         `kept` is that of a group with allAckInSyncStateSet; None where confirm offsets promise nothing.

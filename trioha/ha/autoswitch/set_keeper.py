@@ -1,8 +1,8 @@
 """Asks the controllers for the sets that a master proposes (docs/protocol/ha.md#sync-state-set).
 
-Theory of operation. `SyncStateSet` has the rules and does no I/O: it calls `propose` and `joined`, which only
-note what is to be done. `run` has the tasks: a request at a time for the newest open proposal, a look at all
-replicas each checkSyncStateSetPeriod, and the end of joins.
+Theory of operation. `SyncStateSet` has the rules and does no I/O. `SetKeeper` observes it, and notes what is
+to be done. `run` has the tasks: a request at a time for the newest open proposal, a look at all replicas
+each checkSyncStateSetPeriod, and the end of joins.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import structlog
 import trio
 
-from trioha.ha.sync_state_set import Proposal, SyncStateSet
+from trioha.ha.sync_state_set import Proposal, SetObserver, SyncStateSet
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +46,7 @@ that: the new set, or the one of the known epoch if it refused or was not asked 
 came, or none that decides: it may have accepted."""
 
 
-class SetKeeper:
+class SetKeeper(SetObserver):
     """Asks the controller for the sets that a `SyncStateSet` proposes, and keeps that set's time."""
 
     def __init__(self, *, check_interval_s: float = 5.0) -> None:
@@ -57,13 +57,13 @@ class SetKeeper:
         self._proposed = trio.Event()
         self._joined = trio.Event()
 
-    def propose(self, proposal: Proposal) -> None:
-        """For `SyncStateSet`: ask the controller for this set."""
+    def proposed(self, _sync_state_set: SyncStateSet, proposal: Proposal) -> None:
+        """As `SetObserver`."""
         self._proposal = proposal
         self._proposed.set()
 
-    def joined(self) -> None:
-        """For `SyncStateSet`: a replica joins, until `joins_until_s` of the set."""
+    def joined(self, _sync_state_set: SyncStateSet) -> None:
+        """As `SetObserver`."""
         self._joined.set()
 
     async def run(self, sync_state_set: SyncStateSet, alter: Alter) -> None:

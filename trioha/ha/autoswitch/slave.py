@@ -52,7 +52,7 @@ class AutoSwitchSlave(HaSlave):
         run_blocking: RunBlocking = run_in_thread,
         **options: Any,
     ) -> None:
-        """`epochs` and `cut` (`cut_steps`) are the `MessageStore`'s; `options` are those of `HaSlave`.
+        """`epochs` are the store's, `cut` is its `Cutter.steps`; `options` are those of `HaSlave`.
 
         `on_confirm` is called with each other confirm offset, which is never beyond the own log's end. It may
         go back, with a cut or with another master. `on_epoch` is called with each epoch that is adopted.

@@ -6,11 +6,12 @@ import trio
 from tests.broker.consuming import TOPIC, Broker, Waiting, bodies_of
 from tests.ha.support import settled
 from tests.store.support import message
-from trioha.broker import confirmed_arrivals
-from trioha.broker.confirmed_arrivals import ConfirmedArrivals
+from trioha.broker import replicated_arrivals
 from trioha.broker.long_polls import LongPolls
-from trioha.ha.confirm_offset import ConfirmOffset
+from trioha.broker.replicated_arrivals import ReplicatedArrivals
+from trioha.ha.replicated_offset import ReplicatedOffset
 from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.watermark import Watermark
 
 SUSPEND = 2 | 4
 QUEUE = {"topic": TOPIC, "queueId": "0"}
@@ -22,15 +23,16 @@ class Master(Broker):
     def __init__(self, tmp_path, *, start_offset=0, **settings):
         self.replicated_offset = 0
 
-        def confirm(store):
-            self.confirm = ConfirmOffset(
+        def replicated(store):
+            self.replicated = ReplicatedOffset(
                 lambda: self.replicated_offset,
                 lambda: store.commit_log.max_offset,
+                acks=Watermark(),
                 start_offset=start_offset,
             )
-            return self.confirm
+            return self.replicated
 
-        super().__init__(tmp_path, confirm=confirm, **settings)
+        super().__init__(tmp_path, replicated=replicated, **settings)
 
     @property
     def end(self):
@@ -38,7 +40,7 @@ class Master(Broker):
 
     def acknowledge(self, offset=None):
         self.replicated_offset = self.end if offset is None else offset
-        self.confirm.update()
+        self.replicated.update()
 
     def max_offset(self):
         return int(self.start(RequestCode.GET_MAX_OFFSET, QUEUE).ext_fields["offset"])
@@ -63,7 +65,7 @@ async def test_a_message_is_received_when_the_slaves_have_it(master):
     assert master.max_offset() == 2
 
 
-async def test_records_are_received_up_to_the_confirm_offset_and_whole(master):
+async def test_records_are_received_up_to_the_replicated_offset_and_whole(master):
     ends = []
     for body in (b"a", b"b", b"c"):
         master.put(body)
@@ -77,7 +79,7 @@ async def test_records_are_received_up_to_the_confirm_offset_and_whole(master):
         assert master.max_offset() == len(bodies)
 
 
-async def test_queues_whose_messages_are_confirmed_are_read_while_others_wait(master):
+async def test_queues_whose_messages_are_replicated_are_read_while_others_wait(master):
     master.put(b"a", queue_id=0)
     master.acknowledge()
     master.put(b"b", queue_id=1)
@@ -105,7 +107,7 @@ async def test_an_ack_that_comes_before_dispatch_delays_no_pull(master, nursery)
     waiting.add("pull", master.pull(sysFlag=SUSPEND))
     await settled()
     master.replicated_offset = 1 << 40
-    master.confirm.update()
+    master.replicated.update()
     master.put(b"a")
     await settled()
     assert bodies_of(waiting.answers["pull"][0]) == [b"a"]
@@ -140,7 +142,7 @@ async def test_messages_stay_received_when_the_slaves_are_gone(master):
     assert master.max_offset() == 1
 
 
-async def test_an_offset_beyond_the_confirmed_messages_stays_and_one_beyond_all_is_moved(master):
+async def test_an_offset_beyond_the_replicated_messages_stays_and_one_beyond_all_is_moved(master):
     master.put(b"a", b"b", b"c")
     master.acknowledge(master.end // 3)
     for offset in (1, 2, 3):
@@ -153,7 +155,7 @@ async def test_an_offset_beyond_the_confirmed_messages_stays_and_one_beyond_all_
     assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "1")
 
 
-async def test_a_time_after_all_confirmed_messages_leads_to_their_end(master):
+async def test_a_time_after_all_replicated_messages_leads_to_their_end(master):
     master.put(b"a", b"b")
     master.acknowledge(master.end // 2)
     fields = {**QUEUE, "timestamp": str(1 << 50)}
@@ -179,7 +181,7 @@ async def test_a_promoted_slave_gives_the_message_that_took_the_place_of_a_lost_
     assert (b"lost with the master" in received) is not guarded
 
 
-async def test_a_store_that_is_opened_with_unconfirmed_messages_wakes_their_pulls(tmp_path, nursery):
+async def test_a_store_that_is_opened_with_unreplicated_messages_wakes_their_pulls(tmp_path, nursery):
     before = Broker(tmp_path)
     before.put(b"a", b"b")
     end = before.store.commit_log.max_offset
@@ -211,16 +213,16 @@ class Polls(LongPolls):
 
 
 async def test_without_acks_the_queues_that_wait_are_bounded(monkeypatch):
-    monkeypatch.setattr(confirmed_arrivals, "STRETCHES_MAX", 3)
+    monkeypatch.setattr(replicated_arrivals, "STRETCHES_MAX", 3)
     polls = Polls()
-    arrivals = ConfirmedArrivals(polls, dispatched_offset=0, confirm_offset=0)
+    arrivals = ReplicatedArrivals(polls, dispatched_offset=0, replicated_offset=0)
     for number in range(1, 101):
         arrivals.written([("T", number % 7)], dispatched_offset=10 * number)
     assert (len(arrivals), polls.seen) == (3, [])
-    arrivals.confirmed(5)
+    arrivals.replicated(5)
     assert polls.seen == [[("T", 1)]]
-    arrivals.confirmed(20)
+    arrivals.replicated(20)
     assert polls.seen[1:] == [[("T", 1)], [("T", 2)]]
-    arrivals.confirmed(1000)
+    arrivals.replicated(1000)
     assert polls.seen[3:] == [[("T", number) for number in range(7)]]
     assert len(arrivals) == 0

@@ -1,9 +1,9 @@
-"""Wakes pulls when messages of their queues are confirmed (see `trioha.ha.confirm_offset`).
+"""Wakes pulls when messages of their queues are replicated (see `trioha.ha.replicated_offset`).
 
 Theory of operation. Dispatch names the queues that it has written, with the log offset that it has reached.
-Where that is confirmed already, their pulls are woken at once: usual, since dispatch gathers records for a
+Where that is replicated already, their pulls are woken at once: usual, since dispatch gathers records for a
 millisecond and a slave's ack takes less. Else the queues wait as one stretch `[start, end)` of the log until
-the confirm offset is beyond the start; they stay until it has reached the end. There are at most
+the replicated offset is beyond the start; they stay until it has reached the end. There are at most
 `STRETCHES_MAX`; beyond that the newest two become one, so that a master without slaves keeps each queue once
 in the last one.
 """
@@ -23,20 +23,20 @@ STRETCHES_MAX: Final = 1024
 
 @define
 class _Stretch:
-    """Queues of records that are dispatched and not confirmed."""
+    """Queues of records that are dispatched and not replicated."""
 
     start_offset: int
     end_offset: int
     queues: set[QueueKey]
 
 
-class ConfirmedArrivals:
-    """Gives queues to the pulls that wait, once their messages are confirmed."""
+class ReplicatedArrivals:
+    """Gives queues to the pulls that wait, once their messages are replicated."""
 
-    def __init__(self, polls: LongPolls, *, dispatched_offset: int, confirm_offset: int) -> None:
+    def __init__(self, polls: LongPolls, *, dispatched_offset: int, replicated_offset: int) -> None:
         self._polls = polls
         self._dispatched_offset = dispatched_offset
-        self._confirm_offset = confirm_offset
+        self._replicated_offset = replicated_offset
         self._stretches: deque[_Stretch] = deque()
 
     def __len__(self) -> int:
@@ -47,12 +47,12 @@ class ConfirmedArrivals:
         # A rewound dispatch starts a stretch before the last one's end.
         start_offset = min(self._dispatched_offset, dispatched_offset)
         self._dispatched_offset = dispatched_offset
-        if dispatched_offset <= self._confirm_offset:
+        if dispatched_offset <= self._replicated_offset:
             self._polls.arrived(queues)
             return
         stretches = self._stretches
         stretch = _Stretch(start_offset, dispatched_offset, set(queues))
-        if self._confirm_offset > start_offset:
+        if self._replicated_offset > start_offset:
             self._polls.arrived(stretch.queues)
         if len(stretches) >= STRETCHES_MAX:
             last = stretches[-1]
@@ -61,12 +61,12 @@ class ConfirmedArrivals:
         else:
             stretches.append(stretch)
 
-    def confirmed(self, confirm_offset: int) -> None:
-        """The confirm offset has moved forward to `confirm_offset`."""
-        self._confirm_offset = confirm_offset
+    def replicated(self, replicated_offset: int) -> None:
+        """The replicated offset has moved forward to `replicated_offset`."""
+        self._replicated_offset = replicated_offset
         stretches = self._stretches
-        while stretches and stretches[0].start_offset < confirm_offset:
+        while stretches and stretches[0].start_offset < replicated_offset:
             self._polls.arrived(stretches[0].queues)
-            if stretches[0].end_offset > confirm_offset:
+            if stretches[0].end_offset > replicated_offset:
                 return
             stretches.popleft()
