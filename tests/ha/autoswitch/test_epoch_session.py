@@ -43,11 +43,11 @@ def open_small_store(root):
 def cut_at_once(store):
     """`Cutter.steps` without a thread."""
 
-    def cut(offset):
+    def steps(offset):
         cut(store, offset)
         return iter(())
 
-    return cut
+    return steps
 
 
 def session_of(store, *, tail_check_bytes=1024, confirmed=None, kept=None):
