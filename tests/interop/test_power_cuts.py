@@ -17,7 +17,7 @@ from tests.interop.rocketmq import writes_logics_offset
 from tests.interop.test_features import SHAPE
 from tests.node_process import FILE_BYTES
 from tests.store.crashes import CrashingDisk, PowerCutDisk
-from tests.store.support import cut
+from tests.store.support import cut_store
 from tests.waiting import wait_until
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.message_store import MessageStore
@@ -105,7 +105,7 @@ def after_a_cut(root: Path, image: Path) -> list[int]:
         store = opened(root)
         there = put(store, MESSAGES)
         sync_queues(store)
-        cut(store, there[MESSAGES // 2])
+        cut_store(store, there[MESSAGES // 2])
         while store.dispatcher.position < store.commit_log.max_offset:
             assert store.dispatcher.dispatch(store.commit_log.max_offset)
         store.puts.enable()

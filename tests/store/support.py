@@ -127,7 +127,7 @@ def receive(store: MessageStore, ms: int) -> None:
     log.queue_offsets["Orders", 0] = queue_offset + 1
 
 
-def cut(store: MessageStore, offset: int) -> None:
+def cut_store(store: MessageStore, offset: int) -> None:
     """End the log at `offset`, and all that was built from it, on disk."""
     for step in store.cutter.steps(offset):
         step()

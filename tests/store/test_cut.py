@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.descriptors import close_after_test, resources_closed
 from tests.store.crashes import Crash, CrashingDisk, PowerCutDisk
-from tests.store.support import cut, log_bytes, message
+from tests.store.support import cut_store, log_bytes, message
 from tests.store.whole_stores import (
     EPOCHS,
     FILE_BYTES,
@@ -57,7 +57,7 @@ def test_a_cut_store_has_what_is_built_anew_from_its_log_at_once_and_after_a_sta
             store = opened(copy)
             marks = store.commit_log.appended, store.dispatcher.dispatched
             rewinds = [mark.rewinds for mark in marks]
-            cut(store, offset)
+            cut_store(store, offset)
             assert all(mark.rewinds > before for mark, before in zip(marks, rewinds, strict=True))
             assert store.commit_log.max_offset == store.commit_log.flushed.offset == offset
             dispatch(store)
@@ -74,7 +74,7 @@ def test_the_store_goes_on_after_a_cut_as_one_that_never_had_more(tmp_path, temp
     copy = copied(root, tmp_path)
     store = opened(copy)
     queue_offsets = dict(store.commit_log.queue_offsets)
-    cut(store, starts[33])
+    cut_store(store, starts[33])
     dispatch(store)
     store.puts.enable()
     assert store.commit_log.max_offset == starts[33]
@@ -98,7 +98,7 @@ def test_only_the_start_of_a_record_can_be_cut_at(tmp_path, template, beyond):
     before = contents(store)
     offset = starts[30] + beyond
     with pytest.raises(StoreError, match="no record starts at this offset") as raised:
-        cut(store, offset)
+        cut_store(store, offset)
     assert raised.value.offset == offset
     assert contents(store) == before
     store.close()
@@ -110,7 +110,7 @@ def test_a_cut_at_the_logs_end_drops_epochs_without_data(tmp_path, template):
     store = opened(copied(root, tmp_path))
     assert store.epochs is not None
     before = contents(store)
-    cut(store, store.commit_log.max_offset)
+    cut_store(store, store.commit_log.max_offset)
     assert store.epochs.entries == before.epochs[:-1]
     assert contents(store).queues == before.queues
     assert not store.commit_log.puts_blocked
@@ -128,7 +128,7 @@ def test_a_sync_that_began_before_a_cut_does_not_raise_the_checkpoint_after_it(t
     store.dispatcher.last_store_timestamp_ms = far_ms
     queue_sync = store.syncs.queue_sync()
     assert queue_sync is not None
-    cut(store, starts[10])
+    cut_store(store, starts[10])
     lowered = store.checkpoints.current
     assert lowered.physic_msg_timestamp_ms <= store.commit_log.last_store_timestamp_ms
     log_sync()
@@ -198,7 +198,7 @@ def crashed_cut(root, offset, disk):
         store = opened(root, is_slave=True)
         with disk.in_use():
             try:
-                cut(store, offset)
+                cut_store(store, offset)
             except Crash:
                 return True
     return False
@@ -279,7 +279,7 @@ def test_a_log_that_is_cleared_in_part_is_cleared_whole_by_the_next_start(tmp_pa
         store = opened(copy)
         patch.setattr(MappedFile, "clear_from", clear_some)
         with pytest.raises(Crash):
-            cut(store, offset)
+            cut_store(store, offset)
     assert reopened(copy) == rebuilt(root, tmp_path / "rebuilt", end=offset)
 
 
@@ -313,7 +313,7 @@ def test_any_exception_during_a_cut_ends_the_store_and_the_next_start_completes_
             if "." in step:
                 patch.setattr(f"trioha.store.{step}", out_of_memory)
             with pytest.raises(StoreError, match="the cut cannot be completed: MemoryError") as raised:
-                cut(store, starts[9])
+                cut_store(store, starts[9])
         assert raised.value.offset == starts[9]
         assert store.commit_log.puts_blocked or step == "callback before"
         store.close()
@@ -332,7 +332,7 @@ def test_a_record_before_the_cut_that_cannot_be_read_leaves_the_store_uncut(tmp_
         with monkeypatch.context() as patch:
             patch.setattr("trioha.store.record_starts.store_timestamp_ms", out_of_memory)
             with pytest.raises(MemoryError):
-                cut(store, starts[9])
+                cut_store(store, starts[9])
         assert not is_marked(copy)
         assert put(store, 0) >= len(before.log)
         store.close()
@@ -435,7 +435,7 @@ def test_a_power_cut_at_any_call_leaves_the_store_uncut_or_cut(tmp_path, templat
             is_crashed = False
             with CrashingDisk(crashes, on_sync=disk.synced).in_use():
                 try:
-                    cut(store, offset)
+                    cut_store(store, offset)
                 except Crash:
                     is_crashed = True
             if not is_crashed:
@@ -494,7 +494,7 @@ def test_after_any_history_of_puts_cuts_and_stops_the_store_is_as_one_built_from
                 model = log_bytes(log)
             elif name == "cut" and starts:
                 offset = starts[round(value * (len(starts) - 1))]
-                cut(store, offset)
+                cut_store(store, offset)
                 starts = [start for start in starts if start < offset]
                 model = model[:offset]
             elif name == "dispatch":

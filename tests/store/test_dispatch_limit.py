@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.store.support import cut, message, offsets_of, open_store
+from tests.store.support import cut_store, message, offsets_of, open_store
 from trioha.store.dispatch_service import GATHER_S, DispatchService
 from trioha.store.dispatch_settings import DispatchSettings
 from trioha.watermark import Watermark
@@ -81,7 +81,7 @@ async def test_records_of_a_shorter_log_are_dispatched_up_to_a_limit_that_stayed
     assert store.dispatcher.position == ends[4]
     # Dispatch waits for the limit, since the log has more.
     if how == "cut":
-        cut(store, ends[1])
+        cut_store(store, ends[1])
     else:
         store.commit_log.archive(tmp_path / "aside")
     await trio.sleep(10)
@@ -199,7 +199,7 @@ async def test_the_dispatch_service_goes_on_after_a_cut(tmp_path, nursery, autoj
     nursery.start_soon(DispatchService(store, sync=at_once).run)
     ends = put(store, 6)
     await store.dispatcher.dispatched.reached(ends[-1])
-    cut(store, ends[2])
+    cut_store(store, ends[2])
     assert dispatched(store) == 3
     await trio.sleep(2)
     result = store.commit_log.append(message())
@@ -240,7 +240,7 @@ def test_an_index_that_is_cut_is_rebuilt_up_to_the_end_of_the_queues_whatever_th
     ends = put_keyed(store, 6)
     store.dispatcher.dispatch(ends[-1])
     store.dispatcher.limit_to(Watermark(ends[1]))
-    cut(store, ends[4])
+    cut_store(store, ends[4])
     store.dispatcher.dispatch(ends[4])
     assert dispatched(store) == 5
     assert keys_in_index(store, 6) == [0, 1, 2, 3, 4]

@@ -10,7 +10,7 @@ import trio
 from structlog.testing import capture_logs
 
 from tests.store.dispatching import files_below, parts_of
-from tests.store.support import cut, message, open_log, open_store
+from tests.store.support import cut_store, message, open_log, open_store
 from trioha.store.dispatch_service import REBUILD_INTERVAL_S, RECHECK_S, SYNC_INTERVAL_S, DispatchService
 from trioha.store.dispatch_to_end import dispatch_to_end
 from trioha.store.index_file import IndexFile, IndexShape
@@ -257,7 +257,7 @@ def test_a_cut_whose_syncs_of_the_index_fail_is_completed(tmp_path, then):
     append(store.commit_log, 3)
     dispatch_to_end(store.dispatcher, store.commit_log)
     with syncs_of_the_index_fail():
-        cut(store, cut_at)
+        cut_store(store, cut_at)
     assert store.commit_log.max_offset == cut_at
     assert store.index_rebuild.is_doubtful()
     if then == "is killed":
@@ -319,7 +319,7 @@ def test_a_cut_before_what_the_index_lacks_ends_the_backlog(tmp_path):
         append(store.commit_log, 3)
         dispatch_to_end(store.dispatcher, store.commit_log)
     assert store.dispatcher.index_lacks_from == cut_at
-    cut(store, cut_at)
+    cut_store(store, cut_at)
     assert store.dispatcher.index_lacks_from is None
     append(store.commit_log, 1)
     dispatch_to_end(store.dispatcher, store.commit_log)

@@ -15,7 +15,7 @@ from attrs import evolve
 
 from tests.descriptors import close_after_test, resources_closed
 from tests.store.crashes import Crash, CrashingDisk, PowerCutDisk
-from tests.store.support import cut, message
+from tests.store.support import cut_store, message
 from tests.store.whole_stores import (
     contents,
     dispatch,
@@ -116,7 +116,7 @@ def test_a_power_cut_after_a_cut_and_another_one_at_any_call_of_the_next_start_l
     disk = close_after_test(PowerCutDisk(cut))
     with resources_closed(), CrashingDisk(on_sync=disk.synced).in_use():
         store = opened(cut)
-        cut(store, starts[number])
+        cut_store(store, starts[number])
         dispatch(store)
         store.puts.enable()
         put(store, number)
@@ -133,7 +133,7 @@ def test_a_power_cut_after_a_cut_and_another_one_at_any_call_of_the_next_start_l
                         store = opened(image)
                         # What was put after the cut may be lost, and nothing else.
                         if store.commit_log.max_offset > starts[number]:
-                            cut(store, starts[number])
+                            cut_store(store, starts[number])
                             dispatch(store)
                             store.puts.enable()
                         assert contents(store) == end, (calls, image.name)
@@ -152,7 +152,7 @@ def test_a_sync_of_a_part_of_what_is_built_after_a_cut_claims_no_more(tmp_path, 
         assert store.checkpoints.current.index_msg_timestamp_ms > 0
         put(store, 0)
         dispatch(store)
-        cut(store, starts[40])
+        cut_store(store, starts[40])
         assert store.dispatcher.position == 0
         assert store.checkpoints.current.index_msg_timestamp_ms == store.index.full_until_ms == 0
         assert store.dispatcher.dispatch(starts[40], records_max=2)

@@ -10,7 +10,7 @@ from attrs import evolve
 
 from tests.descriptors import close_after_test, resources_closed
 from tests.store.crashes import CrashingDisk, PowerCutDisk
-from tests.store.support import FILE_BYTES, copy_store, cut, message, on_disk, open_store, sync_queues
+from tests.store.support import FILE_BYTES, copy_store, cut_store, message, on_disk, open_store, sync_queues
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.dispatch_start import start_position
 from trioha.store.index_service import IndexService
@@ -150,7 +150,7 @@ def test_a_cut_lowers_the_offset_before_it_deletes_what_is_built_again(tmp_path,
         cut(index, plan)
 
     monkeypatch.setattr(IndexService, "cut", look)
-    cut(store, starts[30])
+    cut_store(store, starts[30])
     # The index file that had keys of what was cut is built again from its first record on.
     position = 0 if is_keyed else starts[30]
     assert store.dispatcher.position == position
@@ -170,7 +170,7 @@ def test_a_cut_does_not_claim_what_was_dispatched_and_not_synced_before_it(tmp_p
     starts = put(store, 20)
     dispatch(store)
     flush(store)
-    cut(store, starts[10])
+    cut_store(store, starts[10])
     assert on_disk(store).logics_physical_offset <= synced_offset < starts[10]
 
 
@@ -317,7 +317,7 @@ def live(store, chance):
                 work()
         elif chance.random() < 0.4 and not store.commit_log.is_empty:
             log = store.commit_log
-            cut(store, log.starts.first_from(chance.randrange(log.max_offset)))
+            cut_store(store, log.starts.first_from(chance.randrange(log.max_offset)))
             dispatch(store)
             store.puts.enable()
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
-from tests.store.support import cut, message, on_disk, open_log, open_store, receive, sync_queues
+from tests.store.support import cut_store, message, on_disk, open_log, open_store, receive, sync_queues
 from tests.store.test_kernel import mode
 from trioha.errors import StoreError
 from trioha.store import compiled
@@ -194,7 +194,7 @@ def test_a_cut_and_a_new_log_forget_the_steps_after_them(tmp_path, wall):
         steps.append(put(store, wall, NOW_MS).physical_offset)
     dispatch(store)
     flush(store)
-    cut(store, steps[1])
+    cut_store(store, steps[1])
     assert [step.offset for step in store.dispatcher.time_steps.all] == steps[:1]
     assert put(store, wall, NOW_MS).physical_offset == steps[1]
     dispatch(store)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.descriptors import resources_closed
 from tests.ha.autoswitch.support import begin_epoch, epochs_of, frames_of, open_epoch_store, put
 from tests.store.crashes import Crash, CrashingDisk
-from tests.store.support import log_bytes
+from tests.store.support import cut_store, log_bytes
 from trioha.errors import RemoteProtocolError
 from trioha.ha.autoswitch.consistent_point import Kept
 from trioha.ha.autoswitch.epoch_session import BEHIND_BYTES_MAX, EpochSession
@@ -44,7 +44,7 @@ def cut_at_once(store):
     """`Cutter.steps` without a thread."""
 
     def steps(offset):
-        cut(store, offset)
+        cut_store(store, offset)
         return iter(())
 
     return steps

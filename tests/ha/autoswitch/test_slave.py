@@ -19,7 +19,7 @@ from tests.ha.autoswitch.support import (
     recorded_frames,
 )
 from tests.ha.support import settled
-from tests.store.support import FILE_BYTES, cut, log_bytes
+from tests.store.support import FILE_BYTES, cut_store, log_bytes
 from tests.waiting import until
 from trioha.config.keys.ha import AckMode, GapPolicy
 from trioha.errors import StoreError
@@ -424,7 +424,7 @@ async def test_a_log_without_epochs_follows_a_master_that_has_its_tail(store, ma
     data = bytes(master.commit_log.read(0, FILE_BYTES))
     first_bytes = int.from_bytes(data[:4], "big")
     put(store, b"placeholder")
-    cut(store, 0)
+    cut_store(store, 0)
     store.commit_log.append_records(memoryview(data[:first_bytes]), last_store_timestamp_ms=1)
     assert epochs_of(store) == []
     slave, dialer, _ = make_slave(store)
