@@ -28,13 +28,13 @@ from collections.abc import Iterable, Sequence
 from attrs import frozen
 
 from trioha.broker_status import BrokerStatus
-from trioha.net.border import ConnectionBorder
+from trioha.net.error_boundary import ErrorBoundary
 from trioha.outside_text import clean
 from trioha.replica_verdict import Judgement, Limits, Verdict
 from trioha.severity import Severity
 from trioha.unit_texts import format_elapsed
 from trioha_monitor.answers import Answer
-from trioha_monitor.faults import BORDER, fault_of_this_program
+from trioha_monitor.faults import BOUNDARY, fault_of_this_program
 from trioha_monitor.matching import LOST_KEPT_MS, ConnectionRows, ReplicaEvents, SlaveRows
 from trioha_monitor.node import Node, NodeEvents
 from trioha_monitor.timeline import Timeline
@@ -89,9 +89,9 @@ class Cluster:
         *,
         interval_ms: int = 100,
         timeline: Timeline | None = None,
-        border: ConnectionBorder = BORDER,
+        boundary: ErrorBoundary = BOUNDARY,
     ) -> None:
-        self._border = border
+        self._boundary = boundary
         self.timeline = timeline if timeline is not None else Timeline()
         """Events; the source adds its own."""
         self._interval_ms = interval_ms
@@ -183,16 +183,16 @@ class Cluster:
         nodes = []
         replicas: list[ReplicaView] = []
         for node in list(self._nodes.values()):
-            with self._border.around(node.address) as crossing:
+            with self._boundary.around(node.address) as guarded:
                 seen = node.view(late_after_ms=self._late_after_ms, now_ms=now_ms)
                 rows = list(self._view_rows(node, now_ms=now_ms)) if node.rows or node.own_row else []
-            if crossing.error is None:
+            if guarded.error is None:
                 nodes.append(seen)
                 replicas += rows
             else:
                 # Its figures cannot be shown: the node is replaced by one without an answer.
                 replacement = self._add_node(node.address)
-                replacement.failed(fault_of_this_program(crossing.error), at_ms=now_ms)
+                replacement.failed(fault_of_this_program(guarded.error), at_ms=now_ms)
                 nodes.append(replacement.view(late_after_ms=self._late_after_ms, now_ms=now_ms))
         return ClusterView(
             time_ms=now_ms,

@@ -26,7 +26,7 @@ from trioha_monitor.consumption import (
     parse_members,
     parse_topics,
 )
-from trioha_monitor.faults import BORDER, fault_of_this_program
+from trioha_monitor.faults import BOUNDARY, fault_of_this_program
 
 INTERVAL_S: Final = 5.0
 """Pause between two rounds of requests to a node."""
@@ -176,7 +176,7 @@ async def watch_consumption(
     while True:
         await demand.wait()
         fault = ""
-        with BORDER.around(address) as crossing:
+        with BOUNDARY.around(address) as guarded:
             try:
                 async with open_session(address) as ask:
                     while demand.is_wanted:
@@ -185,8 +185,8 @@ async def watch_consumption(
                         await trio.sleep(INTERVAL_S)
             except* (TriohaError, OSError, trio.TooSlowError) as group:
                 fault = _reason(group)
-        if crossing.error is not None:
-            fault = fault_of_this_program(crossing.error)
+        if guarded.error is not None:
+            fault = fault_of_this_program(guarded.error)
         if fault:
             on_sample(ConsumptionSample(address, now_ms(), fault=fault))
             await trio.sleep(BACK_OFF_S)

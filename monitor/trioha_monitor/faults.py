@@ -1,4 +1,4 @@
-"""Faults of the monitor itself: the border that contains them, their texts, and the log that has them.
+"""Faults of the monitor itself: the boundary that contains them, their texts, and the log that has them.
 
 While the screen is drawn there is no terminal to log to. Log lines and the traceback of a crash go to a file
 in the user's state folder; lines that cannot be written go to stderr after the screen has closed.
@@ -15,10 +15,10 @@ from typing import Final, TextIO, cast
 
 import structlog
 
-from trioha.net.border import ConnectionBorder
+from trioha.net.error_boundary import ErrorBoundary
 from trioha.outside_text import escaped_lines
 
-BORDER: Final = ConnectionBorder("monitor feed")
+BOUNDARY: Final = ErrorBoundary("monitor feed")
 """Contains faults with one node or one name server; counts and logs them."""
 LOG_BYTES_MAX: Final = 1024 * 1024
 """A longer log is renamed to `monitor.log.1`, replacing the one before."""
@@ -86,6 +86,6 @@ class FaultLog:
 
 
 def fault_of_this_program(error: Exception) -> str:
-    """Reason of a node that is DOWN after the border ended its connection."""
+    """Reason of a node that is DOWN after the boundary ended its connection."""
     words = f"{type(error).__name__}: {str(error)[:ERROR_CHARS_MAX]}"
     return f"a fault of this monitor: {words}; traceback in {log_path()}"

@@ -3,7 +3,7 @@
 Each node has one task, one connection and at most one request in flight (`watch_node`). A node that refuses,
 hangs, closes its connection or sends malformed answers ends its own connection only: the listener gets the
 reason, and after a back-off up to `back_off_s_max` there is a new connection. The same holds for faults of
-this program: `BORDER` counts and logs them. The cost of an answer is bounded, since it is parsed in the
+this program: `BOUNDARY` counts and logs them. The cost of an answer is bounded, since it is parsed in the
 thread that draws: a frame has at most `FRAME_BYTES_MAX`, its JSON at most the parts of `JSON_LIMITS`, and a
 node whose answers come to more than `ANSWER_BYTES_PER_S` is asked less often.
 
@@ -30,7 +30,7 @@ from attrs import Factory, define, evolve, frozen
 
 from trioha.broker_status import BrokerStatus
 from trioha.errors import ConfigError, PeerError, TriohaError
-from trioha.net.border import ConnectionBorder
+from trioha.net.error_boundary import ErrorBoundary
 from trioha.outside_text import clean
 from trioha.remoting.address import parse_address
 from trioha.remoting.client import NO_SECURITY, ClientSecurity, open_client
@@ -49,7 +49,7 @@ from trioha_monitor.consumption_feed import (
     watch_consumption,
 )
 from trioha_monitor.control_feed import ControlFeed
-from trioha_monitor.faults import BORDER, fault_of_this_program
+from trioha_monitor.faults import BOUNDARY, fault_of_this_program
 from trioha_monitor.timeline import Timeline
 from trioha_monitor.view import ConsumptionView, EventKind, Health, NameServerView, Show, ViewFeed
 
@@ -138,7 +138,7 @@ async def watch_node(
     times: FeedTimes,
     open_session: OpenSession,
     *,
-    border: ConnectionBorder = BORDER,
+    boundary: ErrorBoundary = BOUNDARY,
 ) -> None:
     """Request the status of the node at `address` for ever; `on_answer` gets each answer, or its failure."""
     back_off_s = times.back_off_s_min
@@ -151,14 +151,14 @@ async def watch_node(
             on_answer(address, status, None)
             answered = True
 
-        with border.around(address) as crossing:
+        with boundary.around(address) as guarded:
             try:
                 async with open_session(address, times) as ask:
                     await _ask_forever(ask, answer, times)
             except* (TriohaError, OSError, trio.TooSlowError) as group:
                 fault = reason_of(group, times)
-        if crossing.error is not None:
-            fault = fault_of_this_program(crossing.error)
+        if guarded.error is not None:
+            fault = fault_of_this_program(guarded.error)
         on_answer(address, None, fault)
         if answered:
             back_off_s = times.back_off_s_min
@@ -391,7 +391,7 @@ class _Live:
         """Request the brokers of one name server for ever, over a new connection after every failure."""
         settings = self._settings
         while True:
-            with BORDER.around(address) as crossing:
+            with BOUNDARY.around(address) as guarded:
                 try:
                     async with settings.open_names(address, settings.times) as ask:
                         while True:
@@ -401,8 +401,8 @@ class _Live:
                             await trio.sleep(settings.discovery_interval_s)
                 except* (TriohaError, OSError, trio.TooSlowError) as group:
                     self._names_failed(address, reason_of(group, settings.times))
-            if crossing.error is not None:
-                self._names_failed(address, fault_of_this_program(crossing.error))
+            if guarded.error is not None:
+                self._names_failed(address, fault_of_this_program(guarded.error))
             await trio.sleep(settings.times.back_off_s_max)
 
     def _update_names(self, address: str, groups: tuple[BrokerGroup, ...], nursery: trio.Nursery) -> None:

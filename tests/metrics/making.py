@@ -24,7 +24,7 @@ from trioha.histogram import Histogram
 from trioha.metrics.busiest import BusiestKeys
 from trioha.metrics.http_statistics import HttpStatistics
 from trioha.metrics.sources import Descriptors, Limits, Sources
-from trioha.net.border import ConnectionBorder
+from trioha.net.error_boundary import ErrorBoundary
 from trioha.remoting.serving import ServerStatistics
 
 SLAVE = ConnectionStatus(
@@ -135,7 +135,7 @@ def make_sources(
         "topics": BusiestKeys(traffic.puts, traffic.broker_puts, keys_max=keys_max),
         "groups": BusiestKeys(traffic.pulls, traffic.broker_pulls, keys_max=keys_max),
         "descriptors": lambda: Descriptors(open=20, limit=1024, reserve=64),
-        "borders": {"clients": ConnectionBorder("connection"), "metrics": ConnectionBorder("metrics")},
+        "boundaries": {"clients": ErrorBoundary("connection"), "metrics": ErrorBoundary("metrics")},
         "http": HttpStatistics(),
         "limits": Limits(
             client_connections=614, client_bytes=1 << 27, ha_connections=64, long_polls=100, slaves_needed=1

@@ -217,7 +217,7 @@ async def test_a_page_that_fails_is_answered_500_and_logged(server, autojump_clo
     assert (status, body) == (500, b"the page failed: see the node's log\n")
     assert b"today" not in body
     assert [line["event"] for line in lines] == ["HTTP connection closed by a fault of this program"]
-    assert server.border.bugs == 1
+    assert server.boundary.bugs == 1
 
 
 @pytest.mark.sized
@@ -243,7 +243,7 @@ async def test_mutated_requests_end_in_an_answer_or_in_silence_and_never_in_a_fa
             assert parse(answer, method=b"HEAD" if raw.startswith(b"HEAD ") else b"GET")[0] in {
                 *(200, 400, 404, 405, 413, 431, 501),
             }
-    assert server.border.bugs == 0
+    assert server.boundary.bugs == 0
     assert server.statistics.request_timeouts == 0
     assert len(server.statistics.answers) >= 4
 

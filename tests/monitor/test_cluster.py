@@ -12,7 +12,7 @@ from trioha.broker_status import (
     BrokerSettings,
     BrokerStatus,
 )
-from trioha.net.border import ConnectionBorder
+from trioha.net.error_boundary import ErrorBoundary
 from trioha.replica_verdict import Verdict
 from trioha.severity import Severity
 from trioha_monitor.answers import CONNECTIONS_MAX
@@ -474,9 +474,9 @@ def test_a_node_that_invents_names_and_connections_for_ever_is_kept_bounded():
 
 
 def test_a_fault_in_the_view_of_one_node_affects_no_other_node():
-    border = ConnectionBorder("monitor feed")
+    boundary = ErrorBoundary("monitor feed")
     play = Play(MASTER, SLAVE)
-    play.cluster = Cluster((MASTER, SLAVE), border=border)
+    play.cluster = Cluster((MASTER, SLAVE), boundary=boundary)
     play.tell(master(1000, quiet(A, 1000)), slave(1000))
     broken = play.cluster._nodes[MASTER]
     broken.rows[0].lag_bytes = None
@@ -485,7 +485,7 @@ def test_a_fault_in_the_view_of_one_node_affects_no_other_node():
     assert [node.health for node in views[0].nodes] == [Health.DOWN, Health.UP]
     assert views[0].nodes[0].reason.startswith("a fault of this monitor: AttributeError")
     assert views[0].replicas == ()
-    assert (border.bugs, len(logged)) == (1, 1)
+    assert (boundary.bugs, len(logged)) == (1, 1)
     view = play.tell(master(2000, quiet(A, 2000)), slave(2000))
     assert [node.health for node in view.nodes] == [Health.UP, Health.UP]
     assert [row.address for row in view.replicas] == [A]

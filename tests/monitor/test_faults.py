@@ -2,7 +2,7 @@
 
 import structlog
 
-from trioha.net.border import ConnectionBorder
+from trioha.net.error_boundary import ErrorBoundary
 from trioha_monitor.faults import LOG_BYTES_MAX, UNWRITTEN_MAX, FaultLog, log_path
 
 
@@ -19,7 +19,7 @@ def test_a_fault_at_the_border_is_written_with_its_traceback(tmp_path):
     before = structlog.get_config()
     log.capture_logs()
     try:
-        with ConnectionBorder("monitor feed").around("10.0.0.1:10911"):
+        with ErrorBoundary("monitor feed").around("10.0.0.1:10911"):
             raise ZeroDivisionError("boom")
     finally:
         structlog.configure(**before)

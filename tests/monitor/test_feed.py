@@ -14,7 +14,7 @@ from tests.monitor.builders import MASTER, master
 from tests.monitor.fake_node import FakeNode
 from trioha.broker_status import BrokerStatus
 from trioha.errors import PeerError, RemoteProtocolError
-from trioha.net.border import ConnectionBorder
+from trioha.net.error_boundary import ErrorBoundary
 from trioha_monitor.faults import fault_of_this_program
 from trioha_monitor.live import ANSWER_BYTES_PER_S, FeedTimes, watch_node
 
@@ -142,16 +142,16 @@ async def test_a_bug_ends_the_connection_only_and_is_logged_once_a_minute(autoju
     async def is_broken():
         raise ZeroDivisionError("boom")
 
-    border = ConnectionBorder("monitor feed", clock=trio.current_time)
+    boundary = ErrorBoundary("monitor feed", clock=trio.current_time)
     watch = Watch(FakeNode(is_broken))
     with capture_logs() as logged:
         with trio.move_on_after(100):
             await watch_node(
-                MASTER, watch.hear, TIMES, lambda _a, _t: watch.node.session(MASTER), border=border
+                MASTER, watch.hear, TIMES, lambda _a, _t: watch.node.session(MASTER), boundary=boundary
             )
         assert watch.node.open_sessions == 0
     assert set(watch.faults) == {fault_of_this_program(ZeroDivisionError("boom"))}
-    assert border.bugs == len(watch.faults) > 40
+    assert boundary.bugs == len(watch.faults) > 40
     assert [line["event"] for line in logged] == ["monitor feed closed by a fault of this program"] * 2
     assert {line["peer"] for line in logged} == {MASTER}
 

@@ -22,7 +22,7 @@ from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import response_to
 from trioha_monitor.app import MonitorApp
-from trioha_monitor.faults import BORDER
+from trioha_monitor.faults import BOUNDARY
 from trioha_monitor.live import FeedTimes, LiveSettings, live_views
 from trioha_monitor.timeline import EVENTS_MAX
 from trioha_monitor.view import Health
@@ -180,7 +180,7 @@ async def honest(stream):
 async def test_a_hostile_answer_ends_its_own_connection_only():
     told = list(answers(7, count=by_level(60, 250, 3000)))
     node = HostileNode(told)
-    bugs, healths, faults = BORDER.bugs, set(), set()
+    bugs, healths, faults = BOUNDARY.bugs, set(), set()
     views = []
 
     def show(view):
@@ -199,7 +199,7 @@ async def test_a_hostile_answer_ends_its_own_connection_only():
     assert healths <= CONNECTED | {Health.CONNECTING}
     assert views[0].nodes[0].health in CONNECTED
     assert len(faults) > 10
-    assert BORDER.bugs == bugs
+    assert BOUNDARY.bugs == bugs
 
 
 def assert_bounded_and_clean(view):
@@ -217,7 +217,7 @@ def assert_bounded_and_clean(view):
 
 def test_no_hostile_text_ends_the_application_or_leaves_its_cell():
     node = HostileNode([speaking(TEXTS[0])])
-    bugs = BORDER.bugs
+    bugs = BOUNDARY.bugs
     app = MonitorApp(feed_with(node, honest_ports := []))
 
     async def run():
@@ -240,7 +240,7 @@ def test_no_hostile_text_ends_the_application_or_leaves_its_cell():
 
     asyncio.run(run())
     assert (app.failure, app.crash, app.return_code or 0) == (None, None, 0)
-    assert BORDER.bugs == bugs
+    assert BOUNDARY.bugs == bugs
 
 
 def feed_with(node, honest_ports):

@@ -10,8 +10,8 @@ import trio
 from structlog.testing import capture_logs
 
 from tests.waiting import WITHIN_S
-from trioha.net.border import ConnectionBorder
 from trioha.net.descriptors import DescriptorGate, OpenGate, lowest_free_descriptor
+from trioha.net.error_boundary import ErrorBoundary
 from trioha.net.listen import REPORT_INTERVAL_S, serve_listeners
 
 
@@ -83,7 +83,7 @@ async def test_a_closed_gate_is_not_logged_without_connections(listener, autojum
 
 
 async def test_a_handlers_exception_ends_its_connection_and_no_other(listener):
-    border = ConnectionBorder("connection")
+    boundary = ErrorBoundary("connection")
 
     async def fail(stream):
         if await stream.receive_some(1) == b"!":
@@ -92,7 +92,7 @@ async def test_a_handlers_exception_ends_its_connection_and_no_other(listener):
         await echo(stream)
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(partial(serve_listeners, fail, [listener], gate=OpenGate(), border=border))
+        await nursery.start(partial(serve_listeners, fail, [listener], gate=OpenGate(), boundary=boundary))
         async with await dial(listener) as good, await dial(listener) as bad:
             await good.send_all(b".")
             assert await good.receive_some(1) == b"x"
@@ -100,7 +100,7 @@ async def test_a_handlers_exception_ends_its_connection_and_no_other(listener):
             assert await bad.receive_some(1) == b""
             assert await is_served(good)
         nursery.cancel_scope.cancel()
-    assert border.bugs == 1
+    assert boundary.bugs == 1
 
 
 @pytest.mark.parametrize(

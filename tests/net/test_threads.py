@@ -6,7 +6,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from trioha.net.border import is_shortage
+from trioha.net.error_boundary import is_shortage
 from trioha.net.threads import REPORT_INTERVAL_S, RETRY_S, run_in_thread
 
 

@@ -16,7 +16,7 @@ from tests.levels import by_level
 from tests.mutations.mutate import mutants
 from tests.remoting.values import ANY_TEXT, WRONG_NUMBERS, json_values
 from trioha.errors import RemoteProtocolError, TriohaError
-from trioha.net.border import ConnectionBorder
+from trioha.net.error_boundary import ErrorBoundary
 from trioha.remoting.broker_config import parse_broker_config
 from trioha.remoting.client import ConnectionLostError, RemotingClient
 from trioha.remoting.codec import FrameDecoder, encode
@@ -178,12 +178,12 @@ async def outcome(call, spoil):
 async def test_what_a_client_makes_of_any_answers_is_a_value_or_an_error_of_ours(
     call, monkeypatch, autojump_clock
 ):
-    border = ConnectionBorder("client")
-    monkeypatch.setattr("trioha.remoting.client.BORDER", border)
+    boundary = ErrorBoundary("client")
+    monkeypatch.setattr("trioha.remoting.client.BOUNDARY", boundary)
     assert await outcome(call, lambda whole: whole) is None
     for header in ENDED_THE_MONITOR:
         assert await outcome(call, lambda _, header=header: frame(header.encode())) is ConnectionLostError
-        assert border.bugs == 0, header
+        assert boundary.bugs == 0, header
     outcomes = set()
     for seed in range(by_level(100, 1_000, 10_000)):
 
@@ -193,5 +193,5 @@ async def test_what_a_client_makes_of_any_answers_is_a_value_or_an_error_of_ours
             return chance.choice((mutant, mutant, whole + mutant, whole * 2, mutant + whole, whole))
 
         outcomes.add(await outcome(call, spoil))
-        assert border.bugs == 0, seed
+        assert boundary.bugs == 0, seed
     assert {None, ConnectionLostError} <= outcomes

@@ -5,7 +5,7 @@ from structlog.testing import capture_logs
 
 from tests.remoting.serving import PEER_ADDRESS
 from trioha.errors import RemoteProtocolError, StoreError
-from trioha.net.border import ConnectionBorder
+from trioha.net.error_boundary import ErrorBoundary
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, request, response_to
@@ -61,7 +61,7 @@ class Connection:
         self.counters = ServerStatistics()
         self.decoder = FrameDecoder(frame_bytes_max=LIMITS.frame_bytes_max)
         self.in_flight = InFlight(LIMITS, self.account, self.counters)
-        self.border = ConnectionBorder("test")
+        self.boundary = ErrorBoundary("test")
         self.handling = RequestHandling(
             Peer(PEER_ADDRESS, 1),
             self.decoder,
@@ -71,7 +71,7 @@ class Connection:
             runs=None,
             pulls=None,
             counters=self.counters,
-            border=self.border,
+            boundary=self.boundary,
         )
 
     def receive(self, *frames):
@@ -142,7 +142,7 @@ def test_what_a_handler_raises_and_what_cannot_be_sent_is_answered(connection, c
     error, following = connection.answers()
     assert (error.code, error.opaque, following.opaque) == (answered, 7, 8)
     assert remark in error.remark
-    assert (len(logs), connection.border.bugs, connection.counters.handler_errors) == (bugs, bugs, bugs)
+    assert (len(logs), connection.boundary.bugs, connection.counters.handler_errors) == (bugs, bugs, bugs)
     assert connection.memory.held_bytes == 0
 
 

@@ -28,7 +28,7 @@ from trioha.config.properties_file import PropertiesDocument
 from trioha.errors import ConfigError, PeerError, RemoteProtocolError
 from trioha.metadata.replica import SLICE_ENTRIES, CopiedTable, MetadataReplica, check_entries
 from trioha.metadata.table_reader import TableReader
-from trioha.net.border import ConnectionBorder
+from trioha.net.error_boundary import ErrorBoundary
 from trioha.numbers import NATURAL32, parse_int
 from trioha.remoting.address import Address
 from trioha.remoting.broker_config import check_broker_config
@@ -39,7 +39,7 @@ from trioha.remoting.fastjson import FRAME_CHARS_MAX, JsonBudget, shown
 
 log = structlog.get_logger(__name__)
 
-BORDER: Final = ConnectionBorder("copy of the master's metadata")
+BOUNDARY: Final = ErrorBoundary("copy of the master's metadata")
 TIMEOUT_S: Final = 3.0
 """For each answer but those in pages; as RocketMQ's slaves."""
 PAGED_TIMEOUT_S: Final = 30.0
@@ -203,7 +203,7 @@ class MetadataSync:
         while True:
             address = self._master.current()
             if address is not None:
-                with BORDER.around(address):
+                with BOUNDARY.around(address):
                     await self._copy(address)
             await self._pause()
 

@@ -23,7 +23,7 @@ from attrs import evolve, frozen
 from trioha.errors import PeerError, RemoteProtocolError
 from trioha.metadata.registration import body_crc, encode_registration
 from trioha.metadata.topics import READ_WRITE, TopicConfig, TopicTable
-from trioha.net.border import ConnectionBorder
+from trioha.net.error_boundary import ErrorBoundary
 from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, request
@@ -37,7 +37,7 @@ ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
 """Of one answer: the table of ordered topics, which a trioha name server limits to half of this."""
 
 Connect = Callable[[str], AbstractAsyncContextManager[RemotingClient]]
-BORDER: Final = ConnectionBorder("connection to a name server")
+BOUNDARY: Final = ErrorBoundary("connection to a name server")
 _connect: Final[Connect] = partial(open_client, frame_bytes_max=ANSWER_BYTES_MAX)
 
 
@@ -125,7 +125,7 @@ class BrokerRegistration:
         is_reported = False
         while not self._stopping.is_set():
             link = _Link(address)
-            with BORDER.around(address):
+            with BOUNDARY.around(address):
                 try:
                     async with self._connect(address) as client:
                         await self._use(client, link)

@@ -33,7 +33,7 @@ from attrs import frozen
 from trioha.controller.protocol import ControllerMetadata
 from trioha.errors import ConfigError, PeerError, RemoteProtocolError
 from trioha.ha.state_changes import StateChanges
-from trioha.net.border import ConnectionBorder
+from trioha.net.error_boundary import ErrorBoundary
 from trioha.remoting.address import parse_address
 from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
@@ -46,7 +46,7 @@ SEARCH_PERIOD_S: Final = 1.0
 ANSWER_BYTES_MAX: Final = 1024 * 1024
 
 Connect = Callable[[str], AbstractAsyncContextManager[RemotingClient]]
-BORDER: Final = ConnectionBorder("connection to a controller")
+BOUNDARY: Final = ErrorBoundary("connection to a controller")
 connect_to_controller: Final[Connect] = partial(open_client, frame_bytes_max=ANSWER_BYTES_MAX)
 
 
@@ -181,7 +181,7 @@ class ControllerLinks:
         """Stay connected to one controller until cancelled."""
         with link.scope:
             while True:
-                with BORDER.around(link.address):
+                with BOUNDARY.around(link.address):
                     try:
                         async with self._connect(link.address) as client:
                             link.client = client
@@ -193,7 +193,7 @@ class ControllerLinks:
                     finally:
                         link.client = None
                 if link.metadata is not None:
-                    # A bug ended the connection: its border has logged it.
+                    # A bug ended the connection: its boundary has logged it.
                     self._disconnect(link, "the connection was closed")
                 await trio.sleep(SEARCH_PERIOD_S)
 

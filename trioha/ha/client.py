@@ -129,7 +129,7 @@ class HaClient(ABC):
     async def run(self) -> CloseReason:
         """Replicate until the connection ends; returns why. The stream is closed then.
 
-        Raises what the border is for, with the reason INTERNAL_ERROR.
+        Raises what the boundary is for, with the reason INTERNAL_ERROR.
         """
         try:
             if self._begin():

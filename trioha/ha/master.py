@@ -2,9 +2,9 @@
 
 See docs/protocol/ha.md#masters-side.
 
-Theory of operation. Each connection runs within the border of HA connections: what its peer causes ends that
-connection at most. A connection is a slave's from its first valid request on. A connection that ends before
-its request is a probe (`ha.probes`), and while it lasts the next peer gets its slot if all slots are in use.
+Theory of operation. Each connection runs within an error boundary: what its peer causes ends that connection
+at most. A connection is a slave's from its first valid request on. A connection that ends before its request
+is a probe (`ha.probes`), and while it lasts the next peer gets its slot if all slots are in use.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from trioha.ha.probes import ProbeCount, Probes
 from trioha.ha.replicas import ConnectedReplicas, Replicas
 from trioha.ha.settings import HaSettings
 from trioha.ha.state_changes import StateChanges, Subscription
-from trioha.net.border import ConnectionBorder
 from trioha.net.descriptors import Gate, OpenGate
+from trioha.net.error_boundary import ErrorBoundary
 from trioha.net.listen import serve_listeners
 from trioha.net.transport import SocketTransport, format_address
 from trioha.recording.events import CloseReason, EventSink, HaState
@@ -98,7 +98,8 @@ class HaMaster(ABC):
         self._connections: dict[int, HaConnection] = {}
         self.probes = Probes(sink)
         """Counts connections that ended without a valid request."""
-        self._border = ConnectionBorder("HA connection")
+        self.boundary = ErrorBoundary("HA connection")
+        """Ends and counts exceptions of connections."""
         self._closed: Counter[str] = Counter()
         self._accepted = 0
         self._changes: StateChanges[ConnectionChange] = StateChanges()
@@ -108,11 +109,6 @@ class HaMaster(ABC):
     def connections(self) -> list[ConnectionStatus]:
         """Open connections of slaves, oldest first."""
         return [one.status() for one in self._connections.values() if one.progress.is_slave]
-
-    @property
-    def border(self) -> ConnectionBorder:
-        """Ends and counts exceptions of connections."""
-        return self._border
 
     def unsent_ages_s(self) -> dict[int, float]:
         """`HaConnection.unsent_age_s` of each open connection of a slave, by number."""
@@ -174,22 +170,22 @@ class HaMaster(ABC):
                     self._serve_socket,
                     listeners,
                     gate=gate or OpenGate(),
-                    border=self._border,
+                    boundary=self.boundary,
                 )
             )
             task_status.started()
 
     async def _serve_socket(self, stream: trio.SocketStream) -> None:
-        """Serve one accepted connection within the border; the accept loop closes `stream`."""
+        """Serve one accepted connection within the boundary; the accept loop closes `stream`."""
         try:
             host, port = stream.socket.getpeername()[:2]
         except OSError:
             # The peer has closed it already.
             return
         self._accepted += 1
-        with self._border.around(format_address(host, port)) as crossing:
+        with self.boundary.around(format_address(host, port)) as guarded:
             await self._serve_peer(stream, host=host, port=port)
-        if crossing.error is not None:
+        if guarded.error is not None:
             self.probes.add(host, CloseReason.INTERNAL_ERROR, detail="see its traceback")
 
     async def _serve_peer(self, stream: trio.SocketStream, *, host: str, port: int) -> None:
@@ -268,7 +264,7 @@ class HaMaster(ABC):
         connection = self._connection(stream, peer=peer, on_state=publish)
         self._connections[connection_id] = connection
         try:
-            with self._border.around(peer.address):
+            with self.boundary.around(peer.address):
                 await connection.run()
         finally:
             del self._connections[connection_id]

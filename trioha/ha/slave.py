@@ -9,9 +9,9 @@ once a frame was received) and connects again.
 An ack is a promise: a slave reports the end of whole, checked records in its own log. The bytes of a frame
 are checked record by record before they are appended; a bad one ends the connection.
 
-Each connection runs within a border, from connecting to its end: a peer's fault, a fault of this program or a
-shortage ends that connection, and the slave connects again. So does a disk that refuses bytes; a failed sync
-ends the node, but in the flush task.
+Each connection runs within an error boundary, from connecting to its end: a peer's fault, a fault of this
+program or a shortage ends that connection, and the slave connects again. So does a disk that refuses
+bytes; a failed sync ends the node, but in the flush task.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trioha.ha.replication_session import ReplicationSession, ReplicationSetting
 from trioha.ha.set_aside import set_aside_folder
 from trioha.ha.settings import HaSettings
 from trioha.ha.state_changes import StateChanges, Subscription
-from trioha.net.border import ConnectionBorder, find_shortage
+from trioha.net.error_boundary import ErrorBoundary, find_shortage
 from trioha.recording.events import NO_CONNECTION, CloseReason, EventSink, HaState, Kind, LinkEvent
 from trioha.store.commit_log import CommitLog
 
@@ -93,7 +93,7 @@ class HaSlave:
             DefaultHaClient, session=ReplicationSession(commit_log, replication or ReplicationSettings())
         )
         self._ids = connection_ids or count(1)
-        self.border = ConnectionBorder("link to the master")
+        self.boundary = ErrorBoundary("link to the master")
         """Ends and counts exceptions of connections."""
         self.state = HaState.READY
         """The link's state."""
@@ -150,13 +150,13 @@ class HaSlave:
         try:
             while True:
                 self._connection_id = NO_CONNECTION
-                with self.border.around(self._master_address) as crossing:
+                with self.boundary.around(self._master_address) as guarded:
                     self._sink.emit(Kind.LINK, flags=LinkEvent.CONNECTING)
                     await self._connect_and_replicate()
-                if crossing.error is not None:
+                if guarded.error is not None:
                     self.last_close_reason = CloseReason.INTERNAL_ERROR
                 self._check_store()
-                with self.border.around(self._master_address):
+                with self.boundary.around(self._master_address):
                     back_off_s = self._back_off(back_off_s)
                 await trio.sleep(back_off_s)
                 back_off_s = min(back_off_s * 2, BACK_OFF_MAX_S)
@@ -177,7 +177,7 @@ class HaSlave:
             self.last_close_reason = CloseReason.CONNECT_FAILED
             shortage = find_shortage(error)
             if shortage is not None:
-                self.border.report(shortage, self._master_address, what="connect failed")
+                self.boundary.report(shortage, self._master_address, what="connect failed")
             else:
                 log.info("connect failed", master=self._master_address, error=str(error) or "timed out")
             return

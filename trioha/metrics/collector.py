@@ -314,9 +314,9 @@ class NodeCollector(Collector):
         shortages = counter(
             "shortages_total", "Connections and requests that a shortage of the system ended.", "kind"
         )
-        for kind, border in self._sources.borders.items():
-            bugs.add_metric((kind,), border.bugs)
-            shortages.add_metric((kind,), border.shortages)
+        for kind, boundary in self._sources.boundaries.items():
+            bugs.add_metric((kind,), boundary.bugs)
+            shortages.add_metric((kind,), boundary.shortages)
         yield from (bugs, shortages)
         http = self._sources.http
         answers = {str(code): count for code, count in http.answers.items()}

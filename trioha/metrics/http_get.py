@@ -12,7 +12,7 @@ dependencies; a handler of our own would have to repeat its checks of request li
 messages that two readers understand differently. The bytes of a request are bounded. What is not a request is
 answered with 400 or 431 and the connection is closed.
 
-Each connection runs within a border, and pages too: a page that fails is answered with 500.
+Each connection runs within a boundary, and pages too: a page that fails is answered with 500.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import trio
 from attrs import frozen
 
 from trioha.metrics.http_statistics import HttpStatistics
-from trioha.net.border import ConnectionBorder
 from trioha.net.descriptors import Gate, OpenGate
+from trioha.net.error_boundary import ErrorBoundary
 from trioha.net.listen import serve_listeners
 from trioha.net.transport import format_address
 
@@ -78,13 +78,13 @@ class GetServer:
         *,
         limits: HttpLimits | None = None,
         statistics: HttpStatistics | None = None,
-        border: ConnectionBorder | None = None,
+        boundary: ErrorBoundary | None = None,
     ) -> None:
-        """`statistics` and `border` count what happens; None for new ones."""
+        """`statistics` and `boundary` count what happens; None for new ones."""
         self.pages = pages
         self._limits = limits or HttpLimits()
         self.statistics = statistics or HttpStatistics()
-        self.border = border or ConnectionBorder("HTTP connection")
+        self.boundary = boundary or ErrorBoundary("HTTP connection")
         self._open_by_host: Counter[str] = Counter()
 
     async def serve(
@@ -99,7 +99,7 @@ class GetServer:
             self._serve_socket,
             listeners,
             gate=gate or OpenGate(),
-            border=self.border,
+            boundary=self.boundary,
             task_status=task_status,
         )
 
@@ -183,7 +183,7 @@ class GetServer:
             return self._answer(connection, HTTPStatus.METHOD_NOT_ALLOWED, refusal, ("Allow", "GET, HEAD"))
         accept = b",".join(value for name, value in request.headers if name == b"accept").decode("latin-1")
         status, page = HTTPStatus.INTERNAL_SERVER_ERROR, _text("the page failed: see the node's log\n")
-        with self.border.around(peer):
+        with self.boundary.around(peer):
             status, page = HTTPStatus.OK, make_page(accept)
         return self._answer(connection, status, page, is_head=is_head)
 

@@ -35,7 +35,7 @@ class MetricsPort:
             {PATH: Exposition(registry).page},
             limits=limits,
             statistics=sources.http,
-            border=sources.borders["metrics"],
+            boundary=sources.boundaries["metrics"],
         )
 
     async def run(

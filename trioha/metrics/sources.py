@@ -12,7 +12,7 @@ from trioha.broker_status import BrokerStatus
 from trioha.histogram import Histogram
 from trioha.metrics.busiest import BusiestKeys
 from trioha.metrics.http_statistics import HttpStatistics
-from trioha.net.border import ConnectionBorder
+from trioha.net.error_boundary import ErrorBoundary
 from trioha.remoting.serving import ServerStatistics
 
 
@@ -60,7 +60,7 @@ class Sources:
     groups: BusiestKeys
     """Pulls by `topic@group`."""
     descriptors: Callable[[], Descriptors]
-    borders: Mapping[str, ConnectionBorder]
+    boundaries: Mapping[str, ErrorBoundary]
     """By the kind of connections."""
     http: HttpStatistics
     """Of the port that serves the metrics."""

@@ -26,7 +26,7 @@ from typing import Final, Protocol
 
 from attrs import frozen
 
-from trioha.net.border import is_shortage
+from trioha.net.error_boundary import is_shortage
 
 DESCRIPTORS_MAX: Final = 1 << 20
 """More than any node opens: the meaning of RLIM_INFINITY, and what the limit is raised to at most."""

@@ -25,8 +25,8 @@ import structlog
 import trio
 
 from trioha.log_limit import LogLimit
-from trioha.net.border import ConnectionBorder, is_shortage
 from trioha.net.descriptors import Gate
+from trioha.net.error_boundary import ErrorBoundary, is_shortage
 from trioha.net.transport import format_address
 
 log = structlog.get_logger(__name__)
@@ -54,24 +54,24 @@ async def serve_listeners(
     *,
     gate: Gate,
     handler_nursery: trio.Nursery | None = None,
-    border: ConnectionBorder | None = None,
+    boundary: ErrorBoundary | None = None,
     task_status: trio.TaskStatus[Sequence[trio.SocketListener]] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Accept connections on `listeners` until cancelled; each runs `handler(stream)` in a task of its own.
 
     Resource handling: the listeners are closed when the loop ends, each stream when its handler does.
 
-    Error handling: exceptions of a handler end at `border` (one of the loop's own, if None), which counts and
-    logs them. Errors of accept(2) never leave the loop: those of the connection are ignored, shortages and
+    Error handling: exceptions of a handler end at `boundary` (the loop's own, if None), which counts and logs
+    them. Errors of accept(2) never leave the loop: those of the connection are ignored, shortages and
     all others are logged at most once a minute, and accepting continues after `RECHECK_S`.
 
     Connections run in `handler_nursery`, so that they may outlive the loop; if None, they end with it.
     """
-    last_border = border or ConnectionBorder("connection")
+    last_boundary = boundary or ErrorBoundary("connection")
     async with trio.open_nursery() as nursery:
         for listener in listeners:
             nursery.start_soon(
-                _serve_listener, listener, handler, gate, handler_nursery or nursery, last_border
+                _serve_listener, listener, handler, gate, handler_nursery or nursery, last_boundary
             )
         task_status.started(listeners)
     raise AssertionError("a listener ends only by cancellation")
@@ -82,7 +82,7 @@ async def _serve_listener(
     handler: Handler,
     gate: Gate,
     handler_nursery: trio.Nursery,
-    border: ConnectionBorder,
+    boundary: ErrorBoundary,
 ) -> NoReturn:
     report = _Report(format_address(*listener.socket.getsockname()[:2]))
     async with listener:
@@ -98,12 +98,12 @@ async def _serve_listener(
                     report.not_accepting(error.strerror or str(error), is_expected=is_shortage(error))
                     await trio.sleep(RECHECK_S)
                 continue
-            handler_nursery.start_soon(partial(_run_handler, handler, stream, border))
+            handler_nursery.start_soon(partial(_run_handler, handler, stream, boundary))
 
 
-async def _run_handler(handler: Handler, stream: trio.SocketStream, border: ConnectionBorder) -> None:
+async def _run_handler(handler: Handler, stream: trio.SocketStream, boundary: ErrorBoundary) -> None:
     try:
-        with border.around(_peer(stream)):
+        with boundary.around(_peer(stream)):
             await handler(stream)
     finally:
         await trio.aclose_forcefully(stream)

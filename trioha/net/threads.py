@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from trioha.log_limit import LogLimit
-from trioha.net.border import is_thread_shortage
+from trioha.net.error_boundary import is_thread_shortage
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ import structlog
 import trio
 from attrs import asdict
 
-from trioha.net.border import is_thread_shortage
+from trioha.net.error_boundary import is_thread_shortage
 from trioha.node.archive_service import ArchiveFault
 from trioha.node.archive_task import ArchiveProgress, ArchiveTask
 

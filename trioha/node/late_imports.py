@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from trioha.net.border import is_shortage
+from trioha.net.error_boundary import is_shortage
 from trioha.net.threads import run_in_thread
 
 log = structlog.get_logger(__name__)

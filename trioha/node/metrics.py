@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trioha.config.broker import BrokerConfig, BrokerRole
-from trioha.net.border import ConnectionBorder
 from trioha.net.descriptors import open_descriptors
+from trioha.net.error_boundary import ErrorBoundary
 from trioha.node.broker_service import BrokerService
 from trioha.node.budget import DescriptorBudget
 from trioha.node.replication import Replication
@@ -47,13 +47,13 @@ def _sources(
     from trioha.metrics.sources import Descriptors, Limits, Sources  # noqa: PLC0415
 
     traffic, slave = broker.admin.traffic, ha.slave
-    borders = {
-        "clients": broker.server.connections.border,
-        "slaves": ha.master.border,
-        "metrics": ConnectionBorder("connection for metrics"),
+    boundaries = {
+        "clients": broker.server.connections.boundary,
+        "slaves": ha.master.boundary,
+        "metrics": ErrorBoundary("connection for metrics"),
     }
     if slave is not None:
-        borders["master"] = slave.border
+        boundaries["master"] = slave.boundary
     return Sources(
         status=broker.info.ha_status,
         puts=broker.puts.statistics,
@@ -67,7 +67,7 @@ def _sources(
         descriptors=lambda: Descriptors(
             open=open_descriptors(budget.limit), limit=budget.limit, reserve=budget.reserve
         ),
-        borders=borders,
+        boundaries=boundaries,
         http=HttpStatistics(),
         limits=Limits(
             client_connections=budget.clients,

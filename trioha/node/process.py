@@ -16,9 +16,9 @@ from trioha.config.broker import LogFormat
 from trioha.config.loading import LoadedConfig, load_config
 from trioha.config.update import ConfigFile
 from trioha.errors import TriohaError, leaves_of
-from trioha.net.border import is_shortage
 from trioha.net.busy_poll import busy_polling
 from trioha.net.descriptors import raise_descriptor_limit
+from trioha.net.error_boundary import is_shortage
 from trioha.node.allocator import give_back_large_blocks
 from trioha.node.logs import configure_logs
 from trioha.node.node import Ready, run_node

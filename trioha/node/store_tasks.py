@@ -15,7 +15,7 @@ from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.config.keys.ha import AckMode
 from trioha.config.keys.store import FlushDiskType
 from trioha.histogram import Histogram
-from trioha.net.border import is_thread_shortage
+from trioha.net.error_boundary import is_thread_shortage
 from trioha.net.threads import run_in_thread
 from trioha.recording.events import EventSink, Kind
 from trioha.store import opening

@@ -6,7 +6,7 @@ Theory of operation. `request` chooses an opaque, puts its frame into the outbox
 the whole outbox at once; another reads responses, in any order, and wakes their requests. A response without
 a waiting request is counted and dropped; a request of the server is counted, and passed to `on_request` if
 that is set. When the connection ends, every waiting and every later request fails with `ConnectionLostError`:
-a new connection is a new client. A bug of ours ends the connection in the same way, at its border, where it
+a new connection is a new client. A bug of ours ends the connection in the same way, at its boundary, where it
 is logged: it never leaves `open_client` as a group of exceptions.
 """
 
@@ -24,7 +24,7 @@ import trio
 from attrs import define, frozen
 
 from trioha.errors import LocalProtocolError, PeerError, RemoteProtocolError
-from trioha.net.border import ConnectionBorder
+from trioha.net.error_boundary import ErrorBoundary
 from trioha.remoting.address import Address, parse_address
 from trioha.remoting.codec import FRAME_BYTES_MAX, FrameDecoder, encode
 from trioha.remoting.command import RemotingCommand
@@ -42,7 +42,7 @@ FRAME_BYTES_PER_S_MIN = 64 * 1024
 OPAQUE_MAX = 2**31 - 1
 FIRST_BYTES = 8
 """Bytes that show which protocol a peer speaks that does not speak remoting."""
-BORDER = ConnectionBorder("connection to a remoting server")
+BOUNDARY = ErrorBoundary("connection to a remoting server")
 """Shared by all clients of this process."""
 
 
@@ -194,12 +194,12 @@ class RemotingClient:
     async def _run(self) -> None:
         """Read and write until the connection ends, then fail all waiting requests."""
         try:
-            with BORDER.around(self._address) as crossing:
+            with BOUNDARY.around(self._address) as guarded:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._read, nursery.cancel_scope)
                     nursery.start_soon(self._write, nursery.cancel_scope)
-            if crossing.error is not None:
-                self._lose(f"a fault of this program: {type(crossing.error).__name__}: {crossing.error}")
+            if guarded.error is not None:
+                self._lose(f"a fault of this program: {type(guarded.error).__name__}: {guarded.error}")
         finally:
             self._lose("the connection was closed")
 

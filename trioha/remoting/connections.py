@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trioha.net.border import ConnectionBorder
+from trioha.net.error_boundary import ErrorBoundary
 from trioha.remoting.closures import ClosureLog
 from trioha.remoting.memory import ClientMemory
 from trioha.remoting.serving import ServerLimits, ServerStatistics
@@ -30,7 +30,7 @@ class Connections:
 
     def __init__(self, limits: ServerLimits | None = None) -> None:
         self.limits = ServerLimits() if limits is None else limits
-        self.border = ConnectionBorder("remoting connection")
+        self.boundary = ErrorBoundary("remoting connection")
         self.counters = ServerStatistics()
         """Counted by the server and its connections; read them by `statistics`."""
         self.closures = ClosureLog()
@@ -60,8 +60,8 @@ class Connections:
             return False
         try:
             served.push(frame, may_wait=may_wait)
-        except Exception as error:  # noqa: BLE001 - the border of a connection, called from another task
-            self.border.report(error, str(served.peer))
+        except Exception as error:  # noqa: BLE001 - the boundary of a connection, called from another task
+            self.boundary.report(error, str(served.peer))
             served.cut()
         return True
 
@@ -69,7 +69,7 @@ class Connections:
         """A copy of the counters as of now."""
         counters = copy.copy(self.counters)
         counters.connections_open = len(self)
-        counters.bugs, counters.shortages = self.border.bugs, self.border.shortages
+        counters.bugs, counters.shortages = self.boundary.bugs, self.boundary.shortages
         counters.held_bytes = self.memory.held_bytes
         counters.largest_held_bytes = self.memory.largest_held_bytes
         counters.memory_waits = self.memory.waits

@@ -19,7 +19,7 @@ from typing import TypeAlias
 from attrs import define
 
 from trioha.errors import StoreError
-from trioha.net.border import ConnectionBorder
+from trioha.net.error_boundary import ErrorBoundary
 from trioha.remoting.codec import FrameDecoder, SendRun, encode_head, opaques_of
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
@@ -77,7 +77,7 @@ class RequestHandling:
         runs: RunHandler | None,
         pulls: PullHandler | None,
         counters: ServerStatistics,
-        border: ConnectionBorder,
+        boundary: ErrorBoundary,
     ) -> None:
         self._peer = peer
         self._decoder = decoder
@@ -87,7 +87,7 @@ class RequestHandling:
         self._runs = runs
         self._pulls = pulls
         self._counters = counters
-        self._border = border
+        self._boundary = boundary
         self.waits: list[Wait] = []
         """Requests that were handled and wait for their answers; whoever takes them clears the list."""
         self.blocked: Blocked | None = None
@@ -260,7 +260,7 @@ class RequestHandling:
             # The disk's fault: the store counts and reports it.
             return response_to(command, ResponseCode.SYSTEM_ERROR, remark=str(error)[:REMARK_CHARS_MAX])
         self._counters.handler_errors += 1
-        self._border.report(error, str(self._peer), what="request failed", code=command.code)
+        self._boundary.report(error, str(self._peer), what="request failed", code=command.code)
         remark = f"{type(error).__name__}: {error}"[:REMARK_CHARS_MAX]
         return response_to(command, ResponseCode.SYSTEM_ERROR, remark=remark)
 

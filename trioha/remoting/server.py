@@ -16,7 +16,7 @@ cancelling it closes every connection at once.
 Error handling. An exception of the handler is a bug: it is logged and answered with SYSTEM_ERROR, except
 BadRequestError, which is answered with its code and reason. A connection whose peer breaks the protocol is
 closed without an answer, and counted. One-way requests are never answered
-(docs/protocol/remoting.md#requests-and-responses). Every other error of a connection ends at its border: it
+(docs/protocol/remoting.md#requests-and-responses). Every other error of a connection ends at its boundary: it
 is counted and logged, and affects no other connection.
 
 `Connections.push` sends a frame that is not an answer.
@@ -32,8 +32,8 @@ from functools import partial
 import trio
 
 from trioha.errors import ConfigError
-from trioha.net.border import is_shortage
 from trioha.net.descriptors import Gate, OpenGate
+from trioha.net.error_boundary import is_shortage
 from trioha.net.listen import serve_listeners
 from trioha.net.tls import ServerTls
 from trioha.net.transport import SocketTransport
@@ -137,7 +137,7 @@ class RemotingServer:
                                 listeners,
                                 gate=OpenGate() if gate is None else gate,
                                 handler_nursery=connections,
-                                border=self.connections.border,
+                                boundary=self.connections.boundary,
                             )
                         )
                         task_status.started(
@@ -210,7 +210,7 @@ class RemotingServer:
         self._counters.connections_accepted += 1
         peer = Peer(address, self._counters.connections_accepted)
         connections = self.connections
-        with connections.border.around(str(peer)):
+        with connections.boundary.around(str(peer)):
             opened = stream if self._tls is None else await self._open_stream(stream, peer, self._tls)
             if opened is None:
                 return
@@ -221,7 +221,7 @@ class RemotingServer:
                 limits=self.limits,
                 memory=connections.memory,
                 counters=self._counters,
-                border=connections.border,
+                boundary=connections.boundary,
                 closures=connections.closures,
                 runs=self._runs,
                 pulls=self._pulls,

@@ -43,8 +43,8 @@ import trio
 from attrs import define, field
 
 from trioha.errors import RemoteProtocolError
-from trioha.net.border import ConnectionBorder
 from trioha.net.busy_poll import polled
+from trioha.net.error_boundary import ErrorBoundary
 from trioha.net.housekeeping import Housekeeping
 from trioha.net.transport import send_all_parts, send_parts_now
 from trioha.remoting.closures import ClosureLog
@@ -105,7 +105,7 @@ class ServerConnection:
         limits: ServerLimits,
         memory: ClientMemory,
         counters: ServerStatistics,
-        border: ConnectionBorder,
+        boundary: ErrorBoundary,
         closures: ClosureLog,
         runs: RunHandler | None = None,
         pulls: PullHandler | None = None,
@@ -128,7 +128,7 @@ class ServerConnection:
             runs=runs,
             pulls=pulls,
             counters=counters,
-            border=border,
+            boundary=boundary,
         )
         self._reader = RequestReader(stream, self._decoder, self._account, limits)
         self._housekeeping = Housekeeping(idle_timeout_s=limits.idle_timeout_s)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from trioha.net.border import is_shortage
+from trioha.net.error_boundary import is_shortage
 from trioha.store.mapped_file import create_atomically
 from trioha.store.syncing import SharedDescriptor, SyncWork
 

@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 
 from trioha.errors import StoreError
-from trioha.net.border import is_shortage
+from trioha.net.error_boundary import is_shortage
 from trioha.numbers import NATURAL32, parse_int
 from trioha.store.mapped_file import DISK_FULL
 from trioha.store.syncing import sync_directory, sync_whole

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from trioha.errors import StoreError
-from trioha.net.border import is_shortage
 from trioha.net.descriptors import descriptor_limit, lowest_free_descriptor
+from trioha.net.error_boundary import is_shortage
 from trioha.store.mapping import end_map, map_file
 from trioha.store.syncing import SharedDescriptor, sync_data, sync_whole
 

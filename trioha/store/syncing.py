@@ -29,7 +29,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
-from trioha.net.border import is_shortage
+from trioha.net.error_boundary import is_shortage
 
 PIECE_BYTES: Final = 16 * 1024 * 1024
 """Spans of a file that are longer are written in pieces of this length, before the sync."""

@@ -543,5 +543,5 @@ async def test_a_refusal_follows_a_handshake_that_the_slave_has_not_read_yet(log
     events = [decoder.next_event(), decoder.next_event()]
     assert [type(event) for event in events] == [MasterHandshake, TransferHeader]
     assert events[1].offset == log.max_offset
-    assert life.master.border.bugs == 0
+    assert life.master.boundary.bugs == 0
     assert reasons == [CloseReason.REQUEST_ABOVE_MAX]

@@ -532,7 +532,7 @@ async def test_a_hostile_handshake_ends_the_connection_only(store, autojump_cloc
             await peer.send(data)
             await peer.peer.ended()
             assert (store.commit_log.max_offset, epochs_of(store)) == (end, [(1, 0)]), data
-    assert slave.border.bugs == 0
+    assert slave.boundary.bugs == 0
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 See docs/protocol/ha.md#handshake-and-transfer.
 
-Theory of operation. All of `trioha.ha.slave` holds: one connection after the other, each within a border,
+Theory of operation. All of `trioha.ha.slave` holds: one connection after the other, each within a boundary,
 with back-offs. The protocol differs: `AutoSwitchHaClient` is the slave's side of a connection, `EpochSession`
 has the rules.
 

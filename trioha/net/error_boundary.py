@@ -1,13 +1,13 @@
-"""The border of a connection: the one place where its exceptions end.
+"""The error boundary of a connection: the one place where its exceptions end.
 
-Theory of operation. What a peer sends or does ends its own connection at most. Inside the border the tasks of
-a connection may raise anything; expected ends (end of stream, idle, a broken protocol) are values, or the
-connection catches them. An exception that reaches the border is either a shortage of this process
-(descriptors, memory), which is counted and logged in one line, or a bug, which is counted and logged with its
-traceback once per kind and minute, so that a peer that repeats it cannot fill the log. Cancellation and
+Theory of operation. What a peer sends or does ends its own connection at most. Inside the boundary its tasks
+may raise anything; expected ends (end of stream, idle, a broken protocol) are values, or the connection
+catches them. An exception that reaches the boundary is either a shortage of this process (descriptors,
+memory), which is counted and logged in one line, or a bug, which is counted and logged with its traceback
+once per kind and minute, so that a peer that repeats it cannot fill the log. Cancellation and
 KeyboardInterrupt pass.
 
-There is one border for each kind of connection (remoting server, HA master, HA slave, remoting client,
+There is one boundary for each kind of connection (remoting server, HA master, HA slave, remoting client,
 monitor feed).
 """
 
@@ -59,14 +59,14 @@ def is_thread_shortage(error: BaseException) -> bool:
 
 
 @define
-class Crossing:
-    """The result of one connection within the border."""
+class Guarded:
+    """One connection within an error boundary."""
 
     error: Exception | None = None
     """The exception that ended the connection; None without one."""
 
 
-class ConnectionBorder:
+class ErrorBoundary:
     """Ends the exceptions of one kind of connection."""
 
     def __init__(self, kind: str, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -81,14 +81,14 @@ class ConnectionBorder:
         """Of each kind of bug: exception type, file, line."""
 
     @contextmanager
-    def around(self, peer: str) -> Iterator[Crossing]:
-        """Run a connection inside the `with`. No `Exception` leaves it; the `Crossing` gets the first one."""
-        crossing = Crossing()
+    def around(self, peer: str) -> Iterator[Guarded]:
+        """Run a connection inside the `with`. No `Exception` leaves it; the `Guarded` gets the first one."""
+        guarded = Guarded()
         try:
-            yield crossing
-        except* Exception as group:  # noqa: BLE001 - this is the border
-            crossing.error = _first(group)
-            self.report(crossing.error, peer)
+            yield guarded
+        except* Exception as group:  # noqa: BLE001 - this is the boundary
+            guarded.error = _first(group)
+            self.report(guarded.error, peer)
 
     def report(self, error: Exception, peer: str, *, what: str = "", **facts: object) -> None:
         """Count and log an exception that ended the connection of `peer`, or one of its requests.

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from tests.remoting.serving import WITHIN_S, dialled, echo, read_command, served_stream, serving
 from tests.waiting import until
-from trioha.net.border import ConnectionBorder
+from trioha.net.error_boundary import ErrorBoundary
 from trioha.net.housekeeping import Housekeeping
 from trioha.net.transport import SocketTransport
 from trioha.remoting import codec, request_handling, server_connection
@@ -217,7 +217,7 @@ async def test_an_exception_in_the_client_is_one_clear_error_for_its_callers(err
 
 
 async def plant_in_client(plant, patched):
-    patched.setattr("trioha.remoting.client.BORDER", ConnectionBorder("client"))
+    patched.setattr("trioha.remoting.client.BOUNDARY", ErrorBoundary("client"))
     reasons = []
 
     async def ask(client):

@@ -130,12 +130,12 @@ async def test_a_bug_in_any_step_ends_one_connection_and_the_other_slave_continu
             with trio.fail_after(10):
                 await request_and_break(port, log)
             await until(lambda: planted)
-        await until(lambda: len(master._connections) == 1 and master._border.bugs == 1)
+        await until(lambda: len(master._connections) == 1 and master.boundary.bugs == 1)
         assert await follows(honest, log)
         # The port is open as before.
         await request_and_break(port, log)
         assert await follows(honest, log)
-        assert master._border.bugs == 1
+        assert master.boundary.bugs == 1
 
 
 class _Methods:
@@ -212,7 +212,7 @@ async def test_garbage_at_a_tls_port_ends_its_own_connection_only(log, contexts)
             strangers += 1
         assert await follows(honest, log)
         assert sum(one.count for one in master.statistics().probes) == strangers
-        assert master._border.bugs == 0
+        assert master.boundary.bugs == 0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Exceptions of a connection end at its border."""
+"""Exceptions of a connection end at its boundary."""
 
 import errno
 
@@ -6,47 +6,47 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from trioha.net.border import ConnectionBorder
+from trioha.net.error_boundary import ErrorBoundary
 
 
 def test_an_exception_of_a_connection_does_not_leave_its_border():
-    border = ConnectionBorder("HA connection")
-    with border.around("10.0.0.1:5") as crossing:
+    boundary = ErrorBoundary("HA connection")
+    with boundary.around("10.0.0.1:5") as guarded:
         raise ValueError("planted")
-    assert str(crossing.error) == "planted"
-    assert (border.bugs, border.shortages) == (1, 0)
+    assert str(guarded.error) == "planted"
+    assert (boundary.bugs, boundary.shortages) == (1, 0)
 
 
 async def test_a_group_of_a_nursery_ends_at_the_border_and_cancellation_passes():
-    border = ConnectionBorder("HA connection")
+    boundary = ErrorBoundary("HA connection")
 
     async def fail():
         raise KeyError("planted")
 
-    with border.around("p"):
+    with boundary.around("p"):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.sleep_forever)
             nursery.start_soon(fail)
-    assert border.bugs == 1
+    assert boundary.bugs == 1
     with trio.CancelScope() as scope:
         scope.cancel()
-        with border.around("p") as crossing:
+        with boundary.around("p") as guarded:
             await trio.sleep_forever()
     assert scope.cancelled_caught
-    assert crossing.error is None
+    assert guarded.error is None
 
 
 def test_keyboard_interrupt_passes():
-    with pytest.raises(KeyboardInterrupt), ConnectionBorder("HA connection").around("p"):
+    with pytest.raises(KeyboardInterrupt), ErrorBoundary("HA connection").around("p"):
         raise KeyboardInterrupt
 
 
 def test_one_kind_of_bug_is_logged_with_its_traceback_once_a_minute():
     now_s = 0.0
-    border = ConnectionBorder("remoting connection", clock=lambda: now_s)
+    boundary = ErrorBoundary("remoting connection", clock=lambda: now_s)
 
     def planted(error):
-        with border.around("p"):
+        with boundary.around("p"):
             raise error
 
     with capture_logs() as lines:
@@ -59,13 +59,13 @@ def test_one_kind_of_bug_is_logged_with_its_traceback_once_a_minute():
         now_s = 60.0
         planted(ValueError("again"))
     assert lines[2]["repeated"] == 999
-    assert border.bugs == 1002
+    assert boundary.bugs == 1002
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), MemoryError()])
 def test_a_shortage_is_logged_in_one_line_without_a_traceback(error):
-    border = ConnectionBorder("remoting connection")
-    with capture_logs() as lines, border.around("p"):
+    boundary = ErrorBoundary("remoting connection")
+    with capture_logs() as lines, boundary.around("p"):
         raise error
-    assert (border.bugs, border.shortages) == (0, 1)
+    assert (boundary.bugs, boundary.shortages) == (0, 1)
     assert "exc_info" not in lines[0]

@@ -141,7 +141,7 @@ async def test_a_bug_anywhere_ends_the_connection_and_the_next_one_continues(
         nursery.cancel_scope.cancel()
     assert raised
     assert log_bytes(log) == log_bytes(master_log)
-    counted = slave.border.bugs if isinstance(error, RuntimeError) else slave.border.shortages
+    counted = slave.boundary.bugs if isinstance(error, RuntimeError) else slave.boundary.shortages
     assert 1 <= counted <= len(raised)
 
 
@@ -155,7 +155,7 @@ async def test_a_repeated_bug_is_logged_once_a_minute_with_growing_back_off(
     async with trio.open_nursery() as nursery:
         dialer = ServingDialer(master, nursery)
         slave, _, _ = make_slave(log, dialer=dialer)
-        monkeypatch.setattr(slave.border, "_clock", trio.current_time)
+        monkeypatch.setattr(slave.boundary, "_clock", trio.current_time)
         nursery.start_soon(slave.run)
         await trio.sleep(300)
         assert (slave.last_close_reason, slave.state) == (CloseReason.INTERNAL_ERROR, HaState.READY)
@@ -163,7 +163,7 @@ async def test_a_repeated_bug_is_logged_once_a_minute_with_growing_back_off(
     pauses = [round(after - before, 3) for before, after in zip(dialer.times, dialer.times[1:], strict=False)]
     assert pauses[:6] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2]
     assert set(pauses[6:]) == {BACK_OFF_MAX_S}
-    assert slave.border.bugs == len(dialer.times)
+    assert slave.boundary.bugs == len(dialer.times)
     assert capsys.readouterr().out.count("closed by a fault of this program") == 5
 
 
@@ -195,7 +195,7 @@ async def test_a_shortage_that_trio_wraps_is_counted_as_one(log, autojump_clock,
     plant(monkeypatch, slave, "_connect", failing={0}, error=error)
     async with running(slave):
         await trio.sleep(1)
-    assert (slave.border.shortages, slave.border.bugs) == (1, 0)
+    assert (slave.boundary.shortages, slave.boundary.bugs) == (1, 0)
 
 
 async def test_a_disk_error_at_the_start_of_a_connection_ends_that_connection(
@@ -211,7 +211,7 @@ async def test_a_disk_error_at_the_start_of_a_connection_ends_that_connection(
         nursery.cancel_scope.cancel()
     assert [event[5] for event in events.of(Kind.REFUSED)] == [CloseReason.STORE_ERROR] * 2
     assert log_bytes(log) == log_bytes(master_log)
-    assert slave.border.bugs == 0
+    assert slave.boundary.bugs == 0
 
 
 # -- what a master may claim -------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ async def test_a_log_at_the_end_of_all_offsets_is_refused_or_accepted_and_is_not
             await peer.frame(offset, b"x" * 200)
             await settled()
             assert number + 1 <= len(dialer.peers)
-    assert slave.border.bugs == 0
+    assert slave.boundary.bugs == 0
     assert log.max_offset in {0, offset}
 
 
