@@ -132,10 +132,10 @@ def palette_of(app: App[object]) -> Palette:
     )
 
 
-Part = tuple[str, Style]
+StyledText = tuple[str, Style]
 """A text with its style."""
-Line = tuple[Part, ...]
-"""Parts side by side: a line, or the content of a cell."""
+Line = tuple[StyledText, ...]
+"""Texts side by side: a line, or the content of a cell."""
 
 VERDICT_GLYPHS = {
     Verdict.OK: "●",
@@ -201,11 +201,11 @@ class RenderContext:
         """An offset in full."""
         return self.figure(format_offset(offset), is_old=is_old)
 
-    def verdict(self, verdict: Verdict) -> Part:
+    def verdict(self, verdict: Verdict) -> StyledText:
         """Glyph, word and colour."""
         return (f"{VERDICT_GLYPHS[verdict]} {verdict.value}", self.palette.of(verdict.severity))
 
-    def health(self, health: Health) -> Part:
+    def health(self, health: Health) -> StyledText:
         """Glyph, word and colour."""
         style = self.palette.muted if health is Health.CONNECTING else self.palette.of(health.severity)
         return (f"{HEALTH_GLYPHS[health]} {health.value}", style)

@@ -27,7 +27,7 @@ from trioha_monitor.panes.replicas import ReplicasPane, ha_status_text
 from trioha_monitor.panes.roles import RolesPane
 from trioha_monitor.panes.slave import SlavePane
 from trioha_monitor.playback import Playback, Recording
-from trioha_monitor.rendering import Part, RenderContext, palette_of
+from trioha_monitor.rendering import RenderContext, StyledText, palette_of
 from trioha_monitor.texts import format_duration
 from trioha_monitor.view import ClusterView
 from trioha_monitor.widgets.dialogs import AskScreen, FilterLine, HelpScreen
@@ -374,9 +374,9 @@ class MonitorScreen(Screen[None]):
         assert self._playback is not None, "only a replay has a playback"
         return self._playback
 
-    def _states(self, view: ClusterView, context: RenderContext) -> tuple[Part, ...]:
+    def _states(self, view: ClusterView, context: RenderContext) -> tuple[StyledText, ...]:
         """States to point out: recording, paused, replay."""
-        states: list[Part] = []
+        states: list[StyledText] = []
         if self._recording_since_ms is not None:
             since_s = max(0, view.time_ms - self._recording_since_ms) / 1000
             states.append((f"● REC {format_duration(since_s)}", context.palette.bad))

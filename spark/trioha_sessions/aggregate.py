@@ -1,6 +1,6 @@
 """How events become state, the one definition of it. Not for a node, which has no NumPy.
 
-`aggregate` turns records into a `Part`: counters and progress of each connection, and counters of the node.
+`aggregate` makes a `SessionPart` of records: counters and progress of each connection, counters of the node.
 `combine` joins parts of one session that follow each other. It is associative, and `combine([aggregate(a),
 aggregate(b)])` is `aggregate(a and b)`: a session can be cut anywhere, aggregated in parallel, and joined.
 `trioha_sessions.figures` makes the figures of the joined part.
@@ -94,7 +94,7 @@ class ConnectionPart:
 
 
 @frozen(eq=False)
-class Part:
+class SessionPart:
     """One session, by some of its records."""
 
     grid: TimeGrid
@@ -106,22 +106,22 @@ class Part:
     part without a request. Other probes are those whose figures have no `requested_ts_ns`."""
 
 
-def combine(parts: Iterable[Part]) -> Part:
+def combine(parts: Iterable[SessionPart]) -> SessionPart:
     """Join `parts` of one session, at least one, that follow each other."""
     return reduce(_combine, parts)
 
 
-def _combine(earlier: Part, later: Part) -> Part:
+def _combine(earlier: SessionPart, later: SessionPart) -> SessionPart:
     assert earlier.grid == later.grid, "parts of one session have one grid"
     connections = dict(earlier.connections)
     for conn, part in later.connections.items():
         known = connections.get(conn)
         connections[conn] = part if known is None else known.followed_by(part, earlier.grid)
     probes = {**earlier.probes, **later.probes}
-    return Part(earlier.grid, earlier.node + later.node, connections, probes)
+    return SessionPart(earlier.grid, earlier.node + later.node, connections, probes)
 
 
-def aggregate(records: Array, *, is_slave: bool, grid: TimeGrid, is_first: bool = False) -> Part:
+def aggregate(records: Array, *, is_slave: bool, grid: TimeGrid, is_first: bool = False) -> SessionPart:
     """Aggregate `records` of one session, in the order of their seq.
 
     `is_slave`: whether a slave recorded them. `is_first`: no records came before, so that KEYFRAMEs count.
@@ -129,7 +129,7 @@ def aggregate(records: Array, *, is_slave: bool, grid: TimeGrid, is_first: bool 
     return aggregate_batch(EventBatch(records, SessionSettings(is_slave, {}), is_first), grid)
 
 
-def aggregate_batch(batch: EventBatch, grid: TimeGrid) -> Part:
+def aggregate_batch(batch: EventBatch, grid: TimeGrid) -> SessionPart:
     """As `aggregate`, of records that other rules share."""
     raw = batch.raw
     node = _aggregate_node(batch.columns if batch.repeated is None else Columns(raw), raw, grid)
@@ -151,7 +151,7 @@ def aggregate_batch(batch: EventBatch, grid: TimeGrid) -> Part:
         for group, conn in enumerate(grouped.keys.tolist())
         if conn not in probes
     }
-    return Part(grid, node, connections, probes)
+    return SessionPart(grid, node, connections, probes)
 
 
 def _probes(grouped: GroupedEvents, shows_request: Bools) -> dict[int, int]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.status_samples import connection_status, master_status, slave_status
-from trioha.cli.demo_run import AFTER, BEFORE, DURING, DemoRun, judge_clients, judge_puts, judge_replay
+from trioha.cli.demo_run import AFTER, BEFORE, DURING, DemoRun, check_clients, check_puts, check_replay
 from trioha.cli.load import LoadResult
 from trioha.errors import TriohaError
 
@@ -42,7 +42,7 @@ def load_result(complete: bool = True, **statuses: int) -> LoadResult:
 def test_puts_are_checked_by_act(act, result, held):
     said: list[str] = []
     demo_run = DemoRun(log=said.append)
-    judge_puts(demo_run, act, result)
+    check_puts(demo_run, act, result)
     assert [check.held for check in demo_run.checks] == [held]
     assert demo_run.all_held is held
     assert said[0].startswith("ok: " if held else "FAILED: ")
@@ -56,7 +56,7 @@ def clients(*events: tuple[str, int]) -> list[bool]:
             demo_run.clients.note_received(number, (0, number))
         else:
             demo_run.clients.note_sent(number, what, None if what == "NO_ANSWER" else (0, number))
-    judge_clients(demo_run)
+    check_clients(demo_run)
     return [check.held for check in demo_run.checks]
 
 
@@ -125,7 +125,7 @@ def judged(replayed: dict[str, Any]) -> list[bool]:
         puts={BEFORE: load_result(PUT_OK=5), DURING: load_result(PUT_OK=2, SLAVE_NOT_AVAILABLE=2)},
         sessions=[Path("x/m"), Path("x/s1"), Path("x/s2")],
     )
-    judge_replay(demo_run, replayed, master=MASTER, slave=SLAVE)
+    check_replay(demo_run, replayed, master=MASTER, slave=SLAVE)
     return [check.held for check in demo_run.checks]
 
 

@@ -15,7 +15,7 @@ from trioha.store.record_statistics import RecordStatistics
 
 
 @frozen(kw_only=True)
-class Part:
+class Extent:
     """Consecutive bytes of the log: whole records, or some of a blank at a file's end."""
 
     offset: int
@@ -33,19 +33,19 @@ class Part:
         return self.offset + len(self.data)
 
 
-def checked_parts(
+def checked_extents(
     folder: ObjectFolder,
     one: LogObject,
     *,
     file_bytes: int,
     pieces: Iterator[bytes] | None = None,
     statistics: RecordStatistics | None = None,
-) -> Iterator[Part]:
+) -> Iterator[Extent]:
     """What a log object has, in order; `pieces` are those of the stored object, if the caller fetches them.
 
-    With `statistics` all records are added to them, and parts have no numbers of their own.
+    With `statistics` all records are added to them, and extents have no numbers of their own.
 
-    The last part comes after size and CRC of the whole object were found right. Raises ArchiveError, with
+    The last extent comes after size and CRC of the whole object were found right. Raises ArchiveError, with
     key and offset, also for an object that does not begin and end at borders of records of one log file.
     """
 
@@ -73,7 +73,7 @@ def whole_records(
     file_bytes: int,
     refuse: Callable[[int, str], NoReturn],
     statistics: RecordStatistics | None = None,
-) -> Iterator[Part]:
+) -> Iterator[Extent]:
     """The records in bytes `[first_offset, end_offset)` of one log file.
 
     `refuse(offset, reason)` is called where no whole valid record is, and raises.
@@ -84,7 +84,7 @@ def whole_records(
     in_blank = False
     for piece in pieces:
         if in_blank:
-            yield Part(offset=offset, data=memoryview(piece), records=0, last_store_ms=0, is_blank=True)
+            yield Extent(offset=offset, data=memoryview(piece), records=0, last_store_ms=0, is_blank=True)
             offset += len(piece)
             continue
         whole = rest + piece if rest else piece
@@ -94,7 +94,7 @@ def whole_records(
         else:
             found = statistics.pass_records(whole, at=0, shift=offset)
         if found.at:
-            yield Part(
+            yield Extent(
                 offset=offset,
                 data=data[: found.at],
                 records=found.records,
@@ -108,7 +108,7 @@ def whole_records(
                 refuse(offset, f"a blank of {blank_bytes} bytes that does not end with its file")
             in_blank = True
             blank = data[found.at :]
-            yield Part(offset=offset, data=blank, records=0, last_store_ms=0, is_blank=True)
+            yield Extent(offset=offset, data=blank, records=0, last_store_ms=0, is_blank=True)
             offset += len(blank)
         elif found.fault is not None:
             if found.fault.kind is not FaultKind.TRUNCATED:

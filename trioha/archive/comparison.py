@@ -11,7 +11,7 @@ from typing import Final
 
 from attrs import evolve, field, frozen
 
-from trioha.archive.checked_log import Part, checked_parts
+from trioha.archive.checked_log import Extent, checked_extents
 from trioha.archive.errors import ArchiveError, MissingObjectError
 from trioha.archive.fetching import Fetcher
 from trioha.archive.heads import read_head
@@ -120,7 +120,7 @@ class _Comparer:
         self._position = log.min_offset
         """Border of records up to which everything was compared."""
         self._blank_at = -1
-        """Where the blank began that the parts at hand belong to."""
+        """Where the blank began that the extents at hand belong to."""
 
     def run(self) -> Comparison:
         generation = self._generation
@@ -144,14 +144,14 @@ class _Comparer:
         objects = self._reader.objects(generation, Selection(first_offset=position, end_offset=end))
         with Fetcher(self._reader.folder) as fetcher:
             for one, pieces in fetcher.fetch(objects):
-                parts = checked_parts(
+                extents = checked_extents(
                     self._reader.folder, one, file_bytes=generation.file_bytes, pieces=pieces
                 )
                 try:
-                    for part in parts:
-                        if part.end_offset > position:
-                            self._compare(_from(part, position))
-                            self._on_progress("comparing", part.end_offset - first, end - first)
+                    for extent in extents:
+                        if extent.end_offset > position:
+                            self._compare(_from(extent, position))
+                            self._on_progress("comparing", extent.end_offset - first, end - first)
                 except ArchiveError as error:
                     is_missing = isinstance(error, MissingObjectError)
                     if error.is_transient or (is_missing and self._has_newer_head()):
@@ -168,34 +168,34 @@ class _Comparer:
         self._reader = ArchiveReader(self._reader.folder, head)
         return True
 
-    def _compare(self, part: Part) -> None:
-        """Compare one part, as far as the store's log goes."""
-        if not part.is_blank:
+    def _compare(self, extent: Extent) -> None:
+        """Compare one extent, as far as the store's log goes."""
+        if not extent.is_blank:
             self._blank_at = -1
         elif self._blank_at < 0:
-            self._blank_at = part.offset
-        begins_at = self._blank_at if part.is_blank else part.offset
+            self._blank_at = extent.offset
+        begins_at = self._blank_at if extent.is_blank else extent.offset
         if begins_at >= self._written_end:
             return
-        theirs = bytes(part.data)
-        mine = self._log.read(part.offset, part.end_offset)
-        if part.is_blank:
-            self._store_end = max(self._store_end, part.end_offset)
+        theirs = bytes(extent.data)
+        mine = self._log.read(extent.offset, extent.end_offset)
+        if extent.is_blank:
+            self._store_end = max(self._store_end, extent.end_offset)
             if mine != theirs:
-                self._note(part.data, self._blank_at, part.offset, mine, theirs)
+                self._note(extent.data, self._blank_at, extent.offset, mine, theirs)
             return
-        if mine == theirs and part.end_offset <= self._written_end:
-            self._records += part.records
-            self._store_end = max(self._store_end, part.end_offset)
+        if mine == theirs and extent.end_offset <= self._written_end:
+            self._records += extent.records
+            self._store_end = max(self._store_end, extent.end_offset)
             return
         at = 0
-        while at < len(theirs) and part.offset + at < self._written_end:
+        while at < len(theirs) and extent.offset + at < self._written_end:
             size = BLANK.unpack_from(theirs, at)[0]
             self._records += 1
-            self._store_end = max(self._store_end, part.offset + at + size)
+            self._store_end = max(self._store_end, extent.offset + at + size)
             if mine[at : at + size] != theirs[at : at + size]:
                 record = memoryview(theirs)[at : at + size]
-                offset = part.offset + at
+                offset = extent.offset + at
                 self._note(record, offset, offset, mine[at : at + size], theirs[at : at + size])
             at += size
 
@@ -263,13 +263,13 @@ class _Comparer:
         )
 
 
-def _from(part: Part, offset: int) -> Part:
-    """What of a part is not before `offset`, a border of its records."""
-    if part.offset >= offset:
-        return part
-    data = part.data[offset - part.offset :]
+def _from(extent: Extent, offset: int) -> Extent:
+    """What of an extent is not before `offset`, a border of its records."""
+    if extent.offset >= offset:
+        return extent
+    data = extent.data[offset - extent.offset :]
     records = scan_records(data, 0, len(data), offset, check_crc=False).records
-    return evolve(part, offset=offset, data=data, records=0 if part.is_blank else records)
+    return evolve(extent, offset=offset, data=data, records=0 if extent.is_blank else records)
 
 
 # -- fields of records --------------------------------------------------------------------------------------

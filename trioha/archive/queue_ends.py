@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from struct import Struct
 from typing import Final
 
-from trioha.archive.checked_log import Part
+from trioha.archive.checked_log import Extent
 from trioha.store.message_offsets import INNER_BATCH, QueueKey
 from trioha.store.message_properties import parse_properties
 from trioha.store.record_layout import (
@@ -23,14 +23,14 @@ _FIXED: Final = Struct(">iIxxxxi4xq8xi44xi").unpack_from
 _BODY_AT: Final = 88
 
 
-def note_queue_ends(part: Part, ends: dict[tuple[bytes, int], int]) -> None:
-    """Raise `ends`, by topic and queue id, to what the records of `part` need: the next queue offset.
+def note_queue_ends(extent: Extent, ends: dict[tuple[bytes, int], int]) -> None:
+    """Raise `ends`, by topic and queue id, to what the records of `extent` need: the next queue offset.
 
     Prepared and rolled back messages are in no queue. Queues that a record enters beside its own
     (INNER_MULTI_DISPATCH) are left out: their offsets are in files of their own.
     """
-    view = part.data
-    at, end = 0, 0 if part.is_blank else len(view)
+    view = extent.data
+    at, end = 0, 0 if extent.is_blank else len(view)
     while at < end:
         size, magic, queue_id, queue_offset, sys_flag, body_bytes = _FIXED(view, at)
         transaction = sys_flag & TRANSACTION_MASK
@@ -51,23 +51,23 @@ def note_queue_ends(part: Part, ends: dict[tuple[bytes, int], int]) -> None:
 
 
 def find_queue_ends(
-    stretches: Iterator[tuple[tuple[str, ...] | None, Iterator[Part]]], wanted: Collection[QueueKey]
+    stretches: Iterator[tuple[tuple[str, ...] | None, Iterator[Extent]]], wanted: Collection[QueueKey]
 ) -> dict[QueueKey, int]:
     """The next queue offset of each queue that is wanted; 0 of those without records.
 
-    `stretches` are consecutive parts of the log, the last one first, each with the topics of its records
+    `stretches` are consecutive ranges of the log, the last one first, each with the topics of its records
     (None if they are not known). They are used as far as needed.
     """
     left = {(topic.encode("utf-8", "replace"), queue_id): (topic, queue_id) for topic, queue_id in wanted}
     found: dict[QueueKey, int] = dict.fromkeys(wanted, 0)
-    for topics, parts in stretches:
+    for topics, extents in stretches:
         if not left:
             break
         if topics is not None and {topic for topic, _ in left}.isdisjoint(one.encode() for one in topics):
             continue
         ends: dict[tuple[bytes, int], int] = {}
-        for part in parts:
-            note_queue_ends(part, ends)
+        for extent in extents:
+            note_queue_ends(extent, ends)
         for key in left.keys() & ends.keys():
             found[left.pop(key)] = ends[key]
     return found

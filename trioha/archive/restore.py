@@ -24,7 +24,7 @@ from typing import Any, Final, NoReturn, Protocol, TypeVar
 from attrs import asdict, field, frozen
 
 from trioha.archive.bounds import FILE_BYTES
-from trioha.archive.checked_log import Part, checked_parts, whole_records
+from trioha.archive.checked_log import Extent, checked_extents, whole_records
 from trioha.archive.errors import ArchiveError, MissingObjectError
 from trioha.archive.fetching import Fetcher
 from trioha.archive.heads import read_head
@@ -63,7 +63,7 @@ Progress = Callable[[str, int, int], None]
 
 @frozen(kw_only=True)
 class Target:
-    """Which part of a generation's log is restored; everything by default."""
+    """Which range of a generation's log is restored; everything by default."""
 
     to_offset: int | None = None
     """Records that end at or before this offset."""
@@ -290,12 +290,12 @@ class Restore:
         for one in self._reader.objects(generation, Selection(first_offset=at - 1, end_offset=at)):
             if one.end_offset == at:
                 return at
-            for part in self._parts(one, generation.file_bytes):
-                if part.is_blank:
-                    return part.offset
-                if part.end_offset > at:
-                    found = scan_records(part.data, 0, max(at - part.offset, 0), part.offset)
-                    return part.offset + found.at
+            for extent in self._extents(one, generation.file_bytes):
+                if extent.is_blank:
+                    return extent.offset
+                if extent.end_offset > at:
+                    found = scan_records(extent.data, 0, max(at - extent.offset, 0), extent.offset)
+                    return extent.offset + found.at
         return generation.first_offset
 
     def _first_stored_after(self, generation: Generation, time_ms: int) -> int:
@@ -304,22 +304,24 @@ class Restore:
         One that was stored after the present, as it says, is not looked at: a clock was wrong.
         """
         for one in self._reader.objects(generation, Selection(from_ms=time_ms + 1)):
-            for part in self._parts(one, generation.file_bytes):
-                if part.is_blank:
+            for extent in self._extents(one, generation.file_bytes):
+                if extent.is_blank:
                     continue
                 found: list[int] = []
 
-                def look(at: int, _size: int, view: memoryview = part.data, found: list[int] = found) -> None:
+                def look(
+                    at: int, _size: int, view: memoryview = extent.data, found: list[int] = found
+                ) -> None:
                     if not found and time_ms < store_timestamp_ms(view, at) <= self._latest_ms:
                         found.append(at)
 
-                scan_records(part.data, 0, len(part.data), part.offset, check_crc=False, on_record=look)
+                scan_records(extent.data, 0, len(extent.data), extent.offset, check_crc=False, on_record=look)
                 if found:
-                    return part.offset + found[0]
+                    return extent.offset + found[0]
         return generation.end_offset
 
-    def _parts(self, one: LogObject, file_bytes: int) -> Iterator[Part]:
-        return checked_parts(self._reader.folder, one, file_bytes=file_bytes)
+    def _extents(self, one: LogObject, file_bytes: int) -> Iterator[Extent]:
+        return checked_extents(self._reader.folder, one, file_bytes=file_bytes)
 
     def _with_newest_head(self, action: Callable[[], T]) -> T:
         """What `action` returns; again with a newer head if an object was deleted meanwhile."""
@@ -421,10 +423,10 @@ class Restore:
             reserve(fd, plan.file_bytes)
             synced: Future[None] | None = None
             try:
-                for part in self._log_parts(plan, start, fetcher):
-                    _write_all(fd, part.data, at=part.offset - start)
-                    records += part.records
-                    on_progress("restoring the log", part.end_offset - plan.first_offset, plan.log_bytes)
+                for extent in self._log_extents(plan, start, fetcher):
+                    _write_all(fd, extent.data, at=extent.offset - start)
+                    records += extent.records
+                    on_progress("restoring the log", extent.end_offset - plan.first_offset, plan.log_bytes)
                     if synced is None or synced.done():
                         if synced is not None:
                             synced.result()
@@ -445,15 +447,17 @@ class Restore:
         sync_directory(self._log_folder)
         return records
 
-    def _log_parts(self, plan: Plan, start: int, fetcher: Fetcher) -> Iterator[Part]:
+    def _log_extents(self, plan: Plan, start: int, fetcher: Fetcher) -> Iterator[Extent]:
         """The log's bytes of the file at `start`, up to the plan's end."""
         generation = self._reader.generation(plan.generation)
         end_offset = min(start + plan.file_bytes, plan.end_offset)
         offset = start
         objects = self._reader.objects(generation, Selection(first_offset=start, end_offset=end_offset))
         for one, pieces in fetcher.fetch(objects):
-            for part in checked_parts(self._reader.folder, one, file_bytes=plan.file_bytes, pieces=pieces):
-                shown = self._cut(part, plan, one)
+            for extent in checked_extents(
+                self._reader.folder, one, file_bytes=plan.file_bytes, pieces=pieces
+            ):
+                shown = self._cut(extent, plan, one)
                 if shown is None:
                     # The rest of the object is read for its CRC.
                     continue
@@ -466,29 +470,29 @@ class Restore:
                 f"generation {plan.generation} has nothing at offset {offset}", url=self._reader.folder.url
             )
 
-    def _cut(self, part: Part, plan: Plan, one: LogObject) -> Part | None:
-        """What of a part is before the plan's end; None if nothing is."""
-        if part.offset >= plan.end_offset:
+    def _cut(self, extent: Extent, plan: Plan, one: LogObject) -> Extent | None:
+        """What of an extent is before the plan's end; None if nothing is."""
+        if extent.offset >= plan.end_offset:
             return None
-        if part.end_offset > plan.end_offset:
-            size = plan.end_offset - part.offset
-            found = scan_records(part.data, 0, size, part.offset, check_crc=False)
-            if part.is_blank or found.at != size:
+        if extent.end_offset > plan.end_offset:
+            size = plan.end_offset - extent.offset
+            found = scan_records(extent.data, 0, size, extent.offset, check_crc=False)
+            if extent.is_blank or found.at != size:
                 self._refuse(one, f"has no border of records at offset {plan.end_offset}")
-            part = Part(
-                offset=part.offset,
-                data=part.data[:size],
+            extent = Extent(
+                offset=extent.offset,
+                data=extent.data[:size],
                 records=found.records,
                 last_store_ms=found.last_store_timestamp_ms,
             )
         to_ms = plan.target.to_ms
-        if to_ms is not None and to_ms < part.last_store_ms <= self._latest_ms:
+        if to_ms is not None and to_ms < extent.last_store_ms <= self._latest_ms:
             self._refuse(
                 one,
-                f"has a record stored at {part.last_store_ms} ms before offset {part.end_offset}:"
+                f"has a record stored at {extent.last_store_ms} ms before offset {extent.end_offset}:"
                 f" its statistics say that it has none after {to_ms} ms",
             )
-        return part
+        return extent
 
     def _refuse(self, one: LogObject, reason: str) -> NoReturn:
         raise ArchiveError(
@@ -497,7 +501,7 @@ class Restore:
 
     # -- what the restored log has --------------------------------------------------------------------------
 
-    def _stretches(self, plan: Plan) -> Iterator[tuple[tuple[str, ...] | None, Iterator[Part]]]:
+    def _stretches(self, plan: Plan) -> Iterator[tuple[tuple[str, ...] | None, Iterator[Extent]]]:
         """The restored log, object by object from its end, each with the topics of its records."""
         selection = Selection(first_offset=plan.first_offset, end_offset=plan.end_offset)
         known: dict[tuple[str, ...] | None, tuple[str, ...] | None] = {}
@@ -508,9 +512,9 @@ class Restore:
         ]
         for first_offset, end_offset, topics in reversed(listed):
             if end_offset > plan.first_offset:
-                yield topics, self._local_parts(plan, first_offset, end_offset)
+                yield topics, self._local_extents(plan, first_offset, end_offset)
 
-    def _local_parts(self, plan: Plan, first_offset: int, end_offset: int) -> Iterator[Part]:
+    def _local_extents(self, plan: Plan, first_offset: int, end_offset: int) -> Iterator[Extent]:
         """Records of a restored log file."""
         start = first_offset - first_offset % plan.file_bytes
         path = self._log_folder / file_name(start)
@@ -535,8 +539,8 @@ class Restore:
             os.close(fd)
 
     def _last_store_ms(self, plan: Plan) -> int:
-        for _, parts in self._stretches(plan):
-            if found := [part.last_store_ms for part in parts if part.records]:
+        for _, extents in self._stretches(plan):
+            if found := [extent.last_store_ms for extent in extents if extent.records]:
                 return found[-1]
         return 0
 

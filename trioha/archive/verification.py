@@ -9,7 +9,7 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from trioha.archive.checked_log import checked_parts
+from trioha.archive.checked_log import checked_extents
 from trioha.archive.errors import ArchiveError
 from trioha.archive.fetching import Fetcher
 from trioha.archive.heads import read_head
@@ -249,7 +249,7 @@ class _Check:
     def _check_object(self, one: LogObject, pieces: Iterator[bytes], file_bytes: int) -> None:
         statistics = RecordStatistics(topics_max=TOPICS_MAX)
         try:
-            for _ in checked_parts(
+            for _ in checked_extents(
                 self._reader.folder, one, file_bytes=file_bytes, pieces=pieces, statistics=statistics
             ):
                 pass

@@ -24,7 +24,7 @@ from attrs import frozen
 PATTERN_CHARS_MAX: Final = 4096
 _NOT_IN_BRACES: Final = re.compile(r",(?![^{]*\})")
 
-Part: TypeAlias = tuple[tuple[int, int], ...]
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Ranges of values, both ends included."""
 
 
@@ -46,7 +46,7 @@ _IPV6: Final = _Family(6, ":", 8, 16, re.compile(r"[0-9a-fA-F]{1,4}"), 0xFFFF)
 class AddressPattern:
     """A pattern that addresses match or not."""
 
-    alternatives: tuple[tuple[int, tuple[Part, ...]], ...]
+    alternatives: tuple[tuple[int, tuple[Ranges, ...]], ...]
     """IP version and parts; any of them may match."""
 
     @classmethod
@@ -54,7 +54,7 @@ class AddressPattern:
         """The pattern of `text`; an empty one matches nothing. Raises ValueError."""
         if len(text) > PATTERN_CHARS_MAX:
             raise ValueError(f"an address pattern of {len(text)} characters")
-        found: list[tuple[int, tuple[Part, ...]]] = []
+        found: list[tuple[int, tuple[Ranges, ...]]] = []
         for part in filter(None, (part.strip() for part in _NOT_IN_BRACES.split(text))):
             if part == "*":
                 found += [_all(_IPV4), _all(_IPV6)]
@@ -76,7 +76,7 @@ class AddressPattern:
 NO_ADDRESS: Final = AddressPattern(())
 
 
-def _is_in(value: int, part: Part) -> bool:
+def _is_in(value: int, part: Ranges) -> bool:
     return any(low <= value <= high for low, high in part)
 
 
@@ -92,11 +92,11 @@ def _split(host: str) -> tuple[int, tuple[int, ...]]:
     return 6, tuple(int.from_bytes(packed[at : at + 2]) for at in range(0, 16, 2))
 
 
-def _all(family: _Family) -> tuple[int, tuple[Part, ...]]:
+def _all(family: _Family) -> tuple[int, tuple[Ranges, ...]]:
     return family.version, (((0, family.high),),) * family.parts
 
 
-def _parse(text: str) -> tuple[int, tuple[Part, ...]]:
+def _parse(text: str) -> tuple[int, tuple[Ranges, ...]]:
     family = _IPV6 if ":" in text else _IPV4
     texts = _parts(text, family)
     if len(texts) != family.parts:
@@ -113,7 +113,7 @@ def _parts(text: str, family: _Family) -> Sequence[str]:
     return [*first, *["0"] * (family.parts - len(first) - len(last)), *last]
 
 
-def _part(part: str, family: _Family, text: str) -> Part:
+def _part(part: str, family: _Family, text: str) -> Ranges:
     def value(digits: str) -> int:
         digits = digits.strip()
         number = int(digits, family.base) if family.digits.fullmatch(digits) else family.high + 1

@@ -310,7 +310,7 @@ async def _replicate(
                 await clients.finish()
                 demo_run.is_producer_finished = True
                 await ledger.wait_received()
-            judge_clients(demo_run)
+            check_clients(demo_run)
         live = await _caught_up(master, slave, log=demo_run.log)
         statuses = {status: count for status, count in live[0].put_statuses.items() if count}
         demo_run.check(
@@ -348,7 +348,7 @@ async def _put_and_break(
         slave = await slaves.enter_async_context(
             _node(plan, demo_run, death_pipe, "slave", **settings, listenPort=str(slave.listen.port))
         )
-    judge_puts(demo_run, DURING, load.result())
+    check_puts(demo_run, DURING, load.result())
     status, _ = await _caught_up(master, slave, log=demo_run.log)
     demo_run.check(
         "the slave resumed where it was and caught up",
@@ -362,7 +362,7 @@ async def _put_and_break(
 async def _put(plan: Plan, demo_run: DemoRun, master: _Node, act: str, count: int) -> None:
     load = demo_run.load = _load(master, count=count, seconds=plan.pace.whole_s)
     await load.run()
-    judge_puts(demo_run, act, load.result())
+    check_puts(demo_run, act, load.result())
 
 
 def _load(master: _Node, *, count: int, seconds: float | None) -> Load:
@@ -380,7 +380,7 @@ def _load(master: _Node, *, count: int, seconds: float | None) -> Load:
     )
 
 
-def judge_puts(demo_run: DemoRun, act: str, result: LoadResult) -> None:
+def check_puts(demo_run: DemoRun, act: str, result: LoadResult) -> None:
     """Check the puts of one act."""
     demo_run.puts[act], demo_run.load = result, None
     statuses = result.statuses
@@ -394,7 +394,7 @@ def judge_puts(demo_run: DemoRun, act: str, result: LoadResult) -> None:
         demo_run.check(f"every put {act} that was PUT_OK", held=result.all_ok, seen=_counts(statuses))
 
 
-def judge_clients(demo_run: DemoRun) -> None:
+def check_clients(demo_run: DemoRun) -> None:
     """Check what the producer sent and the consumer received."""
     ledger = demo_run.clients
     demo_run.check(
@@ -529,10 +529,10 @@ async def _replay(
     )
     if code != 0:
         raise TriohaError(f"trioha replay ended with exit code {code}")
-    judge_replay(demo_run, replayed, master=master, slave=slave)
+    check_replay(demo_run, replayed, master=master, slave=slave)
 
 
-def judge_replay(
+def check_replay(
     demo_run: DemoRun, replayed: Mapping[str, Any], *, master: BrokerStatus, slave: BrokerStatus
 ) -> None:
     """Compare the result of `trioha replay --json` with the last status of the nodes."""

@@ -105,7 +105,7 @@ class RoleTracker:
 
     def apply(self, decision: MasterDecision) -> Outcome:
         """Change the role if the decision is later; see the table of this module."""
-        outcome = self._judge(decision)
+        outcome = self._outcome_of(decision)
         if outcome is Outcome.NEW_ROLE:
             assert decision.master_id is not None, "a role has a master"
             self.role = Role(
@@ -127,7 +127,7 @@ class RoleTracker:
             )
         return outcome
 
-    def _judge(self, decision: MasterDecision) -> Outcome:
+    def _outcome_of(self, decision: MasterDecision) -> Outcome:
         role = self.role
         if decision.master_id is None and (role is None or decision.epoch >= role.epoch):
             return Outcome.NO_MASTER

@@ -22,7 +22,7 @@ from trioha_monitor.panes.pane import (
     terms_of,
     title_of,
 )
-from trioha_monitor.rendering import Line, Part, RenderContext
+from trioha_monitor.rendering import Line, RenderContext, StyledText
 from trioha_monitor.texts import NOTHING, format_count, format_duration, format_offset
 from trioha_monitor.view import ArchiveView, ClusterView, LogView, NodeView
 from trioha_monitor.widgets.columns import Column
@@ -285,7 +285,7 @@ def _archive_facts(
     return lines
 
 
-def probe_parts(node: NodeView, context: RenderContext, *, width: int) -> tuple[Part, ...]:
+def probe_parts(node: NodeView, context: RenderContext, *, width: int) -> tuple[StyledText, ...]:
     """All probes of a node in one line of `width`: their number, and the hosts with the most."""
     total = f"{sum(probe.count for probe in node.probes):,}"
     waiting = f"  {node.waiting_probes:,} open" if node.waiting_probes else ""
@@ -302,7 +302,7 @@ def probe_parts(node: NodeView, context: RenderContext, *, width: int) -> tuple[
     return (total, palette.text), (named, palette.muted), (waiting, palette.muted)
 
 
-def _disk_facts(log: LogView, context: RenderContext) -> tuple[Part, ...]:
+def _disk_facts(log: LogView, context: RenderContext) -> tuple[StyledText, ...]:
     palette, ratio = context.palette, log.disk_ratio
     if ratio is None:
         return ((NOTHING, palette.muted),)
@@ -322,9 +322,9 @@ def _disk_facts(log: LogView, context: RenderContext) -> tuple[Part, ...]:
     return (("".join(cells), style), (f" {ratio:.0%}", palette.text), (limit_text + free, palette.muted))
 
 
-def _retention(log: LogView, view: ClusterView, context: RenderContext) -> tuple[Part, ...]:
+def _retention(log: LogView, view: ClusterView, context: RenderContext) -> tuple[StyledText, ...]:
     palette = context.palette
-    parts: list[Part] = []
+    parts: list[StyledText] = []
     if log.earliest_ms is not None and log.earliest_ms > 0:
         oldest_s = max(0, view.time_ms - log.earliest_ms) / 1000
         parts += [("oldest ", palette.muted), (f"{format_duration(oldest_s)} old", palette.text)]

@@ -13,7 +13,7 @@ from textual.containers import Vertical
 from textual.message import Message
 
 from trioha.broker_status import ControlStatus
-from trioha_monitor.rendering import Line, Palette, Part, RenderContext
+from trioha_monitor.rendering import Line, Palette, RenderContext, StyledText
 from trioha_monitor.roles import set_text
 from trioha_monitor.texts import NOTHING, format_age, format_offset, format_seconds
 from trioha_monitor.view import ClusterView, Health, NodeView
@@ -54,15 +54,15 @@ class FactWriter:
     palette: Palette
     label_width: int
 
-    def row(self, label: str, *parts: Part) -> Line:
+    def row(self, label: str, *parts: StyledText) -> Line:
         """A whole line."""
         return ((label.ljust(self.label_width), self.palette.muted), *parts)
 
-    def text(self, figure: str) -> Part:
+    def text(self, figure: str) -> StyledText:
         """A figure; muted if it is not known."""
         return (figure, self.palette.muted if figure == NOTHING else self.palette.text)
 
-    def small(self, words: str) -> Part:
+    def small(self, words: str) -> StyledText:
         """Words beside figures."""
         return (words, self.palette.muted)
 
@@ -243,10 +243,10 @@ def role_cell(node: NodeView, context: RenderContext) -> Line:
     return ((text, palette.muted if is_old(node) else palette.accent),)
 
 
-def _control_note(control: ControlStatus, context: RenderContext) -> list[Part]:
+def _control_note(control: ControlStatus, context: RenderContext) -> list[StyledText]:
     """A master's set, and whether no controller leads."""
     palette = context.palette
-    parts: list[Part] = []
+    parts: list[StyledText] = []
     if control.role == "master" and control.sync_state_set_epoch is not None:
         style = palette.bad if control.is_set_short else palette.text
         parts += [(" set ", palette.muted), (set_text(control.sync_state_set), style)]

@@ -25,7 +25,7 @@ from trioha_monitor.panes.pane import (
     terms_of,
     title_of,
 )
-from trioha_monitor.rendering import Line, Part, RenderContext
+from trioha_monitor.rendering import Line, RenderContext, StyledText
 from trioha_monitor.roles import set_text
 from trioha_monitor.texts import (
     NOTHING,
@@ -310,7 +310,7 @@ def _identity_facts(control: ControlStatus, write: FactWriter) -> list[Line]:
     log_epoch = NOTHING if control.log_epoch is None else str(control.log_epoch)
     own_id = NOTHING if control.broker_id is None else str(control.broker_id)
     if control.master_id is None:
-        master: tuple[Part, ...] = (("none", palette.warn),)
+        master: tuple[StyledText, ...] = (("none", palette.warn),)
     else:
         master = (text(str(control.master_id)), small(f" at {control.master_address or NOTHING}"))
     lines = [
@@ -346,7 +346,7 @@ def _member_facts(
         else:
             state, style = "○ not in set", palette.warn
         end, ack = node.log.max_offset, member.ack_offset
-        parts: list[Part] = [(f"{member.broker_id} ", palette.text), (state, style)]
+        parts: list[StyledText] = [(f"{member.broker_id} ", palette.text), (state, style)]
         if ack is not None:
             parts.append((f"  {format_offset(ack)}", palette.text))
         if member.broker_id == control.master_id:
@@ -361,7 +361,7 @@ def _controller_facts(node: NodeView, control: ControlStatus, write: FactWriter)
     palette, lines = write.palette, []
     for index, link in enumerate(control.controllers):
         if link.is_leader:
-            parts: tuple[Part, ...] = (("● ", palette.good), (f"{link.address} leads", palette.text))
+            parts: tuple[StyledText, ...] = (("● ", palette.good), (f"{link.address} leads", palette.text))
             if control.leader_heard_ms is not None:
                 heard = format_seconds(control.leader_heard_ms / 1000 + (node.age_s or 0.0))
                 parts = (*parts, (f"  heard {heard} ago", palette.muted))

@@ -15,7 +15,7 @@ from trioha.distribution import Distribution
 from trioha.replica_verdict import Verdict
 from trioha_monitor.panes.pane import FactWriter, HelpTopic, Pane, PaneModel
 from trioha_monitor.panes.replicas import eta_cell, metadata_cell, verdict_cell
-from trioha_monitor.rendering import Line, Part, RenderContext
+from trioha_monitor.rendering import Line, RenderContext, StyledText
 from trioha_monitor.texts import (
     NOTHING,
     format_count,
@@ -233,7 +233,7 @@ def _verdict_lines(cell: Line, words: str, style: Style, write: FactWriter, *, w
 
 def _distribution(
     distribution: Distribution[float] | None, format_value: Callable[[float], str], write: FactWriter
-) -> tuple[Part, ...]:
+) -> tuple[StyledText, ...]:
     if distribution is None:
         return (write.text(NOTHING),)
     return (
@@ -271,7 +271,7 @@ def ladder_of(
     for (source, age_s, ends), lacking in zip(answers, lacks, strict=True):
         for place, (offset, lack_bytes) in enumerate(zip(ends, lacking, strict=True)):
             stage, _ = next(names)
-            line: list[Part] = [
+            line: list[StyledText] = [
                 (stage.ljust(11), context.palette.muted),
                 (
                     format_offset(offset).rjust(digits),
@@ -289,13 +289,13 @@ def ladder_of(
 
 def _distance(
     lack_bytes: int | None, worst: int, replica: ReplicaView, context: RenderContext, *, room: int
-) -> list[Part]:
+) -> list[StyledText]:
     """Distance of a stage from the end of the log, in bytes and as a bar."""
     palette = context.palette
     if lack_bytes is None:
         return []
     style = palette.muted if lack_bytes == 0 else palette.bad if lack_bytes < 0 else palette.text
-    parts: list[Part] = [(f"{context.size(-lack_bytes) if lack_bytes else 'level':>12}  ", style)]
+    parts: list[StyledText] = [(f"{context.size(-lack_bytes) if lack_bytes else 'level':>12}  ", style)]
     if lack_bytes > 0 and room > 4:
         parts.append((bar(lack_bytes / worst, room), palette.of(replica.verdict.severity)))
     return parts

@@ -15,7 +15,7 @@ from rich.style import Style
 
 from trioha.severity import Severity
 from trioha.unit_texts import format_bytes
-from trioha_monitor.rendering import ByteUnits, Line, Palette, Part, RenderContext
+from trioha_monitor.rendering import ByteUnits, Line, Palette, RenderContext, StyledText
 from trioha_monitor.series import Bucket, Series
 from trioha_monitor.texts import format_duration, format_scale, format_seconds, format_span
 from trioha_monitor.view import ClusterView, EventKind, ReplicaView, TimelineEvent
@@ -96,7 +96,7 @@ def sparkline(columns: Sequence[Bucket | None], palette: Palette, *, least: floa
     No data is blank; zero is the lowest bar.
     """
     worst = max([least, *(bucket.value for bucket in columns if bucket is not None)])
-    cells: list[Part] = []
+    cells: list[StyledText] = []
     for bucket in columns:
         if bucket is None:
             cells.append((" ", palette.faint))
@@ -111,17 +111,17 @@ def sparkline(columns: Sequence[Bucket | None], palette: Palette, *, least: floa
 
 def area(
     columns: Sequence[Bucket | None], palette: Palette, *, height: int, top: float, grid: Sequence[int] = ()
-) -> list[list[Part]]:
+) -> list[list[StyledText]]:
     """`height` lines, the highest first: each column is filled up to its share of `top`.
 
     One part a character; `grid` are the lines that are dotted where no bar is.
     """
     levels = [_level(bucket, height=height, top=top) for bucket in columns]
-    lines: list[list[Part]] = []
+    lines: list[list[StyledText]] = []
     for row in range(height):
         below = (height - 1 - row) * 8
         empty = ("┈" if row in grid else " ", palette.faint)
-        line: list[Part] = []
+        line: list[StyledText] = []
         for level, bucket in zip(levels, columns, strict=True):
             if bucket is None or level <= below:
                 line.append(empty)
@@ -134,9 +134,9 @@ def area(
     return lines
 
 
-def runs(cells: Sequence[Part]) -> Line:
+def runs(cells: Sequence[StyledText]) -> Line:
     """The same text with parts of one style merged: drawing costs by the part."""
-    merged: list[Part] = []
+    merged: list[StyledText] = []
     text, style = "", None
     for more, other in cells:
         if other is style:
@@ -337,7 +337,7 @@ def _picture(
             label = f"{_scale(curve.quantity, context, top * (bars - row) / bars):>{GUTTER - 2}} ┤"
         lines.append(((label, palette.muted), *runs(cells)))
     zero = "0 s" if curve.quantity is Quantity.SECONDS else "0 B"
-    axis: list[Part] = [("─", palette.muted)] * width
+    axis: list[StyledText] = [("─", palette.muted)] * width
     for column, severity, glyph in marks:
         axis[column] = (glyph, palette.of(severity))
     lines.append(((f"{zero:>{GUTTER - 2}} └", palette.muted), *runs(axis)))
@@ -353,7 +353,7 @@ def _top(curve: Curve, context: RenderContext, worst: float) -> float:
     return full_scale(highest, units=context.units)
 
 
-def _write_limit(row: list[Part], label: str, style: Style, *, everywhere: bool) -> None:
+def _write_limit(row: list[StyledText], label: str, style: Style, *, everywhere: bool) -> None:
     """Draw a limit where no bar is, with its name at the right end."""
     if everywhere:
         for x, (glyph, _) in enumerate(row):

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from rich.cells import cell_len, set_cell_size
 
-from trioha_monitor.rendering import Line, Part, RenderContext
+from trioha_monitor.rendering import Line, RenderContext, StyledText
 from trioha_monitor.texts import format_span
 from trioha_monitor.view import NodeView, RoleSpan
 from trioha_monitor.widgets.graph import ROLE_GLYPH, column_of, runs
@@ -32,9 +32,9 @@ def role_chart(nodes: Sequence[NodeView], context: RenderContext, *, width: int)
     return lines
 
 
-def _cells(roles: Sequence[RoleSpan], context: RenderContext, width: int) -> list[Part]:
+def _cells(roles: Sequence[RoleSpan], context: RenderContext, width: int) -> list[StyledText]:
     palette = context.palette
-    cells: list[Part] = [(" ", palette.muted)] * width
+    cells: list[StyledText] = [(" ", palette.muted)] * width
     looks = {
         "master": ("█", palette.good),
         "slave": ("─", palette.notice),

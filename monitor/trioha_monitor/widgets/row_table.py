@@ -22,7 +22,7 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from trioha_monitor.rendering import Line, Part, RenderContext
+from trioha_monitor.rendering import Line, RenderContext, StyledText
 from trioha_monitor.widgets.columns import GAP, Column, fit, length_of, shorten
 
 T = TypeVar("T")
@@ -404,9 +404,9 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
     def _forget(self) -> None:
         self._cells, self._strips, self._styles = {}, {}, None
 
-    def _pad(self, cells: Mapping[str, Line]) -> list[Part]:
+    def _pad(self, cells: Mapping[str, Line]) -> list[StyledText]:
         """One row, padded to the column widths. Blanks join the adjacent text: drawing costs by the part."""
-        parts: list[Part] = []
+        parts: list[StyledText] = []
         left = ""
         for column in self.columns:
             width = self._widths.get(column.key)

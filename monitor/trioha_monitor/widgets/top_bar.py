@@ -15,7 +15,7 @@ from textual.message import Message
 from trioha.replica_verdict import Verdict
 from trioha.severity import Severity
 from trioha_monitor.playback import PlaybackState
-from trioha_monitor.rendering import HEALTH_GLYPHS, VERDICT_GLYPHS, Line, Part, RenderContext
+from trioha_monitor.rendering import HEALTH_GLYPHS, VERDICT_GLYPHS, Line, RenderContext, StyledText
 from trioha_monitor.texts import format_duration
 from trioha_monitor.view import ClusterView, Health
 from trioha_monitor.widgets.graph import Columns, runs, sparkline
@@ -54,16 +54,19 @@ class TopBar(LineView):
         names: tuple[tuple[str, str], ...],
         *,
         pane: str,
-        states: tuple[Part, ...],
+        states: tuple[StyledText, ...],
     ) -> None:
         """Show the state of the cluster in `view`, and `states` to point out: paused, recording.
 
         `names` are ids and labels of the panes, `pane` is the id of the visible one.
         """
         palette, width = context.palette, self.size.width
-        gap: Part = ("  ", palette.text)
+        gap: StyledText = ("  ", palette.text)
         shown = [part for state in states for part in (gap, state)]
-        clock: Part = (f" {datetime.fromtimestamp(view.time_ms / 1000).astimezone():%H:%M:%S}", palette.muted)
+        clock: StyledText = (
+            f" {datetime.fromtimestamp(view.time_ms / 1000).astimezone():%H:%M:%S}",
+            palette.muted,
+        )
         middles = summary(view, context), short_summary(view, context)
         lefts = [self._panes(names, pane, context, among=among) for among in Among]
         # The summary stays: where it is narrow, names of other panes go first, then their numbers, then the
@@ -81,10 +84,10 @@ class TopBar(LineView):
 
     def _panes(
         self, names: tuple[tuple[str, str], ...], pane: str, context: RenderContext, *, among: Among
-    ) -> tuple[list[Part], list[tuple[int, int, str]]]:
+    ) -> tuple[list[StyledText], list[tuple[int, int, str]]]:
         """Names of the panes, and their places; close together where the terminal is narrow."""
         palette, is_wide = context.palette, self.size.width >= WIDE
-        line: list[Part] = [("trioha ", palette.strong + palette.accent)] if is_wide else []
+        line: list[StyledText] = [("trioha ", palette.strong + palette.accent)] if is_wide else []
         places: list[tuple[int, int, str]] = []
         at = sum(cell_len(text) for text, _ in line)
         for number, (name, label) in enumerate(names, start=1):
@@ -138,7 +141,7 @@ def without_leader(view: ClusterView) -> int:
 def summary(view: ClusterView, context: RenderContext) -> Line:
     """State of the cluster in a few words, the worst first."""
     palette = context.palette
-    parts: list[Part] = []
+    parts: list[StyledText] = []
     verdicts = Counter(replica.verdict for replica in view.replicas)
     health = Counter(node.health for node in view.nodes)
     for state in (Health.DOWN, Health.LATE):
@@ -164,7 +167,7 @@ def summary(view: ClusterView, context: RenderContext) -> Line:
         for server in view.name_servers
         if server.health is Health.DOWN
     )
-    spaced: list[Part] = []
+    spaced: list[StyledText] = []
     for part in parts:
         spaced += [("  ", palette.text), part] if spaced else [part]
     return tuple(spaced)
@@ -211,7 +214,7 @@ class ReplayBar(LineView):
         self, state: PlaybackState, context: RenderContext, at: int, width: int
     ) -> tuple[Line, Line]:
         palette = context.palette
-        cells: list[Part] = [
+        cells: list[StyledText] = [
             (char, style) for text, style in sparkline(self._columns, palette) for char in text
         ]
         char, _ = cells[at]
@@ -220,7 +223,9 @@ class ReplayBar(LineView):
         for tick in state.ticks:
             x = _column(state, tick.time_ms, width)
             ticks[x] = max(tick.severity, ticks.get(x, Severity.GOOD))
-        axis: list[Part] = [("━", palette.accent) if x <= at else ("─", palette.muted) for x in range(width)]
+        axis: list[StyledText] = [
+            ("━", palette.accent) if x <= at else ("─", palette.muted) for x in range(width)
+        ]
         for x, severity in ticks.items():
             axis[x] = ("┷" if x <= at else "┴", palette.of(severity))
         axis[at] = ("●", palette.accent)
@@ -254,7 +259,7 @@ def _first_line(state: PlaybackState, context: RenderContext, width: int) -> Lin
         sign, style = "▌▌" + (" ◀" if state.is_backward else ""), palette.warn
     moment = datetime.fromtimestamp(state.time_ms / 1000).astimezone()
     passed, length = state.time_ms - state.start_ms, state.end_ms - state.start_ms
-    left: list[Part] = [
+    left: list[StyledText] = [
         (f"{sign} ", style),
         (f"{state.speed:g}x  ", palette.strong),
         (f"{moment:%H:%M:%S}.{state.time_ms % 1000:03d}  ", palette.text),

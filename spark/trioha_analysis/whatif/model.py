@@ -54,7 +54,7 @@ class ModelError(TriohaError):
 
 
 @frozen(eq=False)
-class Part:
+class ModelPart:
     """A part of a session."""
 
     runs: Runs
@@ -68,7 +68,7 @@ class Model:
     session: Session
     scenario: Scenario
     """The settings as recorded."""
-    parts: tuple[Part, ...]
+    parts: tuple[ModelPart, ...]
     writers: int
     """Of a closed loop of the producers; 0 for an open one."""
     serial: float | None
@@ -148,7 +148,7 @@ def model_of(
         session=master,
         scenario=scenario,
         parts=tuple(
-            Part(
+            ModelPart(
                 runs,
                 stages_of(
                     runs,

@@ -93,14 +93,14 @@ def _cut_too_far() -> Iterator[None]:
 
 @_plants("a stale epoch is accepted", option="two-leaders")
 def _stale_epoch() -> Iterator[None]:
-    real = RoleTracker._judge
+    real = RoleTracker._outcome_of
 
-    def judge(tracker: RoleTracker, decision: MasterDecision) -> Outcome:
+    def outcome_of(tracker: RoleTracker, decision: MasterDecision) -> Outcome:
         outcome = real(tracker, decision)
         is_older = decision.master_id is not None and decision.epoch < tracker.epoch
         return Outcome.NEW_ROLE if is_older else outcome
 
-    with patch.object(RoleTracker, "_judge", judge):
+    with patch.object(RoleTracker, "_outcome_of", outcome_of):
         yield
 
 
