@@ -14,6 +14,7 @@ from tests.store.support import VECTORS
 from trioha.broker import timer_delivery
 from trioha.broker.timer_delivery import TimerProgress
 from trioha.broker.timer_messages import RecallHandle, precision_ms
+from trioha.errors import StoreError
 from trioha.remoting.codec import FrameDecoder
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request
@@ -297,6 +298,32 @@ async def test_one_that_can_never_be_delivered_is_skipped(broker, nursery, autoj
     await trio.sleep(5)
     assert broker.deliveries == [(2.0, b"timer")]
     assert broker.timer_delivery.skipped == 3
+
+
+async def test_a_record_that_the_disk_does_not_give_holds_up_no_other(
+    broker, nursery, tmp_path, autojump_clock, monkeypatch
+):
+    nursery.start_soon(broker.timer_delivery.run)
+    for key in ("bad", "good"):
+        await timed(broker, key.encode(), key=key, TIMER_DELIVER_MS=START_MS + 1500)
+    await timed(broker, b"later", key="later", TIMER_DELAY_SEC=10)
+    await trio.sleep(1)
+    bad = broker.records(TIMER_TOPIC)[0].physical_offset
+    reads, record_at = broker.store.reads, broker.store.reads.record_at
+    is_failing = True
+
+    def failing(offset):
+        if offset == bad and is_failing:
+            raise StoreError("cannot be read: Input/output error", path=tmp_path, offset=offset)
+        return record_at(offset)
+
+    monkeypatch.setattr(reads, "record_at", failing)
+    await trio.sleep(14)
+    assert [body for _, body in broker.deliveries] == [b"good", b"later"]
+    assert broker.timer_delivery.progress().pending == 1
+    is_failing = False
+    await trio.sleep(60)
+    assert broker.deliveries[2:] == [(pytest.approx(63.0, abs=1.0), b"bad")]
 
 
 async def test_the_clock_that_is_set_delivers_by_the_new_time(broker, nursery, wall, autojump_clock):

@@ -7,8 +7,9 @@ has delivered. Nothing else is stored: a node that was killed, or a slave that i
 does not deliver what has a copy in its log. A timer whose copy went down with another node comes again.
 
 A slot is delivered when it is over, the first one first, by puts that wait for neither disk nor slaves. A put
-that is refused for now is tried again after `RETRY_S`, and later slots wait. A record that cannot be
-delivered, now or later, is logged and skipped.
+that is refused for now is tried again after `RETRY_S`, and later slots wait. A record that the disk does not
+give is tried again after `READ_AGAIN_S`, and holds up no other. One that can never be delivered is logged and
+skipped.
 
 A timer far ahead of its record is put anew before the record gets old (`PendingTimer.rolls_at`), so that
 retention by age deletes no record that waits.
@@ -47,6 +48,8 @@ CLOCK_CHECK_S: Final = 1.0
 """Longest sleep while timers wait."""
 RETRY_S: Final = 1.0
 """Before the next try of a put that was refused, or of a queue that could not be read."""
+READ_AGAIN_S: Final = 60
+"""Before the next try of a record that the disk does not give."""
 SLICE_TIMERS: Final = 64
 """Timers that are read or delivered before other tasks run."""
 _REFUSED_FOR_GOOD: Final = frozenset((PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED))
@@ -97,8 +100,8 @@ class TimerDelivery:
         now_s = trio.current_time()
         self._rates = RateWindows(now_s), RateWindows(now_s)
         """Of timers that came, and of those that were delivered."""
-        self._rolled: set[int] = set()
-        """Of the first slot, queue offsets of records that were put anew."""
+        self._passed: set[int] = set()
+        """Of the first slot, queue offsets of records that were put anew, or that could not be read."""
         self.delivered = 0
         """Timers whose time has come since the start, skipped ones included."""
         self.skipped = 0
@@ -198,23 +201,30 @@ class TimerDelivery:
         first_ms = timers.first_ms
         if first_ms is None or self._whole_ms(self._now_ms()) <= first_ms:
             return False
-        left = [found for found in timers.at(first_ms) if found[1].queue_offset not in self._rolled]
+        left = [found for found in timers.at(first_ms) if found[1].queue_offset not in self._passed]
         for number, (key, timer) in enumerate(left, 1):
             is_due = self._whole_ms(self._now_ms()) > timer.slot_ms
-            if not self._put(timer, delivered if is_due else rolled):
-                return True
+            try:
+                if not self._put(timer, delivered if is_due else rolled):
+                    return True
+            except StoreError as error:
+                # Others do not wait for a bad sector.
+                log.error("timer cannot be read now", reason=str(error), retry_s=READ_AGAIN_S)
+                timers.look_at(key, self._whole_ms(self._now_ms()) + 1000 * READ_AGAIN_S)
+                self._passed.add(timer.queue_offset)
+                continue
             if is_due:
                 self.delivered += 1
                 self._rates[1].add(1, trio.current_time())
                 timers.done(key, timer)
             else:
                 # The new record takes its place when it is read.
-                self._rolled.add(timer.queue_offset)
+                self._passed.add(timer.queue_offset)
             if number % SLICE_TIMERS == 0:
                 await trio.lowlevel.checkpoint()
         if not left:
             timers.end_slot(first_ms)
-            self._rolled.clear()
+            self._passed.clear()
         return True
 
     def _whole_ms(self, time_ms: int) -> int:

@@ -178,11 +178,14 @@ class PendingTimers:
             self._entries[key] = self._entries.get(key, b"") + timer.packed()
             if not is_pop:
                 self._counts[slot_ms] += 1
-            time_ms = timer.rolls_at(self._roll_window_ms) or slot_ms
-            if time_ms not in self._keys:
-                self._keys[time_ms] = array("Q")
-                heappush(self._times, time_ms)
-            self._keys[time_ms].append(key)
+            self.look_at(key, timer.rolls_at(self._roll_window_ms) or slot_ms)
+
+    def look_at(self, key: int, time_ms: int) -> None:
+        """Something is to be done with the timers of a key at this time, too."""
+        if time_ms not in self._keys:
+            self._keys[time_ms] = array("Q")
+            heappush(self._times, time_ms)
+        self._keys[time_ms].append(key)
 
     def _drop_oldest(self, key: int) -> None:
         entries = self._entries.pop(key, b"")
@@ -260,7 +263,7 @@ class PendingTimers:
             timer.queue_offset: (key, timer)
             for key in self._keys.get(time_ms, ())
             for timer in self._of(key)
-            if time_ms in (timer.slot_ms, timer.rolls_at(self._roll_window_ms))
+            if (timer.rolls_at(self._roll_window_ms) or timer.slot_ms) <= time_ms
         }
         return [found[offset] for offset in sorted(found)]
 
