@@ -111,6 +111,8 @@ class _BrokerService:
             updates=SimpleNamespace(run=_wait_for_ever),
             consumers=SimpleNamespace(run=_wait_for_ever, polls=SimpleNamespace(end_all=lambda: None)),
             delivery=None,
+            timers=None,
+            handover=None,
             admin=SimpleNamespace(run=_wait_for_ever, config=settings),
             transactions=SimpleNamespace(run=_wait_for_ever),
         )
