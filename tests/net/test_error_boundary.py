@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from trioha.net.error_boundary import ErrorBoundary
 
 
-def test_an_exception_of_a_connection_does_not_leave_its_border():
+def test_an_exception_of_a_connection_does_not_leave_its_boundary():
     boundary = ErrorBoundary("HA connection")
     with boundary.around("10.0.0.1:5") as guarded:
         raise ValueError("planted")

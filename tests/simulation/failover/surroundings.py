@@ -149,7 +149,7 @@ async def _serve_listeners(
     listeners: Sequence[Any],
     *,
     gate: object,
-    border: object,
+    boundary: object,
     task_status: trio.TaskStatus[Any],
 ) -> NoReturn:
     """Accept slaves' links, in place of sockets."""
