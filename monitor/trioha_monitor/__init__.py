@@ -1,14 +1,15 @@
 """The live monitor: a Textual application that shows replication through the nodes' public remoting port.
 
 Theory of operation. A source makes one frozen `view.ClusterView` after the other: `live` from the answers
-of running nodes, `replay` from recorded sessions; both make rows of replicas by `replica_view` and
+of running nodes, `replay` from recordings; both make rows of replicas by `replica_view` and
 `trioha.replica_verdict`. `guest` runs the source's trio as a guest of Textual's asyncio loop. `app` passes
-each view to `screen`, which shows it in the visible pane (`panes`). Widgets keep only what the user chose,
-so that live nodes, recordings
-and tests drive the same screens. `playback` is how screens steer a replay, `capture` records views.
+each view to `screen`, which shows it in the visible pane (`panes`). Widgets keep only what the user chose, so
+that live nodes, recordings and tests drive the same screens. `playback` is how screens steer a replay.
 
-The live side: `live` asks nodes and name servers; `answers` checks what they answer; `cluster` keeps the
-state of `node`s and their `replicas`; `matching` finds which connection and which slave belong to which row.
+The live side: `live` asks nodes and name servers; `watched` makes views of these `observations`; `answers`
+checks what nodes answer; `cluster` keeps the state of `node`s and their `replicas`; `matching` finds which
+connection and which slave belong to which row. `answer_recording` records the observations as `answer_lines`
+in an `answer_file`, of which a replay makes the same views.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ def run_monitor(
 
 
 def run_replay(sessions: Sequence[Path]) -> int:
-    """Replay recorded sessions, of nodes or of a monitor, until the user quits; returns the exit code.
+    """Replay sessions of nodes, or a monitor's recording, until the user quits; returns the exit code.
 
-    As `run_monitor`; raises StoreError for a path without a session, and for a session that cannot be read.
+    As `run_monitor`; raises StoreError for a path without a recording, and for one that cannot be read.
     """
     from trioha_monitor.app import run_again  # noqa: PLC0415 - as above
 

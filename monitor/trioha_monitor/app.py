@@ -23,7 +23,7 @@ from textual.widgets import Input
 
 from trioha.errors import TriohaError
 from trioha.remoting.client import ClientSecurity
-from trioha_monitor.capture import MonitorRecording
+from trioha_monitor.answer_recording import MonitorRecording
 from trioha_monitor.consumption_feed import Demand
 from trioha_monitor.faults import FaultLog
 from trioha_monitor.guest import TrioGuest
@@ -255,9 +255,10 @@ def run(
 ) -> int:
     """See `trioha_monitor.run_monitor`."""
     times = evolve(LIVE_TIMES, interval_s=interval_s, refresh_s=min(interval_s, LIVE_TIMES.refresh_s))
-    settings = LiveSettings.with_security(security, times=times)
+    recording = MonitorRecording(record_into)
+    settings = LiveSettings.with_security(security, times=times, on_observed=recording.note)
     feed = live_views(addresses, name_servers=name_servers, settings=settings)
-    return _run(MonitorApp(feed, recording=MonitorRecording(record_into), demand=settings.demand))
+    return _run(MonitorApp(feed, recording=recording, demand=settings.demand))
 
 
 def run_again(sessions: Sequence[Path]) -> int:

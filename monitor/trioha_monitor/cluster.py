@@ -23,7 +23,7 @@ no 907: the end of the slave's log is used as its ack), is not watched, or does 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import frozen
 
@@ -77,6 +77,19 @@ class Sample:
     """Reason why there is no answer; None exactly if there is one."""
 
 
+@frozen
+class ReplicaLag:
+    """The lag of a replica."""
+
+    key: int
+    """As in `ReplicaView`."""
+    names: str
+    """Its address and its label."""
+    lag_bytes: int
+    lag_s: float | None
+    verdict: Verdict
+
+
 class Cluster:
     """The state of the live view: samples come in, views go out.
 
@@ -112,6 +125,10 @@ class Cluster:
     def addresses(self) -> tuple[str, ...]:
         """The nodes that are shown, in order."""
         return tuple(self._nodes)
+
+    def __contains__(self, address: object) -> bool:
+        """Whether a node is shown."""
+        return address in self._nodes
 
     def want(self, addresses: Iterable[str], *, at_ms: int, of: str = "the name server") -> None:
         """Set the nodes to those at `addresses`; `of` is the name server that lists them.
@@ -202,6 +219,26 @@ class Cluster:
             name_servers=name_servers,
             interval_s=self._interval_ms / 1000,
         )
+
+    def lags(self) -> Iterator[ReplicaLag]:
+        """The lag of each replica by the last answers, but of those that may be comparing their tails."""
+        for node in self._nodes.values():
+            own = () if node.own_row is None else (node.own_row,)
+            for row in (*node.rows, *own):
+                if row.diff_bytes is not None and not row.is_rejoining:
+                    yield ReplicaLag(
+                        row.key,
+                        f"{row.address} {self._slaves.label(row)}",
+                        max(0, row.diff_bytes),
+                        row.lag_now_s,
+                        row.shown.verdict,
+                    )
+
+    def shared_values(self) -> Iterator[object]:
+        """What a copy of this state has in common with it: frozen values, and the border."""
+        yield self._border
+        for node in self._nodes.values():
+            yield from (node.status, node.report and node.report.status, node.limits)
 
     def _add_node(self, address: str) -> Node:
         node = self._nodes[address] = Node(
@@ -323,7 +360,7 @@ class Cluster:
 
     # -- views -------------------------------------------------------------------------------------------
 
-    def _view_rows(self, node: Node, *, now_ms: int) -> Iterable[ReplicaView]:
+    def _view_rows(self, node: Node, *, now_ms: int) -> Iterator[ReplicaView]:
         answered_ms = now_ms if node.answered_ms is None else node.answered_ms
         age_ms = max(0, now_ms - answered_ms)
         stale = None

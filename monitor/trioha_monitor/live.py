@@ -37,9 +37,8 @@ from trioha.remoting.client import NO_SECURITY, ClientSecurity, open_client
 from trioha.remoting.fastjson import JsonLimits
 from trioha.remoting.name_server import BrokerGroup, fetch_broker_groups
 from trioha.remoting.status_reader import StatusReader
-from trioha.severity import Severity
 from trioha_monitor.answers import CONNECTIONS_MAX
-from trioha_monitor.cluster import Cluster, Sample
+from trioha_monitor.cluster import Sample
 from trioha_monitor.consumption import Consumption, ConsumptionSample
 from trioha_monitor.consumption_feed import (
     INTERVAL_S,
@@ -49,9 +48,10 @@ from trioha_monitor.consumption_feed import (
     watch_consumption,
 )
 from trioha_monitor.control_feed import ControlFeed
-from trioha_monitor.faults import BOUNDARY, fault_of_this_program
-from trioha_monitor.timeline import Timeline
-from trioha_monitor.view import ConsumptionView, EventKind, Health, NameServerView, Show, ViewFeed
+from trioha_monitor.faults import BORDER, fault_of_this_program
+from trioha_monitor.observations import ClockStep, Listing, Observation
+from trioha_monitor.view import ConsumptionView, Show, ViewFeed
+from trioha_monitor.watched import Start, Watched
 
 FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
 """Largest answer of a node: ten thousand connections are 3 MB."""
@@ -204,6 +204,8 @@ JUMP_MS = 1000
 
 AskNames = Callable[[], Awaitable[tuple[BrokerGroup, ...]]]
 """One request to a name server."""
+OnObserved = Callable[[Observation, Watched], None]
+"""Listener: its arguments are an observation, and the state that has handled it. It returns at once."""
 OpenNames = Callable[[str, FeedTimes], AbstractAsyncContextManager[AskNames]]
 """Opens a connection to a name server; tests replace it."""
 
@@ -261,13 +263,17 @@ class LiveSettings:
     wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     demand: Demand = Factory(Demand)
     """Whether topics and groups are asked for."""
+    on_observed: OnObserved = lambda *_: None
     open_consumption: OpenConsumption = consumption_session
 
     @classmethod
-    def with_security(cls, security: ClientSecurity, *, times: FeedTimes) -> LiveSettings:
+    def with_security(
+        cls, security: ClientSecurity, *, times: FeedTimes, on_observed: OnObserved
+    ) -> LiveSettings:
         """Connections that sign and encrypt."""
         return cls(
             times,
+            on_observed=on_observed,
             open_session=partial(remoting_session, security=security),
             open_names=partial(name_server_session, security=security),
             open_consumption=partial(consumption_session, security=security),
@@ -297,21 +303,16 @@ class _Live:
     ) -> None:
         self._settings = settings
         self._show = show
-        self._named = tuple(dict.fromkeys(addresses))
         self._axis = Axis.start(settings.wall_ms)
-        self._timeline = Timeline()
-        self._cluster = Cluster(
-            self._named, interval_ms=round(settings.times.interval_s * 1000), timeline=self._timeline
+        self._name_servers = tuple(dict.fromkeys(name_servers))
+        self._state = Watched(
+            Start(
+                at_ms=self._axis.now_ms(),
+                interval_ms=round(settings.times.interval_s * 1000),
+                named=tuple(dict.fromkeys(addresses)),
+                name_servers=self._name_servers,
+            )
         )
-        self._found: dict[str, tuple[str, ...]] = {}
-        """Addresses by the name server that lists them."""
-        self._names = {
-            address: NameServerView(clean(address), Health.CONNECTING)
-            for address in dict.fromkeys(name_servers)
-        }
-        self._answered_ms: dict[str, int] = {}
-        self._listed_invalid: set[str] = set()
-        """Name servers that listed an invalid address."""
         self._watched: dict[str, trio.CancelScope] = {}
         self._consumption = Consumption()
         self._consumption_view: ConsumptionView | None = None
@@ -321,25 +322,22 @@ class _Live:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             self._watch_all(nursery)
-            for address in self._names:
+            for address in self._name_servers:
                 nursery.start_soon(self._ask_names, address, nursery)
             while True:
                 self._publish()
                 await trio.sleep(self._settings.times.refresh_s)
 
+    def _observe(self, seen: Observation) -> None:
+        self._state.observe(seen)
+        self._settings.on_observed(seen, self._state)
+
     def _publish(self) -> None:
         now_ms = self._axis.now_ms()
         jump_ms = self._axis.jump_ms()
         if jump_ms:
-            self._timeline.add(
-                EventKind.CLOCK,
-                f"this machine's wall clock was set {'ahead' if jump_ms > 0 else 'back'} by "
-                f"{abs(jump_ms) / 1000:.1f} s",
-                at_ms=now_ms,
-                severity=Severity.WARNING,
-            )
-        names = tuple(self._view_names(address, now_ms) for address in self._names)
-        view = self._cluster.view(now_ms, name_servers=names)
+            self._observe(ClockStep(now_ms, jump_ms))
+        view = self._state.view(now_ms)
         if self._settings.demand.is_wanted and now_ms >= self._consumption_due_ms:
             self._consumption_due_ms = now_ms + round(INTERVAL_S * 1000)
             self._consumption_view = self._consumption.view(view.nodes, now_ms=now_ms)
@@ -349,18 +347,12 @@ class _Live:
         self._consumption.observe(sample)
         self._consumption_due_ms = 0
 
-    def _view_names(self, address: str, now_ms: int) -> NameServerView:
-        view = self._names[address]
-        answered_ms = self._answered_ms.get(address)
-        age_s = None if answered_ms is None else max(0, now_ms - answered_ms) / 1000
-        return NameServerView(view.address, view.health, view.reason, age_s)
-
     def _on_answer(self, address: str, status: BrokerStatus | None, fault: str | None) -> None:
-        self._cluster.observe(Sample(address, self._axis.now_ms(), status, fault))
+        self._observe(Sample(address, self._axis.now_ms(), status, fault))
 
     def _watch_all(self, nursery: trio.Nursery) -> None:
         """Watch exactly the nodes that are shown."""
-        shown = self._cluster.addresses
+        shown = self._state.addresses
         for address in shown:
             if address not in self._watched:
                 scope = self._watched[address] = trio.CancelScope()
@@ -397,50 +389,22 @@ class _Live:
                         while True:
                             with trio.fail_after(settings.times.request_timeout_s):
                                 groups = await ask()
-                            self._update_names(address, groups, nursery)
+                            self._listed(address, groups)
+                            self._watch_all(nursery)
                             await trio.sleep(settings.discovery_interval_s)
                 except* (TriohaError, OSError, trio.TooSlowError) as group:
-                    self._names_failed(address, reason_of(group, settings.times))
-            if guarded.error is not None:
-                self._names_failed(address, fault_of_this_program(guarded.error))
+                    self._not_listed(address, reason_of(group, settings.times))
+            if crossing.error is not None:
+                self._not_listed(address, fault_of_this_program(crossing.error))
             await trio.sleep(settings.times.back_off_s_max)
 
-    def _update_names(self, address: str, groups: tuple[BrokerGroup, ...], nursery: trio.Nursery) -> None:
-        now_ms = self._axis.now_ms()
-        was = self._names[address]
-        if was.health is Health.DOWN:
-            self._timeline.add(
-                EventKind.NODE, "name server answers again", at_ms=now_ms, node=was.address,
-                severity=Severity.GOOD,
-            )  # fmt: skip
-        self._names[address] = NameServerView(was.address, Health.UP)
-        self._answered_ms[address] = now_ms
+    def _listed(self, address: str, groups: tuple[BrokerGroup, ...]) -> None:
         named = [each for group in groups for each in group.addresses.values()]
-        self._found[address] = tuple(each for each in named if _is_address(each))
-        if len(self._found[address]) < len(named) and address not in self._listed_invalid:
-            self._listed_invalid.add(address)
-            self._timeline.add(
-                EventKind.NODE,
-                f"lists {len(named) - len(self._found[address])} brokers with invalid addresses",
-                at_ms=now_ms,
-                node=was.address,
-                severity=Severity.WARNING,
-            )
-        found = (each for addresses in self._found.values() for each in addresses)
-        self._cluster.want((*self._named, *found), at_ms=now_ms)
-        self._watch_all(nursery)
+        brokers = tuple(each for each in named if _is_address(each))
+        self._observe(Listing(address, self._axis.now_ms(), brokers, len(named) - len(brokers)))
 
-    def _names_failed(self, address: str, fault: str) -> None:
-        was, reason = self._names[address], clean(fault)
-        if was.health is not Health.DOWN:
-            self._timeline.add(
-                EventKind.NODE,
-                f"name server does not answer: {reason}",
-                at_ms=self._axis.now_ms(),
-                node=was.address,
-                severity=Severity.CRITICAL,
-            )
-        self._names[address] = NameServerView(was.address, Health.DOWN, reason)
+    def _not_listed(self, address: str, fault: str) -> None:
+        self._observe(Listing(address, self._axis.now_ms(), fault=fault))
 
 
 def _is_address(text: str) -> bool:

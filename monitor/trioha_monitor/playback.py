@@ -18,7 +18,6 @@ from attrs import field, frozen
 
 from trioha.severity import Severity
 from trioha_monitor.series import Series
-from trioha_monitor.view import ClusterView
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Speeds of a replay: seconds of the session in a second."""
@@ -87,16 +86,13 @@ class Playback(Protocol):
 
 
 class Recording(Protocol):
-    """Records the monitor's views as sessions."""
+    """Records what the source observes."""
 
     def start(self) -> Path:
-        """Start a recording; returns its folder. Raises TriohaError or OSError if it cannot be made."""
-
-    def note(self, view: ClusterView) -> None:
-        """Record `view`; called with every view while recording."""
+        """Start a recording; returns its file. Raises TriohaError or OSError if it cannot be made."""
 
     def stop(self) -> Path:
-        """End the recording; returns its folder. Raises TriohaError or OSError if it is not complete."""
+        """End the recording; returns its file. Raises TriohaError or OSError if it is not complete."""
 
 
 INTERVAL_NS = 100_000_000

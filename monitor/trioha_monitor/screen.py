@@ -128,8 +128,6 @@ class MonitorScreen(Screen[None]):
     def show(self, view: ClusterView) -> None:
         """Show `view` in place of the one before."""
         self._view = view
-        if self._recording_since_ms is not None and self._recording is not None:
-            self._recording.note(view)
         wait_s = self._drawn_s + DRAW_PAUSE_S - monotonic()
         if wait_s <= 0:
             self.redraw()

@@ -12,6 +12,7 @@ costs the same however much time it covers. Times are milliseconds on one axis t
 from __future__ import annotations
 
 from collections import deque
+from copy import copy
 
 from attrs import define, field, frozen
 
@@ -119,6 +120,12 @@ class SeriesRecorder:
         elif value > current.value or severity > current.severity:
             self._current = Bucket(max(value, current.value), max(severity, current.severity))
 
+    def __deepcopy__(self, memo: object) -> SeriesRecorder:
+        """A copy, which shares the buckets."""
+        other = copy(self)
+        other._finished = self._finished.copy()
+        return other
+
     def freeze(self) -> Series:
         """The collected buckets as a value."""
         if self._frozen is None:
@@ -129,6 +136,16 @@ class SeriesRecorder:
 def buckets_for(span_ms: int, *, bucket_ms: int) -> int:
     """How many buckets cover `span_ms`, with the one that is being filled."""
     return -(-span_ms // bucket_ms) + 1
+
+
+BUCKETS_MAX = 8192
+"""Buckets of the whole time of a replay at most."""
+_BUCKETS_MS = (100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 300_000, 900_000, 3_600_000)
+
+
+def bucket_ms_for(span_ms: int) -> int:
+    """Length of the buckets of a replay of `span_ms`."""
+    return next((ms for ms in _BUCKETS_MS if span_ms // ms < BUCKETS_MAX), _BUCKETS_MS[-1])
 
 
 RATE_WINDOW_MS = 2000
@@ -220,6 +237,12 @@ class AppendClock:
     """When the log was first seen to end beyond the entry before; both ascend."""
     _spacing_ms: int = field(default=0, init=False)
     """Smallest time between two entries."""
+
+    def __deepcopy__(self, memo: object) -> AppendClock:
+        """A copy, which shares the numbers."""
+        other = copy(self)
+        other._ends, other._times_ms = self._ends.copy(), self._times_ms.copy()
+        return other
 
     def appended(self, end_offset: int, *, at_ms: int) -> None:
         """The log ends at `end_offset`; a lower end than before is that of another log."""

@@ -8,6 +8,7 @@ event of the source with the most events is dropped.
 from __future__ import annotations
 
 from collections import Counter, deque
+from copy import copy
 from typing import Final
 
 from attrs import define, evolve
@@ -78,6 +79,13 @@ class Timeline:
     def forget(self, source: str) -> None:
         """Drop the state of a source that is not watched any more; its events stay."""
         self._budgets.pop(source, None)
+
+    def __deepcopy__(self, memo: object) -> Timeline:
+        """A copy, which shares the events."""
+        other = copy(self)
+        other._events, other._listed = self._events.copy(), self._listed.copy()
+        other._budgets = {source: copy(budget) for source, budget in self._budgets.items()}
+        return other
 
     def freeze(self) -> tuple[TimelineEvent, ...]:
         """The events that are kept, oldest first: the same object until the next one."""

@@ -296,11 +296,11 @@ def plan_replay(sessions: Iterable[str | Path], *, range_records: int = RANGE_RE
 def _seen_before(sessions: Sequence[Session]) -> tuple[Sequence[LastSeen], ...]:
     """Of each session the replicas that its master had when its recording before ended, less than `LOST_NS`
     before this one began."""
-    latest: dict[tuple[str, str, int, str], Session] = {}
+    latest: dict[tuple[str, str, int], Session] = {}
     seen: dict[Path, Sequence[LastSeen]] = {}
     for session in sorted(sessions, key=lambda one: one.wall_ns):
         node = session.identity
-        whose = (node.cluster_name, node.broker_name, node.broker_id, node.source)
+        whose = (node.cluster_name, node.broker_name, node.broker_id)
         before = latest.get(whose)
         latest[whose] = session
         if before is not None and not (before.is_slave or session.is_slave):

@@ -29,7 +29,7 @@ class Fact:
     seq: int
     """Seq of the record after it."""
     type_: str
-    """`connection`, `probes`, `config`, `note`, `sample`, or an unknown type."""
+    """`connection`, `probes`, `config`, `note`, or an unknown type."""
     fields: Mapping[str, Any]
 
 

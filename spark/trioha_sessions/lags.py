@@ -47,12 +47,8 @@ class Lags:
         return np.maximum(self.before, self.after)
 
 
-def lags(records: Array, snapshot: Snapshot, *, is_sampled: bool = False) -> Lags:
-    """Lag at the events in `records` of a master's session; `snapshot` is the state before them.
-
-    `is_sampled`: a monitor recorded it. Then an ack and the log end are of one sample, so the log end never
-    met the ack before.
-    """
+def lags(records: Array, snapshot: Snapshot) -> Lags:
+    """Lag at the events in `records` of a master's session; `snapshot` is the state before them."""
     kind = records["kind"]
     place = np.flatnonzero(_IS_OF_CONNECTION[kind] & (records["conn"] != NO_CONNECTION))
     # The state after a connection's end says nothing of its lag.
@@ -76,8 +72,6 @@ def lags(records: Array, snapshot: Snapshot, *, is_sampled: bool = False) -> Lag
     ack_before = np.where(is_first, known_ack[codes], np.roll(ack, 1))
     max_offset = np.maximum(max_offset, np.where(is_first, known_max[codes], UNKNOWN))
     before, after = lag_bytes(max_offset, ack_before), lag_bytes(max_offset, ack)
-    if is_sampled:
-        before = np.where((ack_before >= 0) & (ack != ack_before), after, before)
     return Lags(
         conn=conns[codes],
         seq=records["seq"][place].astype(np.int64),

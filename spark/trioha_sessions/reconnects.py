@@ -186,8 +186,7 @@ def pair(spans: Iterable[Span[K]], reconnects: Reconnects[K] | None = None) -> l
 
     `reconnects`, an empty one if given, holds the lost connections that may still be continued afterwards.
 
-    Connections of one time are of one moment (one sample of a monitor); connections lost at that time were
-    lost before it.
+    Connections of one time are of one moment; connections lost at that time were lost before it.
     """
     reconnects = Reconnects() if reconnects is None else reconnects
     return [arrival for _, arrivals in _paired(spans, reconnects) for arrival in arrivals]

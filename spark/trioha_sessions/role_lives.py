@@ -137,8 +137,6 @@ class RoleLife:
     """The WAIT_END of the largest offset that was PUT_OK while puts waited for the set."""
     confirmed: RoleEvent | None
     """The CONFIRMED with the largest offset."""
-    is_sampled: bool = False
-    """Whether a monitor recorded what it saw of it."""
 
     @property
     def group(self) -> tuple[str, str]:
@@ -188,7 +186,6 @@ def role_life(
         events=tuple(event for event in events if event.kind is not Kind.ROLE),
         put_ok=next(role_events(session, found.put_ok, ()), None),
         confirmed=next(role_events(session, found.confirmed, ()), None),
-        is_sampled=settings.is_sampled,
     )
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import pytest
 import trio
+from attrs import evolve
 
 from tests.interop.controller import eventually
 from tests.monitor.test_live_nodes import SETTINGS
 from tests.monitor.watching import Watch
 from tests.node.test_controller_mode import BOTH, Member, scripted_controller
-from trioha.recording.reader import find_sessions, open_session
-from trioha_monitor.capture import MonitorRecording
+from trioha_monitor.answer_recording import MonitorRecording
 from trioha_monitor.live import live_views
 from trioha_monitor.replay import open_replay
 from trioha_monitor.view import ClusterView, EventKind, Health, NodeView
-from trioha_sessions.invariants.group import check_groups
-from trioha_sessions.invariants.session_check import check_session
 
 pytestmark = [pytest.mark.process, pytest.mark.full, pytest.mark.timeout(300)]
 
@@ -44,7 +42,6 @@ def test_a_pair_whose_master_changes_keeps_its_panels_and_shows_the_change(tmp_p
 
             def show(view):
                 seen.add(view)
-                recording.note(view)
                 watch.show(view)
 
             def change():
@@ -53,7 +50,8 @@ def test_a_pair_whose_master_changes_keeps_its_panels_and_shows_the_change(tmp_p
 
             async def main():
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(live_views([first.address, second.address], settings=SETTINGS), show)
+                    settings = evolve(SETTINGS, on_observed=recording.note)
+                    nursery.start_soon(live_views([first.address, second.address], settings=settings), show)
                     await watch.until(lambda view: has_roles(view, ("master", 1), ("slave", 1)))
                     await watch.until(lambda view: [row.is_connected for row in view.replicas] == [True])
                     await trio.to_thread.run_sync(change)
@@ -93,31 +91,15 @@ def test_a_pair_whose_master_changes_keeps_its_panels_and_shows_the_change(tmp_p
 
 
 def assert_replayed(recorded, last):
-    """The replay of the monitor's recording has the roles of the view `last`, and breaks no invariant."""
+    """The replay of the monitor's recording shows the view `last`."""
     source = open_replay([recorded], clock_s=lambda: 0.0)
     while source.work(for_s=1.0):
         pass
     again = source.view_at(last.time_ms * 1_000_000)
-    for node, was in zip(again.nodes, last.nodes, strict=True):
-        assert (node.label, node.role, node.health) == (was.label, was.role, was.health)
-        assert [(span.role, span.epoch) for span in node.roles] == [
-            (span.role, span.epoch) for span in was.roles
-        ]
-        assert (node.control.leader, node.control.confirm_offset) == (
-            was.control.leader,
-            was.control.confirm_offset,
-        )
-    master, was = again.nodes[1].control, last.nodes[1].control
-    assert (master.sync_state_set, master.sync_state_set_epoch, master.members) == (
-        was.sync_state_set,
-        was.sync_state_set_epoch,
-        was.members,
-    )
-    sessions = [open_session(path) for path in find_sessions([recorded])]
-    assert [one.invariant.name for session in sessions for one in check_session(session) if one.count] == []
-    (group,) = check_groups(sessions)
-    assert [(one.invariant.name, one.count) for one in group.results if one.checked] == [
-        ("one-master-per-epoch", 0)
+    assert again.nodes == last.nodes
+    assert again.replicas == last.replicas
+    assert [(event.kind, event.text) for event in again.events] == [
+        (event.kind, event.text) for event in last.events
     ]
 
 

@@ -17,11 +17,12 @@ from tests.sessions.sessions import WALL_NS, Event, write_session
 from trioha.recording.events import CloseReason, HaState, Kind
 from trioha_analysis.arrow_tables import arrow_tables
 from trioha_analysis.state_at import moment, open_readers
-from trioha_monitor.capture import MonitorRecording
-from trioha_monitor.cluster import Cluster, Sample
-from trioha_monitor.live import live_views
+from trioha_monitor.answer_recording import MonitorRecording
+from trioha_monitor.cluster import Sample
+from trioha_monitor.live import LiveSettings, live_views
 from trioha_monitor.replay import open_replay
 from trioha_monitor.view import Verdict
+from trioha_monitor.watched import Start, Watched
 
 MS = 10**6
 TICK_MS, TICKS = 100, 600
@@ -42,7 +43,10 @@ LOST = {NEAR: 500}
 class Scripted:
     """The master, its sessions, and the live view of it."""
 
-    cluster: Cluster = field(factory=lambda: Cluster([MASTER], interval_ms=TICK_MS))
+    recording: MonitorRecording
+    watched: Watched = field(
+        factory=lambda: Watched(Start(at_ms=WALL_NS // MS, interval_ms=TICK_MS, named=(MASTER,)))
+    )
     views: list = field(factory=list)
     sessions: list = field(factory=list)
     top: int = START
@@ -77,8 +81,9 @@ class Scripted:
         return Sample(MASTER, WALL_NS // MS + ms, master(self.top, *listed))
 
     def show(self, sample):
-        self.cluster.observe(sample)
-        self.views.append(self.cluster.view(sample.at_ms))
+        self.watched.observe(sample)
+        self.recording.note(sample, self.watched)
+        self.views.append(self.watched.view(sample.at_ms))
 
     def run(self):
         """Play the script."""
@@ -114,8 +119,10 @@ class Scripted:
 
 
 @pytest.fixture(scope="module")
-def scripted():
-    return Scripted().run()
+def scripted(tmp_path_factory):
+    played = Scripted(MonitorRecording(tmp_path_factory.mktemp("monitor")))
+    played.recording.start()
+    return played.run()
 
 
 @pytest.fixture(scope="module")
@@ -127,13 +134,8 @@ def recorded_by_master(scripted, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def recorded_by_monitor(scripted, tmp_path_factory):
-    recording = MonitorRecording(tmp_path_factory.mktemp("monitor"))
-    path = recording.start()
-    for view in scripted.views:
-        recording.note(view)
-    recording.stop()
-    return path
+def recorded_by_monitor(scripted):
+    return scripted.recording.stop()
 
 
 def replayed(path):
@@ -250,7 +252,6 @@ async def test_a_slave_killed_under_load_is_replayed_as_it_was_seen(start_node, 
 
     def show(view):
         views.append(view)
-        recording.note(view)
         watch.show(view)
 
     async def load(count):
@@ -260,7 +261,7 @@ async def test_a_slave_killed_under_load_is_replayed_as_it_was_seen(start_node, 
         return any(row.is_connected and row.ack_offset == row.master_offset for row in view.replicas)
 
     async with trio.open_nursery() as nursery:
-        feed = live_views([master_node.listen_address])
+        feed = live_views([master_node.listen_address], settings=LiveSettings(on_observed=recording.note))
         nursery.start_soon(feed, show)
         await watch.until(is_in_step)
         await load(100)

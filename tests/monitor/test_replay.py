@@ -19,10 +19,11 @@ from trioha.recording.reader import open_session
 from trioha.replica_verdict import Verdict
 from trioha.severity import Severity
 from trioha_analysis.packing import pack_segment, sealed_segments
-from trioha_monitor.replay import ReplaySource, open_replay
+from trioha_monitor.replay import open_replay
 from trioha_monitor.replay import timeline_events as timeline_events_module
 from trioha_monitor.replay.replay_timeline import ReplayTimeline
 from trioha_monitor.replay.search import SeekError
+from trioha_monitor.replay.sessions import SessionReplay
 from trioha_monitor.series import Series
 from trioha_monitor.view import EventKind, Health
 from trioha_sessions.records import read_records
@@ -36,7 +37,7 @@ def opened(*paths, chunk_records=16, work=True):
     timeline = ReplayTimeline(
         [SessionReader(open_session(path), chunk_records=chunk_records) for path in paths]
     )
-    source = ReplaySource(timeline, clock_s=lambda: 0.0)
+    source = SessionReplay(timeline, clock_s=lambda: 0.0)
     if work:
         finish(source)
     return source
@@ -631,7 +632,7 @@ def test_a_replay_is_steered_by_its_playback(master):
 
 async def test_the_feed_shows_views_while_playing_and_none_while_paused(tmp_path, autojump_clock):
     timeline = ReplayTimeline([SessionReader(open_session(write_master(tmp_path / "s")))])
-    source = ReplaySource(timeline, clock_s=trio.current_time)
+    source = SessionReplay(timeline, clock_s=trio.current_time)
     views = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(source, views.append)

@@ -340,15 +340,6 @@ def test_invariant_whose_settings_are_missing_is_not_checked(lender):
     assert found["ack-within-sent"]
 
 
-def test_sampled_session_is_checked_as_a_recording_only(lender):
-    """A monitor has no frames and acks between two samples."""
-    sampled = SessionSettings(False, SETTINGS, is_sampled=True)
-    checked = {
-        v.invariant.name for v in results_of(check(records_of(lender, served()), sampled)) if v.applies
-    }
-    assert checked == {"no-record-missing", "nothing-dropped", "clock-goes-forward"}
-
-
 def test_many_violations_are_counted_and_the_first_ones_kept(lender):
     events = [Event(at, Kind.DROPPED, aux=1) for at in range(3000)]
     (dropped,) = [v for v in results_of(check(records_of(lender, events), MASTER)) if v.count]

@@ -257,7 +257,6 @@ def test_facts_may_be_anything(copy):
         b'{"seq":0,"type":"connection","conn":[1],"address":"x:1"}\n',
         b'{"seq":1e400,"type":"connection","conn":1e30}\n',
         b'{"seq":0,"type":"probes","host":7,"reason":null,"count":"many"}\n',
-        b'{"seq":0,"type":"sample","ts_ns":"now"}\n',
         b'{"seq":' + b"9" * 5000 + b',"type":"note"}\n',
         b"[" * 100_000 + b"\n",
     ):
@@ -284,7 +283,7 @@ def test_session_with_an_invalid_identity_is_refused(copy):
         ("clock", {"monotonic_ns": -1, "wall_ns": 0}),
         ("clock", {"monotonic_ns": 0, "wall_ns": 2**63}),
         ("settings", 7),
-        ("sampled_ms", "often"),
+        ("source", "monitor"),
         ("program", []),
         ("version", 2),
         ("format", None),

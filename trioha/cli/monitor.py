@@ -51,9 +51,9 @@ def monitor(
     interval
         Pause between two requests to a node, in seconds.
     record_dir
-        Folder for recordings; each is a folder in it.
+        Folder for recordings; each is a file in it.
     replay
-        Show these sessions instead: folders recorded by nodes or by a monitor.
+        Show recordings instead: sessions of nodes (folders), or what a monitor recorded (one file).
     """
     if replay and (addresses or namesrv):
         raise TriohaError("monitor: --replay shows sessions, not nodes; leave out either of them")

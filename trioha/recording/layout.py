@@ -83,9 +83,7 @@ ACCEPTED_RECORDS_MAX: Final = 16_000_000
 """No reader accepts more records in a segment. A recorder begins a new one after 2,000,000."""
 
 SOURCE_NODE: Final = "node"
-"""`source` of a session that the node itself recorded: every event."""
-SOURCE_MONITOR: Final = "monitor"
-"""`source` of a session that a monitor recorded of a node that it polled: samples."""
+"""`source` of a session: the node itself recorded it."""
 
 NODE_ID_MAX: Final = 32767
 """Largest brokerId that fits a record."""
@@ -105,10 +103,6 @@ class SessionIdentity:
     """brokerRole: ASYNC_MASTER, SYNC_MASTER or SLAVE."""
     settings: Mapping[str, object] = field(factory=dict)
     """The HA settings in force, by their broker.conf keys; JSON values."""
-    source: str = SOURCE_NODE
-    """`SOURCE_NODE` or `SOURCE_MONITOR`."""
-    sampled_ms: int | None = None
-    """Pause between two samples, in milliseconds, where `source` is a monitor."""
 
 
 def segment_name(base_seq: int) -> str:
@@ -147,8 +141,7 @@ def encode_session(
             "brokerId": identity.broker_id,
             "role": identity.role,
         },
-        "source": identity.source,
-        **({} if identity.sampled_ms is None else {"sampled_ms": identity.sampled_ms}),
+        "source": SOURCE_NODE,
         "clock": {"monotonic_ns": monotonic_ns, "wall_ns": wall_ns},
         "settings": dict(identity.settings),
         "program": {"name": "trioha", "version": program_version},

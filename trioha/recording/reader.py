@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 from attrs import field, frozen
 
 from trioha.errors import StoreError
-from trioha.numbers import I64, NATURAL32, Range, parse_int
+from trioha.numbers import I64, Range, parse_int
 from trioha.recording.layout import FORMAT, SESSION_FILE, SOURCE_NODE, VERSION, SessionIdentity
 from trioha.recording.paths import absolute_path
 
@@ -116,6 +116,12 @@ def open_session(path: Path) -> Session:
             path=file,
             hint="use the trioha that recorded it, or a newer one",
         )
+    if document.get("source", SOURCE_NODE) != SOURCE_NODE:
+        raise StoreError(
+            "samples, which a monitor of an earlier trioha recorded: this one does not read them",
+            path=file,
+            hint="use the trioha that recorded them",
+        )
     try:
         return _session(path, document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -147,10 +153,6 @@ def _session(path: Path, document: dict[str, Any]) -> Session:
             broker_id=parse_int(node["brokerId"], I64),
             role=str(node["role"]),
             settings=dict(document["settings"]),
-            source=str(document.get("source", SOURCE_NODE)),
-            sampled_ms=(
-                None if document.get("sampled_ms") is None else parse_int(document["sampled_ms"], NATURAL32)
-            ),
         ),
         program_version=str(document["program"]["version"]),
         monotonic_ns=parse_int(document["clock"]["monotonic_ns"], CLOCK_NS),

@@ -1,4 +1,4 @@
-"""Makes the records of controller mode, each with its fact, of a node's recording and of a monitor's."""
+"""Makes the records of controller mode, each with its fact, of a recording."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ def ends_connection(kind: int, *, flags: int) -> bool:
 def shows_request(kind: int, *, flags: int, offset: int) -> bool:
     """Whether a record shows that its connection requested the log: otherwise it may be a probe.
 
-    An offset below 0 shows nothing: a monitor samples connections that were not sent anything. In STATE and
-    CLOSED it is the ack, or a slave's own log, whose earlier records may be missing.
+    An offset below 0 shows nothing: nothing was sent yet. In STATE and CLOSED it is the ack, or a slave's own
+    log, whose earlier records may be missing.
     """
     if kind == Kind.REQUESTED:
         return 0 <= offset < REQUEST_OFFSET_END
@@ -79,7 +79,7 @@ def shows_request(kind: int, *, flags: int, offset: int) -> bool:
 def lag_bytes(log_end_offset: int | None, ack_offset: int | None) -> int | None:
     """Bytes of the log that are not acknowledged; None if either offset is not known.
 
-    At least 0: an ack beyond the log's end, of a damaged session or of two samples, does not count as lag.
+    At least 0: an ack beyond the log's end, of a damaged session, does not count as lag.
     """
     if log_end_offset is None or ack_offset is None:
         return None

@@ -202,8 +202,5 @@ class LagHistory:
             return
         ends = curve.values[begin - curve.first : end - curve.first]
         self.lag.raise_between(begin, begin + len(ends), ends - ack)
-        # While its master does not answer, nothing is known.
-        ends_ns = self.log_ends.run.answered_ns(
-            np.arange(begin + 1, end + 1, dtype=np.int64) * self.bucket_ns
-        )
+        ends_ns = np.arange(begin + 1, end + 1, dtype=np.int64) * self.bucket_ns
         self.age.raise_between(begin, end, np.maximum(ends_ns - stored_ns, 0))

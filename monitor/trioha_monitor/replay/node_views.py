@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
 from typing import Final
 
 from trioha.broker_status import ControlStatus
-from trioha.outside_text import REASON_MAX, clean
 from trioha.recording.events import CloseReason, HaState, Kind, PutStatus, code_name
 from trioha.recording.state import known
 from trioha.replica_verdict import Verdict
@@ -22,7 +20,6 @@ from trioha_monitor.view import (
     Health,
     LogView,
     NodeView,
-    ProbeCount,
     PutRate,
     ReplicaView,
     SlaveView,
@@ -62,7 +59,6 @@ class NodeViews:
         run, at_ns = moment.run, moment.at_ns
         identity = run.reader.session.identity
         health, reason, since_ns = health_of(node, moment, is_growing=is_growing)
-        sample = run.sample_at(at_ns)
         ended, probes = self._ended_connections(moment)
         age_ns = at_ns - run.last_ns(moment.position)
         counted = [replica for replica in replicas if replica.verdict is not Verdict.OBSERVER]
@@ -80,8 +76,7 @@ class NodeViews:
             cluster=identity.cluster_name,
             broker_name=identity.broker_name,
             broker_id=node.broker_id,
-            version=clean(str(sample.get("version") or ""))
-            or ("" if run.is_sampled else run.reader.session.program_version),
+            version=run.reader.session.program_version,
             source="session",
             lists_replicas=not run.is_slave,
             log=self._log(node, moment),
@@ -95,7 +90,7 @@ class NodeViews:
             in_sync_replicas=None if run.is_slave else in_sync,
             ended_connections=ended,
             waiting_probes=moment.waiting_probes,
-            probes=_sampled_probes(sample) if run.is_sampled else probe_counts(probes),
+            probes=probe_counts(probes),
             control=control,
             roles=role_spans(node, at_ns, ended_ns=since_ns if health is Health.DOWN else None),
         )
@@ -112,16 +107,13 @@ class NodeViews:
         run, reader, at_ns = moment.run, moment.run.reader, moment.at_ns
         puts_per_s = None
         puts: tuple[PutRate, ...] = ()
-        if run.is_sampled:
-            puts = _sampled_puts(run.sample_at(at_ns), run.sample_at(at_ns - RATE_NS))
-        elif not run.is_slave:
+        if not run.is_slave:
             before = self._moments.earlier(moment, RATE_NS)
             recent = None if before is None else reader.counts_between(before.position, moment.position)
             puts_per_s = None if recent is None else recent.puts / _RATE_S
             puts = _puts(reader.counts_at(moment.position), recent)
         size = reader.session.identity.settings.get("mappedFileSizeCommitLog")
         return LogView(
-            min_offset=run.min_offset_at(at_ns),
             max_offset=moment.log_end,
             flushed_offset=moment.snapshot.of_node(Kind.FLUSHED),
             dispatched_offset=moment.snapshot.of_node(Kind.DISPATCHED),
@@ -156,13 +148,9 @@ class NodeViews:
 
 
 def health_of(node: RecordedNode, moment: Moment, *, is_growing: bool) -> tuple[Health, str, int]:
-    """Health of a node, its reason, and since when; `is_growing` as in `ReplaySource.view_at`."""
+    """Health of a node, its reason, and since when; `is_growing` as in `SessionReplay.view_at`."""
     run, at_ns = moment.run, moment.at_ns
     if at_ns <= run.end_ns or is_growing or node.is_continued(run):
-        sample = run.sample_at(at_ns)
-        if sample.get("health") == Health.DOWN.value:
-            stopped_ns = run.answers_until(at_ns)[-1][0]
-            return Health.DOWN, f"did not answer the monitor: {sample.get('reason')}", stopped_ns
         return Health.UP, "", node.roles_of_start(run)[0].start_ns
     if run.reader.ended_in_order:
         return Health.DOWN, "its recording ended in order", run.end_ns
@@ -184,9 +172,7 @@ def slave_view(moments: Moments, moment: Moment) -> SlaveView:
         state=code_name(HaState, state),
         reported_offset=None if connection is None else known(connection.reported_offset),
         received_bytes_per_s=moments.growth_per_s(moment),
-        read_age_s=(
-            None if connection is None or run.is_sampled else run.age_s(connection.last_received_ts_ns, at_ns)
-        ),
+        read_age_s=(None if connection is None else run.age_s(connection.last_received_ts_ns, at_ns)),
         reconnects=max(0, len(conns) - 1),
         is_observer=None,
         complaint=complaint_of(moments, moment),
@@ -195,9 +181,6 @@ def slave_view(moments: Moments, moment: Moment) -> SlaveView:
 
 def complaint_of(moments: Moments, moment: Moment) -> str:
     """Why a slave without a connection cannot replicate: how its last connection ended; else empty."""
-    sampled = moment.run.sample_at(moment.at_ns).get("complaint")
-    if sampled:
-        return clean(str(sampled), length_max=REASON_MAX)
     ended = [] if moment.connections or not moment.run.is_slave else moments.ended(moment)
     if not ended:
         return ""
@@ -227,28 +210,3 @@ def _by_status(counts: Counts) -> Counter[str]:
     if counts.puts:
         by_status[PutStatus.PUT_OK.name] += max(0, counts.puts - counts.waits_begun)
     return by_status
-
-
-def _sampled_puts(sample: Mapping[str, object], earlier: Mapping[str, object]) -> tuple[PutRate, ...]:
-    """Puts by status as a monitor recorded them."""
-    puts, before = sample.get("puts"), earlier.get("puts")
-
-    def rates(counts: Mapping[object, object]) -> Iterable[PutRate]:
-        for status, count in counts.items():
-            was = before.get(status) if isinstance(before, dict) else None
-            if isinstance(count, int):
-                per_s = (count - was) / _RATE_S if isinstance(was, int) and was <= count else None
-                yield PutRate(clean(str(status)), count, per_s)
-
-    return put_rates(rates(puts)) if isinstance(puts, dict) else ()
-
-
-def _sampled_probes(sample: Mapping[str, object]) -> tuple[ProbeCount, ...]:
-    """Probes as a monitor recorded them."""
-    recorded = sample.get("probes")
-    counts = []
-    for one in recorded if isinstance(recorded, list) else ():
-        host, reason, count = one if isinstance(one, list) and len(one) == 3 else (None, None, None)
-        if isinstance(count, int):
-            counts.append(ProbeCount(clean(str(host)), clean(str(reason)), count))
-    return tuple(counts)

@@ -21,6 +21,7 @@ from trioha.recording.events import Kind, PutStatus
 from trioha.recording.state import UNKNOWN
 from trioha.replica_verdict import OBSERVER_HOUSEKEEPINGS, Limits, Verdict, is_rejoining
 from trioha.severity import Severity
+from trioha_monitor.replay.event_log import EventLog
 from trioha_monitor.replay.histories import LagHistory, LogEndHistory
 from trioha_monitor.replay.moments import Key, Moments, ReplicaRow, SlaveConnections
 from trioha_monitor.replay.recorded_control import (
@@ -38,14 +39,13 @@ from trioha_monitor.replay.replay_timeline import (
     continues,
 )
 from trioha_monitor.replay.timeline_events import (
-    EventLog,
     requested_conns,
     session_marks,
     sync_changes,
     timeline_events,
     without_probes,
 )
-from trioha_monitor.series import Bucket, Series
+from trioha_monitor.series import Bucket, Series, bucket_ms_for
 from trioha_monitor.view import TimelineEvent
 from trioha_sessions.batch_stats import control_records, marks_of
 from trioha_sessions.lags import Lags, lags
@@ -53,9 +53,6 @@ from trioha_sessions.reconnects import Outage
 from trioha_sessions.segment_cache import Chunk
 from trioha_sessions.state_arrays import Array, Ints, log_ends
 
-BUCKETS_MAX = 8192
-"""Buckets of the whole time at most."""
-_BUCKETS_MS = (100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 300_000, 900_000, 3_600_000)
 HISTORY_MS = 15 * 60 * 1000
 """How far back histories go."""
 SERIES_MAX = 1024
@@ -92,8 +89,7 @@ class Overview:
 
     def __init__(self, timeline: ReplayTimeline, moments: Moments) -> None:
         self._timeline, self._moments = timeline, moments
-        span_ms = (timeline.end_ns - timeline.start_ns) // NS_PER_MS
-        self.bucket_ms = next((ms for ms in _BUCKETS_MS if span_ms // ms < BUCKETS_MAX), _BUCKETS_MS[-1])
+        self.bucket_ms = bucket_ms_for((timeline.end_ns - timeline.start_ns) // NS_PER_MS)
         self.event_log = EventLog()
         self._session_marks: set[tuple[int, TimelineEvent]] = set()
         """Marks that are in the event log, by run."""
@@ -170,7 +166,7 @@ class Overview:
             progress.is_failing = bool(waits[-1] != PutStatus.PUT_OK)
         progress.log_ends.add(records)
         if not run.is_slave:
-            found = lags(records, snapshot, is_sampled=run.is_sampled)
+            found = lags(records, snapshot)
             if run.life is None:
                 # Under controllers the set says it.
                 events += sync_changes(run, node, found, name_of)
@@ -214,7 +210,7 @@ class Overview:
         for begin, end in zip(begins, [*begins[1:], len(conn)], strict=True):
             number = int(conn[begin])
             if number not in progress.acks:
-                # What is of the same time is not before it: a sample of a monitor is of one moment.
+                # What is of the same time is not before it.
                 place = int(np.searchsorted(ends[0], ts_ns[begin]))
                 progress.log_ends_before[number] = int(ends[1][place])
             progress.acks[number] = int(ack[end - 1])
@@ -382,7 +378,7 @@ class Overview:
                 ends[-1] = self.log_end_before(outage.next)
             is_known = ends >= 0
             lags_ = np.where(is_known, np.maximum(ends - ack, 0), UNKNOWN)
-            at_ns = run.answered_ns(np.arange(first + begin + 1, first + end + 1) * self._bucket_ns)
+            at_ns = np.arange(first + begin + 1, first + end + 1) * self._bucket_ns
             ages = np.minimum(at_ns, outage.ended_ns) - self._lacks_since_ns(outage, run, ack)
             lag[begin:end] = np.maximum(lag[begin:end], lags_)
             age[begin:end] = np.maximum(age[begin:end], np.where(is_known, np.maximum(ages, 0), UNKNOWN))

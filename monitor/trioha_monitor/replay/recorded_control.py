@@ -66,8 +66,7 @@ def begun(node: RecordedNode, run: SessionRun, earlier: RecordedControl | None) 
         master_epoch=life.epoch if life.epoch >= 0 else None,
         master_id=life.broker_id if life.role is GroupRole.MASTER else life.master_id,
         master_address=None if life.master_address is None else clean(life.master_address),
-        # A monitor records it in each session in which it is known.
-        log_epoch=None if earlier is None or run.is_sampled else earlier.control.log_epoch,
+        log_epoch=None if earlier is None else earlier.control.log_epoch,
         in_sync_min=least if type(least) is int else None,
         role_changes=sum(not each.is_waiting for each in roles),
         role_changed_ms=run.start_ns // NS_PER_MS,
@@ -258,12 +257,7 @@ def role_spans(node: RecordedNode, at_ns: int, *, ended_ns: int | None) -> tuple
         if before is not None and not continues(before, run):
             history.gone(at_ms=before.end_ns // NS_PER_MS)
         epoch = run.life.epoch if run.life.epoch >= 0 else None
-        role = _ROLES[run.life.role]
-        history.add(role, epoch, at_ms=run.start_ns // NS_PER_MS)
-        for changed_ns, does_answer in run.answers_until(at_ns):
-            history.add(
-                role if does_answer else "", epoch if does_answer else None, at_ms=changed_ns // NS_PER_MS
-            )
+        history.add(_ROLES[run.life.role], epoch, at_ms=run.start_ns // NS_PER_MS)
         before = run
     if ended_ns is not None:
         history.gone(at_ms=ended_ns // NS_PER_MS)

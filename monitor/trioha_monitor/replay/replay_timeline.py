@@ -14,19 +14,17 @@ role of that start begins next.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 from attrs import define, field
 
 from trioha.errors import StoreError
 from trioha.outside_text import REASON_MAX, clean
 from trioha.recording.events import GroupRole
-from trioha.recording.layout import SOURCE_MONITOR
 from trioha.recording.reader import find_sessions
 from trioha.replica_verdict import Limits
 from trioha_monitor.replay.clock_offsets import (
@@ -35,12 +33,11 @@ from trioha_monitor.replay.clock_offsets import (
     ClockLink,
     clock_offsets,
 )
-from trioha_monitor.view import Health, ProbeCount, node_label
+from trioha_monitor.view import ProbeCount, node_label
 from trioha_sessions.clocks import links
 from trioha_sessions.invariants.event_batch import SessionSettings
 from trioha_sessions.role_lives import RoleEvents, RoleLife, role_life
 from trioha_sessions.session_reader import SessionReader
-from trioha_sessions.state_arrays import Ints
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
@@ -76,10 +73,6 @@ class SessionRun:
     """How far its wall clock was ahead of that by which it is shown; 0 if that is not certain."""
     clock_of: str = ""
     """Label of the node by whose clock it is shown; empty if that is its own."""
-    samples: list[tuple[int, Mapping[str, object]]] = field(factory=list)
-    """Facts that a monitor sampled: monotonic time, and the values from then on."""
-    answers: list[tuple[int, bool]] = field(factory=list)
-    """Of a monitor's session: monotonic time, and whether the node answered from then on; each change."""
     _begins_ns: dict[int, int] = field(factory=dict)
 
     @property
@@ -110,25 +103,14 @@ class SessionRun:
         return self.life.broker_id if self.life.broker_id >= 0 else None
 
     @property
-    def is_sampled(self) -> bool:
-        """Whether a monitor recorded what it saw of the node, rather than the node itself."""
-        return self.reader.session.identity.source == SOURCE_MONITOR
-
-    @property
-    def address(self) -> object:
-        """Of a monitor's session: where the node was asked."""
-        return self.reader.session.identity.settings.get("address") if self.is_sampled else None
-
-    @property
     def start_ns(self) -> int:
         """Start of the session, on the axis."""
         return self.wall_of(self.reader.first_ts_ns)
 
     @property
     def end_ns(self) -> int:
-        """Time of the last record or sample, on the axis."""
-        last_ns = self.samples[-1][0] if self.samples else 0
-        return self.wall_of(max(self.reader.last_ts_ns, last_ns))
+        """Time of the last record, on the axis."""
+        return self.wall_of(self.reader.last_ts_ns)
 
     def wall_of(self, ts_ns: int) -> int:
         """A record's time on the axis."""
@@ -142,31 +124,6 @@ class SessionRun:
     def position_at(self, at_ns: int) -> int:
         """The position after the last record that is not later."""
         return self.reader.position_at(self.ts_of(at_ns))
-
-    def sample_at(self, at_ns: int) -> Mapping[str, object]:
-        """The last sample of a monitor at a moment; empty in a node's own recording."""
-        index = bisect_right(self.samples, self.ts_of(at_ns), key=_sampled_ns)
-        return self.samples[index - 1][1] if index else {}
-
-    def answers_until(self, at_ns: int) -> list[tuple[int, bool]]:
-        """Of a monitor's session up to a moment: when the node stopped answering, and answered again."""
-        ended = bisect_right(self.answers, self.ts_of(at_ns), key=_changed_ns)
-        return [(self.wall_of(ts_ns), does_answer) for ts_ns, does_answer in self.answers[:ended]]
-
-    def answered_ns(self, at_ns: Ints) -> Ints:
-        """The times; where the node did not answer the monitor, when it stopped answering."""
-        if not self.answers:
-            return at_ns
-        changed_ns = self.wall_of(0) + np.array([ts_ns for ts_ns, _ in self.answers], np.int64)
-        place = np.searchsorted(changed_ns, at_ns) - 1
-        is_down = (place >= 0) & ~np.array([does_answer for _, does_answer in self.answers])[place]
-        answered: Ints = np.where(is_down, changed_ns[place], at_ns)
-        return answered
-
-    def min_offset_at(self, at_ns: int) -> int | None:
-        """Start of the node's log as a monitor sampled it; None if it is not known."""
-        min_offset = self.sample_at(at_ns).get("min_offset")
-        return min_offset if isinstance(min_offset, int) else None
 
     def age_s(self, ts_ns: int, at_ns: int) -> float | None:
         """How long before `at_ns` a time of the session was, seconds; None for UNKNOWN."""
@@ -203,15 +160,9 @@ class SessionRun:
         return True
 
     def read_facts(self) -> None:
-        """Read connections, ids of slaves, probes and a monitor's samples."""
-        self.samples, self.probes, self.answers = [], [], []
+        """Read connections, ids of slaves and probes."""
+        self.probes = []
         for fact in self.reader.facts:
-            ts_ns = fact.fields.get("ts_ns")
-            if fact.type_ == "sample" and isinstance(ts_ns, int):
-                self.samples.append((ts_ns, fact.fields))
-                does_answer = fact.fields.get("health") != Health.DOWN.value
-                if does_answer is not (self.answers[-1][1] if self.answers else True):
-                    self.answers.append((ts_ns, does_answer))
             conn = fact.fields.get("conn")
             if fact.type_ == "connection" and isinstance(conn, int):
                 self.addresses[conn] = clean(str(fact.fields.get("address")))
@@ -339,7 +290,7 @@ class ReplayTimeline:
 
     def _compare_clocks(self) -> None:
         """Compare the clocks of slaves with those of their masters."""
-        runs = {run.reader.session.path: run for run in self.runs if not run.is_sampled}
+        runs = {run.reader.session.path: run for run in self.runs}
         found = [
             ClockLink(
                 runs[link.master.path].number,
@@ -465,7 +416,7 @@ def _adopted(runs: Sequence[SessionRun]) -> Mapping[int, SessionRun]:
                 and other.start_ns >= run.end_ns
                 and other.reader.session.path.parent == run.reader.session.path.parent
                 and other.number not in taken
-                and (other.address == run.address if run.is_sampled else _is_first_role(other.life))
+                and _is_first_role(other.life)
             ):
                 taken.add(other.number)
                 adopted[run.number] = other
@@ -527,14 +478,6 @@ def _by_id(item: tuple[tuple[str, str, int | None], list[SessionRun]]) -> tuple[
 
 def _seq_of(counted: tuple[int, ProbeCount]) -> int:
     return counted[0]
-
-
-def _changed_ns(change: tuple[int, bool]) -> int:
-    return change[0]
-
-
-def _sampled_ns(sample: tuple[int, Mapping[str, object]]) -> int:
-    return sample[0]
 
 
 def _begins_ns(reader: SessionReader) -> tuple[int, str]:

@@ -153,13 +153,7 @@ class ReplicaViews:
             unconnected_s=for_s,
             connected_s=for_s,
             master_answers=master_answers,
-            # A monitor's session has no record of what a node received.
-            last_received_s=(
-                run.age_s(connection.last_received_ts_ns, at_ns)
-                if is_connected and not run.is_sampled
-                else None
-            ),
-            min_offset=run.min_offset_at(at_ns),
+            last_received_s=run.age_s(connection.last_received_ts_ns, at_ns) if is_connected else None,
             complaint=complaint,
             state=code_name(HaState, connection.state) if is_connected and connection.state >= 0 else "",
             master_offset=moment.log_end,
@@ -330,8 +324,6 @@ class RecentFigures:
     def distributions(self, moment: Moment, conn: int) -> Distributions:
         """Ack latency in ms and frame sizes of a connection, in `RECENT_NS` before the last half second."""
         run = moment.run
-        if run.is_sampled:
-            return None, None
         at_ns = moment.at_ns - moment.at_ns % RECENT_STEP_NS
         cached = self._distributions.get(run.number)
         if cached is None or cached[0] != at_ns:
@@ -370,7 +362,7 @@ def _worst_lags(moment: Moment, bucket_ms: int) -> dict[int, int]:
     begin_ns = moment.at_ns - moment.at_ns % bucket_ns
     first = max(run.position_at(begin_ns - 1), moment.position - RECENT_RECORDS_MAX)
     records = run.reader.records_between(first, moment.position)
-    found = lags(records, run.reader.snapshot_at(first), is_sampled=run.is_sampled)
+    found = lags(records, run.reader.snapshot_at(first))
     worst: dict[int, int] = {}
     for conn, lag in zip(found.conn.tolist(), found.worst.tolist(), strict=True):
         worst[conn] = max(worst.get(conn, -1), lag)

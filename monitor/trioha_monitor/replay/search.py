@@ -150,7 +150,7 @@ def search_lag(
     if there is one: nanoseconds on the axis of the timeline.
     """
     while not overview.is_complete:
-        # `ReplaySource.work` continues the overview between the steps of a search.
+        # `SessionReplay.work` continues the overview between the steps of a search.
         yield None
     away = _while_away(timeline, overview, goal)
     away = [at_ns for at_ns in away if (at_ns > from_ns if forward else at_ns < from_ns)]
@@ -186,7 +186,7 @@ def search_age(
 ) -> Iterator[int | None]:
     """As `search_lag`, for a limit in nanoseconds; `end_ns` is the end of the axis in its direction."""
     while not overview.is_complete:
-        # `ReplaySource.work` continues the overview between the steps of a search.
+        # `SessionReplay.work` continues the overview between the steps of a search.
         yield None
     grows = goal.comparison in {">", ">="}
     held: dict[tuple[int, int], bool] | None = None
@@ -240,7 +240,7 @@ def _crossings(run: SessionRun, goal: AtLag, chunk: Chunk, acks_before: Mapping[
     A lag shrinks at an ack, which is an event of the connection. It grows with every put: the connection's
     next event shows it, and the moment is that of the put.
     """
-    found = lags(chunk.records, chunk.snapshot, is_sampled=run.is_sampled)
+    found = lags(chunk.records, chunk.snapshot)
     end, _ = chunk.snapshot.after(chunk.records)
     known = found.conn == found.conn
     wanted = None

@@ -17,7 +17,6 @@ from trioha.archive.session_paths import find_recordings
 from trioha.config.keys.ha import AckMode
 from trioha.errors import TriohaError
 from trioha.recording.events import Kind
-from trioha.recording.layout import SOURCE_NODE
 from trioha.recording.reader import Segment, Session, open_session
 from trioha_analysis.whatif.figures import PERCENTILES, Figures, figures, outcome_of
 from trioha_analysis.whatif.play import Outcome, play
@@ -102,13 +101,10 @@ def find_model_sessions(paths: Iterable[str | Path]) -> tuple[Session, list[Sess
     master.
     """
     sessions = [open_session(path) for path in find_recordings(paths)]
-    masters = [one for one in sessions if not one.is_slave and one.identity.source == SOURCE_NODE]
+    masters = [one for one in sessions if not one.is_slave]
     if len(masters) != 1:
         names = ", ".join(one.path.name for one in masters) or "none"
-        raise ModelError(
-            "what-if needs the session of one master, recorded by itself (trioha.recordDir), "
-            f"and found {names}"
-        )
+        raise ModelError(f"what-if needs the session of one master (trioha.recordDir), and found {names}")
     name = masters[0].identity.broker_name
     return masters[0], [one for one in sessions if one.is_slave and one.identity.broker_name == name]
 

@@ -11,7 +11,6 @@ from attrs import define, frozen
 from numpy.typing import NDArray
 
 from trioha.recording.events import NO_CONNECTION, Direction, Kind
-from trioha.recording.layout import SOURCE_NODE
 from trioha.recording.reader import Session
 from trioha_sessions.snapshot import keyframes_to_events
 from trioha_sessions.state_arrays import Array, Bools, Ints, shows_request
@@ -29,14 +28,12 @@ class SessionSettings:
     is_slave: bool
     values: Mapping[str, object]
     """HA settings by their broker.conf keys."""
-    is_sampled: bool = False
-    """Whether a monitor recorded it: it has samples, and no records of most kinds."""
 
     @classmethod
     def of(cls, session: Session) -> SessionSettings:
         """The settings of `session`."""
         identity = session.identity
-        return cls(session.is_slave, identity.settings, identity.source != SOURCE_NODE)
+        return cls(session.is_slave, identity.settings)
 
     @property
     def has_roles(self) -> bool:

@@ -39,8 +39,6 @@ class GroupInvariant:
     severity: Severity
     check: Callable[[Sequence[RoleLife]], tuple[int, list[Finding]]]
     """Number of checked records, and the violations; of lives in the order of their starts."""
-    of_samples: bool = False
-    """Whether lives that a monitor recorded are checked, too: they begin some time after the role did."""
 
     def __reduce__(self) -> tuple[Callable[[str], GroupInvariant], tuple[str]]:
         """Pickled by its name: results travel between processes."""
@@ -107,9 +105,7 @@ def check_group(lives: Sequence[RoleLife]) -> GroupResult:
 
 
 def _result(invariant: GroupInvariant, lives: Sequence[RoleLife]) -> GroupInvariantResult:
-    checked, findings = invariant.check(
-        [life for life in lives if invariant.of_samples or not life.is_sampled]
-    )
+    checked, findings = invariant.check(lives)
     violations = tuple(
         GroupViolation(
             invariant=invariant.name,
@@ -264,7 +260,6 @@ GROUP_INVARIANTS: Final = (
         "All brokers of a group name the same master of an epoch.",
         Severity.CRITICAL,
         _one_master,
-        of_samples=True,
     ),
     GroupInvariant(
         "epochs-go-forward",

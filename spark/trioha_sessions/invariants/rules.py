@@ -63,8 +63,6 @@ class Invariant:
     roles: frozenset[str] = field(default=frozenset({"master", "slave"}))
     needs: tuple[str, ...] = ()
     """Settings (ms) that it needs."""
-    of_samples: bool = False
-    """Whether it can be checked in a monitor's samples."""
     by_set: bool | None = None
     """True if it is of masters whose puts wait for the sync-state set only, False if it is not of those."""
 
@@ -74,8 +72,6 @@ class Invariant:
 
     def applies_to(self, settings: SessionSettings) -> bool:
         """Whether it can be checked in a session with these settings."""
-        if settings.is_sampled and not self.of_samples:
-            return False
         if self.by_set is not None and self.by_set is not settings.waits_for_set:
             return False
         role = "slave" if settings.is_slave else "master"
@@ -165,7 +161,6 @@ INVARIANTS: Final = (
         Severity.CRITICAL,
         AdjacentEventRule("seq", lambda difference: difference != 1),
         lambda new, old, _: f"record {new['seq']} comes after {old['seq']}",
-        of_samples=True,
     ),
     Invariant(
         "nothing-dropped",
@@ -173,7 +168,6 @@ INVARIANTS: Final = (
         Severity.WARNING,
         PrecedingEventRule(lambda new, _old, _: new["aux"] >= 0, checks=(Kind.DROPPED,)),
         lambda new, _old, _: f"{new['aux']} events were dropped: the disk was too slow for the recording",
-        of_samples=True,
     ),
     Invariant(
         "clock-goes-forward",
@@ -181,7 +175,6 @@ INVARIANTS: Final = (
         Severity.CRITICAL,
         AdjacentEventRule("ts_ns", lambda difference: difference < 0),
         lambda new, old, _: f"the clock went back by {int(old['ts_ns']) - int(new['ts_ns'])} ns",
-        of_samples=True,
     ),
     Invariant(
         "ack-within-sent",
