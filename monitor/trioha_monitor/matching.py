@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from trioha.broker_status import ConnectionStatus
 from trioha.replica_verdict import Judgement, Verdict
 from trioha.severity import Severity
-from trioha.unit_texts import format_bytes, format_elapsed
+from trioha.unit_texts import format_elapsed
+from trioha_monitor import event_texts
 from trioha_monitor.answers import CONNECTIONS_MAX
 from trioha_monitor.node import Node
 from trioha_monitor.replicas import Replica, SlaveReport
@@ -37,13 +38,10 @@ class ReplicaEvents:
         text = what if row.address == replica else f"{what} from {row.address}"
         self._add(EventKind.CONNECT, text, Severity.GOOD, node=node, replica=replica, at_ms=at_ms)
 
-    def lost(self, row: Replica, reason: str, *, node: Node, replica: str, at_ms: int) -> None:
-        """The master no longer lists it; `reason` is the master's reason in brackets, or empty."""
-        lacks = row.diff_bytes
-        text = (
-            f"connection ended{reason}"
-            + ("" if row.ack_offset is None else f"; ack {row.ack_offset}")
-            + (f", {format_bytes(lacks)} behind" if lacks else "")
+    def lost(self, row: Replica, reasons: Collection[str], *, node: Node, replica: str, at_ms: int) -> None:
+        """The master no longer lists it; `reasons` are the master's, as far as they are known."""
+        text = event_texts.connection_ended(
+            reasons, ack_offset=row.ack_offset, lacks_bytes=row.diff_bytes or None
         )
         self._add(EventKind.LOST, text, Severity.CRITICAL, node=node, replica=replica, at_ms=at_ms)
 
@@ -65,11 +63,7 @@ class ReplicaEvents:
         if at_ms - row.sync_differs_ms < SYNC_AFTER_MS:
             return
         row.sync_shown, row.sync_differs_ms = row.in_sync, None
-        text = "in sync again"
-        if not row.in_sync:
-            text = "not in sync"
-            if row.diff_bytes:
-                text += f": {format_bytes(row.diff_bytes)} behind"
+        text = event_texts.sync_changed(in_sync=bool(row.in_sync), lacks_bytes=row.diff_bytes)
         severity = Severity.GOOD if row.in_sync else Severity.WARNING
         self._add(EventKind.SYNC, text, severity, node=node, replica=replica, at_ms=at_ms)
 
@@ -325,13 +319,13 @@ class ConnectionRows:
         if not ended and not new and len(known) == len(node.rows):
             return False
         if ended:
-            reason = node.events.end_reason()
+            reasons = node.events.end_reasons()
             for row in ended:
                 row.disconnected(at_ms=at_ms)
                 node.reconnects.lost(
                     Connection(row.key, row.address, row.node or ""), at_ns=at_ms * NS_PER_MS
                 )
-                self._events.lost(row, reason, node=node, replica=self._slaves.label(row), at_ms=at_ms)
+                self._events.lost(row, reasons, node=node, replica=self._slaves.label(row), at_ms=at_ms)
         if new:
             self._connect(node, new, at_ms=at_ms)
         rows_before = len(node.rows)

@@ -12,6 +12,7 @@ from trioha.outside_text import REASON_MAX, clean
 from trioha.replica_verdict import Limits, Verdict, limits_of
 from trioha.severity import Severity
 from trioha.unit_texts import format_elapsed
+from trioha_monitor import event_texts
 from trioha_monitor.answers import Answer, AnswerFilter, probe_counts, puts_of, view_log, view_slave
 from trioha_monitor.replicas import Replica, SlaveReport
 from trioha_monitor.roles import RoleHistory, compare_control
@@ -30,23 +31,6 @@ ROLE_CHANGE_MS = 1000
 connections end with its role, and it accepts new ones at once."""
 PUT_OK = "PUT_OK"
 
-_END_WORDS = {
-    "EOF": "the slave closed it",
-    "IO_ERROR": "the socket failed",
-    "HOUSEKEEPING": "nothing was received for haHousekeepingInterval",
-    "SHUTDOWN": "the master stops",
-    "ACK_BEYOND_SENT": "acknowledged more than it was sent",
-    "ACK_WENT_BACK": "acknowledged less than before",
-    "BAD_SIZE": "sent a report of the wrong size",
-    "REQUEST_ABOVE_MAX": "requested bytes beyond the log",
-    "REQUEST_BELOW_MIN": "requested bytes that were deleted",
-    "NOT_ALLOWED": "is not allowed to connect",
-    "NO_REQUEST": "sent no request in time",
-    "LOG_RESTARTED": "the node restarted its log",
-    "INTERNAL_ERROR": "a fault of the node ended it; its log has the traceback",
-    "REPLACED": "a newer connection of the same broker took its place",
-    "NO_EPOCH": "requested bytes of no epoch",
-}
 _REFUSALS = frozenset(
     (
         "ACK_BEYOND_SENT",
@@ -80,15 +64,9 @@ class NodeEvents:
         self._failed_ms = 0
         self._disk_is_full = False
 
-    def end_reason(self) -> str:
-        """Reason of the connections that ended before the last answer, ` (EOF: ...)`; empty if not known."""
-        names = sorted(self._ended)
-        if not names:
-            return ""
-        if len(names) > 1:
-            return f" ({' or '.join(names)})"
-        words = _END_WORDS.get(names[0])
-        return f" ({names[0]}: {words})" if words else f" ({names[0]})"
+    def end_reasons(self) -> frozenset[str]:
+        """Reasons of the connections that ended before the last answer; empty if not known."""
+        return frozenset(self._ended)
 
     def gone(self, reason: str, *, was_up: bool, at_ms: int) -> None:
         """It stopped answering, or never answered."""
@@ -163,8 +141,7 @@ class NodeEvents:
                 continue
             del self._refused[name]
             self._refused_reported_ms[name] = at_ms
-            times = "" if count == 1 else f", {count} times"
-            text = f"refused a peer that {_END_WORDS[name]} ({name}{times})"
+            text = event_texts.refused(name, count=count)
             self._add(EventKind.REFUSED, text, Severity.CRITICAL, at_ms=at_ms)
 
     def _count_puts(self, before: Mapping[str, int], now: Mapping[str, int], *, at_ms: int) -> None:
@@ -177,7 +154,7 @@ class NodeEvents:
                 }
             )
             for name in failed.keys() - self._failed.keys():
-                self._add(EventKind.PUTS, f"puts end with {name}", Severity.CRITICAL, at_ms=at_ms)
+                self._add(EventKind.PUTS, event_texts.puts_fail(name), Severity.CRITICAL, at_ms=at_ms)
             if failed:
                 self._failed += failed
                 self._failed_ms = at_ms

@@ -19,8 +19,8 @@ from trioha.recording.reader import open_session
 from trioha.replica_verdict import Verdict
 from trioha.severity import Severity
 from trioha_analysis.packing import pack_segment, sealed_segments
+from trioha_monitor.replay import event_log as event_log_module
 from trioha_monitor.replay import open_replay
-from trioha_monitor.replay import timeline_events as timeline_events_module
 from trioha_monitor.replay.replay_timeline import ReplayTimeline
 from trioha_monitor.replay.search import SeekError
 from trioha_monitor.replay.sessions import SessionReplay
@@ -179,7 +179,10 @@ def test_the_timeline_has_the_events_up_to_the_moment(master):
         (EventKind.PUTS, "", 22_008),
     ]
     assert [event.number for event in events] == list(range(1, 8))
-    assert events[3].text == "connection ended: HOUSEKEEPING, 100 B behind"
+    assert events[3].text == (
+        "connection ended (HOUSEKEEPING: nothing was received for haHousekeepingInterval)"
+        "; ack 2900, 100 B behind"
+    )
     assert master.view_at(WALL_NS + 20 * S).events == events[:4]
     ticks = master.state().ticks
     assert [(tick.time_ms, tick.severity) for tick in ticks] == [
@@ -738,7 +741,7 @@ def test_probes_that_a_node_counted_are_shown_as_of_the_moment(tmp_path):
 
 
 def test_too_many_events_are_merged_and_the_worst_stay(tmp_path, monkeypatch):
-    monkeypatch.setattr(timeline_events_module, "EVENTS_MAX", 100)
+    monkeypatch.setattr(event_log_module, "EVENTS_MAX", 100)
     events = [Event(0, Kind.PUT, offset=1000, size=1000)]
     for number in range(1000):
         status = PutStatus.FLUSH_SLAVE_TIMEOUT if number == 777 or number % 2 else PutStatus.PUT_OK

@@ -369,7 +369,7 @@ def test_a_slave_that_refuses_a_cut_says_so(tmp_path):
     view = source.view_at(source.position.end_ns)
     (node,) = view.nodes
     assert node.slave.complaint == "CUT_REFUSED: its last connection ended with CUT_REFUSED"
-    assert (EventKind.GAP, "connection ended: CUT_REFUSED", Severity.CRITICAL) in [
+    assert (EventKind.GAP, "connection ended (CUT_REFUSED)", Severity.CRITICAL) in [
         (event.kind, event.text, event.severity) for event in view.events
     ]
 

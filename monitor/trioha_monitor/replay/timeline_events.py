@@ -16,7 +16,8 @@ from trioha.recording.events import (
     code_name,
 )
 from trioha.severity import Severity
-from trioha.unit_texts import format_bytes, format_elapsed
+from trioha.unit_texts import format_elapsed
+from trioha_monitor import event_texts
 from trioha_monitor.replay.replay_timeline import NS_PER_MS, RecordedNode, SessionRun, continues
 from trioha_monitor.view import EventKind, TimelineEvent
 from trioha_sessions.lags import Lags
@@ -96,20 +97,24 @@ def _timeline_event(
         case Kind.LINK if flags == LinkEvent.CONNECTED:
             return EventKind.CONNECT, "connected to its master", Severity.NOTICE
         case Kind.CLOSED:
-            reason = code_name(CloseReason, flags)
-            lacks = f", {format_bytes(aux - offset)} behind" if not run.is_slave and aux > offset >= 0 else ""
+            reasons = {code_name(CloseReason, flags)}
+            if flags in GAP_REASONS or run.is_slave:
+                text = event_texts.connection_ended(reasons, is_slave=run.is_slave)
+            else:
+                ack = offset if offset >= 0 else None
+                lacks = None if ack is None else max(0, aux - ack)
+                text = event_texts.connection_ended(reasons, ack_offset=ack, lacks_bytes=lacks)
             if flags in GAP_REASONS:
-                return EventKind.GAP, f"connection ended: {reason}", Severity.CRITICAL
-            severity = Severity.NOTICE if flags in _IN_ORDER else Severity.WARNING
-            text = f"connection ended: {reason}"
-            return EventKind.LOST, text + lacks, severity
+                return EventKind.GAP, text, Severity.CRITICAL
+            return EventKind.LOST, text, Severity.NOTICE if flags in _IN_ORDER else Severity.WARNING
         case Kind.REFUSED:
-            return EventKind.REFUSED, f"refused {offset}: {code_name(CloseReason, flags)}", Severity.WARNING
+            text = event_texts.refused(code_name(CloseReason, flags), offset=offset)
+            return EventKind.REFUSED, text, Severity.WARNING
         case Kind.WAIT_END if flags == PutStatus.PUT_OK:
             return EventKind.PUTS, "puts succeed again", Severity.GOOD
         case Kind.WAIT_END:
-            name = code_name(PutStatus, flags)
-            return EventKind.PUTS, f"puts end with {name} after {size / 1000:.0f} ms", Severity.CRITICAL
+            text = event_texts.puts_fail(code_name(PutStatus, flags), after_us=size)
+            return EventKind.PUTS, text, Severity.CRITICAL
         case Kind.DROPPED:
             return EventKind.MARK, f"{aux} events were not recorded: the disk was too slow", Severity.WARNING
     return None
@@ -143,7 +148,7 @@ def _sync(
         EventKind.SYNC,
         node,
         name_of_replica(int(found.conn[place])),
-        "in sync again" if is_in else f"not in sync: {format_bytes(int(found.worst[place]))} behind",
+        event_texts.sync_changed(in_sync=is_in, lacks_bytes=int(found.worst[place])),
         Severity.GOOD if is_in else Severity.WARNING,
     )
 
