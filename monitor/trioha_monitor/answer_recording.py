@@ -20,7 +20,7 @@ from typing import Final
 from trioha.errors import StoreError
 from trioha_monitor.answer_file import SUFFIX, BlockWriter
 from trioha_monitor.answer_lines import LINE_BYTES_MAX, encode, encode_start
-from trioha_monitor.faults import BORDER, fault_of_this_program
+from trioha_monitor.faults import BOUNDARY, fault_of_this_program
 from trioha_monitor.observations import Gap, Observation
 from trioha_monitor.watched import Start, Watched
 
@@ -137,7 +137,7 @@ class _Writing:
     # -- in the thread -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with BORDER.around(str(self._path)) as crossing:
+        with BOUNDARY.around(str(self._path)) as guarded:
             for seen in self._received():
                 match seen:
                     case Start():
@@ -148,7 +148,7 @@ class _Writing:
                     case _:
                         self._write(seen)
             self._flush()
-        self._failure = crossing.error
+        self._failure = guarded.error
         os.close(self._descriptor)
 
     def _received(self) -> Iterable[Start | Observation]:

@@ -235,8 +235,8 @@ class Cluster:
                     )
 
     def shared_values(self) -> Iterator[object]:
-        """What a copy of this state has in common with it: frozen values, and the border."""
-        yield self._border
+        """What a copy of this state has in common with it: frozen values, and the boundary."""
+        yield self._boundary
         for node in self._nodes.values():
             yield from (node.status, node.report and node.report.status, node.limits)
 

@@ -48,7 +48,7 @@ from trioha_monitor.consumption_feed import (
     watch_consumption,
 )
 from trioha_monitor.control_feed import ControlFeed
-from trioha_monitor.faults import BORDER, fault_of_this_program
+from trioha_monitor.faults import BOUNDARY, fault_of_this_program
 from trioha_monitor.observations import ClockStep, Listing, Observation
 from trioha_monitor.view import ConsumptionView, Show, ViewFeed
 from trioha_monitor.watched import Start, Watched
@@ -394,8 +394,8 @@ class _Live:
                             await trio.sleep(settings.discovery_interval_s)
                 except* (TriohaError, OSError, trio.TooSlowError) as group:
                     self._not_listed(address, reason_of(group, settings.times))
-            if crossing.error is not None:
-                self._not_listed(address, fault_of_this_program(crossing.error))
+            if guarded.error is not None:
+                self._not_listed(address, fault_of_this_program(guarded.error))
             await trio.sleep(settings.times.back_off_s_max)
 
     def _listed(self, address: str, groups: tuple[BrokerGroup, ...]) -> None:

@@ -23,7 +23,7 @@ from trioha.errors import RemoteProtocolError, StoreError
 from trioha.replica_verdict import Verdict
 from trioha_monitor.answer_file import Block, BlockReader
 from trioha_monitor.answer_lines import decode, decode_start
-from trioha_monitor.faults import BORDER
+from trioha_monitor.faults import BOUNDARY
 from trioha_monitor.observations import Gap, Observation
 from trioha_monitor.replay.event_log import EventLog
 from trioha_monitor.replay.played import NS_PER_MS, NS_PER_S, Replay
@@ -129,7 +129,7 @@ class _Cursor:
         self.place += 1
         self.time_ms = max(self.time_ms, one.at_ms)
         # What the live source does: an impossible answer is not kept, a fault of this program is logged.
-        with BORDER.around("recording"), suppress(RemoteProtocolError):
+        with BOUNDARY.around("recording"), suppress(RemoteProtocolError):
             self.state.observe(one)
         return one
 
