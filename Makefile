@@ -106,9 +106,10 @@ java:
 		exit 1; \
 	fi
 
-# requirements.lock holds for every Python from 3.11 on. To renew it (--upgrade: with the newest releases):
-# uv pip compile pyproject.toml --all-extras --group dev --universal --generate-hashes --no-header \
-#     --python-version 3.11 --output-file requirements.lock
+# uv.lock holds for every Python from 3.11 on, and requirements.lock is made from it. To renew both (--upgrade: with the
+# newest releases):
+# uv lock && uv export --all-extras --group dev --no-group extras --no-emit-project --no-header \
+#     --output-file requirements.lock
 $(INSTALLED): requirements.lock pyproject.toml
 	@found=; \
 	for python in $${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do \
