@@ -9,7 +9,10 @@ TESTS = Path(__file__).parent
 DOCS = TESTS.parent / "docs"
 ROOT = TESTS.parent
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
-PAGES = (ROOT / "README.md", CONTRIBUTING, ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md")))
+OF_DEVELOPERS = (CONTRIBUTING, *(DOCS / f"{name}.md" for name in ("development", "releasing", "testing")))
+TWO_SCREENS_LINES = 100
+_TOP = ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG")
+PAGES = (*(ROOT / f"{name}.md" for name in _TOP), *sorted(DOCS.rglob("*.md")))
 NAMED_TEST = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 NAMED_PATH = re.compile(r"`((?:trioha|monitor|spark|tests|docs|configs)/[\w./]*\w)(?:::(\w+))?`")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)]+))?\)")
@@ -67,8 +70,12 @@ def test_every_known_defect_and_every_test_of_rocketmqs_controller_mode_has_a_te
         assert [line for line in rows if not NAMED_TEST.search(line.split("|")[-2])] == []
 
 
-def test_every_path_and_name_that_contributing_gives_is_there():
-    named = NAMED_PATH.findall(CONTRIBUTING.read_text())
+def test_contributing_has_two_screens():
+    assert len(CONTRIBUTING.read_text().splitlines()) <= TWO_SCREENS_LINES
+
+
+def test_every_path_and_name_that_pages_for_developers_give_is_there():
+    named = [found for page in OF_DEVELOPERS for found in NAMED_PATH.findall(page.read_text())]
     assert len(named) >= 50
     missing = [
         f"{path}::{name}"
