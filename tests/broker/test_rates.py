@@ -25,12 +25,12 @@ def test_totals_are_kept_at_the_last_two_midnights():
     totals = MidnightTotals(date(2026, 3, 1))
     seen = []
     for day, total in ((1, 10), (2, 30), (2, 40), (3, 100), (3, 120)):
-        totals.turn(date(2026, 3, day), total)
+        totals.roll_over(date(2026, 3, day), total)
         seen.append((totals.until_today, totals.until_yesterday))
     assert seen == [(0, 0), (30, 0), (30, 0), (100, 30), (100, 30)]
 
 
 def test_nothing_was_counted_on_days_that_nobody_asked_on():
     totals = MidnightTotals(date(2026, 3, 1))
-    totals.turn(date(2026, 3, 5), 7)
+    totals.roll_over(date(2026, 3, 5), 7)
     assert (totals.until_today, totals.until_yesterday) == (7, 7)

@@ -76,14 +76,14 @@ class AdminOffsets:
         clients: ClientRegistry,
         traffic: BrokerTraffic,
         *,
-        turn: trio.Lock,
+        memory_lock: trio.Lock,
         is_slave: bool,
         push: Push,
         address: str,
     ) -> None:
-        """`turn` is held while a long answer is built: only one may take memory at a time. `push` sends a
-        frame to a connection; clients reach the broker at `address`."""
-        self._turn = turn
+        """`memory_lock` is held while a long answer is built: only one may take memory at a time. `push`
+        sends a frame to a connection; clients reach the broker at `address`."""
+        self._memory_lock = memory_lock
         self._push = push
         self._address = address
         self._store = store
@@ -104,7 +104,7 @@ class AdminOffsets:
         named = [name for name in (fields.optional("topicList") or "").split(TOPICS_SEPARATOR) if name]
         named = named or [name for name in [fields.optional("topic")] if name]
         per_s = 0.0
-        async with self._turn:
+        async with self._memory_lock:
             progress = self._new_progress(request, AnswerSize())
             for topic in self._subscribed(group, named or self._metadata.consumer_offsets.topics_of(group)):
                 await self._add(progress, group, topic, queues=topic.read_queue_nums)
@@ -122,7 +122,7 @@ class AdminOffsets:
         size = AnswerSize()
         lag = in_flight = 0
         groups = []
-        async with self._turn:
+        async with self._memory_lock:
             topics_by_group = self._metadata.consumer_offsets.topics_by_group()
             for number, group in enumerate(list(self._metadata.groups.entries)):
                 await let_others_run(number)
@@ -225,7 +225,7 @@ class AdminOffsets:
                 f"Timestamp: {timestamp_ms}",
                 code=ResponseCode.CONSUMER_NOT_ONLINE,
             )
-        async with self._turn:
+        async with self._memory_lock:
             offsets = await self._new_offsets(
                 group,
                 topic,

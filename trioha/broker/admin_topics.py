@@ -61,11 +61,11 @@ class AdminTopics:
         clients: ClientRegistry,
         traffic: BrokerTraffic,
         *,
-        turn: trio.Lock,
+        memory_lock: trio.Lock,
         is_slave: bool,
     ) -> None:
-        """`turn` is held while a long answer is built: only one may take memory at a time."""
-        self._turn = turn
+        """`memory_lock` is held while a long answer is built: only one may take memory at a time."""
+        self._memory_lock = memory_lock
         self._store = store
         self._metadata = metadata
         self._clients = clients
@@ -167,7 +167,7 @@ class AdminTopics:
         reads = self._store.reads
         table = QueueTable(self._metadata.topics.settings.broker_name, AnswerSize())
         self._store.dispatcher.catch_up()
-        async with self._turn:
+        async with self._memory_lock:
             try:
                 for queue_id in range(topic.queue_nums):
                     await let_others_run(queue_id)

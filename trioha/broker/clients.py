@@ -138,7 +138,7 @@ class ClientRegistry:
         self, heartbeat: Heartbeat, *, connection: int, address: Address, language: LanguageCode, version: int
     ) -> None:
         """Make the connection a member of the groups that `heartbeat` names. Raises TooManyClients."""
-        self._check_room(heartbeat, connection)
+        self._check_limits(heartbeat, connection)
         now_s = trio.current_time()
 
         def member() -> Member:
@@ -165,7 +165,7 @@ class ClientRegistry:
             if is_new or is_changed:
                 self._notify_all(group)
 
-    def _check_room(self, heartbeat: Heartbeat, connection: int) -> None:
+    def _check_limits(self, heartbeat: Heartbeat, connection: int) -> None:
         known = self._groups_of.get(connection, set())
         named = {(False, name) for name in heartbeat.producer_groups}
         named |= {(True, data.group) for data in heartbeat.consumers}

@@ -49,7 +49,7 @@ class PullCounts:
     def statistics(self) -> PullStatistics:
         """Pulls up to now."""
         now_s = trio.current_time()
-        self._midnights.turn(local_date(), self._messages)
+        self._midnights.roll_over(local_date(), self._messages)
         return PullStatistics(
             messages=self._messages,
             messages_until_today=self._midnights.until_today,

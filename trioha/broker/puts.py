@@ -221,7 +221,7 @@ class PutService:
 
     def statistics(self) -> PutStatistics:
         """Results of the puts up to now."""
-        self._midnights.turn(local_date(), self._stored)
+        self._midnights.roll_over(local_date(), self._stored)
         return PutStatistics(
             messages_stored=self._stored,
             messages_refused=self._refused,

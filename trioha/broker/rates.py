@@ -51,7 +51,7 @@ def local_date() -> date:
 
 
 class MidnightTotals:
-    """A growing total at the last two local midnights, exact to the first call of `turn` after each."""
+    """A growing total at the last two local midnights, exact to the first call of `roll_over` after each."""
 
     def __init__(self, today: date) -> None:
         self._today = today
@@ -60,7 +60,7 @@ class MidnightTotals:
         self.until_yesterday = 0
         """At the midnight before that."""
 
-    def turn(self, today: date, total: int) -> None:
+    def roll_over(self, today: date, total: int) -> None:
         """Note `total` if a midnight has passed since the last call."""
         if today == self._today:
             return

@@ -11,7 +11,7 @@ Until the first request with a possible offset the peer is unknown: nothing of i
 published. A connection that ends before is a probe, which the master counts.
 
 A connection serves one log. When that log begins anew (a slave that serves slaves has archived its own), the
-connection ends at once (`log_restarted`): bytes of the new log must not follow bytes of the old one.
+connection ends at once (LOG_RESTARTED): bytes of the new log must not follow bytes of the old one.
 
 The writer task sends what was appended since its last frame, in one frame if it fits: what puts of one turn
 of the scheduler have appended goes together.
@@ -179,10 +179,6 @@ class HaConnection(ABC):
         """End the connection at once, also before `run`: nothing is sent or acknowledged any more."""
         self.progress.end(reason)
         self._scope.cancel()
-
-    def log_restarted(self) -> None:
-        """End the connection: its offsets, and the slave's, are of a log that is not served any more."""
-        self.end(CloseReason.LOG_RESTARTED)
 
     async def _end_when_silent(self) -> None:
         """End the connection when the idle timeout has passed."""

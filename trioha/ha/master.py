@@ -125,7 +125,7 @@ class HaMaster(ABC):
     def _end_connections(self, _end_offset: int = 0) -> None:
         """End all connections, since the log begins anew or is cut: slaves connect again and request it."""
         for connection in self._connections.values():
-            connection.log_restarted()
+            connection.end(CloseReason.LOG_RESTARTED)
 
     def retention_floor(self) -> int:
         """Lowest offset that a connected slave still needs; beyond every log without one.

@@ -145,7 +145,10 @@ class HaSlave:
         return self._changes.subscribe()
 
     async def run(self) -> None:
-        """Replicate until cancelled, through all faults of master and disk."""
+        """Replicate until cancelled, through all faults of master and disk.
+
+        Raises what `_check_store` does, in controller mode StoreError.
+        """
         back_off_s = BACK_OFF_MIN_S
         try:
             while True:

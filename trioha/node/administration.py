@@ -61,11 +61,18 @@ class Administration:
         by `push`, the broker at `address`."""
         is_slave = config.broker_role is BrokerRole.SLAVE
         admin_config = AdminConfig(config, config_file, settings)
-        turn = trio.Lock()
-        topics = AdminTopics(store, metadata, clients, traffic, turn=turn, is_slave=is_slave)
+        memory_lock = trio.Lock()
+        topics = AdminTopics(store, metadata, clients, traffic, memory_lock=memory_lock, is_slave=is_slave)
         groups = AdminGroups(metadata, clients, traffic, is_slave=is_slave)
         offsets = AdminOffsets(
-            store, metadata, clients, traffic, turn=turn, is_slave=is_slave, push=push, address=address
+            store,
+            metadata,
+            clients,
+            traffic,
+            memory_lock=memory_lock,
+            is_slave=is_slave,
+            push=push,
+            address=address,
         )
         statistics = AdminStatistics(traffic)
         return cls(

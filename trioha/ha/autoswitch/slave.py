@@ -85,15 +85,8 @@ class AutoSwitchSlave(HaSlave):
         """Whether the own log has what the master had confirmed, or is close to that."""
         return self.is_connected() and self._replication.has_caught_up
 
-    async def run(self) -> None:
-        """Replicate until cancelled, through all faults of master and disk.
-
-        Raises StoreError if a cut of the log cannot be completed: the node has to end, its next start
-        completes the cut.
-        """
-        await super().run()
-
     def _check_store(self) -> None:
+        """As `HaSlave`: a cut that could not be completed, which the next start of the node completes."""
         if self._replication.failed_cut is not None:
             raise self._replication.failed_cut
 
