@@ -33,6 +33,7 @@ from tests.benchmarks.machine import described
 from tests.benchmarks.stores import catch_up, fan_out, queues, start
 from tests.benchmarks.systems import ROOT, System, rocketmq, trioha
 from tests.benchmarks.table import Run, markdown, on_page
+from tests.benchmarks.timers import timers
 from tests.interop.rocketmq import ALL_VERSIONS, missing_tools
 
 ROCKETMQ: Final = ALL_VERSIONS[-1]
@@ -45,6 +46,7 @@ STORE_WORKS: Final[dict[str, Callable[[Bench], None]]] = {
     "start": start,
     "queues": queues,
     "failover": failover,
+    "timers": timers,
 }
 CLIENT_WORKS: Final[dict[str, Callable[[Bench], None]]] = {"idle": idle, **JAVA_WORKS, **RAW_WORKS}
 """Works of pairs, which come after all others; their second system may be trioha, too. Idle pulls are first:

@@ -33,6 +33,7 @@ class Sizes:
     backlog_bytes: int = 10**9
     latency_s: int = 10
     idle_s: float = 5.0
+    timers: int = 10_000
     log_bytes: int = 400 * 10**6
     """Log that a slave catches up with, that a broker starts on, and that queues are built from."""
     fan_out_bytes: int = 60 * 10**6
@@ -40,7 +41,7 @@ class Sizes:
 
 
 QUICK = Sizes(
-    rounds=1, send_s=1.5, raw_s=1.0, backlog_bytes=50 * 10**6, latency_s=3, idle_s=2.0,
+    rounds=1, send_s=1.5, raw_s=1.0, backlog_bytes=50 * 10**6, latency_s=3, idle_s=2.0, timers=2000,
     log_bytes=100 * 10**6, fan_out_bytes=20 * 10**6,
 )  # fmt: skip
 
