@@ -68,8 +68,10 @@ class MonitorRecording:
 
     def note(self, seen: Observation, watched: Watched) -> None:
         """Record `seen`, which `watched` has handled, while a recording is on; returns at once."""
-        if self._writing is not None:
-            self._writing.note(seen, watched)
+        # `start` and `stop` run in another thread.
+        writing = self._writing
+        if writing is not None:
+            writing.note(seen, watched)
 
     def stop(self) -> Path:
         """End the recording; returns its file. Raises StoreError if a part of it was not recorded."""
