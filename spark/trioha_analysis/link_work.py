@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from attrs import astuple, frozen
+from attrs import frozen
 
+from trioha.distribution import Distribution
 from trioha.recording.reader import Segment, Session, open_session
 from trioha_analysis.ranges import read_seqs
 from trioha_analysis.replay_result import ReplayResult, SessionReplay
@@ -134,22 +135,39 @@ def connection_start(
     return ConnectionStart(index, path, conn, first_seq, tuple(segments[begin : max(end, begin + 1)]))
 
 
-@frozen(eq=False)
+@frozen
 class Compared:
-    """A candidate without its sessions, which the driver has."""
+    """A candidate without its sessions, which the driver has: the fields of its `Link`, and its score."""
 
     master_index: int
+    """Of the master's session, as `slave_index` of the slave's."""
+    master_conn: int
     slave_index: int
+    slave_conn: int
+    frames: int
+    clock_offset_ns: int | None
+    clock_error_ns: int | None
+    to_slave_ns: Distribution[int] | None
+    slave_ns: Distribution[int] | None
+    to_master_ns: Distribution[int] | None
     score: int
     apart_ns: int
-    figures: tuple[Any, ...]
-    """The fields of its `Link` but for the sessions."""
 
     def candidate(self, sessions: Sequence[Session]) -> Candidate:
         """With the sessions."""
-        master, slave = (sessions[index] for index in (self.master_index, self.slave_index))
-        master_conn, slave_conn, *rest = self.figures
-        return Candidate(Link(master, master_conn, slave, slave_conn, *rest), self.score, self.apart_ns)
+        link = Link(
+            master=sessions[self.master_index],
+            master_conn=self.master_conn,
+            slave=sessions[self.slave_index],
+            slave_conn=self.slave_conn,
+            frames=self.frames,
+            clock_offset_ns=self.clock_offset_ns,
+            clock_error_ns=self.clock_error_ns,
+            to_slave_ns=self.to_slave_ns,
+            slave_ns=self.slave_ns,
+            to_master_ns=self.to_master_ns,
+        )
+        return Candidate(link, self.score, self.apart_ns)
 
 
 def compare(work: LinkWork) -> Iterator[Compared]:
@@ -160,13 +178,20 @@ def compare(work: LinkWork) -> Iterator[Compared]:
         if at_master is not None and at_slave is not None:
             found = compare_ends(at_master, at_slave)
             if found is not None:
-                _, master_conn, _, slave_conn, *rest = astuple(found.link, recurse=False)
+                link = found.link
                 yield Compared(
-                    work.master.session_index,
-                    slave.session_index,
-                    found.score,
-                    found.apart_ns,
-                    (master_conn, slave_conn, *rest),
+                    master_index=work.master.session_index,
+                    master_conn=link.master_conn,
+                    slave_index=slave.session_index,
+                    slave_conn=link.slave_conn,
+                    frames=link.frames,
+                    clock_offset_ns=link.clock_offset_ns,
+                    clock_error_ns=link.clock_error_ns,
+                    to_slave_ns=link.to_slave_ns,
+                    slave_ns=link.slave_ns,
+                    to_master_ns=link.to_master_ns,
+                    score=found.score,
+                    apart_ns=found.apart_ns,
                 )
 
 

@@ -41,8 +41,8 @@ EVENTS_MAX: Final = 100_000
 """Records of these kinds that are kept of a session: the first ones."""
 
 
-PART_BYTES_MAX: Final = 60 << 20
-"""Longest part, pickled and compressed, that is passed on. What a part keeps for its join is bounded:
+PART_BYTES_MAX: Final = 127 << 20
+"""Longest part, as Arrow values, that is passed on. What a part keeps for its join is bounded:
 `EVENTS_MAX`, `trioha_sessions.progress.KEPT_MAX` events and frames in flight of a connection, and as many
 records of each rule as `trioha_sessions.invariants` keeps."""
 

@@ -258,7 +258,7 @@ class ReplayPlan:
                     session,
                     self.segments[index],
                     self.grids[index],
-                    nodes.get(index) or _empty_node_part(session),
+                    nodes.get(index) or empty_node_part(session),
                     by_session.get(index, {}),
                     seen=self.seen[index],
                 )
@@ -268,18 +268,13 @@ class ReplayPlan:
         return evolve(result, groups=tuple(map(check_group, groups_of(result.lives))))
 
     def finished(self, found: Mapping[int, SessionReplay]) -> ReplayResult:
-        """The result from those of the sessions that have records, made without their segments; by index."""
-        sessions = []
-        for index, session in enumerate(self.sessions):
-            segments = self.segments[index]
-            if index in found:
-                one = found[index]
-                damage = (*segments.damage, *one.damage)
-                sessions.append(evolve(one, session=session, segments=segments.segments, damage=damage))
-            else:
-                empty = _empty_node_part(session)
-                sessions.append(session_replay(session, segments, self.grids[index], empty, {}))
-        return ReplayResult(tuple(sessions))
+        """The result from those of the sessions, made without their segments; by index."""
+        return ReplayResult(
+            tuple(
+                evolve(found[index], segments=segments.segments)
+                for index, segments in enumerate(self.segments)
+            )
+        )
 
 
 def plan_replay(sessions: Iterable[str | Path], *, range_records: int = RANGE_RECORDS) -> ReplayPlan:
@@ -411,8 +406,8 @@ def _before(conn: int, seen: LastSeen, session: Session, grid: TimeGrid) -> Conn
     return ConnectionReplay(seen.peer, ended)
 
 
-def _empty_node_part(session: Session) -> NodePart:
-    """Of a session without records."""
+def empty_node_part(session: Session) -> NodePart:
+    """The node's part of a session without records."""
     none = np.zeros(0, record_dtype(session))
     return NodePart(NodeCounters(), (), check(none, SessionSettings.of(session)), CauseCounts(), ())
 

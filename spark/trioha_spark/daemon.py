@@ -6,7 +6,13 @@ Spark starts it as `python -m trioha_spark.daemon pyspark.worker` (`spark.python
 import pyspark.worker  # noqa: F401 (a worker finds it imported)
 from pyspark import daemon
 
-import trioha_spark.scan  # noqa: F401 (likewise)
+import trioha_spark.results  # noqa: F401 (likewise)
+from trioha_analysis.arrow_values import arrow_type
+from trioha_analysis.parts import Run
+from trioha_spark.rows import PartRow, ReplayRow
 
 if __name__ == "__main__":
+    for of in (Run, PartRow, ReplayRow):
+        # Workers find the types made.
+        arrow_type(of)
     daemon.manager()

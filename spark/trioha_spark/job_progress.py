@@ -1,14 +1,15 @@
-"""Progress of a Spark job in completed tasks."""
+"""Progress of a replay in completed tasks, of a classic session of Spark and of Spark Connect."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
-from typing import Final
+from typing import Any, Final, cast
 from uuid import uuid4
 
 from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 Watch = Callable[[int, int], None]
 """Receives the number of completed tasks and of all tasks; called in a separate thread."""
@@ -17,49 +18,70 @@ _GROUP_KEYS: Final = ("spark.jobGroup.id", "spark.job.description", "spark.job.i
 
 
 @contextmanager
-def watched(context: SparkContext, watch: Watch | None) -> Iterator[None]:
-    """Report the progress of the first stage of jobs inside to `watch`, several times a second.
+def watched(spark: SparkSession, watch: Watch | None, *, tasks: int) -> Iterator[None]:
+    """Report the progress of the stage with so many `tasks` to `watch`, several times a second.
 
-    Later stages only join the results of the first. A failed job is not reported.
+    That stage aggregates; later ones only join its results. A failed job is not reported.
     """
     if watch is None:
         yield
         return
+    context: SparkContext | None = getattr(spark, "sparkContext", None)
+    with _of_connect(spark, watch, tasks) if context is None else _of_classic(context, watch, tasks):
+        yield
+    watch(tasks, tasks)
+
+
+@contextmanager
+def _of_connect(spark: SparkSession, watch: Watch, tasks: int) -> Iterator[None]:
+    def report(stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
+        del inflight_tasks, operation_id, done
+        for stage in stages or ():
+            if stage.num_tasks == tasks:
+                watch(stage.num_completed_tasks, tasks)
+                break
+
+    # Spark calls it; its type is an abstract class that needs the packages of Spark Connect.
+    handler = cast("Any", report)
+    spark.registerProgressHandler(handler)
+    try:
+        yield
+    finally:
+        spark.removeProgressHandler(handler)
+
+
+@contextmanager
+def _of_classic(context: SparkContext, watch: Watch, tasks: int) -> Iterator[None]:
     group = f"trioha {uuid4()}"
     before = {key: context.getLocalProperty(key) for key in _GROUP_KEYS}
     context.setJobGroup(group, "trioha")
     finished = Event()
-    thread = Thread(target=_poll, args=(context, group, watch, finished), daemon=True)
+    thread = Thread(target=_poll, args=(context, group, watch, tasks, finished), daemon=True)
     thread.start()
     try:
         yield
-    except BaseException:
-        finished.set()
-        thread.join()
-        raise
-    else:
-        finished.set()
-        thread.join()
-        tasks = _first_stage(context, group)
-        if tasks is not None:
-            watch(tasks[1], tasks[1])
     finally:
+        finished.set()
+        thread.join()
         for key, value in before.items():
             # None unsets a property, though PySpark's types do not say so.
             context.setLocalProperty(key, value)  # type: ignore[arg-type]
 
 
-def _poll(context: SparkContext, group: str, watch: Watch, finished: Event) -> None:
+def _poll(context: SparkContext, group: str, watch: Watch, tasks: int, finished: Event) -> None:
     while not finished.wait(PAUSE_S):
-        tasks = _first_stage(context, group)
-        if tasks is not None:
-            watch(*tasks)
+        completed = _completed(context, group, tasks)
+        if completed is not None:
+            watch(completed, tasks)
 
 
-def _first_stage(context: SparkContext, group: str) -> tuple[int, int] | None:
-    """Completed and all tasks of the first stage; None if it has not started."""
+def _completed(context: SparkContext, group: str, tasks: int) -> int | None:
+    """Completed tasks of the first stage that has so many; None if it has not started."""
     tracker = context.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in sorted(tracker.getJobIdsForGroup(group))]
-    stages = [stage for job in jobs[:1] if job is not None for stage in job.stageIds]
-    info = tracker.getStageInfo(min(stages)) if stages else None
-    return None if info is None else (info.numCompletedTasks, info.numTasks)
+    stages = sorted({stage for job in jobs if job is not None for stage in job.stageIds})
+    for stage in stages:
+        info = tracker.getStageInfo(stage)
+        if info is not None and info.numTasks == tasks:
+            return info.numCompletedTasks
+    return None

@@ -1,9 +1,13 @@
-"""Replay of recorded sessions on Spark."""
+"""Replay of recorded sessions on Spark.
+
+The plan is a DataFrame with a row for each task; `mapInArrow` aggregates them with NumPy, `applyInArrow`
+joins their parts and finishes sessions. All columns are typed (`trioha_spark.rows`), so it runs on a classic
+session of Spark as on Spark Connect.
+"""
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -11,13 +15,16 @@ from attrs import evolve
 from pyspark.sql import SparkSession
 
 from trioha_analysis.arrow_tables import begin_tables
-from trioha_analysis.link_work import Compared, LinkWork, compare, link_work, links_of
+from trioha_analysis.link_work import compare, link_work, links_of
 from trioha_analysis.parts import RANGE_RECORDS
 from trioha_analysis.replay_result import Detail, ReplayPlan, ReplayResult, plan_replay
-from trioha_sessions.invariants.group import GroupResult, check_group, groups_of
-from trioha_sessions.role_lives import RoleLife
+from trioha_sessions.clocks import Link
+from trioha_sessions.invariants.group import GroupResult, groups_of
 from trioha_spark.job_progress import Watch, watched
-from trioha_spark.scan import aggregate_runs, finish, finished_sessions, join_parts
+from trioha_spark.parts import aggregate_runs, join_parts
+from trioha_spark.plan import plan_frames
+from trioha_spark.results import check_groups, compare_links, finish, session_results
+from trioha_spark.rows import ComparedRow, GroupRow, LifeRow, LinkRow, frame_of, rows_of
 from trioha_spark.session import LOCAL, spark_session, this_python
 
 COMPARED_HERE_MAX: Final = 16
@@ -50,7 +57,7 @@ def replay(
     if tables is not None:
         begin_tables(tables)
     if not plan.ranges:
-        return plan.finished({})
+        return plan.result({}, {})
     if spark is not None:
         return _run(spark, plan, detail, tables, watch, links=links)
     with spark_session(master) as own:
@@ -66,47 +73,37 @@ def _run(
     *,
     links: bool,
 ) -> ReplayResult:
-    with this_python(), watched(spark.sparkContext, watch):
-        joined = join_parts(*aggregate_runs(spark, plan))
-        result = plan.finished(finished_sessions(finish(joined, plan, detail, tables)))
+    with this_python():
+        frames = plan_frames(spark, plan, detail=detail, tables=tables)
+        with watched(spark, watch, tasks=frames.tasks):
+            joined = join_parts(aggregate_runs(frames.runs), frames.parts_max)
+            result = plan.finished(session_results(finish(frames.sessions, joined).toArrow(), plan))
         result = evolve(result, groups=_checked(spark, result))
-        if not links:
-            return result
-        return evolve(result, links=links_of(result.opened, _compared(spark, result)))
+        return evolve(result, links=_linked(spark, result)) if links else result
 
 
 def _checked(spark: SparkSession, result: ReplayResult) -> tuple[GroupResult, ...]:
     """The results of groups of brokers under controllers, each in a task with the lives of its sessions."""
-    tasks = [pickle.dumps(lives) for lives in groups_of(result.lives)]
-    if not tasks:
+    lives = [LifeRow(number, life) for number, group in enumerate(groups_of(result.lives)) for life in group]
+    if not lives:
         return ()
-    found = spark.sparkContext.parallelize(tasks, len(tasks)).map(_check).collect()
-    # Pickled by a worker of the same job.
-    return tuple(pickle.loads(one) for one in found)  # noqa: S301
+    found = rows_of(check_groups(frame_of(spark, lives, LifeRow)).toArrow(), GroupRow)
+    return tuple(one.result for one in sorted(found, key=_group))
 
 
-def _check(pickled: bytes) -> bytes:
-    # Pickled by the driver of the same job.
-    lives: tuple[RoleLife, ...] = pickle.loads(pickled)  # noqa: S301
-    return pickle.dumps(check_group(lives))
+def _group(row: GroupRow) -> int:
+    return row.group
 
 
-def _compared(spark: SparkSession, result: ReplayResult) -> Iterable[Compared]:
+def _linked(spark: SparkSession, result: ReplayResult) -> tuple[Link, ...]:
     """Connections of masters and slaves, compared in tasks, or here where that is faster."""
     work = list(link_work(result))
     if sum(1 + len(one.slaves) for one in work) <= COMPARED_HERE_MAX:
-        return [found for one in work for found in compare(one)]
-    # Pickled together, neighbours share what they have in common.
-    tasks = [
-        pickle.dumps(work[first : first + LINKS_PER_TASK]) for first in range(0, len(work), LINKS_PER_TASK)
-    ]
-    found = spark.sparkContext.parallelize(tasks, len(tasks)).flatMap(_compare).collect()
-    # Pickled by a worker of the same job.
-    return [pickle.loads(one) for one in found]  # noqa: S301
+        return links_of(result.opened, [found for one in work for found in compare(one)])
+    rows = [LinkRow(number // LINKS_PER_TASK, one) for number, one in enumerate(work)]
+    found = rows_of(compare_links(frame_of(spark, rows, LinkRow)).toArrow(), ComparedRow)
+    return links_of(result.opened, [one.compared for one in sorted(found, key=_task)])
 
 
-def _compare(pickled: bytes) -> Iterator[bytes]:
-    # Pickled by the driver of the same job.
-    work: list[LinkWork] = pickle.loads(pickled)  # noqa: S301
-    for one in work:
-        yield from map(pickle.dumps, compare(one))
+def _task(row: ComparedRow) -> int:
+    return row.task

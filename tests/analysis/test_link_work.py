@@ -1,13 +1,12 @@
 """Links as work for tasks: the same as those of whole sessions, from the starts of connections."""
 
-import pickle
-
 import pytest
 
 from tests.analysis.replays import BACK_NS, THERE_NS, replay_here, write_reconnecting_slaves
 from trioha_analysis import link_work as module
+from trioha_analysis.arrow_values import from_arrow, to_arrow
 from trioha_analysis.document import document, link_row
-from trioha_analysis.link_work import compare, link_work, links_of
+from trioha_analysis.link_work import Compared, LinkWork, compare, link_work, links_of
 from trioha_analysis.state_at import open_readers
 from trioha_sessions.clocks import links
 
@@ -17,8 +16,9 @@ def test_links_of_tasks_are_those_of_whole_sessions(tmp_path, range_records):
     write_reconnecting_slaves(tmp_path, slaves=2, turns=4, frames=6)
     result = replay_here(tmp_path, range_records=range_records)
     # As tasks get them, and give them back.
-    work = [pickle.loads(pickle.dumps(one)) for one in link_work(result)]
-    compared = [pickle.loads(pickle.dumps(found)) for one in work for found in compare(one)]
+    work = [from_arrow(one, LinkWork) for one in to_arrow(list(link_work(result)), LinkWork)]
+    there = [found for one in work for found in compare(one)]
+    compared = [from_arrow(one, Compared) for one in to_arrow(there, Compared)]
     found = links_of(result.opened, compared)
     assert len(found) == 8
     expected = links(open_readers([tmp_path]))

@@ -1,6 +1,5 @@
 """Parts of a replay: what a task is sent and what it passes on do not grow with the session."""
 
-import pickle
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,9 @@ from tests.levels import by_level
 from tests.sessions.sessions import Event, MasterModel, write_session
 from trioha.recording.events import CloseReason, HaState, Kind
 from trioha.recording.reader import Segment
+from trioha_analysis.arrow_values import to_arrow
 from trioha_analysis.document import document
-from trioha_analysis.parts import BEFORE_RECORDS, aggregate_run, join_connection, join_node, runs_of
+from trioha_analysis.parts import BEFORE_RECORDS, Run, aggregate_run, join_connection, join_node, runs_of
 from trioha_analysis.replay_result import plan_replay
 from trioha_sessions import aggregate, progress
 from trioha_sessions.invariants import copies, preceding_events
@@ -50,7 +50,7 @@ def in_a_tree(path, *, range_records):
 def test_what_a_task_is_sent_does_not_grow_with_the_session(segment_records):
     def longest(segments):
         found = runs_of(0, FOLDER, segments_of(segments, segment_records), GRID, run_ranges=8)
-        return max(len(pickle.dumps(run)) for run in found)
+        return max(to_arrow([run], Run).nbytes for run in found)
 
     assert longest(1000) == pytest.approx(longest(30), rel=0.01)
 

@@ -27,7 +27,7 @@ def spark():
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
         with spark_session("local[2]") as session:
             # The first Python job opens a connection, for accumulators, that lives as long as the session.
-            session.sparkContext.parallelize([0], 1).map(abs).collect()
+            session.range(1).mapInArrow(lambda batches: batches, "id long").collect()
             yield session
 
 

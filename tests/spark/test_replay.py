@@ -1,28 +1,19 @@
 """Replays on Spark: the same as in one process; DataFrames, views and progress."""
 
-import numpy as np
 import pytest
 
 from tests.analysis.replays import replay_here, write_reconnecting_slaves, write_recordings
-from tests.sessions.big_session import DTYPE
 from tests.sessions.sessions import MasterModel, write_session
 from trioha.errors import StoreError
 from trioha_analysis.arrow_tables import arrow_tables, finish_tables
-from trioha_analysis.causes import CauseCounts
 from trioha_analysis.document import document, link_row
-from trioha_analysis.parts import NodePart
 from trioha_analysis.replay_result import Detail
-from trioha_sessions.counters import NodeCounters
-from trioha_sessions.invariants import SessionSettings, check
-from trioha_sessions.time_series import TimeGrid
+from trioha_spark import parts, plan
 from trioha_spark import replay as replay_module
-from trioha_spark import scan
 from trioha_spark.replay import replay
 from trioha_spark.tables import create_views, tables
 
 pytestmark = pytest.mark.spark
-
-GRID = TimeGrid(0, 1, 1)
 
 
 @pytest.fixture(scope="module")
@@ -43,26 +34,14 @@ def test_spark_replays_as_one_process_does(result, recordings, tmp_path, spark):
 
 @pytest.mark.full
 def test_parts_of_a_session_join_in_a_tree(tmp_path, spark, monkeypatch):
-    monkeypatch.setattr(scan, "RUN_RANGES_MAX", 1)
-    monkeypatch.setattr(scan, "JOINED_MAX", 3)
+    monkeypatch.setattr(plan, "RUN_RANGES_MAX", 1)
+    monkeypatch.setattr(parts, "JOINED_MAX", 3)
     path = write_session(tmp_path / "session", MasterModel(11).run(700), segment_records=150)
     expected = replay_here(path)
     (session,) = expected.sessions
     # Three levels: 27 parts would be one.
-    parts = -(-session.node.events // 20)
-    assert parts > 9
+    assert -(-session.node.events // 20) > 9
     assert document(replay([path], spark=spark, range_records=20)) == document(expected)
-
-
-def test_a_part_that_is_too_long_is_an_error():
-    counters = NodeCounters(kinds={number * 7919: number for number in range(100)})
-    node = NodePart(counters, (), check(np.zeros(0, DTYPE), SessionSettings(False, {})), CauseCounts(), ())
-    packed = scan.pack_part(node, GRID)
-    assert scan.unpack_part(packed)[0].counters.kinds == counters.kinds
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan, "PART_BYTES_MAX", len(packed) - 1)
-        with pytest.raises(scan.ReplayError, match="a part has"):
-            scan.pack_part(node, GRID)
 
 
 @pytest.mark.full
@@ -117,7 +96,7 @@ def test_progress_counts_the_tasks_of_several_sessions(spark, tmp_path):
     )
     assert document(cut) == document(replay([tmp_path], spark=spark))
     tasks = told[-1][1]
-    # Eight ranges each at most, four or more for each of two cores.
+    # Eight ranges each at most.
     assert tasks >= sum(row["events"] for row in document(cut)["sessions"]) // (8 * 20)
     assert told == sorted(told)
     assert told[-1] == (tasks, tasks)

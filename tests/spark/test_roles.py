@@ -9,7 +9,7 @@ from trioha.cli import main
 from trioha.recording.events import Kind
 from trioha_analysis.document import document
 from trioha_analysis.replay_result import Detail
-from trioha_spark import replay as replay_module
+from trioha_spark import results
 from trioha_spark.replay import replay
 from trioha_spark.tables import tables
 
@@ -54,7 +54,7 @@ def test_planted_violations_are_found_by_executors(spark, tmp_path, monkeypatch)
     def forbidden(_):
         raise AssertionError("the driver checks")
 
-    monkeypatch.setattr(replay_module, "check_group", forbidden)
+    monkeypatch.setattr(results, "check_group", forbidden)
     result = replay([folder], spark=spark, range_records=3)
     assert found(result) == {
         "one-master-per-epoch": 1,

@@ -1,49 +1,56 @@
 """The functions of a replay's tasks, on the rows that Spark would give them: no Java is started."""
 
-import pickle
 from collections import defaultdict
 from datetime import UTC
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from tests.analysis.replays import replay_here, write_recordings
+from tests.sessions.big_session import DTYPE
 from tests.sessions.sessions import MasterModel, write_session
 from trioha.errors import StoreError
+from trioha.recording.reader import open_session
 from trioha_analysis.arrow_tables import arrow_tables, begin_tables, finish_tables, part_name
+from trioha_analysis.causes import CauseCounts
 from trioha_analysis.document import document
+from trioha_analysis.parts import NodePart, Run
 from trioha_analysis.replay_result import Detail, plan_replay
 from trioha_analysis.reports.session_report import session_report
-from trioha_spark import scan
+from trioha_sessions.counters import NodeCounters
+from trioha_sessions.invariants import SessionSettings, check
+from trioha_sessions.time_series import TimeGrid
+from trioha_spark import parts, results
+from trioha_spark.plan import session_rows
+from trioha_spark.rows import PartRow, SessionRow, batch_of
 
 JOINED = 3
 
 
 def replay_by_tasks(folder, *, range_records, detail, tables=None):
     plan = plan_replay([folder], range_records=range_records)
-    rows = [row for run in plan.runs() for row in scan._aggregated(pickle.dumps(run))]
-    parts_max = 1 + max(ordinal for _, _, ordinal, _ in rows)
-    while parts_max > 1:
+    runs = batch_of(plan.runs(), Run)
+    found = pa.Table.from_batches(parts.aggregate_batches(iter([runs])))
+    while max(found["ordinal"].to_pylist()) > 0:
         groups = defaultdict(list)
-        for session, conn, ordinal, part in rows:
-            place = ordinal // JOINED
-            groups[session, conn, place].append((session, conn, place, ordinal, part))
-        names = ["session", "conn", "place", "ordinal", "part"]
-        tables_of_groups = [_table(group, names) for group in groups.values()]
-        rows = [tuple(scan._join(table).to_pylist()[0].values()) for table in tables_of_groups]
-        parts_max = -(-parts_max // JOINED)
-    sessions = [(session.path, seen) for session, seen in zip(plan.sessions, plan.seen, strict=True)]
-    found = {}
-    for index in {session for session, _, _, _ in rows}:
-        own = [(session, conn, part) for session, conn, _, part in rows if session == index]
-        (row,) = scan._finish(_table(own, ["session", "conn", "part"]), sessions, detail, tables).to_pylist()
-        found[row["session"]] = pickle.loads(scan._decompressed(row["result"]))
-    return plan.finished(found)
-
-
-def _table(rows, names):
-    return pa.Table.from_arrays([pa.array(column) for column in zip(*rows, strict=True)], names=names)
+        keys = (found[name].to_pylist() for name in ("session", "conn", "ordinal"))
+        for row, (session, conn, ordinal) in enumerate(zip(*keys, strict=True)):
+            groups[session, conn, ordinal // JOINED].append(row)
+        found = pa.concat_tables(
+            parts.join_rows(found.take(rows).append_column("place", pa.array([place] * len(rows))))
+            for (_, _, place), rows in groups.items()
+        )
+    sessions = session_rows(plan, detail=detail, tables=tables)
+    of_session = np.array(found["session"].to_pylist())
+    finished = pa.concat_tables(
+        results.finish_session(
+            pa.Table.from_batches([batch_of([one], SessionRow)]), found.filter(of_session == one.session)
+        )
+        for one in sessions
+    )
+    return plan.finished(results.session_results(finished, plan))
 
 
 @pytest.fixture
@@ -79,6 +86,20 @@ def test_a_report_of_curves_is_that_of_the_whole_result(recordings):
     found = replay_by_tasks(recordings, range_records=100, detail=Detail.CURVES)
     whole = session_report(replay_here(recordings), zone=UTC).html()
     assert session_report(found, zone=UTC).html() == whole
+
+
+def test_a_part_that_is_too_long_is_an_error(tmp_path, monkeypatch):
+    session = open_session(write_session(tmp_path / "session", []))
+    counters = NodeCounters(kinds={number * 7919: number for number in range(100)})
+    node = NodePart(counters, (), check(np.zeros(0, DTYPE), SessionSettings(False, {})), CauseCounts(), ())
+    row = PartRow(0, -1, 0, session.path, TimeGrid(0, 1, 1), node, None)
+    batch = parts.part_batch([row, row], session)
+    longest = batch.slice(0, 1).nbytes
+    monkeypatch.setattr(parts, "PART_BYTES_MAX", longest)
+    assert parts.part_batch([row, row], session).equals(batch)
+    monkeypatch.setattr(parts, "PART_BYTES_MAX", longest - 1)
+    with pytest.raises(parts.ReplayError, match=f"a part has {longest:,} bytes"):
+        parts.part_batch([row, row], session)
 
 
 def read_parts(table):

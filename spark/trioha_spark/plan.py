@@ -1,0 +1,52 @@
+"""The plan of a replay as DataFrames: a row for each task, and one for each session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from attrs import frozen
+from pyspark.sql import DataFrame, SparkSession
+
+from trioha_analysis.parts import Run
+from trioha_analysis.replay_result import Detail, ReplayPlan
+from trioha_spark.rows import SessionRow, frame_of
+
+RUN_RANGES_MAX: Final = 8
+"""Ranges of one task: about half a second of work."""
+RUNS_MIN: Final = 8
+"""Tasks of a replay, if there are enough ranges: so that cores finish at about the same time."""
+
+
+@frozen(eq=False)
+class PlanFrames:
+    """The DataFrames of a plan."""
+
+    runs: DataFrame
+    """A row for each task (`trioha_analysis.parts.Run`), each in a partition of its own."""
+    tasks: int
+    parts_max: int
+    """The most runs that a session has."""
+    sessions: DataFrame
+    """A row for each session (`SessionRow`)."""
+
+
+def plan_frames(spark: SparkSession, plan: ReplayPlan, *, detail: Detail, tables: Path | None) -> PlanFrames:
+    """The DataFrames of a plan that has at least one range, for results as detailed as `detail` says."""
+    runs = list(plan.runs(run_ranges=min(RUN_RANGES_MAX, max(1, plan.ranges // RUNS_MIN))))
+    return PlanFrames(
+        runs=frame_of(spark, runs, Run).repartitionByRange(len(runs), "session_index", "ordinal"),
+        tasks=len(runs),
+        parts_max=1 + max(run.ordinal for run in runs),
+        sessions=frame_of(spark, session_rows(plan, detail=detail, tables=tables), SessionRow),
+    )
+
+
+def session_rows(plan: ReplayPlan, *, detail: Detail, tables: Path | None) -> list[SessionRow]:
+    """The sessions of a plan, in their order."""
+    return [
+        SessionRow(index, session.path, grid, segments.damage, tuple(seen), detail, tables)
+        for index, (session, grid, segments, seen) in enumerate(
+            zip(plan.sessions, plan.grids, plan.segments, plan.seen, strict=True)
+        )
+    ]
