@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,14 @@ def test_the_image_is_of_files_that_its_ignore_file_leaves_in():
     assert "*" in patterns
     # Compiled modules are of the checkout's Python.
     assert {"**/*.so", "**/__pycache__"} <= set(patterns)
+
+
+def test_the_image_is_built_of_all_that_a_wheel_holds():
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    of_sdist = {name.lstrip("/") for name in build["sdist"]["include"]}
+    taken = {source for sources, _ in copied(stages()[0]) for source in sources}
+    # Not of a wheel, and not of an sdist.
+    assert of_sdist - {"CHANGELOG.md"} == taken - {"requirements.lock"}
 
 
 def test_the_image_runs_as_a_number_and_serves_the_usual_ports():

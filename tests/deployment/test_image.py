@@ -126,7 +126,7 @@ def test_a_node_of_the_image_writes_to_its_volume_alone_and_has_no_privileges(im
             assert healthy.returncode == 0, healthy.stdout + healthy.stderr
             assert load(f"127.0.0.1:{container.port}", 300).statuses == {"PUT_OK": 300}
     assert container.health().returncode == 1
-    found = verify(container.volume / "store")
+    (found,) = verify(container.volume / "store")["stores"]
     assert found["records"] == 600, found
     assert {path.stat().st_uid for path in container.volume.rglob("*")} == {int(user)}
 

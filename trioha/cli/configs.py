@@ -27,7 +27,7 @@ def configs(
     """List the configuration files that come with trioha, or copy them.
 
     They are broker.conf files for pairs and groups on one machine, with comments; a dashboard for Grafana and
-    alert rules for Prometheus; and a unit for systemd.
+    alert rules for Prometheus; a unit for systemd; a Containerfile, compose files and Kubernetes manifests.
 
     Parameters
     ----------
@@ -70,12 +70,10 @@ def config_folder() -> Path:
 def config_files() -> dict[str, Path]:
     """The files by name, which is their path in the folder, with `/`. Raises ConfigError without any."""
     folder = config_folder()
-    files = {
-        path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()
-    }
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     if not files:
         raise ConfigError("has no configuration files", file=folder, hint="install trioha again")
-    return files
+    return dict(sorted(files.items()))
 
 
 def _copied(name: str, target: Path) -> list[Path]:
