@@ -110,7 +110,7 @@ def test_the_demo_is_watched_steered_and_left(terminal, tmp_path):
     terminal.press("r", "s", "q")
     terminal.wait_for("checks held")
     assert list(tmp_path.glob("trioha-monitor-*.svg"))
-    assert list(tmp_path.glob("*-monitor"))
+    assert list(tmp_path.glob("*-monitor.jsonl.gz"))
 
 
 def test_a_pair_is_watched_recorded_and_seen_again(tmp_path, start_node):
@@ -133,16 +133,16 @@ def test_a_pair_is_watched_recorded_and_seen_again(tmp_path, start_node):
         terminal.wait_for("Recorded; see it again", "2 up, 1 in step")
         terminal.press("q")
         terminal.wait_for_the_end()
-    (seen,) = tmp_path.glob("*-monitor")
+    (seen,) = tmp_path.glob("*-monitor.jsonl.gz")
     # The slave's recording ends first, and the master sees it.
     slave.stop()
     master.wait(connections=0)
     master.stop()
-    for size, sessions, at_end in (
-        ((120, 40), tmp_path / "nodes", ("✗ SILENT", "its recording ended in order")),
-        ((80, 24), seen, ("● OK", "in step")),
+    for size, recording, at_end, event in (
+        ((120, 40), tmp_path / "nodes", ("✗ SILENT", "its recording ended in order"), "begins"),
+        ((80, 24), seen, ("● OK", "in step"), "answers: "),
     ):
-        with closing(Terminal(tmp_path, *monitor, "--replay", str(sessions), size=size)) as terminal:
+        with closing(Terminal(tmp_path, *monitor, "--replay", str(recording), size=size)) as terminal:
             terminal.wait_for("REPLAY", "interop #0", "interop #1")
             # The session's whole length takes no longer than it took: to its end, and back to an event.
             terminal.press("-l", "gend")
@@ -150,6 +150,6 @@ def test_a_pair_is_watched_recorded_and_seen_again(tmp_path, start_node):
             terminal.wait_for(*at_end)
             terminal.press("N")
             terminal.press("-l", "4")
-            terminal.wait_for("Events", "begins")
+            terminal.wait_for("Events", event)
             terminal.press("q")
             terminal.wait_for_the_end()
