@@ -146,6 +146,7 @@ def new_archiver(
     trust_clock: bool = False,
     store: Path | None = None,
     notify: Callable[[str], object] = lambda _text: None,
+    sleep: Callable[[float], object] | None = None,
     **settings: Any,
 ) -> Archiver:
     """An archiver in the log's virtual time."""
@@ -158,7 +159,7 @@ def new_archiver(
         notify=notify,
         wall_ms=log.clock.wall_ms,
         monotonic=log.clock.monotonic,
-        sleep=log.clock.sleep,
+        sleep=log.clock.sleep if sleep is None else sleep,
     )
 
 

@@ -28,12 +28,13 @@ def close(session):
         file.write(json.dumps({"seq": 0, "type": "note", "text": CLOSED_NOTE}) + "\n")
 
 
-def archiver_with(folder, log, recordings, **settings):
+def archiver_with(folder, log, recordings, *, notify=lambda _text: None, **settings):
     archiver = Archiver(
         folder,
         log.store,
         settings=ArchiveSettings(recordings_s=0, **settings),
         recordings=recordings,
+        notify=notify,
         wall_ms=lambda: WALL_NS // 1_000_000 + round(log.clock.now_s * 1000),
         monotonic=log.clock.monotonic,
         sleep=log.clock.sleep,
@@ -97,8 +98,7 @@ def test_a_damaged_segment_is_named_once_and_left_out(tmp_path):
     data[200] ^= 1
     damaged.write_bytes(data)
     remarks = []
-    archiver = archiver_with(folder, log, session.parent)
-    archiver._notify = remarks.append
+    archiver = archiver_with(folder, log, session.parent, notify=remarks.append)
     assert archiver.step().recorded == 2
     assert archiver.step().recorded == 0
     assert [str(damaged) in remark for remark in remarks] == [True]

@@ -49,23 +49,21 @@ def test_two_that_begin_at_the_same_moment_are_told_apart(folder, log):
     assert archived(folder) == (0, log.data())
 
 
-def other_of(folder, log, tmp_path, *, take_over=False):
+def other_of(folder, log, tmp_path, **options):
     """An archiver on another host: of a copy of the store."""
-    return new_archiver(folder, log.fork(tmp_path / "other"), take_over=take_over)
+    return new_archiver(folder, log.fork(tmp_path / "other"), **options)
 
 
 def test_an_idle_writer_is_seen_to_be_alive(folder, log, tmp_path):
     archiver = archiver_of(folder, log)
     archiver.step()
     number = reader_of(folder).head.number
-    sleep = log.clock.sleep
 
     def sleep_and_step(seconds):
-        sleep(seconds)
+        log.clock.sleep(seconds)
         archiver.step()
 
-    other = other_of(folder, log, tmp_path)
-    other._sleep = sleep_and_step
+    other = other_of(folder, log, tmp_path, sleep=sleep_and_step)
     with pytest.raises(FencedError, match=f"{log.store}, epoch 1, has created a newer head"):
         other.begin()
     assert reader_of(folder).head.number == number + 1

@@ -8,15 +8,15 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import count
-from typing import Any
 from unittest.mock import patch
 
 import zstandard
 from attrs import evolve
 
 from tests.simulation.planting import Defect, plants
-from trioha.archive.archiver import Archiver
+from trioha.archive.draft import Draft
 from trioha.archive.layout import LOG, LogObject, log_key
+from trioha.archive.log_writer import LogWriter
 from trioha.archive.objects import ObjectFolder
 from trioha.broker import metadata_sync
 from trioha.metadata.metadata_store import MetadataStore
@@ -95,10 +95,12 @@ def offsets_writes_late() -> Iterator[None]:
 
 @_plants("an archiver stores one byte wrong, one that no checksum covers")
 def archived_byte_changed() -> Iterator[None]:
-    put = Archiver._put
+    put = LogWriter.put
     numbers = count(1)
 
-    def put_changed(self: Archiver, draft: Any, one: LogObject, data: bytes | Iterator[bytes]) -> LogObject:
+    def put_changed(
+        self: LogWriter, draft: Draft, one: LogObject, data: bytes | Iterator[bytes]
+    ) -> LogObject:
         if isinstance(data, bytes) and next(numbers) == 2:
             log = bytearray(data)
             if one.codec == "zstd":
@@ -115,7 +117,7 @@ def archived_byte_changed() -> Iterator[None]:
             one = evolve(one, key=key, crc32=zlib.crc32(data), codec="none")
         return put(self, draft, one, data)
 
-    with patch.object(Archiver, "_put", put_changed):
+    with patch.object(LogWriter, "put", put_changed):
         yield
 
 

@@ -14,9 +14,13 @@ from collections.abc import Iterable, Iterator
 
 from attrs import evolve, field, frozen
 
+from trioha.archive.context import ArchiveContext
+from trioha.archive.draft import Draft
 from trioha.archive.layout import RECORDINGS, Generation, Head, LogObject, MetadataObject, Page, PageContent
 from trioha.archive.reader import ArchiveReader
+from trioha.archive.upkeep import store_page
 from trioha.recording.layout import FACTS_FILE, SESSION_FILE
+from trioha.store.time_steps import LEAD_MS_MAX
 
 
 @frozen(kw_only=True)
@@ -174,3 +178,55 @@ def unreferenced(reader: ArchiveReader, head: Head, keys: Iterable[str]) -> list
                 continue
         result.append(key)
     return result
+
+
+class Retention:
+    """Drops from the generations of drafts what no restore to a time within `keep_s` needs."""
+
+    def __init__(self, context: ArchiveContext) -> None:
+        self._context = context
+        self._settings = context.settings
+        self._clock = context.clock
+        self._is_doubt_told = False
+        self._due_s = 0.0
+        """When to look again (monotonic)."""
+
+    def kept_from_ms(self) -> int | None:
+        """What is older than this is not kept; None to keep everything, also while the clock is in doubt."""
+        keep_s = self._settings.keep_s
+        return None if keep_s is None or self._clock.doubt else self._clock.past_ms() - round(keep_s * 1000)
+
+    def due_from_ms(self) -> int | None:
+        """`kept_from_ms` if it is time to look what may go, else None; reports a doubt about the clock."""
+        doubt = self._clock.doubt
+        if doubt and not self._is_doubt_told:
+            self._context.notify(doubt)
+        self._is_doubt_told = bool(doubt)
+        from_ms = self.kept_from_ms()
+        if from_ms is None or self._context.monotonic() < self._due_s:
+            return None
+        self._due_s = self._context.monotonic() + self._settings.retention_s
+        return from_ms
+
+    def retain(self, draft: Draft, *, from_ms: int) -> None:
+        """Drop what no restore from `from_ms` on needs. Blocks. Raises ArchiveError."""
+        reader = ArchiveReader(self._context.folder, draft.head)
+        latest_ms = self._clock.past_ms() + LEAD_MS_MAX
+        expired = expired_generations(draft.head, from_ms=from_ms, latest_ms=latest_ms)
+        generations = []
+        for generation in draft.head.generations:
+            if generation in expired:
+                draft.dropped += keys_of(reader, generation)
+                continue
+            cut = cut_of(reader, generation, from_ms=from_ms, latest_ms=latest_ms)
+            if cut is None:
+                generations.append(generation)
+                continue
+            kept = cut.generation
+            if cut.content is not None:
+                kept = evolve(
+                    kept, pages=(store_page(self._context.folder, kept, cut.content), *kept.pages[1:])
+                )
+            draft.dropped += cut.dropped
+            generations.append(kept)
+        draft.head = evolve(draft.head, generations=tuple(generations))
