@@ -23,7 +23,8 @@ from trioha.archive.heads import create_head
 from trioha.archive.layout import Head, MetadataContent, PageContent, RecordedSegment, RecordedSession
 from trioha.archive.objects import ObjectFolder
 from trioha.archive.reader import ArchiveReader
-from trioha.archive.restore import Restore, Target
+from trioha.archive.restore import Restore
+from trioha.archive.restore_plan import Target
 from trioha.archive.verification import verify_archive
 from trioha.errors import TriohaError
 from trioha.metadata.clamped_offsets import clamp_offsets

@@ -36,7 +36,8 @@ from trioha.archive import restore as module
 from trioha.archive.errors import ArchiveError, MissingObjectError
 from trioha.archive.objects import ObjectFolder
 from trioha.archive.reader import ArchiveReader
-from trioha.archive.restore import Restore, Target
+from trioha.archive.restore import Restore
+from trioha.archive.restore_plan import Target
 from trioha.errors import StoreError
 from trioha.metadata.clamped_offsets import clamp_offsets
 from trioha.store.checkpoint import Checkpoint

@@ -7,7 +7,8 @@ import pytest
 from tests.archive.support import FILE_BYTES, Log, archiver_of, in_memory, reader_of
 from tests.levels import by_level
 from trioha.archive.comparison import compare_with_archive
-from trioha.archive.restore import Restore, Target
+from trioha.archive.restore import Restore
+from trioha.archive.restore_plan import Target
 from trioha.archive.verification import verify_archive
 from trioha.metadata.clamped_offsets import clamp_offsets
 from trioha.store.read_only_commit_log import ReadOnlyCommitLog

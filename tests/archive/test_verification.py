@@ -17,7 +17,8 @@ from trioha.archive.layout import RecordedSegment, RecordedSession
 from trioha.archive.log_bytes import read_log_object
 from trioha.archive.objects import ObjectFolder
 from trioha.archive.reader import ArchiveReader
-from trioha.archive.restore import Restore, Target
+from trioha.archive.restore import Restore
+from trioha.archive.restore_plan import Target
 from trioha.archive.verification import Verification, verify_archive
 from trioha.metadata.clamped_offsets import clamp_offsets
 from trioha.store.read_only_commit_log import ReadOnlyCommitLog

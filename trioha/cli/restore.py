@@ -13,7 +13,8 @@ from rich.table import Table
 from trioha.archive.contents import Contents, contents_of
 from trioha.archive.errors import ArchiveError
 from trioha.archive.reader import ArchiveReader
-from trioha.archive.restore import Restore, Restored, Target
+from trioha.archive.restore import Restore, Restored
+from trioha.archive.restore_plan import Target
 from trioha.cli.console import err, out, print_json
 from trioha.cli.times import time_option_ms
 from trioha.errors import ConfigError, TriohaError
