@@ -14,12 +14,13 @@ in an `answer_file`, of which a replay makes the same views.
 
 from __future__ import annotations
 
-__all__ = ["run_monitor", "run_replay"]
+__all__ = ["MonitorConfig", "read_config", "run_monitor", "run_replay"]
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from trioha.remoting.client import NO_SECURITY, ClientSecurity
+from trioha_monitor.config import DEFAULT_THRESHOLDS, MonitorConfig, Thresholds, read_config
 
 
 def run_monitor(
@@ -29,13 +30,14 @@ def run_monitor(
     interval_s: float = 0.1,
     record_into: Path = Path(),
     security: ClientSecurity = NO_SECURITY,
+    thresholds: Thresholds = DEFAULT_THRESHOLDS,
 ) -> int:
     """Show nodes until the user quits; returns the exit code.
 
     Nodes are those at `addresses` and all that the `name_servers` list (`host:port` each). `interval_s` is
     the pause between two requests to one node; recordings go into folders in `record_into`. With `security`
-    requests are signed and encrypted. Call it from the main thread, on a terminal, without a running event
-    loop. Raises `MonitorError` if the monitor itself failed.
+    requests are signed and encrypted; `thresholds` are those of the screens. Call it from the main thread, on
+    a terminal, without a running event loop. Raises `MonitorError` if the monitor itself failed.
     """
     from trioha_monitor.app import run  # noqa: PLC0415 - Textual is loaded only when a screen opens
 
@@ -45,14 +47,15 @@ def run_monitor(
         interval_s=interval_s,
         record_into=record_into,
         security=security,
+        thresholds=thresholds,
     )
 
 
-def run_replay(sessions: Sequence[Path]) -> int:
+def run_replay(sessions: Sequence[Path], *, thresholds: Thresholds = DEFAULT_THRESHOLDS) -> int:
     """Replay sessions of nodes, or a monitor's recording, until the user quits; returns the exit code.
 
     As `run_monitor`; raises StoreError for a path without a recording, and for one that cannot be read.
     """
     from trioha_monitor.app import run_again  # noqa: PLC0415 - as above
 
-    return run_again(sessions)
+    return run_again(sessions, thresholds=thresholds)

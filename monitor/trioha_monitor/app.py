@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -13,30 +12,27 @@ from typing import ClassVar
 
 import outcome
 from attrs import evolve
-from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Input
 
-from trioha.errors import TriohaError
+from trioha.errors import ConfigError, TriohaError
 from trioha.remoting.client import ClientSecurity
 from trioha_monitor.answer_recording import MonitorRecording
+from trioha_monitor.config import DEFAULT_THRESHOLDS, Thresholds
 from trioha_monitor.consumption_feed import Demand
-from trioha_monitor.faults import FaultLog
+from trioha_monitor.faults import FaultLog, state_folder
 from trioha_monitor.guest import TrioGuest
 from trioha_monitor.live import LIVE_TIMES, LiveSettings, live_views
 from trioha_monitor.playback import Playback, Recording
 from trioha_monitor.rendering import DARK, LIGHT
 from trioha_monitor.replay import open_replay
+from trioha_monitor.saved_state import DEFAULT_STATE, FILE_NAME, SavedState, read_state, write_state
 from trioha_monitor.screen import MonitorScreen
 from trioha_monitor.terminal import TerminalDriver
 from trioha_monitor.view import ClusterView, ViewFeed
-
-LINE_TIMEOUT_S = 1.0
-"""How long keys wait for an input line that has been removed, in seconds."""
 
 
 class MonitorError(TriohaError):
@@ -65,6 +61,7 @@ class MonitorApp(App[None]):
 
     TITLE = "trioha monitor"
     CSS_PATH = "monitor.tcss"
+    BINDING_GROUP_TITLE = "Program"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(
             "s",
@@ -92,18 +89,22 @@ class MonitorApp(App[None]):
         playback: Playback | None = None,
         recording: Recording | None = None,
         demand: Demand | None = None,
+        thresholds: Thresholds = DEFAULT_THRESHOLDS,
+        state: SavedState = DEFAULT_STATE,
+        notice: str = "",
     ) -> None:
+        """The screens start as in `state`, with `notice` as a warning if it is not empty."""
         super().__init__()
         self.failure: str | None = None
         self.crash: BaseException | None = None
         """The error that ended the feed or the screen."""
         self._feed = feed
-        self._main_screen = MonitorScreen(playback=playback, recording=recording, demand=demand)
+        self._theme_name, self._notice = state.theme, notice
+        self._main_screen = MonitorScreen(
+            playback=playback, recording=recording, demand=demand, thresholds=thresholds, state=state
+        )
         self._guest = TrioGuest(self._run_feed, on_end=self._feed_ended)
         self._stopping = False
-        self._waiting_keys: deque[events.Key] | None = None
-        """Keys that wait until an input line has handled the keys before them; None if no key waits."""
-        self._waits = 0
 
     def get_driver_class(self) -> type[Driver]:
         """A driver for a terminal that may vanish."""
@@ -128,73 +129,30 @@ class MonitorApp(App[None]):
         """The main screen, also while help is pushed over it."""
         return self._main_screen
 
+    @property
+    def state(self) -> SavedState:
+        """What the user chose, also after the screens have closed."""
+        screen = self._main_screen
+        orders = {table.id or "": table.order for table in screen.sorted_tables}
+        return SavedState(screen.pane_id, screen.units, self.theme, orders)
+
     def on_mount(self) -> None:
         """Start the feed, here only: Textual calls `on_mount` of every class in the MRO."""
         self.register_theme(DARK)
         self.register_theme(LIGHT)
-        self.theme = DARK.name
+        self.theme = self._theme_name if self._theme_name in self.available_themes else DARK.name
+        if self._notice:
+            self.notify(self._notice, severity="warning", markup=False)
         self._guest.start()
 
-    async def on_event(self, event: events.Event) -> None:
-        """Handle keys one by one: a line or dialog that one key opens gets the next key, also of fast input.
-
-        Textual forwards a key to the widget that has the focus at that moment, and looks for its binding when
-        the key has bubbled up: a pasted `/abc` would be four keys of the table.
-        """
-        if isinstance(event, events.Key) and not event.is_forwarded:
-            waits = self._queue_keys(event) or self._wait_for_input(event)
-            if waits or await self._run_key(event):
-                return
-        await super().on_event(event)
-
-    def _queue_keys(self, *keys: events.Key) -> bool:
-        """Queue keys if an earlier key waits; returns whether they wait."""
-        if self._waiting_keys is None:
-            return False
-        self._waiting_keys.extend(keys)
-        return True
-
-    def _wait_for_input(self, key: events.Key) -> bool:
-        """Queue a key until the focused input line has handled the keys before it; returns whether it waits.
-
-        Nothing is awaited here: the application goes on drawing and handling messages.
-        """
-        line = self.focused
-        if not isinstance(line, Input) or key.is_printable:
-            return False
-        self._waits += 1
-        go_on = partial(self._run_waiting_keys, self._waits)
-        # Through the line's message queue: after the keys that are in it.
-        if not line.call_later(self.call_later, go_on):
-            return False
-        self._waiting_keys = deque([key])
-        self.set_timer(LINE_TIMEOUT_S, go_on)
-        return True
-
-    async def _run_waiting_keys(self, wait: int) -> None:
-        """Handle the keys that waited, in their order; `wait` is the number of their wait."""
-        keys = self._waiting_keys
-        if wait != self._waits or not keys:
-            return
-        self._waiting_keys = None
-        first = keys.popleft()
-        if not await self._run_key(first):
-            await super().on_event(first)
-        while keys:
-            await self.on_event(keys.popleft())
-            if self._queue_keys(*keys):
-                return
-
-    async def _run_key(self, key: events.Key) -> bool:
-        """Run the action of a key; returns False for an unbound key, and for text of an input line."""
-        if isinstance(self.focused, Input) and key.is_printable:
-            return False
-        active = self.screen.active_bindings.get(key.key)
-        return (
-            active is not None
-            and active.enabled
-            and await self.run_action(active.binding.action, active.node)
-        )
+    async def on_unmount(self) -> None:
+        """End what runs beside the screens, at every exit: the loop goes on until then."""
+        self._stopping = True
+        try:
+            await self._main_screen.stop_recording()
+        except (TriohaError, OSError) as error:
+            self.failure = f"the recording is not complete: {error}"
+        await self._guest.stop()
 
     def on_view_arrived(self, message: ViewArrived) -> None:
         """Show the view on the whole screen."""
@@ -230,13 +188,6 @@ class MonitorApp(App[None]):
         if self.failure is not None and not self._stopping:
             self.exit(return_code=1)
 
-    async def _shutdown(self) -> None:
-        # Textual's only hook that runs at every exit while loop and widgets still exist.
-        self._stopping = True
-        await self._main_screen.stop_recording()
-        await self._guest.stop()
-        await super()._shutdown()
-
     def _handle_exception(self, error: Exception) -> None:
         # Textual's only hook for exceptions of its own tasks.
         if self.crash is None:
@@ -252,20 +203,44 @@ def run(
     interval_s: float,
     record_into: Path,
     security: ClientSecurity,
+    thresholds: Thresholds,
 ) -> int:
     """See `trioha_monitor.run_monitor`."""
     times = evolve(LIVE_TIMES, interval_s=interval_s, refresh_s=min(interval_s, LIVE_TIMES.refresh_s))
     recording = MonitorRecording(record_into)
     settings = LiveSettings.with_security(security, times=times, on_observed=recording.note)
     feed = live_views(addresses, name_servers=name_servers, settings=settings)
-    return _run(MonitorApp(feed, recording=recording, demand=settings.demand))
+    app = partial(MonitorApp, feed, recording=recording, demand=settings.demand, thresholds=thresholds)
+    return _run_with_state(app)
 
 
-def run_again(sessions: Sequence[Path]) -> int:
+def run_again(sessions: Sequence[Path], *, thresholds: Thresholds) -> int:
     """See `trioha_monitor.run_replay`."""
     source = open_replay(list(sessions))
     source.toggle()
-    return _run(MonitorApp(source, playback=source))
+    return _run_with_state(partial(MonitorApp, source, playback=source, thresholds=thresholds))
+
+
+def _run_with_state(make: Callable[..., MonitorApp]) -> int:
+    """Run an application that begins with the choices of the last one, and keep its choices."""
+    path = state_folder() / FILE_NAME
+    state, notice = DEFAULT_STATE, ""
+    try:
+        state = read_state(path)
+    except ConfigError as error:
+        notice = str(error)
+    app = make(state=state, notice=notice)
+    try:
+        return _run(app)
+    finally:
+        _keep_state(path, app)
+
+
+def _keep_state(path: Path, app: MonitorApp) -> None:
+    try:
+        write_state(path, app.state)
+    except OSError as error:
+        sys.stderr.write(f"monitor: the choices are not kept: {path}: {error.strerror}\n")
 
 
 def _run(app: MonitorApp) -> int:

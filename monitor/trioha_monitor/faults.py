@@ -7,13 +7,13 @@ in the user's state folder; lines that cannot be written go to stderr after the 
 from __future__ import annotations
 
 import logging
-import os
 import traceback
 from collections import deque
 from pathlib import Path
 from typing import Final, TextIO, cast
 
 import structlog
+from platformdirs import user_state_path
 
 from trioha.net.error_boundary import ErrorBoundary
 from trioha.outside_text import escaped_lines
@@ -29,11 +29,9 @@ ERROR_CHARS_MAX: Final = 60
 
 
 def state_folder() -> Path:
-    """The user's state folder: `trioha` in `$XDG_STATE_HOME`, by default in `~/.local/state`."""
-    state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    if not state.is_absolute():
-        state = Path.home() / ".local" / "state"
-    return state / "trioha"
+    """The user's state folder of this platform: on Linux `trioha` in `$XDG_STATE_HOME`, or in
+    `~/.local/state`."""
+    return user_state_path("trioha", appauthor=False)
 
 
 def log_path() -> Path:

@@ -1,16 +1,15 @@
-"""The keys of the screen, and the help on those that are active."""
+"""The keys of the screen."""
 
 from __future__ import annotations
 
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
-
-from trioha_monitor.panes.pane import HelpTopic
 
 LIVE_ONLY = frozenset({"pause"})
+OPENING = frozenset({"filter", "jump", "until"})
+"""Actions that open an input line."""
 REPLAY_ONLY = frozenset({"play", "speed", "turn", "step", "seek_event", "jump", "until"})
-MOVES = frozenset(f"table.{move}" for move in ("up", "down", "page-up", "page-down", "first", "last", "open"))
-"""Keys that help lists together."""
+HELPING = frozenset({"scroll_help", "close_help"})
+"""Actions on open help."""
 
 
 def _key(
@@ -22,8 +21,20 @@ def _key(
     *,
     display: str | None = None,
     in_footer: bool = False,
+    opens_line: bool = False,
 ) -> Binding:
-    return Binding(key, action, label, show=in_footer, key_display=display, tooltip=tooltip, id=identity)
+    """A key of the screen. One that opens an input line has priority, so that the next key of fast typing
+    finds the line."""
+    return Binding(
+        key,
+        action,
+        label,
+        show=in_footer,
+        key_display=display,
+        tooltip=tooltip,
+        id=identity,
+        priority=opens_line,
+    )
 
 
 SCREEN_KEYS: list[BindingType] = [
@@ -51,6 +62,7 @@ SCREEN_KEYS: list[BindingType] = [
         "Show only rows with a text",
         display="/",
         in_footer=True,
+        opens_line=True,
     ),
     _key("monitor.longer", "plus,equals_sign", "span(1)", "Longer", "Draw more time", display="+"),
     _key("monitor.shorter", "minus", "span(-1)", "Shorter", "Draw less time", display="-"),
@@ -71,36 +83,19 @@ SCREEN_KEYS: list[BindingType] = [
     _key("replay.step-back", "comma", "step(-1)", "Step back", "A small step back", display=","),
     _key("replay.next", "n", "seek_event(1)", "Next event", "Go to the next event"),
     _key("replay.previous", "N", "seek_event(-1)", "Previous event", "Go to the event before"),
-    _key("replay.jump", "g", "jump", "Go to", "Go to a time: local, unless Z or an offset follows"),
-    _key("replay.until", "f", "until", "Until", "As fast as possible until a condition holds"),
+    _key(
+        "replay.jump",
+        "g",
+        "jump",
+        "Go to",
+        "Go to a time: local, unless Z or an offset follows",
+        opens_line=True,
+    ),
+    _key(
+        "replay.until", "f", "until", "Until", "As fast as possible until a condition holds", opens_line=True
+    ),
     _key("monitor.help", "question_mark", "help", "Help", "Keys and columns", in_footer=True),
+    Binding("escape,q", "close_help", "Close help", show=False, id="help.close"),
+    Binding("pagedown", "scroll_help(1)", "Scroll help", show=False, priority=True, id="help.down"),
+    Binding("pageup", "scroll_help(-1)", "Scroll help", show=False, priority=True, id="help.up"),
 ]
-
-
-def help_on_keys(screen: Screen[None]) -> HelpTopic:
-    """All active keys of `screen`."""
-    terms: list[tuple[str, str]] = []
-    listed: set[str] = set()
-    for active in sorted(screen.active_bindings.values(), key=lambda active: _key_order(active.binding.id)):
-        binding = active.binding
-        if not active.enabled or binding.id is None or not (binding.tooltip or binding.description):
-            continue
-        label = screen.app.get_key_display(binding)
-        if binding.id in MOVES or binding.id in listed:
-            # A key that moves a cursor, or a second key of a binding.
-            continue
-        listed.add(binding.id)
-        terms.append((label, binding.tooltip or binding.description))
-    terms += [
-        ("↑ ↓ home end", "choose a row; so does a click"),
-        ("enter", "see more of the row; so does a double click"),
-        ("click", "on a column's name sorts by it, on a screen's name opens it"),
-    ]
-    return HelpTopic("Keys", terms)
-
-
-def _key_order(identity: str | None) -> int:
-    """Screens first, keys of the application last."""
-    groups = ("pane", "replay", "monitor", "replicas", "slave", "table", "app")
-    group = (identity or "").partition(".")[0]
-    return groups.index(group) if group in groups else len(groups)

@@ -81,6 +81,9 @@ class Playback(Protocol):
     def seek_event(self, steps: int) -> None:
         """Go to the next (1) or previous (-1) event."""
 
+    def parse(self, condition: str) -> object:
+        """What `run_until` would look for. Raises TriohaError if it is not understood."""
+
     def run_until(self, condition: str) -> None:
         """Go to where `condition` holds, as fast as possible. Raises TriohaError if it is not understood."""
 

@@ -14,6 +14,7 @@ from trioha import palette
 from trioha.replica_verdict import Verdict
 from trioha.severity import Severity
 from trioha.unit_texts import format_bytes
+from trioha_monitor.config import DEFAULT_THRESHOLDS, Thresholds
 from trioha_monitor.texts import NOTHING, format_offset
 from trioha_monitor.view import Health
 
@@ -178,6 +179,8 @@ class RenderContext:
     """Newest moment that is drawn."""
     span_ms: int = 120_000
     """Length of the time that is drawn."""
+    thresholds: Thresholds = DEFAULT_THRESHOLDS
+    """From when on figures are pointed out."""
 
     def size(self, count: float | None) -> str:
         """A number of bytes."""

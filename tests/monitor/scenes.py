@@ -558,7 +558,10 @@ class FakePlayback:
     def seek_event(self, steps: int) -> None:
         self.told.append(("event", steps))
 
-    def run_until(self, condition: str) -> None:
+    def parse(self, condition: str) -> object:
         if condition == "noon":
             raise TriohaError(f"{condition} names no moment")
+        return condition
+
+    def run_until(self, condition: str) -> None:
         self.told.append(("until", condition))

@@ -14,7 +14,7 @@ from attrs import evolve
 from rich.text import Text
 from textual import events
 from textual.pilot import Pilot
-from textual.widgets import Input
+from textual.widgets import HelpPanel, Input, KeyPanel, Markdown, Static, Tab
 from textual.widgets._footer import FooterKey
 
 from tests.monitor.scenes import (
@@ -29,7 +29,6 @@ from tests.monitor.scenes import (
 )
 from trioha.errors import TriohaError
 from trioha.replica_verdict import Verdict
-from trioha_monitor import app as app_module
 from trioha_monitor import screen as screen_module
 from trioha_monitor.app import MonitorApp, MonitorError
 from trioha_monitor.app import _run as run_application
@@ -41,8 +40,9 @@ from trioha_monitor.panes.roles import RolesPane
 from trioha_monitor.panes.slave import SlavePane
 from trioha_monitor.screen import MonitorScreen
 from trioha_monitor.view import EventKind, NodeView, TimelineEvent
-from trioha_monitor.widgets.dialogs import AskScreen, FilterLine, HelpScreen
+from trioha_monitor.widgets.dialogs import AskScreen
 from trioha_monitor.widgets.footer import KeysFooter
+from trioha_monitor.widgets.row_table import Order
 from trioha_monitor.widgets.top_bar import ReplayBar, TopBar
 
 Steps = Callable[[MonitorApp, Pilot[None]], Awaitable[None]]
@@ -105,7 +105,14 @@ def rows(app):
 
 
 def top(app):
-    return app.monitor_screen.query_one(TopBar).lines[0]
+    """The first line of the screen, as it is drawn."""
+    bar = app.monitor_screen.query_one(TopBar)
+    cells = [" "] * bar.size.width
+    for widget in (bar.query_one("#top-name"), *bar.tabs.query(Tab), bar.summary):
+        if widget.display and widget.region:
+            start = widget.region.x - 1
+            cells[start : start + widget.region.width] = widget.render_line(0).text
+    return "".join(cells)
 
 
 def title(widget):
@@ -189,7 +196,10 @@ def test_a_line_that_is_cut_off_says_so():
         await pilot.pause(0.05)
         facts = app.monitor_screen.query_one(SlavePane).facts
         acks = next(y for y, line in enumerate(facts.lines) if line.startswith("Ack time"))
-        assert facts.render_line(acks).text == "Ack time  p50 0.31 ms  p99 2.40 ms  max 18.0 ms  of 182,3…"
+        assert (
+            facts.render_line(acks).text.rstrip()
+            == "Ack time  p50 0.31 ms  p99 2.40 ms  max 18.0 ms  of 182,3…"
+        )
 
     drive(steps, size=(60, 24))
 
@@ -296,7 +306,7 @@ def test_the_mouse_chooses_a_row_opens_it_and_sorts_by_a_label():
         assert table.cursor == 3
         diff = table.render_line(0).text.index("Diff")
         await pilot.click("#replicas-table", offset=(2 + diff, 1))
-        assert table.sort_key == "diff"
+        assert table.order.key == "diff"
         assert [row.key for row in table.rows][:2] == [9, 1]
         await pilot.click("#replicas-table", offset=(2 + diff, 1))
         assert table.rows[0].key == 3
@@ -314,13 +324,13 @@ def test_o_sorts_by_one_column_after_the_other_and_shift_o_turns():
     async def steps(app, pilot):
         table = replicas(app).table
         await pilot.press("o")
-        assert (table.sort_key, table.rows[0].verdict.severity) == ("verdict", 3)
+        assert (table.order.key, table.rows[0].verdict.severity) == ("verdict", 3)
         assert "by Verdict ↑" in title(table)
         await pilot.press("O")
         assert table.rows[0].verdict.severity < 2
         keys = [column.key for column in table.columns if column.order and column.key in table.shown_columns]
         await pilot.press(*["o"] * len(keys))
-        assert table.sort_key is None
+        assert table.order.key is None
 
     drive(steps)
 
@@ -328,7 +338,7 @@ def test_o_sorts_by_one_column_after_the_other_and_shift_o_turns():
 def test_rows_change_places_once_a_second_at_most():
     async def steps(app, pilot):
         table = replicas(app).table
-        table.sort_by("diff", descending=True)
+        table.order = Order("diff", is_descending=True)
         view = app.monitor_screen.view
         before = [row.key for row in table.rows]
         grown = evolve(view.replicas[0], diff_bytes=2 * END)
@@ -361,11 +371,11 @@ def test_the_filter_shows_rows_with_all_words_and_escape_drops_it():
 def burst(app, *keys):
     """Keys all at once, as a terminal sends pasted ones or ones typed while it was busy."""
     for key in keys:
-        character = {"slash": "/", "enter": "\r", "escape": None}.get(key, key)
+        character = {"slash": "/", "enter": "\r", "backspace": None}.get(key, key)
         app.post_message(events.Key(key, character))
 
 
-def test_keys_that_come_at_once_go_where_each_would_go_alone():
+def test_a_key_that_opens_a_line_gives_it_the_keys_that_come_at_once():
     playback = FakePlayback()
 
     async def steps(app, pilot):
@@ -373,16 +383,15 @@ def test_keys_that_come_at_once_go_where_each_would_go_alone():
         await pilot.pause(0.05)
         assert [row.address for row in replicas(app).table.rows] == ["127.0.0.1:43113"]
         assert app.monitor_screen.query_one("#filter", Input).has_focus
-        await pilot.press("escape")
-        burst(app, "4", "slash", *"refused", "enter", "1", "slash", *"sync", "enter", "u", "2")
+        await pilot.press("escape", "4")
+        burst(app, "slash", *"refused/", "backspace", "enter")
         await pilot.pause(0.1)
         assert app.monitor_screen.query_one(EventsPane).table.filter_text == "refused"
-        assert replicas(app).table.filter_text == "sync"
         assert not app.monitor_screen.query_one("#filter", Input).display
-        assert pane(app) == "slave"
-        burst(app, "f", *"event", "enter", "g", *"50%", "enter", "question_mark", "escape", "n")
-        await pilot.pause(0.1)
-        assert playback.told == [("until", "event"), ("until", "50%"), ("event", 1)]
+        for opens, condition in (("f", "event"), ("g", "50%")):
+            burst(app, opens, *condition, "enter")
+            await pilot.pause(0.1)
+        assert playback.told == [("until", "event"), ("until", "50%")]
         assert app.screen is app.monitor_screen
 
     drive(steps, MonitorApp(feed_of(busy_view()), playback=playback))
@@ -547,25 +556,37 @@ def test_l_draws_lag_in_seconds_with_the_limits_of_the_broker():
     drive(steps)
 
 
+def help_texts(app):
+    """The text of the help on the pane, and the keys that it lists."""
+    panel = app.screen.query_one(HelpPanel)
+    table = panel.query_one(KeyPanel).query_one(Static).render()
+    return panel.query_one(Markdown).source, " ".join(map(str, table.columns[0].cells)).split()
+
+
 @pytest.mark.full
 def test_help_is_of_the_visible_pane_and_lists_its_keys():
     async def steps(app, pilot):
-        for key, title_of_it, term in (("1", "Verdicts", "▼ GAP: below min"), ("4", "Events", "Kind")):
-            await pilot.press(key, "question_mark")
-            screen = app.screen
-            assert isinstance(screen, HelpScreen)
-            keys = [key for key, _ in screen.topics[0].terms]
-            named = set(keys)
-            assert len(keys) == len(named)
-            assert {"1", "2", "3", "4", "space", "/", "+", "-", "u", "c", "s", "t", "q", "?", "o"} <= named
-            assert "[" not in named
-            topic = next(topic for topic in screen.topics if topic.title == title_of_it)
-            assert term in dict(topic.terms)
-            app.monitor_screen.show(busy_view())
-            await pilot.press("escape")
-            assert app.screen is app.monitor_screen
+        await pilot.press("question_mark")
+        for key, heading, term in (("1", "Verdicts", "▼ GAP: below min"), ("4", "Events", "Kind")):
+            await pilot.press(key)
+            await pilot.pause(0.05)
+            text, keys = help_texts(app)
+            assert {"1", "2", "3", "4", "space", "/", "+", "-", "u", "c", "s", "t", "q", "?", "o"} <= {*keys}
+            assert "[" not in keys
+            assert f"#### {heading}\n" in text
+            assert f"- **{term}** " in text
+        panel = app.screen.query_one(HelpPanel)
+        await pilot.press("pagedown")
+        await pilot.pause(0.05)
+        assert panel.scroll_offset.y > 0
+        for closes in ("escape", "q", "question_mark"):
+            await pilot.press(closes)
+            await pilot.pause(0.05)
+            assert not app.screen.query(HelpPanel)
+            await pilot.press("question_mark")
+            await pilot.pause(0.05)
 
-    drive(steps)
+    drive(steps, size=(80, 24))
 
 
 def test_the_command_palette_has_every_key_by_name():
@@ -714,9 +735,9 @@ def test_a_replay_goes_to_an_event_a_moment_or_a_condition():
 
     async def steps(app, pilot):
         await pilot.press("question_mark")
-        keys = dict(app.screen.topics[0].terms)
-        assert keys["space"] == "Play or pause"
-        assert {"[", "]", "b", ".", ",", "n", "N", "g", "f"} <= set(keys)
+        await pilot.pause(0.05)
+        _, keys = help_texts(app)
+        assert {"space", "[", "]", "b", ".", ",", "n", "N", "g", "f"} <= {*keys}
         assert "r" not in keys
         await pilot.press("escape", "4")
         await pilot.pause(0.05)
@@ -778,6 +799,23 @@ def test_r_starts_and_stops_a_recording_and_quitting_stops_it_too():
     drive(in_vain, MonitorApp(feed_of(calm_view()), recording=FakeRecording(fails=True)))
 
 
+def test_a_recording_that_cannot_be_completed_at_the_end_is_a_failure():
+    recording = FakeRecording()
+
+    def stop():
+        raise TriohaError("the disk is full")
+
+    recording.stop = stop
+
+    async def steps(app, pilot):
+        await pilot.press("r")
+        await app.workers.wait_for_complete()
+        await pilot.press("q")
+
+    app = drive(steps, MonitorApp(feed_of(calm_view()), recording=recording))
+    assert app.failure == "the recording is not complete: the disk is full"
+
+
 def test_a_slow_disk_at_the_start_of_a_recording_does_not_block_the_screen():
     recording = FakeRecording()
     may_start = threading.Event()
@@ -803,27 +841,24 @@ def test_a_slow_disk_at_the_start_of_a_recording_does_not_block_the_screen():
     assert recording.stopped == 1
 
 
-def test_q_quits_with_0_and_stops_the_feed_before_the_widgets_go(monkeypatch):
-    order = []
+def test_q_quits_with_0_and_the_feed_ends_before_the_loop():
+    ended = []
 
     async def feed(show):
         show(busy_view())
         try:
             await trio.sleep_forever()
         finally:
-            order.append("feed ended")
-
-    async def note_unmount(self, event):
-        order.append("app unmounted")
-
-    monkeypatch.setattr(MonitorApp, "on_unmount", note_unmount, raising=False)
+            # A view that comes while the widgets go.
+            show(calm_view())
+            ended.append(asyncio.get_running_loop().is_running())
 
     async def steps(app, pilot):
         await pilot.press("q")
         await pilot.pause()
 
     app = drive(steps, feed)
-    assert order == ["feed ended", "app unmounted"]
+    assert ended == [True]
     assert (app.return_code, app.failure) == (0, None)
 
 
@@ -898,52 +933,6 @@ def test_a_traceback_that_cannot_be_written_is_printed(tmp_path, monkeypatch, ca
     with pytest.raises(MonitorError, match=r"^monitor: the feed failed$"):
         run_application(app)
     assert "ZeroDivisionError: boom" in capsys.readouterr().err
-
-
-def test_an_input_line_that_hangs_delays_its_keys_and_not_the_application(monkeypatch):
-    held = []
-
-    def never(_line, callback, *arguments):
-        held.append(lambda: callback(*arguments))
-        return True
-
-    async def steps(app, pilot):
-        await pilot.press("slash", "x")
-        monkeypatch.setattr(app_module, "LINE_TIMEOUT_S", 3600.0)
-        monkeypatch.setattr(FilterLine, "call_later", never)
-        for key in ("enter", "3"):
-            app.post_message(events.Key(key, key if len(key) == 1 else None))
-        went_on = asyncio.Event()
-        app.call_later(went_on.set)
-        await asyncio.wait_for(went_on.wait(), 60)
-        assert len(held) == 1
-        assert (pane(app), app.focused) == ("replicas", app.monitor_screen.query_one("#filter"))
-        monkeypatch.undo()
-        held[0]()
-        while pane(app) != "log":
-            await pilot.pause(0.01)
-        assert replicas(app).table.filter_text == "x"
-
-    drive(steps)
-
-
-def test_keys_of_a_removed_input_line_are_handled(monkeypatch):
-    async def steps(app, pilot):
-        await pilot.press("slash", "x")
-        monkeypatch.setattr(app_module, "LINE_TIMEOUT_S", 0.01)
-        call_later = FilterLine.call_later
-
-        def never(line, callback, *arguments):
-            # Except for the pilot's own calls.
-            return callback == app.call_later or call_later(line, callback, *arguments)
-
-        monkeypatch.setattr(FilterLine, "call_later", never)
-        for key in ("enter", "3"):
-            app.post_message(events.Key(key, key if len(key) == 1 else None))
-        while pane(app) != "log":
-            await pilot.pause(0.01)
-
-    drive(steps)
 
 
 def test_a_feed_that_ends_by_itself_ends_the_monitor_with_1():

@@ -16,6 +16,7 @@ from trioha.cli.monitor import monitor
 from trioha.errors import ConfigError, TriohaError
 from trioha.extras import how_to_install
 from trioha.remoting.client import ClientSecurity
+from trioha_monitor.config import Thresholds
 
 SCRIPT = "import sys; from trioha.cli.monitor import monitor; sys.exit(monitor(*sys.argv[1:]))"
 
@@ -92,6 +93,7 @@ def test_the_exit_code_is_that_of_the_monitor(monkeypatch):
             "interval_s": 0.5,
             "record_into": Path("here"),
             "security": ClientSecurity(),
+            "thresholds": Thresholds(),
         }
         return 7
 
@@ -103,9 +105,28 @@ def test_the_exit_code_is_that_of_the_monitor(monkeypatch):
 
 
 @pytest.mark.usefixtures("_on_a_terminal")
+def test_a_configuration_file_has_addresses_unless_the_command_line_has_them(monkeypatch, tmp_path):
+    config = tmp_path / "monitor.toml"
+    config.write_text(
+        f"[monitor]\naddresses = ['{MASTER}']\nnamesrv = ['b:9876']\nthresholds.group-lag-s = 7"
+    )
+    asked = []
+
+    def run_monitor(addresses, **options):
+        asked.append((addresses, options["name_servers"], options["thresholds"].group_lag_s))
+        return 0
+
+    monkeypatch.setattr(trioha_monitor, "run_monitor", run_monitor)
+    monitor(config=config)
+    monitor("a:1", config=config)
+    monitor(namesrv=("c:9876",), config=config)
+    assert asked == [((MASTER,), ("b:9876",), 7.0), (("a:1",), (), 7.0), ((), ("c:9876",), 7.0)]
+
+
+@pytest.mark.usefixtures("_on_a_terminal")
 def test_a_replay_shows_sessions_and_no_nodes(monkeypatch):
     monkeypatch.setattr(
-        trioha_monitor, "run_replay", lambda sessions: 3 if sessions == (Path("a"), Path("b")) else 0
+        trioha_monitor, "run_replay", lambda sessions, **_: 3 if sessions == (Path("a"), Path("b")) else 0
     )
     assert monitor(replay=(Path("a"), Path("b"))) == 3
     with pytest.raises(TriohaError, match="sessions, not nodes"):

@@ -33,6 +33,7 @@ def monitor(
         float, Parameter(validator=validators.Number(gte=INTERVAL_S_MIN, lte=INTERVAL_S_MAX))
     ] = INTERVAL_S,
     record_dir: Path = Path(),
+    config: Path | None = None,
     replay: Annotated[tuple[Path, ...], Parameter(name="--replay", negative=(), consume_multiple=True)] = (),
     security: SecurityOptions = NO_SECURITY_OPTIONS,
 ) -> int:
@@ -52,22 +53,28 @@ def monitor(
         Pause between two requests to a node, in seconds.
     record_dir
         Folder for recordings; each is a file in it.
+    config
+        TOML file with a table [monitor]: addresses and namesrv, unless the command line has either, and
+        thresholds (README.md#the-monitor).
     replay
         Show recordings instead: sessions of nodes (folders), or what a monitor recorded (one file).
     """
     if replay and (addresses or namesrv):
         raise TriohaError("monitor: --replay shows sessions, not nodes; leave out either of them")
+    package = _monitor_package()
+    settings = package.MonitorConfig() if config is None else package.read_config(config)
+    if not (addresses or namesrv or replay):
+        addresses, namesrv = settings.addresses, settings.name_servers
     watched = tuple(str(parse_address(address)) for address in addresses)
     name_servers = name_servers_of(namesrv) if namesrv or not (addresses or replay) else ()
     client_security = security.read()
-    package = _monitor_package()
     # Textual reads the keyboard from stdin and draws on stderr; a redirected stdout asks for text, too.
     for stream, name in ((sys.stdin, "stdin"), (sys.stdout, "stdout"), (sys.stderr, "stderr")):
         if stream is None or not stream.isatty():
             raise TriohaError(f"monitor: {name} is not a terminal; for text or JSON use: trioha status")
     _check_terminal()
     run = (
-        partial(package.run_replay, replay)
+        partial(package.run_replay, replay, thresholds=settings.thresholds)
         if replay
         else partial(
             package.run_monitor,
@@ -76,6 +83,7 @@ def monitor(
             interval_s=interval,
             record_into=record_dir,
             security=client_security,
+            thresholds=settings.thresholds,
         )
     )
     code: int = run()

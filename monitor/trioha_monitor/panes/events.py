@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from textwrap import wrap
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 from textual import on
 from textual.app import ComposeResult
 
-from trioha_monitor.panes.pane import HelpTopic, Pane, PaneModel, terms_of, title_of
+from trioha_monitor.panes.pane import Pane, PaneModel, help_of, terms_of, title_of
 from trioha_monitor.rendering import SEVERITY_GLYPHS, Line, RenderContext
 from trioha_monitor.texts import format_age
 from trioha_monitor.view import EventKind, TimelineEvent
 from trioha_monitor.widgets.columns import Column
-from trioha_monitor.widgets.frame import entitle
 from trioha_monitor.widgets.line_view import LineView
 from trioha_monitor.widgets.row_table import RowTable
 
@@ -47,91 +45,6 @@ class EventList(RowTable[TimelineEvent]):
     def event(self, number: int | None) -> TimelineEvent | None:
         """The listed event of that number."""
         return next((event for event in self.rows if event.number == number), None)
-
-
-class EventsPane(Pane):
-    """A list of events that can be filtered by any text."""
-
-    def __init__(self) -> None:
-        super().__init__(id="events")
-        self._render_context: RenderContext | None = None
-        self.chosen = LineView(id="events-chosen")
-        self.table = EventList(id="events-table")
-
-    def compose(self) -> ComposeResult:
-        """A table, and the whole text of its chosen event."""
-        yield self.table
-        yield self.chosen
-
-    @property
-    def main_table(self) -> RowTable[Any]:
-        """The events."""
-        return self.table
-
-    @property
-    def help_topics(self) -> Sequence[HelpTopic]:
-        """Columns, and kinds to filter by."""
-        return (
-            HelpTopic("Events", terms_of(self.table)),
-            HelpTopic(
-                "Kinds to filter by",
-                [
-                    (
-                        "connect lost",
-                        "a replica's connection began, or ended; the text has the reason if known",
-                    ),
-                    ("refused", "a master refused a peer, for example for a forged ack"),
-                    (
-                        "in-sync gap verdict",
-                        "in-sync state changed; its log does not continue; another verdict",
-                    ),
-                    ("role node", "another role or name; a node is gone, back, new or restarted"),
-                    (
-                        "set cut controller",
-                        "the sync-state set changed; a log was cut; another controller leads, or none",
-                    ),
-                    ("puts disk config clock", "failing puts, disk faults, settings, a clock that was set"),
-                ],
-            ),
-        )
-
-    def show(self, model: PaneModel) -> None:
-        """Show `model`."""
-        events, self._render_context = model.held.events, model.context
-        self.table.show_events(events, model.context)
-        title = title_of("Events", self.table, shown=len(self.table.rows), of=len(events))
-        dropped = events[-1].number - len(events) if events else 0
-        subtitle = f"{dropped:,} older ones were dropped" if dropped else "" if events else "no events yet"
-        entitle(self.table, title, subtitle)
-        self._show_chosen()
-
-    @on(RowTable.Selected, "#events-table")
-    def _show_chosen(self) -> None:
-        """Show the event under the cursor: its cell in the table may be too narrow."""
-        event = self.table.event(self.table.cursor)
-        context = self._render_context
-        if event is None or context is None:
-            entitle(self.chosen, "")
-            self.chosen.show_lines([])
-            return
-        moment = datetime.fromtimestamp(event.time_ms / 1000).astimezone()
-        title = f"{moment:%Y-%m-%d %H:%M:%S}.{event.time_ms % 1000:03d} · {event.kind.value}"
-        entitle(self.chosen, title)
-        seen_by = f" (seen by {event.node})" if event.node and event.replica else ""
-        words = f"{event.replica or event.node}{seen_by}: {words_of(event)}".removeprefix(": ")
-        lines = wrap(words, max(16, self.chosen.size.width))
-        self.chosen.show_lines([((line, context.palette.text),) for line in lines])
-
-    def on_resize(self) -> None:
-        """Wrap the text for the new width."""
-        self.call_after_refresh(self._show_chosen)
-
-    @on(RowTable.Opened, "#events-table")
-    def _open(self, message: RowTable.Opened) -> None:
-        message.stop()
-        event = self.table.event(message.key)
-        if event is not None:
-            self.post_message(self.MomentChosen(event.time_ms))
 
 
 def event_columns() -> tuple[Column[TimelineEvent], ...]:
@@ -194,3 +107,77 @@ def _age(event: TimelineEvent, context: RenderContext) -> Line:
 
 def _text_of(event: TimelineEvent) -> str:
     return f"{event.kind.value} {event.node} {event.replica} {event.text} {event.severity.name}"
+
+
+class EventsPane(Pane):
+    """A list of events that can be filtered by any text."""
+
+    HELP = help_of(
+        ("Events", terms_of(event_columns())),
+        (
+            "Kinds to filter by",
+            [
+                (
+                    "connect lost",
+                    "a replica's connection began, or ended; the text has the reason if known",
+                ),
+                ("refused", "a master refused a peer, for example for a forged ack"),
+                (
+                    "in-sync gap verdict",
+                    "in-sync state changed; its log does not continue; another verdict",
+                ),
+                ("role node", "another role or name; a node is gone, back, new or restarted"),
+                (
+                    "set cut controller",
+                    "the sync-state set changed; a log was cut; another controller leads, or none",
+                ),
+                ("puts disk config clock", "failing puts, disk faults, settings, a clock that was set"),
+            ],
+        ),
+    )
+
+    def __init__(self) -> None:
+        super().__init__(id="events")
+        self.chosen = LineView(id="events-chosen")
+        self.table = EventList(id="events-table")
+
+    def compose(self) -> ComposeResult:
+        """A table, and the whole text of its chosen event."""
+        yield self.table
+        yield self.chosen
+
+    @property
+    def main_table(self) -> RowTable[Any]:
+        """The events."""
+        return self.table
+
+    def show(self, model: PaneModel) -> None:
+        """Show `model`."""
+        events = model.held.events
+        self.table.show_events(events, model.context)
+        title = title_of("Events", self.table, of=len(events))
+        dropped = events[-1].number - len(events) if events else 0
+        note = f"{dropped:,} older ones were dropped" if dropped else "" if events else "no events yet"
+        self.table.heading, self.table.notes = title, (note,)
+        self._show_chosen()
+
+    @on(RowTable.Selected, "#events-table")
+    def _show_chosen(self) -> None:
+        """Show the event under the cursor: its cell in the table may be too narrow."""
+        event = self.table.event(self.table.cursor)
+        if event is None or self.model is None:
+            self.chosen.heading, self.chosen.shown = "", ()
+            return
+        moment = datetime.fromtimestamp(event.time_ms / 1000).astimezone()
+        self.chosen.heading = f"{moment:%Y-%m-%d %H:%M:%S}.{event.time_ms % 1000:03d} · {event.kind.value}"
+        seen_by = f" (seen by {event.node})" if event.node and event.replica else ""
+        words = f"{event.replica or event.node}{seen_by}: {words_of(event)}".removeprefix(": ")
+        lines = wrap(words, max(16, self.chosen.size.width))
+        self.chosen.shown = [((line, self.model.context.palette.text),) for line in lines]
+
+    @on(RowTable.Opened, "#events-table")
+    def _open(self, message: RowTable.Opened) -> None:
+        message.stop()
+        event = self.table.event(message.key)
+        if event is not None:
+            self.post_message(self.MomentChosen(event.time_ms))

@@ -2,93 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from textwrap import wrap
 from typing import Any
 
-from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 
-from trioha_monitor.panes.pane import HelpTopic, Pane, PaneModel, terms_of, title_of
+from trioha_monitor.panes.pane import Pane, PaneModel, help_of, terms_of, title_of
 from trioha_monitor.rendering import Line, RenderContext
 from trioha_monitor.texts import NOTHING, format_age, format_count, format_duration
 from trioha_monitor.view import ConsumptionView, GroupView
 from trioha_monitor.widgets.columns import Column
-from trioha_monitor.widgets.frame import entitle
 from trioha_monitor.widgets.line_view import LineView
 from trioha_monitor.widgets.row_table import RowTable
 
-LATE_S = 60.0
-"""A group whose oldest message waits for longer is pointed out."""
-OLD_S = 15.0
-"""Figures that are older are muted."""
 HAS_SUBTITLES = "-high"
 """Class of a screen with room for frames."""
 _EMPTY = ConsumptionView()
-
-
-class GroupsPane(Pane):
-    """A table of groups by topic, and the members of the chosen one."""
-
-    def __init__(self) -> None:
-        super().__init__(id="groups")
-        self._render_context: RenderContext | None = None
-        self._note = ""
-        """Faults, and what is not shown."""
-        self.chosen = LineView(id="groups-chosen")
-        self.table = RowTable[GroupView](
-            group_columns(), key_of=lambda row: row.key, text_of=_text_of, id="groups-table"
-        )
-
-    def compose(self) -> ComposeResult:
-        """A table, and who consumes in its chosen row."""
-        yield self.table
-        yield self.chosen
-
-    @property
-    def main_table(self) -> RowTable[Any]:
-        """The groups."""
-        return self.table
-
-    @property
-    def help_topics(self) -> Sequence[HelpTopic]:
-        """Columns."""
-        return (HelpTopic("Topics and groups", terms_of(self.table)),)
-
-    def show(self, model: PaneModel) -> None:
-        """Show `model`."""
-        self._render_context = model.context
-        view = model.held.consumption
-        shown = view or _EMPTY
-        self.table.show_rows(shown.rows, model.context)
-        title = title_of("Topics and groups", self.table, shown=len(self.table.rows), of=len(shown.rows))
-        entitle(self.table, title)
-        self._note = _note(view, is_live=model.held.is_live)
-        if self._note != str(self.table.border_subtitle):
-            self.table.border_subtitle = Text(self._note)
-        self._show_chosen()
-
-    @on(RowTable.Selected, "#groups-table")
-    def _show_chosen(self) -> None:
-        """Show the row under the cursor in full."""
-        row = self.table.chosen
-        context = self._render_context
-        if context is None:
-            return
-        title = "" if row is None else f"{row.group or 'no group'} · {row.topic} · {row.broker}"
-        entitle(self.chosen, title)
-        palette = context.palette
-        details = [] if row is None else [(text, palette.text) for text in details_of(row)]
-        if row is None or not self.screen.has_class(HAS_SUBTITLES):
-            # A low terminal has no room for subtitles.
-            details.append((self._note, palette.muted))
-        width = max(16, self.chosen.size.width)
-        self.chosen.show_lines([((line, style),) for text, style in details for line in wrap(text, width)])
-
-    def on_resize(self) -> None:
-        """Wrap the text for the new width."""
-        self.call_after_refresh(self._show_chosen)
 
 
 def group_columns() -> tuple[Column[GroupView], ...]:
@@ -194,8 +124,10 @@ def details_of(row: GroupView) -> list[str]:
     return lines
 
 
-def _note(view: ConsumptionView | None, *, is_live: bool) -> str:
-    if not is_live:
+def _note(model: PaneModel) -> str:
+    """Faults, and what is not shown."""
+    view = model.held.consumption
+    if not model.held.is_live:
         return "recorded sessions have no groups"
     if view is None:
         return "waiting for the first answer"
@@ -207,38 +139,40 @@ def _note(view: ConsumptionView | None, *, is_live: bool) -> str:
     return " · ".join(parts)
 
 
-def _is_old(row: GroupView) -> bool:
-    return row.age_s > OLD_S
+def _is_old(row: GroupView, context: RenderContext) -> bool:
+    return row.age_s > context.thresholds.group_age_s
 
 
 def _lag(row: GroupView, context: RenderContext) -> Line:
     palette = context.palette
     if row.lag is None:
         return ((NOTHING, palette.muted),)
-    if _is_old(row) or not row.lag:
+    if _is_old(row, context) or not row.lag:
         style = palette.muted
     else:
         # A lag that nobody works on is worse than a long one.
-        style = palette.bad if row.members == 0 else palette.warn if _is_late(row) else palette.text
+        style = palette.bad if row.members == 0 else palette.warn if _is_late(row, context) else palette.text
     return ((format_count(row.lag), style),)
 
 
-def _is_late(row: GroupView) -> bool:
-    return row.lag_s is not None and row.lag_s > LATE_S
+def _is_late(row: GroupView, context: RenderContext) -> bool:
+    return row.lag_s is not None and row.lag_s > context.thresholds.group_lag_s
 
 
 def _behind(row: GroupView, context: RenderContext) -> Line:
     palette = context.palette
     if row.lag_s is None:
         return ((NOTHING, palette.muted),)
-    style = palette.muted if _is_old(row) else palette.warn if _is_late(row) else palette.text
+    style = (
+        palette.muted if _is_old(row, context) else palette.warn if _is_late(row, context) else palette.text
+    )
     return ((format_duration(row.lag_s), style),)
 
 
 def _rate(row: GroupView, context: RenderContext) -> Line:
     if row.read_per_s is None:
         return ((NOTHING, context.palette.muted),)
-    return context.figure(f"{row.read_per_s:,.1f}", is_old=_is_old(row) or not row.read_per_s)
+    return context.figure(f"{row.read_per_s:,.1f}", is_old=_is_old(row, context) or not row.read_per_s)
 
 
 def _members(row: GroupView, context: RenderContext) -> Line:
@@ -253,7 +187,7 @@ def _members(row: GroupView, context: RenderContext) -> Line:
 
 def _sources(row: GroupView, context: RenderContext) -> Line:
     palette = context.palette
-    if _is_old(row):
+    if _is_old(row, context):
         return ((f"figures are {format_age(row.age_s)} old", palette.warn),)
     if not row.sources:
         return ((NOTHING, palette.muted),)
@@ -266,3 +200,54 @@ def _sources(row: GroupView, context: RenderContext) -> Line:
 def _text_of(row: GroupView) -> str:
     sources = " ".join(label for label, _ in row.sources)
     return f"{row.topic} {row.group} {row.broker} {sources} {' '.join(row.clients)}"
+
+
+class GroupsPane(Pane):
+    """A table of groups by topic, and the members of the chosen one."""
+
+    HELP = help_of(("Topics and groups", terms_of(group_columns())))
+
+    def __init__(self) -> None:
+        super().__init__(id="groups")
+        self.chosen = LineView(id="groups-chosen")
+        self.table = RowTable[GroupView](
+            group_columns(), key_of=lambda row: row.key, text_of=_text_of, id="groups-table"
+        )
+
+    def compose(self) -> ComposeResult:
+        """A table, and who consumes in its chosen row."""
+        yield self.table
+        yield self.chosen
+
+    @property
+    def main_table(self) -> RowTable[Any]:
+        """The groups."""
+        return self.table
+
+    def show(self, model: PaneModel) -> None:
+        """Show `model`."""
+        view = model.held.consumption
+        shown = view or _EMPTY
+        self.table.show_rows(shown.rows, model.context)
+        self.table.heading = title_of("Topics and groups", self.table, of=len(shown.rows))
+        self.table.notes = (_note(model),) if self._has_subtitles else ()
+        self._show_chosen()
+
+    @on(RowTable.Selected, "#groups-table")
+    def _show_chosen(self) -> None:
+        """Show the row under the cursor in full."""
+        row, model = self.table.chosen, self.model
+        if model is None:
+            return
+        self.chosen.heading = "" if row is None else f"{row.group or 'no group'} · {row.topic} · {row.broker}"
+        palette = model.context.palette
+        details = [] if row is None else [(text, palette.text) for text in details_of(row)]
+        if row is None or not self._has_subtitles:
+            details.append((_note(model), palette.muted))
+        width = max(16, self.chosen.size.width)
+        self.chosen.shown = [((line, style),) for text, style in details for line in wrap(text, width)]
+
+    @property
+    def _has_subtitles(self) -> bool:
+        """A low terminal has no room for them."""
+        return self.screen.has_class(HAS_SUBTITLES)

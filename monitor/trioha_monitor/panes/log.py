@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from textual import on
@@ -11,9 +11,9 @@ from textual.containers import Horizontal
 
 from trioha_monitor.panes.pane import (
     FactWriter,
-    HelpTopic,
     Pane,
     PaneModel,
+    help_of,
     identity_columns,
     is_old,
     node_key,
@@ -26,7 +26,6 @@ from trioha_monitor.rendering import Line, RenderContext, StyledText
 from trioha_monitor.texts import NOTHING, format_count, format_duration, format_offset
 from trioha_monitor.view import ArchiveView, ClusterView, LogView, NodeView
 from trioha_monitor.widgets.columns import Column
-from trioha_monitor.widgets.frame import entitle
 from trioha_monitor.widgets.graph import Curve, Graph, Mark, Quantity, bar
 from trioha_monitor.widgets.line_view import LineView
 from trioha_monitor.widgets.row_table import RowTable
@@ -35,87 +34,6 @@ LABEL_WIDTH = 11
 DISK_BAR = 20
 FAULTS_SHOWN = 5
 """Reasons of failed requests that are listed: the most frequent ones."""
-
-
-class LogPane(Pane):
-    """A table of logs; facts and growth of the chosen one."""
-
-    def __init__(self) -> None:
-        super().__init__(id="log")
-        self._model: PaneModel | None = None
-        self.table = RowTable[NodeView](log_columns(), key_of=node_key, text_of=node_text, id="log-table")
-        self.facts = LineView(id="log-facts")
-        self.graph = Graph(id="log-graph", empty="No log to draw.")
-
-    def compose(self) -> ComposeResult:
-        """Top to bottom."""
-        yield self.table
-        with Horizontal(id="log-below"):
-            yield self.facts
-            yield self.graph
-
-    @property
-    def main_table(self) -> RowTable[Any]:
-        """The nodes."""
-        return self.table
-
-    @property
-    def help_topics(self) -> Sequence[HelpTopic]:
-        """Columns and facts."""
-        return (
-            HelpTopic("Logs", terms_of(self.table)),
-            HelpTopic(
-                "Chosen log",
-                [
-                    ("Puts", "messages that were sent to it, by result, where it reports them"),
-                    ("Archived", "how far its log is archived, where it has an archive, and what keeps it"),
-                    ("Disk", "used part of the disk; above the mark old files are deleted early"),
-                    ("Keeps", "age of its oldest message, and the age at which files are deleted"),
-                    ("Ended", "HA connections that ended since its start, by reason"),
-                    ("Probes", "connections at its HA port without a request: health checks"),
-                    ("No answer", "failed requests of this monitor, by reason"),
-                    ("Graph", "the highest append rate of each span of time"),
-                ],
-            ),
-        )
-
-    def show(self, model: PaneModel) -> None:
-        """Show `model`."""
-        self._model = model
-        nodes = model.held.nodes
-        self.table.show_rows(nodes, model.context)
-        title = title_of("Logs", self.table, shown=len(self.table.rows), of=len(nodes))
-        entitle(self.table, title)
-        self._draw_chosen()
-
-    @on(RowTable.Selected, "#log-table")
-    def _draw_chosen(self) -> None:
-        model = self._model
-        if model is None:
-            return
-        chosen = self.table.chosen
-        if chosen is None:
-            self.facts.show_lines([])
-            self.graph.show(None, model.context)
-            return
-        entitle(self.facts, chosen.label)
-        self.facts.show_lines(log_facts(chosen, model.held, model.context, width=self.facts.size.width))
-        newest = model.view.node(chosen.address) or chosen
-        rate = newest.log.append_bytes_per_s
-        marks = tuple(
-            Mark.of(event)
-            for event in model.view.events
-            if event.node == chosen.label and event.time_ms > model.context.end_ms - model.context.span_ms
-        )
-        curve = Curve(
-            title="Growth of the log",
-            key=newest.address,
-            series=newest.log.append_history,
-            quantity=Quantity.BYTES_PER_S,
-            marks=marks,
-            now="" if rate is None else model.context.rate(rate),
-        )
-        self.graph.show(curve, model.context)
 
 
 def log_columns() -> tuple[Column[NodeView], ...]:
@@ -355,3 +273,78 @@ def _waiting(node: NodeView, waiting: int | None, context: RenderContext) -> Lin
 def _known_or_first(number: float | None) -> float:
     """Sort key: figures that are not known come first."""
     return -1.0 if number is None else number
+
+
+class LogPane(Pane):
+    """A table of logs; facts and growth of the chosen one."""
+
+    HELP = help_of(
+        ("Logs", terms_of(log_columns())),
+        (
+            "Chosen log",
+            [
+                ("Puts", "messages that were sent to it, by result, where it reports them"),
+                ("Archived", "how far its log is archived, where it has an archive, and what keeps it"),
+                ("Disk", "used part of the disk; above the mark old files are deleted early"),
+                ("Keeps", "age of its oldest message, and the age at which files are deleted"),
+                ("Ended", "HA connections that ended since its start, by reason"),
+                ("Probes", "connections at its HA port without a request: health checks"),
+                ("No answer", "failed requests of this monitor, by reason"),
+                ("Graph", "the highest append rate of each span of time"),
+            ],
+        ),
+    )
+
+    def __init__(self) -> None:
+        super().__init__(id="log")
+        self.table = RowTable[NodeView](log_columns(), key_of=node_key, text_of=node_text, id="log-table")
+        self.facts = LineView(id="log-facts")
+        self.graph = Graph(id="log-graph", empty="No log to draw.")
+
+    def compose(self) -> ComposeResult:
+        """Top to bottom."""
+        yield self.table
+        with Horizontal(id="log-below"):
+            yield self.facts
+            yield self.graph
+
+    @property
+    def main_table(self) -> RowTable[Any]:
+        """The nodes."""
+        return self.table
+
+    def show(self, model: PaneModel) -> None:
+        """Show `model`."""
+        nodes = model.held.nodes
+        self.table.show_rows(nodes, model.context)
+        self.table.heading = title_of("Logs", self.table, of=len(nodes))
+        self._draw_chosen()
+
+    @on(RowTable.Selected, "#log-table")
+    def _draw_chosen(self) -> None:
+        model = self.model
+        if model is None:
+            return
+        chosen = self.table.chosen
+        if chosen is None:
+            self.facts.shown = ()
+            self.graph.show(None, model.context)
+            return
+        self.facts.heading = chosen.label
+        self.facts.shown = log_facts(chosen, model.held, model.context, width=self.facts.size.width)
+        newest = model.view.node(chosen.address) or chosen
+        rate = newest.log.append_bytes_per_s
+        marks = tuple(
+            Mark.of(event)
+            for event in model.view.events
+            if event.node == chosen.label and event.time_ms > model.context.end_ms - model.context.span_ms
+        )
+        curve = Curve(
+            title="Growth of the log",
+            key=newest.address,
+            series=newest.log.append_history,
+            quantity=Quantity.BYTES_PER_S,
+            marks=marks,
+            now="" if rate is None else model.context.rate(rate),
+        )
+        self.graph.show(curve, model.context)

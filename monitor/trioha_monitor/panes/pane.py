@@ -11,6 +11,7 @@ from attrs import frozen
 from rich.style import Style
 from textual.containers import Vertical
 from textual.message import Message
+from textual.reactive import var
 
 from trioha.broker_status import ControlStatus
 from trioha_monitor.rendering import Line, Palette, RenderContext, StyledText
@@ -40,14 +41,6 @@ class PaneModel:
 
 
 @frozen
-class HelpTopic:
-    """One section of help: a title, and terms with their meanings."""
-
-    title: str
-    terms: Sequence[tuple[str, str]]
-
-
-@frozen
 class FactWriter:
     """Writes facts, one a line: a label, then figures with small words between them."""
 
@@ -73,7 +66,10 @@ class FactWriter:
 
 
 class Pane(Vertical):
-    """One pane. Shows models; keeps only what the user chose."""
+    """One pane. Shows its model; keeps only what the user chose."""
+
+    model: var[PaneModel | None] = var(None, init=False, always_update=True)
+    """What it shows; None before the first view."""
 
     class ReplicaChosen(Message):
         """The user chose another replica."""
@@ -91,8 +87,21 @@ class Pane(Vertical):
             super().__init__()
             self.time_ms = time_ms
 
+    def watch_model(self, model: PaneModel | None) -> None:
+        """Show the model in place of the one before."""
+        if model is not None:
+            self.show(model)
+
+    def on_resize(self) -> None:
+        """Fit texts to the new size, once the widgets have it."""
+        self.show_again()
+
+    def show_again(self) -> None:
+        """Show the same model after the next layout: a widget has no size before it is visible."""
+        self.call_after_refresh(self.mutate_reactive, Pane.model)
+
     def show(self, model: PaneModel) -> None:
-        """Show `model` in place of the one before."""
+        """Show `model`."""
         raise NotImplementedError
 
     @property
@@ -100,22 +109,25 @@ class Pane(Vertical):
         """The table that is filtered; None without one."""
         return None
 
-    @property
-    def help_topics(self) -> Sequence[HelpTopic]:
-        """Topics of the help screen."""
-        raise NotImplementedError
+
+def help_of(*topics: tuple[str, Sequence[tuple[str, str]]]) -> str:
+    """A pane's `HELP`, in Markdown: the title of each topic, and its terms with their meanings."""
+    return "\n\n".join(
+        f"#### {title}\n\n" + "\n".join(f"- **{term}** {meaning}" for term, meaning in terms)
+        for title, terms in topics
+    )
 
 
-def terms_of(table: RowTable[Any]) -> list[tuple[str, str]]:
+def terms_of(columns: Sequence[Column[Any]]) -> list[tuple[str, str]]:
     """The columns of a table with their meanings."""
-    return [(column.label, column.help) for column in table.columns]
+    return [(column.label, column.help) for column in columns]
 
 
-def title_of(name: str, table: RowTable[Any], *, shown: int, of: int) -> str:
-    """A table's title, with its filter and order."""
+def title_of(name: str, table: RowTable[Any], *, of: int) -> str:
+    """A table's title, with its filter of `of` rows and its order."""
     parts = [name]
     if table.filter_text:
-        parts.append(f"{shown} of {of} with “{table.filter_text}”")
+        parts.append(f"{len(table.rows)} of {of} with “{table.filter_text}”")
     if table.sort_label:
         parts.append(table.sort_label)
     return " · ".join(parts)

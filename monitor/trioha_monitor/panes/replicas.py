@@ -7,26 +7,24 @@ slave. A figure that is not known is `-`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from attrs import evolve
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.reactive import var
 
 from trioha.replica_verdict import Verdict
-from trioha_monitor.panes.pane import HelpTopic, Pane, PaneModel, node_columns, node_key, terms_of, title_of
+from trioha_monitor.panes.pane import Pane, PaneModel, help_of, node_columns, node_key, terms_of, title_of
 from trioha_monitor.rendering import VERDICT_GLYPHS, Line, RenderContext
 from trioha_monitor.texts import NOTHING, format_age, format_duration, format_seconds, format_span
 from trioha_monitor.view import ClusterView, NodeView, ReplicaView
 from trioha_monitor.widgets.columns import Column
-from trioha_monitor.widgets.frame import entitle
 from trioha_monitor.widgets.graph import Graph, Sparkline, lag_curve
 from trioha_monitor.widgets.row_table import RowTable
 
-METADATA_LATE_S = 60.0
-"""A copy that is older is pointed out: slaves copy every 10 s (trioha.metadataSyncPeriod)."""
 VERDICT_HELP = {
     Verdict.OK: "it replicates",
     Verdict.OBSERVER: "receives everything, acknowledges nothing, as configured",
@@ -39,235 +37,6 @@ VERDICT_HELP = {
     Verdict.REFUSED: "its master does not admit it, or is not the broker that it wants",
     Verdict.DIVERGED: "its log differs from the master's",
 }
-
-
-class ReplicasPane(Pane):
-    """Nodes, replicas, and a graph."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(
-            "l", "toggle_quantity", "Lag in s", tooltip="Draw lag in bytes or in seconds", id="replicas.lag"
-        ),
-    ]
-
-    def __init__(self) -> None:
-        super().__init__(id="replicas")
-        self._sparklines: dict[int, Sparkline] = {}
-        """By the keys of the replicas that are shown."""
-        self._in_seconds = False
-        self._model: PaneModel | None = None
-        self.nodes = RowTable[NodeView](node_columns(), key_of=node_key, id="replicas-nodes")
-        self.table = RowTable[ReplicaView](
-            self._columns(), key_of=lambda replica: replica.key, text_of=_text_of, id="replicas-table"
-        )
-        self.graph = Graph(id="replicas-graph", empty="No replica to draw.")
-
-    def compose(self) -> ComposeResult:
-        """Top to bottom."""
-        yield self.nodes
-        yield self.table
-        yield self.graph
-
-    def on_mount(self) -> None:
-        """Set the fixed titles."""
-        self.nodes.border_title = "Nodes"
-
-    @property
-    def main_table(self) -> RowTable[Any]:
-        """The replicas."""
-        return self.table
-
-    @property
-    def help_topics(self) -> Sequence[HelpTopic]:
-        """Verdicts and columns."""
-        verdicts = [
-            (f"{VERDICT_GLYPHS[verdict]} {verdict.value}", text) for verdict, text in VERDICT_HELP.items()
-        ]
-        return (
-            HelpTopic("Verdicts", verdicts),
-            HelpTopic("Replicas", terms_of(self.table)),
-            HelpTopic("Nodes", terms_of(self.nodes)),
-            HelpTopic(
-                "Graph",
-                [
-                    ("bars", "the worst lag of each span of time, in the colour of the worst verdict"),
-                    ("╌╌╌", "the broker's own limits; a limit far above is named at the top"),
-                    ("▾ ◆", "an event, a change of a role: see Events"),
-                ],
-            ),
-        )
-
-    def show(self, model: PaneModel) -> None:
-        """Show `model`."""
-        self._model = model
-        context, held = model.context, model.held
-        self.nodes.show_rows(held.nodes, context)
-        replicas = _with_histories(held, model.view) if model.is_paused else held.replicas
-        self._sparklines = {
-            one.key: self._sparklines[one.key] for one in replicas if one.key in self._sparklines
-        }
-        labels = {"history": f"Lag {format_span(context.span_ms / 1000)}"}
-        self.table.show_rows(replicas, context, labels=labels)
-        title = title_of("Replicas", self.table, shown=len(self.table.rows), of=len(replicas))
-        entitle(self.table, title, "" if replicas else "no replica is known")
-        self._draw_graph()
-
-    def action_toggle_quantity(self) -> None:
-        """Bytes or seconds."""
-        self._in_seconds = not self._in_seconds
-        self._draw_graph()
-
-    def _draw_graph(self) -> None:
-        model = self._model
-        if model is None:
-            return
-        replica = None if self.table.cursor is None else model.view.replica(self.table.cursor)
-        curve = (
-            None
-            if replica is None
-            else lag_curve(replica, model.view, model.context, in_seconds=self._in_seconds)
-        )
-        self.graph.show(curve, model.context)
-
-    @on(RowTable.Selected, "#replicas-table")
-    def _select(self, message: RowTable.Selected) -> None:
-        message.stop()
-        if message.key is not None:
-            self.post_message(self.ReplicaChosen(message.key))
-        self._draw_graph()
-
-    @on(RowTable.Opened, "#replicas-table")
-    def _open(self, message: RowTable.Opened) -> None:
-        message.stop()
-        if message.key is not None:
-            self.post_message(self.ReplicaChosen(message.key, open_it=True))
-
-    def _columns(self) -> tuple[Column[ReplicaView], ...]:
-        def history(replica: ReplicaView, context: RenderContext, width: int) -> Line:
-            return self._sparklines.setdefault(replica.key, Sparkline()).draw(
-                replica.lag_history,
-                width,
-                end_ms=context.end_ms,
-                span_ms=context.span_ms,
-                palette=context.palette,
-            )
-
-        return (
-            Column("verdict", "Verdict", "its state in a word: see above", verdict_cell, order=_worst_first),
-            Column(
-                "slave",
-                "Replica",
-                "broker name and id of the slave, else its socket's address",
-                lambda replica, context: ((replica.label, context.palette.strong),),
-                order=lambda r: r.label,
-            ),
-            Column(
-                "address",
-                "Address",
-                "the slave's socket at its master",
-                lambda replica, context: ((replica.address, context.palette.muted),),
-                rank=7,
-                order=lambda r: r.address,
-            ),
-            Column(
-                "master",
-                "Master",
-                "the master that it replicates",
-                lambda replica, context: ((replica.master_label, context.palette.muted),),
-                rank=9,
-                order=lambda r: r.master_label,
-            ),
-            Column(
-                "state",
-                "State",
-                "RocketMQ's connection state, and the time since it connected or disconnected",
-                _state,
-                rank=6,
-                order=lambda r: r.state,
-            ),
-            Column(
-                "sent",
-                "Sent",
-                "first byte that was not sent to it yet",
-                lambda r, context: context.offset(r.sent_offset, is_old=_is_old(r)),
-                align="right",
-                rank=8,
-                order=lambda r: -1 if r.sent_offset is None else r.sent_offset,
-            ),
-            Column(
-                "ack",
-                "Ack",
-                "offset that it acknowledged",
-                lambda r, context: context.offset(r.ack_offset, is_old=_is_old(r)),
-                align="right",
-                rank=4,
-                order=lambda r: -1 if r.ack_offset is None else r.ack_offset,
-            ),
-            Column(
-                "flushed",
-                "Flushed",
-                "end of the bytes on its own disk, where it reports it",
-                lambda r, context: context.offset(r.flushed_offset, is_old=_is_old(r)),
-                align="right",
-                rank=10,
-                order=lambda r: -1 if r.flushed_offset is None else r.flushed_offset,
-            ),
-            Column(
-                "diff",
-                "Diff",
-                "the master's max offset minus the ack, as mqadmin haStatus has it",
-                _diff,
-                align="right",
-                rank=1,
-                order=lambda r: -1 if r.diff_bytes is None else r.diff_bytes,
-            ),
-            Column(
-                "lag",
-                "Lag",
-                "age of the oldest byte that it has not acknowledged; rejoining: it compares its tail",
-                _lag,
-                align="right",
-                order=lambda r: -1.0 if r.lag_s is None else r.lag_s,
-            ),
-            Column(
-                "speed",
-                "Speed",
-                "rate of its acks, mean of the last seconds",
-                lambda r, context: context.figure(
-                    context.rate(r.ack_bytes_per_s), is_old=not r.ack_bytes_per_s
-                ),
-                align="right",
-                rank=3,
-                order=lambda r: -1.0 if r.ack_bytes_per_s is None else r.ack_bytes_per_s,
-            ),
-            Column(
-                "metadata",
-                "Metadata",
-                "age of its copy of topics, groups and offsets, of the oldest one, by the slave itself",
-                metadata_cell,
-                align="right",
-                rank=5,
-                order=_metadata_order,
-            ),
-            Column(
-                "eta",
-                "Caught up",
-                "time until it has caught up at the present rates, or that it is not closing",
-                eta_cell,
-                align="right",
-                rank=2,
-                order=_eta_order,
-            ),
-            Column(
-                "history",
-                "Lag",
-                "graph of the worst lag of each span of time, newest on the right",
-                None,
-                picture=history,
-                flexible_min=10,
-                rank=1,
-            ),
-        )
 
 
 def verdict_cell(replica: ReplicaView, context: RenderContext) -> Line:
@@ -299,7 +68,7 @@ def metadata_cell(replica: ReplicaView, context: RenderContext) -> Line:
     palette, metadata = context.palette, replica.metadata
     if metadata is None:
         return ((NOTHING, palette.muted),)
-    is_late = metadata.age_s is not None and metadata.age_s > METADATA_LATE_S
+    is_late = metadata.age_s is not None and metadata.age_s > context.thresholds.metadata_age_s
     style = palette.bad if metadata.faults else palette.warn if is_late or metadata.offsets_kept else None
     age = "never" if metadata.age_s is None else f"{format_duration(metadata.age_s)} old"
     return ((age, style or palette.text),)
@@ -421,3 +190,237 @@ def _slave_line(replica: ReplicaView) -> str:
 
 def _or_dash(number: int | None) -> str:
     return UNKNOWN if number is None else str(number)
+
+
+def replica_columns(
+    history: Callable[[ReplicaView, RenderContext, int], Line],
+) -> tuple[Column[ReplicaView], ...]:
+    """Columns of a replica; `history` draws its lag over time."""
+    return (
+        Column("verdict", "Verdict", "its state in a word: see above", verdict_cell, order=_worst_first),
+        Column(
+            "slave",
+            "Replica",
+            "broker name and id of the slave, else its socket's address",
+            lambda replica, context: ((replica.label, context.palette.strong),),
+            order=lambda r: r.label,
+        ),
+        Column(
+            "address",
+            "Address",
+            "the slave's socket at its master",
+            lambda replica, context: ((replica.address, context.palette.muted),),
+            rank=7,
+            order=lambda r: r.address,
+        ),
+        Column(
+            "master",
+            "Master",
+            "the master that it replicates",
+            lambda replica, context: ((replica.master_label, context.palette.muted),),
+            rank=9,
+            order=lambda r: r.master_label,
+        ),
+        Column(
+            "state",
+            "State",
+            "RocketMQ's connection state, and the time since it connected or disconnected",
+            _state,
+            rank=6,
+            order=lambda r: r.state,
+        ),
+        Column(
+            "sent",
+            "Sent",
+            "first byte that was not sent to it yet",
+            lambda r, context: context.offset(r.sent_offset, is_old=_is_old(r)),
+            align="right",
+            rank=8,
+            order=lambda r: -1 if r.sent_offset is None else r.sent_offset,
+        ),
+        Column(
+            "ack",
+            "Ack",
+            "offset that it acknowledged",
+            lambda r, context: context.offset(r.ack_offset, is_old=_is_old(r)),
+            align="right",
+            rank=4,
+            order=lambda r: -1 if r.ack_offset is None else r.ack_offset,
+        ),
+        Column(
+            "flushed",
+            "Flushed",
+            "end of the bytes on its own disk, where it reports it",
+            lambda r, context: context.offset(r.flushed_offset, is_old=_is_old(r)),
+            align="right",
+            rank=10,
+            order=lambda r: -1 if r.flushed_offset is None else r.flushed_offset,
+        ),
+        Column(
+            "diff",
+            "Diff",
+            "the master's max offset minus the ack, as mqadmin haStatus has it",
+            _diff,
+            align="right",
+            rank=1,
+            order=lambda r: -1 if r.diff_bytes is None else r.diff_bytes,
+        ),
+        Column(
+            "lag",
+            "Lag",
+            "age of the oldest byte that it has not acknowledged; rejoining: it compares its tail",
+            _lag,
+            align="right",
+            order=lambda r: -1.0 if r.lag_s is None else r.lag_s,
+        ),
+        Column(
+            "speed",
+            "Speed",
+            "rate of its acks, mean of the last seconds",
+            lambda r, context: context.figure(context.rate(r.ack_bytes_per_s), is_old=not r.ack_bytes_per_s),
+            align="right",
+            rank=3,
+            order=lambda r: -1.0 if r.ack_bytes_per_s is None else r.ack_bytes_per_s,
+        ),
+        Column(
+            "metadata",
+            "Metadata",
+            "age of its copy of topics, groups and offsets, of the oldest one, by the slave itself",
+            metadata_cell,
+            align="right",
+            rank=5,
+            order=_metadata_order,
+        ),
+        Column(
+            "eta",
+            "Caught up",
+            "time until it has caught up at the present rates, or that it is not closing",
+            eta_cell,
+            align="right",
+            rank=2,
+            order=_eta_order,
+        ),
+        Column(
+            "history",
+            "Lag",
+            "graph of the worst lag of each span of time, newest on the right",
+            None,
+            picture=history,
+            flexible_min=10,
+            rank=1,
+        ),
+    )
+
+
+class ReplicasPane(Pane):
+    """Nodes, replicas, and a graph."""
+
+    HELP = help_of(
+        (
+            "Verdicts",
+            [(f"{VERDICT_GLYPHS[verdict]} {verdict.value}", text) for verdict, text in VERDICT_HELP.items()],
+        ),
+        ("Replicas", terms_of(replica_columns(lambda *_: ()))),
+        ("Nodes", terms_of(node_columns())),
+        (
+            "Graph",
+            [
+                ("bars", "the worst lag of each span of time, in the colour of the worst verdict"),
+                ("╌╌╌", "the broker's own limits; a limit far above is named at the top"),
+                ("▾ ◆", "an event, a change of a role: see Events"),
+            ],
+        ),
+    )
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(
+            "l",
+            "toggle('in_seconds')",
+            "Lag in s",
+            tooltip="Draw lag in bytes or in seconds",
+            id="replicas.lag",
+        ),
+    ]
+
+    in_seconds: var[bool] = var(False, init=False)
+    """Whether the graph has lag in seconds; else in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(id="replicas")
+        self._sparklines: dict[int, Sparkline] = {}
+        """By the keys of the replicas that are shown."""
+        self.nodes = RowTable[NodeView](node_columns(), key_of=node_key, id="replicas-nodes")
+        self.table = RowTable[ReplicaView](
+            replica_columns(self._history),
+            key_of=lambda replica: replica.key,
+            text_of=_text_of,
+            id="replicas-table",
+        )
+        self.graph = Graph(id="replicas-graph", empty="No replica to draw.")
+
+    def compose(self) -> ComposeResult:
+        """Top to bottom."""
+        yield self.nodes
+        yield self.table
+        yield self.graph
+
+    def on_mount(self) -> None:
+        """Set the fixed titles."""
+        self.nodes.heading = "Nodes"
+
+    @property
+    def main_table(self) -> RowTable[Any]:
+        """The replicas."""
+        return self.table
+
+    def show(self, model: PaneModel) -> None:
+        """Show `model`."""
+        context, held = model.context, model.held
+        self.nodes.show_rows(held.nodes, context)
+        replicas = _with_histories(held, model.view) if model.is_paused else held.replicas
+        self._sparklines = {
+            one.key: self._sparklines[one.key] for one in replicas if one.key in self._sparklines
+        }
+        labels = {"history": f"Lag {format_span(context.span_ms / 1000)}"}
+        self.table.show_rows(replicas, context, labels=labels)
+        self.table.heading = title_of("Replicas", self.table, of=len(replicas))
+        self.table.notes = () if replicas else ("no replica is known",)
+        self._draw_graph()
+
+    def watch_in_seconds(self) -> None:
+        """Draw the graph of the other quantity."""
+        self._draw_graph()
+
+    def _draw_graph(self) -> None:
+        model = self.model
+        if model is None:
+            return
+        replica = None if self.table.cursor is None else model.view.replica(self.table.cursor)
+        curve = (
+            None
+            if replica is None
+            else lag_curve(replica, model.view, model.context, in_seconds=self.in_seconds)
+        )
+        self.graph.show(curve, model.context)
+
+    @on(RowTable.Selected, "#replicas-table")
+    def _select(self, message: RowTable.Selected) -> None:
+        message.stop()
+        if message.key is not None:
+            self.post_message(self.ReplicaChosen(message.key))
+        self._draw_graph()
+
+    @on(RowTable.Opened, "#replicas-table")
+    def _open(self, message: RowTable.Opened) -> None:
+        message.stop()
+        if message.key is not None:
+            self.post_message(self.ReplicaChosen(message.key, open_it=True))
+
+    def _history(self, replica: ReplicaView, context: RenderContext, width: int) -> Line:
+        return self._sparklines.setdefault(replica.key, Sparkline()).draw(
+            replica.lag_history,
+            width,
+            end_ms=context.end_ms,
+            span_ms=context.span_ms,
+            palette=context.palette,
+        )

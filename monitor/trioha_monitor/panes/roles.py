@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from textwrap import wrap
 from typing import Any
 
@@ -11,13 +10,13 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal
 
 from trioha.broker_status import ControlStatus
-from trioha_monitor.panes.events import EventList
+from trioha_monitor.panes.events import EventList, event_columns
 from trioha_monitor.panes.pane import (
     FactWriter,
-    HelpTopic,
     Pane,
     PaneModel,
     health_column,
+    help_of,
     is_old,
     node_key,
     node_text,
@@ -37,7 +36,6 @@ from trioha_monitor.texts import (
 )
 from trioha_monitor.view import ClusterView, EventKind, NodeView
 from trioha_monitor.widgets.columns import Column
-from trioha_monitor.widgets.frame import entitle
 from trioha_monitor.widgets.line_view import LineView
 from trioha_monitor.widgets.role_chart import role_chart
 from trioha_monitor.widgets.row_table import RowTable
@@ -45,106 +43,6 @@ from trioha_monitor.widgets.row_table import RowTable
 KINDS = frozenset({EventKind.ROLE, EventKind.SET, EventKind.CUT, EventKind.CONTROLLER})
 """Events that the list has."""
 LABEL_WIDTH = 12
-
-
-class RolesPane(Pane):
-    """A table of brokers, a chart of their roles, facts on one group, and a list of changes."""
-
-    def __init__(self) -> None:
-        super().__init__(id="roles")
-        self._model: PaneModel | None = None
-        self.table = RowTable[NodeView](role_columns(), key_of=node_key, text_of=node_text, id="roles-table")
-        self.chart = LineView(id="roles-chart")
-        self.facts = LineView(id="roles-facts")
-        self.changes = EventList(id="roles-changes")
-
-    def compose(self) -> ComposeResult:
-        """Top to bottom."""
-        yield self.table
-        yield self.chart
-        with Horizontal(id="roles-below"):
-            yield self.facts
-            yield self.changes
-
-    @property
-    def main_table(self) -> RowTable[Any]:
-        """The brokers."""
-        return self.table
-
-    @property
-    def help_topics(self) -> Sequence[HelpTopic]:
-        """Columns, the chart and facts."""
-        return (
-            HelpTopic("Brokers in controller mode", terms_of(self.table)),
-            HelpTopic(
-                "Roles over time",
-                [
-                    ("█ 5", "master, of epoch 5"),
-                    ("─", "slave"),
-                    ("◆", "a change of the role, or of the master"),
-                    ("·", "no role from the controllers"),
-                    ("✗", "no answer"),
-                ],
-            ),
-            HelpTopic(
-                "Group",
-                [
-                    ("Master", "broker id, address and epoch of the master that the controllers named last"),
-                    (
-                        "Set",
-                        "sync-state set: brokers of which one may become master without a loss; its epoch",
-                    ),
-                    ("Confirmed", "the whole set has everything before this offset"),
-                    (
-                        "Replicas",
-                        "id, whether in the set, acknowledged offset, and its distance from the end",
-                    ),
-                    ("Controllers", "which one leads; why others do not, or are not connected"),
-                ],
-            ),
-            HelpTopic("Changes", terms_of(self.changes)),
-        )
-
-    def show(self, model: PaneModel) -> None:
-        """Show `model`."""
-        self._model = model
-        nodes = [node for node in model.held.nodes if node.control is not None]
-        self.table.show_rows(nodes, model.context)
-        title = title_of("Controller mode", self.table, shown=len(self.table.rows), of=len(nodes))
-        entitle(self.table, title)
-        self.chart.display = bool(nodes)
-        entitle(self.chart, f"Roles of the last {format_span(model.context.span_ms / 1000)}")
-        newest = [node for node in model.view.nodes if node.control is not None]
-        self.chart.show_lines(role_chart(newest, model.context, width=self.chart.size.width))
-        self.changes.show_events(model.held.events, model.context, kinds=KINDS)
-        shown = len(self.changes.rows)
-        entitle(self.changes, f"Changes · {shown:,}" if shown else "Changes")
-        self._show_chosen()
-
-    def on_resize(self) -> None:
-        """Draw the chart for the new width."""
-        if self._model is not None:
-            self.call_after_refresh(self.show, self._model)
-
-    @on(RowTable.Selected, "#roles-table")
-    def _show_chosen(self) -> None:
-        model = self._model
-        if model is None:
-            return
-        chosen = self.table.chosen
-        entitle(self.facts, "No broker in controller mode" if chosen is None else chosen.label)
-        if chosen is not None:
-            self.facts.show_lines(group_facts(chosen, model.held, model.context))
-        else:
-            words = wrap(why_empty(model.held), max(16, self.facts.size.width))
-            self.facts.show_lines([((line, model.context.palette.text),) for line in words])
-
-    @on(RowTable.Opened, "#roles-changes")
-    def _open(self, message: RowTable.Opened) -> None:
-        message.stop()
-        event = self.changes.event(message.key)
-        if event is not None:
-            self.post_message(self.MomentChosen(event.time_ms))
 
 
 def why_empty(view: ClusterView) -> str:
@@ -259,12 +157,9 @@ def _heard(node: NodeView, context: RenderContext) -> Line:
     if heard_ms is None:
         return ((NOTHING, palette.muted),)
     heard_s = heard_ms / 1000 + (node.age_s or 0.0)
-    style = palette.muted if is_old(node) else palette.text if heard_s < LATE_HEARD_S else palette.warn
+    is_late = heard_s >= context.thresholds.controller_silence_s
+    style = palette.muted if is_old(node) else palette.warn if is_late else palette.text
     return ((f"{heard_s:.0f} s" if heard_s < 100 else format_duration(heard_s), style),)
-
-
-LATE_HEARD_S = 15.0
-"""A leading controller is asked each syncBrokerMetadataPeriod, 5 s: three answers are missing then."""
 
 
 def _changes(node: NodeView, context: RenderContext) -> Line:
@@ -374,3 +269,92 @@ def _controller_facts(node: NodeView, control: ControlStatus, write: FactWriter)
     if control.refusal:
         lines.append(((f"✗ refused: {control.refusal}", palette.bad),))
     return lines
+
+
+class RolesPane(Pane):
+    """A table of brokers, a chart of their roles, facts on one group, and a list of changes."""
+
+    HELP = help_of(
+        ("Brokers in controller mode", terms_of(role_columns())),
+        (
+            "Roles over time",
+            [
+                ("█ 5", "master, of epoch 5"),
+                ("─", "slave"),
+                ("◆", "a change of the role, or of the master"),
+                ("·", "no role from the controllers"),
+                ("✗", "no answer"),
+            ],
+        ),
+        (
+            "Group",
+            [
+                ("Master", "broker id, address and epoch of the master that the controllers named last"),
+                (
+                    "Set",
+                    "sync-state set: brokers of which one may become master without a loss; its epoch",
+                ),
+                ("Confirmed", "the whole set has everything before this offset"),
+                (
+                    "Replicas",
+                    "id, whether in the set, acknowledged offset, and its distance from the end",
+                ),
+                ("Controllers", "which one leads; why others do not, or are not connected"),
+            ],
+        ),
+        ("Changes", terms_of(event_columns())),
+    )
+
+    def __init__(self) -> None:
+        super().__init__(id="roles")
+        self.table = RowTable[NodeView](role_columns(), key_of=node_key, text_of=node_text, id="roles-table")
+        self.chart = LineView(id="roles-chart")
+        self.facts = LineView(id="roles-facts")
+        self.changes = EventList(id="roles-changes")
+
+    def compose(self) -> ComposeResult:
+        """Top to bottom."""
+        yield self.table
+        yield self.chart
+        with Horizontal(id="roles-below"):
+            yield self.facts
+            yield self.changes
+
+    @property
+    def main_table(self) -> RowTable[Any]:
+        """The brokers."""
+        return self.table
+
+    def show(self, model: PaneModel) -> None:
+        """Show `model`."""
+        nodes = [node for node in model.held.nodes if node.control is not None]
+        self.table.show_rows(nodes, model.context)
+        self.table.heading = title_of("Controller mode", self.table, of=len(nodes))
+        self.chart.display = bool(nodes)
+        self.chart.heading = f"Roles of the last {format_span(model.context.span_ms / 1000)}"
+        newest = [node for node in model.view.nodes if node.control is not None]
+        self.chart.shown = role_chart(newest, model.context, width=self.chart.size.width)
+        self.changes.show_events(model.held.events, model.context, kinds=KINDS)
+        shown = len(self.changes.rows)
+        self.changes.heading = f"Changes · {shown:,}" if shown else "Changes"
+        self._show_chosen()
+
+    @on(RowTable.Selected, "#roles-table")
+    def _show_chosen(self) -> None:
+        model = self.model
+        if model is None:
+            return
+        chosen = self.table.chosen
+        self.facts.heading = "No broker in controller mode" if chosen is None else chosen.label
+        if chosen is not None:
+            self.facts.shown = group_facts(chosen, model.held, model.context)
+        else:
+            words = wrap(why_empty(model.held), max(16, self.facts.size.width))
+            self.facts.shown = [((line, model.context.palette.text),) for line in words]
+
+    @on(RowTable.Opened, "#roles-changes")
+    def _open(self, message: RowTable.Opened) -> None:
+        message.stop()
+        event = self.changes.event(message.key)
+        if event is not None:
+            self.post_message(self.MomentChosen(event.time_ms))

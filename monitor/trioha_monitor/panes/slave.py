@@ -10,10 +10,11 @@ from rich.style import Style
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
+from textual.reactive import var
 
 from trioha.distribution import Distribution
 from trioha.replica_verdict import Verdict
-from trioha_monitor.panes.pane import FactWriter, HelpTopic, Pane, PaneModel
+from trioha_monitor.panes.pane import FactWriter, Pane, PaneModel, help_of
 from trioha_monitor.panes.replicas import eta_cell, metadata_cell, verdict_cell
 from trioha_monitor.rendering import Line, RenderContext, StyledText
 from trioha_monitor.texts import (
@@ -26,7 +27,6 @@ from trioha_monitor.texts import (
 )
 from trioha_monitor.view import MetadataView, NodeView, ReplicaView
 from trioha_monitor.widgets.columns import length_of
-from trioha_monitor.widgets.frame import entitle
 from trioha_monitor.widgets.graph import Graph, bar, lag_curve
 from trioha_monitor.widgets.line_view import LineView
 
@@ -44,6 +44,23 @@ STAGES = (
 class SlavePane(Pane, can_focus=True):
     """Facts, offsets by stage, and lag in bytes and in seconds."""
 
+    HELP = help_of(
+        (
+            "Slave",
+            [
+                ("Ack time", "from sending a frame to its ack, where the master reports it"),
+                ("Frames", "bytes of log in a frame, where the master reports it"),
+                (
+                    "Own side",
+                    "by the slave itself: its state, receive rate and last read",
+                ),
+                ("Metadata", "age of its copy of topics, groups and offsets, by the slave itself"),
+                ("Caught up", "time until it has caught up at the present rates"),
+            ],
+        ),
+        ("Offsets", STAGES),
+    )
+
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(
             "right,down", "other(1)", "Next", key_display="→", tooltip="The next replica", id="slave.next"
@@ -53,16 +70,18 @@ class SlavePane(Pane, can_focus=True):
         ),
         Binding(
             "l",
-            "toggle_quantity",
+            "toggle('in_seconds')",
             "Lag in s",
             tooltip="Lag in bytes or in seconds, where there is room for one graph",
             id="slave.lag",
         ),
     ]
 
+    in_seconds: var[bool] = var(False, init=False, toggle_class="-in-seconds")
+    """Whether a low terminal shows lag in seconds; a high one shows both graphs."""
+
     def __init__(self) -> None:
         super().__init__(id="slave")
-        self._model: PaneModel | None = None
         self.facts = LineView(id="slave-facts")
         self.ladder = LineView(id="slave-ladder")
         self.graph = Graph(id="slave-bytes", empty="No replica to draw.")
@@ -79,63 +98,36 @@ class SlavePane(Pane, can_focus=True):
 
     def on_mount(self) -> None:
         """Set the fixed titles."""
-        self.ladder.border_title = "Offsets"
-
-    @property
-    def help_topics(self) -> Sequence[HelpTopic]:
-        """Stages and facts."""
-        return (
-            HelpTopic(
-                "Slave",
-                [
-                    ("Ack time", "from sending a frame to its ack, where the master reports it"),
-                    ("Frames", "bytes of log in a frame, where the master reports it"),
-                    (
-                        "Own side",
-                        "by the slave itself: its state, receive rate and last read",
-                    ),
-                    ("Metadata", "age of its copy of topics, groups and offsets, by the slave itself"),
-                    ("Caught up", "time until it has caught up at the present rates"),
-                ],
-            ),
-            HelpTopic("Offsets", STAGES),
-        )
+        self.ladder.heading = "Offsets"
 
     def show(self, model: PaneModel) -> None:
         """Show the chosen replica, or the first one."""
-        self._model = model
         context = model.context
         replica = _chosen(model.held.replicas, model.replica)
         if replica is None:
-            entitle(self.facts, "Slave")
-            self.facts.show_lines([(("No replica is known.", context.palette.muted),)])
-            self.ladder.show_lines([])
+            self.facts.heading, self.facts.notes = "Slave", ()
+            self.facts.shown = [(("No replica is known.", context.palette.muted),)]
+            self.ladder.shown = ()
             self.graph.show(None, context)
             self.seconds_graph.show(None, context)
             return
         place = model.held.replicas.index(replica) + 1
-        entitle(self.facts, replica.label, f"{place} of {len(model.held.replicas)}")
+        self.facts.heading, self.facts.notes = replica.label, (f"{place} of {len(model.held.replicas)}",)
         node = model.held.node(replica.node) if replica.node is not None else None
-        self.facts.show_lines(facts_of(replica, node, context, width=self.facts.size.width))
+        self.facts.shown = facts_of(replica, node, context, width=self.facts.size.width)
         is_live = model.held.is_live
-        self.ladder.show_lines(ladder_of(replica, context, width=self.ladder.size.width, is_live=is_live))
+        self.ladder.shown = ladder_of(replica, context, width=self.ladder.size.width, is_live=is_live)
         newest = model.view.replica(replica.key) or replica
         self.graph.show(lag_curve(newest, model.view, context, in_seconds=False), context)
         self.seconds_graph.show(lag_curve(newest, model.view, context, in_seconds=True), context)
 
-    def action_toggle_quantity(self) -> None:
-        """Bytes or seconds; a large terminal shows both."""
-        self.toggle_class("-in-seconds")
-        # A widget has no size before it is visible.
-        self.call_after_refresh(self._draw_again)
-
-    def _draw_again(self) -> None:
-        if self._model is not None:
-            self.show(self._model)
+    def watch_in_seconds(self) -> None:
+        """Draw the graph that became visible."""
+        self.show_again()
 
     def action_other(self, steps: int) -> None:
         """The next or the previous replica."""
-        model = self._model
+        model = self.model
         if model is None or not model.held.replicas:
             return
         replicas = model.held.replicas

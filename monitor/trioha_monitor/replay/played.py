@@ -18,7 +18,7 @@ import trio
 
 from trioha_monitor.playback import PlaybackPosition, PlaybackState, Player
 from trioha_monitor.replay.event_log import EventLog
-from trioha_monitor.replay.search import AtEvent, AtLag, AtTime, parse_seek
+from trioha_monitor.replay.search import AtEvent, AtLag, AtTime, Goal, parse_seek
 from trioha_monitor.series import Series
 from trioha_monitor.view import ClusterView, EventKind, Show
 
@@ -149,15 +149,22 @@ class Replay(ABC):
         goal = "the next event" if forward else "the event before"
         self._start_search(self._search_event(AtEvent(kind), forward=forward), goal)
 
+    def parse(self, condition: str) -> Goal:
+        """What a seek expression (`trioha_monitor.replay.search`) asks for at the present position.
+
+        Raises SeekError or MomentError.
+        """
+        position = self.player.position
+        return parse_seek(
+            condition, now_ns=position.at_ns, start_ns=position.start_ns, end_ns=position.end_ns
+        )
+
     def run_until(self, condition: str) -> None:
         """Go to where a seek expression (`trioha_monitor.replay.search`) says, as fast as possible.
 
         Backward if the player is reversed. Raises SeekError or MomentError.
         """
-        position = self.player.position
-        goal = parse_seek(
-            condition, now_ns=position.at_ns, start_ns=position.start_ns, end_ns=position.end_ns
-        )
+        position, goal = self.player.position, self.parse(condition)
         forward = not position.is_reverse
         match goal:
             case AtTime(at_ns=at_ns):

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from itertools import zip_longest
 from math import ceil
 
 from attrs import define, field, frozen
 from rich.cells import cell_len
+from rich.segment import Segment
 from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
 
 from trioha.severity import Severity
 from trioha.unit_texts import format_bytes
@@ -19,8 +23,7 @@ from trioha_monitor.rendering import ByteUnits, Line, Palette, RenderContext, St
 from trioha_monitor.series import Bucket, Series
 from trioha_monitor.texts import format_duration, format_scale, format_seconds, format_span
 from trioha_monitor.view import ClusterView, EventKind, ReplicaView, TimelineEvent
-from trioha_monitor.widgets.frame import entitle
-from trioha_monitor.widgets.line_view import LineView
+from trioha_monitor.widgets.frame import Framed
 
 SPARK_MIN_BYTES = 262_144
 """Smallest full scale of a sparkline, in bytes of lag."""
@@ -244,8 +247,8 @@ class Curve:
     """Text of the present value; empty without one."""
 
 
-class Graph(LineView):
-    """Bars, each the worst of its span of time."""
+class Graph(Framed):
+    """Bars, each the worst of its span of time. Only lines that changed are drawn again."""
 
     def __init__(self, *, id: str, empty: str) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
@@ -254,6 +257,13 @@ class Graph(LineView):
         self._render_context: RenderContext | None = None
         self._cache = ColumnCache()
         self._drawn: object = None
+        self._lines: tuple[Line, ...] = ()
+        self._strips: dict[int, Strip] = {}
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines as plain text."""
+        return ["".join(text for text, _ in line) for line in self._lines]
 
     def show(self, curve: Curve | None, context: RenderContext) -> None:
         """Show `curve`; None if there is nothing to draw."""
@@ -264,8 +274,33 @@ class Graph(LineView):
 
     def on_resize(self) -> None:
         """Draw for the new size."""
-        super().on_resize()
+        self._strips.clear()
         self._draw()
+
+    def notify_style_update(self) -> None:
+        """Drop cached strips: colours changed."""
+        super().notify_style_update()
+        self._strips.clear()
+
+    def render_line(self, y: int) -> Strip:
+        """One line."""
+        strip = self._strips.get(y)
+        if strip is None:
+            base = self.rich_style
+            line = self._lines[y] if y < len(self._lines) else ()
+            strip = Strip([Segment(text, base + style) for text, style in line])
+            strip = self._strips[y] = strip.adjust_cell_length(self.size.width, base)
+        return strip
+
+    def _write(self, lines: Sequence[Line]) -> None:
+        before, self._lines = self._lines, tuple(lines)
+        changed = [
+            y for y, (old, new) in enumerate(zip_longest(before, self._lines, fillvalue=())) if old != new
+        ]
+        for y in changed:
+            self._strips.pop(y, None)
+        if changed:
+            self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
 
     def _draw(self) -> None:
         context, curve, size = self._render_context, self._curve, self.size
@@ -273,24 +308,25 @@ class Graph(LineView):
             return
         width, height = size.width - GUTTER, size.height - 2
         if curve is None:
-            entitle(self, "")
-            self.show_lines([((self._empty, context.palette.muted),)])
+            self.heading, self.notes = "", ()
+            self._write([((self._empty, context.palette.muted),)])
             self._drawn = None
             return
         worst = curve.series.worst(end_ms=context.end_ms, span_ms=context.span_ms)
         worst_text = "no data" if worst is None else curve.quantity.write(worst.value, context)
         worst_of_span = f"worst of {format_span(context.span_ms / 1000)}: {worst_text}"
         now = f"now {curve.now} · " if curve.now else ""
-        entitle(self, curve.title, f"{now}{worst_of_span}", worst_of_span, f"worst {worst_text}")
+        self.heading = curve.title
+        self.notes = (f"{now}{worst_of_span}", worst_of_span, f"worst {worst_text}")
         if width < 10 or height < 1:
-            self.show_lines([])
+            self._write([])
             return
         columns = self._cache.columns(curve.series, width, end_ms=context.end_ms, span_ms=context.span_ms)
         marks = self._marks(curve, context, width)
         drawn = (columns, marks, curve.limits, height, context.palette, context.units, context.span_ms)
         if drawn != self._drawn:
             self._drawn = drawn
-            self.show_lines(_picture(curve, context, columns, marks, height=height))
+            self._write(_picture(curve, context, columns, marks, height=height))
 
     def _marks(self, curve: Curve, context: RenderContext, width: int) -> Ticks:
         """Columns of the events in the time that is drawn, with the worst severity and the glyph of each."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+from attrs import evolve, frozen
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
@@ -18,12 +19,13 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 from textual.message import Message
-from textual.reactive import reactive
+from textual.reactive import var
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from trioha_monitor.rendering import Line, RenderContext, StyledText
 from trioha_monitor.widgets.columns import GAP, Column, fit, length_of, shorten
+from trioha_monitor.widgets.frame import Framed
 
 T = TypeVar("T")
 MEASURED_MAX = 200
@@ -32,9 +34,19 @@ SORT_PAUSE_MS = 1000
 """Sorted rows change their places at most this often."""
 
 
-class RowTable(ScrollView, Generic[T], can_focus=True):
+@frozen
+class Order:
+    """How rows are sorted."""
+
+    key: str | None = None
+    """Key of the column; None for the order in which rows come."""
+    is_descending: bool = False
+
+
+class RowTable(ScrollView, Framed, Generic[T], can_focus=True):
     """Rows under a fixed header, with a cursor, sorting and a filter."""
 
+    BINDING_GROUP_TITLE = "Table"
     COMPONENT_CLASSES: ClassVar[set[str]] = {"row-table--header", "row-table--cursor"}
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "move(-1)", "Row up", show=False, id="table.up"),
@@ -48,8 +60,12 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
         Binding("O", "turn_sort", "Turn sort", show=False, tooltip="Reverse the order", id="table.turn-sort"),
     ]
 
-    cursor: reactive[int | None] = reactive(None)
+    cursor: var[int | None] = var(None, init=False)
     """Key of the row under the cursor; None without rows."""
+    order: var[Order] = var(Order(), init=False)
+    """How rows are sorted."""
+    filter_text: var[str] = var("", init=False)
+    """Only rows are shown that have all its words, ignoring case."""
 
     class Selected(Message):
         """The cursor moved to another row, or the last row went away."""
@@ -77,11 +93,6 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
     ) -> None:
         super().__init__(id=id)
         self.columns = tuple(columns)
-        self.filter_text = ""
-        """Rows are shown if `text_of` them has all its words."""
-        self.sort_key: str | None = None
-        """Key of the column that rows are sorted by; None for no sorting."""
-        self.sort_is_descending = False
         self._key_of, self._text_of = key_of, text_of
         self._items: Sequence[T] = ()
         self._render_context: RenderContext | None = None
@@ -147,17 +158,15 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
     @property
     def sort_label(self) -> str:
         """The order as text; empty without sorting."""
-        column = next((column for column in self.columns if column.key == self.sort_key), None)
-        return "" if column is None else f"by {self._label(column)} {'↓' if self.sort_is_descending else '↑'}"
+        column = self._sorted_column
+        return "" if column is None else f"by {self._label(column)} {self._sort_sign}"
 
-    def filter_by(self, text: str) -> None:
-        """Show only rows that have all words of `text`, ignoring case."""
-        self.filter_text = text
+    def watch_order(self) -> None:
+        """Sort the rows."""
         self._rearrange()
 
-    def sort_by(self, key: str | None, *, descending: bool = False) -> None:
-        """Sort by a column that has an order; None for no sorting."""
-        self.sort_key, self.sort_is_descending = key, descending
+    def watch_filter_text(self) -> None:
+        """Filter the rows."""
         self._rearrange()
 
     def render_line(self, y: int) -> Strip:
@@ -202,11 +211,10 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
 
     def watch_cursor(self, before: int | None, now: int | None) -> None:
         """Post `Selected`."""
-        if before != now:
-            for key in (before, now):
-                if key in self._places:
-                    self._touch(self._places[key] - self._top)
-            self.post_message(self.Selected(self, now))
+        for key in (before, now):
+            if key in self._places:
+                self._touch(self._places[key] - self._top)
+        self.post_message(self.Selected(self, now))
 
     def action_choose(self) -> None:
         """Open the row under the cursor."""
@@ -225,12 +233,12 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
     def action_sort(self) -> None:
         """Sort by the next shown column that has an order; after the last one, do not sort."""
         keys = [column.key for column in self.columns if column.order and column.key in self._widths]
-        index = keys.index(self.sort_key) + 1 if self.sort_key in keys else 0
-        self.sort_by(keys[index] if index < len(keys) else None, descending=self.sort_is_descending)
+        index = keys.index(self.order.key) + 1 if self.order.key in keys else 0
+        self.order = evolve(self.order, key=keys[index] if index < len(keys) else None)
 
     def action_turn_sort(self) -> None:
         """Reverse the order."""
-        self.sort_by(self.sort_key, descending=not self.sort_is_descending)
+        self.order = evolve(self.order, is_descending=not self.order.is_descending)
 
     class Arranged(Message):
         """The user changed sorting or filter."""
@@ -249,6 +257,14 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
         """Visible rows."""
         return max(0, self.scrollable_content_region.height - 1)
 
+    @property
+    def _sorted_column(self) -> Column[T] | None:
+        return next((column for column in self.columns if column.key == self.order.key), None)
+
+    @property
+    def _sort_sign(self) -> str:
+        return "↓" if self.order.is_descending else "↑"
+
     def _rearrange(self) -> None:
         self._sorted_ms = -SORT_PAUSE_MS
         self._keys = ()
@@ -263,8 +279,7 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
             if left <= x < left + width + GAP:
                 column = next(column for column in self.columns if column.key == key)
                 if column.order is not None:
-                    again = self.sort_key == key
-                    self.sort_by(key, descending=not self.sort_is_descending if again else False)
+                    self.order = Order(key, key == self.order.key and not self.order.is_descending)
                 return
             left += width + GAP
 
@@ -292,7 +307,7 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
                 if all(word in text for text in (text_of(item).casefold(),) for word in words)
             ]
         key_of = self._key_of
-        column = next((column for column in self.columns if column.key == self.sort_key), None)
+        column = self._sorted_column
         if column is not None and column.order is not None:
             now_ms = self._render_context.end_ms if self._render_context is not None else 0
             places = self._places
@@ -300,11 +315,11 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
                 not 0 <= now_ms - self._sorted_ms < SORT_PAUSE_MS
                 or {key_of(item) for item in items} != places.keys()
             ):
-                items = sorted(items, key=column.order, reverse=self.sort_is_descending)
+                items = sorted(items, key=column.order, reverse=self.order.is_descending)
                 self._sorted_ms = now_ms
             else:
                 items = sorted(items, key=lambda item: places[key_of(item)])
-        elif self.sort_is_descending and self.sort_key is None:
+        elif self.order == Order(None, True):
             items = items[::-1]
         self._rows = tuple(items)
         keys = tuple(key_of(item) for item in items)
@@ -441,7 +456,7 @@ class RowTable(ScrollView, Generic[T], can_focus=True):
         if y == 0 and context is not None:
             labels: dict[str, Line] = {}
             for column in self.columns:
-                sign = ("↓" if self.sort_is_descending else "↑") if column.key == self.sort_key else ""
+                sign = self._sort_sign if column.key == self.order.key else ""
                 labels[column.key] = ((f"{self._label(column)}{sign}", header),)
             return Strip([Segment(text, style) for text, style in self._pad(labels)]).adjust_cell_length(
                 width, header

@@ -8,9 +8,12 @@ from enum import Enum
 from itertools import pairwise, product
 from typing import Final
 
-from rich.cells import cell_len
 from textual import events
+from textual.app import ComposeResult
+from textual.containers import Horizontal
 from textual.message import Message
+from textual.reactive import var
+from textual.widgets import Label, Tab, Tabs
 
 from trioha.replica_verdict import Verdict
 from trioha.severity import Severity
@@ -18,99 +21,133 @@ from trioha_monitor.playback import PlaybackState
 from trioha_monitor.rendering import HEALTH_GLYPHS, VERDICT_GLYPHS, Line, RenderContext, StyledText
 from trioha_monitor.texts import format_duration
 from trioha_monitor.view import ClusterView, Health
+from trioha_monitor.widgets.columns import length_of
 from trioha_monitor.widgets.graph import Columns, runs, sparkline
 from trioha_monitor.widgets.line_view import LineView
 
+PANES: Final = {
+    "replicas": "Replicas",
+    "slave": "Slave",
+    "log": "Log",
+    "events": "Events",
+    "groups": "Groups",
+    "roles": "Roles",
+}
+"""Labels of the panes by their ids, in the order of their keys."""
+CONTROLLED_PANE: Final = "roles"
+"""The pane that is named only where a broker is in controller mode."""
+NAME: Final = "trioha "
 WIDE: Final = 95
-"""Columns from which on there is room for the program's name and spaces around the names of the panes."""
+"""Columns from which on there is room for the program's name and blanks around the names of the panes."""
 
 
-class Among(Enum):
-    """How the visible pane is named among the others."""
+class Form(Enum):
+    """How the visible pane is named among the others: a class of the bar, see monitor.tcss."""
 
-    NAMES = "with their names"
-    NUMBERS = "with their numbers"
-    ALONE = "alone"
+    NAMES = "-names"
+    """All by their names."""
+    NUMBERS = "-numbers"
+    """The others by their numbers."""
+    ALONE = "-alone"
+    """The others not at all."""
 
 
-class TopBar(LineView):
-    """One line over the whole width. A click on a name opens its pane."""
+class TopBar(Horizontal):
+    """One line over the whole width: tabs of the panes, the state of the cluster, and the clock."""
 
-    class PaneClicked(Message):
-        """The user clicked on a pane's name."""
+    class Resized(Message):
+        """There is another width for the line."""
 
-        def __init__(self, pane: str) -> None:
-            super().__init__()
-            self.pane = pane
+    form: var[Form] = var(Form.NAMES)
+    """The form that leaves room for the summary."""
+    names_roles: var[bool] = var(False, init=False)
+    """Whether the Roles pane is named."""
+    is_wide: var[bool] = var(True, toggle_class="-wide-bar")
+    """Whether there is room for the program's name."""
 
-    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's name
+    def __init__(self, *, id: str, active: str) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
-        self._places: list[tuple[int, int, str]] = []
+        labels = enumerate(PANES.items(), start=1)
+        tabs = {pane: Tab(f"{number} {label}", id=tab_id(pane)) for number, (pane, label) in labels}
+        self.set_reactive(TopBar.names_roles, active == CONTROLLED_PANE)
+        tabs[CONTROLLED_PANE].set_class(not self.names_roles, "-hidden")
+        self.tabs = Tabs(*tabs.values(), active=tab_id(active))
+        self.tabs.can_focus = False
+        self.summary = LineView(id="top-summary")
+
+    def compose(self) -> ComposeResult:
+        """Left to right."""
+        yield Label(NAME, id="top-name")
+        yield self.tabs
+        yield self.summary
+
+    def watch_form(self, before: Form, now: Form) -> None:
+        """Name the panes in the other form."""
+        self.remove_class(before.value)
+        self.add_class(now.value)
+
+    def watch_names_roles(self, is_named: bool) -> None:
+        """Show or hide the tab."""
+        if is_named:
+            self.tabs.show(tab_id(CONTROLLED_PANE))
+        else:
+            self.tabs.hide(tab_id(CONTROLLED_PANE))
+
+    def on_resize(self) -> None:
+        """See whether the bar is wide."""
+        self.is_wide = self.size.width >= WIDE
+        self.post_message(self.Resized())
 
     def show(
-        self,
-        view: ClusterView,
-        context: RenderContext,
-        names: tuple[tuple[str, str], ...],
-        *,
-        pane: str,
-        states: tuple[StyledText, ...],
+        self, view: ClusterView, context: RenderContext, *, pane: str, states: tuple[StyledText, ...]
     ) -> None:
         """Show the state of the cluster in `view`, and `states` to point out: paused, recording.
 
-        `names` are ids and labels of the panes, `pane` is the id of the visible one.
+        `pane` is the id of the visible pane.
         """
-        palette, width = context.palette, self.size.width
+        palette = context.palette
+        self.names_roles = pane == CONTROLLED_PANE or any(node.control is not None for node in view.nodes)
         gap: StyledText = ("  ", palette.text)
+        # A narrow bar has a blank after the last tab.
+        first: StyledText = gap if self.is_wide else (" ", palette.text)
         shown = [part for state in states for part in (gap, state)]
         clock: StyledText = (
             f" {datetime.fromtimestamp(view.time_ms / 1000).astimezone():%H:%M:%S}",
             palette.muted,
         )
         middles = summary(view, context), short_summary(view, context)
-        lefts = [self._panes(names, pane, context, among=among) for among in Among]
         # The summary stays: where it is narrow, names of other panes go first, then their numbers, then the
         # clock.
-        for right, (left, places), middle in product(([*shown, clock], shown), lefts, middles):
-            line, self._places = [*left, gap, *middle], places
-            spare = width - sum(cell_len(text) for text, _ in (*line, *right))
+        for right, form, middle in product(([*shown, clock], shown), Form, middles):
+            line, self.form = [first, *middle], form
+            spare = self.size.width - self._tabs_width(form, pane) - length_of((*line, *right))
             if spare >= 0:
                 break
         clusters = ", ".join(sorted({node.cluster for node in view.nodes if node.cluster}))
         if clusters and spare > len(clusters) + 6:
             line.append((f"   {clusters}", palette.muted))
             spare -= len(clusters) + 3
-        self.show_lines([(*line, (" " * max(0, spare), palette.text), *right)])
+        self.summary.shown = [(*line, (" " * max(0, spare), palette.text), *right)]
 
-    def _panes(
-        self, names: tuple[tuple[str, str], ...], pane: str, context: RenderContext, *, among: Among
-    ) -> tuple[list[StyledText], list[tuple[int, int, str]]]:
-        """Names of the panes, and their places; close together where the terminal is narrow."""
-        palette, is_wide = context.palette, self.size.width >= WIDE
-        line: list[StyledText] = [("trioha ", palette.strong + palette.accent)] if is_wide else []
-        places: list[tuple[int, int, str]] = []
-        at = sum(cell_len(text) for text, _ in line)
-        for number, (name, label) in enumerate(names, start=1):
-            if name != pane and among is Among.ALONE:
+    def _tabs_width(self, form: Form, pane: str) -> int:
+        """Cells of the tabs in a form, and of the program's name."""
+        width = len(NAME) if self.is_wide else 0
+        for name, label in PANES.items():
+            if name == CONTROLLED_PANE and not self.names_roles:
                 continue
-            text = f"{number} {label}" if name == pane or among is Among.NAMES else f"{number}"
-            text = f" {text} " if is_wide else text
-            if places and not is_wide:
-                line.append((" ", palette.muted))
-                at += 1
-            line.append((text, palette.strong + palette.reverse if name == pane else palette.muted))
-            places.append((at, at + len(text), name))
-            at += len(text)
-        return line, places
+            if name == pane or form is Form.NAMES:
+                width += len(label) + 2
+            elif form is Form.NUMBERS:
+                width += 1
+            else:
+                continue
+            width += 2 if self.is_wide else 1
+        return width
 
-    def on_click(self, event: events.Click) -> None:
-        """Open the pane whose name was clicked."""
-        at = event.get_content_offset(self)
-        pane = next(
-            (name for start, end, name in self._places if at is not None and start <= at.x < end), None
-        )
-        if pane is not None:
-            self.post_message(self.PaneClicked(pane))
+
+def tab_id(pane: str) -> str:
+    """The id of a pane's tab."""
+    return f"tab-{pane}"
 
 
 def short_summary(view: ClusterView, context: RenderContext) -> Line:
@@ -208,7 +245,7 @@ class ReplayBar(LineView):
                 state.lag.worst_between(begin, max(begin + 1, end)) for begin, end in pairwise(edges)
             )
         lag, axis = self._pictures(state, context, at, width)
-        self.show_lines([_first_line(state, context, width), lag, axis])
+        self.shown = [_first_line(state, context, width), lag, axis]
 
     def _pictures(
         self, state: PlaybackState, context: RenderContext, at: int, width: int
@@ -233,7 +270,6 @@ class ReplayBar(LineView):
 
     def on_resize(self) -> None:
         """Compute the columns for the new width."""
-        super().on_resize()
         self._drawn = None
 
     def on_click(self, event: events.Click) -> None:
