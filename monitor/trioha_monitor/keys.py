@@ -5,8 +5,6 @@ from __future__ import annotations
 from textual.binding import Binding, BindingType
 
 LIVE_ONLY = frozenset({"pause"})
-OPENING = frozenset({"filter", "jump", "until"})
-"""Actions that open an input line."""
 REPLAY_ONLY = frozenset({"play", "speed", "turn", "step", "seek_event", "jump", "until"})
 HELPING = frozenset({"scroll_help", "close_help"})
 """Actions on open help."""
@@ -21,10 +19,9 @@ def _key(
     *,
     display: str | None = None,
     in_footer: bool = False,
-    opens_line: bool = False,
 ) -> Binding:
-    """A key of the screen. One that opens an input line has priority, so that the next key of fast typing
-    finds the line."""
+    """A key of the screen. It has priority: the next key of fast typing finds the pane or the line that
+    this one opened."""
     return Binding(
         key,
         action,
@@ -33,7 +30,7 @@ def _key(
         key_display=display,
         tooltip=tooltip,
         id=identity,
-        priority=opens_line,
+        priority=True,
     )
 
 
@@ -62,7 +59,6 @@ SCREEN_KEYS: list[BindingType] = [
         "Show only rows with a text",
         display="/",
         in_footer=True,
-        opens_line=True,
     ),
     _key("monitor.longer", "plus,equals_sign", "span(1)", "Longer", "Draw more time", display="+"),
     _key("monitor.shorter", "minus", "span(-1)", "Shorter", "Draw less time", display="-"),
@@ -89,11 +85,8 @@ SCREEN_KEYS: list[BindingType] = [
         "jump",
         "Go to",
         "Go to a time: local, unless Z or an offset follows",
-        opens_line=True,
     ),
-    _key(
-        "replay.until", "f", "until", "Until", "As fast as possible until a condition holds", opens_line=True
-    ),
+    _key("replay.until", "f", "until", "Until", "As fast as possible until a condition holds"),
     _key("monitor.help", "question_mark", "help", "Help", "Keys and columns", in_footer=True),
     Binding("escape,q", "close_help", "Close help", show=False, id="help.close"),
     Binding("pagedown", "scroll_help(1)", "Scroll help", show=False, priority=True, id="help.down"),

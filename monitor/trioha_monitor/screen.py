@@ -19,7 +19,7 @@ from trioha.errors import TriohaError
 from trioha_monitor.config import DEFAULT_THRESHOLDS, Thresholds
 from trioha_monitor.consumption_feed import Demand
 from trioha_monitor.faults import state_folder
-from trioha_monitor.keys import HELPING, LIVE_ONLY, OPENING, REPLAY_ONLY, SCREEN_KEYS
+from trioha_monitor.keys import HELPING, LIVE_ONLY, REPLAY_ONLY, SCREEN_KEYS
 from trioha_monitor.panes.events import EventsPane
 from trioha_monitor.panes.groups import GroupsPane
 from trioha_monitor.panes.log import LogPane
@@ -87,6 +87,8 @@ class MonitorScreen(Screen[None]):
         self._recording_since_ms: int | None = None
         self._recording_lock = asyncio.Lock()
         """Held while a recording starts or stops."""
+        self._filtered: RowTable[Any] | None = None
+        """The table that the filter line was opened for; None before it was."""
         self._palette: Palette | None = None
         """None before the screen is mounted."""
         self._drawn_s = 0.0
@@ -179,7 +181,7 @@ class MonitorScreen(Screen[None]):
         self.query_one(ContentSwitcher).current = pane_id
         if self._demand is not None:
             self._demand.want(is_wanted=pane_id == "groups")
-        self._close_filter()
+        self.action_close_filter()
         # A widget has no size before it is visible.
         self.call_after_refresh(self.redraw)
 
@@ -204,9 +206,9 @@ class MonitorScreen(Screen[None]):
             self.redraw()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002 - Textual's
-        """Keys of a replay are active in a replay only, and in an input line none that opens another."""
-        if action in OPENING and isinstance(self.focused, Input):
-            return False
+        """Keys of a replay are active in a replay only; in an input line keys are its text."""
+        if isinstance(self.focused, Input):
+            return action in {"close_filter", "drop_filter"}
         if action in HELPING:
             return bool(self.query(HelpPanel))
         if action in REPLAY_ONLY:
@@ -232,7 +234,7 @@ class MonitorScreen(Screen[None]):
         """Open the filter line."""
         line, table = self.query_one(FilterLine), self.pane.main_table
         if table is not None:
-            line.value = table.filter_text
+            self._filtered, line.value = table, table.filter_text
             line.display = True
             # At once: the next key belongs to the line.
             self.set_focus(line)
@@ -240,7 +242,7 @@ class MonitorScreen(Screen[None]):
     def action_drop_filter(self) -> None:
         """Close the filter line and show all rows."""
         self.query_one(FilterLine).value = ""
-        self._close_filter()
+        self.action_close_filter()
 
     def action_span(self, steps: int) -> None:
         """Draw the next longer (1) or shorter (-1) span."""
@@ -399,11 +401,11 @@ class MonitorScreen(Screen[None]):
 
     @on(Input.Changed, "#filter")
     def _filter(self, message: Input.Changed) -> None:
-        if self.pane.main_table is not None:
-            self.pane.main_table.filter_text = message.value
+        if self._filtered is not None:
+            self._filtered.filter_text = message.value
 
-    @on(Input.Submitted, "#filter")
-    def _close_filter(self) -> None:
+    def action_close_filter(self) -> None:
+        """Close the filter line and keep the filter."""
         self.query_one(FilterLine).display = False
         self._focus_pane()
 

@@ -38,6 +38,7 @@ from trioha_monitor.panes.log import LogPane
 from trioha_monitor.panes.replicas import ReplicasPane
 from trioha_monitor.panes.roles import RolesPane
 from trioha_monitor.panes.slave import SlavePane
+from trioha_monitor.rendering import ByteUnits
 from trioha_monitor.screen import MonitorScreen
 from trioha_monitor.view import EventKind, NodeView, TimelineEvent
 from trioha_monitor.widgets.dialogs import AskScreen
@@ -383,9 +384,10 @@ def test_a_key_that_opens_a_line_gives_it_the_keys_that_come_at_once():
         await pilot.pause(0.05)
         assert [row.address for row in replicas(app).table.rows] == ["127.0.0.1:43113"]
         assert app.monitor_screen.query_one("#filter", Input).has_focus
-        await pilot.press("escape", "4")
-        burst(app, "slash", *"refused/", "backspace", "enter")
+        await pilot.press("escape")
+        burst(app, "4", "slash", *"refused", "enter", "1", "u")
         await pilot.pause(0.1)
+        assert (pane(app), app.monitor_screen.units) == ("replicas", ByteUnits.DECIMAL)
         assert app.monitor_screen.query_one(EventsPane).table.filter_text == "refused"
         assert not app.monitor_screen.query_one("#filter", Input).display
         for opens, condition in (("f", "event"), ("g", "50%")):

@@ -145,7 +145,7 @@ def test_a_pair_is_watched_recorded_and_seen_again(tmp_path, start_node):
         with closing(Terminal(tmp_path, *monitor, "--replay", str(recording), size=size)) as terminal:
             terminal.wait_for("REPLAY", "interop #0", "interop #1")
             # The session's whole length takes no longer than it took: to its end, and back to an event.
-            terminal.press("-l", "gend")
+            terminal.press("-l", "1gend")
             terminal.press("Enter")
             terminal.wait_for(*at_end)
             terminal.press("N")

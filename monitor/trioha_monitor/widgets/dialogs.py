@@ -63,6 +63,7 @@ class FilterLine(Input):
     """Input of a filter. Return keeps it, escape drops it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "submit", "Keep filter", id="filter.keep"),
+        # With priority: the next key belongs to the pane already; text that is under way still arrives.
+        Binding("enter", "screen.close_filter", "Keep filter", priority=True, id="filter.keep"),
         Binding("escape", "screen.drop_filter", "Drop filter", id="filter.drop"),
     ]

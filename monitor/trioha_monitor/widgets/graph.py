@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from itertools import zip_longest
 from math import ceil
 
 from attrs import define, field, frozen
 from rich.cells import cell_len
-from rich.segment import Segment
 from rich.style import Style
-from textual.geometry import Region
-from textual.strip import Strip
 
 from trioha.severity import Severity
 from trioha.unit_texts import format_bytes
@@ -23,7 +19,7 @@ from trioha_monitor.rendering import ByteUnits, Line, Palette, RenderContext, St
 from trioha_monitor.series import Bucket, Series
 from trioha_monitor.texts import format_duration, format_scale, format_seconds, format_span
 from trioha_monitor.view import ClusterView, EventKind, ReplicaView, TimelineEvent
-from trioha_monitor.widgets.frame import Framed
+from trioha_monitor.widgets.line_view import LineView
 
 SPARK_MIN_BYTES = 262_144
 """Smallest full scale of a sparkline, in bytes of lag."""
@@ -247,8 +243,8 @@ class Curve:
     """Text of the present value; empty without one."""
 
 
-class Graph(Framed):
-    """Bars, each the worst of its span of time. Only lines that changed are drawn again."""
+class Graph(LineView):
+    """Bars, each the worst of its span of time."""
 
     def __init__(self, *, id: str, empty: str) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
@@ -257,13 +253,6 @@ class Graph(Framed):
         self._render_context: RenderContext | None = None
         self._cache = ColumnCache()
         self._drawn: object = None
-        self._lines: tuple[Line, ...] = ()
-        self._strips: dict[int, Strip] = {}
-
-    @property
-    def lines(self) -> list[str]:
-        """The lines as plain text."""
-        return ["".join(text for text, _ in line) for line in self._lines]
 
     def show(self, curve: Curve | None, context: RenderContext) -> None:
         """Show `curve`; None if there is nothing to draw."""
@@ -274,33 +263,7 @@ class Graph(Framed):
 
     def on_resize(self) -> None:
         """Draw for the new size."""
-        self._strips.clear()
         self._draw()
-
-    def notify_style_update(self) -> None:
-        """Drop cached strips: colours changed."""
-        super().notify_style_update()
-        self._strips.clear()
-
-    def render_line(self, y: int) -> Strip:
-        """One line."""
-        strip = self._strips.get(y)
-        if strip is None:
-            base = self.rich_style
-            line = self._lines[y] if y < len(self._lines) else ()
-            strip = Strip([Segment(text, base + style) for text, style in line])
-            strip = self._strips[y] = strip.adjust_cell_length(self.size.width, base)
-        return strip
-
-    def _write(self, lines: Sequence[Line]) -> None:
-        before, self._lines = self._lines, tuple(lines)
-        changed = [
-            y for y, (old, new) in enumerate(zip_longest(before, self._lines, fillvalue=())) if old != new
-        ]
-        for y in changed:
-            self._strips.pop(y, None)
-        if changed:
-            self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
 
     def _draw(self) -> None:
         context, curve, size = self._render_context, self._curve, self.size
@@ -309,7 +272,7 @@ class Graph(Framed):
         width, height = size.width - GUTTER, size.height - 2
         if curve is None:
             self.heading, self.notes = "", ()
-            self._write([((self._empty, context.palette.muted),)])
+            self.shown = [((self._empty, context.palette.muted),)]
             self._drawn = None
             return
         worst = curve.series.worst(end_ms=context.end_ms, span_ms=context.span_ms)
@@ -319,14 +282,14 @@ class Graph(Framed):
         self.heading = curve.title
         self.notes = (f"{now}{worst_of_span}", worst_of_span, f"worst {worst_text}")
         if width < 10 or height < 1:
-            self._write([])
+            self.shown = []
             return
         columns = self._cache.columns(curve.series, width, end_ms=context.end_ms, span_ms=context.span_ms)
         marks = self._marks(curve, context, width)
         drawn = (columns, marks, curve.limits, height, context.palette, context.units, context.span_ms)
         if drawn != self._drawn:
             self._drawn = drawn
-            self._write(_picture(curve, context, columns, marks, height=height))
+            self.shown = _picture(curve, context, columns, marks, height=height)
 
     def _marks(self, curve: Curve, context: RenderContext, width: int) -> Ticks:
         """Columns of the events in the time that is drawn, with the worst severity and the glyph of each."""
