@@ -28,7 +28,7 @@ from trioha_monitor.panes.replicas import ReplicasPane, ha_status_text
 from trioha_monitor.panes.roles import RolesPane
 from trioha_monitor.panes.slave import SlavePane
 from trioha_monitor.playback import Playback, Recording
-from trioha_monitor.rendering import ByteUnits, Palette, StyledText, RenderContext, palette_of
+from trioha_monitor.rendering import ByteUnits, Palette, RenderContext, StyledText, palette_of
 from trioha_monitor.saved_state import DEFAULT_STATE, SavedState
 from trioha_monitor.texts import format_duration
 from trioha_monitor.view import ClusterView
