@@ -5,6 +5,7 @@ import time
 import pytest
 import trio
 from attrs import evolve
+from textual.widgets import HelpPanel
 
 from tests.monitor.recorded_group import write_group
 from tests.monitor.scenes import FakePlayback, busy_view, controlled_view
@@ -53,7 +54,11 @@ def until_shown(*keys):
         for key in keys:
             await pilot.press(key)
             await pilot.pause(0.05)
-        await pilot.pause(0.1)
+        while pilot.app.screen.query(HelpPanel) and not pilot.app.screen.query("MarkdownBullet"):
+            await pilot.pause(0.01)
+        # The panes are laid out beside the help, then drawn for their new size, then columns are fitted.
+        for _ in range(5):
+            await pilot.pause(0.1)
 
     return run
 
