@@ -1,11 +1,11 @@
 """Compile the kernels, where a C compiler is, and put `configs` into a wheel: a build hook.
 
-Kernels are the `kernel.py` of `trioha/store`, `trioha/recording` and `trioha/remoting`, which mypyc compiles,
-and `trioha/store/system.c`. Hatchling calls it for wheels and for editable
-installs; `python hatch_build.py` compiles in the source tree alone, as `make setup` does after an edit. A
-module lies beside its source as `_kernel` or `_system`, with this Python and platform in its
-name, so that several Pythons can share a source tree. It carries the SHA-256 of its source; `compiled.py`
-beside it does not use one of another source.
+Kernels are the `*kernel.py` of `trioha/store`, `trioha/recording` and `trioha/remoting`, which mypyc compiles,
+and `trioha/store/system.c`. Hatchling calls it for wheels and for editable installs; `python
+hatch_build.py` compiles in the source tree alone, as `make setup` does after an edit. A module lies beside
+its source as `_kernel` or `_system`, with this Python and platform in its name, so that several Pythons can
+share a source tree. It carries the SHA-256 of its source; `trioha.compiled` does not use one of another
+source.
 
 Without a C compiler, or with `TRIOHA_PURE=1`, nothing is compiled, and a wheel is pure (`py3-none-any`).
 Where the compilation fails although a compiler is there, its output is printed, and the install goes on with
@@ -30,15 +30,15 @@ from packaging.requirements import Requirement
 
 ROOT: Final = Path(__file__).parent
 SOURCES: Final = (
-    "trioha/store/kernel.py",
-    "trioha/store/system.c",
     "trioha/recording/kernel.py",
-    "trioha/remoting/kernel.py",
+    "trioha/remoting/send_kernel.py",
+    "trioha/store/index_kernel.py",
+    "trioha/store/kernel.py",
+    "trioha/store/run_kernel.py",
+    "trioha/store/system.c",
 )
 HASH_LINE: Final = 'SOURCE_SHA256: Final = ""'
 BUILD_REQUIREMENTS: Final = ("mypy>=2.4", "setuptools>=77")
-RUN_REQUIREMENTS: Final = ("librt>=0.16", "mypy-extensions>=1.1")
-"""Of a compiled wheel."""
 
 COMPILE: Final = """
 import sys
@@ -122,6 +122,8 @@ def compile_kernel(source: Path, target: Path) -> bool:
         done = subprocess.run(  # noqa: S603 - our own program
             [sys.executable, "-c", COMPILE, copy.name, name, sha256],
             cwd=folder,
+            # A kernel imports `trioha.compiled`.
+            env=os.environ | {"MYPYPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -168,7 +170,6 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
-        build_data["dependencies"] += RUN_REQUIREMENTS
         for source, path in zip(sources(), made, strict=True):
             build_data["force_include"][str(path)] = str(module_path(source).relative_to(ROOT))
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from hatch_build import has_compiler, missing_requirements, module_path, sources
-from trioha.recording import compiled as recording_compiled
-from trioha.remoting import compiled as remoting_compiled
-from trioha.store import compiled
-from trioha.store.compiled import load
+from tests.kernels import plain_copy
+from trioha.compiled import MODULES, description, find, source_of
+from trioha.recording import kernel as recording_kernel
+from trioha.remoting import send_kernel
+from trioha.store import index_kernel, kernel, run_kernel, system
 
 ROOT = Path(__file__).parents[1]
 needs_compiler = pytest.mark.skipif(
@@ -73,13 +74,17 @@ def test_a_kernel_is_compiled_again_after_an_edit_and_only_then(tmp_path: Path) 
 
 
 def test_the_kernels_of_the_tree_are_those_that_are_loaded() -> None:
-    assert sources() == [
-        ROOT / "trioha/store/kernel.py",
-        ROOT / "trioha/store/system.c",
-        ROOT / "trioha/recording/kernel.py",
-        ROOT / "trioha/remoting/kernel.py",
-    ]
-    assert compiled.IS_COMPILED == remoting_compiled.IS_COMPILED == recording_compiled.IS_COMPILED
+    assert sources() == [source_of(name) for name in MODULES]
+    assert {*sources()} == {*ROOT.glob("trioha/*/*kernel.py"), ROOT / "trioha/store/system.c"}
+
+
+def test_all_of_a_kernel_is_compiled_or_nothing_is() -> None:
+    for module in (recording_kernel, send_kernel, index_kernel, kernel, run_kernel, system):
+        plain = plain_copy(module)
+        own = [key for key, value in vars(plain).items() if getattr(value, "__module__", None) == "_plain"]
+        assert own
+        is_compiled = {vars(module)[key].__module__ != module.__name__ for key in own}
+        assert is_compiled == {description() == "compiled"}
 
 
 @pytest.mark.parametrize("variables", [{"CC": "/nonexistent/cc"}, {"TRIOHA_PURE": "1"}])
@@ -132,20 +137,20 @@ def made_of(source: bytes) -> str:
 
 def test_a_module_of_the_present_source_is_used(place: Path) -> None:
     (place / "kernel_that_fits.py").write_text(made_of(b"the source"))
-    found, description = load("kernel_that_fits", source=place / "kernel.py", env={})
+    found, said = find("kernel_that_fits", source=place / "kernel.py", env={})
     assert found is not None
-    assert description == "compiled"
+    assert said == "compiled"
 
 
 def test_a_module_of_an_edited_source_is_not_used(place: Path) -> None:
     (place / "kernel_of_before.py").write_text(made_of(b"the source before"))
-    found, description = load("kernel_of_before", source=place / "kernel.py", env={})
+    found, said = find("kernel_of_before", source=place / "kernel.py", env={})
     assert found is None
-    assert description == "pure, the compiled kernel is of another kernel.py: run make setup"
+    assert said == "pure, the compiled kernel is of another kernel.py: run make setup"
 
 
 def test_a_module_that_cannot_be_loaded_is_named(place: Path) -> None:
-    for number, (text, description) in enumerate(
+    for number, (text, reason) in enumerate(
         (
             ("import librt_that_is_missing", "needs librt_that_is_missing"),
             ("raise ImportError('ABI 5')", "cannot be loaded: ABI 5"),
@@ -154,20 +159,16 @@ def test_a_module_that_cannot_be_loaded_is_named(place: Path) -> None:
     ):
         name = f"kernel_that_fails_{number}"
         (place / f"{name}.py").write_text(text)
-        found = load(name, source=place / "kernel.py", env={})
-        assert found == (None, f"pure, the compiled kernel {description}")
+        found = find(name, source=place / "kernel.py", env={})
+        assert found == (None, f"pure, the compiled kernel {reason}")
 
 
 def test_without_a_module_trioha_is_pure(place: Path) -> None:
-    assert load("kernel_that_is_not_there", source=place / "kernel.py", env={}) == (None, "pure")
+    assert find("kernel_that_is_not_there", source=place / "kernel.py", env={}) == (None, "pure")
 
 
 def test_the_variable_chooses_plain_python(place: Path) -> None:
     (place / "kernel_to_choose.py").write_text(made_of(b"the source"))
     for value, is_pure in (("1", True), ("yes", True), ("0", False), ("", False)):
-        _, description = load("kernel_to_choose", source=place / "kernel.py", env={"TRIOHA_PURE": value})
-        assert description == ("pure, TRIOHA_PURE is set" if is_pure else "compiled")
-
-
-def test_nodes_and_tools_of_this_process_agree_on_the_kernel() -> None:
-    assert compiled.IS_COMPILED is (compiled.DESCRIPTION == "compiled")
+        _, said = find("kernel_to_choose", source=place / "kernel.py", env={"TRIOHA_PURE": value})
+        assert said == ("pure, TRIOHA_PURE is set" if is_pure else "compiled")

@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 from types import CodeType, FrameType
 
+from trioha.compiled import MODULES, source_of
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = f"{ROOT / 'trioha'}/"
-_SOURCES = {"_kernel": "kernel.py", "_system": "system.c"}
+_SOURCES = {f"_{source.stem}": source.name for source in map(source_of, MODULES)}
 """Of compiled modules."""
 
 

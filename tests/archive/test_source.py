@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.archive.support import Log
+from tests.kernels import WAYS, kernels
 from tests.store.support import STORES, VECTORS
 from trioha.archive.errors import ArchiveError, DamagedSourceError
 from trioha.archive.source import LOOK_AHEAD_BYTES, LogSource
-from trioha.store import compiled
 from trioha.store.read_only_commit_log import ReadOnlyCommitLog
 from trioha.store.record import Record
 from trioha.store.record_layout import BLANK, MAGIC_BLANK
@@ -36,12 +36,14 @@ def parts_of(source, *, bytes_max=1 << 30):
     return parts
 
 
-@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.parametrize("is_compiled", WAYS)
 @pytest.mark.parametrize("name", [f"{STORES[0]}/store", *(f"{name}/crash-store" for name in STORES[:2])])
-def test_stores_of_rocketmq_are_read_to_their_end(name, is_compiled, monkeypatch):
-    store = VECTORS / name
-    if not is_compiled:
-        monkeypatch.setattr(compiled, "IS_COMPILED", False)
+def test_stores_of_rocketmq_are_read_to_their_end(name, is_compiled):
+    with kernels(is_compiled=is_compiled):
+        read_to_the_end(VECTORS / name)
+
+
+def read_to_the_end(store):
     source = LogSource(store, sleep=lambda _: None)
     source.refresh()
     log = ReadOnlyCommitLog.open(store)

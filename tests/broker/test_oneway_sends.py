@@ -19,7 +19,6 @@ from tests.remoting.test_send_runs import send
 from trioha.broker.send_runs import SendRuns
 from trioha.metadata.topics import TopicConfig
 from trioha.recording.events import Kind
-from trioha.remoting import compiled
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.server import RemotingServer
 
@@ -224,7 +223,6 @@ async def test_hostile_bytes_among_one_way_sends_have_the_same_outcome_in_runs(
     assert found["held bytes"] == 0
 
 
-@pytest.mark.skipif(not compiled.IS_COMPILED, reason="runs are read by compiled code only")
 @pytest.mark.parametrize("need", [0, 1])
 async def test_a_run_of_one_way_sends_is_one_append_and_has_no_frames_of_answers(tmp_path, need):
     broker = ServedBroker(tmp_path, need=need, has_runs=True)

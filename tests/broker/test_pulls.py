@@ -12,7 +12,6 @@ from tests.store.support import message
 from trioha.errors import StoreError
 from trioha.metadata.groups import SubscriptionGroup
 from trioha.metadata.topics import Perm, TopicConfig
-from trioha.remoting import compiled
 from trioha.remoting.address import Address
 from trioha.remoting.codec import FrameDecoder, encode, encode_head
 from trioha.remoting.codes import RequestCode, ResponseCode
@@ -23,7 +22,6 @@ from trioha.store.dispatch_service import AWAITED_GATHER_S, GATHER_S, DispatchSe
 from trioha.store.tags import java_hash
 
 SUSPEND = 2 | 4
-compiled_only = pytest.mark.skipif(not compiled.IS_COMPILED, reason="forms are read by compiled code only")
 ADDRESS = PEER.address
 SEE_FAQ = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 
@@ -461,7 +459,6 @@ async def test_pulls_of_a_known_form_go_to_their_own_offsets(known):
         assert known.broker.metadata.consumer_offsets.find(GROUP, TOPIC, 0) == commit_offset
 
 
-@compiled_only
 async def test_a_known_pull_is_answered_at_once_as_it_is_answered_by_the_handler(known):
     commit = {"sysFlag": 3, "queueOffset": 1, "commitOffset": 1}
     for changes in ({}, {"queueOffset": 1}, commit):
@@ -482,7 +479,6 @@ async def test_a_known_pull_is_answered_at_once_as_it_is_answered_by_the_handler
     assert offsets.find(GROUP, TOPIC, 0) == 2
 
 
-@compiled_only
 async def test_a_pull_that_finds_nothing_is_not_answered_at_once(known):
     for changes in ({"queueOffset": 2}, {"queueOffset": 7}, {"queueId": 3}):
         known.pull(**changes)
@@ -490,7 +486,6 @@ async def test_a_pull_that_finds_nothing_is_not_answered_at_once(known):
         assert known.at_once(**changes) is None
 
 
-@compiled_only
 async def test_a_pull_whose_checks_may_end_otherwise_is_not_answered_at_once(known):
     assert known.at_once() is not None
     groups, topics = known.broker.metadata.groups, known.broker.metadata.topics

@@ -11,12 +11,9 @@ from tests.remoting.test_send_runs import send
 from trioha.broker.send_runs import SPECIAL_PROPERTIES, SendRuns
 from trioha.metadata.topics import TopicConfig
 from trioha.recording.events import Kind
-from trioha.remoting import compiled
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.send_message import SendMessageResponseHeader
-
-pytestmark = pytest.mark.skipif(not compiled.IS_COMPILED, reason="runs are read by compiled code only")
 
 
 class RunBroker(Broker):

@@ -14,8 +14,8 @@ import trio
 from trioha import __version__
 from trioha.cli import COMMANDS, main
 from trioha.cli.app import unwrapped
+from trioha.compiled import description
 from trioha.errors import ConfigError, PeerError
-from trioha.remoting.compiled import DESCRIPTION
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def status(monkeypatch):
 
 def test_the_version_is_printed(capsys):
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"{__version__} (kernel: {DESCRIPTION})\n"
+    assert capsys.readouterr().out == f"{__version__} (kernel: {description()})\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
@@ -127,7 +127,7 @@ def test_python_m_trioha_is_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "trioha", "--version"], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout == f"{__version__} (kernel: {DESCRIPTION})\n"
+    assert done.stdout == f"{__version__} (kernel: {description()})\n"
 
 
 def test_an_unknown_command_is_one_line(refusal):

@@ -26,7 +26,7 @@ from trioha.store.consume_queues import (
 from trioha.store.dispatch import Dispatcher
 from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.index_file import ENTRY_BYTES as INDEX_ENTRY_BYTES
-from trioha.store.index_file import IndexFile, IndexShape, key_hashes
+from trioha.store.index_file import IndexFile, IndexShape, key_hash
 from trioha.store.index_service import FOLDER as INDEX_FOLDER
 from trioha.store.index_service import IndexService
 from trioha.store.mapped_file import file_name
@@ -190,7 +190,7 @@ def _tag_entries(store: Path) -> frozenset[tuple[int, int]]:
     entries = set()
     for record in log.records(log.min_offset):
         if isinstance(record, Record) and (tag := parse_properties(record.properties_raw).get("TAGS")):
-            (hashed,) = key_hashes([java_hash(f"{record.topic}#T#{tag}") & 0xFFFFFFFF])
+            hashed = key_hash(java_hash(f"{record.topic}#T#{tag}") & 0xFFFFFFFF)
             entries.add((hashed, record.physical_offset))
     return frozenset(entries)
 

@@ -30,11 +30,11 @@ from attrs import frozen
 
 from tests.hostile.differing import TOPICS, Connection, connection_of, preloaded
 from tests.hostile.still_clock import PROGRAM
+from tests.kernels import needs_kernel
 from tests.levels import by_level
 from tests.node_process import TriohaNode
 from tests.ports import free_port
 from trioha.broker.info import CLIENTS_PREFIX
-from trioha.remoting import compiled
 from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.codec import FrameDecoder
 from trioha.remoting.codes import RequestCode
@@ -45,7 +45,7 @@ from trioha.remoting.status_reader import fetch_status
 pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8"),
-    pytest.mark.skipif(not compiled.IS_COMPILED, reason="needs the compiled code"),
+    needs_kernel,
 ]
 
 CONNECTIONS: Final = by_level(50, 100, 100)

@@ -9,13 +9,13 @@ from functools import partial
 import pytest
 
 from tests.faults import disks
+from tests.kernels import needs_kernel
 from tests.node.wire import Wire, bodies_of, pull_from, send_to
 from tests.node_process import FILE_BYTES, run_trioha
 from tests.power_cut import devices
 from tests.waiting import wait_until
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request
-from trioha.store import compiled
 
 pytestmark = pytest.mark.process
 
@@ -145,9 +145,7 @@ def test_a_bad_sector_fails_its_readers_until_the_disk_gives_it_again(start_node
 @pytest.mark.parametrize(
     "is_pure",
     [
-        pytest.param(
-            False, marks=pytest.mark.skipif(not compiled.IS_COMPILED, reason="no compiled code here")
-        ),
+        pytest.param(False, marks=needs_kernel),
         True,
     ],
 )

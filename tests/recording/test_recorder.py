@@ -4,7 +4,6 @@ import errno
 import json
 import math
 import os
-import random
 import signal
 import struct
 import subprocess
@@ -13,21 +12,19 @@ import threading
 from functools import partial, reduce
 from itertools import pairwise
 from operator import xor
-from unittest.mock import patch
 
 import pytest
 import structlog
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.store.test_kernel import mode, needs_kernel
+from tests.kernels import WAYS, kernels
 from tests.waiting import until
 from trioha.errors import ConfigError
-from trioha.recording import compiled
 from trioha.recording.events import RECORD_BYTES, CloseReason, Direction, HaState, Kind
 from trioha.recording.layout import SessionIdentity
 from trioha.recording.recorder import FLUSH_INTERVAL_S, Recorder
-from trioha.recording.writer import SessionWriter, number_records
+from trioha.recording.writer import SessionWriter
 from trioha.store.put_status import PutStatus
 
 IDENTITY = SessionIdentity("cluster", "broker-a", 0, "SYNC_MASTER", {"haTransferBatchSize": 32768})
@@ -146,7 +143,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=needs_kernel)])
+@pytest.mark.parametrize("is_compiled", WAYS)
 @pytest.mark.parametrize("block_records", [2, 3, 17, 5461])
 async def test_a_run_of_puts_is_recorded_as_its_puts_are_wherever_a_block_ends(
     tmp_path, block_records, *, is_compiled
@@ -184,9 +181,8 @@ async def test_a_run_of_puts_is_recorded_as_its_puts_are_wherever_a_block_ends(
         Recorder(tmp_path / name, identity=IDENTITY, node_id=7, block_records=block_records, blocks_max=64)
         for name in ("one", "two")
     )
-    with mode(is_compiled=is_compiled), patch.object(compiled, "IS_COMPILED", is_compiled):
+    with kernels(is_compiled=is_compiled):
         await record(one, together)
-    with mode(is_compiled=False), patch.object(compiled, "IS_COMPILED", False):
         await record(two, alone)
     assert (one.dropped, two.dropped) == (0, 0)
     found = all_records(one.path)
@@ -650,16 +646,6 @@ async def test_full_blocks_wait_for_the_interval_until_half_of_all_are_full(tmp_
             nursery.cancel_scope.cancel()
     (session,) = sessions_below(tmp_path)
     assert [record[6] for record in all_records(session)] == list(range(30))
-
-
-@pytest.mark.parametrize(("count", "base_seq"), [(1, 0), (2047, 1), (2048, 2**32 - 7), (5000, 2**62)])
-def test_numbers_of_records_ascend_and_nothing_else_changes(count, base_seq):
-    noise = random.Random(count).randbytes(count * RECORD_BYTES)
-    records = bytearray(noise)
-    number_records(memoryview(records), base_seq)
-    assert [seq for (seq,) in struct.iter_unpack("<8xq32x", records)] == [*range(base_seq, base_seq + count)]
-    parts = struct.Struct("<8s8x32s")
-    assert [*parts.iter_unpack(records)] == [*parts.iter_unpack(noise)]
 
 
 KILLED = """

@@ -8,14 +8,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trioha.errors import RemoteProtocolError
-from trioha.remoting import compiled
 from trioha.remoting.codec import FrameDecoder, encode
 from trioha.remoting.codes import LanguageCode, RequestCode
 from trioha.remoting.command import BadRequestError, SerializeType, request
 from trioha.remoting.send_message import SendMessageRequestHeader
 from trioha.store.message_properties import join_properties
-
-pytestmark = pytest.mark.skipif(not compiled.IS_COMPILED, reason="runs are read by compiled code only")
 
 SHARED = b"CLUSTER\x01c\x02"
 COLUMNS = struct.Struct(">9q")

@@ -13,15 +13,12 @@ from tests.remoting.test_pull_forms import pull
 from tests.remoting.test_send_runs import send
 from tests.remoting.test_served_runs import BY_ITSELF, Runs, answers, by_itself
 from trioha.net.transport import SocketTransport
-from trioha.remoting import compiled
 from trioha.remoting.codec import FrameDecoder, encode, encode_head
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, request
 from trioha.remoting.connections import Connections
 from trioha.remoting.pull_forms import PullForms
 from trioha.remoting.server import RemotingServer, ServerLimits
-
-pytestmark = pytest.mark.skipif(not compiled.IS_COMPILED, reason="forms are read by compiled code only")
 
 AT_ONCE = 0
 

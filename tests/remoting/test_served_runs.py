@@ -11,15 +11,12 @@ from attrs import define, field
 from tests.remoting.serving import WITHIN_S, read_command, served_stream
 from tests.remoting.test_send_runs import send
 from tests.waiting import until
-from trioha.remoting import compiled
 from trioha.remoting.codec import FrameDecoder, encode, opaques_of
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import RemotingCommand, request, response_to
 from trioha.remoting.connections import Connections
 from trioha.remoting.server import RemotingServer, ServerLimits
 from trioha.remoting.serving import PendingAnswer
-
-pytestmark = pytest.mark.skipif(not compiled.IS_COMPILED, reason="runs are read by compiled code only")
 
 BY_ITSELF = 77
 """Code of the answers to sends that came to the handler of requests."""

@@ -10,12 +10,11 @@ import trio.testing
 
 from tests.store.support import FILE_BYTES, message, open_store
 from trioha.errors import StoreError
-from trioha.store import compiled, store_syncs
+from trioha.store import store_syncs
 from trioha.store.consume_queues import ConsumeQueues
 from trioha.store.dispatch_service import (
     AWAITED_GATHER_S,
     BESIDE_RECORDS,
-    BESIDE_RECORDS_COMPILED,
     BUSY_GATHER_S,
     BUSY_RECORDS,
     GATHER_S,
@@ -27,8 +26,6 @@ from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.put_status import PutStatus
 from trioha.store.queue_manifest import load_queue_manifest
 from trioha.store.waiting_readers import WaitingReaders
-
-needs_kernel = pytest.mark.skipif(not compiled.IS_COMPILED, reason=f"the kernel is {compiled.DESCRIPTION}")
 
 
 async def at_once(work):
@@ -359,11 +356,7 @@ async def test_only_a_slave_that_is_catching_up_dispatches_in_shorter_slices(
     store.close()
 
 
-@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=needs_kernel)])
-async def test_slices_beside_replication_are_longer_where_a_record_costs_less(
-    tmp_path, nursery, autojump_clock, monkeypatch, is_compiled
-):
-    monkeypatch.setattr(compiled, "IS_COMPILED", is_compiled)
+async def test_slices_beside_replication_are_short(tmp_path, nursery, autojump_clock, monkeypatch):
     store = open_store(tmp_path, dispatch=DispatchSettings(is_slave=True))
     slices = []
     dispatch = store.dispatcher.dispatch
@@ -387,7 +380,7 @@ async def test_slices_beside_replication_are_longer_where_a_record_costs_less(
         await trio.lowlevel.checkpoint()
     assert store.dispatcher.position < store.commit_log.max_offset
     # In its first turns the log may not have grown yet.
-    assert set(slices[3:]) == {BESIDE_RECORDS_COMPILED if is_compiled else BESIDE_RECORDS}
+    assert set(slices[3:]) == {BESIDE_RECORDS}
     nursery.cancel_scope.cancel()
     store.close()
 

@@ -1,4 +1,4 @@
-"""Batches that compiled code encodes: the records, refusals and faults of the plain code."""
+"""Batches that are stored as they were sent: the records, refusals and faults of decoded ones."""
 
 from unittest.mock import patch
 
@@ -7,10 +7,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
+from tests.kernels import WAYS, kernels, needs_kernel
 from tests.remoting.batches import encode_batch_body
 from tests.store.support import HOST, log_bytes, message, open_log
 from tests.store.test_any_record import HOST_V6
-from tests.store.test_kernel import mode, needs_kernel
 from trioha.errors import RemoteProtocolError
 from trioha.remoting.message_batch import batch_items, parse_batch
 from trioha.store import commit_log
@@ -34,14 +34,7 @@ FIELDS = st.fixed_dictionaries(
 )
 
 
-def items_of(body, *, is_compiled):
-    with mode(is_compiled=is_compiled):
-        items = batch_items(body)
-    assert isinstance(items, EncodedItems) is is_compiled
-    return items
-
-
-@needs_kernel
+@pytest.mark.parametrize("is_compiled", WAYS)
 @given(
     items=ITEMS,
     fields=FIELDS,
@@ -49,15 +42,15 @@ def items_of(body, *, is_compiled):
     store_host=st.sampled_from([HOST, HOST_V6]),
 )
 def test_records_of_a_batch_are_those_of_the_plain_code(
-    *, items, fields, topic, store_host, tmp_path_factory
+    *, items, fields, topic, store_host, tmp_path_factory, is_compiled
 ):
     folder = tmp_path_factory.mktemp("logs")
     body = encode_batch_body(items)
     found = []
-    for is_compiled in (False, True):
-        with mode(is_compiled=is_compiled), patch.object(commit_log.time, "time_ns", lambda: 10**18):
-            log, _ = open_log(folder / str(is_compiled), store_host=store_host)
-            batch = MessageBatch(topic, items=items_of(body, is_compiled=is_compiled), **fields)
+    for read in (parse_batch, batch_items):
+        with kernels(is_compiled=is_compiled), patch.object(commit_log.time, "time_ns", lambda: 10**18):
+            log, _ = open_log(folder / read.__name__, store_host=store_host)
+            batch = MessageBatch(topic, items=read(body), **fields)
             # The first one makes the log's file.
             results = [log.append_batch(batch), log.append_batch(batch)]
             found.append((results, list(batch.items), log_bytes(log), dict(log.queue_offsets)))
@@ -74,14 +67,14 @@ def test_records_of_a_batch_are_those_of_the_plain_code(
 @example(items=[BatchItem(b"")], damage=[(16, 0x7F), (0, 0x7F)], cut=0)
 @example(items=[BatchItem(b"")], damage=[(16, 0xFF)], cut=0)
 @example(items=[BatchItem(b"", b"12")], damage=[(20, 0x80)], cut=0)
-def test_bytes_that_are_no_batch_are_refused_as_by_the_plain_code(items, damage, cut):
+def test_bytes_that_are_no_batch_are_refused_compiled_or_not(items, damage, cut):
     damaged = bytearray(encode_batch_body(items))
     for at, value in damage:
         damaged[at % len(damaged)] = value
     body = bytes(damaged[: len(damaged) - cut])
     found = []
     for is_compiled in (False, True):
-        with mode(is_compiled=is_compiled):
+        with kernels(is_compiled=is_compiled):
             try:
                 found.append(list(batch_items(body)))
             except RemoteProtocolError as error:
@@ -89,7 +82,7 @@ def test_bytes_that_are_no_batch_are_refused_as_by_the_plain_code(items, damage,
     assert found[0] == found[1]
 
 
-@needs_kernel
+@pytest.mark.parametrize("is_compiled", WAYS)
 @pytest.mark.parametrize(
     "items",
     [
@@ -103,21 +96,22 @@ def test_bytes_that_are_no_batch_are_refused_as_by_the_plain_code(items, damage,
     ids=["stored", "long body", "long properties", "inner", "inner in a body", "long batch"],
 )
 @resources_closed()
-def test_the_log_stores_and_refuses_a_batch_as_without_the_kernel(items, tmp_path, monkeypatch):
+def test_the_log_stores_and_refuses_an_encoded_batch_as_a_decoded_one(
+    items, tmp_path, monkeypatch, is_compiled
+):
     monkeypatch.setattr("time.time_ns", lambda: 1_795_234_734_922_000_000)
     body = encode_batch_body(items)
     assert parse_batch(body) == items
     found = []
-    for is_compiled in (False, True):
-        with mode(is_compiled=is_compiled):
-            log, _ = open_log(tmp_path / str(is_compiled), message_bytes_max=100)
-            batch = MessageBatch("Orders", 1, items_of(body, is_compiled=is_compiled), born_host=HOST)
+    for read in (parse_batch, batch_items):
+        with kernels(is_compiled=is_compiled):
+            log, _ = open_log(tmp_path / read.__name__, message_bytes_max=100)
+            batch = MessageBatch("Orders", 1, read(body), born_host=HOST)
             result = log.append_batch(batch)
             found.append((result, result.message_id, log_bytes(log), dict(log.queue_offsets)))
     assert found[0] == found[1]
 
 
-@needs_kernel
 def test_a_batch_is_decoded_only_where_its_messages_are_looked_at(tmp_path):
     decoded = []
 
@@ -130,8 +124,7 @@ def test_a_batch_is_decoded_only_where_its_messages_are_looked_at(tmp_path):
     items = EncodedItems(body, count=2, decode=decode)
     log, _ = open_log(tmp_path)
     log.append(message())
-    with mode(is_compiled=True):
-        assert log.append_batch(MessageBatch("Orders", 0, items)).messages == 2
+    assert log.append_batch(MessageBatch("Orders", 0, items)).messages == 2
     assert (len(items), decoded) == (2, [])
     assert [item.body for item in items] == [b"one", b"two"]
     assert (items[0].body, items[:1], decoded) == (b"one", [BatchItem(b"one")], [1])

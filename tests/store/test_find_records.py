@@ -1,4 +1,4 @@
-"""The compiled search for the records of a pull finds those that the walk passes, and nothing else."""
+"""The search for the records of a pull finds those that the walk passes, and nothing else."""
 
 from struct import pack
 
@@ -7,14 +7,12 @@ from attrs import evolve
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.store.test_kernel import Wanted, in_order, needs_kernel
-from trioha.store import compiled
-from trioha.store.file_reads import plain_read_spans
+from tests.kernels import WAYS, kernels, needs_kernel, plain_copy
+from tests.store.test_kernel import Wanted, in_order
+from trioha.store import kernel, system
 from trioha.store.reads import _stretches
 from trioha.store.record import encode_record
 from trioha.store.record_layout import is_records
-
-pytestmark = needs_kernel
 
 SHIFT = 5000
 
@@ -45,13 +43,14 @@ ENTRIES = st.lists(
 
 def found(raw, bytes_max, data):
     """Number and bytes of the records that entries name in `data`, which begins at SHIFT; None without."""
-    spans, size = compiled.kernel.find_spans(raw, bytes_max, SHIFT, SHIFT + len(data))
+    spans, size = kernel.find_spans(raw, bytes_max, SHIFT, SHIFT + len(data))
     joined = b"".join(bytes(data[at : at + length]) for at, length in spans)
     assert len(joined) == size
-    count = compiled.kernel.count_records(joined, raw)
+    count = kernel.count_records(joined, raw)
     return (count, joined) if count else None
 
 
+@pytest.mark.parametrize("is_compiled", WAYS)
 @given(
     entries=st.one_of(ENTRIES, st.lists(st.sampled_from(STORED), max_size=12), st.just(STORED)),
     bytes_max=st.integers(1, 3000) | st.just(2**62),
@@ -59,11 +58,12 @@ def found(raw, bytes_max, data):
 )
 @example(entries=STORED, bytes_max=2**18, end=len(DATA))
 @example(entries=[(0, 2**31 - 1)] * 3, bytes_max=2**18, end=len(DATA))
-def test_it_finds_what_the_plain_code_finds(entries, bytes_max, end):
+def test_it_finds_what_the_walk_passes(is_compiled, entries, bytes_max, end):
     raw = raw_of(entries)
     view = memoryview(DATA)[:end]
     wanted = _stretches(raw, bytes_max, None)
-    records = found(raw, bytes_max, view)
+    with kernels(is_compiled=is_compiled):
+        records = found(raw, bytes_max, view)
     are_there = wanted and all(
         offset >= SHIFT
         and 0 < size <= end - (offset - SHIFT)
@@ -97,15 +97,13 @@ def test_entries_that_are_not_whole_count_for_nothing():
 
 def test_bytes_of_another_length_than_their_entries_say_are_no_records():
     raw = raw_of(STORED)
-    assert compiled.kernel.count_records(DATA, raw) == len(STORED)
-    assert compiled.kernel.count_records(DATA, raw[:40]) == 0
-    assert compiled.kernel.count_records(DATA[:-1], raw) == 0
-    assert compiled.kernel.count_records(DATA + bytes(100), raw) == 0
+    assert kernel.count_records(DATA, raw) == len(STORED)
+    assert kernel.count_records(DATA, raw[:40]) == 0
+    assert kernel.count_records(DATA[:-1], raw) == 0
+    assert kernel.count_records(DATA + bytes(100), raw) == 0
 
 
-@pytest.mark.parametrize(
-    "read", [plain_read_spans, compiled.system.read_spans if compiled.IS_COMPILED else None]
-)
+@pytest.mark.parametrize("read", [plain_copy(system).read_spans, system.read_spans])
 def test_spans_of_a_file_are_read_in_one_call(read, tmp_path):
     data = bytes(range(256)) * 4
     (tmp_path / "file").write_bytes(data)
@@ -118,9 +116,10 @@ def test_spans_of_a_file_are_read_in_one_call(read, tmp_path):
     assert read(fd, [(0, 3)], 3) is None
 
 
+@needs_kernel
 def test_spans_that_do_not_fit_are_refused():
     for spans, size in (([(0, 4)], 3), ([(-1, 4)], 4), ([(0, -4)], 4), ([(2**70, 4)], 4), ([5], 4), ((), 4)):
         with pytest.raises((ValueError, TypeError, OverflowError)):
-            compiled.system.read_spans(0, spans, size)
+            system.read_spans(0, spans, size)
     with pytest.raises(TypeError, match="3 arguments"):
-        compiled.system.read_spans(0, [])
+        system.read_spans(0, [])

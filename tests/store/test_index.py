@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from tests.descriptors import close_after_test, resources_closed
 from tests.store.dispatching import RECORDED_INDEX, files_below
+from tests.store.index_keys import column
 from tests.store.support import STORES, copy_store, expected, offsets_of
 from trioha.errors import ConfigError, StoreError
-from trioha.store.index_file import IndexFile, IndexShape, key_hashes
+from trioha.store.index_file import IndexFile, IndexShape, key_hash
+from trioha.store.index_kernel import KEY_BYTES
 from trioha.store.index_service import IndexService
 from trioha.store.tags import DelayLevels, java_hash, java_hashes, java_hashes_with_prefix, tags_code
 
@@ -66,7 +68,7 @@ def test_more_keys_than_are_hashed_at_once_hash_the_same():
 
 
 def test_index_hashes_are_absolute_and_the_lowest_number_gives_zero():
-    assert key_hashes([0, 5, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF]) == [
+    assert [*map(key_hash, [0, 5, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF])] == [
         0,
         5,
         0x7FFFFFFF,
@@ -147,7 +149,8 @@ def service(folder, *, now_ms=lambda: 1_700_000_000_000, shape=SMALL):
 
 
 def put(index, key, offset, time_ms, *, topic="T"):
-    index.put(java_hashes([f"{topic}#{key}".encode()]), [offset], [time_ms], last_record_offset=offset)
+    keys = column(java_hashes([f"{topic}#{key}".encode()]), [offset], [time_ms])
+    index.put(keys, last_record_offset=offset)
 
 
 @given(
@@ -172,9 +175,11 @@ def test_queries_find_what_a_plain_search_finds(tmp_path_factory, puts, batch, b
     for start in range(0, len(rows), batch):
         part = rows[start : start + batch]
         index.put(
-            java_hashes([f"T#{key}".encode() for key, _, _ in part]),
-            [offset for _, offset, _ in part],
-            [time for _, _, time in part],
+            column(
+                java_hashes([f"T#{key}".encode() for key, _, _ in part]),
+                [offset for _, offset, _ in part],
+                [time for _, _, time in part],
+            ),
             last_record_offset=part[-1][1],
         )
     for number in (1, 2):
@@ -208,9 +213,11 @@ def test_files_do_not_depend_on_how_puts_are_batched(tmp_path_factory, keys, bat
         for start in range(0, len(keys), step):
             part = range(start, min(start + step, len(keys)))
             index.put(
-                java_hashes([f"T#{keys[number]}".encode() for number in part]),
-                [10 * number + 1 for number in part],
-                [5000 + 700 * number for number in part],
+                column(
+                    java_hashes([f"T#{keys[number]}".encode() for number in part]),
+                    [10 * number + 1 for number in part],
+                    [5000 + 700 * number for number in part],
+                ),
                 last_record_offset=10 * part[-1] + 1,
             )
         index.close()
@@ -235,7 +242,7 @@ def test_a_record_after_a_full_file_makes_the_next_one_without_any_key(tmp_path)
     for number in range(9):
         put(index, "k", number + 1, 1000 + number)
     assert len(index.files) == 1
-    index.put([], [], [], last_record_offset=10)
+    index.put(b"", last_record_offset=10)
     assert len(index.files) == 2
     new = index.files[1]
     assert (new.is_empty, new.begin_timestamp_ms, new.end_physical_offset) == (True, 1008, 9)
@@ -244,10 +251,10 @@ def test_a_record_after_a_full_file_makes_the_next_one_without_any_key(tmp_path)
 def test_records_without_keys_in_the_batch_that_fills_a_file_make_the_next_one(tmp_path):
     index = service(tmp_path)
     hashes = java_hashes([b"T#k"] * 9)
-    index.put(hashes, list(range(1, 10)), [1000] * 9, last_record_offset=10)
+    index.put(column(hashes, list(range(1, 10)), [1000] * 9), last_record_offset=10)
     assert [file.is_full for file in index.files] == [True, False]
     other = service(tmp_path / "other")
-    other.put(hashes, list(range(1, 10)), [1000] * 9, last_record_offset=9)
+    other.put(column(hashes, list(range(1, 10)), [1000] * 9), last_record_offset=9)
     assert [file.is_full for file in other.files] == [True]
 
 
@@ -269,9 +276,7 @@ def test_the_last_record_put_again_adds_only_the_keys_that_were_missing(tmp_path
     index = service(tmp_path)
     put(index, "first", 100, 1000)
     index.put(
-        java_hashes([b"T#first", b"T#second", b"T#third"]),
-        [100, 100, 200],
-        [1000] * 3,
+        column(java_hashes([b"T#first", b"T#second", b"T#third"]), [100, 100, 200], [1000] * 3),
         last_record_offset=200,
     )
     assert index.files[0].index_count == 4
@@ -293,19 +298,17 @@ def test_the_last_record_put_again_is_recognized_though_its_file_is_full(tmp_pat
     # Nine keys fill a file: the last record's are in it, or some of them in the next one.
     index = service(tmp_path)
     hashes = java_hashes([f"T#{number}".encode() for number in range(len(offsets))])
-    index.put(hashes, offsets, [1000] * len(offsets), last_record_offset=offsets[-1])
+    index.put(column(hashes, offsets, [1000] * len(offsets)), last_record_offset=offsets[-1])
     before = entries(index)
     assert len(before) == len(offsets)
     index.close()
     index = service(tmp_path)
     files = len(index.files)
     # After a start dispatch begins before the index ends: records that are in it bring no keys at first.
-    index.put([], [], [], last_record_offset=offsets[-2])
+    index.put(b"", last_record_offset=offsets[-2])
     last = [at for at, offset in enumerate(offsets) if offset == offsets[-1]]
     index.put(
-        [hashes[at] for at in last],
-        [offsets[-1]] * len(last),
-        [1000] * len(last),
+        column([hashes[at] for at in last], [offsets[-1]] * len(last), [1000] * len(last)),
         last_record_offset=offsets[-1],
     )
     assert entries(index) == before
@@ -382,11 +385,11 @@ def test_damaged_files_answer_and_grow_without_a_crash(tmp_path_factory, noise, 
     data[at : at + len(part)] = part
     path.write_bytes(data)
     file = IndexFile.open(path, SMALL)
-    for hashed in key_hashes(java_hashes([b"T#k", b"T#l", b"T#m"])):
+    for hashed in map(key_hash, java_hashes([b"T#k", b"T#l", b"T#m"])):
         assert len(list(file.find(hashed, begin_ms=0, end_ms=FOR_EVER))) <= 10
     count = file.index_count
     if file.room:
-        file.put(key_hashes(java_hashes([b"T#k"])), [1000], [1 << 41])
+        file.put(column(java_hashes([b"T#k"]), [1000], [1 << 41]), 0, KEY_BYTES)
         assert (file.index_count, file.end_physical_offset) == (count + 1, 1000)
     file.close()
 
@@ -397,7 +400,8 @@ def test_an_index_file_that_lost_its_end_fails_only_those_who_look_there(is_full
     index = close_after_test(IndexService.open(tmp_path, SMALL))
     count = 2 * (SMALL.index_num - 1) if is_full else 3
     index.put(
-        java_hashes([b"T#k"] * count), list(range(100, 100 + count)), [1] * count, last_record_offset=99
+        column(java_hashes([b"T#k"] * count), list(range(100, 100 + count)), [1] * count),
+        last_record_offset=99,
     )
     offsets = offsets_of(index, "T", "k")
     os.truncate(index.files[0].path, SMALL.entries_at)

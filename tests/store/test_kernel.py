@@ -1,4 +1,4 @@
-"""The compiled kernel builds the same queues and index as plain Python, and finds the same faults."""
+"""Dispatch builds the same queues and index compiled and not, and of common and of any records alike."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from struct import Struct
+from struct import unpack_from
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
@@ -18,14 +18,17 @@ from hypothesis import strategies as st
 
 from hatch_build import has_compiler
 from tests.descriptors import resources_closed
+from tests.kernels import IS_COMPILED, kernels
 from tests.levels import by_level
 from tests.store.dispatching import files_below, parts_of
+from tests.store.index_keys import column
 from tests.store.support import HOST, STORES, VECTORS, open_log
 from tests.store.test_any_record import HOST_V6, records
-from trioha.store import compiled, kernel, record_entries, record_layout
+from trioha.compiled import description
+from trioha.store import kernel, record_entries, record_layout, run_kernel
 from trioha.store.consume_queues import ConsumeQueues
 from trioha.store.dispatch_settings import DispatchSettings
-from trioha.store.index_file import KEY_BYTES, IndexFile, IndexShape, key_hashes, unpack_keys
+from trioha.store.index_file import ENTRY_BYTES, KEY_BYTES, IndexFile, IndexShape, unpack_keys
 from trioha.store.record import Record, encode_record
 from trioha.store.record_entries import EntryCollector
 from trioha.store.record_layout import MAGIC_V1, body_crc, scan_records
@@ -33,40 +36,35 @@ from trioha.store.replica import ReplicaAppender
 from trioha.store.tags import java_hashes_with_prefix, tags_code
 from trioha.store.topics import SCHEDULE_TOPIC
 
-needs_kernel = pytest.mark.skipif(not compiled.IS_COMPILED, reason=f"the kernel is {compiled.DESCRIPTION}")
-
 
 @contextmanager
-def mode(*, is_compiled, copy_bytes=compiled.COPY_BYTES, long_bytes=8192):
-    """Run with the compiled kernel or without; of a log that is dispatched it gets copies of `copy_bytes`,
-    but not of records longer than `long_bytes`."""
+def mode(*, is_compiled, copy_bytes=1 << 17, long_bytes=8192):
+    """Run compiled or not; of a log that is dispatched the kernel gets copies of `copy_bytes`, but not of
+    records longer than `long_bytes`: these are collected as any record may be."""
     with (
-        patch.object(compiled, "IS_COMPILED", is_compiled),
-        patch.object(record_entries, "COPY_BYTES", copy_bytes),
-        patch.object(record_entries, "LONG_RECORD_BYTES", long_bytes),
+        kernels(is_compiled=is_compiled),
+        patch.object(record_entries, "_COPY_BYTES", copy_bytes),
+        patch.object(record_entries, "_LONG_RECORD_BYTES", long_bytes),
     ):
         yield
 
 
 def in_both(run, **how):
-    """The result of `run`, which is the same with the compiled kernel and without."""
-    with mode(is_compiled=False):
-        plain = run()
-    with mode(is_compiled=True, **how):
-        assert run() == plain
-    return plain
+    """The result of `run`, which is the same compiled and not, and with all records taken for uncommon."""
+    with mode(is_compiled=False, long_bytes=-(1 << 31)):
+        one_by_one = run()
+    for is_compiled in {False, IS_COMPILED}:
+        with mode(is_compiled=is_compiled, **how):
+            assert run() == one_by_one
+    return one_by_one
 
 
 def test_the_kernel_is_compiled_where_a_compiler_is():
-    assert compiled.IS_COMPILED is has_compiler(), f"the kernel is {compiled.DESCRIPTION}: run make setup"
+    assert IS_COMPILED is has_compiler(), f"the kernel is {description()}: run make setup"
 
 
-def test_constants_of_the_kernel_are_those_of_the_plain_code():
-    def signed(magic):
-        return magic - (1 << 32)
-
-    assert signed(record_layout.MAGIC_V1) == kernel.MAGIC_V1
-    assert signed(record_layout.MAGIC_V2) == kernel.MAGIC_V2
+def test_constants_of_the_kernel_are_those_of_the_layout():
+    assert record_layout.MAGIC_V1 == kernel.MAGIC_V1 == run_kernel.MAGIC_V1
     assert record_layout.TOPIC_BYTES_MAX_V1 == kernel.TOPIC_BYTES_MAX
     assert record_layout.BODY_AT_V4 == kernel.BODY_AT
     for name in (
@@ -220,7 +218,6 @@ STEPS = st.lists(st.sampled_from([1, 2, 3, 8, 512]), min_size=1, max_size=8)
 """Records in each call; 512 at last."""
 
 
-@needs_kernel
 @given(
     found=ORDERED | st.lists(records(), min_size=1, max_size=12),
     how=DISPATCH_SETTINGS,
@@ -267,10 +264,9 @@ def test_queues_and_index_of_any_log_are_the_same(  # noqa: PLR0917
         log.close()
 
 
-@needs_kernel
 @pytest.mark.parametrize("copy_bytes", [700, 1 << 17])
 @pytest.mark.parametrize("name", STORES)
-def test_rocketmqs_logs_give_the_same_with_the_kernel_and_without(name, copy_bytes, tmp_path):
+def test_rocketmqs_logs_give_the_same_in_all_ways(name, copy_bytes, tmp_path):
     shutil.copytree(VECTORS / name / "store", tmp_path / "store")
     log, _ = open_log(tmp_path / "store/commitlog")
 
@@ -331,16 +327,14 @@ def plain_records(*properties, sys_flag=0, step_ms=700):
     )
 
 
-@needs_kernel
 @pytest.mark.parametrize(
     ("sys_flag", "keys", "entries"), [(0, 10, 11), (0x4, 10, 1), (0x8, 10, 11), (0xC, 0, 1)]
 )
-def test_transactions_enter_queue_and_index_as_without_the_kernel(sys_flag, keys, entries, tmp_path):
+def test_transactions_enter_queue_and_index_by_their_type(sys_flag, keys, entries, tmp_path):
     found = plain_records(*[b"KEYS\x01k%d" % number for number in range(10)], sys_flag=sys_flag)
     assert built(tmp_path, found)[:2] == (keys, entries)
 
 
-@needs_kernel
 def test_of_properties_of_one_name_the_last_counts_unless_it_is_empty(tmp_path):
     found = plain_records(
         b"TAGS\x01a\x02TAGS\x01b\x02",
@@ -358,7 +352,6 @@ def test_of_properties_of_one_name_the_last_counts_unless_it_is_empty(tmp_path):
     assert codes == [0, *map(tags_code, ["b", "a", "a", "", "", "", "é", "\ufffd", "z" * 20])]
 
 
-@needs_kernel
 @pytest.mark.parametrize("step_ms", [0, 700, 5000, -5000, 1 << 45])
 def test_index_files_that_get_full_are_the_same(step_ms, tmp_path):
     found = plain_records(
@@ -369,7 +362,6 @@ def test_index_files_that_get_full_are_the_same(step_ms, tmp_path):
         assert built(folder, found, shape=IndexShape(hash_slots=3, index_num=index_num))[0] == 4 * 40
 
 
-@needs_kernel
 @pytest.mark.parametrize("number", [1, 2, 9, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
 def test_a_slot_that_points_at_a_later_entry_counts_as_empty(number, tmp_path):
     shape = IndexShape(hash_slots=3, index_num=50)
@@ -379,25 +371,20 @@ def test_a_slot_that_points_at_a_later_entry_counts_as_empty(number, tmp_path):
             file = IndexFile.create(Path(folder) / "20240101000000000", shape)
             for slot in range(shape.hash_slots):
                 file._view[40 + 4 * slot : 44 + 4 * slot] = number.to_bytes(4, "big")
-            hashes = [5, 0xFFFFFFF0, 0x80000000, 7, 8]
             times = [1_700_000_000_000 + 999 * key for key in range(5)]
-            offsets = [100, 100, 200, 300, 300]
-            if compiled.IS_COMPILED:
-                column = b"".join(
-                    Struct(">qqq").pack(*key) for key in zip(hashes, offsets, times, strict=True)
-                )
-                file.put_column(column, 0, 2 * KEY_BYTES)
-                file.put_column(column, 2 * KEY_BYTES, len(column))
-            else:
-                file.put(key_hashes(hashes[:2]), offsets[:2], times[:2])
-                file.put(key_hashes(hashes[2:]), offsets[2:], times[2:])
+            keys = column([5, 0xFFFFFFF0, 0x80000000, 7, 8], [100, 100, 200, 300, 300], times)
+            file.put(keys, 0, 2 * KEY_BYTES)
+            file.put(keys, 2 * KEY_BYTES, len(keys))
             file.close()
+            for at in range(0, 5 * ENTRY_BYTES, ENTRY_BYTES):
+                entry = file.shape.entries_at + ENTRY_BYTES + at
+                (previous,) = unpack_from(">i", file.path.read_bytes(), entry + 16)
+                assert 0 <= previous <= at // ENTRY_BYTES
             return file.path.read_bytes()
 
     in_both(write)
 
 
-@needs_kernel
 def test_a_v1_record_with_a_topic_that_only_v2_allows_is_a_fault_for_both(tmp_path):
     # Read with a topic of 150 bytes, the record's second half is its properties.
     inner = b"p" * 48 + (90).to_bytes(2, "big") + b"q" * 90
@@ -460,20 +447,8 @@ def collected(view, root, *, records_max):
     queues = ConsumeQueues(root)
     how = DispatchSettings(enable_multi_dispatch=True)
     collector = EntryCollector(queues, _NoIndex(), how)
-    result = collector.collect(view, 0, 0, records_max=records_max)
-    columns = collector._columns
-    if columns is None:
-        keys = list(
-            zip(
-                java_hashes_with_prefix(collector._prefixes, collector._keys),
-                collector._key_offsets,
-                collector._key_times_ms,
-                strict=True,
-            )
-        )
-    else:
-        collector._move_keys(columns)
-        keys = list(unpack_keys(columns.keys()))
+    result = collector.collect(view, 0, records_max=records_max)
+    keys = list(unpack_keys(collector._columns.keys()))
     entries = {
         (queue.topic, queue.queue_id): (
             b"".join(queue.pending),
@@ -488,13 +463,12 @@ def collected(view, root, *, records_max):
 BYTE_STEP = by_level(3, 1, 1)
 
 
-@needs_kernel
 @pytest.mark.sized
 @pytest.mark.parametrize(
     ("value", "check_crc"),
     [(b"\x7f", False), (b"\xff", False), (None, True)],
 )
-def test_a_fault_at_every_byte_is_found_as_without_the_kernel(value, check_crc, tmp_path):
+def test_a_fault_at_every_byte_is_found_in_all_ways(value, check_crc, tmp_path):
     view, starts = few_records()
     whole = in_both(lambda: collected(view, tmp_path, records_max=99))
     assert whole[0].records == len(starts)
@@ -515,10 +489,9 @@ def whole_prefix():
     return java_hashes_with_prefix([0], [b"Orders#"])[0]
 
 
-@needs_kernel
 @pytest.mark.sized
 @pytest.mark.parametrize(("copy_bytes", "long_bytes"), [(64, 8192), (200, 0), (200, 150), (1 << 17, 8192)])
-def test_a_log_cut_at_every_byte_ends_as_without_the_kernel(copy_bytes, long_bytes, tmp_path):
+def test_a_log_cut_at_every_byte_ends_in_one_way(copy_bytes, long_bytes, tmp_path):
     view, _ = few_records()
     how = {"copy_bytes": copy_bytes, "long_bytes": long_bytes}
     for end in range(0, len(view) + 1, BYTE_STEP):
@@ -526,11 +499,10 @@ def test_a_log_cut_at_every_byte_ends_as_without_the_kernel(copy_bytes, long_byt
         in_both(partial(collected, view[:end], tmp_path, records_max=99), **how)
 
 
-@needs_kernel
 @given(data=st.binary(max_size=300), offset=st.integers(0, 1 << 65))
 @example(data=bytes(200), offset=0)
 @example(data=b"\x7f" * 200, offset=0)
 @example(data=b"\x7f" * 200, offset=(1 << 63) - 100)
-def test_any_bytes_are_scanned_as_without_the_kernel(data, offset):
+def test_any_bytes_are_scanned_compiled_and_not(data, offset):
     view = memoryview(data)
     in_both(lambda: scan_records(view, 0, len(view), offset))

@@ -9,27 +9,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import close_after_test, resources_closed
+from tests.kernels import IS_COMPILED, WAYS, kernels
 from tests.store.dispatching import parts_of
+from tests.store.index_keys import column
 from tests.store.support import open_log
-from tests.store.test_kernel import COMMON, SHAPE, UNCOMMON, Wanted, fill, in_order, mode, seen
+from tests.store.test_kernel import COMMON, SHAPE, UNCOMMON, Wanted, fill, in_order, seen
 from trioha.errors import StoreError
-from trioha.store import compiled, record_entries
+from trioha.store import record_entries
 from trioha.store.consume_queue import ENTRY_BYTES
 from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.file_cache import FileCache
 from trioha.store.fixed_entry_files import FixedEntryFiles
-from trioha.store.index_file import IndexFile, IndexShape, key_hash, key_hashes
-from trioha.store.index_service import IndexService
+from trioha.store.index_file import IndexFile, IndexShape
 from trioha.store.tags import java_hashes_with_prefix
 
-MODES = [True, False] if compiled.IS_COMPILED else [False]
+MODES = [True, False] if IS_COMPILED else [False]
 
 
 def general_way(run):
     """The result of `run` without the short ways of single entries and keys."""
     with (
         patch.object(FixedEntryFiles, "_append_one", lambda *_: False),
-        patch.object(IndexService, "_put_one", lambda *_: False),
         patch.object(record_entries, "_SHORT_KEY_BYTES", -1),
     ):
         return run()
@@ -53,7 +53,7 @@ def assert_same_files(folder, found, *, shape):
         return result
 
     for is_compiled in MODES:
-        with mode(is_compiled=is_compiled):
+        with kernels(is_compiled=is_compiled):
             lone = build(1)
             assert general_way(lambda: build(1)) == lone
     log.close()
@@ -77,13 +77,13 @@ def test_records_with_one_key_each_fill_queue_files_and_index_files(tmp_path):
 @given(key=st.binary(max_size=60) | st.text(max_size=60).map(str.encode), prefix=st.integers(0, 0xFFFFFFFF))
 def test_the_hash_of_a_single_key_is_that_of_many(key, prefix):
     many = java_hashes_with_prefix([prefix, prefix], [key, b"other"])
-    assert record_entries._hashes_after([prefix], [key]) == many[:1]
-    assert key_hash(many[0]) == key_hashes(many)[0]
+    assert record_entries._hash_after(prefix, key) == many[0]
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 9, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
 @pytest.mark.parametrize("begin_ms", [0, 1_700_000_000_000])
-def test_a_damaged_slot_and_any_time_give_the_bytes_of_the_column(number, begin_ms, tmp_path):
+@pytest.mark.parametrize("is_compiled", WAYS)
+def test_keys_one_by_one_give_the_bytes_of_the_column(number, begin_ms, tmp_path, is_compiled):
     keys = [
         (5, 100, 1_700_000_001_999),
         (0x7FFFFFFF, 200, -5),
@@ -91,19 +91,19 @@ def test_a_damaged_slot_and_any_time_give_the_bytes_of_the_column(number, begin_
         (12, 400, 1_700_000_000_000),
     ]
 
-    def written(path, put):
+    def written(path, columns):
         file = IndexFile.create(path, SHAPE, end_timestamp_ms=begin_ms, end_physical_offset=50)
         for slot in range(SHAPE.hash_slots):
             file._view[40 + 4 * slot : 44 + 4 * slot] = number.to_bytes(4, "big")
-        for key in keys:
-            put(file, key)
+        with kernels(is_compiled=is_compiled):
+            for one in columns:
+                file.put(one, 0, len(one))
         file.close()
         state = (file.used_slots, file.index_count, file.begin_timestamp_ms, file.end_timestamp_ms)
         return path.read_bytes(), (*state, file.begin_physical_offset, file.end_physical_offset)
 
-    one = written(tmp_path / "20240101000000000", lambda file, key: file.put_one(*key))
-    column = written(tmp_path / "20240101000000001", lambda file, key: file.put(*([part] for part in key)))
-    assert one == column
+    alone = written(tmp_path / "20240101000000000", [column(*zip(key, strict=True)) for key in keys])
+    assert alone == written(tmp_path / "20240101000000001", [column(*zip(*keys, strict=True))])
 
 
 def queue_files(folder):

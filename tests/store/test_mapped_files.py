@@ -10,7 +10,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.store.support import message, open_log
-from tests.store.test_kernel import needs_kernel
 from trioha.errors import StoreError
 from trioha.store.log_files import READ_FILES_MAX
 from trioha.store.read_faults import LOG_INTERVAL_S, ReadFaults
@@ -111,7 +110,6 @@ def entries_of(log, offsets):
     return b"".join(pack(">qiq", *entry, 0) for entry in zip(offsets, sizes, strict=True))
 
 
-@needs_kernel
 @pytest.mark.parametrize("bytes_max", [1, 1000, 20_000, 1 << 20])
 def test_records_that_are_read_by_a_call_are_those_of_the_map(tmp_path, bytes_max):
     log, _ = open_log(tmp_path, file_bytes=FILE_BYTES)

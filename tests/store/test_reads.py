@@ -1,16 +1,14 @@
 """Reads by queue offset, physical offset, time and key, on real stores and against brute force."""
 
-from unittest.mock import patch
-
 import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
+from tests.kernels import WAYS, kernels
 from tests.store.dispatching import RECORDED_INDEX, batch_topics, parts_of, recorded_settings
 from tests.store.support import STORES, copy_store, expected, message, offsets_of, open_log
-from trioha.store import compiled
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexShape
 from trioha.store.reads import SCAN_ENTRIES_MAX, GetStatus, MessageReader, ReadLimits, has_key
@@ -18,7 +16,6 @@ from trioha.store.record import decode_record
 from trioha.store.record_layout import store_timestamp_ms
 from trioha.store.tags import java_hash
 
-needs_kernel = pytest.mark.skipif(not compiled.IS_COMPILED, reason=f"the kernel is {compiled.DESCRIPTION}")
 ALL = ReadLimits(messages_max=1000, bytes_max=1 << 30)
 
 
@@ -182,15 +179,13 @@ def joined_as_apart(reader, offset, *, is_whole=True, **options):
         if common is not None:
             assert b"".join(common.records) == b"".join(joined.records)
             assert evolve(common, records=()) == evolve(joined, records=())
-        elif joined.messages and compiled.IS_COMPILED and is_whole:
-            # A first record of more bytes is left to plain code.
+        elif joined.messages and is_whole:
+            # A first record of more bytes is left to `get`.
             assert len(joined.records[0]) > limits.bytes_max
     return joined
 
 
-@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=needs_kernel)])
-def test_records_that_are_neighbours_are_joined(tmp_path, monkeypatch, is_compiled):
-    monkeypatch.setattr(compiled, "IS_COMPILED", is_compiled)
+def test_records_that_are_neighbours_are_joined(tmp_path):
     reader, parts, results = small(tmp_path, ["t"] * 40)
     size = results[0].size
     assert len(joined_as_apart(reader, 3).records) == 1
@@ -218,7 +213,7 @@ def test_a_damaged_queue_whose_entries_changed_places_gives_the_records_that_the
     assert [len(record) for record in found.records] == [sizes[0], sizes[2], sizes[1], sum(sizes[3:32])]
 
 
-@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=needs_kernel)])
+@pytest.mark.parametrize("is_compiled", WAYS)
 @given(
     tags=st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=30),
     queues=st.lists(st.integers(0, 1), min_size=30, max_size=30),
@@ -232,7 +227,7 @@ def test_a_damaged_queue_whose_entries_changed_places_gives_the_records_that_the
 def test_a_joined_read_gives_what_one_of_single_records_gives(
     tmp_path_factory, *, is_compiled, tags, queues, offset, messages_max, bytes_max, wanted, damaged
 ):
-    with patch.object(compiled, "IS_COMPILED", is_compiled):
+    with kernels(is_compiled=is_compiled):
         folder = tmp_path_factory.mktemp("joined")
         log, _ = open_log(folder / "log")
         results = [

@@ -1,15 +1,13 @@
 """Number, times and topics of checked records: what an archive lists of its objects."""
 
-from unittest.mock import patch
-
 import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kernels import WAYS, kernels
 from tests.store.support import HOST
 from tests.store.test_any_record import records
-from trioha.store import compiled
 from trioha.store.record import Record, encode_record
 from trioha.store.record_layout import MAGIC_V1
 from trioha.store.record_statistics import RecordStatistics
@@ -17,7 +15,7 @@ from trioha.store.record_statistics import RecordStatistics
 SHIFT = 1 << 40
 
 
-@pytest.mark.parametrize("is_compiled", [compiled.IS_COMPILED, False])
+@pytest.mark.parametrize("is_compiled", WAYS)
 @given(found=st.lists(records(), max_size=8), damaged=st.booleans())
 def test_statistics_of_any_records_end_before_the_first_that_is_damaged(is_compiled, found, damaged):
     data = bytearray()
@@ -30,7 +28,7 @@ def test_statistics_of_any_records_end_before_the_first_that_is_damaged(is_compi
     else:
         last_at = len(data)
     statistics = RecordStatistics(topics_max=100)
-    with patch.object(compiled, "IS_COMPILED", is_compiled):
+    with kernels(is_compiled=is_compiled):
         assert statistics.pass_records(bytes(data), at=0, shift=SHIFT).at == last_at
     times_ms = [record.store_timestamp_ms for record in found]
     assert statistics.records == len(found)
@@ -52,7 +50,7 @@ def test_statistics_go_on_with_the_next_bytes_and_name_no_topics_beyond_their_nu
     assert limited.topics == (topics if len(topics) == 1 else None)
 
 
-@pytest.mark.parametrize("is_compiled", [compiled.IS_COMPILED, False])
+@pytest.mark.parametrize("is_compiled", WAYS)
 def test_no_more_topics_are_kept_than_tell_that_there_are_too_many(is_compiled):
     data = bytearray()
     for number in range(50):
@@ -65,7 +63,7 @@ def test_no_more_topics_are_kept_than_tell_that_there_are_too_many(is_compiled):
             )
         )  # fmt: skip
     few, many = RecordStatistics(topics_max=24), RecordStatistics(topics_max=25)
-    with patch.object(compiled, "IS_COMPILED", is_compiled):
+    with kernels(is_compiled=is_compiled):
         for each in (few, many):
             assert each.pass_records(bytes(data), at=0, shift=0).at == len(data)
     assert (few.topics, few.records) == (None, 50)

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.descriptors import resources_closed
+from tests.kernels import IS_COMPILED, WAYS, kernels
 from tests.store.support import cut_store, message, on_disk, open_log, open_store, receive, sync_queues
-from tests.store.test_kernel import mode
 from trioha.errors import StoreError
-from trioha.store import compiled
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.record_layout import store_timestamp_ms
 from trioha.store.time_steps import FILE_NAME, LEAD_MS_MAX, STEPS_MAX, TimeStep, TimeSteps, load_time_steps
@@ -23,9 +22,6 @@ YEARS_MS = 10 * 365 * 86_400_000
 HOUR_MS = 3_600_000
 LATEST_MS = 2**63 - 10**9
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-BOTH = [pytest.param(False, id="plain")]
-if compiled.IS_COMPILED:
-    BOTH.append(pytest.param(True, id="compiled"))
 
 
 class Wall:
@@ -67,9 +63,9 @@ def flush(store):
 # -- stamps --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_compiled", BOTH)
+@pytest.mark.parametrize("is_compiled", WAYS)
 def test_a_store_time_follows_the_clock_back_but_for_a_few_seconds(tmp_path, wall, is_compiled):
-    with mode(is_compiled=is_compiled):
+    with kernels(is_compiled=is_compiled):
         log, _ = open_log(tmp_path)
 
         def stamp(ms, topic="Orders"):
@@ -93,9 +89,9 @@ def test_a_store_time_follows_the_clock_back_but_for_a_few_seconds(tmp_path, wal
         assert stamp(NOW_MS + 6000, SCHEDULE_TOPIC) == NOW_MS + 6000
 
 
-@pytest.mark.parametrize("is_compiled", BOTH)
+@pytest.mark.parametrize("is_compiled", WAYS)
 def test_a_masters_largest_store_time_is_kept_and_stamps_no_record_of_its_slave(tmp_path, wall, is_compiled):
-    with mode(is_compiled=is_compiled):
+    with kernels(is_compiled=is_compiled):
         store = open_store(tmp_path)
         receive(store, LATEST_MS)
         dispatch(store)
@@ -110,11 +106,11 @@ def test_a_masters_largest_store_time_is_kept_and_stamps_no_record_of_its_slave(
 # -- steps ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_compiled", BOTH)
+@pytest.mark.parametrize("is_compiled", WAYS)
 def test_each_step_back_is_found_in_whatever_stretches_the_log_is_dispatched(
     tmp_path, wall, is_compiled, capsys
 ):
-    with mode(is_compiled=is_compiled):
+    with kernels(is_compiled=is_compiled):
         store = open_store(tmp_path)
         times = [0, 5000, 2001, 1999, 9000, YEARS_MS, 10_000, 7000, 6999, 12_000]
         starts = []
@@ -234,14 +230,14 @@ def test_a_file_of_steps_that_cannot_be_read_is_named_and_starts_empty(tmp_path,
     ),
     asked=st.integers(0, 40),
     beside=st.integers(-1, 1),
-    is_compiled=st.booleans() if compiled.IS_COMPILED else st.just(False),
+    is_compiled=st.booleans() if IS_COMPILED else st.just(False),
 )
 @resources_closed()
 def test_searches_by_time_are_those_of_a_plain_search_over_a_clock_that_jumps(
     tmp_path_factory, moves, asked, beside, is_compiled
 ):
     wall = Wall()
-    with pytest.MonkeyPatch.context() as patch, mode(is_compiled=is_compiled):
+    with pytest.MonkeyPatch.context() as patch, kernels(is_compiled=is_compiled):
         patch.setattr("trioha.store.commit_log.time", wall)
         store = open_store(tmp_path_factory.mktemp("time"))
         times = []

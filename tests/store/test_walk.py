@@ -1,15 +1,16 @@
-"""The walk in compiled code passes the records that plain Python passes, of logs of all kinds."""
+"""The walk passes the records that the check of each one passes, compiled or not, of logs of all kinds."""
 
 import pytest
 from attrs import evolve
 from isal.isal_zlib import crc32
 
+from tests.kernels import kernels, needs_kernel
 from tests.store.support import VECTORS
 from tests.store.test_any_record import HOST_V6
-from tests.store.test_kernel import Wanted, in_order, mode, needs_kernel
-from trioha.store import compiled
+from tests.store.test_kernel import Wanted, in_order
+from trioha.store import kernel
 from trioha.store.record import encode_record
-from trioha.store.record_layout import BORN_HOST_V6, FaultKind, scan_records
+from trioha.store.record_layout import _COPY_BYTES, BORN_HOST_V6, FaultKind, check_record, scan_records
 
 pytestmark = needs_kernel
 
@@ -29,12 +30,17 @@ def records_of(bodies, *, are_common=True):
 
 
 def scanned(data, *, check_crc=True):
-    """What both walks say, which is the same."""
+    """What the walk says, compiled or not, which is what the check of each record says."""
     found = []
     for is_compiled in (False, True):
-        with mode(is_compiled=is_compiled):
+        with kernels(is_compiled=is_compiled):
             found.append(scan_records(memoryview(data), 0, len(data), 0, check_crc=check_crc))
     assert found[0] == found[1]
+    at = records = 0
+    while (size := check_record(data, at, len(data), at, check_crc=check_crc)) > 0:
+        records += 1
+        at += size
+    assert (found[0].at, found[0].records) == (at, records)
     return found[0]
 
 
@@ -58,14 +64,14 @@ def test_lengths_that_lead_out_of_a_record_end_both_walks():
 def test_uncommon_records_and_longer_ones_than_a_copy_are_passed_too():
     common, uncommon = records_of([b"body"] * 3), records_of([b"body"] * 300, are_common=False)
     assert scanned(uncommon).records == 300
-    long = records_of([b"body", bytes(compiled.COPY_BYTES), bytes(3 * compiled.COPY_BYTES), b"body"])
+    long = records_of([b"body", bytes(_COPY_BYTES), bytes(3 * _COPY_BYTES), b"body"])
     assert (scanned(long).records, scanned(common).records) == (4, 3)
 
 
 def test_a_damaged_body_ends_the_walk_that_checks_it():
     data = records_of([b"body"] * 3)
     data[-5] ^= 1
-    assert compiled.kernel.walk_records(bytes(data), 0, None)[1] == 3
-    assert compiled.kernel.walk_records(bytes(data), 0, crc32)[1] == 2
+    assert kernel.walk_records(bytes(data), 0, None)[1] == 3
+    assert kernel.walk_records(bytes(data), 0, crc32)[1] == 2
     found = scanned(data)
     assert (found.records, found.fault.kind) == (2, FaultKind.BAD_CRC)

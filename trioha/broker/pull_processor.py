@@ -22,10 +22,9 @@ from trioha.errors import StoreError
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.table import TableFull
 from trioha.net.transport import release
-from trioha.remoting import compiled
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
-from trioha.remoting.pull_forms import PullForm
+from trioha.remoting.pull_forms import PullForm, PullNumbers
 from trioha.remoting.pull_message import PullFlag, PullRequest, PullResponseHeader
 from trioha.remoting.serving import Peer, WaitingAnswer
 from trioha.store.message_store import MessageStore
@@ -123,7 +122,7 @@ class PullProcessor:
         return waiting
 
     def answer_at_once(
-        self, form: PullForm, pull: compiled.kernel.Pull, fits: Callable[[int], bool]
+        self, form: PullForm, pull: PullNumbers, fits: Callable[[int], bool]
     ) -> tuple[bytes, tuple[memoryview, ...]] | None:
         """The answer to a pull of a known form, as `remoting.serving.PullHandler`. Raises BadRequestError."""
         kept = form.kept

@@ -19,9 +19,9 @@ from trioha.cli import COMMANDS, GROUPS
 def _version() -> str:
     """The version, and how the loops over records run."""
     # No other command's start waits for it.
-    from trioha.remoting.compiled import DESCRIPTION  # noqa: PLC0415
+    from trioha.compiled import description  # noqa: PLC0415
 
-    return f"{__version__} (kernel: {DESCRIPTION})"
+    return f"{__version__} (kernel: {description()})"
 
 
 def command_line(called: str | None) -> App:

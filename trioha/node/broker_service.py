@@ -26,6 +26,7 @@ from trioha.broker.timer_handover import TimerHandover
 from trioha.broker.timer_messages import TimerMessages
 from trioha.broker.traffic import BrokerTraffic
 from trioha.broker_status import BrokerSettings, BrokerStatus
+from trioha.compiled import description
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.config.update import ConfigFile
 from trioha.metadata.metadata_store import MetadataStore
@@ -38,7 +39,6 @@ from trioha.node.replication import Replication
 from trioha.node.security import Security
 from trioha.node.transactions import Transactions
 from trioha.recording.events import EventSink
-from trioha.remoting import compiled
 from trioha.remoting.address import Address
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.connections import Connections
@@ -263,7 +263,7 @@ class BrokerService:
 def _identity(config: BrokerConfig, *, ha_address: Address, warnings: tuple[str, ...]) -> BrokerStatus:
     return BrokerStatus(
         version=__version__,
-        kernel=compiled.DESCRIPTION,
+        kernel=description(),
         role=config.broker_role.value,
         cluster_name=config.broker_cluster_name,
         broker_name=config.broker_name,

@@ -1,9 +1,7 @@
-"""Events of a recording, in the form that mypyc compiles to machine code.
+"""Events of a recording: the runs of puts, and the numbers and checks of all events.
 
-The build (`hatch_build.py`) compiles this file as `trioha.recording._kernel`; `recording.compiled` imports
-that module if it fits this file, and nothing imports this file itself. `Recorder` and `recording.writer` do
-the same work in plain Python. An event is six words of 64 bits, little-endian: time; seq; kind, flags, node
-and connection; offset; aux; size and check.
+Compiled by mypyc where that is possible (`trioha.compiled`). An event is six words of 64 bits, little-endian:
+time; seq; kind, flags, node and connection; offset; aux; size and check.
 """
 
 from __future__ import annotations
@@ -12,6 +10,8 @@ from typing import Final
 
 from librt.strings import BytesWriter, read_i64_be, read_i64_le, write_i64_le
 from mypy_extensions import i64
+
+from trioha.compiled import use_compiled
 
 SOURCE_SHA256: Final = ""
 """Of this file; the build sets it in the copy that it compiles."""
@@ -95,7 +95,14 @@ def number_events(events: bytes, seq: i64) -> bytes:
         write_i64_le(numbered, word)
         write_i64_le(numbered, offset)
         write_i64_le(numbered, aux)
-        write_i64_le(numbered, ((mixed >> 32 ^ mixed) & MASK_32) << 32 | size)
+        check: i64 = (mixed >> 32 ^ mixed) & MASK_32
+        if check > I32_MAX:
+            # As a signed number.
+            check -= 1 << 32
+        write_i64_le(numbered, check << 32 | size)
         seq += 1
         at += EVENT_BYTES
     return numbered.getvalue()
+
+
+use_compiled(__name__)

@@ -13,7 +13,7 @@ A recorder belongs to the trio thread. Run it in a nursery around all tasks that
 cancelled last: events after the end of `run` are dropped.
 
 Most events are of puts that were stored together. At the time only their places in the block are taken; the
-worker thread writes them there, by compiled code, before it numbers the records.
+worker thread writes them there before it numbers the records.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ import trio
 from trioha import __version__
 from trioha.errors import ConfigError
 from trioha.net.threads import run_in_thread
-from trioha.recording import compiled
 from trioha.recording.events import NO_CONNECTION, PLACE_BYTES, RECORD_BYTES, Kind, place_of
 from trioha.recording.layout import CLOSED_NOTE, NODE_ID_MAX, SessionIdentity, encode_session
 from trioha.recording.writer import Block, SessionWriter
@@ -228,11 +227,11 @@ class Recorder:
         self.emit(_WAIT_BEGIN, offset=offset, aux=request_id, size=copies)
 
     def puts_and_waits(self, *, places: bytes, end_offset: int, request_id: int, copies: int) -> None:
-        """As `put_and_wait` for each put of a run, all stamped alike where compiled code is."""
+        """As `put_and_wait` for each put of a run, all stamped alike."""
         # Here and in `waits_ended` the usual case without a call more: this is done for each run of a node.
         position = self._position
         end = position + _PUT_BYTES_OF_PLACE * len(places)
-        if end < self._block_bytes and compiled.IS_COMPILED:
+        if end < self._block_bytes:
             now_ns, put, wait_begin = self._clock_ns(), self._put, self._wait_begin
             self._append_run((position, now_ns, put, wait_begin, places, end_offset, request_id, copies))
             self._position = end
@@ -242,11 +241,11 @@ class Recorder:
     def waits_ended(
         self, *, places: bytes, end_offset: int, request_id: int, took_us: int, status: int
     ) -> None:
-        """Record WAIT_END of each put of a run, all stamped alike where compiled code is."""
+        """Record WAIT_END of each put of a run, all stamped alike."""
         word = self._wait_end | status << 8
         position = self._position
         end = position + _WAIT_BYTES_OF_PLACE * len(places)
-        if end < self._block_bytes and compiled.IS_COMPILED:
+        if end < self._block_bytes:
             self._append_run((position, self._clock_ns(), word, 0, places, end_offset, request_id, took_us))
             self._position = end
         else:
@@ -255,16 +254,12 @@ class Recorder:
     def _add_run(  # noqa: PLR0917 - keywords would cost a call more
         self, word: int, second_word: int, places: bytes, end_offset: int, request_id: int, value: int
     ) -> None:
-        """Take the places of a run's events in the blocks, as `Run`, where they do not fit one.
-
-        Without compiled code, report them one by one.
-        """
+        """Take the places of a run's events in the blocks, as `Run`, where they do not fit one."""
         events = 2 if second_word else 1
-        is_compiled = compiled.IS_COMPILED
         while places:
             # `emit` hands a full block over: one record at least is left for it.
             left = (self._block_bytes - self._position - 1) // RECORD_BYTES
-            room = left // events if is_compiled else 0
+            room = left // events
             puts = max(room, 1)
             part, places = places[: puts * PLACE_BYTES], places[puts * PLACE_BYTES :]
             part_end = place_of(places) if places else end_offset

@@ -1,9 +1,9 @@
 """Writes the files of a session, in the recorder's worker thread.
 
-Records arrive in blocks, complete but for two fields that are filled in here, by the compiled kernel or else
-column by column, without a Python loop: `check`, and `seq`, so that dropped events and inserted keyframes
-leave no gap in the numbers. A block reaches the file in one `write`. Nothing is buffered and nothing is
-written twice, so a process that is killed leaves whole records and at most one torn record.
+Records arrive in blocks, complete but for two fields that are filled in here: `check`, and `seq`, so that
+dropped events and inserted keyframes leave no gap in the numbers. A block reaches the file in one `write`.
+Nothing is buffered and nothing is written twice, so a process that is killed leaves whole records and at
+most one torn record.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
 from shutil import rmtree
-from typing import Final
 
 from attrs import define, field
 
-from trioha.recording import compiled
+from trioha.recording import kernel
 from trioha.recording.events import RECORD, RECORD_BYTES
 from trioha.recording.keyframes import KeyframeBuilder
 from trioha.recording.layout import (
@@ -27,13 +26,6 @@ from trioha.recording.layout import (
     encode_header,
     segment_name,
 )
-
-_LANES: Final = 2048
-_ONES: Final = int.from_bytes((1).to_bytes(8, "little") * _LANES, "little")
-"""1 in each lane."""
-_ASCENDING: Final = int.from_bytes(b"".join(lane.to_bytes(8, "little") for lane in range(_LANES)), "little")
-"""Each lane has its own number."""
-
 
 Run = tuple[int, int, int, int, bytes, int, int, int]
 """Events of a run of puts, whose places in a block are left for them: position in bytes, time in ns, word of
@@ -54,7 +46,7 @@ class Block:
     rolls: bool = False
     """Whether a new segment begins with this block."""
     runs: list[Run] = field(factory=list)
-    """What is not in `buffer` yet; none without compiled code."""
+    """What is not in `buffer` yet."""
     written_records: int = 0
     """Of `buffer`; less than all if the disk has refused the rest."""
 
@@ -149,9 +141,7 @@ class SessionWriter:
     def _fill(block: Block) -> None:
         """Write the events of runs to the places that were left for them."""
         for position, time_ns, word, second_word, places, end_offset, request_id, value in block.runs:
-            events = compiled.kernel.encode_run(
-                time_ns, word, second_word, places, end_offset, request_id, value
-            )
+            events = kernel.encode_run(time_ns, word, second_word, places, end_offset, request_id, value)
             end = position + len(events)
             assert end <= len(block.buffer), f"a run ends at {end} of {len(block.buffer)} bytes"
             block.buffer[position:end] = events
@@ -177,11 +167,7 @@ class SessionWriter:
 
     def _append(self, records: memoryview) -> None:
         count = len(records) // RECORD_BYTES
-        if compiled.IS_COMPILED:
-            records[:] = compiled.kernel.number_events(bytes(records), self._next_seq)
-        else:
-            number_records(records, self._next_seq)
-            check_records(records)
+        records[:] = kernel.number_events(bytes(records), self._next_seq)
         _write_all(self._segment, records)
         self._next_seq += count
         self._segment_records += count
@@ -195,36 +181,6 @@ class SessionWriter:
             _write_all(self._facts, lines)
             self._facts_bytes += len(lines)
             del block.facts[:count]
-
-
-def number_records(records: memoryview, base_seq: int) -> None:
-    """Set the seq of each record, from `base_seq` on.
-
-    The numbers of up to `_LANES` records are the 64-bit lanes of one large integer.
-    """
-    count = len(records) // RECORD_BYTES
-    column = records.cast("q")[1::6]
-    for first in range(0, count, _LANES):
-        lanes = min(_LANES, count - first)
-        mask = (1 << 64 * lanes) - 1
-        numbers = (base_seq + first) * (_ONES & mask) + (_ASCENDING & mask)
-        column[first : first + lanes] = memoryview(numbers.to_bytes(8 * lanes, "little")).cast("q")
-
-
-def check_records(records: memoryview) -> None:
-    """Set the check word of each record: the xor of its other eleven 32-bit words.
-
-    The xor runs over whole columns, each one large integer. The check words may hold anything before.
-    """
-    count = len(records) // RECORD_BYTES
-    halves = records.cast("I")
-    halves[11::12] = memoryview(bytes(4 * count)).cast("I")
-    words = records.cast("Q")
-    xor = 0
-    for column in range(6):
-        xor ^= int.from_bytes(words[column::6].tobytes(), "little")
-    xor ^= xor >> 32
-    halves[11::12] = memoryview(xor.to_bytes(8 * count, "little")).cast("I")[0::2]
 
 
 def _write_all(file: FileIO, data: bytes | memoryview) -> None:

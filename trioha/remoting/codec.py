@@ -17,6 +17,7 @@ frame as soon as its four bytes are there, before it buffers the rest.
 
 from __future__ import annotations
 
+from functools import partial
 from json import JSONDecoder
 from json.encoder import encode_basestring_ascii
 from struct import Struct
@@ -27,12 +28,12 @@ from attrs import frozen
 
 from trioha.errors import LocalProtocolError, RemoteProtocolError
 from trioha.numbers import I32, parse_int
-from trioha.remoting import compiled
+from trioha.remoting import send_kernel
 from trioha.remoting.codes import LanguageCode
 from trioha.remoting.command import RemotingCommand, SerializeType
 from trioha.remoting.fastjson import as_text, parse_json, shown
-from trioha.remoting.pull_forms import FORM_BYTES_MAX, FoundPull, PullForms
-from trioha.store.messages import EncodedSends
+from trioha.remoting.pull_forms import FORM_BYTES_MAX, FoundPull, PullForms, read_pull, read_pull_at
+from trioha.store.messages import COLUMNS, EncodedSends
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 """RocketMQ's own limit for a whole frame, its length field included."""
@@ -46,8 +47,6 @@ _HEAD = Struct(">II")
 _BINARY_HEAD = Struct(">hbhiii")
 _I16 = Struct(">h")
 _I32 = Struct(">i")
-_COLUMNS = Struct(">9q")
-"""Of one send of a run, see `remoting.kernel`."""
 
 _I32_MAX = I32.high
 _HEADER_BYTES_FIELD_MAX = 0xFFFFFF
@@ -77,8 +76,6 @@ def encode_head(command: RemotingCommand, *, opaque: int | None = None) -> bytes
     number = command.opaque if opaque is None else opaque
     body_bytes = command.body_bytes if command.slices else len(command.body)
     if command.serialize_type is SerializeType.JSON:
-        if compiled.IS_COMPILED and (head := _encode_json_head(command, number, body_bytes)):
-            return head
         header = _encode_json_header(command, number)
         type_word = 0
     else:
@@ -92,25 +89,6 @@ def encode_head(command: RemotingCommand, *, opaque: int | None = None) -> bytes
             f"body {body_bytes} bytes"
         )
     return _HEAD.pack(length, type_word | header_bytes) + header
-
-
-def _encode_json_head(command: RemotingCommand, opaque: int, body_bytes: int) -> bytes:
-    """As `encode_head`, by compiled code; b"" for what that leaves to the plain code."""
-    fields = command.ext_fields
-    try:
-        return compiled.kernel.encode_json_head(
-            command.code,
-            fields if type(fields) is dict else dict(fields),
-            command.flag,
-            _language_names[command.language],
-            opaque,
-            command.remark,
-            command.version,
-            body_bytes,
-        )
-    except (TypeError, ValueError, OverflowError):
-        # Of another type, or beyond 64 bits.
-        return b""
 
 
 def _encode_json_header(command: RemotingCommand, opaque: int) -> bytes:
@@ -170,7 +148,7 @@ class SendRun:
 
 def opaques_of(sends: EncodedSends) -> list[int]:
     """The opaque of each send of a run."""
-    return [column[0] for column in _COLUMNS.iter_unpack(sends.columns)]
+    return [column[0] for column in COLUMNS.iter_unpack(sends.columns)]
 
 
 class FrameDecoder:
@@ -204,7 +182,7 @@ class FrameDecoder:
         """`forms` are those of pulls that were read before, if they are to be read that way."""
         self._frame_bytes_max = frame_bytes_max
         self._header_bytes_max = header_bytes_max
-        self._forms = forms if compiled.IS_COMPILED else None
+        self._forms = forms
         self._found: FoundPull | None = None
         """The pull that `pull` has found and nothing has taken."""
         self._data = b""
@@ -242,12 +220,11 @@ class FrameDecoder:
         """The run of at most `sends_max` common sends that comes next; None if another frame is next.
 
         Either all of its sends are one-way or none is. `shared` are properties that follow those of each
-        send. `skip` takes the run out of the buffer; without it `next_command` gives its sends. None where
-        nothing is compiled: see `remoting.kernel`.
+        send. `skip` takes the run out of the buffer; without it `next_command` gives its sends.
         """
-        if not compiled.IS_COMPILED or self._wanted_bytes != 4 or self._at == len(self._data):
+        if self._wanted_bytes != 4 or self._at == len(self._data):
             return None
-        found = compiled.kernel.read_sends(
+        found = send_kernel.read_sends(
             self._data, self._at, sends_max, self._frame_bytes_max, self._header_bytes_max, shared
         )
         if not found.count:
@@ -280,7 +257,7 @@ class FrameDecoder:
         """
         if self._forms is None or self._wanted_bytes != 4 or self._at == len(self._data):
             return None
-        pull = compiled.kernel.read_pull_at(
+        pull = read_pull_at(
             self._data, self._at, self._frame_bytes_max, min(self._header_bytes_max, FORM_BYTES_MAX)
         )
         form = None if pull is None else self._forms.find(pull.form)
@@ -388,13 +365,13 @@ class FrameDecoder:
 
 def _decode_short_header(header: bytes, forms: PullForms) -> RemotingCommand:
     """A command without a body, by its form if it is a pull."""
-    pull = compiled.kernel.read_pull(header)
+    pull = read_pull(header)
     form = None if pull is None else forms.find(pull.form)
     if pull is not None and form is not None:
         return form.command_of(pull)
     command = _decode_json_header(header, b"")
     if pull is not None:
-        forms.keep(pull.form, command)
+        forms.keep(pull, command, partial(_decode_json_header, body=b""))
     return command
 
 

@@ -10,12 +10,11 @@ import trio
 from attrs import define, field, frozen
 from attrs.validators import ge
 
-from trioha.remoting import compiled
 from trioha.remoting.address import Address
 from trioha.remoting.codec import FRAME_BYTES_MAX
 from trioha.remoting.command import RemotingCommand
 from trioha.remoting.memory import bytes_max_for
-from trioha.remoting.pull_forms import PullForm
+from trioha.remoting.pull_forms import PullForm, PullNumbers
 from trioha.store.messages import EncodedSends
 
 
@@ -178,7 +177,7 @@ class PullHandler(Protocol):
     """Answers pulls of known forms for which there are messages."""
 
     def answer_at_once(
-        self, form: PullForm, pull: compiled.kernel.Pull, fits: Callable[[int], bool]
+        self, form: PullForm, pull: PullNumbers, fits: Callable[[int], bool]
     ) -> tuple[bytes, tuple[memoryview, ...]] | None:
         """The answer's frame up to its body, and the messages, which the caller releases.
 

@@ -17,7 +17,7 @@ from typing import Final
 from isal.isal_zlib import crc32
 
 from trioha.errors import StoreError
-from trioha.store import compiled
+from trioha.store import run_kernel
 from trioha.store.consume_queues import QUEUES_MAX
 from trioha.store.disk_refusals import DiskRefusals
 from trioha.store.mapped_file import MappedFile
@@ -217,7 +217,7 @@ class CommitLog(RecordLog):
 
     def _append_encoded(self, batch: MessageBatch, body: bytes) -> AppendResult | None:
         """`append_sends` of a batch that is still as it was sent; None where `append_batch` looks at it."""
-        found = compiled.kernel.read_batch(
+        found = run_kernel.read_batch(
             body, batch.queue_id, batch.sys_flag & ~HOSTS_V6, batch.born_timestamp_ms, batch.reconsume_times
         )
         if b"INNER_" in found.properties:
@@ -271,7 +271,7 @@ class CommitLog(RecordLog):
             queue_id: queue_offsets.get((sends.topic, queue_id), 0) for queue_id in sends.queue_ids
         }
         store_timestamp_ms = self._stamp_ms(sends.topic)
-        records, places = compiled.kernel.encode_run(
+        records, places = run_kernel.encode_run(
             data,
             sends.columns,
             sends.properties,

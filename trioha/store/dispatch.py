@@ -13,7 +13,6 @@ index drops keys of records that it has. If only the index cannot be written, di
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 
 import structlog
@@ -315,10 +314,8 @@ class Dispatcher:
         if position < min_offset:
             log.warning("dispatch goes on at the log's new start", position=position, start=min_offset)
             return min_offset, 0, 0
-        view, start = self._stretch(position, until_offset)
-        after, records, stop, last_time_ms = self._collector.collect(
-            view, start, position, records_max=records_max
-        )
+        view = self._stretch(position, until_offset)
+        after, records, stop, last_time_ms = self._collector.collect(view, position, records_max=records_max)
         if stop is AT_END:
             return after, records, last_time_ms
         if stop is Stop.AT_BLANK:
@@ -330,18 +327,14 @@ class Dispatcher:
         after = self._after_fault(view[stopped_at - position :], stopped_at, until_offset)
         return after, records + (after != stopped_at), last_time_ms
 
-    def _stretch(self, position: int, until_offset: int) -> tuple[memoryview, int]:
-        """Bytes of the log from a record on, and their index in the object that the view is of.
-
-        Raises StoreError.
-        """
+    def _stretch(self, position: int, until_offset: int) -> memoryview:
+        """Bytes of the log from a record on. Raises StoreError."""
         size = until_offset - position
         view = self._log.read(position, min(size, _READ_BYTES))
         claimed = claimed_bytes(view, 0, len(view))
         if len(view) == _READ_BYTES < claimed + BLANK_BYTES and not starts_blank(view, 0, len(view)):
             view = self._log.read(position, min(size, claimed + BLANK_BYTES))
-        # Files begin at multiples of their length.
-        return view, position % self._log.file_bytes if isinstance(view.obj, mmap.mmap) else 0
+        return view
 
     def _next_file(self, position: int) -> int:
         return position - position % self._log.file_bytes + self._log.file_bytes

@@ -26,7 +26,6 @@ import trio
 
 from trioha.errors import StoreError
 from trioha.net.threads import run_in_thread
-from trioha.store import compiled
 from trioha.store.dispatch import BATCH_RECORDS
 from trioha.store.message_store import MessageStore
 from trioha.store.waiting_readers import WaitingReaders
@@ -59,10 +58,8 @@ SYNC_SHARE = 200
 of it writes thousands of pages, and messages that come meanwhile wait for the disk, too."""
 QUIET_S = 0.01
 """A slave whose log has not grown for so long is not catching up."""
-BESIDE_RECORDS = 8
+BESIDE_RECORDS = 64
 """Records in a slice on a slave that is catching up: replication goes first."""
-BESIDE_RECORDS_COMPILED = 64
-"""The same with the compiled kernel: a slice takes as long."""
 
 
 class DispatchService:
@@ -104,7 +101,6 @@ class DispatchService:
     async def _dispatch(self) -> None:
         dispatcher = self._store.dispatcher
         commit_log = self._store.commit_log
-        beside_records = BESIDE_RECORDS_COMPILED if compiled.IS_COMPILED else BESIDE_RECORDS
         records_max = BATCH_RECORDS
         grown_s = -math.inf
         while True:
@@ -139,7 +135,7 @@ class DispatchService:
                 if commit_log.max_offset != end_offset:
                     grown_s = now_s
             is_catching_up = now_s < grown_s + QUIET_S and dispatcher.settings.is_slave
-            records_max = beside_records if is_catching_up else BATCH_RECORDS
+            records_max = BESIDE_RECORDS if is_catching_up else BATCH_RECORDS
 
     def _next_s(self) -> float:
         """Before this time of trio's clock records are gathered."""

@@ -40,7 +40,7 @@ class IndexBacklog:
         commit_log: CommitLog,
         index: IndexService,
         *,
-        stretch: Callable[[int, int], tuple[memoryview, int]],
+        stretch: Callable[[int, int], memoryview],
         lacks_from: int | None = None,
         unwritten: Unwritten,
     ) -> None:
@@ -108,8 +108,8 @@ class IndexBacklog:
     def _walk(self, start: int, until_offset: int, settings: DispatchSettings, *, records_max: int) -> int:
         """Offset after the records whose keys were added. Raises StoreError with nothing changed there."""
         collector = EntryCollector(None, self._index, settings)
-        view, at = self._stretch(start, until_offset)
-        found = collector.collect(view, at, start, records_max=records_max)
+        view = self._stretch(start, until_offset)
+        found = collector.collect(view, start, records_max=records_max)
         collector.write_index()
         if found.stop is AT_END or (found.stop is Stop.AT_FAULT and found.offset > start):
             # More may follow than was read: the next walk begins with what stopped this one.

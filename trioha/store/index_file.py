@@ -19,16 +19,15 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from array import array
-from collections.abc import Iterator, Sequence
-from operator import lt
+from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct
 
 from attrs import frozen
 
 from trioha.errors import StoreError
-from trioha.store import compiled
+from trioha.store import index_kernel
+from trioha.store.index_kernel import KEY_BYTES, TIME_DIFF_MAX_S
 from trioha.store.mapped_file import create_atomically, hint_at
 from trioha.store.mapping import end_map, map_file
 from trioha.store.syncing import SharedDescriptor
@@ -38,20 +37,14 @@ SLOT_BYTES = 4
 ENTRY_BYTES = 20
 DEFAULT_HASH_SLOTS = 5_000_000
 DEFAULT_INDEX_NUM = 20_000_000
-KEY_BYTES = 24
-"""Of a key in the compiled kernel's columns: i64 unsigned hash, physical offset, store timestamp, ms."""
 RESERVE_BYTES = 4 << 20
 """Space that is reserved for entries in one step."""
 
 _HEADER = Struct(">qqqqii")
 _ENTRY = Struct(">iqii")
 _SLOT = Struct(">i")
-_RAW_SLOT = Struct(">I")
-"""What damage left in a slot is a large number, not a negative one."""
 _KEY = Struct(">qqq")
-_ENTRY_WORDS = ENTRY_BYTES // 4
 _HEADER_WORDS = HEADER_BYTES // 4
-_TIME_DIFF_MAX_S = 0x7FFFFFFF
 _ZEROS = bytes(1 << 20)
 _NO_BYTES = memoryview(b"")
 
@@ -76,18 +69,13 @@ class IndexShape:
         return self.entries_at + ENTRY_BYTES * self.index_num
 
 
-def key_hashes(java_hashes: Sequence[int]) -> list[int]:
-    """Hashes in an index entry's form, from unsigned `String.hashCode`s: absolute values, 0 for -2^31."""
-    return [value if value < 0x80000000 else (0x100000000 - value) & 0x7FFFFFFF for value in java_hashes]
-
-
 def key_hash(java_hash: int) -> int:
-    """The same of one hash."""
+    """Hash in an index entry's form, from an unsigned `String.hashCode`: its absolute value, 0 for -2^31."""
     return java_hash if java_hash < 0x80000000 else (0x100000000 - java_hash) & 0x7FFFFFFF
 
 
 def unpack_key(keys: bytes, at: int) -> tuple[int, int, int]:
-    """Hash, physical offset and store timestamp of the key at that byte of a column."""
+    """Hash, physical offset and store timestamp of the key at that byte of a column, see `KEY_BYTES`."""
     hashed, physical_offset, store_timestamp_ms = _KEY.unpack_from(keys, at)
     return hashed, physical_offset, store_timestamp_ms
 
@@ -114,7 +102,6 @@ class IndexFile:
         """Number of the next entry: the number of keys in the file, plus 1."""
         self._view = _NO_BYTES if self.is_full else map_file(fd, shape.file_bytes, path)
         self._words = self._view.cast("I")
-        self._entries_at = shape.entries_at
         self._reserved_bytes = shape.entries_at
         """Everything before this byte has its space on disk."""
 
@@ -191,103 +178,11 @@ class IndexFile:
 
     # -- writing ---------------------------------------------------------------------------------------
 
-    def put(
-        self, hashes: Sequence[int], physical_offsets: Sequence[int], store_timestamps_ms: Sequence[int]
-    ) -> None:
-        """Add keys in order, at most `room` of them: key hashes, and each one's record and store time.
+    def put(self, keys: bytes, start: int, stop: int) -> None:
+        """Add the keys `keys[start:stop]` of a column in order, at most `room` of them.
 
-        Raises StoreError if there is no disk space; no key is added then. Works on whole columns: entries are
-        made as one array of 32-bit words, and `previous` is copied from the slot in the file's byte order.
+        Raises StoreError if there is no disk space; no key is added then.
         """
-        count = len(hashes)
-        if not count:
-            return
-        assert count <= self.room, f"{count} keys, room for {self.room}"
-        number = self.index_count
-        self._reserve_to(self.shape.entries_at + (number + count) * ENTRY_BYTES)
-        # The first key's difference is computed before it moves the begin; all others after
-        # (docs/protocol/store.md#index).
-        first_diff = self._time_diff_s(store_timestamps_ms[0])
-        if number <= 1:
-            self.begin_physical_offset = physical_offsets[0]
-            self.begin_timestamp_ms = store_timestamps_ms[0]
-        begin_ms = self.begin_timestamp_ms
-        if begin_ms > 0:
-            low, high = (
-                self._time_diff_s(min(store_timestamps_ms)),
-                self._time_diff_s(max(store_timestamps_ms)),
-            )
-            if low == high:
-                # The usual case: keys that are put together were stored in the same second.
-                diffs = array("I", (low,)) * count
-            else:
-                diffs = array("I", map(self._time_diff_s, store_timestamps_ms))
-        else:
-            diffs = array("I", (0,)) * count
-        diffs[0] = first_diff
-        slots = self.shape.hash_slots
-        words = self._words
-        numbers = array("I", range(number, number + count))
-        _swap(numbers)
-        previous: list[int] = []
-        note_previous = previous.append
-        slot_words = words[_HEADER_WORDS : _HEADER_WORDS + slots]
-        for slot, raw_number in zip([key % slots for key in hashes], numbers, strict=True):
-            note_previous(slot_words[slot])
-            slot_words[slot] = raw_number
-        chains = array("I", previous)
-        _swap(chains)
-        if not all(map(lt, chains, range(number, number + count))):
-            # A slot that points at or beyond its own entry is damage, and counts as empty.
-            for index, chain in enumerate(chains):
-                if chain >= number + index:
-                    chains[index] = 0
-        offsets = array("Q", physical_offsets)
-        columns = (array("I", hashes), offsets, diffs, chains)
-        for column in columns:
-            _swap(column)
-        halves = array("I", offsets.tobytes())
-        entries = array("I", bytes(count * ENTRY_BYTES))
-        entries[0::_ENTRY_WORDS] = columns[0]
-        entries[1::_ENTRY_WORDS] = halves[0::2]
-        entries[2::_ENTRY_WORDS] = halves[1::2]
-        entries[3::_ENTRY_WORDS] = diffs
-        entries[4::_ENTRY_WORDS] = chains
-        at = self.shape.entries_at + number * ENTRY_BYTES
-        self._view[at : at + count * ENTRY_BYTES] = memoryview(entries).cast("B")
-        self.used_slots += chains.count(0)
-        self.index_count = number + count
-        self.end_physical_offset = physical_offsets[-1]
-        self.end_timestamp_ms = store_timestamps_ms[-1]
-        self._write_header()
-
-    def put_one(self, hashed: int, physical_offset: int, store_timestamp_ms: int) -> None:
-        """As `put`, with one key, in a third of the time: slot, entry and header are written in place."""
-        number = self.index_count
-        at = self._entries_at + number * ENTRY_BYTES
-        assert number < self.shape.index_num, "1 key, room for 0"
-        if at + ENTRY_BYTES > self._reserved_bytes:
-            self._reserve_to(at + ENTRY_BYTES)
-        diff_s = self._time_diff_s(store_timestamp_ms)
-        if number <= 1:
-            # After the difference, as in `put`.
-            self.begin_physical_offset = physical_offset
-            self.begin_timestamp_ms = store_timestamp_ms
-        view = self._view
-        slot_at = HEADER_BYTES + hashed % self.shape.hash_slots * SLOT_BYTES
-        (previous,) = _RAW_SLOT.unpack_from(view, slot_at)
-        _RAW_SLOT.pack_into(view, slot_at, number)
-        if not 0 < previous < number:
-            previous = 0
-            self.used_slots += 1
-        _ENTRY.pack_into(view, at, hashed, physical_offset, diff_s, previous)
-        self.index_count = number + 1
-        self.end_physical_offset = physical_offset
-        self.end_timestamp_ms = store_timestamp_ms
-        self._write_header()
-
-    def put_column(self, keys: bytes, start: int, stop: int) -> None:
-        """As `put`, with the keys in `keys[start:stop]`, and by the compiled kernel."""
         count = (stop - start) // KEY_BYTES
         assert 0 < count <= self.room, f"{count} keys, room for {self.room}"
         number = self.index_count
@@ -299,7 +194,7 @@ class IndexFile:
         if number <= 1:
             self.begin_physical_offset = first_offset
             self.begin_timestamp_ms = first_ms
-        entries, used_slots = compiled.kernel.index_entries(
+        entries, used_slots = index_kernel.index_entries(
             keys,
             start,
             stop,
@@ -321,7 +216,7 @@ class IndexFile:
         begin_ms = self.begin_timestamp_ms
         if begin_ms <= 0 or store_timestamp_ms <= begin_ms:
             return 0
-        return min((store_timestamp_ms - begin_ms) // 1000, _TIME_DIFF_MAX_S)
+        return min((store_timestamp_ms - begin_ms) // 1000, TIME_DIFF_MAX_S)
 
     def _write_header(self) -> None:
         _HEADER.pack_into(
@@ -428,12 +323,6 @@ class IndexFile:
         except OSError as error:
             raise StoreError(f"cannot be deleted: {error.strerror}", path=self.path) from error
         self.close()
-
-
-def _swap(words: array[int]) -> None:
-    """Convert between this machine's byte order and the file's."""
-    if sys.byteorder == "little":
-        words.byteswap()
 
 
 def _prepare(fd: int, shape: IndexShape) -> None:

@@ -7,25 +7,17 @@ each part of KEYS, in this order; each is hashed as `topic#key`.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
-from itertools import compress, takewhile
+from itertools import takewhile
 from pathlib import Path
 
 import structlog
 from attrs import frozen
 
 from trioha.errors import StoreError
-from trioha.store.index_file import (
-    KEY_BYTES,
-    IndexFile,
-    IndexShape,
-    key_hash,
-    key_hashes,
-    unpack_key,
-    unpack_keys,
-)
+from trioha.store.index_file import IndexFile, IndexShape, key_hash, unpack_key, unpack_keys
+from trioha.store.index_kernel import KEY_BYTES
 from trioha.store.syncing import SyncWork
 from trioha.store.tags import java_hashes
 
@@ -172,69 +164,24 @@ class IndexService:
         """storeTimestamp of the last record that was indexed, 0 if none was."""
         return self._files[-1].end_timestamp_ms if self._files else 0
 
-    def put(
-        self,
-        java_hashes: Sequence[int],
-        physical_offsets: Sequence[int],
-        store_timestamps_ms: Sequence[int],
-        *,
-        last_record_offset: int,
-    ) -> None:
+    def put(self, keys: bytes, *, last_record_offset: int) -> None:
         """Add keys of records in log order, at or after `end_physical_offset`.
 
-        Three columns: the hash of `topic#key` as `tags.java_hashes` computes it, and its record's offset and
-        time. `last_record_offset` is that of the last record that was walked, with keys or without. Raises
+        A column of `KEY_BYTES` for each, with the hash of `topic#key` as `tags.java_hashes` computes it.
+        `last_record_offset` is that of the last record that was walked, with keys or without. Raises
         StoreError if the disk refuses; `end_physical_offset` shows then how far it came, and the same records
         can be put again.
         """
-        if len(java_hashes) == 1 and self._put_one(
-            java_hashes[0], physical_offsets[0], store_timestamps_ms[0], last_record_offset
-        ):
-            return
-        hashes: Sequence[int] = key_hashes(java_hashes)
-        again = self.end_physical_offset
-        if physical_offsets and physical_offsets[0] == again and self._files:
-            if self._last_record_keys is None:
-                wanted = self._not_yet_in(hashes, physical_offsets, again)
-            else:
-                # An earlier call wrote the first keys of the record before the disk refused the others.
-                wanted = [number >= self._last_record_keys for number in range(len(hashes))]
-            hashes = list(compress(hashes, wanted))
-            physical_offsets = list(compress(physical_offsets, wanted))
-            store_timestamps_ms = list(compress(store_timestamps_ms, wanted))
+        end_before = self.end_physical_offset
+        if keys and self._files and unpack_key(keys, 0)[1] == end_before:
+            keys = self._not_yet_in(keys, end_before)
         # Records that come again are looked for in the last file: they need no new one.
         file = self._files[-1] if self._files else self._current()
         done = 0
-        end_before = again
-        while done < len(hashes):
-            file = self._current()
-            part = slice(done, done + file.room)
-            offsets = physical_offsets[part]
-            file.put(hashes[part], offsets, store_timestamps_ms[part])
-            self._unsynced.add(file.path)
-            last = offsets[-1]
-            keys = len(offsets) - bisect_left(offsets, last)
-            self._count_last_keys(keys, is_new=keys < len(offsets) or last != end_before)
-            end_before = last
-            done += len(offsets)
-        self._start_next_if_full(file, last_record_offset)
-
-    def put_column(self, keys: bytes, *, last_record_offset: int) -> None:
-        """As `put`, with the compiled kernel's keys, `KEY_BYTES` each, and by it."""
-        if len(keys) == KEY_BYTES and self._put_one(*unpack_key(keys, 0), last_record_offset):
-            return
-        if keys and self._files and unpack_key(keys, 0)[1] == self.end_physical_offset:
-            # Records that come again, of which some keys are here: rare.
-            hashes, offsets, times = zip(*unpack_keys(keys), strict=True)
-            self.put(hashes, offsets, times, last_record_offset=last_record_offset)
-            return
-        file = self._files[-1] if self._files else self._current()
-        done = 0
-        end_before = self.end_physical_offset
         while done < len(keys):
             file = self._current()
             stop = min(len(keys), done + file.room * KEY_BYTES)
-            file.put_column(keys, done, stop)
+            file.put(keys, done, stop)
             self._unsynced.add(file.path)
             last = file.end_physical_offset
             first_at = stop - KEY_BYTES
@@ -246,23 +193,6 @@ class IndexService:
             end_before = last
             done = stop
         self._start_next_if_full(file, last_record_offset)
-
-    def _put_one(
-        self, java_hash: int, physical_offset: int, store_timestamp_ms: int, last_record_offset: int
-    ) -> bool:
-        """As `put`, with one key: that of a record that is dispatched alone.
-
-        Returns False, and changes nothing, if no file has room or the last record of the file has the same
-        offset: some of its keys may be there.
-        """
-        file = self._files[-1] if self._files else None
-        if file is None or file.is_full or physical_offset == file.end_physical_offset:
-            return False
-        file.put_one(key_hash(java_hash), physical_offset, store_timestamp_ms)
-        self._unsynced.add(file.path)
-        self._last_record_keys = 1
-        self._start_next_if_full(file, last_record_offset)
-        return True
 
     def _start_next_if_full(self, file: IndexFile, last_record_offset: int) -> None:
         """Make the file after `file`, the last one written, if the broker has it for the last record.
@@ -282,22 +212,27 @@ class IndexService:
         elif self._last_record_keys is not None:
             self._last_record_keys += keys
 
-    def _not_yet_in(self, hashes: Sequence[int], physical_offsets: Sequence[int], again: int) -> list[bool]:
-        """Whether to put each key, when the record at `again`, the last one indexed, comes again.
+    def _not_yet_in(self, keys: bytes, again: int) -> bytes:
+        """The keys that the index lacks, when the record at `again`, the last one indexed, comes again.
 
-        A stop may have left only some of its keys in the index (the broker puts all of them again). They may
-        be in several files: the last full ones, and an unused one after them.
+        An earlier call wrote the first keys of the record before the disk refused the others, or a stop has
+        left only some of them (the broker puts all of them again). These may be in several files: the last
+        full ones, and an unused one after them.
         """
+        if self._last_record_keys is not None:
+            return keys[self._last_record_keys * KEY_BYTES :]
         ends_here = list(
             takewhile(lambda file: file.is_empty or file.end_physical_offset == again, reversed(self._files))
         )
-        return [
-            offset != again
+        return b"".join(
+            keys[number * KEY_BYTES : (number + 1) * KEY_BYTES]
+            for number, (hashed, offset, _) in enumerate(unpack_keys(keys))
+            if offset != again
             or all(
-                next(file.find(hashed, begin_ms=0, end_ms=_FOR_EVER_MS), -1) != again for file in ends_here
+                next(file.find(key_hash(hashed), begin_ms=0, end_ms=_FOR_EVER_MS), -1) != again
+                for file in ends_here
             )
-            for hashed, offset in zip(hashes, physical_offsets, strict=True)
-        ]
+        )
 
     def _current(self) -> IndexFile:
         """The file for the next key, made if there is none or the last one is full. Raises StoreError."""
@@ -341,7 +276,7 @@ class IndexService:
         Other keys can have the same hash: compare the records. Where store times go back, `begin_ms` and
         `end_ms` would leave out records that were stored between them.
         """
-        (hashed,) = key_hashes(java_hashes([f"{topic}#{key}".encode("utf-8", "surrogatepass")]))
+        hashed = key_hash(java_hashes([f"{topic}#{key}".encode("utf-8", "surrogatepass")])[0])
         given: set[int] = set()
         for file in reversed(self._files):
             if file.overlaps(begin_ms, end_ms):

@@ -1,14 +1,14 @@
-"""The loops that run once for each record, in the form that mypyc compiles to machine code.
+"""The loops that run once for each record that is read: walks, pulls, and what dispatch collects.
 
-The build (`hatch_build.py`) compiles this file as `trioha.store._kernel`; `store.compiled` imports that
-module if it fits this file. Nothing imports this file itself. Where there is no compiled module, or a record
-is not the common one (V1, IPv4 hosts, whole, the next of its queue), the plain code of `store.record_layout`,
-`store.record_entries` and `store.index_file` does the same work. So these loops never report a fault: they go
-as far as they can, and stop before the first record that is not common.
+Compiled by mypyc where that is possible (`trioha.compiled`). A record is common if it is V1, has IPv4
+hosts, is whole and, for dispatch, the next of its queue; `store.record_layout` and `store.record_entries`
+handle all others. So these loops never report a fault: they go as far as they can, and stop before the
+first record that is not common.
 
 What keeps them fast: locals of type `i64` instead of Python's numbers; `bytes`, which are read without a
-call, instead of memoryviews; `BytesWriter` for what is made; constants of this module only, since those of
-other modules are looked up by name. Compiled code checks the index of each read in `data`.
+call, instead of memoryviews; 64 bits at a time, since conversions of narrower numbers are calls where
+nothing is compiled; `BytesWriter` for what is made; constants of this module only, since those of other
+modules are looked up by name. Compiled code checks the index of each read in `data`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, final
 
-from librt.strings import (
-    BytesWriter,
-    read_i16_be,
-    read_i32_be,
-    read_i64_be,
-    write_i16_be,
-    write_i32_be,
-    write_i64_be,
-)
-from mypy_extensions import i16, i32, i64
+from librt.strings import BytesWriter, read_i64_be, write_i32_be, write_i64_be
+from mypy_extensions import i32, i64
+
+from trioha.compiled import use_compiled
 
 SOURCE_SHA256: Final = ""
 """Of this file; the build sets it in the copy that it compiles."""
 
-MAGIC_V1: Final = 0xDAA320A7 - (1 << 32)
-"""As the signed number that is read."""
-MAGIC_V2: Final = 0xDAA320AB - (1 << 32)
+MAGIC_V1: Final = 0xDAA320A7
 HOSTS_V6: Final = 0x30
 TRANSACTION_MASK: Final = 0xC
 TRANSACTION_PREPARED: Final = 0x4
@@ -48,7 +40,6 @@ ENTRY_BYTES: Final = 20
 """Of an entry of a consume queue: i64 physical offset, i32 size, i64 tags code."""
 KEY_BYTES: Final = 24
 """Of a key in the column that `Columns.collect` makes: i64 hash, physical offset, store timestamp."""
-TIME_DIFF_MAX_S: Final = 0x7FFFFFFF
 _MASK_32: Final = 0xFFFFFFFF
 _SIGN_32: Final = 0x80000000
 
@@ -58,26 +49,26 @@ _SIGN_32: Final = 0x80000000
 
 def _end_of_common(data: bytes, at: i64, end: i64, shift: i64) -> i64:
     """Index after the common record at `at`, of which `RECORD_BYTES_MIN` bytes are there; -1 for another."""
-    record_end: i64 = at + i64(read_i32_be(data, at))
-    body_bytes: i64 = i64(read_i32_be(data, at + 84))
+    word = read_i64_be(data, at)
+    record_end: i64 = at + (word >> 32)
     if (
-        i64(read_i32_be(data, at + 4)) != MAGIC_V1
-        or i64(read_i32_be(data, at + 36)) & HOSTS_V6 != 0
+        word & _MASK_32 != MAGIC_V1
+        or read_i64_be(data, at + 32) & HOSTS_V6 != 0
         or record_end > end
         or read_i64_be(data, at + 28) != at + shift
-        or body_bytes < 0
     ):
         return -1
-    topic_at: i64 = at + BODY_AT + body_bytes
+    # A negative length is a large number here.
+    topic_at: i64 = at + BODY_AT + (read_i64_be(data, at + 80) & _MASK_32)
     if topic_at + 3 > record_end:
         return -1
     topic_bytes: i64 = data[topic_at]
     properties_at: i64 = topic_at + 3 + topic_bytes
-    if (
-        topic_bytes > TOPIC_BYTES_MAX
-        or properties_at > record_end
-        or properties_at + i64(read_i16_be(data, properties_at - 2)) != record_end
-    ):
+    if topic_bytes > TOPIC_BYTES_MAX or properties_at > record_end:
+        return -1
+    high: i64 = data[properties_at - 2]
+    low: i64 = data[properties_at - 1]
+    if high > 0x7F or properties_at + (high << 8 | low) != record_end:
         return -1
     return record_end
 
@@ -87,8 +78,8 @@ def _end_of_checked(data: bytes, at: i64, end: i64, shift: i64, crc32: Callable[
     record_end = _end_of_common(data, at, end, shift)
     if record_end >= 0 and crc32 is not None:
         body_at: i64 = at + BODY_AT
-        body = data[body_at : body_at + i64(read_i32_be(data, at + 84))]
-        if i64(crc32(body)) & CRC_MASK != i64(read_i32_be(data, at + 8)):
+        checked: i64 = crc32(data[body_at : body_at + (read_i64_be(data, at + 80) & _MASK_32)])
+        if checked & CRC_MASK != read_i64_be(data, at + 8) >> 32:
             return -1
     return record_end
 
@@ -136,8 +127,9 @@ def describe_records(  # noqa: PLR0917 - keywords would cost a call more
         least_ms = min(least_ms, time_ms)
         greatest_ms = max(greatest_ms, time_ms)
         if len(topics) <= topics_max:
-            topic_at: i64 = at + BODY_AT + 1 + i64(read_i32_be(data, at + 84))
-            topics.add(data[topic_at : topic_at + i64(data[topic_at - 1])])
+            topic_at: i64 = at + BODY_AT + 1 + (read_i64_be(data, at + 80) & _MASK_32)
+            topic_bytes: i64 = data[topic_at - 1]
+            topics.add(data[topic_at : topic_at + topic_bytes])
         records += 1
         at = record_end
     return at, records, least_ms, greatest_ms
@@ -163,7 +155,7 @@ def find_spans(
     stop: i64 = -1
     while end - at >= ENTRY_BYTES and total_bytes < bytes_max:
         offset = read_i64_be(entries, at)
-        size = i64(read_i32_be(entries, at + 8))
+        size = read_i64_be(entries, at + 8) >> 32
         if at > 0 and size > bytes_max - total_bytes:
             break
         if (
@@ -200,7 +192,7 @@ def count_records(data: bytes, entries: bytes) -> int:
     while at < end:
         if entries_end - entry < ENTRY_BYTES or end - at < RECORD_BYTES_MIN:
             return 0
-        size = i64(read_i32_be(entries, entry + 8))
+        size = read_i64_be(entries, entry + 8) >> 32
         if _end_of_common(data, at, end, read_i64_be(entries, entry) - at) != at + size:
             return 0
         at += size
@@ -276,11 +268,9 @@ class Columns:
         """Its storeTimestamp."""
         self.latest_ms: i64 = 0
         """Latest storeTimestamp since the last step of it back, set before and after each call."""
-        self.is_cut: bool = False
-        """Whether that call stopped at a record that is not whole in its data."""
 
     def add_queue(self, topic: bytes, queue_id: i64, queue: Any, prefix_hash: i64) -> None:
-        """Make a queue known whose entries need no more than a record's tags."""
+        """Make a queue known whose entries need no more than a record's tags; None if there are keys only."""
         found = self._topics.get(topic)
         if found is None:
             found = _Topic(topic)
@@ -299,7 +289,7 @@ class Columns:
         self._topic = _Topic(b"")
 
     def add_key(self, hashed: i64, physical_offset: i64, store_timestamp_ms: i64) -> None:
-        """Add a key that the plain code collected."""
+        """Add a key of a record that is not common."""
         write_i64_be(self._keys, hashed)
         write_i64_be(self._keys, physical_offset)
         write_i64_be(self._keys, store_timestamp_ms)
@@ -326,17 +316,12 @@ class Columns:
         records: i64 = 0
         last_at: i64 = -1
         latest_ms: i64 = self.latest_ms
-        self.is_cut = False
-        while records < records_max:
-            if at > last_start:
-                self.is_cut = True
-                break
+        while records < records_max and at <= last_start:
             record_end = _end_of_common(data, at, end, shift)
             if record_end < 0:
-                self.is_cut = i64(read_i32_be(data, at)) > end - at
                 break
             stored_ms: i64 = read_i64_be(data, at + STORE_TIMESTAMP_AT)
-            # A step back is noted by the plain code.
+            # A step back is noted by the collector.
             if stored_ms < latest_ms - LEAD_MS_MAX or not self._add(
                 data, at, record_end, at + shift, index_from
             ):
@@ -384,16 +369,17 @@ class Columns:
         return topic.others.get(int(queue_id))
 
     def _add(self, data: bytes, at: i64, record_end: i64, physical_offset: i64, index_from: i64) -> bool:
-        """Add one common record; False if the plain code has to do it, with nothing added."""
-        topic_at: i64 = at + BODY_AT + 1 + i64(read_i32_be(data, at + 84))
+        """Add one common record; False, with nothing added, if it is not common."""
+        topic_at: i64 = at + BODY_AT + 1 + (read_i64_be(data, at + 80) & _MASK_32)
         topic_bytes: i64 = data[topic_at - 1]
-        target = self._find(data, topic_at, topic_bytes, i64(read_i32_be(data, at + 12)))
+        target = self._find(data, topic_at, topic_bytes, read_i64_be(data, at + 12) >> 32)
         if target is None:
             return False
         if target.call != self._call:
             queue = target.queue
-            target.next_offset = queue.next_offset
-            target.max_physical_offset = queue.max_physical_offset
+            if queue is not None:
+                target.next_offset = queue.next_offset
+                target.max_physical_offset = queue.max_physical_offset
             target.entries = None
             target.call = self._call
         # Where the values of the last TAGS, UNIQ_KEY and KEYS start and end; 0 if there is none.
@@ -438,9 +424,13 @@ class Columns:
         ):
             # An empty value does not count, but an earlier property of the same name may.
             return False
-        transaction: i64 = i64(read_i32_be(data, at + 36)) & TRANSACTION_MASK
+        transaction: i64 = read_i64_be(data, at + 32) & TRANSACTION_MASK
         size: i64 = record_end - at
-        if transaction & TRANSACTION_PREPARED == 0 and physical_offset + size > target.max_physical_offset:
+        if (
+            target.queue is not None
+            and transaction & TRANSACTION_PREPARED == 0
+            and physical_offset + size > target.max_physical_offset
+        ):
             # The conditions of `EntryCollector.collect`: the entry follows the queue's last one.
             queue_offset: i64 = read_i64_be(data, at + 20)
             if (
@@ -485,7 +475,7 @@ class Columns:
         for index in range(at, end):
             unit: i64 = data[index]
             if unit >= 0x80:
-                return i64(self._hash_after(prefix_hash, data[at:end]))
+                return self._hash_after(prefix_hash, data[at:end])
             value = (value * 31 + unit) & _MASK_32
         return value
 
@@ -501,188 +491,4 @@ def _starts(data: bytes, at: i64, end: i64, name: bytes) -> bool:
     return True
 
 
-# -- index ---------------------------------------------------------------------------------------------------
-
-
-def index_entries(  # noqa: PLR0917 - keywords would cost a call more
-    keys: bytes,
-    start: i64,
-    end: i64,
-    slot_words: memoryview,
-    slots: i64,
-    number: i64,
-    begin_ms: i64,
-    first_diff_s: i64,
-    little_endian: bool,
-) -> tuple[bytes, int]:
-    """Entries for `keys[start:end]`, the first of which gets that number; also puts them into the slots.
-
-    `slot_words` are the file's slots as numbers in this machine's byte order, the file's is big-endian.
-    Returns the entries as they are in the file, and how many slots were empty before.
-    """
-    entries = BytesWriter()
-    used: i64 = 0
-    diff: i64 = first_diff_s
-    at: i64 = start
-    while at < end:
-        value: i64 = read_i64_be(keys, at)
-        if value >= _SIGN_32:
-            value = ((1 << 32) - value) & 0x7FFFFFFF
-        if at > start:
-            diff = _time_diff_s(read_i64_be(keys, at + 16), begin_ms)
-        slot = value % slots
-        before: i64 = slot_words[slot]
-        after: i64 = number
-        if little_endian:
-            before = _swapped(before)
-            after = _swapped(after)
-        slot_words[slot] = after
-        if before >= number:
-            # Damage: a chain leads to earlier entries only.
-            before = 0
-        if before == 0:
-            used += 1
-        write_i32_be(entries, i32(value))
-        write_i64_be(entries, read_i64_be(keys, at + 8))
-        write_i64_be(entries, diff << 32 | before)
-        number += 1
-        at += KEY_BYTES
-    return entries.getvalue(), used
-
-
-def _time_diff_s(store_timestamp_ms: i64, begin_ms: i64) -> i64:
-    if begin_ms <= 0 or store_timestamp_ms <= begin_ms:
-        return 0
-    return min((store_timestamp_ms - begin_ms) // 1000, TIME_DIFF_MAX_S)
-
-
-def _swapped(word: i64) -> i64:
-    """The 32-bit number with its bytes in the other order."""
-    return (word & 0xFF) << 24 | (word & 0xFF00) << 8 | (word >> 8) & 0xFF00 | (word >> 24) & 0xFF
-
-
-# -- runs of sends, and batches ------------------------------------------------------------------------------
-
-SEND_BYTES: Final = 72
-"""Of one send in the columns of a run, see `remoting.kernel`."""
-ITEM_BYTES_MIN: Final = 22
-ITEM_BODY_AT: Final = 20
-"""In a message of a batch, see `remoting.message_batch`."""
-
-
-@final
-class Batch:
-    """The messages of a batch as a run of sends, as `read_batch` found them."""
-
-    def __init__(self) -> None:
-        self.count: i64 = 0
-        self.columns: bytes = b""
-        self.properties: bytes = b""
-        """Those of all messages, one after the other."""
-        self.body_bytes: i64 = 0
-        """Of all bodies."""
-        self.body_bytes_max: i64 = 0
-        """Of the longest body."""
-        self.properties_bytes_max: i64 = 0
-        """Of the longest properties."""
-
-
-def read_batch(data: bytes, queue_id: i64, sys_flag: i64, born_ms: i64, reconsume_times: i64) -> Batch:
-    """The messages of a batch, with the fields that they share; none if `data` is not a batch."""
-    found = Batch()
-    columns = BytesWriter()
-    properties = BytesWriter()
-    properties_bytes: i64 = 0
-    at: i64 = 0
-    end: i64 = len(data)
-    count: i64 = 0
-    while at < end:
-        if end - at < ITEM_BYTES_MIN:
-            return Batch()
-        body_at: i64 = at + ITEM_BODY_AT
-        body_bytes: i64 = i64(read_i32_be(data, at + 16))
-        if body_bytes < 0 or body_bytes > end - at - ITEM_BYTES_MIN:
-            return Batch()
-        body_end: i64 = body_at + body_bytes
-        own_bytes: i64 = i64(read_i16_be(data, body_end))
-        item_end: i64 = body_end + 2 + own_bytes
-        if own_bytes < 0 or item_end > end or item_end - at != i64(read_i32_be(data, at)):
-            return Batch()
-        properties.write(data[body_end + 2 : item_end])
-        properties_bytes += own_bytes
-        write_i64_be(columns, 0)
-        write_i64_be(columns, queue_id)
-        write_i64_be(columns, sys_flag)
-        write_i64_be(columns, i64(read_i32_be(data, at + 12)))
-        write_i64_be(columns, born_ms)
-        write_i64_be(columns, reconsume_times)
-        write_i64_be(columns, body_at)
-        write_i64_be(columns, body_end)
-        write_i64_be(columns, properties_bytes)
-        found.body_bytes += body_bytes
-        found.body_bytes_max = max(found.body_bytes_max, body_bytes)
-        found.properties_bytes_max = max(found.properties_bytes_max, own_bytes)
-        count += 1
-        at = item_end
-    found.count = count
-    found.columns = columns.getvalue()
-    found.properties = properties.getvalue()
-    return found
-
-
-def encode_run(  # noqa: PLR0917 - keywords would cost a call more
-    data: bytes,
-    columns: bytes,
-    properties: bytes,
-    topic: bytes,
-    record_bytes: i64,
-    physical_offset: i64,
-    next_offsets: dict[int, int],
-    born_host: bytes,
-    stored: bytes,
-    crc32: Callable[[bytes], int],
-) -> tuple[bytes, bytes]:
-    """The records of a run of sends, and for each its physical offset and its queue offset, as i64.
-
-    Bodies are in `data`. `topic` has its length before it, `record_bytes` are those of a record without body
-    and properties, `stored` is store timestamp and store host. `next_offsets` has the next offset of each
-    queue id of the run, and is changed.
-    """
-    records = BytesWriter()
-    places = BytesWriter()
-    at: i64 = 0
-    end: i64 = len(columns)
-    properties_at: i64 = 0
-    while at < end:
-        queue_id: i64 = read_i64_be(columns, at + 8)
-        body = data[read_i64_be(columns, at + 48) : read_i64_be(columns, at + 56)]
-        properties_end: i64 = read_i64_be(columns, at + 64)
-        body_bytes: i64 = len(body)
-        size: i64 = record_bytes + body_bytes + properties_end - properties_at
-        boxed = int(queue_id)
-        queue_offset: i64 = next_offsets[boxed]
-        next_offsets[boxed] = int(queue_offset + 1)
-        write_i32_be(records, i32(size))
-        write_i32_be(records, i32(MAGIC_V1))
-        write_i32_be(records, i32(i64(crc32(body)) & CRC_MASK))
-        write_i32_be(records, i32(queue_id))
-        write_i32_be(records, i32(read_i64_be(columns, at + 24)))
-        write_i64_be(records, queue_offset)
-        write_i64_be(records, physical_offset)
-        write_i32_be(records, i32(read_i64_be(columns, at + 16)))
-        write_i64_be(records, read_i64_be(columns, at + 32))
-        records.write(born_host)
-        records.write(stored)
-        write_i32_be(records, i32(read_i64_be(columns, at + 40)))
-        write_i64_be(records, 0)
-        write_i32_be(records, i32(body_bytes))
-        records.write(body)
-        records.write(topic)
-        write_i16_be(records, i16(properties_end - properties_at))
-        records.write(properties[properties_at:properties_end])
-        write_i64_be(places, physical_offset)
-        write_i64_be(places, queue_offset)
-        physical_offset += size
-        properties_at = properties_end
-        at += SEND_BYTES
-    return records.getvalue(), places.getvalue()
+use_compiled(__name__)

@@ -18,9 +18,8 @@ from typing import Final
 import structlog
 
 from trioha.errors import StoreError
-from trioha.store import compiled
+from trioha.store import kernel, system
 from trioha.store.file_cache import FileCache
-from trioha.store.file_reads import read_spans
 from trioha.store.mapped_file import FILE_NAME_DIGITS, MappedFile
 from trioha.store.read_faults import ReadFaults
 from trioha.store.syncing import SyncWork, sync_data, sync_directory
@@ -101,7 +100,7 @@ class LogFiles:
             return b""
         file = self.file_of(offset)
         first = file.start_offset
-        spans, size = compiled.kernel.find_spans(entries, bytes_max, first, min(file.end_offset, end_offset))
+        spans, size = kernel.find_spans(entries, bytes_max, first, min(file.end_offset, end_offset))
         if end_offset - offset <= MAPPED_BYTES and file.is_held:
             view = file.view
             return b"".join([view[at : at + length] for at, length in spans])
@@ -110,7 +109,7 @@ class LogFiles:
                 fd = self._read_files.fd(file.path)
             except OSError:
                 return b""
-            return read_spans(fd, spans, size) or b""
+            return system.read_spans(fd, spans, size) or b""
 
     def _forget(self, file: MappedFile) -> None:
         with self._read_lock:

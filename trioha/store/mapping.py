@@ -8,7 +8,6 @@ the descriptor, which is closed only with the mapping. With a descriptor for eac
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import mmap
 import os
 import sys
@@ -18,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, cast
 
-from trioha.store import compiled
+from trioha.store import system
 
 _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = {"linux": 0x4000, "darwin": 0x40}
@@ -42,10 +41,7 @@ def map_file(fd: int, size: int, path: Path, *, first_offset: int = 0, read_only
     else:
         view = _map_over(fd, size, read_only=read_only)
         view = memoryview(mmap.mmap(fd, size, access=access)) if view is None else view
-    if compiled.IS_COMPILED:
-        compiled.system.name_map(view, os.fsencode(path), first_offset)
-    elif not faulthandler.is_enabled():
-        faulthandler.enable(file=2)
+    system.name_map(view, os.fsencode(path), first_offset)
     return view
 
 
@@ -53,8 +49,7 @@ def end_map(view: memoryview) -> None:
     """End a map, at once or with the last slice of its view."""
     mapping = view.obj
     assert isinstance(mapping, mmap.mmap)
-    if compiled.IS_COMPILED:
-        compiled.system.forget_map(view)
+    system.forget_map(view)
     # References to the mapping, for instance from the frames of a traceback, would keep the space of a
     # deleted file until the next garbage collection.
     with suppress(BufferError):

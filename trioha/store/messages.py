@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from struct import pack
-from typing import overload
+from struct import Struct, pack
+from typing import Final, overload
 
 from attrs import define
 
@@ -47,7 +47,7 @@ class BatchItem:
 
 
 class EncodedItems(Sequence[BatchItem]):
-    """The messages of a batch as the producer sent them, for the compiled kernel; decoded where needed."""
+    """The messages of a batch as the producer sent them, for `store.run_kernel`; decoded where needed."""
 
     __slots__ = ("_count", "_decode", "_items", "body")
 
@@ -90,11 +90,14 @@ class MessageBatch:
     reconsume_times: int = 0
 
 
+COLUMNS: Final = Struct(">9q")
+"""Of one send of a run, see `remoting.send_kernel`."""
+
+
 @define
 class EncodedSends:
-    """Sends of one topic that came together, each a put of its own, as the compiled kernels hold them.
-
-    Never changed. `remoting.kernel` has the layout of `columns`.
+    """Sends of one topic that came together, each a put of its own, as `remoting.send_kernel` reads them,
+    which has the layout of `columns`. Never changed.
     """
 
     topic: str

@@ -6,25 +6,22 @@ A record's type decides: plain and committed messages enter their queue and the 
 index, rolled back ones neither. `EntryCollector.collect` walks over records and keeps their entries in
 memory; `write_queues` then writes each queue once, and `write_index` the index once.
 
-With the compiled kernel, `store.kernel.Columns` collects common records, and the loop here those where it
-stops: records of unknown queues or batch topics, with another number than their queue's next, with empty
-properties, with a store time that goes back, or damaged ones.
+`store.kernel.Columns` collects common records, and `EntryCollector` those where it stops: records of unknown
+queues or batch topics, with another number than their queue's next, with empty properties, with a store time
+that goes back, long ones, or damaged ones.
 """
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 from enum import Enum, auto
-from struct import Struct
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from attrs import define
 
 from trioha.errors import StoreError
 from trioha.numbers import I64, NATURAL32, NATURAL64, parse_int
-from trioha.store import compiled
-from trioha.store.compiled import COPY_BYTES, LONG_RECORD_BYTES
+from trioha.store import kernel
 from trioha.store.consume_queue import ConsumeQueue
 from trioha.store.consume_queues import ConsumeQueues, Queue
 from trioha.store.dispatch_settings import DispatchFault, DispatchSettings
@@ -32,7 +29,6 @@ from trioha.store.index_service import IndexService
 from trioha.store.message_properties import parse_properties
 from trioha.store.record_layout import (
     HEAD,
-    RECORD_BYTES_MIN,
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
@@ -42,19 +38,18 @@ from trioha.store.record_layout import (
     store_timestamp_ms,
     topic_span,
 )
-from trioha.store.tags import java_hashes, java_hashes_with_prefix, tags_code
+from trioha.store.tags import java_hashes_with_prefix, tags_code
 from trioha.store.time_steps import TimeStep, leads
 from trioha.store.topics import LMQ_PREFIX, SCHEDULE_TOPIC
 
-_TAG_CACHE_MAX = 65536
-_CACHED_TAG_BYTES_MAX = 128
+_COPY_BYTES: Final = 128 * 1024
+"""Compiled code reads `bytes`, so stretches of a log are copied for it: as much as stays in a core's
+cache."""
+_LONG_RECORD_BYTES: Final = 8 * 1024
+"""To copy a record of this length costs more than compiled code saves."""
 _SHORT_KEY_BYTES = 48
 """Up to this length a loop hashes a single key faster than `tags.java_hashes`."""
 _MASK_32 = 0xFFFFFFFF
-_PLAIN_RECORDS_MAX = 64
-"""The most records that are collected in plain Python before the compiled kernel is tried again."""
-
-_pack_entry = Struct(">qiq").pack
 
 
 class Stop(Enum):
@@ -89,8 +84,6 @@ class _Target:
     fault: str
     prefix_hash: int
     """Hash of `topic#`, the prefix of all index keys of the topic."""
-    plain: ConsumeQueue | None
-    """The queue, if its tags code is the hash of the record's tags and no property changes the entry."""
 
 
 class EntryCollector:
@@ -104,14 +97,8 @@ class EntryCollector:
         self._index = index
         self._settings = settings
         self._targets: dict[tuple[bytes, int], _Target] = {}
-        self._tag_codes: dict[bytes, int] = {}
         self._touched: dict[int, Queue] = {}
         """Queues with entries to be written, by identity."""
-        # Columns of the index keys to be written.
-        self._keys: list[bytes] = []
-        self._prefixes: list[int] = []
-        self._key_offsets: list[int] = []
-        self._key_times_ms: list[int] = []
         self._last_record_offset = -1
         self._faults: list[DispatchFault] = []
         self.latest_ms = 0
@@ -119,19 +106,13 @@ class EntryCollector:
         self._latest_ms = 0
         """The same of the collected ones."""
         self._steps: list[TimeStep] = []
-        self._columns: compiled.kernel.Columns | None = None
-        """Collects common records; the keys of all records, in log order, are in it then."""
-        if compiled.IS_COMPILED and queues is not None:
-            self._columns = compiled.kernel.Columns(
-                _hash_after,
-                multi_dispatch=settings.enable_multi_dispatch,
-            )
+        self._columns = kernel.Columns(_hash_after, multi_dispatch=settings.enable_multi_dispatch)
+        """Collects common records; it has the keys of all records, in log order."""
 
     def forget_queues(self) -> None:
         """Look queues up again: call it when topics were deleted or have become batch topics."""
         self._targets.clear()
-        if self._columns is not None:
-            self._columns.forget_queues()
+        self._columns.forget_queues()
 
     def note_fault(self, physical_offset: int, reason: str) -> None:
         """Report a record that is not dispatched, or not to all of its queues."""
@@ -154,16 +135,7 @@ class EntryCollector:
         """
         if self._index is None or self._last_record_offset < 0:
             return
-        if self._columns is not None:
-            self._move_keys(self._columns)
-            self._index.put_column(self._columns.keys(), last_record_offset=self._last_record_offset)
-        else:
-            self._index.put(
-                _hashes_after(self._prefixes, self._keys),
-                self._key_offsets,
-                self._key_times_ms,
-                last_record_offset=self._last_record_offset,
-            )
+        self._index.put(self._columns.keys(), last_record_offset=self._last_record_offset)
 
     def finish(self) -> tuple[Sequence[DispatchFault], Sequence[TimeStep]]:
         """Drop the collected entries, which are written; returns faults, and where store times go back."""
@@ -185,43 +157,27 @@ class EntryCollector:
 
     def _clear(self) -> None:
         self._touched.clear()
-        if self._keys:
-            self._clear_keys()
-        if self._columns is not None:
-            self._columns.clear()
+        self._columns.clear()
         self._last_record_offset = -1
 
-    def _clear_keys(self) -> None:
-        self._keys.clear()
-        self._prefixes.clear()
-        self._key_offsets.clear()
-        self._key_times_ms.clear()
-
-    def collect(self, view: memoryview, start: int, physical_offset: int, *, records_max: int) -> Collected:
-        """Walk over up to `records_max` records in `view`, which begins at index `start` of its object: of
-        the map of a log file, or of bytes that were read.
-
-        The first of them has that physical offset.
-        """
+    def collect(self, view: memoryview, physical_offset: int, *, records_max: int) -> Collected:
+        """Walk over up to `records_max` records in `view`. The first of them has that physical offset."""
         self._latest_ms = self.latest_ms
         columns = self._columns
-        if columns is None or physical_offset + len(view) > I64.high:
-            return self._collect_plain(view, start, physical_offset, records_max=records_max)
         index_from = self._index.end_physical_offset if self._index is not None else I64.high
         at, end = 0, len(view)
         records = 0
         last_time_ms = 0
         # A short stretch, as of a record that comes alone, is copied whole.
-        data = bytes(view) if end <= LONG_RECORD_BYTES else b""
+        data = bytes(view) if end <= _LONG_RECORD_BYTES else b""
         data_at = 0
-        plain_records = 1
         while records < records_max and at < end:
             size = claimed_bytes(view, at, end)
-            if size <= LONG_RECORD_BYTES:
+            if size <= _LONG_RECORD_BYTES and physical_offset + end <= I64.high:
                 if at + size > data_at + len(data):
                     data_at = at
                     # Most records are as long as their neighbours.
-                    data = bytes(view[at : at + min(size * (records_max - records), COPY_BYTES)])
+                    data = bytes(view[at : at + min(size * (records_max - records), _COPY_BYTES)])
                 columns.latest_ms = self._latest_ms
                 touched = columns.collect(
                     data, at - data_at, physical_offset + data_at, records_max - records, index_from
@@ -234,147 +190,49 @@ class EntryCollector:
                     at = data_at + columns.next_at
                     self._last_record_offset = physical_offset + data_at + columns.last_at
                     last_time_ms = columns.last_store_timestamp_ms
-                    if columns.records > plain_records:
-                        plain_records = 1
                     continue
-            wanted = min(plain_records, records_max - records)
-            found = self._collect_plain(view[at:], start + at, physical_offset + at, records_max=wanted)
-            self._move_keys(columns)
-            at = found.offset - physical_offset
-            records += found.records
-            if found.records:
-                last_time_ms = found.last_store_timestamp_ms
-            if found.stop is not AT_END:
-                return Collected(found.offset, records, found.stop, last_time_ms)
-            # Where uncommon records are usual, to try each of them would cost more than it saves.
-            plain_records = min(plain_records * 2, _PLAIN_RECORDS_MAX)
+            size = check_record(view, at, end, physical_offset + at, check_crc=False)
+            if size < 0:
+                stop = Stop.AT_BLANK if starts_blank(view, at, end) else Stop.AT_FAULT
+                return Collected(physical_offset + at, records, stop, last_time_ms)
+            last_time_ms = self._collect_one(view[at : at + size], physical_offset + at, index_from)
+            self._last_record_offset = physical_offset + at
+            records += 1
+            at += size
         return Collected(physical_offset + at, records, AT_END, last_time_ms)
 
-    def _move_keys(self, columns: compiled.kernel.Columns) -> None:
-        """Move the keys that were collected in plain Python after those in `columns`."""
-        if self._keys:
-            hashes = java_hashes_with_prefix(self._prefixes, self._keys)
-            for key in zip(hashes, self._key_offsets, self._key_times_ms, strict=True):
-                columns.add_key(*key)
-            self._clear_keys()
-
-    def _collect_plain(
-        self, view: memoryview, start: int, physical_offset: int, *, records_max: int
-    ) -> Collected:
-        """The same in plain Python."""
-        # Slices of the map are bytes at half the cost of slices of its view. So indexes are positions in it.
-        data = cast("mmap.mmap | bytes", view.obj)
-        at = start
-        end = start + len(view)
-        shift = physical_offset - start
-        index_from = self._index.end_physical_offset if self._index is not None else 1 << 63
-        multi_dispatch = self._settings.enable_multi_dispatch
-        targets = self._targets
-        tag_codes = self._tag_codes
-        touched = self._touched
-        keys, prefixes = self._keys, self._prefixes
-        key_offsets, key_times = self._key_offsets, self._key_times_ms
-        last_record_offset = self._last_record_offset
-        last_time_ms = 0
-        latest_ms = self._latest_ms
-        records = 0
-        stop = AT_END
-        # A record cannot start closer to the end.
-        last_start = end - RECORD_BYTES_MIN
-        while at <= last_start and records < records_max:
-            size = check_record(view, at - start, end - start, shift + at, check_crc=False)
-            if size < 0:
-                stop = Stop.AT_BLANK if starts_blank(data, at, end) else Stop.AT_FAULT
-                break
-            _, _, _, queue_id, _, queue_offset, physical_offset, sys_flag, _ = HEAD.unpack_from(data, at)
-            topic_at, topic_end = topic_span(data, at)
-            time_ms = store_timestamp_ms(data, at)
-            record_end = at + size
-            records += 1
-            last_record_offset = physical_offset
-            last_time_ms = time_ms
-            if time_ms > latest_ms:
-                latest_ms = time_ms
-            elif leads(latest_ms, time_ms):
-                self._steps.append(TimeStep(physical_offset, latest_ms, time_ms))
-                latest_ms = time_ms
-            at = record_end
-            # With a separator in front the first property is found like the others.
-            properties = b"\x02" + data[topic_end + 2 : record_end]
-            place = (data[topic_at:topic_end], queue_id)
-            try:
-                target = targets[place]
-            except KeyError:
-                target = self._make_target(place)
-            if not sys_flag & TRANSACTION_PREPARED:
-                # Neither prepared (0x4) nor rolled back (0xC).
-                plain = target.plain
-                if plain is not None:
-                    _, name, rest = properties.rpartition(b"\x02TAGS\x01")
-                    if name:
-                        tags = rest.partition(b"\x02")[0]
-                        try:
-                            code = tag_codes[tags]
-                        except KeyError:
-                            code = self._tags_code(tags, properties)
-                    else:
-                        code = 0
-                    if queue_offset == plain.next_offset and physical_offset >= plain.max_physical_offset > 0:
-                        # `ConsumeQueue.put`, inlined for the entry that follows the last one.
-                        pending = plain.pending
-                        if not pending:
-                            touched[id(plain)] = plain
-                        pending.append(_pack_entry(physical_offset, size, code))
-                        plain.next_offset = queue_offset + 1
-                    else:
-                        touched[id(plain)] = plain
-                        plain.put(
-                            physical_offset=physical_offset,
-                            size=size,
-                            tags_code=code,
-                            queue_offset=queue_offset,
-                        )
-                    if multi_dispatch and b"\x02INNER_MULTI_DISPATCH\x01" in properties:
-                        self._put_multi(properties, physical_offset, size, code, queue_id)
-                else:
-                    self._put_special(
-                        target,
-                        properties,
-                        physical_offset=physical_offset,
-                        size=size,
-                        queue_id=queue_id,
-                        queue_offset=queue_offset,
-                        time_ms=time_ms,
-                    )
-            elif sys_flag & TRANSACTION_MASK == TRANSACTION_ROLLBACK:
-                continue
-            if physical_offset < index_from:
-                continue
-            _, name, rest = properties.rpartition(b"\x02UNIQ_KEY\x01")
-            if name:
-                if key := rest.partition(b"\x02")[0]:
-                    keys.append(key)
-                    prefixes.append(target.prefix_hash)
-                    key_offsets.append(physical_offset)
-                    key_times.append(time_ms)
-                else:
-                    self._put_keys(target, properties, "UNIQ_KEY", offset=physical_offset, time_ms=time_ms)
-            _, name, rest = properties.rpartition(b"\x02KEYS\x01")
-            if name:
-                if (key := rest.partition(b"\x02")[0]) and b" " not in key:
-                    keys.append(key)
-                    prefixes.append(target.prefix_hash)
-                    key_offsets.append(physical_offset)
-                    key_times.append(time_ms)
-                else:
-                    self._put_keys(target, properties, "KEYS", offset=physical_offset, time_ms=time_ms)
-        if last_start < at < end and stop is AT_END and records < records_max:
-            stop = Stop.AT_BLANK if starts_blank(data, at, end) else Stop.AT_FAULT
-        self._last_record_offset = last_record_offset
-        self._latest_ms = latest_ms
-        return Collected(shift + at, records, stop, last_time_ms)
-
     # -- uncommon records --------------------------------------------------------------------------------
+
+    def _collect_one(self, record: memoryview, physical_offset: int, index_from: int) -> int:
+        """Collect one record of any kind, which was checked; returns its storeTimestamp."""
+        _, _, _, queue_id, _, queue_offset, _, sys_flag, _ = HEAD.unpack_from(record)
+        time_ms = store_timestamp_ms(record, 0)
+        if time_ms > self._latest_ms:
+            self._latest_ms = time_ms
+        elif leads(self._latest_ms, time_ms):
+            self._steps.append(TimeStep(physical_offset, self._latest_ms, time_ms))
+            self._latest_ms = time_ms
+        topic_at, topic_end = topic_span(record, 0)
+        place = bytes(record[topic_at:topic_end]), queue_id
+        target = self._targets.get(place) or self._make_target(place)
+        properties = parse_properties(bytes(record[topic_end + 2 :]))
+        # Neither prepared (0x4) nor rolled back (0xC).
+        if not sys_flag & TRANSACTION_PREPARED and self._queues is not None:
+            self._put(
+                target,
+                properties,
+                physical_offset=physical_offset,
+                size=len(record),
+                queue_id=queue_id,
+                queue_offset=queue_offset,
+                time_ms=time_ms,
+            )
+        if sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK and physical_offset >= index_from:
+            for key in (properties.get("UNIQ_KEY", ""), *properties.get("KEYS", "").split(" ")):
+                if key:
+                    hashed = _hash_after(target.prefix_hash, key.encode())
+                    self._columns.add_key(hashed, physical_offset, time_ms)
+        return time_ms
 
     def _make_target(self, place: tuple[bytes, int]) -> _Target:
         topic = place[0].decode("utf-8", "replace")
@@ -388,32 +246,19 @@ class EntryCollector:
         target = _Target(
             queue=queue,
             fault=fault,
-            prefix_hash=java_hashes([place[0] + b"#"])[0],
-            plain=queue if isinstance(queue, ConsumeQueue) and topic != SCHEDULE_TOPIC else None,
+            prefix_hash=_hash_after(0, place[0] + b"#"),
         )
-        if queue is not None:
+        if not fault:
             # A refused topic costs a look-up for each of its records, but no memory.
             self._targets[place] = target
-            if self._columns is not None and target.plain is not None:
-                self._columns.add_queue(*place, target.plain, target.prefix_hash)
+            if self._queues is None or (isinstance(queue, ConsumeQueue) and topic != SCHEDULE_TOPIC):
+                self._columns.add_queue(*place, queue, target.prefix_hash)
         return target
 
-    def _tags_code(self, tags: bytes, properties: bytes) -> int:
-        """Tags code of a TAGS property that is not in the cache."""
-        if not tags:
-            # An empty value does not count, but an earlier property of the same name may.
-            return tags_code(parse_properties(properties).get("TAGS", ""))
-        code = tags_code(tags.decode("utf-8", "replace"))
-        if len(tags) <= _CACHED_TAG_BYTES_MAX:
-            if len(self._tag_codes) >= _TAG_CACHE_MAX:
-                self._tag_codes.clear()
-            self._tag_codes[tags] = code
-        return code
-
-    def _put_special(
+    def _put(
         self,
         target: _Target,
-        raw_properties: bytes,
+        properties: dict[str, str],
         *,
         physical_offset: int,
         size: int,
@@ -421,18 +266,17 @@ class EntryCollector:
         queue_offset: int,
         time_ms: int,
     ) -> None:
-        """Collect a record of the schedule topic or of a batch topic, or one without a queue."""
-        if self._queues is None:
-            return
-        properties = parse_properties(raw_properties)
+        """Collect the entries of a record."""
         code = tags_code(properties.get("TAGS", ""))
         queue = target.queue
         if queue is None:
             self.note_fault(physical_offset, target.fault)
         elif isinstance(queue, ConsumeQueue):
-            due = self._settings.delay_levels.tags_code(
-                properties.get("DELAY", ""), store_timestamp_ms=time_ms
-            )
+            due = None
+            if queue.topic == SCHEDULE_TOPIC:
+                due = self._settings.delay_levels.tags_code(
+                    properties.get("DELAY", ""), store_timestamp_ms=time_ms
+                )
             self._touched[id(queue)] = queue
             queue.put(
                 physical_offset=physical_offset,
@@ -455,17 +299,16 @@ class EntryCollector:
                 messages=span[1],
             )
         if self._settings.enable_multi_dispatch:
-            self._put_multi(raw_properties, physical_offset, size, code, queue_id)
+            self._put_multi(properties, physical_offset, size, code, queue_id)
 
     def _put_multi(
-        self, raw_properties: bytes, physical_offset: int, size: int, code: int, queue_id: int
+        self, properties: dict[str, str], physical_offset: int, size: int, code: int, queue_id: int
     ) -> None:
         """Collect entries for the queues that INNER_MULTI_DISPATCH names.
 
         See docs/protocol/store.md#multi-dispatch.
         """
         assert self._queues is not None, "a walk for the index alone collects no entries"
-        properties = parse_properties(raw_properties)
         names = properties.get("INNER_MULTI_DISPATCH", "")
         offsets = properties.get("INNER_MULTI_QUEUE_OFFSET", "")
         if not names or not offsets:
@@ -489,18 +332,6 @@ class EntryCollector:
         except StoreError as error:
             self.note_fault(physical_offset, error.reason)
 
-    def _put_keys(
-        self, target: _Target, raw_properties: bytes, name: str, *, offset: int, time_ms: int
-    ) -> None:
-        """Collect keys of a record whose property is empty, given twice, or a list."""
-        value = parse_properties(raw_properties).get(name, "")
-        for key in value.split(" ") if name == "KEYS" else [value]:
-            if key:
-                self._keys.append(key.encode())
-                self._prefixes.append(target.prefix_hash)
-                self._key_offsets.append(offset)
-                self._key_times_ms.append(time_ms)
-
 
 def _hash_after(prefix_hash: int, key: bytes) -> int:
     if len(key) <= _SHORT_KEY_BYTES and key.isascii():
@@ -509,12 +340,6 @@ def _hash_after(prefix_hash: int, key: bytes) -> int:
             value = value * 31 + unit
         return value & _MASK_32
     return java_hashes_with_prefix([prefix_hash], [key])[0]
-
-
-def _hashes_after(prefix_hashes: list[int], keys: list[bytes]) -> list[int]:
-    if len(keys) == 1:
-        return [_hash_after(prefix_hashes[0], keys[0])]
-    return java_hashes_with_prefix(prefix_hashes, keys)
 
 
 def _batch_span(properties: dict[str, str], queue_offset: int) -> tuple[int, int] | None:

@@ -28,8 +28,8 @@ A file that has no room for the next record ends with a blank: i32 bytes left, i
 to the file's end.
 
 The functions are pure: from a buffer and indexes they compute numbers. Recovery, verification, replicas,
-reads and dispatch all check records with `check_record`, those of compiled code but for common records (V1,
-IPv4 hosts), which the loops of `kernel.py` pass.
+reads and dispatch all check records with `check_record`, but for common ones (V1, IPv4 hosts), which the
+loops of `kernel.py` pass.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from attrs import frozen
 from isal.isal_zlib import crc32
 
 from trioha.numbers import I64
-from trioha.store import compiled
+from trioha.store import kernel
 
 Buffer = bytes | bytearray | memoryview | mmap
 
@@ -88,8 +88,11 @@ _COMMON = Struct(">iIi16xqi44xi").unpack_from
 """totalSize, magic, bodyCRC, physicalOffset, sysFlag and (IPv4 hosts) bodyLength: what every check needs."""
 
 
+_COPY_BYTES: Final = 128 * 1024
+"""Compiled code reads `bytes`, so stretches of a log are copied for it: as much as stays in a core's
+cache."""
 _UNCOMMON_RECORDS_MAX: Final = 64
-"""The most records that are checked one by one before the compiled kernel is tried again."""
+"""The most records that are checked one by one before a stretch is copied again."""
 
 
 class FaultKind(IntEnum):
@@ -327,8 +330,8 @@ def scan_records(
     records = 0
     last_at = -1
     result = 0
-    if compiled.IS_COMPILED and on_record is None and end + shift <= I64.high:
-        at, records, last_at = _walk_compiled(view, at, end, shift, check_crc=check_crc)
+    if on_record is None and end + shift <= I64.high:
+        at, records, last_at = _pass_common(view, at, end, shift, check_crc=check_crc)
     while end - at >= RECORD_BYTES_MIN:
         result = check_record(view, at, end, at + shift, check_crc=check_crc)
         if result < 0:
@@ -347,28 +350,26 @@ def is_records(view: memoryview, physical_offset: int, *, count: int) -> bool:
     For a pull of 32 records half of what `scan_records` takes, since its end is not described.
     """
     size = len(view)
-    if compiled.IS_COMPILED and physical_offset + size <= I64.high:
-        at, records, _ = _walk_compiled(view, 0, size, physical_offset, check_crc=False)
+    if physical_offset + size <= I64.high:
+        at, records, _ = _pass_common(view, 0, size, physical_offset, check_crc=False)
         return at == size and records == count
     scan = scan_records(view, 0, size, physical_offset, check_crc=False)
     return scan.at == size and scan.records == count
 
 
-def _walk_compiled(
-    view: memoryview, at: int, end: int, shift: int, *, check_crc: bool
-) -> tuple[int, int, int]:
-    """Pass whole valid records as `scan_records` does, in compiled code.
+def _pass_common(view: memoryview, at: int, end: int, shift: int, *, check_crc: bool) -> tuple[int, int, int]:
+    """Pass whole valid records, of which most are common, as `scan_records` does.
 
     Returns the index after them, how many they were, and the index of the last one, -1 without any. It stops
     at the first record that is not whole and valid.
     """
-    walk = compiled.kernel.walk_records
+    walk = kernel.walk_records
     crc = crc32 if check_crc else None
     records = 0
     last_at = -1
     uncommon_records = 1
     while end - at >= RECORD_BYTES_MIN:
-        size, passed, last = walk(bytes(view[at : min(at + compiled.COPY_BYTES, end)]), at + shift, crc)
+        size, passed, last = walk(bytes(view[at : min(at + _COPY_BYTES, end)]), at + shift, crc)
         if passed:
             records += passed
             last_at = at + last

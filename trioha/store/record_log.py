@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from trioha.errors import StoreError
-from trioha.store import compiled
+from trioha.store import kernel
 from trioha.store.callbacks import Callbacks
 from trioha.store.log_files import NO_BYTES, LogFiles
 from trioha.store.mapped_file import MappedFile
@@ -115,11 +115,10 @@ class RecordLog:
         """The records that entries of a consume queue name: their number, and all of them in one view.
 
         They are checked but for their bodies, and taken while they have at most `bytes_max` bytes in all.
-        None unless all are common, in the file of the first one and not longer, and the disk gives them. For
-        compiled code only.
+        None unless all are common, in the file of the first one and not longer, and the disk gives them.
         """
         data = self._files.joined(entries, bytes_max, end_offset=self.appended.offset)
-        records = compiled.kernel.count_records(data, entries)
+        records = kernel.count_records(data, entries)
         return (records, memoryview(data)) if records else None
 
     # -- appending -----------------------------------------------------------------------------------------

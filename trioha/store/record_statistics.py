@@ -5,7 +5,7 @@ from __future__ import annotations
 from isal.isal_zlib import crc32
 
 from trioha.numbers import I64
-from trioha.store import compiled
+from trioha.store import kernel
 from trioha.store.record_layout import ScanEnd, scan_records, store_timestamp_ms, topic_of
 
 
@@ -31,14 +31,12 @@ class RecordStatistics:
         Returns where they end, and why; the numbers of the records in it are not those of all.
         """
         end, topics = len(data), self._topics
-        if compiled.IS_COMPILED and end + shift <= I64.high:
-            at, records, *times_ms = compiled.kernel.describe_records(
-                data, at, shift, topics, self._topics_max, crc32
-            )
+        if end + shift <= I64.high:
+            at, records, *times_ms = kernel.describe_records(data, at, shift, topics, self._topics_max, crc32)
             if records:
                 self._note(records, *times_ms)
 
-        # A record that is not a common one, and those after it, as all without compiled code.
+        # A record that is not a common one, and those after it.
         def note(at: int, _size: int) -> None:
             time_ms = store_timestamp_ms(view, at)
             self._note(1, time_ms, time_ms)

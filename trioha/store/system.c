@@ -1,8 +1,7 @@
 /* What Python's own modules do not offer: `trioha.store._system`.
  *
- * `hatch_build.py` compiles this file where a C compiler is; `store.compiled` imports the module if it fits this
- * file. `read_spans` replaces the function of that name in `store.file_reads`. A handler of SIGBUS must not run
- * Python, so there is no other one.
+ * `hatch_build.py` compiles this file where a C compiler is; its functions replace those of `store/system.py`
+ * (`trioha.compiled`). A handler of SIGBUS must not run Python.
  */
 
 #define PY_SSIZE_T_CLEAN

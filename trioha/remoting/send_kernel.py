@@ -1,29 +1,28 @@
-"""Runs of sends, pulls and headers of answers, in the form that mypyc compiles to machine code.
+"""Runs of sends: their headers as columns of numbers, and their answers.
 
 A producer with many threads shares one connection, so sends arrive several at a time. Read one by one, each
 costs the broker a dict of header fields and a dozen objects. `read_sends` reads all that have arrived into
-columns of numbers, `store.kernel.encode_run` makes their records, and `encode_answers` their answers.
+columns, `store.run_kernel.encode_run` makes their records, and `encode_answers` their answers.
 
-The build (`hatch_build.py`) compiles this file as `trioha.remoting._kernel`; `remoting.compiled` imports that
-module if it fits this file, and nothing imports this file itself. A run consists of common sends: whole
-frames of SEND_MESSAGE_V2 with a JSON header as Java's clients write it (keys in order, no white space), ASCII
-only, every field once and within its range, no batch, no transaction, all of one topic, either all one-way or
-none. `read_sends` stops before any other frame, which the plain code reads, and refuses where it is wrong.
+Compiled by mypyc where that is possible (`trioha.compiled`). A run consists of common sends: whole frames of
+SEND_MESSAGE_V2 with a JSON header as Java's clients write it (keys in order, no white space), ASCII only,
+every field once and within its range, no batch, no transaction, all of one topic, either all one-way or
+none. `read_sends` stops before any other frame, which `remoting.codec` reads, and refuses where it is
+wrong.
 
-Columns of a run, `store.messages.SEND_BYTES` for each send, as i64: opaque, queue id, sysFlag, flag, born
-timestamp in ms, reconsumeTimes, where the body starts and ends in the block that was read, where the
-properties end in the properties of the run.
-
-A consumer's pulls of a queue differ in three numbers only. `read_pull` cuts them out of a pull's header; what
-is left is the form of the pull, whose fields the plain code reads once (`remoting.pull_forms`).
+Columns of a run, `SEND_BYTES` for each send, as i64: opaque, queue id, sysFlag, flag, born timestamp in ms,
+reconsumeTimes, where the body starts and ends in the block that was read, where the properties end in the
+properties of the run.
 """
 
 from __future__ import annotations
 
 from typing import Final, final
 
-from librt.strings import BytesWriter, read_i32_be, read_i64_be, write_i32_be, write_i64_be
-from mypy_extensions import i32, i64
+from librt.strings import BytesWriter, read_i64_be, write_i64_be
+from mypy_extensions import i64
+
+from trioha.compiled import use_compiled
 
 SOURCE_SHA256: Final = ""
 """Of this file; the build sets it in the copy that it compiles."""
@@ -42,10 +41,9 @@ SEND_BYTES: Final = 72
 REQUIRED_FIELDS: Final = 0xFF
 """Bits of the fields a to h."""
 SEPARATOR: Final = 2
-CUT: Final = 0
-"""Stands in a form for the digits that were cut out: no header that is read by its form has this byte."""
 QUOTE: Final = 34
 BACKSLASH: Final = 92
+MASK_32: Final = 0xFFFFFFFF
 
 
 @final
@@ -106,29 +104,26 @@ def read_sends(  # noqa: PLR0917 - keywords would cost a call more
     properties_bytes: i64 = 0
     shared_bytes: i64 = len(shared)
     end: i64 = len(data)
-    topic_at: i64 = 0
-    topic_end: i64 = 0
+    topic = b""
     count: i64 = 0
     # Of queue ids, those that were seen: most runs have few of them.
     queue_ids: list[int] = []
     last_queue_id: i64 = -1
     while count < sends_max and end - at >= 8:
-        length: i64 = i64(read_i32_be(data, at))
-        header_bytes: i64 = i64(read_i32_be(data, at + 4))
+        word = read_i64_be(data, at)
+        length: i64 = word >> 32
         # The byte of the serialization, 0 for JSON, stands before the header's length.
-        if length < 4 or length + 4 > frame_bytes_max or header_bytes < 0 or header_bytes > header_bytes_max:
+        header_bytes: i64 = word & MASK_32
+        if length < 4 or length + 4 > frame_bytes_max or header_bytes > header_bytes_max:
             break
         frame_end: i64 = at + 4 + length
         header_end: i64 = at + 8 + header_bytes
         if frame_end > end or header_end > frame_end or not _read_header(data, at + 8, header_end, send):
             break
         if count == 0:
-            topic_at = send.topic_at
-            topic_end = send.topic_end
+            topic = data[send.topic_at : send.topic_end]
             found.is_oneway = send.is_oneway
-        elif send.is_oneway != found.is_oneway or not _same(
-            data, topic_at, topic_end, send.topic_at, send.topic_end
-        ):
+        elif send.is_oneway != found.is_oneway or data[send.topic_at : send.topic_end] != topic:
             break
         before: i64 = properties_bytes
         added = _unescape(data, send.properties_at, send.properties_end, properties)
@@ -136,7 +131,7 @@ def read_sends(  # noqa: PLR0917 - keywords would cost a call more
             properties.truncate(before)
             break
         properties_bytes += added
-        if added > 0 and shared_bytes > 0 and i64(properties[properties_bytes - 1]) != SEPARATOR:
+        if added > 0 and shared_bytes > 0 and properties[properties_bytes - 1] != SEPARATOR:
             properties.append(SEPARATOR)
             properties_bytes += 1
         properties.write(shared)
@@ -165,7 +160,7 @@ def read_sends(  # noqa: PLR0917 - keywords would cost a call more
     found.count = count
     found.next_at = at
     if count > 0:
-        found.topic = data[topic_at:topic_end]
+        found.topic = topic
         found.columns = columns.getvalue()
         found.properties = properties.getvalue()
         found.queue_ids = queue_ids
@@ -187,7 +182,8 @@ def _read_header(data: bytes, at: i64, end: i64, send: _Send) -> bool:
             return False
         if data[at + 4] != QUOTE:
             return False
-        letter: i64 = i64(data[at + 1]) - 97
+        letter: i64 = data[at + 1]
+        letter -= 97
         if letter < 0 or letter > 13 or seen >> letter & 1 != 0:
             return False
         seen |= 1 << letter
@@ -261,14 +257,14 @@ def _opaque_at(data: bytes, at: i64, end: i64) -> i64:
     if not _starts(data, at, end, FLAG_END):
         return -1
     at += len(FLAG_END)
-    while at < end and 65 <= i64(data[at]) <= 90:
+    while at < end and 65 <= data[at] <= 90:
         # The language's name, in capitals.
         at += 1
     return at + len(OPAQUE) if _starts(data, at, end, OPAQUE) else -1
 
 
 def _digits_end(data: bytes, at: i64, end: i64) -> i64:
-    while at < end and 48 <= i64(data[at]) <= 57:
+    while at < end and 48 <= data[at] <= 57:
         at += 1
     return at
 
@@ -298,8 +294,9 @@ def _unescape(data: bytes, at: i64, end: i64, out: BytesWriter) -> i64:
             # \u00XX
             if end - at < 6 or data[at + 1] != 117 or data[at + 2] != 48 or data[at + 3] != 48:
                 return -1
-            high: i64 = i64(data[at + 4]) - 48
-            low = _hex_digit(i64(data[at + 5]))
+            high: i64 = data[at + 4]
+            high -= 48
+            low = _hex_digit(data[at + 5])
             if high < 0 or high > 7 or low < 0:
                 return -1
             out.append(high * 16 + low)
@@ -324,7 +321,8 @@ def _number(data: bytes, at: i64, end: i64, digits_max: i64) -> i64:
         return -1
     value: i64 = 0
     while at < end:
-        digit: i64 = i64(data[at]) - 48
+        digit: i64 = data[at]
+        digit -= 48
         if digit < 0 or digit > 9:
             return -1
         value = value * 10 + digit
@@ -332,26 +330,17 @@ def _number(data: bytes, at: i64, end: i64, digits_max: i64) -> i64:
     return value
 
 
+def _plain_number(data: bytes, at: i64, end: i64, digits_max: i64) -> i64:
+    """As `_number`, without leading zeros: digits that are equal where the numbers are."""
+    if end - at > 1 and data[at] == 48:
+        return -1
+    return _number(data, at, end, digits_max)
+
+
 def _starts(data: bytes, at: i64, end: i64, text: bytes) -> bool:
     """Whether `data[at:end]` starts with `text`."""
-    size: i64 = len(text)
-    if end - at < size:
-        return False
-    for index in range(size):  # noqa: SIM110 - a generator is not compiled to a loop
-        if data[at + index] != text[index]:
-            return False
-    return True
-
-
-def _same(data: bytes, at: i64, end: i64, other_at: i64, other_end: i64) -> bool:
-    """Whether two parts of `data` are equal."""
-    size: i64 = end - at
-    if other_end - other_at != size:
-        return False
-    for index in range(size):  # noqa: SIM110 - as above
-        if data[at + index] != data[other_at + index]:
-            return False
-    return True
+    stop: i64 = at + len(text)
+    return stop <= end and data[at:stop] == text
 
 
 def encode_answers(columns: bytes, places: bytes, host: bytes, parts: list[bytes]) -> bytes:
@@ -384,12 +373,11 @@ def encode_answers(columns: bytes, places: bytes, host: bytes, parts: list[bytes
         queue_offset = _decimal(read_i64_be(places, place + 8))
         opaque = _decimal(read_i64_be(columns, at))
         header_bytes: i64 = fixed_bytes + len(queue_id) + len(queue_offset) + len(opaque)
-        write_i32_be(answers, i32(header_bytes + 4))
         # JSON is serialization 0.
-        write_i32_be(answers, i32(header_bytes))
+        write_i64_be(answers, (header_bytes + 4) << 32 | header_bytes)
         answers.write(before_id)
         answers.write(host)
-        _write_hex(answers, read_i64_be(places, place))
+        answers.write(f"{int(read_i64_be(places, place)):016X}".encode())
         answers.write(before_queue)
         answers.write(queue_id)
         answers.write(before_offset)
@@ -402,229 +390,9 @@ def encode_answers(columns: bytes, places: bytes, host: bytes, parts: list[bytes
     return answers.getvalue()
 
 
-def _write_hex(out: BytesWriter, value: i64) -> None:
-    """16 hexadecimal digits, in capitals."""
-    shift: i64 = 60
-    while shift >= 0:
-        digit = value >> shift & 15
-        out.append(digit + (48 if digit < 10 else 55))
-        shift -= 4
-
-
 def _decimal(value: i64) -> bytes:
     """A natural number in decimal digits."""
     return str(value).encode()
 
 
-# -- pulls ---------------------------------------------------------------------------------------------------
-
-PULL_START: Final = b'{"code":11,"extFields":{'
-LITE_PULL_START: Final = b'{"code":361,"extFields":{'
-PULL_FIELDS_END: Final = b'},"flag":0'
-QUEUE_OFFSET: Final = b"queueOffset"
-COMMIT_OFFSET: Final = b"commitOffset"
-OFFSET_DIGITS_MAX: Final = 18
-
-
-@final
-class Pull:
-    """A pull, as `read_pull` found it."""
-
-    def __init__(self) -> None:
-        self.form: bytes = b""
-        """The header with `CUT` for the digits of opaque, queueOffset and commitOffset."""
-        self.opaque: i64 = 0
-        self.queue_offset: i64 = 0
-        self.commit_offset: i64 = -1
-        """-1 for that of the form, if it has one."""
-        self.header_bytes: i64 = 0
-        """Length of the header."""
-
-
-def read_pull_at(data: bytes, at: i64, frame_bytes_max: i64, header_bytes_max: i64) -> Pull | None:
-    """The pull whose frame begins at `at`; None if none is there to its end, or `read_pull` does not read it.
-
-    The limits are those of a frame and of its header. A pull has no body.
-    """
-    header_at = at + 8
-    if len(data) < header_at:
-        return None
-    size: i64 = i64(read_i32_be(data, at))
-    # JSON headers have the type 0.
-    header_bytes: i64 = i64(read_i32_be(data, at + 4))
-    end = header_at + header_bytes
-    if (
-        header_bytes < 0
-        or header_bytes > header_bytes_max
-        or size != header_bytes + 4
-        or size > frame_bytes_max - 4
-        or end > len(data)
-    ):
-        return None
-    return read_pull(data[header_at:end])
-
-
-def read_pull(header: bytes) -> Pull | None:
-    """The parts of a pull's header; None if it is not as Java's clients write one.
-
-    Two headers of the same form have the same fields, but for the three numbers.
-    """
-    end: i64 = len(header)
-    at: i64 = 0
-    if _starts(header, 0, end, PULL_START):
-        at = len(PULL_START)
-    elif _starts(header, 0, end, LITE_PULL_START):
-        at = len(LITE_PULL_START)
-    else:
-        return None
-    pull = Pull()
-    pull.header_bytes = end
-    form = BytesWriter()
-    copied: i64 = 0
-    has_queue_offset = False
-    has_commit_offset = False
-    while True:
-        # "name":"value"
-        if at >= end or header[at] != QUOTE:
-            return None
-        name_at: i64 = at + 1
-        name_end = _string_end(header, name_at, end)
-        if name_end < 0 or end - name_end < 4 or header[name_end + 1] != 58 or header[name_end + 2] != QUOTE:
-            return None
-        value_at: i64 = name_end + 3
-        at = _string_end(header, value_at, end)
-        if at < 0:
-            return None
-        is_queue_offset = _is_text(header, name_at, name_end, QUEUE_OFFSET)
-        if is_queue_offset or _is_text(header, name_at, name_end, COMMIT_OFFSET):
-            if has_queue_offset if is_queue_offset else has_commit_offset:
-                return None
-            number = _plain_number(header, value_at, at, OFFSET_DIGITS_MAX)
-            if is_queue_offset:
-                if number < 0:
-                    return None
-                has_queue_offset = True
-                pull.queue_offset = number
-            else:
-                has_commit_offset = True
-                pull.commit_offset = number
-            # Another text, as -1 for none, belongs to the form.
-            if number >= 0:
-                form.write(header[copied:value_at])
-                form.append(CUT)
-                copied = at
-        at += 1
-        if at >= end:
-            return None
-        if header[at] != 44:
-            break
-        at += 1
-    if not has_queue_offset or not _starts(header, at, end, PULL_FIELDS_END):
-        return None
-    start = _opaque_at(header, at + len(PULL_FIELDS_END), end)
-    if start < 0:
-        return None
-    at = _digits_end(header, start, end)
-    pull.opaque = _plain_number(header, start, at, NUMBER_DIGITS_MAX)
-    if pull.opaque < 0 or pull.opaque > NUMBER_MAX or not _is_end(header, at, end):
-        return None
-    form.write(header[copied:start])
-    form.append(CUT)
-    form.write(header[at:])
-    pull.form = form.getvalue()
-    return pull
-
-
-def _string_end(data: bytes, at: i64, end: i64) -> i64:
-    """Where the string of ASCII that starts at `at` has its closing quote; -1 if it has escapes or none."""
-    while at < end:
-        unit: i64 = data[at]
-        if unit == QUOTE:
-            return at
-        if unit < 32 or unit > 126 or unit == BACKSLASH:
-            return -1
-        at += 1
-    return -1
-
-
-def _plain_number(data: bytes, at: i64, end: i64, digits_max: i64) -> i64:
-    """As `_number`, without leading zeros: digits that are equal where the numbers are."""
-    if end - at > 1 and data[at] == 48:
-        return -1
-    return _number(data, at, end, digits_max)
-
-
-def _is_text(data: bytes, at: i64, end: i64, text: bytes) -> bool:
-    return end - at == i64(len(text)) and _starts(data, at, end, text)
-
-
-# -- headers of answers --------------------------------------------------------------------------------------
-
-HEADER_BYTES_MAX: Final = 0xFFFFFF
-
-
-def encode_json_head(  # noqa: PLR0917 - keywords would cost a call more
-    code: i64,
-    fields: dict[str, str],
-    flag: i64,
-    language: str,
-    opaque: i64,
-    remark: str | None,
-    version: i64,
-    body_bytes: i64,
-) -> bytes:
-    """The frame of a command without its body, with its header in Java's order of keys.
-
-    b"" if a text needs escapes: the plain code encodes it, or refuses it.
-    """
-    header = BytesWriter()
-    header.write(b'{"code":')
-    header.write(str(code).encode())
-    if fields:
-        header.write(b',"extFields":{')
-        is_first = True
-        for key, value in fields.items():
-            if not is_first:
-                header.append(44)
-            is_first = False
-            if not _write_text(header, key):
-                return b""
-            header.append(58)
-            if not _write_text(header, value):
-                return b""
-        header.append(125)
-    header.write(b',"flag":')
-    header.write(str(flag).encode())
-    header.write(b',"language":"')
-    header.write(language.encode())
-    header.write(b'","opaque":')
-    header.write(str(opaque).encode())
-    if remark is not None:
-        header.write(b',"remark":')
-        if not _write_text(header, remark):
-            return b""
-    header.write(b',"serializeTypeCurrentRPC":"JSON","version":')
-    header.write(str(version).encode())
-    header.append(125)
-    text = header.getvalue()
-    header_bytes: i64 = len(text)
-    if header_bytes > HEADER_BYTES_MAX or body_bytes > NUMBER_MAX - 4 - header_bytes:
-        return b""
-    frame = BytesWriter()
-    write_i32_be(frame, i32(4 + header_bytes + body_bytes))
-    write_i32_be(frame, i32(header_bytes))
-    frame.write(text)
-    return frame.getvalue()
-
-
-def _write_text(out: BytesWriter, text: str) -> bool:
-    """Append a string of JSON; False, with nothing appended, if it needs escapes."""
-    raw = text.encode()
-    for index in range(i64(len(raw))):
-        unit: i64 = raw[index]
-        if unit < 32 or unit > 126 or unit == QUOTE or unit == BACKSLASH:  # noqa: PLR1714, SIM109 - no set
-            return False
-    out.append(QUOTE)
-    out.write(raw)
-    out.append(QUOTE)
-    return True
+use_compiled(__name__)
