@@ -1,7 +1,7 @@
 """Compile the kernels, where a C compiler is, and put `configs` into a wheel: a build hook.
 
-Kernels are the `*kernel.py` of `trioha/store`, `trioha/recording` and `trioha/remoting`, which mypyc compiles,
-and `trioha/store/system.c`. Hatchling calls it for wheels and for editable installs; `python
+Kernels are the `*kernel.py` of `trioha/store`, `trioha/recording` and `trioha/remoting`, which mypyc
+compiles, and `trioha/store/system.c`. Hatchling calls it for wheels and for editable installs; `python
 hatch_build.py` compiles in the source tree alone, as `make setup` does after an edit. A module lies beside
 its source as `_kernel` or `_system`, with this Python and platform in its name, so that several Pythons can
 share a source tree. It carries the SHA-256 of its source; `trioha.compiled` does not use one of another
@@ -31,6 +31,7 @@ from packaging.requirements import Requirement
 ROOT: Final = Path(__file__).parent
 SOURCES: Final = (
     "trioha/recording/kernel.py",
+    "trioha/remoting/pull_kernel.py",
     "trioha/remoting/send_kernel.py",
     "trioha/store/index_kernel.py",
     "trioha/store/kernel.py",

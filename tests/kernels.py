@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
-from unittest.mock import patch
 
 import pytest
 
@@ -29,18 +28,24 @@ def plain_copy(module: ModuleType) -> ModuleType:
     return copy
 
 
-_PLAIN = [(module, plain_copy(module)) for module in map(import_module, MODULES)]
+def _own(module: ModuleType, name: str) -> dict[str, object]:
+    """The functions and classes of the module that were defined in the one of that name."""
+    return {key: value for key, value in vars(module).items() if getattr(value, "__module__", None) == name}
+
+
+_MODULES = [import_module(name) for name in MODULES]
+_PLAIN = [(module, _own(plain_copy(module), "_plain")) for module in _MODULES]
+_USED = [{key: getattr(module, key) for key in plain} for module, plain in _PLAIN]
 
 
 @contextmanager
 def kernels(*, is_compiled: bool) -> Iterator[None]:
     """Run compiled kernels, or all as they stand."""
-    with ExitStack() as stack:
-        for module, plain in [] if is_compiled else _PLAIN:
-            own = {key: value for key, value in vars(plain).items() if _is_of(value, plain)}
-            stack.enter_context(patch.multiple(module, **own))
+    if not is_compiled:
+        for module, plain in _PLAIN:
+            vars(module).update(plain)
+    try:
         yield
-
-
-def _is_of(value: object, module: ModuleType) -> bool:
-    return getattr(value, "__module__", None) == module.__name__
+    finally:
+        for module, used in zip(_MODULES, _USED, strict=True):
+            vars(module).update(used)

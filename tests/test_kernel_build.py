@@ -15,7 +15,7 @@ from hatch_build import has_compiler, missing_requirements, module_path, sources
 from tests.kernels import plain_copy
 from trioha.compiled import MODULES, description, find, source_of
 from trioha.recording import kernel as recording_kernel
-from trioha.remoting import send_kernel
+from trioha.remoting import pull_kernel, send_kernel
 from trioha.store import index_kernel, kernel, run_kernel, system
 
 ROOT = Path(__file__).parents[1]
@@ -79,7 +79,7 @@ def test_the_kernels_of_the_tree_are_those_that_are_loaded() -> None:
 
 
 def test_all_of_a_kernel_is_compiled_or_nothing_is() -> None:
-    for module in (recording_kernel, send_kernel, index_kernel, kernel, run_kernel, system):
+    for module in (recording_kernel, pull_kernel, send_kernel, index_kernel, kernel, run_kernel, system):
         plain = plain_copy(module)
         own = [key for key, value in vars(plain).items() if getattr(value, "__module__", None) == "_plain"]
         assert own

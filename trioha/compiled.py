@@ -28,6 +28,7 @@ PURE: Final = "pure"
 _ROOT: Final = Path(__file__).parent
 MODULES: Final = (
     "trioha.recording.kernel",
+    "trioha.remoting.pull_kernel",
     "trioha.remoting.send_kernel",
     "trioha.store.index_kernel",
     "trioha.store.kernel",

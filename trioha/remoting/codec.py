@@ -28,11 +28,11 @@ from attrs import frozen
 
 from trioha.errors import LocalProtocolError, RemoteProtocolError
 from trioha.numbers import I32, parse_int
-from trioha.remoting import send_kernel
+from trioha.remoting import pull_kernel, send_kernel
 from trioha.remoting.codes import LanguageCode
 from trioha.remoting.command import RemotingCommand, SerializeType
 from trioha.remoting.fastjson import as_text, parse_json, shown
-from trioha.remoting.pull_forms import FORM_BYTES_MAX, FoundPull, PullForms, read_pull, read_pull_at
+from trioha.remoting.pull_forms import FORM_BYTES_MAX, FoundPull, PullForms
 from trioha.store.messages import COLUMNS, EncodedSends
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -257,7 +257,7 @@ class FrameDecoder:
         """
         if self._forms is None or self._wanted_bytes != 4 or self._at == len(self._data):
             return None
-        pull = read_pull_at(
+        pull = pull_kernel.read_pull_at(
             self._data, self._at, self._frame_bytes_max, min(self._header_bytes_max, FORM_BYTES_MAX)
         )
         form = None if pull is None else self._forms.find(pull.form)
@@ -365,7 +365,7 @@ class FrameDecoder:
 
 def _decode_short_header(header: bytes, forms: PullForms) -> RemotingCommand:
     """A command without a body, by its form if it is a pull."""
-    pull = read_pull(header)
+    pull = pull_kernel.read_pull(header)
     form = None if pull is None else forms.find(pull.form)
     if pull is not None and form is not None:
         return form.command_of(pull)

@@ -1,9 +1,9 @@
 """Forms of pulls: what the pulls of a consumer for one queue have in common.
 
 Theory of operation. A push consumer asks for each of its queues again and again, and between two requests
-only opaque, queueOffset and commitOffset differ. `read_pull` cuts these numbers out of a header. What is left
-is the form: a key, under which the fields are kept that the codec has read from the first pull of the form.
-The handler of pulls may keep with it what follows from these fields.
+only opaque, queueOffset and commitOffset differ. `pull_kernel.read_pull` cuts these numbers out of a header.
+What is left is the form: a key, under which the fields are kept that the codec has read from the first pull
+of the form. The handler of pulls may keep with it what follows from these fields.
 
 `read_pull` searches for the numbers and reads nothing else. So a form is kept only if the codec reads the
 same header with other numbers as the same fields with these numbers: what was cut out is the three fields'
@@ -14,99 +14,17 @@ dropped, and those in use come back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from struct import Struct
 from typing import Final
 
 from attrs import define
 
-from trioha.numbers import I32
+from trioha.remoting import pull_kernel
 from trioha.remoting.command import RemotingCommand
+from trioha.remoting.pull_kernel import CUT, PullNumbers
 
 FORMS_MAX: Final = 2048
 FORM_BYTES_MAX: Final = 1024
 """Of a header that is read by its form: those of RocketMQ's clients have some 400."""
-_HEAD: Final = Struct(">II")
-_STARTS: Final = (b'{"code":11,', b'{"code":361,')
-_CUT: Final = b"\0"
-"""Stands in a form for the digits that were cut out: no header that is read by its form has this byte."""
-_OFFSET_DIGITS_MAX: Final = 18
-_OPAQUE_DIGITS_MAX: Final = 10
-
-
-@define
-class PullNumbers:
-    """What a pull has beside its form. Never changed."""
-
-    form: bytes
-    """The header with zero bytes for the digits of opaque, queueOffset and commitOffset."""
-    opaque: int
-    queue_offset: int
-    commit_offset: int
-    """-1 for that of the form, if it has one."""
-    header_bytes: int
-    """Length of the header."""
-
-
-def read_pull_at(data: bytes, at: int, frame_bytes_max: int, header_bytes_max: int) -> PullNumbers | None:
-    """The pull whose frame begins at `at`; None if none is there to its end, or `read_pull` does not read it.
-
-    The limits are those of a frame and of its header. A pull has no body.
-    """
-    header_at = at + 8
-    if len(data) < header_at:
-        return None
-    # JSON headers have the type 0: with another one the length is a large number.
-    size, header_bytes = _HEAD.unpack_from(data, at)
-    end = header_at + header_bytes
-    if (
-        header_bytes > header_bytes_max
-        or size != header_bytes + 4
-        or size > frame_bytes_max - 4
-        or end > len(data)
-    ):
-        return None
-    return read_pull(data[header_at:end])
-
-
-def read_pull(header: bytes) -> PullNumbers | None:
-    """The numbers of a pull's header, and what is left of it; None if it is not one of Java's clients."""
-    if not header.startswith(_STARTS) or _CUT in header:
-        return None
-    opaque = _digits(header, b',"opaque":', b",", _OPAQUE_DIGITS_MAX)
-    queue_offset = _digits(header, b'"queueOffset":"', b'"', _OFFSET_DIGITS_MAX)
-    if opaque is None or queue_offset is None or int(header[slice(*opaque)]) > I32.high:
-        return None
-    commit_offset = _digits(header, b'"commitOffset":"', b'"', _OFFSET_DIGITS_MAX)
-    cuts = [opaque, queue_offset]
-    if commit_offset is not None:
-        # Another text, as -1 for none, belongs to the form.
-        cuts.append(commit_offset)
-    parts = []
-    copied = 0
-    for start, end in sorted(cuts):
-        parts.append(header[copied:start])
-        copied = end
-    parts.append(header[copied:])
-    return PullNumbers(
-        _CUT.join(parts),
-        int(header[slice(*opaque)]),
-        int(header[slice(*queue_offset)]),
-        -1 if commit_offset is None else int(header[slice(*commit_offset)]),
-        len(header),
-    )
-
-
-def _digits(header: bytes, before: bytes, after: bytes, digits_max: int) -> tuple[int, int] | None:
-    """Where the digits between two texts are; None for others than those of a number as it is printed."""
-    start = header.find(before)
-    if start < 0:
-        return None
-    start += len(before)
-    end = header.find(after, start, start + digits_max + 1)
-    digits = header[start:end]
-    if end < 0 or not digits.isdigit() or (end - start > 1 and digits[0] == ord("0")):
-        return None
-    return start, end
 
 
 class PullForm:
@@ -188,9 +106,9 @@ class PullForms:
     ) -> None:
         """Keep the form of `pull`, whose header `decode` has read as `command`, if it is one."""
         form = PullForm(command)
-        first, *rest = pull.form.split(_CUT)
+        first, *rest = pull.form.split(CUT)
         header = first + b"".join(b"%d%b" % (number, part) for number, part in enumerate(rest, 901))
-        other = read_pull(header)
+        other = pull_kernel.read_pull(header)
         if other is None or _fields(form.command_of(other)) != _fields(decode(header)):
             return
         if len(self._forms) >= self._forms_max:

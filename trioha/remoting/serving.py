@@ -14,7 +14,8 @@ from trioha.remoting.address import Address
 from trioha.remoting.codec import FRAME_BYTES_MAX
 from trioha.remoting.command import RemotingCommand
 from trioha.remoting.memory import bytes_max_for
-from trioha.remoting.pull_forms import PullForm, PullNumbers
+from trioha.remoting.pull_forms import PullForm
+from trioha.remoting.pull_kernel import PullNumbers
 from trioha.store.messages import EncodedSends
 
 
