@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from tests.interop.rocketmq import java_tool
-from trioha.store import compiled
+from trioha.compiled import description
 
 _ESTABLISHED: Final = "01"
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
@@ -171,5 +171,5 @@ def described(root: Path) -> str:
     return (
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, commit {commit}, {os.cpu_count()} cores of "
         f"{cpu[1] if cpu else platform.machine()}, {memory_gb:.0f} GB, CPython {platform.python_version()} "
-        f"(kernel: {compiled.DESCRIPTION}), Java {java[1] if java else 'absent'}"
+        f"(kernel: {description()}), Java {java[1] if java else 'absent'}"
     )
