@@ -6,7 +6,7 @@ See docs/protocol/remoting.md#sends.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Final
 
@@ -34,7 +34,7 @@ from trioha.remoting.send_message import (
 )
 from trioha.remoting.serving import Answer, Peer
 from trioha.store.message_properties import encode_properties, join_properties, parse_properties
-from trioha.store.messages import Message, MessageBatch
+from trioha.store.messages import BatchItem, Message, MessageBatch
 from trioha.store.record import Host
 from trioha.store.record_layout import TRANSACTION_MASK
 from trioha.store.tags import DelayLevels
@@ -212,7 +212,7 @@ class SendProcessor:
             )
         body = bytes(request.body)
         try:
-            items = batch_items(body)
+            items: Sequence[BatchItem] = batch_items(body)
         except RemoteProtocolError as error:
             raise BadRequestError(str(error), code=ResponseCode.MESSAGE_ILLEGAL) from None
         if is_marked_delivered(body):
