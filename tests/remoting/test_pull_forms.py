@@ -280,7 +280,10 @@ def test_headers_of_answers_are_json_in_javas_order(*, code, fields, flag, opaqu
     if remark is None:
         del header["remark"]
     text = json.dumps(header, separators=(",", ":")).encode()
-    for one, body_bytes in ((command, len(body)), (evolve(command, slices=(memoryview(b"slice"),)), 5)):
+    for one, body_bytes in (
+        (command, len(body)),
+        (evolve(command, slices=(memoryview(b"slice"),)), len(body) + 5),
+    ):
         head = encode_head(one)
         assert head[8:] == text
         assert head[:8] == (4 + len(text) + body_bytes).to_bytes(4, "big") + len(text).to_bytes(4, "big")
