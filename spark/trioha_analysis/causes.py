@@ -6,6 +6,9 @@ for network and slave (`ack`); the longer of the two is the cause. With SYNC_FLU
 later than both (`flush`). A put that failed waited for a connection that was sent its bytes and did not
 acknowledge them (`ack`), or for one that was not sent them (`send`), or there was none (`no slave`).
 
+Only records before the put's WAIT_END count. The order of the records decides what came first, since several
+may have one time.
+
 An open connection may be silent for long, so a part may not know which connections are open. Of puts without
 a known connection it keeps which connections it cannot have been (`CauseCounts.alone`); the join with the
 part before decides. Replay (`count_causes`) and the story of one put (`cause_of`) share these rules. A
@@ -106,18 +109,21 @@ def _added(some: Mapping[K, Histogram], more: Mapping[K, Histogram]) -> dict[K, 
 
 
 @frozen(eq=False)
-class AckTimes:
-    """When each connection was sent and acknowledged some offsets; shapes (n, c), and (c,) of `conns`."""
+class AckPlaces:
+    """Where each connection was sent and acknowledged some offsets, as places in the records of a batch.
+
+    Shapes (n, c), and (c,) of `conns`.
+    """
 
     conns: Ints
-    sent_ns: Ints
+    sent: Ints
     """TRANSFER of the frame that holds each offset's last byte, or `NEVER`."""
-    acked_ns: Ints
+    acked: Ints
     """First ACK at or beyond each offset, or `NEVER`."""
 
 
-class AckTimesTable:
-    """The frames and acks of a part, to look up `AckTimes`."""
+class AckPlacesTable:
+    """The frames and acks of a part, to look up `AckPlaces`."""
 
     def __init__(self, batch: EventBatch) -> None:
         grouped = batch.connections
@@ -131,19 +137,25 @@ class AckTimesTable:
             acked = slice(*acks.bounds[group : group + 2].tolist())
             self._tracks.append(
                 (
-                    *(frames["ts_ns"][sent], rising(frame_ends[sent])),
-                    *(acks["ts_ns"][acked], rising(acks["offset"][acked])),
+                    *(frames.places[sent], rising(frame_ends[sent])),
+                    *(acks.places[acked], rising(acks["offset"][acked])),
                 )
             )
 
-    def of(self, offsets: Ints) -> AckTimes:
-        """The times of some offsets (ends of records)."""
+    def of(self, offsets: Ints, ends: Ints) -> AckPlaces:
+        """The places of some offsets (ends of records); those of `ends`, shape (n,), or later are `NEVER`."""
         sent = np.full((len(offsets), len(self._tracks)), NEVER, np.int64)
         acked = sent.copy()
-        for column, (sent_ns, frame_ends, acked_ns, acks) in enumerate(self._tracks):
-            sent[:, column] = covered_at(sent_ns, frame_ends, offsets, never=NEVER)
-            acked[:, column] = covered_at(acked_ns, acks, offsets, never=NEVER)
-        return AckTimes(self.conns, sent, acked)
+        for column, (frames, frame_ends, acks, ack_offsets) in enumerate(self._tracks):
+            sent[:, column] = _covered_before(ends, frames, frame_ends, offsets)
+            acked[:, column] = _covered_before(ends, acks, ack_offsets, offsets)
+        return AckPlaces(self.conns, sent, acked)
+
+
+def _covered_before(ends: Ints, places: Ints, covering: Ints, offsets: Ints) -> Ints:
+    """The place of the first record that covers each offset, `NEVER` if none does before its end."""
+    place = covered_at(places, covering, offsets, never=NEVER)
+    return np.where(place < ends, place, NEVER)
 
 
 def count_causes(batch: EventBatch, *, before: Callable[[], Iterable[NDArray[np.void]]]) -> CauseCounts:
@@ -243,7 +255,7 @@ def _count(batch: EventBatch, ends: Ints) -> CauseCounts:
 
 def _caused(batch: EventBatch, ends: Ints, begins: Ints) -> Caused:
     """Causes of waits whose begin and end are in the batch."""
-    table = AckTimesTable(batch)
+    table = AckPlacesTable(batch)
     step = max(1, _CELLS_MAX // max(1, len(table.conns)))
     parts = [
         _causes(batch, table, ends[first : first + step], begins[first : first + step])
@@ -259,58 +271,60 @@ def _caused(batch: EventBatch, ends: Ints, begins: Ints) -> Caused:
 
 
 def _causes(
-    batch: EventBatch, table: AckTimesTable, ends: Ints, begins: Ints
+    batch: EventBatch, table: AckPlacesTable, ends: Ints, begins: Ints
 ) -> tuple[Ints, Ints, list[frozenset[int]]]:
     columns = batch.columns
-    begin_ns, end_ns = columns["ts_ns"][begins], columns["ts_ns"][ends]
     offsets, status = columns["offset"][ends], columns["flags"][ends]
     need = columns["size"][begins] - 1
-    times = table.of(offsets)
+    found = table.of(offsets, ends)
     rows = np.arange(len(ends))
-    acked = np.where(times.acked_ns <= end_ns[:, None], times.acked_ns, NEVER)
-    sent = np.where(times.sent_ns <= end_ns[:, None], times.sent_ns, NEVER)
     cause = np.full(len(ends), NOTHING, np.int64)
     conn = np.full(len(ends), NO_CONNECTION, np.int64)
-    released_ns = begin_ns.copy()
-    is_last = (need >= 1) & (need <= acked.shape[1])
+    released = begins.copy()
+    is_last = (need >= 1) & (need <= found.acked.shape[1])
     if is_last.any():
         if need.max() == 1:
-            column = acked.argmin(axis=1)
+            column = found.acked.argmin(axis=1)
         else:
-            order = np.argsort(acked, axis=1, kind="stable")
-            column = order[rows, np.clip(need - 1, 0, acked.shape[1] - 1)]
-        is_last &= acked[rows, column] < NEVER
-        sent_ns, acked_ns = sent[rows, column], acked[rows, column]
-        # Without a TRANSFER (the slave had the bytes when it connected) there was no wait to be sent.
-        waited_ns = np.where(sent_ns < NEVER, np.maximum(sent_ns - begin_ns, 0), 0)
-        longer = waited_ns > acked_ns - np.minimum(np.maximum(sent_ns, begin_ns), acked_ns)
-        cause[is_last] = np.where(longer, SEND, ACK)[is_last]
-        conn[is_last] = times.conns[column[is_last]]
-        released_ns[is_last] = acked_ns[is_last]
-    flushed = batch.whole.stream((Kind.FLUSHED,))
-    if batch.settings.values.get("flushDiskType") == "SYNC_FLUSH" and len(flushed):
-        flushed_ns = covered_at(flushed["ts_ns"], flushed["offset"], offsets, never=NEVER)
-        cause[(flushed_ns > released_ns) & (status == PutStatus.PUT_OK)] = FLUSH
+            order = np.argsort(found.acked, axis=1, kind="stable")
+            column = order[rows, np.clip(need - 1, 0, found.acked.shape[1] - 1)]
+        sent, acked = found.sent[rows, column], found.acked[rows, column]
+        is_last &= acked < NEVER
+        cause[is_last] = _longer_part(columns["ts_ns"], begins[is_last], sent[is_last], acked[is_last])
+        conn[is_last] = found.conns[column[is_last]]
+        released[is_last] = acked[is_last]
+    if batch.settings.values.get("flushDiskType") == "SYNC_FLUSH":
+        flushes = batch.whole.stream((Kind.FLUSHED,))
+        flushed = _covered_before(ends, flushes.places, flushes["offset"], offsets)
+        cause[(flushed > released) & (flushed < NEVER) & (status == PutStatus.PUT_OK)] = FLUSH
     cause[status == PutStatus.FLUSH_DISK_TIMEOUT] = FLUSH
     cause[status == PutStatus.SLAVE_NOT_AVAILABLE] = NO_SLAVE
     late = np.flatnonzero(status == PutStatus.FLUSH_SLAVE_TIMEOUT)
     out: list[frozenset[int]] = []
     if len(late):
-        owed = np.where(acked[late] == NEVER, sent[late], NEVER)
+        owed = np.where(found.acked[late] == NEVER, found.sent[late], NEVER)
         first = owed.argmin(axis=1) if owed.shape[1] else np.zeros(len(late), np.int64)
         was_sent = owed.min(axis=1, initial=NEVER) < NEVER
         cause[late] = ACK
         conn[late] = NO_CONNECTION
-        conn[late[was_sent]] = times.conns[first[was_sent]]
+        conn[late[was_sent]] = found.conns[first[was_sent]]
         for at in late[~was_sent].tolist():
             seen, ended = _connections_before(batch, int(ends[at]))
-            not_it = ended.union(times.conns[acked[at] < NEVER].tolist())
+            not_it = ended.union(found.conns[found.acked[at] < NEVER].tolist())
             cause[at] = SEND if seen - not_it else NO_SLAVE
             if cause[at] == NO_SLAVE:
                 out.append(not_it)
     is_flush = (cause == FLUSH) | (cause == NO_SLAVE)
     conn[is_flush] = NO_CONNECTION
     return cause, conn, out
+
+
+def _longer_part(ts_ns: Ints, begins: Ints, sent: Ints, acked: Ints) -> Ints:
+    """`SEND` or `ACK` of each wait, by places: of its begin, its last byte's TRANSFER and its ack."""
+    begin_ns, acked_ns = ts_ns[begins], ts_ns[acked]
+    # Without a TRANSFER (the slave had the bytes when it connected) there was no wait to be sent.
+    sent_ns = np.maximum(ts_ns[np.where(sent < NEVER, sent, begins)], begin_ns)
+    return np.where(sent_ns - begin_ns > acked_ns - np.minimum(sent_ns, acked_ns), SEND, ACK)
 
 
 def _connections_before(batch: EventBatch, place: int) -> tuple[frozenset[int], frozenset[int]]:

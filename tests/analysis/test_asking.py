@@ -103,6 +103,20 @@ def test_causes_are_those_of_the_sessions_puts(folder):
     assert causes_of(batch) == [("ack", 1), ("send", 1), ("ack", 1), ("no slave", -1)]
 
 
+def causes_by_parts(session, records, cuts):
+    """Waiting times by status, cause and connection, of parts of a session that are joined."""
+    parts = [
+        count_causes(
+            EventBatch(records[begin:end], SessionSettings.of(session), is_first=begin == 0),
+            before=lambda begin=begin: (records[max(0, begin - count) : begin] for count in (1, 50, 10_000)),
+        )
+        for begin, end in pairwise([0, *sorted(cuts), len(records)])
+        if begin < end
+    ]
+    found = reduce(CauseCounts.__add__, parts).finished().waited_us.items()
+    return [(key, us.buckets.tolist(), us.weights.tolist()) for key, us in found]
+
+
 @given(st.integers(0, 10_000), st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_causes_do_not_depend_on_how_a_session_is_split(folder, seed, data):
@@ -113,21 +127,7 @@ def test_causes_do_not_depend_on_how_a_session_is_split(folder, seed, data):
     records = as_array(folder / "20260101-a-0", events).copy()
     records["seq"] = np.arange(len(records))
     cuts = data.draw(st.lists(st.integers(0, len(records)), max_size=6))
-    parts = [
-        count_causes(
-            EventBatch(records[begin:end], SessionSettings.of(session), is_first=begin == 0),
-            before=lambda begin=begin: (records[max(0, begin - count) : begin] for count in (1, 50, 10_000)),
-        )
-        for begin, end in pairwise([0, *sorted(cuts), len(records)])
-        if begin < end
-    ]
-
-    def comparable(counters):
-        found = counters.finished().waited_us.items()
-        return [(key, us.buckets.tolist(), us.weights.tolist()) for key, us in found]
-
-    whole = count_causes(EventBatch(records, SessionSettings.of(session), is_first=True), before=lambda: ())
-    assert comparable(reduce(CauseCounts.__add__, parts)) == comparable(whole)
+    assert causes_by_parts(session, records, cuts) == causes_by_parts(session, records, [])
 
 
 def test_flush_is_the_cause_if_it_was_later_than_the_ack(folder):
@@ -197,6 +197,44 @@ def test_timeout_with_an_open_silent_connection_is_not_caused_by_a_missing_slave
     path = write_session(tmp_path / "probe", probe)
     assert counts_of(path) == stories_of(path) == {("FLUSH_SLAVE_TIMEOUT", "no slave", None): 1}
     assert "no connection was open" in explain(open_readers([path]), "1")["summary"]
+
+
+WAIT_THAT_TIMES_OUT = (
+    Event(0, Kind.REQUESTED, conn=1, offset=1000, aux=1000),
+    Event(0, Kind.ACK, conn=1, offset=1000, aux=1000),
+    Event(20 * MS, Kind.PUT, offset=1500, aux=1, size=500),
+    Event(20 * MS, Kind.WAIT_BEGIN, offset=1500, aux=1, size=2),
+    Event(70 * MS, Kind.WAIT_END, offset=1500, aux=1, size=50_000, flags=PutStatus.FLUSH_SLAVE_TIMEOUT),
+    Event(70 * MS, Kind.TRANSFER, conn=1, offset=1000, aux=1500, size=500),
+)
+"""The frame has the time of the end and is recorded after it."""
+
+
+def test_explain_and_replay_count_no_frame_recorded_after_the_end_of_a_wait_at_the_same_time(tmp_path):
+    path = write_session(tmp_path / "session", WAIT_THAT_TIMES_OUT)
+    assert counts_of(path) == stories_of(path) == {("FLUSH_SLAVE_TIMEOUT", "send", None): 1}
+
+
+@pytest.mark.parametrize("cut", range(1, len(WAIT_THAT_TIMES_OUT)))
+def test_no_part_counts_a_frame_recorded_after_the_end_of_a_wait_at_the_same_time(tmp_path, cut):
+    session = open_session(write_session(tmp_path / "session", WAIT_THAT_TIMES_OUT))
+    records = read_records(session).array
+    ((key, _, _),) = causes_by_parts(session, records, [cut])
+    assert key == (PutStatus.FLUSH_SLAVE_TIMEOUT, CAUSES.index("send"), -1)
+
+
+def test_explain_and_replay_count_no_flush_recorded_after_the_end_of_a_wait(tmp_path):
+    events = [
+        Event(0, Kind.REQUESTED, conn=1, offset=1000, aux=1000),
+        Event(20 * MS, Kind.PUT, offset=1500, aux=1, size=500),
+        Event(20 * MS, Kind.WAIT_BEGIN, offset=1500, aux=1, size=2),
+        Event(21 * MS, Kind.TRANSFER, conn=1, offset=1000, aux=1500, size=500),
+        Event(30 * MS, Kind.ACK, conn=1, offset=1500, aux=1500),
+        Event(30 * MS, Kind.WAIT_END, offset=1500, aux=1, size=10_000, flags=PutStatus.PUT_OK),
+        Event(31 * MS, Kind.FLUSHED, offset=1500, aux=300_000),
+    ]
+    path = write_session(tmp_path / "session", events, settings={"flushDiskType": "SYNC_FLUSH"})
+    assert counts_of(path) == stories_of(path) == {("PUT_OK", "ack", 1): 1}
 
 
 @pytest.mark.sized
