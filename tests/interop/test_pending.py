@@ -183,4 +183,4 @@ def test_rocksdb_stores_of_a_real_master_are_named(
 
     node = promoted(start_node, master, slave, end=master.shutdown)
 
-    assert node.status().pending == PendingStatus(unread_stores=(only_there,))
+    assert node.status().pending == PendingStatus(delivers_timers=True, unread_stores=(only_there,))

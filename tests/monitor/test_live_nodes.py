@@ -154,7 +154,7 @@ async def test_the_monitor_signs_and_encrypts(tmp_path):
 
     def settings_of(secret_key):
         security = ClientSecurity(Credentials("account-1", secret_key), tls)
-        return LiveSettings.with_security(security, times=SETTINGS.times)
+        return LiveSettings.with_security(security, times=SETTINGS.times, on_observed=SETTINGS.on_observed)
 
     async with running(tmp_path / "m", **settings) as master, trio.open_nursery() as nursery:
         watch, refused = Watch(), Watch()
