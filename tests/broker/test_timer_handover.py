@@ -13,9 +13,10 @@ from tests.broker.timing import TIMER_SETTINGS
 from tests.store.support import VECTORS
 from trioha.broker import timer_handover
 from trioha.broker.timer_handover import HANDOVER, Pending, TimerHandover, timer_files, write_timer_files
-from trioha.broker.timer_records import PendingTimers, java_hash
+from trioha.broker.timer_records import PendingTimers
 from trioha.metadata.timer_check import read_timer_check
 from trioha.store.message_properties import parse_properties
+from trioha.store.tags import java_hash
 
 UNIT = Struct(">iqiqiqiiq")
 FOLDER = VECTORS / "timer-5.5.0/while-pending"

@@ -5,6 +5,7 @@ from base64 import urlsafe_b64decode
 import pytest
 import trio
 from attrs import evolve
+from structlog.testing import capture_logs
 
 from tests.broker.pending_records import TIMERS, recorded
 from tests.broker.sending import START_MS, TOPIC, Sending, properties_of
@@ -278,10 +279,16 @@ async def test_a_put_that_is_refused_for_now_is_tried_again_and_later_slots_wait
     await timed(broker, b"first", TIMER_DELAY_SEC=2)
     await timed(broker, b"second", key="other", TIMER_DELAY_SEC=3)
     broker.puts.refusal = PutStatus.SERVICE_NOT_AVAILABLE
-    await trio.sleep(5.5)
-    broker.puts.refusal = None
-    await trio.sleep(5)
+    with capture_logs() as logs:
+        await trio.sleep(5.5)
+        broker.puts.refusal = None
+        await trio.sleep(5)
     assert broker.deliveries == [(6.0, b"first"), (6.0, b"second")]
+    # Not a line for each try.
+    assert [line["event"] for line in logs] == [
+        "timers cannot be delivered now",
+        "timers are delivered again",
+    ]
 
 
 async def test_one_that_can_never_be_delivered_is_skipped(broker, nursery, autojump_clock):

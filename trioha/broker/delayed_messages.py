@@ -19,6 +19,7 @@ from typing import Final
 from attrs import evolve
 
 from trioha.broker.timer_messages import SENT, TimerMessages
+from trioha.broker.timer_records import REAL_QUEUE_ID, REAL_TOPIC
 from trioha.numbers import I64, NATURAL32, parse_int
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError
@@ -29,8 +30,6 @@ from trioha.store.tags import DelayLevels
 from trioha.store.topics import HALF_TOPIC, HOLDING_TOPICS, SCHEDULE_TOPIC
 
 DELAY: Final = "DELAY"
-REAL_TOPIC: Final = "REAL_TOPIC"
-REAL_QUEUE_ID: Final = "REAL_QID"
 _DELAY_BYTES: Final = b"DELAY\x01"
 _TIMER_BYTES: Final = b"TIMER_"
 NOT_DELIVERABLE: Final = frozenset((SCHEDULE_TOPIC, HALF_TOPIC))
@@ -85,14 +84,5 @@ def delivered(record: Record) -> Message:
     topic = properties.get(REAL_TOPIC, "")
     if not topic or topic in NOT_DELIVERABLE:
         raise ValueError(f"{REAL_TOPIC} is {topic!r}")
-    return Message(
-        topic=topic,
-        queue_id=parse_int(properties.get(REAL_QUEUE_ID, ""), NATURAL32),
-        body=record.body,
-        properties=record.properties_raw,
-        flag=record.flag,
-        sys_flag=record.sys_flag,
-        born_timestamp_ms=record.born_timestamp_ms,
-        born_host=record.born_host,
-        reconsume_times=record.reconsume_times,
-    )
+    queue_id = parse_int(properties.get(REAL_QUEUE_ID, ""), NATURAL32)
+    return Message.again(record, topic=topic, queue_id=queue_id, properties=record.properties_raw)

@@ -21,8 +21,9 @@ from typing import Final
 
 from attrs import evolve, field, frozen
 
-from trioha.broker.delayed_messages import DELAY, REAL_QUEUE_ID, REAL_TOPIC, delay_level
+from trioha.broker.delayed_messages import DELAY, delay_level
 from trioha.broker.timer_messages import SENT, TimerMessages
+from trioha.broker.timer_records import REAL_QUEUE_ID, REAL_TOPIC
 from trioha.numbers import I64, NATURAL32, NATURAL64, parse_int
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError

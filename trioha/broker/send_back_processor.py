@@ -20,6 +20,8 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from attrs import evolve
+
 from trioha.broker.delayed_messages import DELAY, scheduled, topic_sent_to
 from trioha.broker.puts import PutService
 from trioha.broker.remarks import broker_refuses_sends
@@ -124,17 +126,13 @@ class SendBackProcessor:
             level = header.delay_level or FIRST_RETRY_LEVEL + max(record.reconsume_times, 0)
         # Without any levels the retry follows at once.
         properties[DELAY] = str(min(level, self._delay_levels.max_level))
-        message = Message(
+        message = Message.again(
+            record,
             topic=topic.name,
             queue_id=random.randrange(max(1, topic.write_queue_nums)),
-            body=record.body,
             properties=encode_properties(properties),
-            flag=record.flag,
-            sys_flag=record.sys_flag,
-            born_timestamp_ms=record.born_timestamp_ms,
-            born_host=record.born_host,
-            reconsume_times=min(record.reconsume_times + 1, I32.high),
         )
+        message = evolve(message, reconsume_times=min(record.reconsume_times + 1, I32.high))
         return properties["RETRY_TOPIC"], topic.name, message
 
 

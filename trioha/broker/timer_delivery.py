@@ -55,6 +55,10 @@ SLICE_TIMERS: Final = 64
 _REFUSED_FOR_GOOD: Final = frozenset((PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED))
 
 
+class _NotNowError(Exception):
+    """A put is refused for now, for the reason that is its text."""
+
+
 @frozen
 class TimerProgress:
     """How far delivery is."""
@@ -97,6 +101,7 @@ class TimerDelivery:
         """In the timer topic, of the entry that is read next; -1 before what waits is counted."""
         self._changed = trio.Event()
         self._is_stalled = False
+        """Whether the last try failed for now."""
         now_s = trio.current_time()
         self._rates = RateWindows(now_s), RateWindows(now_s)
         """Of timers that came, and of those that were delivered."""
@@ -154,22 +159,20 @@ class TimerDelivery:
             self._changed = trio.Event()
             try:
                 busy = self._follow() or await self._deliver_due()
-            except StoreError as error:
+            except (StoreError, _NotNowError) as error:
                 self._stall(str(error))
-                busy = False
-            if self._is_stalled:
                 await trio.sleep(RETRY_S)
-                self._is_stalled = False
-            elif busy:
+                continue
+            if busy:
                 await trio.lowlevel.checkpoint()
-            else:
-                first_ms = self._timers.first_ms
-                sleep_s = CLOCK_CHECK_S
-                if first_ms is not None:
-                    due_ms = first_ms + self.settings.precision_ms
-                    sleep_s = min(max(due_ms - self._now_ms(), 1) / 1000, CLOCK_CHECK_S)
-                with trio.move_on_after(sleep_s):
-                    await self._changed.wait()
+                continue
+            first_ms = self._timers.first_ms
+            sleep_s = CLOCK_CHECK_S
+            if first_ms is not None:
+                due_ms = first_ms + self.settings.precision_ms
+                sleep_s = min(max(due_ms - self._now_ms(), 1) / 1000, CLOCK_CHECK_S)
+            with trio.move_on_after(sleep_s):
+                await self._changed.wait()
 
     def _follow(self) -> bool:
         """Read what has come to the timer topic, a slice at most; whether there may be more."""
@@ -203,23 +206,7 @@ class TimerDelivery:
             return False
         left = [found for found in timers.at(first_ms) if found[1].queue_offset not in self._passed]
         for number, (key, timer) in enumerate(left, 1):
-            is_due = self._whole_ms(self._now_ms()) > timer.slot_ms
-            try:
-                if not self._put(timer, delivered if is_due else rolled):
-                    return True
-            except StoreError as error:
-                # Others do not wait for a bad sector.
-                log.error("timer cannot be read now", reason=str(error), retry_s=READ_AGAIN_S)
-                timers.look_at(key, self._whole_ms(self._now_ms()) + 1000 * READ_AGAIN_S)
-                self._passed.add(timer.queue_offset)
-                continue
-            if is_due:
-                self.delivered += 1
-                self._rates[1].add(1, trio.current_time())
-                timers.done(key, timer)
-            else:
-                # The new record takes its place when it is read.
-                self._passed.add(timer.queue_offset)
+            self._handle(key, timer)
             if number % SLICE_TIMERS == 0:
                 await trio.lowlevel.checkpoint()
         if not left:
@@ -231,8 +218,28 @@ class TimerDelivery:
         """The beginning of the slot that a time is in."""
         return time_ms // self.settings.precision_ms * self.settings.precision_ms
 
-    def _put(self, timer: PendingTimer, make: Callable[..., Message]) -> bool:
-        """Whether the message that `make` makes of a timer's record was put, or is skipped."""
+    def _handle(self, key: int, timer: PendingTimer) -> None:
+        """Deliver or roll a timer. Raises _NotNowError if the put is refused for now."""
+        is_due = self._whole_ms(self._now_ms()) > timer.slot_ms
+        try:
+            self._put(timer, delivered if is_due else rolled)
+        except StoreError as error:
+            # Others do not wait for a bad sector.
+            log.error("timer cannot be read now", reason=str(error), retry_s=READ_AGAIN_S)
+            self._timers.look_at(key, self._whole_ms(self._now_ms()) + 1000 * READ_AGAIN_S)
+            self._passed.add(timer.queue_offset)
+            return
+        if is_due:
+            self.delivered += 1
+            self._rates[1].add(1, trio.current_time())
+            self._timers.done(key, timer)
+        else:
+            # The new record takes its place when it is read.
+            self._passed.add(timer.queue_offset)
+
+    def _put(self, timer: PendingTimer, make: Callable[..., Message]) -> None:
+        """Put the message that `make` makes of a timer's record, or skip it. Raises StoreError, and
+        _NotNowError if the put is refused for now."""
         try:
             record = self._record(timer.physical_offset)
             if record is None or record.total_size != timer.size:
@@ -240,20 +247,21 @@ class TimerDelivery:
             message = make(record, now_ms=self._now_ms(), enqueued_ms=self._whole_ms(timer.stored_ms))
         except ValueError as error:
             self._skip(timer.physical_offset, str(error))
-            return True
+            return
         result = self._puts.put(message)
-        if result.status is PutStatus.PUT_OK:
-            return True
         reason = result.append.reason or result.status.name
         if result.status in _REFUSED_FOR_GOOD:
             self._skip(timer.physical_offset, reason)
-            return True
-        self._stall(reason)
-        return False
+        elif result.status is not PutStatus.PUT_OK:
+            raise _NotNowError(reason)
+        elif self._is_stalled:
+            self._is_stalled = False
+            log.info("timers are delivered again")
 
     def _stall(self, reason: str) -> None:
-        self._is_stalled = True
-        log.error("timers cannot be delivered now", reason=reason, retry_s=RETRY_S)
+        if not self._is_stalled:
+            self._is_stalled = True
+            log.error("timers cannot be delivered now", reason=reason, retry_s=RETRY_S)
 
     def _skip(self, physical_offset: int, reason: str) -> None:
         self.skipped += 1

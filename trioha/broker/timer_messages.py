@@ -194,16 +194,9 @@ def rolled(record: Record, *, now_ms: int, enqueued_ms: int) -> Message:
 def _again(
     record: Record, topic: str, queue_id: int, properties: dict[str, str], *, now_ms: int, enqueued_ms: int
 ) -> Message:
-    return Message(
-        topic=topic,
-        queue_id=queue_id,
-        body=record.body,
-        properties=encode_properties(properties | {ENQUEUED: str(enqueued_ms), DELIVERED: str(now_ms)}),
-        flag=record.flag,
-        sys_flag=record.sys_flag,
-        born_timestamp_ms=record.born_timestamp_ms,
-        born_host=record.born_host,
-        reconsume_times=record.reconsume_times,
+    times = {ENQUEUED: str(enqueued_ms), DELIVERED: str(now_ms)}
+    return Message.again(
+        record, topic=topic, queue_id=queue_id, properties=encode_properties(properties | times)
     )
 
 

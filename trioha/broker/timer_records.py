@@ -38,6 +38,7 @@ from attrs import frozen
 from trioha.metadata.documents import TimerCheckPoint
 from trioha.numbers import NATURAL32, NATURAL64, parse_int
 from trioha.store.record import Record
+from trioha.store.tags import java_hash
 from trioha.store.topics import TIMER_TOPIC
 
 SLOT: Final = "TIMER_OUT_MS"
@@ -51,6 +52,7 @@ _SLOT_MARK: Final = SLOT.encode() + b"\x01"
 _ENTRY: Final = Struct(">qqqiqi?")
 RECALLS_KEPT: Final = 10_000
 """With more recalls those are forgotten whose slots are over."""
+_topic_hash: Final = lru_cache(maxsize=4096)(java_hash)
 _HOUR_MS: Final = 3_600_000
 ROLLS_FROM_MS: Final = 47 * _HOUR_MS
 """A timer so far ahead of its record may be in an earlier slot, where it rolls: two days by default
@@ -153,7 +155,7 @@ class PendingTimers:
             record.physical_offset,
             record.total_size,
             record.store_timestamp_ms,
-            java_hash(topic),
+            _topic_hash(topic),
             is_pop,
         )
         if is_waiting:
@@ -293,16 +295,6 @@ def real_queue(properties: Mapping[str, str]) -> tuple[str, int] | None:
     except ValueError:
         return None
     return None if topic is None else (topic, queue_id)
-
-
-@lru_cache(maxsize=4096)
-def java_hash(text: str) -> int:
-    """Java's `String.hashCode`."""
-    units = text.encode("utf-16-be", "surrogatepass")
-    value = 0
-    for at in range(0, len(units), 2):
-        value = (31 * value + int.from_bytes(units[at : at + 2])) & 0xFFFFFFFF
-    return value - (1 << 32) if value >> 31 else value
 
 
 def _identity(record: Record, properties: Mapping[str, str]) -> str:

@@ -21,22 +21,19 @@ from trioha.broker.send_processor import SendProcessor
 from trioha.broker.send_runs import SendRuns
 from trioha.broker.slave_reads import always
 from trioha.broker.status_publisher import StatusPublisher
-from trioha.broker.timer_delivery import TimerDelivery, TimerProgress
-from trioha.broker.timer_handover import TimerHandover
-from trioha.broker.timer_messages import TimerMessages
 from trioha.broker.traffic import BrokerTraffic
 from trioha.broker_status import BrokerSettings, BrokerStatus
 from trioha.compiled import description
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.config.update import ConfigFile
 from trioha.metadata.metadata_store import MetadataStore
-from trioha.metadata.table import wall_clock_ms
 from trioha.node.administration import Administration, run_time_settings
 from trioha.node.budget import DescriptorBudget
 from trioha.node.consumers import Consumers
-from trioha.node.pending_messages import PendingCounter, timer_settings
+from trioha.node.pending_messages import PendingCounter
 from trioha.node.replication import Replication
 from trioha.node.security import Security
+from trioha.node.timers import Timers
 from trioha.node.transactions import Transactions
 from trioha.recording.events import EventSink
 from trioha.remoting.address import Address
@@ -66,10 +63,7 @@ class BrokerService:
     consumers: Consumers
     delivery: DelayedDelivery | None
     """Delivers delayed messages; None on a slave."""
-    timers: TimerDelivery | None
-    """Delivers messages with a time of delivery; None on a slave, and without timerWheelEnable."""
-    handover: TimerHandover | None
-    """Keeps what is pending of them as a RocketMQ broker reads it; None as above."""
+    timers: Timers
     admin: Administration
     transactions: Transactions
 
@@ -128,29 +122,11 @@ class BrokerService:
             """End of what each slave has that may become master."""
             return ha.replicas.held_offset(log.max_offset)
 
-        delivered_timers: TimerDelivery | None = None
-        handover: TimerHandover | None = None
-        settings = timer_settings(config)
-        if settings.is_enabled and not puts.is_slave:
-            delivered_timers = TimerDelivery(store, puts, settings, count=pending.timers)
-            store.dispatcher.on_written.add(delivered_timers.arrived)
-            handover = TimerHandover(
-                config.store_path_root_dir,
-                settings,
-                timers=delivered_timers.pending,
-                unwritten=store.unwritten,
-                now_ms=wall_clock_ms,
-            )
-        timers = TimerMessages(
-            settings,
-            now_ms=wall_clock_ms,
-            waiting=(lambda _slot_ms: 0) if delivered_timers is None else delivered_timers.waiting,
-            broker_name=config.broker_name,
-        )
+        timers = Timers.build(config, store, puts=puts, pending=pending)
         transactions = Transactions.build(
             config,
             store,
-            timers=timers,
+            timers=timers.messages,
             metadata=metadata,
             clients=consumers.clients,
             puts=puts,
@@ -165,7 +141,7 @@ class BrokerService:
             broker_ip=config.broker_ip1,
             cluster_name=config.broker_cluster_name,
             delay_levels=delay_levels,
-            timers=timers,
+            timers=timers.messages,
             prepare=transactions.prepare,
         )
         send_back = SendBackProcessor(
@@ -175,7 +151,7 @@ class BrokerService:
             metadata.topics,
             broker_ip=config.broker_ip1,
             delay_levels=delay_levels,
-            timers=timers,
+            timers=timers.messages,
             broker_permission=config.broker_permission,
             on_stored=traffic.note_send_back,
         )
@@ -221,11 +197,8 @@ class BrokerService:
             clients=connections.statistics,
             pulls=consumers.pulls.counts.statistics,
             delays=tuple if delivery is None else delivery.progress,
-            timers=TimerProgress if delivered_timers is None else delivered_timers.progress,
+            timers=timers.progress,
             acl_refusals=lambda: None if access is None else access.refused,
-        )
-        timers_from_ms = (
-            (lambda: pending.timers_from_ms) if delivered_timers is None else delivered_timers.first_ms
         )
         updates = StatusPublisher(info.ha_status_body, info.runtime_info_body)
         processor = BrokerProcessor(
@@ -236,9 +209,9 @@ class BrokerService:
                 **consumers.handlers,
                 **admin.handlers,
                 RequestCode.CONSUMER_SEND_MSG_BACK: send_back.answer,
-                RequestCode.RECALL_MESSAGE: RecallProcessor(puts, metadata.topics, timers).answer,
+                RequestCode.RECALL_MESSAGE: RecallProcessor(puts, metadata.topics, timers.messages).answer,
                 **transactions.handlers,
-                **MetadataProcessor(metadata, store, timers_from_ms).handlers,
+                **MetadataProcessor(metadata, store, timers.first_ms).handlers,
                 **handlers,
             },
         )
@@ -255,9 +228,7 @@ class BrokerService:
             forms=forms,
             on_closed=consumers.connection_closed,
         )
-        return cls(
-            server, info, puts, updates, consumers, delivery, delivered_timers, handover, admin, transactions
-        )
+        return cls(server, info, puts, updates, consumers, delivery, timers, admin, transactions)
 
 
 def _identity(config: BrokerConfig, *, ha_address: Address, warnings: tuple[str, ...]) -> BrokerStatus:

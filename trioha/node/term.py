@@ -335,10 +335,7 @@ async def _serve(
             )
             if broker.delivery is not None:
                 clients.start_soon(broker.delivery.run)
-            if broker.timers is not None:
-                clients.start_soon(broker.timers.run)
-            if broker.handover is not None:
-                clients.start_soon(broker.handover.run)
+            clients.start_soon(broker.timers.run)
             clients.start_soon(broker.transactions.run)
             services.start_soon(term.copies.run)
             if registration is not None:

@@ -9,7 +9,7 @@ from typing import Final, overload
 from attrs import define
 
 from trioha.store.put_status import PutStatus
-from trioha.store.record import Host, offset_message_id
+from trioha.store.record import Host, Record, offset_message_id
 
 NO_HOST = Host.parse("127.0.0.1", 0)
 """Born host of a message that came from no socket."""
@@ -34,6 +34,21 @@ class Message:
     born_host: Host = NO_HOST
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
+
+    @classmethod
+    def again(cls, record: Record, *, topic: str, queue_id: int, properties: bytes) -> Message:
+        """The message of a record, to be stored once more: elsewhere, with these properties."""
+        return cls(
+            topic=topic,
+            queue_id=queue_id,
+            body=record.body,
+            properties=properties,
+            flag=record.flag,
+            sys_flag=record.sys_flag,
+            born_timestamp_ms=record.born_timestamp_ms,
+            born_host=record.born_host,
+            reconsume_times=record.reconsume_times,
+        )
 
 
 @define

@@ -111,8 +111,7 @@ class _BrokerService:
             updates=SimpleNamespace(run=_wait_for_ever),
             consumers=SimpleNamespace(run=_wait_for_ever, polls=SimpleNamespace(end_all=lambda: None)),
             delivery=None,
-            timers=None,
-            handover=None,
+            timers=SimpleNamespace(run=_wait_for_ever),
             admin=SimpleNamespace(run=_wait_for_ever, config=settings),
             transactions=SimpleNamespace(run=_wait_for_ever),
         )
