@@ -4,7 +4,7 @@ import trio
 
 from tests.node.role_nodes import ASYNC_MASTER, WITHIN_S, pull, put, role_node, slave_of
 from trioha.broker.half_messages import TRANSACTION_GROUP
-from trioha.broker.pop_records import REVIVE_GROUP
+from trioha.broker.pop.records import REVIVE_GROUP
 from trioha.metadata.offsets import ConsumerOffsets
 from trioha.node.promotion import offsets_beyond, set_back
 from trioha.remoting.client import open_client

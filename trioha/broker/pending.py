@@ -18,7 +18,8 @@ from typing import Final
 from attrs import field, frozen
 
 from trioha.broker.master_stores import remembered_keys
-from trioha.broker.pop_records import REVIVE_GROUP, PendingCheckPoint, PendingPops, is_pop_record
+from trioha.broker.pop.records import REVIVE_GROUP
+from trioha.broker.pop_records import PendingCheckPoint, PendingPops, is_pop_record
 from trioha.broker.timer_records import PendingTimers, has_slot, real_queue
 from trioha.broker_status import PendingStatus
 from trioha.errors import StoreError

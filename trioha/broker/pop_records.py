@@ -1,12 +1,10 @@
-"""Popped messages of a RocketMQ 5 master, read from its log: which of them nobody has acknowledged.
+"""Popped messages, read from a log: which of them nobody has acknowledged, and where their groups were.
 
-Theory of operation (docs/protocol/pop.md#revive-topic, docs/protocol/pop.md#revival). A pop moves the group's
-offset past its messages and puts a check point (tag `ck`) that lists them; each acknowledgement puts a record
-(`ack`, or `bAck` for several) that names the check point and the offsets. Both are timers: they come first to
-`rmq_sys_wheel_timer`, and when they are due as copies, with TIMER_DEQUEUE_MS, to
-`rmq_sys_REVIVE_LOG_<cluster>`. Records that are due at once come there directly. The master reads check
-points there, gives again what nobody acknowledged, and commits the queue offset of the last check point that
-it is done with.
+Theory of operation (docs/protocol/pop.md#revive-topic, docs/protocol/pop.md#revival). Check points and
+acknowledgements (`trioha.broker.pop.records`) are timers: they come first to `rmq_sys_wheel_timer`, and when
+they are due as copies, with TIMER_DEQUEUE_MS, to `rmq_sys_REVIVE_LOG_<cluster>`. Records that are due at once
+come there directly. The master reads check points there, gives again what nobody acknowledged, and commits
+the queue offset of the last check point that it is done with.
 
 Given the records in log order, so:
 
@@ -15,17 +13,9 @@ Given the records in log order, so:
 - but of a check point, a copy says where the revive topic has it: one at or before the committed offset is
   done.
 
-Bodies are compact JSON:
-
-| key | long name | check point | acknowledgement |
-|---|---|---|---|
-| t, c, q | topic, cid / consumerGroup, queueId | of what was popped | those of its check point |
-| so, pt | startOffset, popTime | where the pop began to read, when (ms) | those of its check point |
-| bn | brokerName | of the broker | the same |
-| it | invisibleTime | ms until it is given again | |
-| n, d | num, queueOffsetDiff | messages, and their offsets less `so`; without `d` one after the other | |
-| bm | bitMap | bit i: message i was acknowledged before this record | |
-| ao, aol | ackOffset | | the offset, or the offsets of a `bAck` (`ao` is -1) |
+A check point also says that its group goes on after its messages. The offsets that a node has may be older
+than its log: those of a file that was written before a crash, or copied from a master some seconds before its
+end. `PendingPops.positions` are what the check points since then say.
 """
 
 from __future__ import annotations
@@ -36,35 +26,24 @@ from typing import Final
 
 from attrs import frozen
 
+from trioha.broker.pop.records import (
+    ACK,
+    BATCH_ACK,
+    CHECK_POINT,
+    CheckPoint,
+    Pop,
+    decode_acknowledgement,
+    decode_check_point,
+)
 from trioha.broker.timer_records import DELIVERED, REAL_TOPIC
 from trioha.errors import RemoteProtocolError
-from trioha.numbers import NATURAL32, NATURAL64, Range, parse_int
-from trioha.remoting.fastjson import JsonLimits, parse_json
 from trioha.store.record import Record
 from trioha.store.topics import REVIVE_TOPIC_PREFIX, TIMER_TOPIC
 
-CHECK_POINT, ACK, BATCH_ACK = "ck", "ack", "bAck"
-REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
-"""Its offset in a queue of the revive topic is that of the last check point that the master is done with."""
-MESSAGES_MAX: Final = 32
-"""Of one check point."""
-_MESSAGES: Final = Range(0, MESSAGES_MAX)
-_BITS: Final = Range(-(2**31), 2**32 - 1)
-_LIMITS: Final = JsonLimits(containers_max=16, dialect_chars_max=4096)
-_LONG_NAMES: Final = {
-    "t": ("topic",),
-    "c": ("cid", "consumerGroup"),
-    "q": ("queueId",),
-    "so": ("startOffset",),
-    "pt": ("popTime",),
-    "bn": ("brokerName",),
-    "it": ("invisibleTime",),
-    "n": ("num",),
-    "d": ("queueOffsetDiff",),
-    "bm": ("bitMap",),
-    "ao": ("ackOffset",),
-    "aol": ("ackOffsetList",),
-}
+UNKNOWN_AGE_MS: Final = 120_000
+"""Where nothing says up to which record the offsets are complete, check points of so long before the last one
+count: RocketMQ's brokers write their offsets each 5 s, and slaves copy them each 10."""
+STEP_MS: Final = 10_000
 _INVISIBLE: Final = Struct(">q")
 _DIFFERENCE: Final = Struct(">i")
 
@@ -91,14 +70,25 @@ class PendingCheckPoint:
     """Queue offsets of the messages, ascending."""
 
 
+GroupQueue = tuple[str, str, int]
+"""Group, topic and queue id."""
+
+
 class PendingPops:
     """What is pending after the records that were added, packed: a log may have millions of check points."""
 
-    def __init__(self, revived: Mapping[tuple[str, int], int] | None = None) -> None:
-        """`revived`: by topic and queue id, the committed offsets of `REVIVE_GROUP`."""
+    def __init__(
+        self, revived: Mapping[tuple[str, int], int] | None = None, *, complete_to: int | None = None
+    ) -> None:
+        """`revived`: by topic and queue id, the committed offsets of `REVIVE_GROUP`. `complete_to`: where the
+        log ended when all that was popped was in the groups' offsets; None if it is not known."""
         self._revived = revived or {}
         self._queues: dict[Queue, dict[int, bytes]] = {}
         """By the pop's time and start offset: its invisible time, and what is left of its differences."""
+        self._complete_to = complete_to
+        self._recent: dict[int, dict[GroupQueue, int]] = {}
+        """By time of their records, in steps of `STEP_MS`, the ends of check points that count for
+        `positions`."""
         self.unreadable = 0
         """Records that are neither a check point nor an acknowledgement in this format."""
 
@@ -109,20 +99,44 @@ class PendingPops:
         if is_copy and (tag != CHECK_POINT or record.topic == TIMER_TOPIC):
             return
         try:
-            fields = _Fields(record.body)
-            queue, pop = fields.queue(), fields.pop()
             if tag == CHECK_POINT:
-                entry = _INVISIBLE.pack(fields.number("it")) + fields.differences()
-                if self._is_revived(record):
-                    self._drop(queue, pop)
-                elif not is_copy and len(entry) > _INVISIBLE.size:
-                    self._queues.setdefault(queue, {})[pop] = entry
+                self._add_check_point(record, decode_check_point(record.body), is_copy=is_copy)
             elif tag in {ACK, BATCH_ACK}:
-                self._acknowledge(queue, pop, fields.acknowledged())
+                found = decode_acknowledgement(record.body)
+                self._acknowledge(_queue(found.pop), _number(found.pop), found.offsets)
             else:
                 self.unreadable += 1
         except (RemoteProtocolError, ValueError):
             self.unreadable += 1
+
+    def _add_check_point(self, record: Record, found: CheckPoint, *, is_copy: bool) -> None:
+        queue, pop = _queue(found.pop), _number(found.pop)
+        start = found.pop.start_offset
+        left = b"".join(_DIFFERENCE.pack(offset - start) for offset in sorted(found.left))
+        if self._is_revived(record):
+            self._drop(queue, pop)
+        elif not is_copy and left:
+            self._queues.setdefault(queue, {})[pop] = _INVISIBLE.pack(found.invisible_ms) + left
+        if not is_copy and record.physical_offset >= (self._complete_to or 0):
+            self._note_position(record.store_timestamp_ms, found)
+
+    def _note_position(self, stored_ms: int, found: CheckPoint) -> None:
+        step = stored_ms // STEP_MS
+        if step not in self._recent:
+            if self._complete_to is None:
+                from_step = step - UNKNOWN_AGE_MS // STEP_MS
+                self._recent = {one: ends for one, ends in self._recent.items() if one >= from_step}
+            self._recent[step] = {}
+        ends, queue = self._recent[step], (found.pop.group, found.pop.topic, found.pop.queue_id)
+        ends[queue] = max(found.end_offset, ends.get(queue, 0))
+
+    def positions(self) -> dict[GroupQueue, int]:
+        """How far each group was at least, by the check points that its offsets may lack."""
+        positions: dict[GroupQueue, int] = {}
+        for ends in self._recent.values():
+            for queue, end_offset in ends.items():
+                positions[queue] = max(end_offset, positions.get(queue, 0))
+        return positions
 
     def _is_revived(self, record: Record) -> bool:
         last = self._revived.get((record.topic, record.queue_id))
@@ -168,65 +182,13 @@ def is_pop_record(record: Record, properties: Mapping[str, str]) -> bool:
     return topic.startswith(REVIVE_TOPIC_PREFIX)
 
 
-class _Fields:
-    """The body of a check point or acknowledgement.
+def _queue(pop: Pop) -> Queue:
+    return pop.topic, pop.group, pop.queue_id, pop.broker_name
 
-    Its methods raise RemoteProtocolError, or ValueError for a number, if it has another shape.
-    """
 
-    def __init__(self, body: bytes) -> None:
-        """Raises RemoteProtocolError for what is not JSON."""
-        parsed = parse_json(body, limits=_LIMITS)
-        if not isinstance(parsed, dict):
-            raise RemoteProtocolError("not an object")
-        self._members = parsed
-
-    def _get(self, name: str) -> object:
-        for each in (name, *_LONG_NAMES[name]):
-            if (value := self._members.get(each)) is not None:
-                return value
-        return None
-
-    def number(self, name: str, within: Range = NATURAL64) -> int:
-        return parse_int(self._get(name), within)
-
-    def _text(self, name: str) -> str:
-        value = self._get(name)
-        if value is None:
-            return ""
-        if not isinstance(value, str):
-            raise RemoteProtocolError(f"{name} is not a text")
-        return value
-
-    def _numbers(self, name: str, within: Range) -> list[int] | None:
-        value = self._get(name)
-        if value is None:
-            return None
-        if not isinstance(value, list):
-            raise RemoteProtocolError(f"{name} is not a list")
-        return [parse_int(one, within) for one in value]
-
-    def queue(self) -> Queue:
-        return self._text("t"), self._text("c"), self.number("q", NATURAL32), self._text("bn")
-
-    def pop(self) -> int:
-        """Which pop of the queue: its time, and where it began to read, in one number."""
-        return self.number("pt") << 64 | self.number("so")
-
-    def differences(self) -> bytes:
-        """Packed, ascending: offsets of the messages less the start, without those acknowledged before."""
-        given = self._numbers("d", NATURAL32)
-        if given is None:
-            given = list(range(self.number("n", _MESSAGES)))
-        if len(given) > MESSAGES_MAX:
-            raise ValueError(f"{len(given)} messages")
-        bits = 0 if self._get("bm") is None else self.number("bm", _BITS)
-        left = sorted(one for index, one in enumerate(given) if not bits >> index & 1)
-        return b"".join(map(_DIFFERENCE.pack, left))
-
-    def acknowledged(self) -> list[int]:
-        listed = self._numbers("aol", NATURAL64)
-        return [self.number("ao")] if listed is None else listed
+def _number(pop: Pop) -> int:
+    """Which pop of the queue: its time, and where it began to read, in one number."""
+    return pop.pop_ms << 64 | pop.start_offset
 
 
 def _start_offset(pop: int) -> int:

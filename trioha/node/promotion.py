@@ -23,7 +23,7 @@ from typing import Final
 import structlog
 
 from trioha.broker.half_messages import TRANSACTION_GROUP
-from trioha.broker.pop_records import REVIVE_GROUP
+from trioha.broker.pop.records import REVIVE_GROUP
 from trioha.config.broker import BrokerConfig
 from trioha.controller.role import Role
 from trioha.errors import StoreError
