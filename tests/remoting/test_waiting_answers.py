@@ -15,7 +15,26 @@ from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, request, response_to
 from trioha.remoting.connections import Connections
 from trioha.remoting.server import RemotingServer, ServerLimits
-from trioha.remoting.serving import WaitingAnswer
+from trioha.remoting.serving import PendingAnswer, WaitingAnswer
+
+
+class Stored(PendingAnswer):
+    """Comes when the test sets its event."""
+
+    marks = "disk"
+
+    def __init__(self, asked):
+        self.asked = asked
+        self.event = trio.Event()
+
+    async def settled(self):
+        await self.event.wait()
+
+    def is_settled(self, now_s):
+        return self.event.is_set()
+
+    def answer(self):
+        return response_to(self.asked, 0, body=b"stored")
 
 
 class Answer(WaitingAnswer):
@@ -112,6 +131,35 @@ async def test_answers_that_come_together_are_sent_together(sends):
         await trio.testing.wait_all_tasks_blocked()
         assert len(sends) == 2
     assert (server.statistics.requests, server.statistics.responses) == (10, 10)
+    assert server.statistics.held_bytes == 0
+
+
+async def test_what_an_answer_has_stored_is_waited_for_and_others_are_answered_meanwhile():
+    stored: list[Stored] = []
+
+    class Storing(Answer):
+        def answer(self):
+            if not self.has_come or self.asked.body != b"1":
+                return super().answer()
+            stored.append(Stored(self.asked))
+            return stored[-1]
+
+    answers = []
+
+    def handle(asked, _peer):
+        answers.append(Storing(asked))
+        return answers[-1]
+
+    server = RemotingServer(handle)
+    async with connected(server) as (stream, decoder):
+        await stream.send_all(ask(1) + ask(2))
+        await until_asked(answers, 2)
+        for answer in answers:
+            answer.come()
+        assert await opaques(stream, decoder, 1) == [2]
+        stored[0].event.set()
+        answer = await read_command(stream, decoder)
+        assert (answer.opaque, answer.body) == (1, b"stored")
     assert server.statistics.held_bytes == 0
 
 

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from heapq import heapify, heappop, heappush
-from itertools import count
-from typing import Final, Protocol
+from typing import Protocol
 
 import trio
 
+from trioha.broker.deadlines import Deadlines
 from trioha.store.waiting_readers import WaitingReaders
 
-_ENDED_MAX: Final = 64
 QueueKey = tuple[str, int]
 """Topic and queue id."""
 
@@ -67,11 +65,7 @@ class LongPolls:
         self._per_connection_max = per_connection_max
         self._by_queue: dict[QueueKey, set[LongPoll]] = {}
         self._by_connection: Counter[int] = Counter()
-        self._deadlines: list[tuple[float, int, LongPoll]] = []
-        self._deadlines_max = _ENDED_MAX
-        self._order = count()
-        self._earlier = trio.Event()
-        """Set when there is an earlier deadline than `run` sleeps for."""
+        self._deadlines = Deadlines()
         self._readers = WaitingReaders() if readers is None else readers
         self.refused = 0
         """Polls that were refused because there were too many."""
@@ -93,14 +87,7 @@ class LongPolls:
             poll.is_over = True
         self._by_connection[connection] += 1
         self._by_queue.setdefault(key, set()).add(poll)
-        deadline_s = trio.current_time() + timeout_s
-        if not self._deadlines or deadline_s < self._deadlines[0][0]:
-            self._earlier.set()
-        heappush(self._deadlines, (deadline_s, next(self._order), poll))
-        if len(self._deadlines) > self._deadlines_max:
-            self._deadlines = [entry for entry in self._deadlines if not entry[2].is_over]
-            heapify(self._deadlines)
-            self._deadlines_max = max(_ENDED_MAX, 2 * len(self._deadlines))
+        self._deadlines.add(trio.current_time() + timeout_s, poll)
         self._readers.begin()
         return poll
 
@@ -132,13 +119,4 @@ class LongPolls:
 
     async def run(self) -> None:
         """End polls at their deadlines, until cancelled."""
-        while True:
-            deadlines = self._deadlines
-            while deadlines and deadlines[0][2].is_over:
-                heappop(deadlines)
-            self._earlier = trio.Event()
-            with trio.move_on_at(deadlines[0][0] if deadlines else float("inf")):
-                await self._earlier.wait()
-            now_s = trio.current_time()
-            while self._deadlines and self._deadlines[0][0] <= now_s:
-                heappop(self._deadlines)[2].end()
+        await self._deadlines.run()

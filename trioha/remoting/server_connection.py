@@ -297,7 +297,7 @@ class ServerConnection:
             elif isinstance(answer, WaitingAnswer):
                 if self._woken is None:
                     self._woken = WokenAnswers()
-                    tasks.start_soon(self._answer_waiting, self._woken)
+                    tasks.start_soon(self._answer_waiting, self._woken, tasks)
                 self._waiting[answer] = wait
                 answer.wait_in(self._woken)
             else:
@@ -338,15 +338,17 @@ class ServerConnection:
             self._send_or_end()
         del self._lanes[lane.marks]
 
-    async def _answer_waiting(self, woken: WokenAnswers) -> None:
+    async def _answer_waiting(self, woken: WokenAnswers, tasks: trio.Nursery) -> None:
         """Answer the requests that wait for something, when they are woken."""
         while True:
             for waiting in await woken.take():
                 try:
-                    answer: RemotingCommand | Exception | None = waiting.answer()
+                    answer: RemotingCommand | PendingAnswer | Exception | None = waiting.answer()
                 except Exception as error:  # noqa: BLE001 - as above
                     answer = error
-                if answer is not None:
+                if isinstance(answer, PendingAnswer):
+                    self._answer_in_order(self._waiting.pop(waiting), answer, tasks)
+                elif answer is not None:
                     self._done(self._waiting.pop(waiting), answer)
             self._send_or_end()
 

@@ -103,8 +103,9 @@ class WaitingAnswer(ABC):
         self._woken: WokenAnswers | None = None
 
     @abstractmethod
-    def answer(self) -> RemotingCommand | None:
-        """The response; None if it has to wait on, until it is woken again."""
+    def answer(self) -> RemotingCommand | PendingAnswer | None:
+        """The response, a pending one if it has stored something that it waits for; None if it has to wait
+        on, until it is woken again."""
 
     def abandon(self) -> None:
         """The connection is over: wait no more."""
