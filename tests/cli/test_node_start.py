@@ -31,11 +31,15 @@ def parsed(tokens: list[str]) -> NodeArguments | None:
     if command.__name__ != "node":
         return None
     arguments = bound.arguments
-    return NodeArguments(arguments["config"], arguments.get("set_", ()), arguments.get("with_namesrv", False))
+    return NodeArguments(
+        arguments.get("config"), arguments.get("set_", ()), arguments.get("with_namesrv", False)
+    )
 
 
 def test_usual_arguments_need_no_parser():
     for tokens, expected in (
+        ([], NodeArguments(None, (), False)),
+        (["-p", "listenPort=0"], NodeArguments(None, ("listenPort=0",), False)),
         (["-c", "b.conf"], NodeArguments(Path("b.conf"), (), False)),
         (["--config", "b.conf", "--with-namesrv"], NodeArguments(Path("b.conf"), (), True)),
         (
@@ -48,7 +52,7 @@ def test_usual_arguments_need_no_parser():
 
 def test_all_other_arguments_are_left_to_the_parser():
     for text in (
-        "", "--help", "-c", "b.conf", "-c b.conf -p", "-c b.conf -p -1", "-c b.conf --config c.conf",
+        "--help", "-c", "b.conf", "-c b.conf -p", "-c b.conf -p -1", "-c b.conf --config c.conf",
         "--config=b.conf", "-c b.conf --with-namesrv --with-namesrv", "-c b.conf --with-namesrv true",
         "-c b.conf --frob x",
     ):  # fmt: skip

@@ -21,6 +21,7 @@ from trioha import __version__
 from trioha.cli import COMMANDS
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.config.loading import load_config
+from trioha.metrics.probes import LIVE, READY
 
 COMPOSE = ROOT / "configs/compose"
 KUBERNETES = ROOT / "configs/kubernetes"
@@ -101,8 +102,9 @@ def test_the_image_runs_as_a_number_and_serves_the_usual_ports():
     usual = config(COMPOSE / "pair/master.conf")
     assert ports == {usual.listen_port, usual.listen_port - 2, usual.ha_listen_port, usual.metrics_port, 9876}
     assert last.one("ENTRYPOINT").json_words() == ["trioha"]
-    assert last.one("HEALTHCHECK").json_words()[1] in COMMANDS
-    assert last.one("HEALTHCHECK").json_words()[-1].endswith(f":{usual.listen_port}")
+    assert last.variables["TRIOHA_METRICS_PORT"] == str(usual.metrics_port)
+    assert f"('127.0.0.1', {usual.metrics_port}, " in last.one("HEALTHCHECK").json_words()[-1]
+    assert f"'GET', '{LIVE}'" in last.one("HEALTHCHECK").json_words()[-1]
     assert f"trioha:{__version__} ." in CONTAINERFILE.read_text()
     assert build.variables["EXTRAS"].split(",") == ["archive", "monitor"]
 
@@ -190,6 +192,12 @@ def test_every_pod_has_a_root_that_is_read_only_and_no_privileges():
             )
             assert asked["port"] in named
         assert stages()[1].one("VOLUME").text in {mount["mountPath"] for mount in container["volumeMounts"]}
+
+
+def test_the_probes_of_a_node_are_its_own_pages():
+    (container,) = manifest("StatefulSet", "trioha")["spec"]["template"]["spec"]["containers"]
+    assert container["livenessProbe"]["httpGet"]["path"] == LIVE
+    assert container["readinessProbe"]["httpGet"]["path"] == READY
 
 
 def test_each_pod_of_the_pair_has_its_file():

@@ -36,7 +36,7 @@ class Container:
 
     def __init__(self, image: Image, folder: Path) -> None:
         self.image = image
-        self.port = free_port()
+        self.port, self.http_port = free_port(), free_port()
         self.volume, self.settings = folder / "volume", folder / "settings"
         self.volume.mkdir()
         self.settings.mkdir()
@@ -66,12 +66,14 @@ class Container:
 
     def health(self) -> subprocess.CompletedProcess[str]:
         """The image's own check, on this node's port."""
-        return self.run(*(word.replace(":10911", f":{self.port}") for word in self.image.health_check))
+        return self.run(*(word.replace(" 9108,", f" {self.http_port},") for word in self.image.health_check))
 
     @contextmanager
     def running(self) -> Iterator[int]:
         """Runs the image's own command; gives the node's process id here. An engine's signal stops it."""
         words = [*self.image.entrypoint, *self.image.stage.one("CMD").json_words()]
+        # The network is the machine's: its port may be taken.
+        words += ["-p", f"trioha.metricsPort={self.http_port}"]
         with subprocess.Popen(
             self.command(*words),
             stdin=subprocess.DEVNULL,

@@ -53,12 +53,14 @@ def families_of(metrics: list[Metric]) -> dict[str, Family]:
     }
 
 
-def scrape(address: str, *, accept: str = OPENMETRICS, method: str = "GET") -> tuple[int, str, str]:
-    """Status, content type and body that the port for metrics answers."""
+def scrape(
+    address: str, *, accept: str = OPENMETRICS, method: str = "GET", path: str = "/metrics"
+) -> tuple[int, str, str]:
+    """Status, content type and body that the HTTP port answers."""
     host, port = endpoint(address)
     connection = http.client.HTTPConnection(host, port, timeout=60)
     try:
-        connection.request(method, "/metrics", headers={"Accept": accept})
+        connection.request(method, path, headers={"Accept": accept})
         response = connection.getresponse()
         return response.status, response.getheader("Content-Type", ""), response.read().decode()
     finally:

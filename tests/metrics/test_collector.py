@@ -13,6 +13,7 @@ from trioha.broker_status import BrokerStatus
 from trioha.metrics.busiest import BusiestKeys
 from trioha.metrics.collector import NodeCollector
 from trioha.metrics.exposition import ANSWER_AGE_S_MAX, Exposition
+from trioha.metrics.http_get import Query
 from trioha.store.put_status import PutStatus
 
 BASE_UNITS = ("_bytes", "_seconds")
@@ -25,7 +26,7 @@ def exposition(sources):
 
 
 def collected(sources):
-    return parsed(exposition(sources).page(OPENMETRICS).body.decode())
+    return parsed(exposition(sources).page(Query(OPENMETRICS)).body.decode())
 
 
 async def test_every_value_is_where_its_name_says():
@@ -180,7 +181,7 @@ async def test_series_of_a_slave_end_with_its_connection_and_two_of_a_host_are_a
     made = exposition(sources)
 
     def slaves():
-        text = made.page(OPENMETRICS).body.decode()
+        text = made.page(Query(OPENMETRICS)).body.decode()
         found = values_of(parsed(text))
         return {
             dict(labels)["connection"] for name, labels in found if name == "trioha_slave_ack_offset_bytes"
@@ -210,7 +211,7 @@ async def test_names_that_clients_choose_cannot_break_the_format():
     names = ['a"b', "a\\b", "a\nb", "\ud800", "g" * 300, "g" * 400, "x@y", "", "}# EOF", "日本"]
     for name in names:
         traffic.note_pull(name, "orders", 0, next_offset=1, messages=1, total_bytes=10)
-    page = exposition(make_sources(traffic)).page(OPENMETRICS)
+    page = exposition(make_sources(traffic)).page(Query(OPENMETRICS))
     found = values_of(parsed(page.body.decode("utf-8")))
     groups = {
         dict(labels)["group"]: count
@@ -248,7 +249,7 @@ async def test_as_many_topics_have_series_as_the_setting_says():
     ],
 )
 async def test_the_accept_header_chooses_between_two_formats(accept, is_openmetrics):
-    page = exposition(make_sources()).page(accept)
+    page = exposition(make_sources()).page(Query(accept))
     assert page.content_type.startswith(
         "application/openmetrics-text; version=1.0.0" if is_openmetrics else "text/plain; version=0.0.4"
     )
@@ -269,9 +270,9 @@ async def test_peers_that_ask_often_get_one_computation(autojump_clock):
 
     made = exposition(evolve(make_sources(), status=status))
     for _ in range(100):
-        made.page(OPENMETRICS)
-        made.page("")
+        made.page(Query(OPENMETRICS))
+        made.page(Query())
     assert computed == 2
     await trio.sleep(ANSWER_AGE_S_MAX)
-    made.page("")
+    made.page(Query())
     assert computed == 3

@@ -16,11 +16,11 @@ from trioha.net.descriptors import OpenGate
 BODY = b"one 1\ntwo 2\n"
 
 
-def page(accept):
-    return Page("text/x-test", BODY + accept.encode())
+def page(query):
+    return Page("text/x-test", BODY + query.accept.encode())
 
 
-def broken(accept):
+def broken(query):
     raise RuntimeError("no page today")
 
 

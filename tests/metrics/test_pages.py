@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 import trio
+from prometheus_client import generate_latest
 
 from tests.metrics.making import make_sources
 from tests.metrics.pages import CONFIGS, DASHBOARD, OF_PROMETHEUS, RULES, family_name, rules, uses
 from tests.metrics.promql import Selector, read
 from tests.metrics.scraping import documented
 from trioha.cli import EXIT_REFUSED
+from trioha.metrics.port import registry_of
 from trioha.node.process import EXIT_FAULT
 
 UNIT = CONFIGS / "systemd" / "trioha@.service"
@@ -159,10 +161,7 @@ def test_alerts_fire_in_prometheus_own_tests():
 @needs_promtool
 def test_promtool_finds_nothing_in_the_metrics_to_complain_of():
     async def text():
-        # Imported here as a node does: without trioha.metricsPort it has none of it.
-        from trioha.metrics.port import MetricsPort
-
-        return MetricsPort(make_sources(), connections_max=4).server.pages["/metrics"]("").body.decode()
+        return generate_latest(registry_of(make_sources())).decode()
 
     found = run(PROMTOOL, "check", "metrics", text=trio.run(text))
     assert (found.returncode, found.stdout + found.stderr) == (0, "")
@@ -179,6 +178,9 @@ def unit_lines():
 def test_the_unit_starts_a_node_again_unless_an_operator_must_look_first():
     lines = unit_lines()
     assert "Restart=on-failure" in lines
+    # What `trioha.node.service_manager` says.
+    assert "Type=notify" in lines
+    assert any(line.startswith("WatchdogSec=") for line in lines)
     assert f"RestartPreventExitStatus={EXIT_REFUSED}" in lines
     assert EXIT_FAULT != EXIT_REFUSED
     assert any(line.startswith("LimitNOFILE=") for line in lines)

@@ -1,5 +1,6 @@
 """Metrics of node processes: what a pair serves, hostile peers at the port, slaves that come and go."""
 
+import os
 import random
 import socket
 import subprocess
@@ -10,6 +11,8 @@ from functools import partial
 from typing import Any
 
 import pytest
+import trio
+from attrs import evolve
 
 from tests.metrics.pages import OF_PROMETHEUS, family_name, uses
 from tests.metrics.scraping import (
@@ -21,11 +24,16 @@ from tests.metrics.scraping import (
     value,
     values_of,
 )
+from tests.monitor.real_nodes import config_of
 from tests.node.client import Client, endpoint, strangers
 from tests.node_process import TriohaNode, run_node, run_trioha
 from tests.ports import free_port
+from tests.processes import DIE_WITH_PARENT
 from tests.waiting import wait_until
 from trioha.ha.frames import encode_report
+from trioha.node.node import run_node as run_node_here
+from trioha.node.store_tasks import close_store, open_store
+from trioha.store.message_store import MessageStore
 
 pytestmark = pytest.mark.process
 
@@ -301,3 +309,110 @@ def test_a_shortage_of_descriptors_can_be_watched(start):
         assert 0 < clients < value(metrics, "trioha_descriptors_open") < limit
         assert value(metrics, "trioha_client_connections_max") < 100
     master.stop()
+
+
+def probe(node: TriohaNode, path: str) -> tuple[int, str]:
+    status, _, text = scrape(node.metrics_address, path=path)
+    return status, text
+
+
+def test_probes_say_that_a_pair_is_ready_and_why_half_of_it_is_not(start):
+    master = start("master", role="SYNC_MASTER")
+    assert probe(master, "/livez") == (200, "ok\n")
+    assert probe(master, "/readyz") == (
+        503,
+        "[-]in-step failed: 0 of 1 slaves are in sync\nreadyz check failed\n",
+    )
+    assert probe(master, "/readyz?exclude=in-step") == (200, "ok\n")
+    slave = start("slave", slave_of=master)
+    wait_until(lambda: probe(master, "/readyz")[0] == 200)
+    wait_until(lambda: probe(slave, "/readyz")[0] == 200)
+    assert probe(slave, "/readyz?verbose") == (
+        200,
+        "[+]node ok\n[+]disk ok\n[+]in-step ok\n[+]progress ok\nreadyz check passed\n",
+    )
+    master.kill()
+    wait_until(lambda: probe(slave, "/readyz")[0] == 503)
+    assert "there is no connection to the master" in probe(slave, "/readyz")[1]
+
+
+def test_a_node_has_all_its_settings_from_the_environment(tmp_path):
+    settings = {
+        "TRIOHA_STORE_PATH_ROOT_DIR": str(tmp_path / "store"),
+        "TRIOHA_BROKER_IP1": "127.0.0.1",
+        "TRIOHA_BIND_ADDRESS": "127.0.0.1",
+        "TRIOHA_LISTEN_PORT": "0",
+        "TRIOHA_METRICS_PORT": "0",
+        "TRIOHA_MAPPED_FILE_SIZE_COMMIT_LOG": "65536",
+    }
+    with subprocess.Popen(
+        [*DIE_WITH_PARENT, sys.executable, "-m", "trioha", "node"],
+        env=os.environ | settings,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as node:
+        assert node.stdout is not None
+        line = node.stdout.readline()
+        assert line.startswith("ready role=ASYNC_MASTER "), line
+        assert f"store={tmp_path / 'store'}" in line
+        metrics = line.split(" metrics=")[1].strip()
+        assert scrape(metrics, path="/readyz")[0] == 200
+        node.terminate()
+        assert node.wait(WITHIN_S) == 0
+
+
+async def test_probes_are_answered_before_the_store_is_there_and_while_it_is_closed(tmp_path, monkeypatch):
+    config = evolve(config_of(tmp_path / "store", {}), metrics_port=free_port())
+    address = f"127.0.0.1:{config.metrics_port}"
+    recovered, answers = trio.Event(), []
+
+    async def ask() -> None:
+        answers.extend(
+            [
+                (await trio.to_thread.run_sync(partial(scrape, address, path=path)))[::2]
+                for path in ("/livez", "/readyz", "/metrics")
+            ]
+        )
+
+    async def open_after_questions(*arguments: Any, **settings: Any) -> MessageStore:
+        await recovered.wait()
+        return await open_store(*arguments, **settings)
+
+    async def close_after_questions(store: MessageStore) -> None:
+        await ask()
+        await close_store(store)
+
+    monkeypatch.setattr("trioha.node.node.open_store", open_after_questions)
+    monkeypatch.setattr("trioha.node.node.close_store", close_after_questions)
+    ready, stopping = trio.Event(), trio.Event()
+    with trio.fail_after(WITHIN_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                partial(run_node_here, config, on_ready=lambda _: ready.set(), stopping=stopping)
+            )
+            while (await trio.to_thread.run_sync(is_listening, address)) is False:
+                await trio.lowlevel.checkpoint()
+            await ask()
+            recovered.set()
+            await ready.wait()
+            stopping.set()
+    recovering, ended = "the store is being recovered", "the node is stopping"
+    assert answers == [
+        answer
+        for reason in (recovering, ended)
+        for answer in (
+            (200, "ok\n"),
+            (503, f"[-]node failed: {reason}\nreadyz check failed\n"),
+            (503, f"no metrics now: not ready: {reason}\n"),
+        )
+    ]
+
+
+def is_listening(address: str) -> bool:
+    try:
+        socket.create_connection(endpoint(address), timeout=WITHIN_S).close()
+    except ConnectionRefusedError:
+        return False
+    return True

@@ -12,7 +12,7 @@ from trioha.node.process import run_process
 
 def node(
     *,
-    config: Annotated[Path, Parameter(name=["--config", "-c"])],
+    config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None,
     set_: Annotated[tuple[str, ...], Parameter(name=["--set", "-p"], negative=())] = (),
     with_namesrv: bool = False,
 ) -> int:
@@ -26,9 +26,10 @@ def node(
     Parameters
     ----------
     config
-        A RocketMQ broker.conf.
+        A RocketMQ broker.conf. Each key may be a variable of the environment, too, which replaces the file's
+        value: TRIOHA_LISTEN_PORT for listenPort, TRIOHA_METRICS_PORT for trioha.metricsPort.
     set_
-        A setting `key=value` that replaces the file's; may be given several times.
+        A setting `key=value` that replaces file and environment; may be given several times.
     with_namesrv
         Run a name server in the node, too: at the address of namesrvAddr, 127.0.0.1:9876 by default.
     """

@@ -23,7 +23,8 @@ _SETTING: Final = frozenset(("-p", "--set"))
 class NodeArguments(NamedTuple):
     """The arguments of `trioha node`."""
 
-    config: Path
+    config: Path | None
+    """None without a broker.conf."""
     settings: tuple[str, ...]
     with_namesrv: bool
 
@@ -50,7 +51,7 @@ def usual_arguments(tokens: Sequence[str]) -> NodeArguments | None:
             settings.append(value)
         else:
             return None
-    return None if config is None else NodeArguments(config, tuple(settings), with_namesrv)
+    return NodeArguments(config, tuple(settings), with_namesrv)
 
 
 def start_node(arguments: NodeArguments) -> int:

@@ -1,5 +1,13 @@
 """Loads a broker.conf and reports all its problems at once, each with its place.
 
+| what gives a setting | |
+|---|---|
+| `-p key=value` | replaces all others |
+| the variable of the key (`trioha.config.environment`) | replaces the file's |
+| the broker.conf | |
+| NAMESRV_ADDR and ROCKETMQ_HOME, as RocketMQ's brokers read them | where nothing else gives the key |
+| the file of `tls.config.file` | for keys of TLS that nothing else gives |
+
 RocketMQ ignores unknown keys and keeps the default of a value that it cannot parse. Here both are refused: a
 broker that replicates with other settings than its operator wrote may lose messages silently.
 """
@@ -15,13 +23,14 @@ from attrs import define, field, frozen
 
 from trioha.config.broker import SETTINGS, BrokerConfig, find_setting
 from trioha.config.checks import contradictions, doubts
+from trioha.config.environment import KEYS, settings_in, unknown_in
 from trioha.config.properties_file import PropertiesDocument
 from trioha.config.rocketmq_keys import REMOVED_KEYS, RETIRED_KEYS, ROCKETMQ_KEYS, similar_key
 from trioha.config.values import InvalidValue, directory
 from trioha.errors import ConfigError
 
-NAME_SERVERS_VARIABLE: Final = "NAMESRV_ADDR"
-HOME_VARIABLE: Final = "ROCKETMQ_HOME"
+ROCKETMQ_VARIABLES: Final = {"NAMESRV_ADDR": "namesrvAddr", "ROCKETMQ_HOME": "rocketmqHome"}
+"""Keys that RocketMQ's brokers read from their environment, too, by variable."""
 TLS_PREFIX: Final = "tls."
 FILE_BYTES_MAX: Final = 1024 * 1024
 """A broker.conf has a page or two: a larger file was given by mistake and is not read into memory."""
@@ -45,27 +54,37 @@ class LoadedConfig:
 
     config: BrokerConfig
     warnings: tuple[str, ...]
-    """One line each, which starts with the file and line, or the `-p`."""
+    """One line each, which starts with the file and line, the `-p`, or the variable."""
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Read a broker.conf, apply `overrides` (`key=value` of `-p`, later ones win), and check everything.
+def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> LoadedConfig:
+    """Read a broker.conf and the environment, apply `overrides`, and check everything.
 
-    Raises `ConfigError`: the problem itself, or an `InvalidConfig` with all of them where there are several.
+    Without a `path` there is no file. `overrides` are `key=value` of `-p`; later ones win. Raises
+    `ConfigError`: the problem itself, or an `InvalidConfig` with all of them where there are several.
     """
-    return check_config(read_config_file(Path(path)), file=path, overrides=overrides)
+    data = b"" if path is None else read_config_file(Path(path))
+    return check_config(data, file=path, overrides=overrides)
 
 
-def check_config(data: bytes, *, file: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
+def check_config(
+    data: bytes,
+    *,
+    file: str | Path | None,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> LoadedConfig:
     """The configuration of a broker.conf with the content `data`, which errors name `file`.
 
-    Raises `ConfigError` as `load_config`.
+    `environment` is that of the process by default. Raises `ConfigError` as `load_config`.
     """
-    loading = _Loading(file=str(file))
+    variables = environ if environment is None else environment
+    loading = _Loading(file=None if file is None else str(file))
     loading.read_file(data)
+    loading.read_variables(variables)
     for override in overrides:
         loading.read_override(override)
-    loading.read_environment(environ)
+    loading.read_rocketmq_variables(variables)
     loading.read_tls_file()
     config = loading.config()
     if not loading.problems:
@@ -91,28 +110,29 @@ def read_config_file(path: Path) -> bytes:
 
 @frozen
 class _Given:
-    """A value with its place: a line of the file, or (line None) a `-p`."""
+    """A value with its place: a line of the file, or (line None) a `-p` or a variable."""
 
     key: str
     value: str
-    file: str
+    file: str | None
     line: int | None
 
     def problem(self, reason: str, hint: str | None = None) -> ConfigError:
-        # The name of a `-p` has the key.
+        # The name of a `-p` has the key, and a variable is that of its key.
         key = self.key if self.line is not None else None
         return ConfigError(reason, file=self.file, line=self.line, key=key, hint=hint)
 
     @property
     def place(self) -> str:
-        return self.file if self.line is None else f"{self.file}:{self.line}: {self.key}"
+        return str(self.file) if self.line is None else f"{self.file}:{self.line}: {self.key}"
 
 
 @define
 class _Loading:
     """One configuration while it is loaded."""
 
-    file: str
+    file: str | None
+    """The broker.conf; None without one."""
     keys: set[str] = field(factory=set)
     """Of the file, also those that are not known."""
     given: dict[str, _Given] = field(factory=dict)
@@ -140,9 +160,20 @@ class _Loading:
         else:
             self.problems.append(given.problem("is not of the form key=value"))
 
-    def read_environment(self, variables: Mapping[str, str]) -> None:
-        """Read what RocketMQ's brokers read from their environment, unless file or overrides have it."""
-        for variable, key in ((NAME_SERVERS_VARIABLE, "namesrvAddr"), (HOME_VARIABLE, "rocketmqHome")):
+    def read_variables(self, variables: Mapping[str, str]) -> None:
+        """Read the variables of keys, which replace what the file says."""
+        for name, value in settings_in(variables).items():
+            self._add(_Given(KEYS[name], value.strip(), f"${name}", None))
+        for name, meant in unknown_in(variables).items():
+            given = _Given("", "", f"${name}", None)
+            if meant is None:
+                self.warnings.append(f"{given.place}: is the variable of no key")
+            else:
+                self.problems.append(given.problem("is the variable of no key", f"did you mean {meant}?"))
+
+    def read_rocketmq_variables(self, variables: Mapping[str, str]) -> None:
+        """Read what RocketMQ's brokers read from their environment, unless it is given otherwise."""
+        for variable, key in ROCKETMQ_VARIABLES.items():
             if (value := variables.get(variable)) and not self._has(key):
                 self._add(_Given(key, value, f"${variable}", None))
 
@@ -182,12 +213,15 @@ class _Loading:
                 for attribute, text in doubts(config, self.given.keys())
             )
         if self.unused:
+            unused = ", ".join(self.unused)
             self.warnings.append(
-                f"{self.file}: known to RocketMQ, not used by trioha yet: {', '.join(self.unused)}"
+                f"{self.file or 'settings'}: known to RocketMQ, not used by trioha yet: {unused}"
             )
         return config
 
-    def _entries(self, document: PropertiesDocument, file: str, *, prefix: str = "") -> Iterator[_Given]:
+    def _entries(
+        self, document: PropertiesDocument, file: str | None, *, prefix: str = ""
+    ) -> Iterator[_Given]:
         """The lines whose key starts with `prefix`; those that cannot be read are problems."""
         for entry in document.entries:
             if not entry.key.startswith(prefix):
@@ -220,7 +254,7 @@ class _Loading:
 
     def _add_unknown(self, given: _Given) -> None:
         if given.key in ROCKETMQ_KEYS:
-            self.unused.append(given.key if given.line is not None else given.file)
+            self.unused.append(given.key if given.line is not None else str(given.file))
         elif (instead := RETIRED_KEYS.get(given.key)) is not None:
             effect = f"; {instead} has its effect" if instead else ""
             self.warnings.append(f"{given.place}: is read by no broker{effect}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from os import environ
 from pathlib import Path
 from typing import Any
 
 from attrs import evolve, frozen
 
 from trioha.config.broker import SETTINGS, BrokerConfig, find_setting
+from trioha.config.environment import variable_given
 from trioha.config.loading import check_config, read_config_file
 from trioha.config.properties_file import PropertiesDocument
 from trioha.config.rocketmq_keys import ROCKETMQ_KEYS
@@ -105,6 +107,10 @@ def plan_change(
         if not overridden.isdisjoint(names):
             raise RefusedChange(
                 f"{key} was given as -p on the command line, which replaces the file's value at every start"
+            )
+        if (variable := variable_given(setting.key, environ)) is not None:
+            raise RefusedChange(
+                f"{key} was given as ${variable}, which replaces the file's value at every start"
             )
         document.set(next((name for name in names if document.entry(name) is not None), key), text.strip())
         changes[attribute] = value

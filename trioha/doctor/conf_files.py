@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from os import environ
 from pathlib import Path
 
 from attrs import evolve
 
 from trioha.broker.security_files import problems_of_files
-from trioha.config.loading import LoadedConfig, check_config, read_config_file
+from trioha.config.loading import ROCKETMQ_VARIABLES, LoadedConfig, check_config, read_config_file
 from trioha.config.properties_file import PropertiesDocument
 from trioha.controller.identity import read_identity
 from trioha.doctor.facts import ConfFacts, ConfValue, EpochFileFacts, IdentityFacts
@@ -36,7 +37,9 @@ def conf_facts(data: bytes, *, path: str) -> ConfFacts:
         )
     loaded: LoadedConfig | ConfigError
     try:
-        loaded = check_config(data, file=path)
+        # Variables of keys are those of a node's process, not of this one.
+        variables = {name: environ[name] for name in ROCKETMQ_VARIABLES if name in environ}
+        loaded = check_config(data, file=path, environment=variables)
     except ConfigError as error:
         loaded = error
     return ConfFacts(path=path, values=values, loaded=loaded)

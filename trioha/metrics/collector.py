@@ -54,7 +54,7 @@ CLIENT_ENDS: Final = {
     "shutdown": "cut_connections",
 }
 """Reasons for which connections of clients end, and their counters in `ServerStatistics`."""
-HTTP_CODES: Final = (200, 400, 404, 405, 431, 500)
+HTTP_CODES: Final = (200, 400, 404, 405, 431, 500, 503)
 
 
 class NodeCollector(Collector):

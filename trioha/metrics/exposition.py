@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client import exposition as plain
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from trioha.metrics.http_get import Page
+from trioha.metrics.http_get import Page, Query
 
 ANSWER_AGE_S_MAX: Final = 0.5
 OPENMETRICS: Final = "application/openmetrics-text"
@@ -50,9 +50,9 @@ class Exposition:
         self._registry = registry
         self._kept = {one: _Kept(Page(one.content_type, b""), -math.inf) for one in (_PLAIN, _OPENMETRICS)}
 
-    def page(self, accept: str) -> Page:
-        """The metrics as of now, at most half a second old, for an Accept header."""
-        wanted = _OPENMETRICS if _accepts_openmetrics(accept) else _PLAIN
+    def page(self, query: Query) -> Page:
+        """The metrics as of now, at most half a second old."""
+        wanted = _OPENMETRICS if _accepts_openmetrics(query.accept) else _PLAIN
         now_s = trio.current_time()
         if now_s >= self._kept[wanted].until_s:
             body = wanted.generate(self._registry, escaping=_ESCAPING)

@@ -38,15 +38,26 @@ TEXT: Final = "text/plain; charset=utf-8"
 
 
 @frozen
+class Query:
+    """What a request says beside the path of its page."""
+
+    accept: str = ""
+    """The value of its Accept header, empty without one."""
+    text: str = ""
+    """What follows the `?` of its target, as it was sent."""
+
+
+@frozen
 class Page:
     """The content of an answer."""
 
     content_type: str
     body: bytes
+    status: HTTPStatus = HTTPStatus.OK
 
 
-Pages = Mapping[str, Callable[[str], Page]]
-"""By path: what makes the page for the value of the request's Accept header, empty without one."""
+Pages = Mapping[str, Callable[[Query], Page]]
+"""By path: what makes the page."""
 
 
 @frozen(kw_only=True)
@@ -174,7 +185,8 @@ class GetServer:
 
     def _answer_request(self, connection: h11.Connection, request: h11.Request, peer: str) -> bytes:
         is_head = request.method == b"HEAD"
-        make_page = self.pages.get(_path(request.target))
+        path, query = _path_and_query(request.target)
+        make_page = self.pages.get(path)
         if make_page is None:
             found = _text(f"not here; there is {', '.join(self.pages)}\n")
             return self._answer(connection, HTTPStatus.NOT_FOUND, found, is_head=is_head)
@@ -182,10 +194,10 @@ class GetServer:
             refusal = _text("only GET and HEAD are served\n")
             return self._answer(connection, HTTPStatus.METHOD_NOT_ALLOWED, refusal, ("Allow", "GET, HEAD"))
         accept = b",".join(value for name, value in request.headers if name == b"accept").decode("latin-1")
-        status, page = HTTPStatus.INTERNAL_SERVER_ERROR, _text("the page failed: see the node's log\n")
+        page = Page(TEXT, b"the page failed: see the node's log\n", HTTPStatus.INTERNAL_SERVER_ERROR)
         with self.boundary.around(peer):
-            status, page = HTTPStatus.OK, make_page(accept)
-        return self._answer(connection, status, page, is_head=is_head)
+            page = make_page(Query(accept, query))
+        return self._answer(connection, page.status, page, is_head=is_head)
 
     def _answer(
         self,
@@ -220,10 +232,12 @@ def _text(text: str) -> Page:
     return Page(TEXT, text.encode())
 
 
-def _path(target: bytes) -> str:
-    """The path of a request's target, without its query. A target may be a whole URL (RFC 9112 3.2.2)."""
+def _path_and_query(target: bytes) -> tuple[str, str]:
+    """The path of a request's target, and its query. A target may be a whole URL (RFC 9112 3.2.2)."""
     text = target.decode("latin-1")
     scheme, separator, rest = text.partition("://")
     if separator and scheme.lower() in {"http", "https"}:
-        text = "/" + rest.partition("?")[0].partition("/")[2]
-    return text.partition("?")[0]
+        before, mark, query = rest.partition("?")
+        text = "/" + before.partition("/")[2] + mark + query
+    path, _, query = text.partition("?")
+    return path, query

@@ -25,8 +25,8 @@ LISTENER_DESCRIPTORS: Final = 4
 """Two servers; a host name may have two addresses."""
 VIP_LISTENER_DESCRIPTORS: Final = 2
 """The second port for clients, listenPort - 2."""
-KEPT_LISTENER_DESCRIPTORS: Final = 8
-"""A second descriptor of each listener, of the port for metrics, too, where they outlive a role."""
+KEPT_LISTENER_DESCRIPTORS: Final = 6
+"""A second descriptor of each listener, where they outlive a role."""
 STORE_DESCRIPTORS: Final = 12 + READ_FILES_MAX
 """Lock; three log files (written, being synced, preallocated) and those needed to create one; log files that
 are only read; two index files and those needed to create one; the checkpoint while it is written; a directory

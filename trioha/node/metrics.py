@@ -1,56 +1,90 @@
-"""The port for Prometheus of a node."""
+"""The HTTP port of a node, for Prometheus and probes, and what its metrics are computed from."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
+import trio
+
+from trioha.broker.health import Facts, Health
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.net.descriptors import open_descriptors
-from trioha.net.error_boundary import ErrorBoundary
 from trioha.node.broker_service import BrokerService
 from trioha.node.budget import DescriptorBudget
+from trioha.node.hang_watch import HangWatch
+from trioha.node.ports import open_port, reached
 from trioha.node.replication import Replication
 from trioha.node.store_tasks import StoreTasks
 
 if TYPE_CHECKING:
-    from trioha.metrics.port import MetricsPort
+    from trioha.metrics.port import HttpPort
     from trioha.metrics.sources import Sources
 
+BACKLOG: Final = 16
+"""Connections that wait until they are accepted."""
 
-def metrics_port(
-    config: BrokerConfig,
-    *,
-    broker: BrokerService,
-    ha: Replication,
-    store: StoreTasks,
-    budget: DescriptorBudget,
-) -> MetricsPort | None:
-    """The port of trioha.metricsPort; None without it."""
+
+@asynccontextmanager
+async def http_port(
+    config: BrokerConfig, *, health: Health, budget: DescriptorBudget
+) -> AsyncIterator[HttpPort | None]:
+    """The port of trioha.metricsPort, which is served in the block; None without the key.
+
+    Raises ConfigError if it cannot be listened on.
+    """
     if config.metrics_port is None:
-        return None
-    from trioha.metrics.port import MetricsPort  # noqa: PLC0415
+        yield None
+        return
+    from trioha.metrics.port import HttpPort  # noqa: PLC0415
 
-    sources = _sources(config, broker=broker, ha=ha, store=store, budget=budget)
-    return MetricsPort(sources, connections_max=budget.metrics_connections)
+    host = config.metrics_bind_address
+    listeners = await open_port(
+        host, config.metrics_port, BACKLOG, peers="Prometheus", key="trioha.metricsPort"
+    )
+    port = HttpPort(
+        health,
+        address=reached(listeners, host, config.broker_ip1),
+        connections_max=budget.metrics_connections,
+    )
+    async with trio.open_nursery() as nursery:
+        # Its connections are few and in the budget: an operator sees a shortage of descriptors.
+        await nursery.start(partial(port.server.serve, listeners, gate=budget.ha_gate()))
+        yield port
+        nursery.cancel_scope.cancel()
 
 
-def _sources(
+def facts_of(config: BrokerConfig, *, broker: BrokerService, store: StoreTasks, hangs: HangWatch) -> Facts:
+    """What the readiness of a node in one role is computed from."""
+    return Facts(
+        status=broker.info.ha_status,
+        # In controller mode the sync-state set says whether puts are refused.
+        slaves_needed=0 if config.enable_controller_mode else config.slave_acks_needed,
+        are_queues_behind=lambda: store.store.commit_log.puts_blocked,
+        hanging=hangs.hanging,
+    )
+
+
+def sources_of(
     config: BrokerConfig,
+    port: HttpPort,
     *,
     broker: BrokerService,
     ha: Replication,
     store: StoreTasks,
     budget: DescriptorBudget,
 ) -> Sources:
+    """What the metrics of a node in one role are computed from."""
     from trioha.metrics.busiest import BusiestKeys  # noqa: PLC0415
-    from trioha.metrics.http_statistics import HttpStatistics  # noqa: PLC0415
     from trioha.metrics.sources import Descriptors, Limits, Sources  # noqa: PLC0415
 
     traffic, slave = broker.admin.traffic, ha.slave
     boundaries = {
         "clients": broker.server.connections.boundary,
         "slaves": ha.master.boundary,
-        "metrics": ErrorBoundary("connection for metrics"),
+        "metrics": port.server.boundary,
     }
     if slave is not None:
         boundaries["master"] = slave.boundary
@@ -68,7 +102,7 @@ def _sources(
             open=open_descriptors(budget.limit), limit=budget.limit, reserve=budget.reserve
         ),
         boundaries=boundaries,
-        http=HttpStatistics(),
+        http=port.server.statistics,
         limits=Limits(
             client_connections=budget.clients,
             client_bytes=config.client_bytes_max,

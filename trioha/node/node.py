@@ -2,6 +2,7 @@
 
 ```
 run_node
++- HTTP port                      (only with trioha.metricsPort) probes from the start, metrics of each term
 +- services                       of the whole node; end last
    +- metadata                    writes topics, groups and offsets
    +- lock                        ends the process if another one may have opened the store
@@ -18,12 +19,14 @@ cancelled, then the store is flushed and closed. Cancelling `run_node` does the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 
 import structlog
 import trio
 
+from trioha.broker.health import Health
 from trioha.config.broker import BrokerConfig
 from trioha.config.update import ConfigFile
 from trioha.node.archive import Archive, check_archive
@@ -31,6 +34,7 @@ from trioha.node.budget import descriptor_budget
 from trioha.node.hang_watch import HangWatch
 from trioha.node.lock_watch import watch_lock
 from trioha.node.metadata import open_metadata
+from trioha.node.metrics import http_port
 from trioha.node.name_servers import open_name_server
 from trioha.node.ports import Ports
 from trioha.node.roles import WAITING, Control, Roles
@@ -54,11 +58,12 @@ async def run_node(
     config_file: ConfigFile | None = None,
     stopping: trio.Event | None = None,
     roles: Roles | None = None,
+    health: Health | None = None,
 ) -> None:
     """Run one node until `stopping` is set, or until cancelled; calls `on_ready` once, when it is ready.
 
     `warnings` of the configuration are part of the node's status; administrators change `config_file`. The
-    node has one role, that of `config`, or with `roles` one after the other.
+    node has one role, that of `config`, or with `roles` one after the other. `health` gets to know how it is.
     Cancellation while the store is being opened takes effect within a second.
 
     Raises StoreError if the store cannot be opened or its disk fails later; ConfigError if the node cannot
@@ -77,62 +82,75 @@ async def run_node(
         log.info(budget.lowered)
     security = await Security.open(config)
     await Ports(config).check()
-    store = await open_store(config, queue_files=budget.queue_files, unwritten=Unwritten())
-    try:
-        async with open_metadata(config, unwritten=store.unwritten) as metadata:
-            name_server = await open_name_server(config, budget=budget, tls=security.tls)
-            archive = Archive.build(config, store)
-            ports = Ports(config, are_kept=roles is not None)
-            with ports.closed():
-                async with trio.open_nursery() as services:
-                    services.start_soon(metadata.run)
-                    services.start_soon(watch_lock, store)
-                    services.start_soon(security.run)
-                    name_server_address = None
-                    if name_server is not None:
-                        name_server_address = await services.start(
-                            partial(name_server.run, gate=budget.client_gate())
-                        )
-                    hangs = HangWatch(config.hang_timeout / 1000)
-                    control = None
-                    if config.enable_controller_mode and roles is not None:
-                        control = await _join_controllers(
-                            config,
-                            store,
-                            roles,
-                            services,
-                            ports=ports,
-                            security=security.client,
-                            hanging=hangs.hanging,
-                        )
-                    parts = NodeParts(
-                        store=store,
-                        metadata=metadata,
-                        security=security,
-                        archive=archive,
-                        name_server=name_server,
-                        name_server_address=name_server_address,
-                        ports=ports,
-                        budget=budget,
-                        hangs=hangs,
-                        stopping=trio.Event() if stopping is None else stopping,
-                        warnings=warnings,
-                        config_file=config_file,
-                        control=control,
+    health = Health() if health is None else health
+    async with (
+        http_port(config, health=health, budget=budget) as http,
+        _opened_store(config, queue_files=budget.queue_files) as store,
+        open_metadata(config, unwritten=store.unwritten) as metadata,
+    ):
+        name_server = await open_name_server(config, budget=budget, tls=security.tls)
+        archive = Archive.build(config, store)
+        ports = Ports(config, are_kept=roles is not None)
+        with ports.closed():
+            async with trio.open_nursery() as services:
+                services.start_soon(metadata.run)
+                services.start_soon(watch_lock, store)
+                services.start_soon(security.run)
+                name_server_address = None
+                if name_server is not None:
+                    name_server_address = await services.start(
+                        partial(name_server.run, gate=budget.client_gate())
                     )
+                hangs = HangWatch(config.hang_timeout / 1000)
+                control = None
+                if config.enable_controller_mode and roles is not None:
+                    control = await _join_controllers(
+                        config,
+                        store,
+                        roles,
+                        services,
+                        ports=ports,
+                        security=security.client,
+                        hanging=hangs.hanging,
+                    )
+                parts = NodeParts(
+                    store=store,
+                    metadata=metadata,
+                    security=security,
+                    archive=archive,
+                    name_server=name_server,
+                    name_server_address=name_server_address,
+                    ports=ports,
+                    budget=budget,
+                    hangs=hangs,
+                    stopping=trio.Event() if stopping is None else stopping,
+                    health=health,
+                    http=http,
+                    warnings=warnings,
+                    config_file=config_file,
+                    control=control,
+                )
 
-                    def ready(first: Ready) -> None:
-                        on_ready(first)
-                        if archive is not None:
-                            services.start_soon(archive.service.run)
+                def ready(first: Ready) -> None:
+                    on_ready(first)
+                    if archive is not None:
+                        services.start_soon(archive.service.run)
 
-                    if roles is None:
-                        await serve_term(parts, config, ending=parts.stopping, on_ready=ready)
-                    else:
-                        from trioha.node.role_changes import serve_roles  # noqa: PLC0415
+                if roles is None:
+                    await serve_term(parts, config, ending=parts.stopping, on_ready=ready)
+                else:
+                    from trioha.node.role_changes import serve_roles  # noqa: PLC0415
 
-                        await serve_roles(parts, config, roles, on_ready=ready)
-                    services.cancel_scope.cancel()
+                    await serve_roles(parts, config, roles, on_ready=ready)
+                services.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _opened_store(config: BrokerConfig, *, queue_files: int) -> AsyncIterator[MessageStore]:
+    """The store, which is closed at the end of the block. Raises StoreError."""
+    store = await open_store(config, queue_files=queue_files, unwritten=Unwritten())
+    try:
+        yield store
     finally:
         await close_store(store)
 

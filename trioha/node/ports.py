@@ -1,4 +1,4 @@
-"""The listeners of a node: opened once, while roles may come and go.
+"""The listeners of a node for clients and slaves: opened once, while roles may come and go.
 
 Theory of operation. Servers close their listeners when they end. A node with one role gives its listeners
 away. A node whose role may change keeps them, and gives each role duplicates of their descriptors: the port
@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 import trio
-from attrs import field, frozen
+from attrs import frozen
 
 from trioha.config.broker import BrokerConfig
 from trioha.errors import ConfigError
@@ -25,8 +25,6 @@ from trioha.remoting.server import open_listeners
 
 HA_BACKLOG: Final = 50
 """As RocketMQ's listener (docs/protocol/ha.md#ha-port)."""
-METRICS_BACKLOG: Final = 16
-"""Connections for metrics that wait until they are accepted."""
 
 Listeners = list[trio.SocketListener]
 
@@ -41,9 +39,6 @@ class OpenPorts:
     slaves: Listeners
     """Of haListenPort."""
     slaves_address: Address
-    metrics: Listeners = field(factory=list)
-    """Of trioha.metricsPort; empty without it."""
-    metrics_address: Address | None = None
 
 
 class Ports:
@@ -68,11 +63,13 @@ class Ports:
         Raises ConfigError if one cannot be listened on.
         """
         config = self._config
-        host, metrics_host = config.bind_address, config.metrics_bind_address
+        host = config.bind_address
         with ExitStack() as opened:
             slaves = await self._listeners(
                 "slaves",
-                partial(_open, host, config.ha_listen_port, HA_BACKLOG, peers="slaves", key="haListenPort"),
+                partial(
+                    open_port, host, config.ha_listen_port, HA_BACKLOG, peers="slaves", key="haListenPort"
+                ),
                 opened,
             )
             clients = await self._listeners(
@@ -80,27 +77,11 @@ class Ports:
                 partial(open_listeners, host, config.listen_port, vip_port=config.vip_port),
                 opened,
             )
-            metrics: Listeners = []
-            if (port := config.metrics_port) is not None:
-                metrics = await self._listeners(
-                    "metrics",
-                    partial(
-                        _open,
-                        metrics_host,
-                        port,
-                        METRICS_BACKLOG,
-                        peers="Prometheus",
-                        key="trioha.metricsPort",
-                    ),
-                    opened,
-                )
             yield OpenPorts(
                 clients=clients,
-                clients_address=_reached(clients, host, config.broker_ip1),
+                clients_address=reached(clients, host, config.broker_ip1),
                 slaves=slaves,
-                slaves_address=_reached(slaves, host, config.broker_ip2),
-                metrics=metrics,
-                metrics_address=_reached(metrics, metrics_host, config.broker_ip1) if metrics else None,
+                slaves_address=reached(slaves, host, config.broker_ip2),
             )
 
     async def _listeners(
@@ -134,7 +115,7 @@ class Ports:
             self.end()
 
 
-def _reached(listeners: Listeners, host: str, broker_ip: str) -> Address:
+def reached(listeners: Listeners, host: str, broker_ip: str) -> Address:
     """Where others dial the first of the listeners on `host`."""
     port = listeners[0].socket.getsockname()[1]
     assert isinstance(port, int), "TCP addresses have it after the host"
@@ -146,7 +127,8 @@ def _duplicate(listener: trio.SocketListener) -> trio.SocketListener:
     return trio.SocketListener(listener.socket.dup())
 
 
-async def _open(host: str, port: int, backlog: int, *, peers: str, key: str) -> Listeners:
+async def open_port(host: str, port: int, backlog: int, *, peers: str, key: str) -> Listeners:
+    """Listen for `peers` on the port that `key` gives. Raises ConfigError."""
     try:
         return await trio.open_tcp_listeners(port, host=host, backlog=backlog)
     except OSError as error:

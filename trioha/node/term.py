@@ -12,7 +12,7 @@ serve_term
    +- services                    end after the connections of clients
       +- store                    flush, dispatch, the next log file, retention
       +- replication              group commit, a nursery per slave, on a slave the session with its master
-      +- metrics                  (only with trioha.metricsPort) serves them to Prometheus until the end
+      +- metrics                  (only with trioha.metricsPort) has them for the node's HTTP port
       +- pending                  counts timers that wait, and pops of a RocketMQ master; not on a slave
       +- metadata copies          asks the master for topics, groups and offsets; not on a master
       +- registration             a task for each name server of namesrvAddr
@@ -58,6 +58,7 @@ import structlog
 import trio
 from attrs import frozen
 
+from trioha.broker.health import CHANGING_ROLE, STOPPING, Facts, Health
 from trioha.broker.info import PartStatuses
 from trioha.broker.slave_reads import always
 from trioha.broker_status import ControlStatus
@@ -71,7 +72,7 @@ from trioha.node.budget import DescriptorBudget
 from trioha.node.hang_watch import HangWatch
 from trioha.node.late_imports import import_late
 from trioha.node.metadata import MetadataCopy, master_address, master_check
-from trioha.node.metrics import metrics_port
+from trioha.node.metrics import facts_of, sources_of
 from trioha.node.name_servers import registration_of
 from trioha.node.pending_messages import PendingCounter
 from trioha.node.ports import OpenPorts, Ports
@@ -89,7 +90,8 @@ from trioha.store.retention import EVERYTHING
 
 if TYPE_CHECKING:
     from trioha.broker.registration import BrokerRegistration
-    from trioha.metrics.port import MetricsPort
+    from trioha.metrics.port import HttpPort
+    from trioha.metrics.sources import Sources
     from trioha.namesrv.server import NameServer
 
 log = structlog.get_logger(__name__)
@@ -116,7 +118,7 @@ class Ready:
     name_server: Address | None = None
     """Where the embedded name server is reached, None if there is none."""
     metrics: Address | None = None
-    """Where Prometheus gets metrics, None without trioha.metricsPort."""
+    """Where Prometheus gets metrics and probes ask, None without trioha.metricsPort."""
 
     def line(self) -> str:
         """The ready line for stdout: `ready` and `key=value` pairs, quoted as for a shell."""
@@ -163,6 +165,10 @@ class NodeParts:
     """Syncs of the disk and changes of the role: a node that hangs sends no heartbeats to controllers."""
     stopping: trio.Event
     """Set when the node is to stop."""
+    health: Health
+    """Says whether the node is ready."""
+    http: HttpPort | None = None
+    """Of trioha.metricsPort."""
     warnings: tuple[str, ...] = ()
     """Of the configuration; part of the status."""
     config_file: ConfigFile | None = None
@@ -193,7 +199,7 @@ async def serve_term(
                 max_offset=parts.store.commit_log.max_offset,
                 session=session,
                 name_server=parts.name_server_address,
-                metrics=ports.metrics_address,
+                metrics=None if parts.http is None else parts.http.address,
             )
             await _serve(
                 parts, config, ports, term, sink=sink, ending=ending, on_ready=lambda: on_ready(ready)
@@ -211,7 +217,10 @@ class _Term:
     pending: PendingCounter
     registration: BrokerRegistration | None
     broker: BrokerService
-    metrics: MetricsPort | None
+    facts: Facts
+    """Of the node's readiness."""
+    metrics: Sources | None
+    """Of the metrics of `NodeParts.http`."""
 
 
 def _build(parts: NodeParts, config: BrokerConfig, ports: OpenPorts, *, sink: EventSink) -> _Term:
@@ -291,7 +300,10 @@ def _build(parts: NodeParts, config: BrokerConfig, ports: OpenPorts, *, sink: Ev
         pending=pending,
         registration=registration,
         broker=broker,
-        metrics=metrics_port(config, broker=broker, ha=ha, store=store_tasks, budget=budget),
+        facts=facts_of(config, broker=broker, store=store_tasks, hangs=parts.hangs),
+        metrics=None
+        if parts.http is None
+        else sources_of(config, parts.http, broker=broker, ha=ha, store=store_tasks, budget=budget),
     )
 
 
@@ -323,9 +335,8 @@ async def _serve(
         if not broker.puts.is_slave:
             services.start_soon(term.pending.run)
         await services.start(partial(term.ha.run, ports.slaves, gate=budget.ha_gate()))
-        if term.metrics is not None:
-            # Its connections are few and in the budget: an operator sees a shortage of descriptors.
-            await services.start(partial(term.metrics.run, ports.metrics, gate=budget.ha_gate()))
+        if parts.http is not None and term.metrics is not None:
+            await services.start(parts.http.run_metrics, term.metrics)
         async with trio.open_nursery() as clients:
             clients.start_soon(broker.updates.run, broker.server.connections.push)
             clients.start_soon(broker.consumers.run)
@@ -344,10 +355,12 @@ async def _serve(
                     # Clients of a node that is ready find it at its own name server.
                     with trio.move_on_after(REGISTERED_WITHIN_S):
                         await registration.registered.wait()
-            on_ready()
-            clients.start_soon(import_late)
-            await ending.wait()
+            with parts.health.serving(term.facts):
+                on_ready()
+                clients.start_soon(import_late)
+                await ending.wait()
             is_last = parts.stopping.is_set()
+            parts.health.ends(STOPPING if is_last else CHANGING_ROLE)
             if is_last:
                 parts.ports.end()
             else:
