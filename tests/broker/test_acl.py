@@ -292,11 +292,11 @@ NEEDS = {
     222: "SUB topic:T, SUB group:G",
     **dict.fromkeys((35, 38, 41, 42), "SUB group:G"),
     34: "SUB group:G, SUB topic:T",
-    **dict.fromkeys((17, 25, 200, 207, 215), "admin"),
+    **dict.fromkeys((17, 25, 200, 207, 215, 401), "admin"),
     **dict.fromkeys(
         (
             14, 21, 26, 28, 29, 30, 31, 32, 43, 45, 46, 60, 61, 201, 202, 203, 204, 208, 300, 305, 315, 317,
-            351, 352, 402, 907,
+            351, 352, 400, 402, 907,
         ),
         "a signature",
     ),

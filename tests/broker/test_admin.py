@@ -209,6 +209,16 @@ async def test_a_changed_group_is_in_its_file_when_the_answer_comes(broker):
     assert (value["groupName"], value["retryMaxTimes"]) == ("G", 3)
 
 
+async def test_a_client_of_5_x_that_asks_for_an_unknown_group_has_it_made(broker):
+    asked = (RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "New"})
+    assert (await broker.ask(*asked)).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    value = value_of(await broker.ask(*asked, version=int(Version.V5_3_3)))
+    assert (value["groupName"], value["retryMaxTimes"]) == ("New", 16)
+    assert broker.metadata.groups.find("New") is not None
+    wrong = await broker.ask(asked[0], {"group": "a/b"}, version=int(Version.V5_3_3))
+    assert wrong.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
 @pytest.mark.parametrize(
     "body",
     [

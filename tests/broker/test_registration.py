@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import asynccontextmanager
 
 import pytest
@@ -10,6 +11,7 @@ import trio.testing
 from attrs import define, evolve, field
 
 from trioha.broker.registration import BrokerEntry, BrokerRegistration
+from trioha.errors import PeerError
 from trioha.metadata.registration import body_crc, parse_registration
 from trioha.metadata.topics import TopicConfig, TopicTable
 from trioha.remoting.address import Address
@@ -39,6 +41,8 @@ class NameServer:
     hangs: bool = False
     refuses: bool = False
     answer: dict[str, str] = field(factory=dict)
+    routes: dict[str, object] = field(factory=dict)
+    """By topic."""
     server: RemotingServer = field(init=False)
     cut: trio.CancelScope = field(factory=trio.CancelScope)
 
@@ -57,6 +61,9 @@ class NameServer:
             return _never()
         if self.refuses:
             return response_to(request, 1, remark="no")
+        if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+            route = self.routes.get(request.ext_fields["topic"])
+            return response_to(request, 17 if route is None else 0, body=json.dumps(route).encode())
         return response_to(request, 0, ext_fields=self.answer)
 
 
@@ -253,3 +260,36 @@ async def test_a_changed_permission_is_registered_for_all_topics_with_a_new_vers
     # Name servers ignore the queues of a broker whose version they know.
     assert after.data_version != before.data_version
     assert {topic.perm for topic in after.topics.values()} == {4}
+
+
+# -- routes --------------------------------------------------------------------------------------------------
+
+
+async def test_the_queues_of_a_topic_at_all_brokers_are_asked_of_a_name_server_that_answers(world):
+    down, up = world.add("ns:1", is_down=True), world.add("ns:2")
+    registration = world.start()
+    await registration.registered.wait()
+    up.routes["T"] = {
+        "queueDatas": [
+            {"brokerName": name, "readQueueNums": 2, "writeQueueNums": 2, "perm": 6} for name in ("a", "b")
+        ],
+        "brokerDatas": [],
+    }
+    found = await registration.read_queues("T")
+    assert [(queue.broker_name, queue.queue_id) for queue in found] == [
+        ("a", 0),
+        ("a", 1),
+        ("b", 0),
+        ("b", 1),
+    ]
+    assert await registration.read_queues("Unknown") == ()
+    assert down.requests == []
+    up.refuses = True
+    with pytest.raises(PeerError, match="GET_ROUTEINFO_BY_TOPIC was refused: no"):
+        await registration.read_queues("T")
+
+
+async def test_without_a_name_server_there_is_no_route(world):
+    world.add("ns:1", is_down=True)
+    with pytest.raises(PeerError, match="the broker is registered with no name server"):
+        await world.start().read_queues("T")

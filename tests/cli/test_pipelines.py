@@ -15,7 +15,7 @@ from tests.ports import free_port
 from tests.waiting import wait_until
 from trioha.cli.consume import Output, Printing
 from trioha.client.messages import ReceivedMessage
-from trioha.client.route import MessageQueue
+from trioha.remoting.route import MessageQueue
 
 TRIOHA = [sys.executable, "-m", "trioha"]
 

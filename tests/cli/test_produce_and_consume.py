@@ -23,8 +23,8 @@ from trioha.cli.consume import WRITE_GRACE_S, Output, Printing, parse_start
 from trioha.cli.produce import LINE_BYTES_MAX, LineReader
 from trioha.client.consumer import Consumer, Start, StartAt
 from trioha.client.messages import Message, ReceivedMessage
-from trioha.client.route import MessageQueue
 from trioha.errors import ConfigError
+from trioha.remoting.route import MessageQueue
 
 TRIOHA = [sys.executable, "-m", "trioha"]
 RECEIVED = ReceivedMessage(

@@ -28,9 +28,9 @@ from trioha.cli.status_lines import print_rows
 from trioha.cli.status_rows import rows_of, summary_of
 from trioha.cli.status_tables import print_statuses
 from trioha.client.messages import ReceivedMessage
-from trioha.client.route import MessageQueue
 from trioha.errors import StoreError, TriohaError
 from trioha.node.logs import configure_logs
+from trioha.remoting.route import MessageQueue
 
 EVIL = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\x9b2J\x7f\u202e\n"
 SHOWN = r"\x1b]52;c;cm0gLXJm\x07\x1b[2J\x9b2J\x7f\u202e\n"

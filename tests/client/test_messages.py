@@ -7,8 +7,8 @@ import pytest
 import zstandard
 
 from trioha.client.messages import BODY_BYTES_MAX, Message, received_messages
-from trioha.client.route import MessageQueue
 from trioha.errors import LocalProtocolError, RemoteProtocolError
+from trioha.remoting.route import MessageQueue
 from trioha.store.message_properties import parse_properties
 from trioha.store.record import Host, Record, encode_record
 from trioha.store.record_layout import MAGIC_V1

@@ -8,11 +8,11 @@ import trio
 from tests.client.fakes import NAME_SERVER, FakeNameServer, FakeSends, fake_cluster, opened, route_body
 from trioha.client.messages import Message
 from trioha.client.producer import Producer, ProducerSettings, SendError, queue_of_key
-from trioha.client.route import MessageQueue
 from trioha.client.routes import REFRESH_INTERVAL_S, TopicNotFoundError
 from trioha.errors import PeerError
 from trioha.recording.events import PutStatus
 from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.route import MessageQueue
 
 MESSAGE = Message("T", b"hello", tag="x", keys=("k",))
 TWO = route_body({"a": 2, "b": 2})

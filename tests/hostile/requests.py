@@ -172,6 +172,27 @@ def _subscription_group(chance: random.Random) -> bytes:
     return damaged(json.dumps(body).encode(), chance)
 
 
+def _request_mode(chance: random.Random) -> bytes:
+    body = {
+        "topic": chance.choice(("TopicHostile", "%RETRY%group", "NoSuchTopic")),
+        "consumerGroup": f"group-{chance.randrange(9)}",
+        "mode": chance.choice(("POP", "PULL", "PUSH")),
+        "popShareQueueNum": chance.randrange(-2, 9),
+    }
+    return damaged(json.dumps(body).encode(), chance)
+
+
+def _assignment(chance: random.Random) -> bytes:
+    body = {
+        "topic": chance.choice(("TopicHostile", "%RETRY%group", "NoSuchTopic")),
+        "consumerGroup": f"group-{chance.randrange(9)}",
+        "clientId": f"c{chance.randrange(9)}",
+        "strategyName": chance.choice(("AVG", "AVG_BY_CIRCLE", "")),
+        "messageModel": chance.choice(("CLUSTERING", "BROADCASTING")),
+    }
+    return damaged(json.dumps(body).encode(), chance)
+
+
 def _broker_config(chance: random.Random) -> bytes:
     """Changes that no honest peer notices, or that are refused."""
     key, value = chance.choice(
@@ -364,6 +385,8 @@ REQUESTS: Final = (
     Request(RequestCode.GET_ALL_CONSUMER_OFFSET),
     Request(RequestCode.GET_ALL_DELAY_OFFSET),
     Request(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE),
+    Request(RequestCode.SET_MESSAGE_REQUEST_MODE, body=_request_mode),
+    Request(RequestCode.QUERY_ASSIGNMENT, body=_assignment),
     Request(
         RequestCode.RECALL_MESSAGE,
         (

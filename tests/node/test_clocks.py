@@ -12,7 +12,7 @@ from tests.node.wire import Wire, now_ms, pull_from, send_to
 from tests.node_process import FILE_BYTES, run_trioha
 from tests.waiting import wait_until
 from trioha.client.messages import ReceivedMessage, received_messages
-from trioha.client.route import MessageQueue
+from trioha.remoting.route import MessageQueue
 
 HOUR_S = 3600
 YEARS_S = 10 * 365 * 24 * HOUR_S

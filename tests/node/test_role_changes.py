@@ -30,7 +30,6 @@ from tests.waiting import wait_until
 from trioha.broker.delayed_delivery import DelayedDelivery
 from trioha.broker.transaction_service import TransactionService
 from trioha.client.messages import received_messages
-from trioha.client.route import MessageQueue
 from trioha.errors import TriohaError
 from trioha.ha.frames import encode_report
 from trioha.node.hang_watch import Work
@@ -38,6 +37,7 @@ from trioha.recording.reader import open_session
 from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, request
+from trioha.remoting.route import MessageQueue
 from trioha.remoting.send_message import put_status_name
 from trioha.remoting.server import RemotingServer
 from trioha.remoting.status_reader import fetch_status

@@ -10,10 +10,10 @@ from attrs import evolve
 
 from tests.node.client import Connection
 from trioha.client.messages import received_messages
-from trioha.client.route import MessageQueue
 from trioha.remoting.codec import encode
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, request
+from trioha.remoting.route import MessageQueue
 from trioha.remoting.send_message import SendMessageRequestHeader, send_request
 
 

@@ -38,6 +38,7 @@ ADMIN_CODES: Final = frozenset(
         RequestCode.DELETE_TOPIC_IN_BROKER,
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
         RequestCode.DELETE_SUBSCRIPTIONGROUP,
+        RequestCode.SET_MESSAGE_REQUEST_MODE,
     )
 )
 """Requests that only an admin may send."""

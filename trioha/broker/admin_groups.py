@@ -18,7 +18,7 @@ from trioha.errors import RemoteProtocolError
 from trioha.metadata.groups import GROUP_CHARS_MAX, SubscriptionGroup
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.table import TableFull
-from trioha.remoting.codes import ResponseCode
+from trioha.remoting.codes import ResponseCode, Version
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
 from trioha.remoting.fastjson import JsonLimits, parse_json
 from trioha.remoting.header_fields import HeaderFields
@@ -74,9 +74,19 @@ class AdminGroups:
         return when_written(self._metadata.groups, response_to(request, ResponseCode.SUCCESS))
 
     def config(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand:
-        """GET_SUBSCRIPTIONGROUP_CONFIG: one group. Raises BadRequestError."""
+        """GET_SUBSCRIPTIONGROUP_CONFIG: one group, made for a client of 5.x if it may be.
+
+        Raises BadRequestError.
+        """
         name = HeaderFields(request.ext_fields).text("group")
-        group = self._metadata.groups.find(name)
+        groups = self._metadata.groups
+        try:
+            if self._is_slave or request.version < Version.V5_0_0 or not _NAME.fullmatch(name):
+                group = groups.find(name)
+            else:
+                group = groups.find_or_create(name)
+        except TableFull as full:
+            raise BadRequestError(str(full)) from None
         if group is None:
             raise BadRequestError(
                 f"No group in this broker. group: {name[:300]}",

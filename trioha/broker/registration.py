@@ -27,6 +27,7 @@ from trioha.net.error_boundary import ErrorBoundary
 from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import RemotingCommand, request
+from trioha.remoting.route import MessageQueue, parse_route
 
 log = structlog.get_logger(__name__)
 
@@ -94,6 +95,8 @@ class BrokerRegistration:
         self._on_master_address = on_master_address
         self._connect = connect
         self._entry_changes = 0
+        self._clients: dict[str, RemotingClient] = {}
+        """Name servers that the broker is registered with now."""
         self.registered = trio.Event()
         """Set when a name server has the broker for the first time."""
         self._stopping = trio.Event()
@@ -104,6 +107,28 @@ class BrokerRegistration:
         self._entry = evolve(self._entry, permission=permission)
         self._entry_changes += 1
         self._topics.note_all_changed()
+
+    async def read_queues(self, topic: str) -> Sequence[MessageQueue]:
+        """The queues of a topic at all brokers that may be read; none if no broker has it.
+
+        Raises PeerError if no name server answers, RemoteProtocolError if an answer makes no sense.
+        """
+        reason = "the broker is registered with no name server"
+        for client in tuple(self._clients.values()):
+            try:
+                answer = await client.request(
+                    request(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields={"topic": topic}),
+                    timeout_s=self._timeout_s,
+                )
+            except PeerError as error:
+                reason = error.reason
+                continue
+            if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+                return ()
+            if answer.code == ResponseCode.SUCCESS:
+                return parse_route(answer.body).read_queues(topic)
+            reason = f"GET_ROUTEINFO_BY_TOPIC was refused: {(answer.remark or '')[:200]}"
+        raise PeerError(reason, address=";".join(self._name_servers))
 
     async def run(self) -> None:
         """Stay registered until `stop`. Cancelled, it closes the connections without unregistering."""
@@ -128,7 +153,10 @@ class BrokerRegistration:
             with BOUNDARY.around(address):
                 try:
                     async with self._connect(address) as client:
-                        await self._use(client, link)
+                        try:
+                            await self._use(client, link)
+                        finally:
+                            self._clients.pop(address, None)
                 except (PeerError, RemoteProtocolError) as error:
                     if not self._stopping.is_set() and (link.is_registered or not is_reported):
                         log.warning(
@@ -198,6 +226,7 @@ class BrokerRegistration:
         if not link.is_registered:
             log.info("registered with a name server", name_server=link.address, topics=len(changed))
         link.is_registered, link.topics = True, topics
+        self._clients[link.address] = client
         self.registered.set()
         self._take_master(answer)
 

@@ -26,9 +26,9 @@ from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
 from trioha.client.consumer import Consumer, ConsumerSettings, Start
 from trioha.client.messages import Message, ReceivedMessage
 from trioha.client.producer import Producer, ProducerSettings, SendError
-from trioha.client.route import MessageQueue
 from trioha.errors import ConfigError, LocalProtocolError, PeerError
 from trioha.node.logs import configure_logs
+from trioha.remoting.route import MessageQueue
 
 BATCHES_WAITING_MAX: Final = 2
 """Batches of one queue that wait until those before them are sent: the others stay at the source."""

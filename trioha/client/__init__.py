@@ -4,8 +4,8 @@ from trioha.client.cluster import open_cluster
 from trioha.client.consumer import Consumer, ConsumerSettings, Start, StartAt
 from trioha.client.messages import Message, ReceivedMessage
 from trioha.client.producer import Producer, ProducerSettings, SendError, SendResult
-from trioha.client.route import MessageQueue
 from trioha.client.routes import TopicNotFoundError
+from trioha.remoting.route import MessageQueue
 
 __all__ = [
     "Consumer",

@@ -22,13 +22,13 @@ import trio
 from trioha.client.connections import Connections, Open
 from trioha.client.heartbeats import HEARTBEAT_INTERVAL_S, heartbeat, new_client_id, unregistration
 from trioha.client.memberships import Consumption, Memberships
-from trioha.client.route import MessageQueue
 from trioha.client.routes import NameServers, RouteTable, SingleBroker
 from trioha.errors import ConfigError, PeerError
 from trioha.remoting.address import parse_address
 from trioha.remoting.client import NO_SECURITY, ClientSecurity
 from trioha.remoting.codes import ResponseCode, response_code_name
 from trioha.remoting.command import RemotingCommand
+from trioha.remoting.route import MessageQueue
 from trioha.remoting.subscriptions import Subscription
 
 log = structlog.get_logger(__name__)

@@ -37,20 +37,20 @@ import trio
 from attrs import define, evolve, field, frozen
 from attrs.validators import ge
 
-from trioha.client.allocation import allocate
 from trioha.client.cluster import Cluster, ClusterPlace, in_background
 from trioha.client.failed_brokers import FailedBrokers
 from trioha.client.messages import ReceivedMessage, received_messages
 from trioha.client.progress import QueueProgress
-from trioha.client.route import MASTER_ID, MessageQueue, TopicRoute
 from trioha.client.routes import TopicNotFoundError
 from trioha.errors import PeerError, RemoteProtocolError
 from trioha.metadata.topics import retry_topic
 from trioha.numbers import I64, NATURAL64, parse_int
+from trioha.remoting.allocation import allocate
 from trioha.remoting.codes import RequestCode, ResponseCode, Version, response_code_name
 from trioha.remoting.command import RemotingCommand, request
 from trioha.remoting.fastjson import parse_json
 from trioha.remoting.pull_message import PullFlag
+from trioha.remoting.route import MASTER_ID, MessageQueue, TopicRoute
 from trioha.remoting.subscriptions import Subscription
 from trioha.store.topics import RETRY_TOPIC_PREFIX
 

@@ -10,10 +10,10 @@ import trio
 from attrs import frozen
 
 from trioha.client.offset_reset import OffsetReset
-from trioha.client.route import MessageQueue
 from trioha.errors import RemoteProtocolError
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import RemotingCommand
+from trioha.remoting.route import MessageQueue
 from trioha.remoting.subscriptions import Subscription
 
 log = structlog.get_logger(__name__)

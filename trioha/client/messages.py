@@ -16,8 +16,8 @@ from typing import Final
 from attrs import field, frozen
 from attrs.validators import instance_of, optional
 
-from trioha.client.route import MessageQueue
 from trioha.errors import LocalProtocolError, RemoteProtocolError
+from trioha.remoting.route import MessageQueue
 from trioha.store.message_bodies import COMPRESSED, ZLIB, compression_of, decode_body
 from trioha.store.message_properties import PROPERTIES_BYTES_MAX, encode_properties, parse_properties
 from trioha.store.record import Blank, Record, RecordError, decode_record

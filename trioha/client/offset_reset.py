@@ -11,11 +11,11 @@ from typing import Final
 
 from attrs import frozen
 
-from trioha.client.route import MessageQueue
 from trioha.errors import RemoteProtocolError
 from trioha.numbers import NATURAL32, NATURAL64, parse_int
 from trioha.remoting.command import RemotingCommand
 from trioha.remoting.fastjson import JsonLimits, parse_json
+from trioha.remoting.route import MessageQueue
 
 _LIMITS: Final = JsonLimits(containers_max=20_000, dialect_chars_max=4 << 20)
 

@@ -25,11 +25,11 @@ from attrs.validators import ge, gt
 
 from trioha.client.cluster import Cluster, ClusterPlace
 from trioha.client.messages import Message
-from trioha.client.route import MessageQueue, TopicRoute
 from trioha.client.routes import TOPICS_MAX, TopicNotFoundError
 from trioha.errors import PeerError, RemoteProtocolError
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import RemotingCommand
+from trioha.remoting.route import MessageQueue, TopicRoute
 from trioha.remoting.send_message import (
     DEFAULT_TOPIC,
     PUT_STATUS_CODES,

@@ -16,10 +16,10 @@ import trio
 from attrs import evolve, frozen
 
 from trioha.client.connections import Connections
-from trioha.client.route import MASTER_ID, READ, WRITE, QueueData, TopicRoute, parse_route
 from trioha.errors import PeerError, RemoteProtocolError
 from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
 from trioha.remoting.command import request
+from trioha.remoting.route import MASTER_ID, READ, WRITE, QueueData, TopicRoute, parse_route
 from trioha.remoting.send_message import DEFAULT_TOPIC
 from trioha.store.topics import RETRY_TOPIC_PREFIX
 

@@ -1,7 +1,6 @@
-"""Tables of 5.x that trioha keeps for others: how groups pull (402), and the state of timers (60, 61).
+"""Tables of 5.x: how groups receive (401, 402), and the state of timers (60, 61).
 
-trioha has neither POP nor timer messages. A slave copies these tables from a 5.x master, and a promoted slave
-gives them to 5.x slaves, so that they are not lost on the way through trioha
+A slave copies them from a 5.x master, and a promoted slave gives them to 5.x slaves
 (docs/protocol/ha.md#metadata-requests, docs/protocol/store.md#configuration-files).
 
 `messageRequestMode.json` is RocketMQ's file. The state of timers stands in a file of trioha's own: RocketMQ's
@@ -30,7 +29,7 @@ from attrs import field, frozen
 
 from trioha.errors import RemoteProtocolError
 from trioha.metadata.data_version import DataVersion
-from trioha.metadata.table import MetadataTable, wall_clock_ms
+from trioha.metadata.table import MetadataTable, TableFull, wall_clock_ms
 from trioha.metadata.values import members, pop_value, signed
 
 _POSITIONS: Final = Struct(">qqqq")
@@ -83,6 +82,22 @@ class RequestModes(MetadataTable):
     def _snapshot(self) -> Callable[[], Mapping[str, object]]:
         modes = self.modes
         return lambda: {"messageRequestModeMap": modes}
+
+    def find(self, topic: str, group: str) -> Mapping[str, object] | None:
+        """The mode of a group in a topic, as RocketMQ's JSON object; None if none was set."""
+        groups = self.modes.get(topic)
+        found = groups.get(group) if isinstance(groups, Mapping) else None
+        return found if isinstance(found, Mapping) else None
+
+    def put(self, topic: str, group: str, mode: Mapping[str, object], *, modes_max: int) -> None:
+        """Set the mode of a group in a topic. Raises TableFull for one more than `modes_max`."""
+        groups = self.modes.get(topic)
+        known = groups if isinstance(groups, Mapping) else {}
+        number = sum(len(one) for one in self.modes.values() if isinstance(one, Mapping))
+        if group not in known and number >= modes_max:
+            raise TableFull(f"{number} request modes of groups, as many as there may be consumer groups")
+        self.modes = {**self.modes, topic: {**known, group: mode}}
+        self._note_change()
 
     def replace_all(self, modes: Mapping[str, object]) -> None:
         """Be a copy of another broker's table."""

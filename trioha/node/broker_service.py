@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from trioha.broker.metadata_processor import MetadataProcessor
 from trioha.broker.processor import BrokerProcessor
 from trioha.broker.puts import PutService
 from trioha.broker.recall_processor import RecallProcessor
+from trioha.broker.request_modes import RequestModeProcessor, own_queues
 from trioha.broker.retries import Retries
 from trioha.broker.send_back_processor import SendBackProcessor, topic_at
 from trioha.broker.send_processor import SendProcessor
@@ -27,6 +28,7 @@ from trioha.compiled import description
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.config.update import ConfigFile
 from trioha.metadata.metadata_store import MetadataStore
+from trioha.metadata.topics import TopicTable
 from trioha.node.administration import Administration, run_time_settings
 from trioha.node.budget import DescriptorBudget
 from trioha.node.consumers import Consumers
@@ -40,6 +42,7 @@ from trioha.remoting.address import Address
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.connections import Connections
 from trioha.remoting.pull_forms import PullForms
+from trioha.remoting.route import MessageQueue
 from trioha.remoting.server import RemotingServer, ServerLimits
 from trioha.remoting.serving import Handler
 from trioha.store.message_store import MessageStore
@@ -184,6 +187,14 @@ class BrokerService:
                 registration=registration,
             ),
         )
+        modes = RequestModeProcessor(
+            metadata,
+            consumers.clients,
+            retries,
+            route=partial(_read_queues, registration, metadata.topics, config.broker_name),
+            groups_max=config.groups_max,
+            is_slave=puts.is_slave,
+        )
         access = security.access_control(topic_at=partial(topic_at, store.reads))
         info = BrokerInfo(
             _identity(config, ha_address=ha_address, warnings=warnings),
@@ -211,6 +222,7 @@ class BrokerService:
                 RequestCode.CONSUMER_SEND_MSG_BACK: send_back.answer,
                 RequestCode.RECALL_MESSAGE: RecallProcessor(puts, metadata.topics, timers.messages).answer,
                 **transactions.handlers,
+                **modes.handlers,
                 **MetadataProcessor(metadata, store, timers.first_ms).handlers,
                 **handlers,
             },
@@ -229,6 +241,15 @@ class BrokerService:
             on_closed=consumers.connection_closed,
         )
         return cls(server, info, puts, updates, consumers, delivery, timers, admin, transactions)
+
+
+async def _read_queues(
+    registration: BrokerRegistration | None, topics: TopicTable, broker_name: str, topic: str
+) -> Sequence[MessageQueue]:
+    """The readable queues of a topic: at all brokers, if there are name servers."""
+    if registration is None:
+        return own_queues(topics, broker_name, topic)
+    return await registration.read_queues(topic)
 
 
 def _identity(config: BrokerConfig, *, ha_address: Address, warnings: tuple[str, ...]) -> BrokerStatus:

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tests.client.fakes import route_body
-from trioha.client.route import BROKERS_MAX, MessageQueue, TopicRoute, parse_route
 from trioha.errors import RemoteProtocolError
+from trioha.remoting.route import BROKERS_MAX, MessageQueue, TopicRoute, parse_route
 
 BARE = (
     b'{"brokerDatas":[{"brokerAddrs":{0:"10.0.0.1:10911",1:"10.0.0.2:10911"},"brokerName":"a",'
