@@ -41,22 +41,18 @@ _OFFSET = attrgetter("offset")
 class Watermark:
     """An offset in bytes, with waits for it. The module's docstring says how it moves."""
 
-    __slots__ = ("_offset", "_waits", "rewinds")
+    __slots__ = ("_waits", "offset", "rewinds")
 
     def __init__(self, offset: int = 0) -> None:
-        self._offset = offset
+        self.offset = offset
+        """Where the mark is now, in bytes. Changed by the methods only."""
         self.rewinds = 0
         """How often bytes were cut: with another number, an offset is one of other bytes."""
         self._waits: list[_Wait] = []
         """By offset, ascending."""
 
     def __repr__(self) -> str:
-        return f"<Watermark {self._offset}, {self.waiting} waiting>"
-
-    @property
-    def offset(self) -> int:
-        """Where the mark is now, in bytes."""
-        return self._offset
+        return f"<Watermark {self.offset}, {self.waiting} waiting>"
 
     @property
     def waiting(self) -> int:
@@ -68,9 +64,9 @@ class Watermark:
 
         An offset at or below the mark changes nothing.
         """
-        if offset <= self._offset:
+        if offset <= self.offset:
             return
-        self._offset = offset
+        self.offset = offset
         waits = self._waits
         while waits and waits[0].offset <= offset:
             wait = waits.pop(0)
@@ -82,8 +78,8 @@ class Watermark:
 
         Waits end also if the mark is at `offset` already: the bytes before it may be others now.
         """
-        assert offset <= self._offset, f"rewind goes back only: {self._offset} -> {offset}"
-        self._offset = offset
+        assert offset <= self.offset, f"rewind goes back only: {self.offset} -> {offset}"
+        self.offset = offset
         self.rewinds += 1
         waits, self._waits = self._waits, []
         for wait in waits:
@@ -91,12 +87,12 @@ class Watermark:
 
     def lower(self, offset: int) -> None:
         """Move the mark back to `offset`, since fewer copies of the same bytes are known. Waits continue."""
-        assert offset <= self._offset, f"lower goes back only: {self._offset} -> {offset}"
-        self._offset = offset
+        assert offset <= self.offset, f"lower goes back only: {self.offset} -> {offset}"
+        self.offset = offset
 
     def move_to(self, offset: int) -> None:
         """`advance` or `rewind`, whichever leads to `offset`."""
-        if offset >= self._offset:
+        if offset >= self.offset:
             self.advance(offset)
         else:
             self.rewind(offset)
@@ -106,7 +102,7 @@ class Watermark:
 
         Returns without a checkpoint if it is there already. Cancelling leaves nothing behind.
         """
-        if offset <= self._offset:
+        if offset <= self.offset:
             return True
         wait = _Wait(offset)
         insort(self._waits, wait, key=_OFFSET)

@@ -34,6 +34,6 @@ def test_a_frame_is_the_one_that_the_codec_encodes(version, numbers, opaque, bod
         ext_fields=header.to_ext_fields(version=version),
         body=body,
     )
-    frame = FoundHead(asked(version), remark="FOUND").frame(header, opaque=opaque, body_bytes=len(body))
+    frame = FoundHead(asked(version), remark="FOUND").frame(*numbers, opaque=opaque, body_bytes=len(body))
     assert frame == encode_head(answer)
     assert (b"topicSysFlag" in frame) == (version == 479)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trioha.remoting.in_flight import SLICES_COPIED_BYTES_MAX, InFlight
+from trioha.remoting.in_flight import COPIED_BYTES_MAX, InFlight
 from trioha.remoting.memory import ClientMemory
 from trioha.remoting.serving import ServerLimits, ServerStatistics
 
@@ -115,7 +115,7 @@ def test_a_pushed_frame_is_sent_in_its_order_and_is_no_answer(connection):
 @pytest.mark.parametrize("is_copied", [True, False])
 def test_short_slices_are_copied_and_long_ones_are_sent_as_they_are(connection, is_copied):
     in_flight = connection.in_flight
-    data = bytes(SLICES_COPIED_BYTES_MAX if is_copied else SLICES_COPIED_BYTES_MAX + 1)
+    data = bytes(COPIED_BYTES_MAX - 1 if is_copied else COPIED_BYTES_MAX)
     view = memoryview(data)
     connection.begin(cost_bytes=100)
     in_flight.answer((b"h",), 1 + len(data), cost_bytes=100, slices=(view,))

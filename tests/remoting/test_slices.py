@@ -11,12 +11,12 @@ from trioha.net.transport import SocketTransport
 from trioha.remoting.client import open_client
 from trioha.remoting.codec import encode
 from trioha.remoting.command import RemotingCommand, request, response_to
-from trioha.remoting.in_flight import SLICES_COPIED_BYTES_MAX
+from trioha.remoting.in_flight import COPIED_BYTES_MAX
 from trioha.remoting.server import RemotingServer
 
 CODE = 11
-SMALL = SLICES_COPIED_BYTES_MAX // 4
-LARGE = 4 * SLICES_COPIED_BYTES_MAX
+SMALL = COPIED_BYTES_MAX // 4
+LARGE = 4 * COPIED_BYTES_MAX
 
 
 class Slices:

@@ -104,8 +104,8 @@ class PullChecks:
         header, group = kept.header, kept.group
         if (
             kept.settings is not settings
-            or self._metadata.groups.find(header.group) is not group
-            or self._metadata.topics.find(header.topic) is not kept.topic
+            or self._metadata.groups.entries.get(header.group) is not group
+            or self._metadata.topics.entries.get(header.topic) is not kept.topic
         ):
             return False
         if header.has(PullFlag.SUBSCRIPTION):

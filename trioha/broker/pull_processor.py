@@ -135,15 +135,15 @@ class PullProcessor:
         result = self._read(kept, pull.queue_offset)
         if result.status is not _FOUND or kept.head is None:
             return None
-        answer = PullResponseHeader(
+        head = kept.head.frame(
             self._suggested_broker_id(kept, result),
             result.next_begin_offset,
             result.min_offset,
             result.max_offset,
+            opaque=pull.opaque,
+            body_bytes=result.total_bytes,
         )
-        body_bytes = result.total_bytes
-        head = kept.head.frame(answer, opaque=pull.opaque, body_bytes=body_bytes)
-        if not fits(len(head) + body_bytes):
+        if not fits(len(head) + result.total_bytes):
             release(list(result.records))
             return None
         # A pull counts when nothing can keep its answer from being sent.

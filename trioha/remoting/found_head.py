@@ -33,13 +33,16 @@ class FoundHead:
             text = text.replace(str(mark).encode(), b"%d", 1)
         self._text = text
 
-    def frame(self, header: PullResponseHeader, *, opaque: int, body_bytes: int) -> bytes:
-        """The frame, without its body, of the answer to a pull of the form."""
-        text = self._text % (
-            header.suggested_broker_id,
-            header.next_begin_offset,
-            header.min_offset,
-            header.max_offset,
-            opaque,
-        )
+    def frame(
+        self,
+        suggested_broker_id: int,
+        next_begin_offset: int,
+        min_offset: int,
+        max_offset: int,
+        *,
+        opaque: int,
+        body_bytes: int,
+    ) -> bytes:
+        """The frame, without its body, of the answer to a pull of the form; as `PullResponseHeader`."""
+        text = self._text % (suggested_broker_id, next_begin_offset, min_offset, max_offset, opaque)
         return _HEAD.pack(4 + len(text) + body_bytes, len(text)) + text

@@ -28,8 +28,8 @@ REQUEST_BYTES: Final = 4096
 HEADER_FACTOR: Final = 4
 """Largest ratio of a header's memory to its bytes: a text with one wide character needs four bytes for each
 of its characters."""
-SLICES_COPIED_BYTES_MAX: Final = 8 * 1024
-"""Slices of an answer up to so many bytes are copied: that costs less than a call that sends each of them."""
+COPIED_BYTES_MAX: Final = 8 * 1024
+"""The slices of an answer of up to so many bytes are copied: that costs less than a call that sends each."""
 
 
 class InFlight:
@@ -123,8 +123,12 @@ class InFlight:
         self._account.change(answer_bytes - cost_bytes)
         self.outbox_bytes += answer_bytes
         self._outbox += parts
-        if slices:
-            self._put_slices(slices)
+        if slices and answer_bytes > COPIED_BYTES_MAX:
+            self._outbox += slices
+            self.has_slices = True
+        elif slices:
+            self._outbox.append(b"".join(slices))
+            release(list(slices))
         self._answered += requests
         self._counters.responses += requests
 
@@ -139,27 +143,25 @@ class InFlight:
         self.outbox_bytes += len(frame)
         self._account.change(len(frame))
 
-    def _put_slices(self, slices: tuple[memoryview, ...]) -> None:
-        if sum(map(len, slices)) > SLICES_COPIED_BYTES_MAX:
-            self._outbox += slices
-            self.has_slices = True
-        else:
-            self._outbox.append(b"".join(slices))
-            release(list(slices))
-
     # -- sends -----------------------------------------------------------------------------------------
 
-    def take_outbox(self) -> None:
-        """The bytes of the outbox become those of the current send. The last send must be over."""
+    def take_outbox(self) -> bool:
+        """The bytes of the outbox become those of the current send; False if there are none.
+
+        The last send must be over.
+        """
+        if not self._outbox:
+            return False
         if self.has_slices:
             self.sending, self._outbox = self._outbox, []
             self.has_slices = False
-        elif self._outbox:
+        else:
             # One block: many small parts cost more than their copy.
             self.sending = [b"".join(self._outbox)]
             release(self._outbox)
         self._sending_requests, self._answered = self._answered, 0
         self._sending_bytes, self.outbox_bytes = self.outbox_bytes, 0
+        return True
 
     def sent(self) -> None:
         """All bytes of the current send were sent."""

@@ -40,7 +40,7 @@ class RequestReader:
         self._limits = limits
         self.scope = trio.CancelScope()
         """Cancelled to stop the reader; its deadline is that of the unfinished frame."""
-        self._has_clock = False
+        self.has_clock = False
         """Whether the clock of an unfinished frame runs."""
 
     async def receive(self) -> bytes:
@@ -103,15 +103,15 @@ class RequestReader:
         unfinished_bytes = self._decoder.buffered_bytes
         if not unfinished_bytes:
             return
-        if not self._has_clock:
+        if not self.has_clock:
             self.scope.deadline = trio.current_time() + self._limits.frame_timeout_s
-            self._has_clock = True
+            self.has_clock = True
         self._account.note_frame(unfinished_bytes, self._decoder.wanted_bytes)
 
     def stop_clock(self) -> None:
         """Stop the clock of the unfinished frame, if that is complete now."""
-        if self._has_clock and not self._account.unfinished_bytes:
-            self._has_clock = False
+        if not self._account.unfinished_bytes:
+            self.has_clock = False
             self.scope.deadline = math.inf
 
     async def paused(self, wait: Awaitable[None]) -> None:

@@ -227,7 +227,8 @@ class ServerConnection:
         handling, in_flight = self._handling, self._in_flight
         while True:
             requests = handling.handle_next(REQUESTS_PER_TURN - handled % REQUESTS_PER_TURN)
-            self._reader.stop_clock()
+            if self._reader.has_clock:
+                self._reader.stop_clock()
             if handling.waits:
                 self._begin_waits(tasks)
             if not requests:
@@ -370,10 +371,9 @@ class ServerConnection:
     def _send(self) -> None:
         """Send the outbox as far as the socket accepts it at once; the writer sends the rest."""
         in_flight = self._in_flight
-        if not in_flight.has_outgoing:
-            return
         if not in_flight.sending:
-            in_flight.take_outbox()
+            if not in_flight.take_outbox():
+                return
             send_parts_now(self._stream, in_flight.sending)
             if not in_flight.sending:
                 in_flight.sent()

@@ -57,23 +57,20 @@ class MappedFile:
     (docs/where-time-goes.md#what-all-paths-share).
     """
 
-    __slots__ = ("_descriptor", "path", "size", "start_offset", "view")
+    __slots__ = ("_descriptor", "end_offset", "path", "size", "start_offset", "view")
 
     def __init__(self, path: Path, *, size: int, start_offset: int) -> None:
         self.path = path
         self.size = size
         self.start_offset = start_offset
+        self.end_offset = start_offset + size
+        """Offset of the first byte after this file."""
         self.view = _NOT_MAPPED
         """The whole file, while it is mapped; empty at other times."""
         self._descriptor: SharedDescriptor | None = None
 
     def __repr__(self) -> str:
         return f"<MappedFile {self.path.name}, {self.size} bytes>"
-
-    @property
-    def end_offset(self) -> int:
-        """Offset of the first byte after this file."""
-        return self.start_offset + self.size
 
     @property
     def is_held(self) -> bool:

@@ -95,11 +95,8 @@ class GetResult:
     to be joined."""
     messages: int = 0
     """Number of messages in `records`; more than the records only in batch topics."""
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all records."""
-        return sum(map(len, self.records))
+    total_bytes: int = 0
+    """Bytes of all records."""
 
 
 class MessageReader:
@@ -159,7 +156,10 @@ class MessageReader:
             neighbours = self._neighbours(raw, limits, wanted)
             if neighbours is not None:
                 messages, records = neighbours
-                return GetResult(GetStatus.FOUND, offset + messages, low, high, records, (), messages)
+                total_bytes = sum(map(len, records))
+                return GetResult(
+                    GetStatus.FOUND, offset + messages, low, high, records, (), messages, total_bytes
+                )
         return self._get_from(queue, offset, limits, wanted, high=high, joined=joined)
 
     def get_common(
@@ -181,7 +181,7 @@ class MessageReader:
         if found is None:
             return None
         messages, records = found
-        return GetResult(_FOUND, offset + messages, low, high, (records,), (), messages)
+        return GetResult(_FOUND, offset + messages, low, high, (records,), (), messages, len(records))
 
     def _neighbours(
         self, raw: bytes, limits: ReadLimits, wanted: frozenset[int] | None
@@ -257,7 +257,7 @@ class MessageReader:
         else:
             status = GetStatus.MESSAGE_WAS_REMOVING if removed else GetStatus.NO_MATCHED_MESSAGE
         queue_offsets = () if joined else tuple(offsets)
-        return GetResult(status, next_offset, low, high, tuple(records), queue_offsets, messages)
+        return GetResult(status, next_offset, low, high, tuple(records), queue_offsets, messages, total_bytes)
 
     def _record(self, physical_offset: int, size: int) -> memoryview | None:
         """The record that an entry names; None if the log has no such record there."""
