@@ -71,7 +71,8 @@ def read_pull_at(data: bytes, at: i64, frame_bytes_max: i64, header_bytes_max: i
 
 def read_pull(header: bytes) -> PullNumbers | None:
     """The numbers of a pull's header, and what is left of it; None if it is not one of Java's clients."""
-    if not header.startswith((PULL_START, LITE_PULL_START)) or CUT in header:
+    # A number is looked for: with bytes Python first tries them as a number, and makes an error of it.
+    if not header.startswith((PULL_START, LITE_PULL_START)) or CUT[0] in header:
         return None
     opaque_at: i64 = header.find(OPAQUE) + len(OPAQUE)
     offset_at: i64 = header.find(QUEUE_OFFSET) + len(QUEUE_OFFSET)
