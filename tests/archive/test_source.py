@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.archive.support import Log
 from tests.kernels import WAYS, kernels
 from tests.store.support import STORES, VECTORS
+from trioha.archive.config_files import read_config_files
 from trioha.archive.errors import ArchiveError, DamagedSourceError
 from trioha.archive.source import LOOK_AHEAD_BYTES, LogSource
 from trioha.store.read_only_commit_log import ReadOnlyCommitLog
@@ -206,3 +207,11 @@ def test_more_than_64_topics_are_not_listed(tmp_path):
         log.append(topic=f"t{number}")
     (part,) = parts_of(source_of(log))
     assert part.topics is None
+
+
+def test_no_archive_has_the_users_of_a_broker(tmp_path):
+    folder = tmp_path / "config"
+    folder.mkdir()
+    for name in ("topics.json", "triohaAuth.json", "triohaAuth.json.bak"):
+        (folder / name).write_text("{}")
+    assert read_config_files(tmp_path, bytes_max=100) == {"topics.json": "{}"}

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from tests.hostile.requests import SERVED
 from tests.remoting.recorded import VECTORS, commands
 from trioha.broker.acl import AccessControl
-from trioha.broker.acl_resources import ADMIN_CODES, needs_of
 from trioha.broker.acl_rules import AclRules, parse_acl
+from trioha.broker.touched import TABLE, Around, needs_admin
 from trioha.remoting.address import Address
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, request, response_to
@@ -49,11 +48,13 @@ def served(asked, peer):
 
 TOPICS = {100: "Orders", 200: "Other", 300: "%RETRY%workers", 400: "%RETRY%others"}
 """Of the records at these offsets of the log."""
+AROUND = Around("check", TOPICS.get)
+ADMIN_CODES = sorted(filter(needs_admin, TABLE))
 
 
 def control(**options):
     rules = parse_acl(RULES, file=FILE)
-    return AccessControl(lambda: rules, topic_at=TOPICS.get, **options)
+    return AccessControl(lambda: rules, AROUND, **options)
 
 
 def ask(acl, asked, host=PEER.address.host):
@@ -190,7 +191,7 @@ def test_each_request_needs_its_permissions(account, asked, remark):
     assert answer.code == (ResponseCode.SUCCESS if remark is None else ResponseCode.SYSTEM_ERROR)
 
 
-@pytest.mark.parametrize("code", sorted(ADMIN_CODES))
+@pytest.mark.parametrize("code", ADMIN_CODES)
 def test_changes_of_topics_groups_and_configuration_need_an_admin(code):
     acl = control()
     assert ask(acl, signed(request(code), ACCOUNTS["rocketmq2"])).code == ResponseCode.SUCCESS
@@ -223,7 +224,7 @@ def test_addresses_of_white_lists_need_no_signature():
 
 def test_new_rules_hold_from_the_next_request_on():
     rules = parse_acl(RULES, file=FILE)
-    acl = AccessControl(lambda: rules, topic_at=TOPICS.get)
+    acl = AccessControl(lambda: rules, AROUND)
     asked = signed(send("Orders"), ACCOUNTS["producer-only"])
     assert ask(acl, asked).code == ResponseCode.SUCCESS
     assert ask(acl, send("Orders"), "198.51.100.77").code == ResponseCode.SUCCESS
@@ -280,49 +281,3 @@ def test_refusals_are_logged_once_a_minute_with_their_number():
         ("192.0.2.7:5555", 310, 2),
     ]
     assert lines[0]["reason"].endswith("No accessKey is configured")
-
-
-NEEDS = {
-    **dict.fromkeys((10, 310, 320, 370), "PUB topic:T"),
-    **dict.fromkeys((11, 15, 361), "SUB topic:T, SUB group:G"),
-    12: "SUB topic:T",
-    33: "SUB topic:There",
-    36: "SUB topic:There, SUB group:G",
-    37: "PUB topic:There",
-    222: "SUB topic:T, SUB group:G",
-    **dict.fromkeys((35, 38, 41, 42), "SUB group:G"),
-    34: "SUB group:G, SUB topic:T",
-    **dict.fromkeys((17, 25, 200, 207, 215, 401), "admin"),
-    **dict.fromkeys(
-        (
-            14, 21, 26, 28, 29, 30, 31, 32, 43, 45, 46, 60, 61, 201, 202, 203, 204, 208, 300, 305, 315, 317,
-            351, 352, 400, 402, 907,
-        ),
-        "a signature",
-    ),
-}  # fmt: skip
-"""What a real 4.9.7 broker asks for, but for 320 and 361, which are as sends and pulls, and for 33, 36, 37,
-41, 42 and 222, which it gives to any account: a message named by its offset needs its own topic."""
-
-
-def test_each_request_that_is_served_needs_what_is_listed():
-    """A new request code must be listed here with a decision."""
-    fields = {
-        "topic": "T",
-        "b": "T",
-        "group": "G",
-        "consumerGroup": "G",
-        "a": "G",
-        "offset": "7",
-        "commitLogOffset": "7",
-    }
-    bodies = {RequestCode.HEART_BEAT: heartbeat("G", "T")}
-    bodies |= {code: locks(code, "G") for code in (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ)}
-    found = {}
-    for code in SERVED:
-        asked = bodies.get(code) or request(code, ext_fields=fields)
-        needed = needs_of(asked, {7: "There"}.get)
-        needs = ", ".join(f"{permission.name} {resource}" for resource, permission in needed)
-        assert not (needs and code in ADMIN_CODES)
-        found[int(code)] = "admin" if code in ADMIN_CODES else needs or "a signature"
-    assert found == NEEDS

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trioha.broker.acl_rules import Permission, Resource, parse_acl
+from trioha.auth.model import Resource
+from trioha.broker.acl_rules import Permission, parse_acl
 from trioha.broker.address_pattern import AddressPattern
 from trioha.errors import ConfigError
 
@@ -62,14 +63,14 @@ def test_the_file_of_a_distribution_gives_its_accounts():
         )
     }  # fmt: skip
     assert allowed == {
-        "topic:topicA": [],
-        "topic:topicB": ["PUB", "SUB"],
-        "topic:topicC": ["SUB"],
-        "topic:other": [],
-        "group:groupA": [],
-        "group:groupB": ["PUB", "SUB"],
-        "group:groupC": ["SUB"],
-        "group:other": ["SUB"],
+        "Topic:topicA": [],
+        "Topic:topicB": ["PUB", "SUB"],
+        "Topic:topicC": ["SUB"],
+        "Topic:other": [],
+        "Group:groupA": [],
+        "Group:groupB": ["PUB", "SUB"],
+        "Group:groupC": ["SUB"],
+        "Group:other": ["SUB"],
     }
     assert admin.may(Permission.PUB, topic("any"))
     assert admin.white_addresses.matches("192.168.1.255")

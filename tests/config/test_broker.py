@@ -13,12 +13,14 @@ from tests.config.loading import load, refusals
 from trioha.archive.objects import SCHEMES
 from trioha.config import broker, values
 from trioha.config.broker import BrokerConfig, BrokerRole, LogFormat
+from trioha.config.keys.auth import LOCAL_ACLS, LOCAL_USERS
 from trioha.config.keys.ha import AckMode, DistinctBy, GapPolicy, HaRole
 from trioha.config.keys.metadata import OffsetRegression
 from trioha.config.keys.security import ClientAuth, TlsMode
 from trioha.config.keys.store import FlushDiskType
 from trioha.config.loading import LoadedConfig, load_config
 from trioha.config.rocketmq_keys import ROCKETMQ_KEYS
+from trioha.config.values import Account
 from trioha.errors import ConfigError
 from trioha.host_port import HINT
 
@@ -27,6 +29,9 @@ ROOT = Path(__file__).parents[2]
 
 STORE = Path("/home/operator/store")
 DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+AUTH = "org.apache.rocketmq.auth"
+AUTHENTICATOR = f"{AUTH}.authentication.provider.DefaultAuthenticationProvider"
+AUTHORIZER = f"{AUTH}.authorization.provider.DefaultAuthorizationProvider"
 OF_HOST = object()
 """A default that depends on the host."""
 SETTINGS: dict[str, tuple[str, Any, Any]] = {
@@ -152,11 +157,45 @@ SETTINGS: dict[str, tuple[str, Any, Any]] = {
     "ha_tls_cert": ("trioha.haTlsCert=/tls/node.pem", None, Path("/tls/node.pem")),
     "ha_tls_key": ("trioha.haTlsKey=/tls/node.key", None, Path("/tls/node.key")),
     "ha_tls_ca": ("trioha.haTlsCa=/tls/ca.pem", None, Path("/tls/ca.pem")),
-    "acl_enable": ("aclEnable=true", False, True),
+    # Beside authenticationEnabled it cannot be true.
+    "acl_enable": ("aclEnable=false", False, False),
     "rocketmq_home": ("rocketmqHome=/rocketmq", None, Path("/rocketmq")),
     "acl_file": ("trioha.aclFile=/acl/rules.yml", None, Path("/acl/rules.yml")),
     "access_key": ("trioha.accessKey=node-account", None, "node-account"),
     "secret_key": ("trioha.secretKey=node-secret", None, "node-secret"),
+    "authentication_enabled": ("authenticationEnabled=true", False, True),
+    "authorization_enabled": ("authorizationEnabled=true", False, True),
+    "authentication_provider": (f"authenticationProvider={AUTHENTICATOR}", AUTHENTICATOR, AUTHENTICATOR),
+    "authorization_provider": (f"authorizationProvider={AUTHORIZER}", AUTHORIZER, AUTHORIZER),
+    "authentication_metadata_provider": (
+        f"authenticationMetadataProvider={LOCAL_USERS}",
+        None,
+        LOCAL_USERS,
+    ),
+    "authorization_metadata_provider": (f"authorizationMetadataProvider={LOCAL_ACLS}", None, LOCAL_ACLS),
+    "authentication_strategy": (
+        f"authenticationStrategy={AUTH}.authentication.strategy.StatefulAuthenticationStrategy",
+        f"{AUTH}.authentication.strategy.StatelessAuthenticationStrategy",
+        f"{AUTH}.authentication.strategy.StatefulAuthenticationStrategy",
+    ),
+    "authorization_strategy": (
+        f"authorizationStrategy={AUTH}.authorization.strategy.StatefulAuthorizationStrategy",
+        f"{AUTH}.authorization.strategy.StatelessAuthorizationStrategy",
+        f"{AUTH}.authorization.strategy.StatefulAuthorizationStrategy",
+    ),
+    "authentication_whitelist": ("authenticationWhitelist=34, 310", (), (34, 310)),
+    "authorization_whitelist": ("authorizationWhitelist=35", (), (35,)),
+    "init_authentication_user": (
+        'initAuthenticationUser={"username":"admin","password":"first-secret"}',
+        None,
+        Account("admin", "first-secret"),
+    ),
+    "inner_client_credentials": (
+        'innerClientAuthenticationCredentials={"accessKey":"node-account","secretKey":"inner-secret"}',
+        None,
+        Account("node-account", "inner-secret"),
+    ),
+    "migrate_auth_from_v1": ("migrateAuthFromV1Enabled=true", False, True),
     "tls_server_mode": ("tls.server.mode=enforcing", TlsMode.PERMISSIVE, TlsMode.ENFORCING),
     "tls_server_cert_path": ("tls.server.certPath=/tls/server.pem", None, Path("/tls/server.pem")),
     "tls_server_key_path": ("tls.server.keyPath=/tls/server.key", None, Path("/tls/server.key")),
@@ -324,7 +363,15 @@ def test_each_setting_is_read_by_a_part_of_the_node():
     }
     unread = {setting.name for setting in attrs.fields(BrokerConfig)} - read
     # Other settings are made from them, or checked against them.
-    assert unread == {"archive_keep", "rocketmq_home", "tls_config_file", "total_replicas"}
+    made_from = {"archive_keep", "tls_config_file", "total_replicas"}
+    # Classes: what trioha does is what RocketMQ's own do, and any other is refused.
+    classes = {
+        "authentication_provider",
+        "authentication_strategy",
+        "authorization_provider",
+        "authorization_strategy",
+    }
+    assert unread == made_from | classes
 
 
 @pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])
@@ -451,11 +498,23 @@ def test_settings_of_tls_may_be_in_a_file_of_their_own(conf):
 
 
 def test_secrets_are_not_shown():
-    config = BrokerConfig(secret_key="node-secret", tls_server_key_password="pass word")
+    config = BrokerConfig(
+        secret_key="node-secret",
+        tls_server_key_password="pass word",
+        init_authentication_user=Account("admin", "first-secret"),
+        inner_client_credentials=Account("node", "inner-secret"),
+    )
+    assert "first-secret" not in repr(config)
+    assert "inner-secret" not in repr(config)
     assert "node-secret" not in repr(config)
     assert "pass word" not in repr(config)
     secrets = [setting.key for setting in broker.SETTINGS.values() if setting.is_secret]
-    assert secrets == ["trioha.secretKey", "tls.server.keyPassword"]
+    assert secrets == [
+        "trioha.secretKey",
+        "tls.server.keyPassword",
+        "initAuthenticationUser",
+        "innerClientAuthenticationCredentials",
+    ]
 
 
 def test_urls_of_archives_have_the_schemes_that_archives_can_open():

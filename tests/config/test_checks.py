@@ -165,6 +165,43 @@ trioha.accessKey=abc
     trioha.secretKey: is missing beside trioha.accessKey; give both
 trioha.secretKey=abc
     trioha.accessKey: is missing beside trioha.secretKey; give both
+authenticationEnabled=true
+    authenticationMetadataProvider: is missing, but authenticationEnabled is true; give
+    org.apache.rocketmq.auth.authentication.provider.LocalAuthenticationMetadataProvider
+migrateAuthFromV1Enabled=true
+authenticationMetadataProvider=org.apache.rocketmq.auth.authentication.provider.LocalAuthenticationMetadataProvider
+authorizationMetadataProvider=org.apache.rocketmq.auth.authorization.provider.LocalAuthorizationMetadataProvider
+    rocketmqHome: is missing, but migrateAuthFromV1Enabled is true; give the folder whose conf has
+    plain_acl.yml
+authorizationEnabled=true
+authenticationMetadataProvider=org.apache.rocketmq.auth.authentication.provider.LocalAuthenticationMetadataProvider
+    authorizationMetadataProvider: is missing, but authorizationEnabled is true; give
+    org.apache.rocketmq.auth.authorization.provider.LocalAuthorizationMetadataProvider
+authenticationMetadataProvider=org.example.Ldap
+    1: authenticationMetadataProvider: 'org.example.Ldap' is a class that trioha does not have; give
+    org.apache.rocketmq.auth.authentication.provider.LocalAuthenticationMetadataProvider
+authenticationStrategy=x
+    1: authenticationStrategy: 'x' is a class that trioha does not have; give
+    org.apache.rocketmq.auth.authentication.strategy.StatelessAuthenticationStrategy or
+    org.apache.rocketmq.auth.authentication.strategy.StatefulAuthenticationStrategy
+authenticationWhitelist=34;310
+    1: authenticationWhitelist: '34;310' is not a whole number; give 0 to 2147483647
+initAuthenticationUser={"username":"admin","password":"secret
+    1: initAuthenticationUser: is not a JSON object with username and password; give
+    {"username":"...","password":"..."}
+innerClientAuthenticationCredentials={"accessKey":"node"}
+    1: innerClientAuthenticationCredentials: is not a JSON object with accessKey and secretKey; give
+    {"accessKey":"...","secretKey":"..."}
+authenticationEnabled=true
+authenticationMetadataProvider=org.apache.rocketmq.auth.authentication.provider.LocalAuthenticationMetadataProvider
+aclEnable=true
+trioha.aclFile=/a.yml
+    1: authenticationEnabled: is true, and so is aclEnable: a request is checked by one of both; leave out
+    aclEnable; migrateAuthFromV1Enabled=true makes users of the accounts
+innerClientAuthenticationCredentials={"accessKey":"node","secretKey":"s"}
+trioha.accessKey=other
+trioha.secretKey=s
+    1: innerClientAuthenticationCredentials: names another account than trioha.accessKey; give one of both
 enableControllerMode=true
 namesrvAddr=ns:9876
     controllerAddr: is missing, but enableControllerMode is true; give HOST:PORT of each controller, split

@@ -106,7 +106,7 @@ def test_the_text_of_a_configuration_loads_as_the_same(tmp_path):
 def test_the_text_of_each_value_is_read_as_the_value():
     for attribute, (_, default, value) in SAMPLES.items():
         for each in (default, value):
-            if each is not OF_HOST:
+            if each is not OF_HOST and not SETTINGS[attribute].is_secret:
                 assert SETTINGS[attribute].parse(value_text(each)) == each, attribute
     controllers = BrokerConfig(controller_addr=("c0:9878", "c1:9878"))
     assert b"controllerAddr=c0:9878;c1:9878\n" in config_text(controllers)

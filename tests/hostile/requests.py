@@ -126,6 +126,8 @@ _SEND: Final = (
 _HANDLE: Final = RecallHandle("TopicHostile", "broker-a", 4_000_000_000_000, "KEY").encode()
 _GROUP: Final = Field("consumerGroup", Type.TEXT, ("group", "group-2"))
 _TOPIC_FIELD: Final = Field("topic", Type.TEXT, ("TopicHostile", "TopicHostile-2", "NoSuchTopic"))
+_USERNAME: Final = Field("username", Type.TEXT, ("hostile-1", "hostile-2"))
+_SUBJECT: Final = Field("subject", Type.TEXT, ("User:hostile-1", "User:nobody"))
 _QUEUE: Final = Field("queueId", Type.I32, ("0", "1", "2", "3"))
 _PULL: Final = (
     _GROUP,
@@ -199,6 +201,25 @@ def _broker_config(chance: random.Random) -> bytes:
         (("fileReservedTime", "72"), ("fileReservedTime", "71"), ("flushDiskType", "SYNC_FLUSH"), ("x", "y"))
     )
     return damaged(f"{key}={value}\n".encode(), chance)
+
+
+def _user(chance: random.Random) -> bytes:
+    body = {"password": f"secret-{chance.randrange(9)}", "userType": chance.choice(("Normal", "Super", ""))}
+    return damaged(json.dumps(body).encode(), chance)
+
+
+def _acl(chance: random.Random) -> bytes:
+    entries = [
+        {
+            "resource": chance.choice(("Topic:a", "Topic:a*", "Group:*", "*", "Cluster:c", "a", "")),
+            "actions": chance.choice((["Pub"], ["Pub", "Sub"], ["All"], ["Any"], [], "Pub")),
+            "sourceIps": chance.choice((None, ["127.0.0.1"], ["10.0.0.0/8"], ["nowhere"], "127.0.0.1")),
+            "decision": chance.choice(("Allow", "Deny", "")),
+        }
+        for _ in range(chance.choice((0, 1, 1, 3)))
+    ]
+    body = {"subject": "User:hostile-1", "policies": [{"policyType": "Custom", "entries": entries}]}
+    return damaged(json.dumps(body).encode(), chance)
 
 
 def damaged(body: bytes, chance: random.Random) -> bytes:
@@ -405,6 +426,29 @@ REQUESTS: Final = (
         (
             Field("triohaEveryMillis", Type.COUNT, ("50", "100", "60000"), required=False),
             Field("triohaUpdates", Type.COUNT, ("0", "1", "100"), required=False),
+        ),
+    ),
+    Request(RequestCode.AUTH_CREATE_USER, (_USERNAME,), _user),
+    Request(RequestCode.AUTH_UPDATE_USER, (_USERNAME,), _user),
+    Request(RequestCode.AUTH_DELETE_USER, (_USERNAME,)),
+    Request(RequestCode.AUTH_GET_USER, (_USERNAME,)),
+    Request(RequestCode.AUTH_LIST_USER, (Field("filter", Type.TEXT, ("hostile", ""), required=False),)),
+    Request(RequestCode.AUTH_CREATE_ACL, (_SUBJECT,), _acl),
+    Request(RequestCode.AUTH_UPDATE_ACL, (_SUBJECT,), _acl),
+    Request(
+        RequestCode.AUTH_DELETE_ACL,
+        (
+            _SUBJECT,
+            Field("policyType", Type.TEXT, ("Custom", "Default"), required=False),
+            Field("resource", Type.TEXT, ("Topic:a", "*"), required=False),
+        ),
+    ),
+    Request(RequestCode.AUTH_GET_ACL, (_SUBJECT,)),
+    Request(
+        RequestCode.AUTH_LIST_ACL,
+        (
+            Field("subjectFilter", Type.TEXT, ("User", ""), required=False),
+            Field("resourceFilter", Type.TEXT, ("Topic", ""), required=False),
         ),
     ),
 )

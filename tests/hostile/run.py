@@ -35,6 +35,7 @@ from tests.hostile.health import Health
 from tests.hostile.hostile_master import HostileMaster
 from tests.hostile.strangers import HANG_S, Batches, NodeGone, Target, attack, besiege
 from tests.node_process import TriohaNode
+from tests.users import PROVIDERS
 from tests.waiting import until
 from trioha.broker.info import CLIENTS_PREFIX
 from trioha.broker_status import BrokerStatus
@@ -84,6 +85,7 @@ SETTINGS: Final[dict[str, Any]] = {
     # What frames have stored for later comes while the run looks on; half messages are not checked.
     "messageDelayLevel": DELAY_LEVELS,
     "transactionCheckInterval": 3_600_000,
+    **PROVIDERS,
 }
 
 

@@ -34,6 +34,7 @@ from tests.kernels import needs_kernel
 from tests.levels import by_level
 from tests.node_process import TriohaNode
 from tests.ports import free_port
+from tests.users import PROVIDERS
 from trioha.broker.info import CLIENTS_PREFIX
 from trioha.remoting.client import RemotingClient, open_client
 from trioha.remoting.codec import FrameDecoder
@@ -54,6 +55,7 @@ WITHIN_S: Final = 60.0
 HOSTS: Final = ("127.0.0.1", "127.0.0.2")
 SETTINGS: Final = {
     "brokerIP1": HOSTS[0],
+    **PROVIDERS,
     # Nothing is done because of the time that has passed: one of the nodes is slower.
     **dict.fromkeys(
         (

@@ -14,7 +14,7 @@ from tests.store.support import open_log
 from trioha.remoting.codec import FrameDecoder
 from trioha.store.messages import Message
 
-FRAMES = 5_000
+FRAMES = 7_000
 
 
 @pytest.fixture(scope="module")

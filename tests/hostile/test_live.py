@@ -8,6 +8,7 @@ from tests.hostile.pinned import pinned_frames
 from tests.hostile.requests import SERVED
 from tests.hostile.run import run_frames
 from tests.levels import by_level
+from tests.users import PROVIDERS
 from trioha.remoting.client import open_client
 from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request
@@ -44,7 +45,7 @@ def test_every_request_that_a_node_serves_has_its_row(start_node):
                     codes.add(code)
         return codes
 
-    master = start_node("master", role="SYNC_MASTER")
-    slave = start_node("slave", role="SLAVE", ha_master_address=master.ha_address)
+    master = start_node("master", role="SYNC_MASTER", **PROVIDERS)
+    slave = start_node("slave", role="SLAVE", ha_master_address=master.ha_address, **PROVIDERS)
     for node in (master, slave):
         assert trio.run(served, node.listen_address) == SERVED

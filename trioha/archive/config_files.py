@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from trioha.archive.errors import ArchiveError
+from trioha.auth.stored import FILE_NAME as AUTH_FILE
 from trioha.errors import RemoteProtocolError
 from trioha.remoting.fastjson import parse_json
 
 FOLDER: Final = "config"
+SECRET: Final = frozenset((AUTH_FILE,))
+"""Files that no archive has: there are passwords in them."""
 _ATTEMPTS: Final = 4
 _PARSED_MAX: Final = 1 << 20
 _PAUSE_S: Final = 0.02
@@ -25,8 +28,8 @@ def read_config_files(
     """Contents of the files in STORE/config by name; none without that folder.
 
     RocketMQ writes them in place, or deletes one and renames another to it: a JSON file that is missing or
-    torn is read again, then its `.bak` is. Files that are not text are left out, and the largest ones
-    if all together have more than `bytes_max`. Raises ArchiveError if a file cannot be read.
+    torn is read again, then its `.bak` is. Files that are not text or have secrets are left out, and the
+    largest ones if all together have more than `bytes_max`. Raises ArchiveError if a file cannot be read.
     """
     folder = store / FOLDER
     try:
@@ -42,6 +45,8 @@ def read_config_files(
     files: dict[str, str] = {}
     room = bytes_max
     for name, size in sorted(paths.items(), key=lambda item: (item[1], item[0])):
+        if name in SECRET:
+            continue
         if size > room:
             break
         text = _read(folder / name, bytes_max=room, sleep=sleep)

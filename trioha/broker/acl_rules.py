@@ -23,10 +23,11 @@ from typing import Final
 
 from attrs import field, frozen
 
+from trioha.auth.model import Resource, ResourceKind
 from trioha.broker.address_pattern import NO_ADDRESS, AddressPattern
 from trioha.config.yaml_file import YamlFields, YamlNode, parse_yaml
 from trioha.errors import ConfigError
-from trioha.store.topics import HOLDING_TOPICS, RETRY_TOPIC_PREFIX
+from trioha.store.topics import HOLDING_TOPICS
 
 KEY_CHARS_MIN: Final = 7
 """Of accessKey and secretKey: RocketMQ refuses shorter ones."""
@@ -64,29 +65,6 @@ _PERMISSIONS: Final = {
 
 
 @frozen
-class Resource:
-    """A topic or a group of consumers."""
-
-    name: str
-    is_group: bool = False
-
-    @classmethod
-    def of_topic(cls, topic: str) -> Resource:
-        """A topic; a retry topic stands for its group."""
-        if topic.startswith(RETRY_TOPIC_PREFIX):
-            return cls(topic.removeprefix(RETRY_TOPIC_PREFIX), is_group=True)
-        return cls(topic)
-
-    @classmethod
-    def of_group(cls, group: str) -> Resource:
-        """A group of consumers."""
-        return cls(group, is_group=True)
-
-    def __str__(self) -> str:
-        return f"{'group' if self.is_group else 'topic'}:{self.name}"
-
-
-@frozen
 class Account:
     """An account and its permissions."""
 
@@ -108,9 +86,10 @@ class Account:
             return True
         owned = self.permissions.get(resource)
         if owned is None:
-            if resource.name in HOLDING_TOPICS and not resource.is_group:
+            is_group = resource.kind is ResourceKind.GROUP
+            if resource.name in HOLDING_TOPICS and not is_group:
                 return False
-            owned = self.default_group if resource.is_group else self.default_topic
+            owned = self.default_group if is_group else self.default_topic
         return needed in owned
 
 

@@ -49,7 +49,7 @@ class AdminGroups:
         The answer is given when the group is in its file.
         """
         refuse_on_slave(NO_CHANGE_ON_SLAVE, is_slave=self._is_slave)
-        group = _group(request)
+        group = asked_group(request)
         try:
             self._metadata.groups.put(group)
         except TableFull as full:
@@ -136,7 +136,7 @@ def _connections(members: Iterable[Member]) -> list[dict[str, object]]:
     ]
 
 
-def _group(request: RemotingCommand) -> SubscriptionGroup:
+def asked_group(request: RemotingCommand) -> SubscriptionGroup:
     """The group in a request's body. Raises BadRequestError."""
     if len(request.body) > BODY_BYTES_MAX:
         raise BadRequestError(f"a body of {len(request.body)} bytes; at most {BODY_BYTES_MAX} are accepted")

@@ -22,6 +22,7 @@ import structlog
 import trio
 from attrs import define
 
+from trioha.broker.user_copy import UserCopy
 from trioha.broker_status import MetadataStatus, TableCopyStatus
 from trioha.config.keys.metadata import OffsetRegression
 from trioha.config.properties_file import PropertiesDocument
@@ -155,8 +156,10 @@ class MetadataSync:
         period_s: float = 10.0,
         connect: Connect = open_client,
         has_caught_up: Callable[[], bool] = lambda: True,
+        users: UserCopy | None = None,
     ) -> None:
-        """`broker_name` is that of the pair: a guessed address must be of a broker of that name.
+        """`broker_name` is that of the pair: a guessed address must be of a broker of that name. `users` is
+        None for a slave that has none.
 
         While `has_caught_up` is false, delay offsets are not copied: a master keeps them below what those
         slaves have that it waits for, so they could name deliveries that this slave's log lacks.
@@ -169,7 +172,10 @@ class MetadataSync:
         self._period_s = period_s
         self._connect = connect
         self._has_caught_up = has_caught_up
-        self._steps = {table: _Step() for table in CopiedTable}
+        self._users = users
+        self._steps = {
+            table: _Step() for table in CopiedTable if users is not None or table is not CopiedTable.USERS
+        }
         self._unknown: set[CopiedTable] = set()
         """Tables that the broker at `_unknown_at` does not know."""
         self._unknown_at = ""
@@ -183,8 +189,8 @@ class MetadataSync:
             tables={
                 table.value: TableCopyStatus(
                     age_ms=None if step.succeeded_s is None else round((now_s - step.succeeded_s) * 1000),
-                    entries=self._replica.entries.get(table, 0),
-                    changes=self._replica.changes[table],
+                    entries=self._entries(table),
+                    changes=self._changes(table),
                     failures=step.failures,
                     error=step.error,
                 )
@@ -196,6 +202,16 @@ class MetadataSync:
             regressions_accepted=consumers.accepted + levels.accepted,
             regressions_kept=len(consumers.kept) + len(levels.kept),
         )
+
+    def _entries(self, table: CopiedTable) -> int:
+        if self._users is not None and table is CopiedTable.USERS:
+            return self._users.entries
+        return self._replica.entries.get(table, 0)
+
+    def _changes(self, table: CopiedTable) -> int:
+        if self._users is not None and table is CopiedTable.USERS:
+            return self._users.changes
+        return self._replica.changes[table]
 
     async def run(self) -> None:
         """Copy until cancelled, which leaves whole tables of topics and groups."""
@@ -224,7 +240,7 @@ class MetadataSync:
             async with self._connect(address) as client:
                 if self._master.is_guess:
                     await self._check_is_master(client)
-                for table in CopiedTable:
+                for table in self._steps:
                     if table not in self._unknown and self._may_copy(table):
                         await self._step(table, partial(self._copy_table, client, table))
         except (PeerError, RemoteProtocolError, ConfigError) as error:
@@ -264,18 +280,26 @@ class MetadataSync:
 
     async def _copy_table(self, client: RemotingClient, table: CopiedTable) -> None:
         """Raises PeerError, RemoteProtocolError."""
+        if table is CopiedTable.USERS:
+            assert self._users is not None, "without users there is no such step"
+            await self._users.copy(partial(self._whole_body, client))
+            return
         if table in _PAGE_FIELDS:
             bodies = await self._pages(client, table)
         else:
-            answer = await _ask(client, request(CODES[table]), timeout_s=TIMEOUT_S)
-            bodies = [bytes(answer.body)]
-            if table is not CopiedTable.TIMER_CHECK_POINT:
-                # All others are JSON.
-                await _spend(JsonBudget(bytes_max=FRAME_CHARS_MAX), bodies[0])
+            is_json = table is not CopiedTable.TIMER_CHECK_POINT
+            bodies = [await self._whole_body(client, CODES[table], is_json=is_json)]
         if not self._may_copy(table):
             return
         for _ in self._replica.take(table, bodies):
             await trio.sleep(PAUSE_S)
+
+    async def _whole_body(self, client: RemotingClient, code: RequestCode, *, is_json: bool = True) -> bytes:
+        """The body of an answer, within the limits if it is JSON."""
+        body = bytes((await _ask(client, request(code), timeout_s=TIMEOUT_S)).body)
+        if is_json:
+            await _spend(JsonBudget(bytes_max=FRAME_CHARS_MAX), body)
+        return body
 
     async def _pages(self, client: RemotingClient, table: CopiedTable) -> list[bytes]:
         """The bodies of all pages, within the limits; one from a master that does not send pages."""

@@ -11,7 +11,8 @@ the broker is are here, all others in `trioha.config.keys`, a module for each ro
 | `keys/controller.py` | controller mode |
 | `keys/metadata.py` | topics, groups and offsets, and a slave's copies of them |
 | `keys/messages.py` | delays, pulls, consumers, transactions |
-| `keys/security.py` | access control and TLS |
+| `keys/security.py` | rules of a plain_acl.yml, and TLS |
+| `keys/auth.py` | users and access control lists of RocketMQ 5 |
 
 `trioha.config.values` parses values and documents where that differs from Java, `trioha.config.loading` reads
 a file, and `trioha.config.checks` has what settings must not say together.
@@ -29,6 +30,7 @@ from typing import Final
 from attrs import Factory, frozen
 
 from trioha.config import values
+from trioha.config.keys.auth import AuthKeys
 from trioha.config.keys.controller import ControllerKeys
 from trioha.config.keys.ha import HaKeys
 from trioha.config.keys.messages import MessageKeys
@@ -76,7 +78,9 @@ def local_address() -> str:
 
 
 @frozen(kw_only=True)
-class BrokerConfig(SecurityKeys, MessageKeys, MetadataKeys, ControllerKeys, HaKeys, StoreKeys, ServerKeys):
+class BrokerConfig(
+    AuthKeys, SecurityKeys, MessageKeys, MetadataKeys, ControllerKeys, HaKeys, StoreKeys, ServerKeys
+):
     """The settings of one node, each valid by itself; `load_config` also checks combinations."""
 
     broker_cluster_name: str = setting("brokerClusterName", values.name, default="DefaultCluster")

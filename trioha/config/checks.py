@@ -12,6 +12,7 @@ from typing import Final
 from attrs import frozen
 
 from trioha.config.broker import SETTINGS, BrokerConfig, BrokerRole
+from trioha.config.keys.auth import LOCAL_ACLS, LOCAL_USERS
 from trioha.config.keys.ha import HaRole
 from trioha.config.keys.security import ClientAuth, TlsMode
 from trioha.config.keys.server import FRAME_BYTES_BESIDE_BODY, client_bytes_needed
@@ -43,6 +44,7 @@ def contradictions(config: BrokerConfig, given: Collection[str]) -> Iterator[Con
     """All of them. `given`: attributes that have no default."""
     yield from _roles_by_controllers(config, given) if config.enable_controller_mode else _roles(config)
     yield from _security(config)
+    yield from _users(config)
     yield from _ports(config)
     yield from _replicas(config, given)
     yield from _memory(config)
@@ -181,6 +183,51 @@ def _security(config: BrokerConfig) -> Iterator[Contradiction]:
         )
 
 
+def _users(config: BrokerConfig) -> Iterator[Contradiction]:
+    """Of users and access control lists of RocketMQ 5."""
+    needed = {
+        "authentication_metadata_provider": LOCAL_USERS,
+        "authorization_metadata_provider": LOCAL_ACLS,
+    }
+    switches = {
+        "authentication_enabled": ("authentication_metadata_provider",),
+        "authorization_enabled": tuple(needed),
+        "migrate_auth_from_v1": tuple(needed),
+    }
+    missing: dict[str, str] = {}
+    for switch, providers in switches.items():
+        for provider in providers:
+            if getattr(config, switch) and getattr(config, provider) is None:
+                missing.setdefault(provider, switch)
+    for provider, switch in missing.items():
+        yield Contradiction(
+            (provider, switch),
+            f"is missing, but {SETTINGS[switch].key} is true",
+            f"give {needed[provider]}",
+        )
+    for switch in ("authentication_enabled", "authorization_enabled"):
+        if config.acl_enable and getattr(config, switch):
+            yield Contradiction(
+                (switch, "acl_enable"),
+                "is true, and so is aclEnable: a request is checked by one of both",
+                "leave out aclEnable; migrateAuthFromV1Enabled=true makes users of the accounts",
+            )
+            break
+    if config.migrate_auth_from_v1 and config.rocketmq_home is None:
+        yield Contradiction(
+            ("rocketmq_home", "migrate_auth_from_v1"),
+            "is missing, but migrateAuthFromV1Enabled is true",
+            "give the folder whose conf has plain_acl.yml",
+        )
+    inner = config.inner_client_credentials
+    if inner is not None and config.access_key is not None and inner.name != config.access_key:
+        yield Contradiction(
+            ("inner_client_credentials", "access_key"),
+            "names another account than trioha.accessKey",
+            "give one of both",
+        )
+
+
 def _ports(config: BrokerConfig) -> Iterator[Contradiction]:
     ports = ("ha_listen_port", "listen_port")
     if config.ha_listen_port > PORT_MAX:
@@ -300,6 +347,11 @@ def doubts(config: BrokerConfig, given: Collection[str]) -> Iterator[tuple[str, 
                 per_peer,
                 f"is above {SETTINGS[in_all].key}={getattr(config, in_all)}: one address may take all places",
             )
+    if config.authorization_enabled and not config.authentication_enabled:
+        yield (
+            "authorization_enabled",
+            "authenticationEnabled is false: whoever names a user in a request is believed to be that user",
+        )
     if config.tls_server_auth_client and config.tls_server_need_client_auth is ClientAuth.NONE:
         yield (
             "tls_server_auth_client",

@@ -11,6 +11,7 @@ them and therefore ignores a number with a blank after it.
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 from collections.abc import Callable
 from enum import StrEnum
@@ -18,6 +19,8 @@ from os import environ
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
+
+from attrs import field, frozen
 
 from trioha.host_port import HINT, split_host_port
 from trioha.numbers import I32, I64, PORT, Range, parse_int
@@ -232,6 +235,61 @@ def duration_ms(text: str) -> int:
     if match is None:
         raise InvalidValue(f"{_shown(text)} is no duration", hint="give a duration as in 30d or 12h")
     return int(match[1]) * _UNIT_MS[match[2]]
+
+
+@frozen
+class Account:
+    """A name and its secret."""
+
+    name: str
+    secret: str = field(repr=False)
+
+
+def optional_account(name_key: str, secret_key: str) -> Callable[[str], Account | None]:
+    """A parser of a JSON object with these two members, or None for an empty value. Errors show no value."""
+
+    def parse(text: str) -> Account | None:
+        if not text:
+            return None
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = None
+        members = value if isinstance(value, dict) else {}
+        name, secret = members.get(name_key), members.get(secret_key)
+        if not (isinstance(name, str) and name.strip() and isinstance(secret, str) and secret.strip()):
+            raise InvalidValue(
+                f"is not a JSON object with {name_key} and {secret_key}",
+                hint=f'give {{"{name_key}":"...","{secret_key}":"..."}}',
+            )
+        return Account(name, secret)
+
+    return parse
+
+
+def java_class(*known: str) -> Callable[[str], str]:
+    """A parser of names of RocketMQ's own classes; an operator's class cannot be run here."""
+
+    def parse(text: str) -> str:
+        if text not in known:
+            raise InvalidValue(
+                f"{_shown(text)} is a class that trioha does not have", hint=f"give {' or '.join(known)}"
+            )
+        return text
+
+    return parse
+
+
+def optional_java_class(*known: str) -> Callable[[str], str | None]:
+    """A parser as `java_class`, or None for an empty value."""
+    parse = java_class(*known)
+    return lambda text: parse(text) if text else None
+
+
+def request_codes(text: str) -> tuple[int, ...]:
+    """Request codes split by `,`; none for an empty value."""
+    parse = integer(low=0)
+    return tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",") if part.strip()))
 
 
 def split_address(text: str) -> tuple[str, int]:

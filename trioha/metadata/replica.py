@@ -77,6 +77,8 @@ class CopiedTable(StrEnum):
     REQUEST_MODES = "requestModes"
     TIMER_METRICS = "timerMetrics"
     TIMER_CHECK_POINT = "timerCheckPoint"
+    USERS = "users"
+    """With access control lists; `trioha.broker.user_copy` decides what their answers change."""
 
 
 _OldOffsets = dict[str, dict[int, int]]

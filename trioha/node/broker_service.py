@@ -195,7 +195,7 @@ class BrokerService:
             groups_max=config.groups_max,
             is_slave=puts.is_slave,
         )
-        access = security.access_control(topic_at=partial(topic_at, store.reads))
+        access = security.guard(config, topic_at=partial(topic_at, store.reads))
         info = BrokerInfo(
             _identity(config, ha_address=ha_address, warnings=warnings),
             store_path=config.store_path_root_dir,

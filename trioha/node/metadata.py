@@ -12,6 +12,7 @@ from attrs import frozen
 from trioha.broker.master_check import MasterCheck
 from trioha.broker.master_stores import MasterStores
 from trioha.broker.metadata_sync import MasterAddress, MetadataSync
+from trioha.broker.user_copy import UserCopy
 from trioha.broker_status import MetadataStatus
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.metadata.history import FOLDER as HISTORY_FOLDER
@@ -20,6 +21,7 @@ from trioha.metadata.metadata_store import FOLDER, MetadataSettings, MetadataSto
 from trioha.metadata.replica import MetadataReplica
 from trioha.metadata.topics import TopicSettings
 from trioha.net.threads import run_in_thread
+from trioha.node.security import Security
 from trioha.remoting.address import Address
 from trioha.remoting.client import ClientSecurity, open_client
 from trioha.store.message_store import MessageStore
@@ -111,10 +113,11 @@ class MetadataCopy:
         metadata: MetadataStore,
         *,
         master: MasterAddress,
-        security: ClientSecurity,
+        security: Security,
         has_caught_up: Callable[[], bool],
     ) -> MetadataCopy:
-        """`security` is that of the node's own connections. `has_caught_up`: whether a slave has the log."""
+        """`security` has the users, and the account of the node's own connections. `has_caught_up`: whether a
+        slave has the log."""
         if config.broker_role is not BrokerRole.SLAVE:
             return cls(None)
 
@@ -134,8 +137,11 @@ class MetadataCopy:
             # A member of the sync-state set may be elected at any time: it copies at once.
             first_s=0.0 if config.enable_controller_mode else config.metadata_sync_first / 1000,
             period_s=config.metadata_sync_period / 1000,
-            connect=partial(open_client, security=security),
+            connect=partial(open_client, security=security.client),
             has_caught_up=has_caught_up,
+            users=None
+            if security.users is None
+            else UserCopy(security.users, has_acls=config.authorization_metadata_provider is not None),
         )
         return cls(sync)
 

@@ -88,6 +88,7 @@ async def run_node(
         _opened_store(config, queue_files=budget.queue_files) as store,
         open_metadata(config, unwritten=store.unwritten) as metadata,
     ):
+        security = await security.with_users(config)
         name_server = await open_name_server(config, budget=budget, tls=security.tls)
         archive = Archive.build(config, store)
         ports = Ports(config, are_kept=roles is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from trioha.broker.security_files import name_server_tls, server_tls
 from trioha.config.broker import BrokerConfig
@@ -15,9 +15,10 @@ from trioha.remoting.client import ClientSecurity
 from trioha.remoting.signature import Credentials
 
 if TYPE_CHECKING:
-    from trioha.broker.acl import AccessControl
     from trioha.broker.acl_file import AclFile
-    from trioha.broker.acl_resources import TopicAt
+    from trioha.broker.auth_store import AuthStore
+    from trioha.broker.request_guard import RequestGuard
+    from trioha.broker.touched import TopicAt
 
 
 @frozen
@@ -29,7 +30,9 @@ class Security:
     acl: AclFile | None
     """None without aclEnable."""
     client: ClientSecurity
-    """Of the node's own connections to name servers."""
+    """Of the node's own connections: to name servers, controllers, and its master."""
+    users: AuthStore | None = None
+    """None without authenticationMetadataProvider."""
 
     @classmethod
     async def open(cls, config: BrokerConfig) -> Security:
@@ -44,13 +47,37 @@ class Security:
         client_tls = await run_in_thread(partial(name_server_tls, config))
         return cls(tls, acl, ClientSecurity(_credentials(config), client_tls))
 
-    def access_control(self, *, topic_at: TopicAt) -> AccessControl | None:
-        """Access control by the rules as they are at each request; None if it is not enabled."""
-        if (file := self.acl) is None:
-            return None
-        from trioha.broker.acl import AccessControl  # noqa: PLC0415
+    async def with_users(self, config: BrokerConfig) -> Security:
+        """With the users of the store, which is locked. Raises StoreError, ConfigError."""
+        if config.authentication_metadata_provider is None:
+            return self
+        from trioha.node.users import open_users  # noqa: PLC0415
 
-        return AccessControl(lambda: file.rules, topic_at=topic_at)
+        return evolve(self, users=await open_users(config))
+
+    def guard(self, config: BrokerConfig, *, topic_at: TopicAt) -> RequestGuard | None:
+        """The check of each request, by rules or users as they are then; None if there is none."""
+        checks_users = config.authentication_enabled or config.authorization_enabled
+        if self.acl is None and not checks_users:
+            return None
+        from trioha.broker.touched import Around  # noqa: PLC0415
+
+        around = Around(config.broker_cluster_name, topic_at)
+        if (file := self.acl) is not None:
+            from trioha.broker.acl import AccessControl  # noqa: PLC0415
+
+            return AccessControl(lambda: file.rules, around)
+        from trioha.broker.user_access import AccessSettings, UserAccess  # noqa: PLC0415
+
+        users = self.users
+        assert users is not None, "load_config requires a provider with a check"
+        settings = AccessSettings(
+            authentication=config.authentication_enabled,
+            authorization=config.authorization_enabled,
+            not_authenticated=frozenset(config.authentication_whitelist),
+            not_authorized=frozenset(config.authorization_whitelist),
+        )
+        return UserAccess(lambda: users.tables, settings, around)
 
     async def run(self) -> None:
         """Keep the rules those of their file, until cancelled."""
@@ -59,6 +86,8 @@ class Security:
 
 
 def _credentials(config: BrokerConfig) -> Credentials | None:
+    if (inner := config.inner_client_credentials) is not None:
+        return Credentials(inner.name, inner.secret)
     if config.access_key is None or config.secret_key is None:
         return None
     return Credentials(config.access_key, config.secret_key)

@@ -252,7 +252,7 @@ def _build(parts: NodeParts, config: BrokerConfig, ports: OpenPorts, *, sink: Ev
         store,
         metadata,
         master=master,
-        security=security.client,
+        security=security,
         has_caught_up=always if ha.slave is None else ha.slave.has_caught_up,
     )
     pending = PendingCounter(config, store, metadata)
@@ -282,7 +282,10 @@ def _build(parts: NodeParts, config: BrokerConfig, ports: OpenPorts, *, sink: Ev
         retention=store_tasks.retention,
         readers=store_tasks.readers,
         config_file=parts.config_file,
-        handlers=_control_handlers(config, store, control, ha_address=ports.slaves_address),
+        handlers={
+            **_control_handlers(config, store, control, ha_address=ports.slaves_address),
+            **_user_handlers(config, security),
+        },
         parts=PartStatuses(
             metadata=copies.status,
             clock_doubt=lambda: store_tasks.retention.doubt,
@@ -388,6 +391,15 @@ def _control_status(
     from trioha.node.control_status import control_status  # noqa: PLC0415
 
     return partial(control_status, config, store, control, replicas)
+
+
+def _user_handlers(config: BrokerConfig, security: Security) -> Mapping[int, Handler]:
+    """Requests about users; none without them."""
+    if security.users is None:
+        return {}
+    from trioha.node.users import user_handlers  # noqa: PLC0415
+
+    return user_handlers(config, security.users)
 
 
 def _control_handlers(
