@@ -95,8 +95,8 @@ TOUCHES = {
     **each((906, 3001, 3002, 3003, 3006, 3007, 3008), CLUSTER_UPDATE),
     **each((21, 26, 28, 43, 45, 46, 60, 61, 201, 305, 400, 402, 907, 1007, 1008), []),
 }
-"""What a real 5.5.0 broker asks for, one action of several. Otherwise on purpose: 25, 200 and 401 (it asks for
-nothing), 33, 36 and 37 (it asks for the topic that the request names, if it names one), 361 (not served)."""
+"""What a real 5.5.0 broker asks for, one action of several. On purpose otherwise: 25, 200 and 401 (it asks
+for nothing), 33, 36 and 37 (for the topic that the request names, if it names one), 361 (not served)."""
 
 
 @pytest.mark.parametrize("code", sorted(TABLE))

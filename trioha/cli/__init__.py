@@ -41,6 +41,9 @@ GROUPS: Final = {
         "offsets": "Print consumer groups' offsets, now or in the past.",
         "verify": "Check a store or an archive, or compare two.",
     },
+    "Users": {
+        "auth": "Move users and access control lists between stores and brokers.",
+    },
     "Archive": {
         "archive": "Archive a store to an object storage.",
         "restore": "Make a store from an archive, as of a time or an offset.",
