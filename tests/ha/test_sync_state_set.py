@@ -8,10 +8,9 @@ from attrs import define, field
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from trioha.ha.meter import LagClock
+from trioha.ha.set_link import JOIN_LAG_BYTES, JOIN_LAG_S
 from trioha.ha.sync_state_set import (
     JOIN_AGAIN_S,
-    JOIN_LAG_BYTES,
-    JOIN_LAG_S,
     JOIN_S,
     RETRY_S,
     UNCERTAIN_S,

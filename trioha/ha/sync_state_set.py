@@ -47,7 +47,7 @@ one of `required`. So at each moment all that may be elected hold all that was P
 
 Joining. By 3 alone a replica hardly ever comes in while the master is alone and takes puts all the time: its
 confirm offset is then the log's end, which moves on before an ack of it is there. (RocketMQ's replicas wait
-for a pause of the puts.) So a replica that is close to the end, by `JOIN_LAG_S` and `JOIN_LAG_BYTES` at most,
+for a pause of the puts.) So a replica that is close to the end (`Link.is_close`)
 joins: from then on `confirm` waits for it, too, as if it were required. `confirm` stays at the log's end of
 that moment until the replica is there; then the replica is proposed, by 3. Meanwhile puts wait for
 one more ack, and for no more than `JOIN_S`, or a third of slaveTimeout where that is less: a replica that is
@@ -73,10 +73,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
-from attrs import define, frozen
+from attrs import frozen
 
 from trioha.ha.meter import LagClock
 from trioha.ha.replicas import UNACKED_S_MAX
+from trioha.ha.set_link import Link
 from trioha.watermark import ReplicatedWatermarks, Watermark
 
 log = structlog.get_logger(__name__)
@@ -86,10 +87,6 @@ RETRY_S: Final = 1.0
 UNCERTAIN_S: Final = 10.0
 """From a lost answer until a controller will not accept the proposal any more, if it has the known set epoch
 then."""
-JOIN_LAG_S: Final = 0.5
-"""A replica joins whose oldest missing byte is younger."""
-JOIN_LAG_BYTES: Final = 16 * 1024 * 1024
-"""A replica joins that lacks no more bytes. When it has just connected, their age is not known."""
 JOIN_S: Final = 1.0
 """How long puts wait for a joining replica, at most."""
 JOIN_PART: Final = 1 / 3
@@ -120,37 +117,6 @@ class SetObserver:
 
     def joined(self, sync_state_set: SyncStateSet, /) -> None:
         """A replica joins: `end_joins` is to be called at `joins_until_s`."""
-
-
-@define(eq=False)
-class _Link:
-    """The connection of one replica."""
-
-    connection_id: int
-    is_learner: bool
-    connected_s: float
-    ack_offset: int = -1
-    """Its last report; -1 before the first."""
-    acked_s: float = 0.0
-    """When the last report came."""
-    lag_clock: LagClock | None = None
-    """When its unacknowledged bytes were appended; None before its first report."""
-    join_offset: int = 0
-    """The log's end when it began to join."""
-    join_until_s: float = 0.0
-    """When it joins no more."""
-
-    def unacked_for_s(self, now_s: float) -> float:
-        """How long an ack has been due; 0 if none is."""
-        clock = self.lag_clock
-        return 0.0 if clock is None else clock.unacked_for_s(now_s, acked_s=self.acked_s)
-
-    def caught_up_s(self, now_s: float) -> float:
-        """Until when it had all that was appended."""
-        if self.lag_clock is None:
-            return self.connected_s
-        oldest_s = self.lag_clock.oldest_s
-        return now_s if oldest_s is None else oldest_s
 
 
 class SyncStateSet:
@@ -195,7 +161,7 @@ class SyncStateSet:
         """Acks of the replicas in `required`."""
         self._uncertain: dict[Proposal, float] = {}
         """Proposals whose answer was lost, and when."""
-        self._links: dict[int, _Link] = {}
+        self._links: dict[int, Link] = {}
         """Of connected replicas, by broker id."""
         self._lost: set[int] = set()
         """Broker ids whose connection was lost in this term."""
@@ -279,7 +245,7 @@ class SyncStateSet:
         """A replica's handshake has come; the connection takes the place of an older one of the same id."""
         self._end_join(broker_id, now_s=now_s)
         self._acks.forget(str(broker_id))
-        self._links[broker_id] = _Link(connection_id, is_learner, now_s)
+        self._links[broker_id] = Link(connection_id, is_learner, now_s)
         self._lost.discard(broker_id)
 
     def acknowledged(
@@ -359,15 +325,14 @@ class SyncStateSet:
 
     # -- joining -------------------------------------------------------------------------------------------
 
-    def _join(self, broker_id: int, link: _Link, now_s: float) -> None:
+    def _join(self, broker_id: int, link: Link, now_s: float) -> None:
         """Let a connected replica outside of the set join, if it is close to the log's end."""
         if (
             broker_id in self._joining
             or broker_id in self.required
             or link.is_learner
             or now_s < self._joins_again_s.get(broker_id, 0.0)
-            or now_s - link.caught_up_s(now_s) > JOIN_LAG_S
-            or self._log_end() - link.ack_offset > JOIN_LAG_BYTES
+            or not link.is_close(self._log_end(), now_s)
             or link.ack_offset >= self._least_offset(broker_id)
         ):
             return

@@ -50,7 +50,7 @@ from trioha.ha.autoswitch.consistent_point import ConsistentPoint, Kept, epochs_
 from trioha.ha.autoswitch.frames import NO_OFFSET, MasterHandshake, TransferHeader
 from trioha.ha.followed_log import EMPTY_HEARTBEATS_MAX, FollowedLog, ReplicationError, offset_mismatch
 from trioha.ha.replication_session import ReplicationSettings
-from trioha.ha.sync_state_set import JOIN_LAG_BYTES
+from trioha.ha.set_link import JOIN_LAG_BYTES
 from trioha.numbers import I64
 from trioha.recording.events import CloseReason
 from trioha.store.commit_log import CommitLog
