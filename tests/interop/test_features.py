@@ -16,6 +16,7 @@ from tests.interop.test_java_master import TIMES_OUT_MS, assert_verified, client
 from tests.interop.world import StartNode, StartPair, sync_settings
 from tests.node_process import FILE_BYTES, SLAVE_TIMEOUT_MS, TriohaNode, start_load
 from tests.waiting import wait_until
+from trioha.ha.replication_session import WAITED_S
 from trioha.store.checkpoint import Checkpoint
 from trioha.store.consume_queues import ConsumeQueueSettings
 from trioha.store.index_file import IndexFile, IndexShape
@@ -82,7 +83,8 @@ def test_where_a_real_masters_first_files_are_gone_history_starts_at_the_first_t
     slave = start_node(
         "slave", role="SLAVE", ha_master_address=master.ha_address, **{"trioha.haStartFrom": "earliest"}
     )
-    status = slave.wait(max_offset=end)
+    # The first file is looked for when no put before the last one waits any more.
+    status = slave.wait(max_offset=end, within_s=4 * WAITED_S)
 
     assert status.min_offset == 2 * FILE_BYTES
     assert_same_log(master.root, slave.root, start=2 * FILE_BYTES, end=end, file_bytes=FILE_BYTES)

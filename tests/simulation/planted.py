@@ -129,7 +129,7 @@ def _late_wake() -> Iterator[None]:
 
     def advance_late(self: Watermark, offset: int) -> None:
         advance(self, offset - 1)
-        self._offset = max(self._offset, offset)
+        self.offset = max(self.offset, offset)
 
     with patch.object(Watermark, "advance", advance_late):
         yield

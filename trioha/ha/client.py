@@ -33,7 +33,7 @@ from trioha.ha.frames import (
     encode_report,
 )
 from trioha.ha.link import VERDICT_REASONS, LinkStatistics, LinkVerdict
-from trioha.ha.replication_session import ReplicationSession
+from trioha.ha.replication_session import WAITED_S, ReplicationSession
 from trioha.ha.settings import HaSettings
 from trioha.net.busy_poll import polled
 from trioha.net.housekeeping import Housekeeping, quiet
@@ -48,8 +48,6 @@ RECEIVE_BYTES: Final = 1 << 20
 """Size of a connection's receive buffer."""
 BYTES_PER_S_MIN: Final = 1024
 """Bytes of a frame that come more slowly do not count: 32 KiB, RocketMQ's longest frame, take 32 s then."""
-OBSERVED_AGE_S: Final = 60.0
-"""An observer requests from a record at least this old: no put waits so long."""
 
 
 class SlaveSession(Protocol):
@@ -192,7 +190,7 @@ class HaClient(ABC):
         For an observer so far back that no producer can still wait for it.
         """
         if self._is_observer:
-            before_ms = time.time_ns() // 1_000_000 - round(OBSERVED_AGE_S * 1000)
+            before_ms = time.time_ns() // 1_000_000 - round(WAITED_S * 1000)
             return self._log.starts.stored_before(before_ms)
         return self._log.flushed.offset if self._ack_mode is AckMode.FLUSHED else None
 

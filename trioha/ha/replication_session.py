@@ -15,7 +15,8 @@ but serves any offset above 0 (docs/protocol/ha.md#where-a-master-starts). So `E
 1 and restores byte 0, which is zero in every first record below 16 MiB; the first record is checked like any
 other before anything is acknowledged. A master without its first files sends nothing from there: then the
 slave searches for the first file that is served, halving the range with each connection (PROBED), and starts
-there.
+there. A master takes each request for an ack. So the search requests the start of a file only when no put
+before it can wait any more: `WAITED_S` after the master was seen to have a later one.
 
 A frame that does not continue the own log raises `ReplicationError` with a `CloseReason`:
 
@@ -29,8 +30,10 @@ A frame that does not continue the own log raises `ReplicationError` with a `Clo
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Final, NoReturn
 
+import trio
 from attrs import define, frozen
 
 from trioha.config.keys.ha import StartFrom
@@ -40,7 +43,9 @@ from trioha.ha.set_aside import has_set_aside
 from trioha.recording.events import CloseReason
 from trioha.store.commit_log import CommitLog
 
-FIRST_BYTE = b"\0"
+WAITED_S: Final = 60.0
+"""No put waits for an ack so long."""
+FIRST_BYTE: Final = b"\0"
 """Byte 0 of a log whose first record is shorter than 16 MiB."""
 
 
@@ -72,17 +77,25 @@ class _FirstFileSearch:
     """Highest number of a file that is known to be gone."""
     _served: int | None = None
     """Lowest number of a file that is known to be there."""
+    _waited_until_s: float | None = None
+    """From then on no put waits that is before the first file that was known to be there."""
 
-    @property
-    def request_offset(self) -> int:
-        """What to request on the next connection."""
+    def request_offset(self, now_s: float) -> int:
+        """What to request on the next connection; 0 to look again later."""
         if self._served is None:
+            return 0
+        if self._waited_until_s is None:
+            self._waited_until_s = now_s + WAITED_S
+        if now_s < self._waited_until_s:
             return 0
         return max((self._missing + self._served) // 2 * self.file_bytes, 1)
 
-    def handle_answer(self, header: FrameHeader) -> None:
-        """Narrow the range by the first header after `request_offset`."""
+    def handle_answer(self, header: FrameHeader, *, request_offset: int) -> None:
+        """Narrow the range by the first header after a request."""
         number = header.offset // self.file_bytes
+        if self._served is not None and request_offset == 0:
+            # The master's last file, which may be a later one by now.
+            return
         if self._served is None or header.body_bytes:
             self._served = number
         else:
@@ -94,8 +107,16 @@ class _FirstFileSearch:
 class ReplicationSession:
     """Replicates a master's log into the own one, over one connection after the other."""
 
-    def __init__(self, commit_log: CommitLog, settings: ReplicationSettings) -> None:
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        settings: ReplicationSettings,
+        *,
+        clock: Callable[[], float] = trio.current_time,
+    ) -> None:
+        """`clock` has seconds."""
         self._log = commit_log
+        self._clock = clock
         self._settings = settings
         self._own = FollowedLog(commit_log)
         self._request_offset = 0
@@ -136,7 +157,7 @@ class ReplicationSession:
         if self._search is not None:
             if self._search.found_offset is None:
                 self._is_searching = True
-                return self._search.request_offset
+                return self._search.request_offset(self._clock())
             log.start_at(self._search.found_offset)
             return self._search.found_offset
         if start is StartFrom.EARLIEST or start < log.file_bytes:
@@ -174,7 +195,7 @@ class ReplicationSession:
         log."""
         if self._is_searching:
             assert self._search is not None
-            self._search.handle_answer(header)
+            self._search.handle_answer(header, request_offset=self._request_offset)
             if self._search.found_offset == 0:
                 # The first file is there after all, or the log is empty: report 0 would request the last
                 # file.
