@@ -25,6 +25,7 @@ from tests.simulation.failover.network import Port
 from tests.simulation.failover.processes import CURRENT, Crash, Process
 from tests.simulation.history import bytes_of
 from tests.simulation.node import NodeSink
+from trioha.broker.health import Health
 from trioha.broker.puts import PutResult, PutService
 from trioha.config.broker import BrokerConfig
 from trioha.config.loading import check_config
@@ -223,6 +224,7 @@ class Broker:
             ports=_Ports(self),
             budget=BUDGET,
             stopping=trio.Event(),
+            health=Health(),
             hangs=hangs,
             control=Control(agent=agent),
         )

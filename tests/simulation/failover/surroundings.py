@@ -106,6 +106,7 @@ class _BrokerService:
         life = Life(config, ha, puts, broker.next_role, handlers)
         settings = SimpleNamespace(config=config)
         return SimpleNamespace(
+            info=SimpleNamespace(ha_status=None),
             server=_Clients(broker, life),
             puts=puts,
             updates=SimpleNamespace(run=_wait_for_ever),
