@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -21,14 +22,22 @@ from attrs import evolve
 
 from tests.doctor.changes import commit as commit_for_doctor
 from tests.doctor.changes import has_delivered, make_group, send_delayed
-from tests.interop.asking import QUEUES, ask, commit, make_topic, queue_datas, tables
+from tests.interop.asking import QUEUES, ask, commit, make_topic, queue_datas, tables, wait_for_route
 from tests.interop.commands import consume, examine, produce, status
 from tests.interop.java import JavaStore
 from tests.interop.logs import assert_same_log
 from tests.interop.messages import assert_order_within_queues, bodies, expected
 from tests.interop.rocketmq import is_5, version_params
 from tests.interop.world import FIRST_SENDS, REAL, SHARED, TRIOHA, World, running
-from tests.node_process import ANSWER_WITHIN_S, FILE_BYTES, WITHIN_S, TriohaNode, load
+from tests.node_process import (
+    ANSWER_WITHIN_S,
+    FILE_BYTES,
+    WITHIN_S,
+    TriohaNode,
+    load,
+    run_trioha,
+    wait_dispatched,
+)
 from tests.processes import DIE_WITH_PARENT
 from tests.waiting import wait_until
 from trioha.client.cluster import open_cluster
@@ -308,6 +317,60 @@ def test_mqadmin_prints_the_cluster_its_topics_and_the_replication_of_both_maste
             assert said[said.index("#MasterAddr") + 1] == address
             assert said[said.index("#MasterCommitLogMaxOffset") + 1] == str(pair.master.max_offset)
             assert said[said.index("#SlaveNum") + 1] == "1"
+
+
+# -- trioha's own administration ---------------------------------------------------------------------------
+
+
+def test_triohas_commands_administer_real_and_trioha_brokers_alike(shared: World) -> None:
+    topic, group = "Administered", "administered"
+
+    def run(*arguments: str) -> dict[str, Any]:
+        done = run_trioha(*arguments, "--namesrv", shared.names, "--json")
+        assert done.exit_code == 0, done
+        return json.loads(done.stdout)
+
+    made = run("topic", "create", topic, "--queues", "2")
+    assert [broker["brokerName"] for broker in made["brokers"]] == [REAL, TRIOHA]
+    wait_for_route(shared.names, topic, REAL, TRIOHA)
+    listed = [one for one in run("topic", "list")["topics"] if one["topic"] == topic]
+    assert [(one["brokerName"], one["readQueueNums"], one["perm"]) for one in listed] == [
+        (REAL, 2, 6), (TRIOHA, 2, 6)
+    ]  # fmt: skip
+    sent = [{"body": f"m{number}", "keys": [f"key-{number}"]} for number in range(16)]
+    assert set(produce(topic, shared.names, sent)) == {"PUT_OK"}
+    for pair in shared.pairs.values():
+        wait_dispatched(pair.master.listen_address)
+    queues = run("topic", "status", topic)["queues"]
+    assert {queue["brokerName"] for queue in queues} == {REAL, TRIOHA}
+    assert sum(queue["maxOffset"] for queue in queues) == 16
+
+    # The last message of each of the four queues, whichever broker has it.
+    last = consume(topic, shared.names, "-o", "-1", "-e")
+    assert len(last) == 4
+    for message in last:
+        place = f"{topic}@{message['brokerName']}:{message['queueId']}:{message['queueOffset']}"
+        assert run("message", "get", place) == message
+        assert run("message", "get", message["offsetMsgId"]) == message
+        assert run("message", "get", message["msgId"], "--topic", topic) == message
+        assert run("message", "query", topic, message["keys"][0]) == message
+
+    def offsets() -> int:
+        return sum(one["consumerOffset"] for one in run("group", "status", group)["queues"])
+
+    assert len(consume(topic, shared.names, "--group", group, "--from", "first")) == 16
+    (of_group,) = [one for one in run("group", "list")["groups"] if one["group"] == group]
+    assert (of_group["lag"], of_group["topics"]) == (0, [topic])
+    assert offsets() == 16
+    back = run("group", "reset", group, topic, "--to", "first")["queues"]
+    assert [queue["offset"] for queue in back] == [0, 0, 0, 0]
+    assert len(consume(topic, shared.names, "--group", group)) == 16
+    run("group", "reset", group, topic, "--to", "last")
+    assert consume(topic, shared.names, "--group", group) == []
+
+    gone = run("topic", "delete", topic)
+    assert [broker["brokerName"] for broker in gone["brokers"]] == [REAL, TRIOHA]
+    assert topic not in {one["topic"] for one in run("topic", "list", "--all")["topics"]}
 
 
 # -- metadata --------------------------------------------------------------------------------------------

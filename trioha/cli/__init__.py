@@ -33,6 +33,11 @@ GROUPS: Final = {
         "copy": "Send the messages of a topic to another cluster.",
         "load": "Send messages to a broker and measure it.",
     },
+    "Administer": {
+        "topic": "List, create and delete topics, and show their queues.",
+        "group": "List consumer groups, show how far they are, and reset them.",
+        "message": "Show single messages: by place, by id, by key.",
+    },
     "Look": {
         "status": "Show in a line each how brokers and replicas are.",
         "monitor": "Watch replication live in the terminal.",
@@ -56,7 +61,7 @@ GROUPS: Final = {
 }
 """Commands and their summaries in the help, by group."""
 COMMANDS: Final = {name: text for commands in GROUPS.values() for name, text in commands.items()}
-"""Each is a function in a module, both of its name with _ for -."""
+"""Each is a function, or an App of several ones, in a module, both of its name with _ for -."""
 
 FLAGS: Final = ("--help", "-h", "--version", "--install-completion")
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from enum import Enum
 from importlib import import_module
 from inspect import cleandoc
@@ -38,9 +39,8 @@ def command_line(called: str | None) -> App:
         result_action="return_int_as_exit_code_else_zero",
     )
     if called in COMMANDS:
-        module, _, name = _path_of(called).partition(":")
-        function = getattr(import_module(module), name)
-        function.__doc__ = unwrapped(function.__doc__ or "")
+        for function in functions_of(called).values():
+            function.__doc__ = unwrapped(function.__doc__ or "")
     for title, commands in GROUPS.items():
         group = Group(title, sort_key=list(GROUPS).index(title))
         for command, summary in commands.items():
@@ -54,6 +54,16 @@ def command_line(called: str | None) -> App:
 def _path_of(command: str) -> str:
     name = command.replace("-", "_")
     return f"trioha.cli.{name}:{name}"
+
+
+def functions_of(command: str) -> dict[str, Callable[..., object]]:
+    """The functions of a command by how they are called: one, or one for each of its own commands."""
+    module, _, name = _path_of(command).partition(":")
+    found = getattr(import_module(module), name)
+    if not isinstance(found, App):
+        return {command: found}
+    names = [one for one in found if not one.startswith("-")]
+    return {f"{command} {one}": function for one in names if (function := found[one].default_command)}
 
 
 def unwrapped(docstring: str) -> str:

@@ -7,10 +7,11 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import trio
 from attrs import frozen
+from cyclopts import Parameter
 
 from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
 from trioha.client.cluster import Cluster, open_cluster, parse_name_servers
@@ -68,6 +69,38 @@ class ClusterAddress:
     def open(self) -> AbstractAsyncContextManager[Cluster]:
         """A client of the cluster."""
         return open_cluster(name_servers=self.name_servers, broker=self.broker, security=self.security)
+
+    def run(self, work: Callable[[Cluster], Awaitable[T]]) -> T:
+        """What `work` returns, called with a client of the cluster. Blocks."""
+
+        async def main() -> T:
+            async with self.open() as cluster:
+                return await work(cluster)
+
+        return trio.run(main)
+
+
+@Parameter(name="*")
+@frozen(kw_only=True)
+class ClusterOptions:
+    """`--namesrv` and `--broker`, of commands that look at a cluster or change it."""
+
+    namesrv: Annotated[
+        str | None,
+        Parameter(
+            help="Name servers, HOST:PORT with ; between them; NAMESRV_ADDR, or 127.0.0.1:9876, if not given."
+        ),
+    ] = None
+    broker: Annotated[
+        str | None, Parameter(help="A broker's listen address: only this one, without a name server.")
+    ] = None
+
+    def read(self, security: SecurityOptions) -> ClusterAddress:
+        """Where the cluster is. Blocks. Raises ConfigError."""
+        return ClusterAddress.of(namesrv=self.namesrv, broker=self.broker, queues=1, security=security)
+
+
+NO_CLUSTER_OPTIONS: Final = ClusterOptions()
 
 
 def name_servers_of(given: Sequence[str]) -> tuple[str, ...]:

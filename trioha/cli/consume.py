@@ -12,7 +12,7 @@ import stat
 import sys
 import termios
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Annotated, BinaryIO, Final
 
@@ -21,33 +21,53 @@ from cyclopts import Parameter
 
 from trioha.cli.clients import ClusterAddress, check_tags, message_to_json, run_with_signals
 from trioha.cli.console import json_line
+from trioha.cli.message_format import parse_format
 from trioha.cli.security import NO_SECURITY_OPTIONS, SecurityOptions
 from trioha.cli.times import time_option_ms
 from trioha.client.consumer import Consumer, ConsumerSettings, Start, StartAt
 from trioha.client.messages import ReceivedMessage
 from trioha.errors import ConfigError
 from trioha.node.logs import configure_logs
+from trioha.numbers import I64, parse_int
 from trioha.times import TIME_HINT
 
 WRITE_GRACE_S: Final = 1.0
 """How long the reader of the output may take after a signal."""
+_OFFSET_WORDS: Final = {
+    "beginning": Start.FIRST, "first": Start.FIRST, "end": Start.LAST, "last": Start.LAST
+}  # fmt: skip
 TAKEN_INTERVAL_S: Final = 0.1
 """How often a pipe is asked whether its reader has taken what was written: no event says it."""
 
 
-def parse_start(text: str) -> StartAt:
-    """Of the option `--from`. Raises ConfigError."""
+def parse_start(text: str, *, key: str = "--from") -> StartAt:
+    """Of an option `key` that is a word or a time. Raises ConfigError."""
     if text in {Start.FIRST.value, Start.LAST.value}:
         return StartAt(Start(text))
-    return StartAt(Start.TIME, time_option_ms(text, key="--from", hint=f"write first, last, {TIME_HINT}"))
+    return StartAt(Start.TIME, time_option_ms(text, key=key, hint=f"write first, last, {TIME_HINT}"))
+
+
+def parse_offset(text: str) -> StartAt:
+    """Of the option `--offset`, with kcat's words. Raises ConfigError."""
+    if text in _OFFSET_WORDS:
+        return StartAt(_OFFSET_WORDS[text])
+    try:
+        number = parse_int(text, I64)
+    except ValueError as error:
+        hint = "write beginning, end, an offset, or -N for the last N messages of each queue"
+        raise ConfigError(str(error), key="--offset", hint=hint) from None
+    return StartAt(Start.OFFSET if number >= 0 else Start.BEFORE_END, offset=abs(number))
 
 
 class Output:
     """Where messages are written: a stream, of a pipe with what its reader has not taken yet."""
 
-    def __init__(self, stream: BinaryIO, *, raw_bodies: bool = False) -> None:
+    def __init__(
+        self, stream: BinaryIO, *, to_bytes: Callable[[ReceivedMessage], bytes] | None = None
+    ) -> None:
+        """`to_bytes` makes what is written of a message; by default a line of JSON."""
         self._stream = stream
-        self._line = _raw_body if raw_bodies else _as_json
+        self._to_bytes = to_bytes or _json_line
         self._pipe_fd: int | None = None
         """Of a pipe."""
         self._ends = select.poll()
@@ -58,8 +78,8 @@ class Output:
                 self._ends.register(self._pipe_fd, 0)
 
     def write(self, batch: Sequence[ReceivedMessage]) -> int:
-        """Write messages, one a line; how many bytes. Blocks. Raises BrokenPipeError."""
-        data = b"".join(self._line(message) + b"\n" for message in batch)
+        """Write messages; how many bytes. Blocks. Raises BrokenPipeError."""
+        data = b"".join(map(self._to_bytes, batch))
         self._stream.write(data)
         self._stream.flush()
         return len(data)
@@ -84,12 +104,12 @@ class Output:
         return untaken
 
 
-def _as_json(message: ReceivedMessage) -> bytes:
-    return json_line(message_to_json(message)).encode()
+def _json_line(message: ReceivedMessage) -> bytes:
+    return json_line(message_to_json(message)).encode() + b"\n"
 
 
-def _raw_body(message: ReceivedMessage) -> bytes:
-    return message.body
+def _raw_line(message: ReceivedMessage) -> bytes:
+    return message.body + b"\n"
 
 
 class Printing:
@@ -172,9 +192,12 @@ def consume(
     queues: int = 4,
     group: str | None = None,
     tags: str = "*",
-    from_: Annotated[str, Parameter(name="--from")] = Start.LAST.value,
+    from_: Annotated[str | None, Parameter(name="--from")] = None,
+    offset: Annotated[str | None, Parameter(name=("--offset", "-o"), allow_leading_hyphen=True)] = None,
     follow: bool = False,
-    limit: int | None = None,
+    exit_: Annotated[bool, Parameter(name=("--exit", "-e"))] = False,
+    limit: Annotated[int | None, Parameter(name=("--limit", "-c"))] = None,
+    format_: Annotated[str | None, Parameter(name=("--format", "-f"))] = None,
     raw_bodies: bool = False,
     security: SecurityOptions = NO_SECURITY_OPTIONS,
 ) -> int:
@@ -199,24 +222,39 @@ def consume(
     tags
         Tags of the wanted messages, with || between them.
     from_
-        Where to start in queues without an offset of the group: first, last, or a time.
+        Where to start in queues without an offset of the group: first, last, or a time. By default last.
+    offset
+        The same as kcat says it: beginning, end, an offset, or -N for the last N messages of each queue.
     follow
         Wait for new messages.
+    exit_
+        End at the ends of the queues, as without --follow.
     limit
         End after so many messages.
+    format_
+        Print this of each message instead of JSON: text with %s (body), %k (keys), %t (topic), %p (queue), %o
+        (offset), %b (broker), %i (message id), %g (tag), %T (when it was stored, ms), %h (properties), %S and
+        %K (lengths of body and keys), and \\n, \\t, \\xNN.
     raw_bodies
-        Print bodies instead, one a line, byte for byte. A terminal obeys control characters in them.
+        Print bodies instead, one a line, byte for byte; with --format its %s. A terminal obeys control
+        characters in them.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"{limit} is too few", key="--limit", hint="at least 1")
+    if follow and exit_:
+        raise ConfigError("is the opposite of --follow", key="--exit", hint="use one of them")
+    if offset is not None and from_ is not None:
+        raise ConfigError("is given beside --from", key="--offset", hint="use one of them")
+    start_at = parse_start(from_ or Start.LAST.value) if offset is None else parse_offset(offset)
+    to_bytes: Callable[[ReceivedMessage], bytes] = _raw_line if raw_bodies else _json_line
+    if format_ is not None:
+        to_bytes = parse_format(format_, raw_bodies=raw_bodies)
     address = ClusterAddress.of(namesrv=namesrv, broker=broker, queues=queues, security=security)
     check_tags(topic, tags)
-    settings = ConsumerSettings(
-        topic, expression=tags, group=group, start_at=parse_start(from_), follow=follow
-    )
+    settings = ConsumerSettings(topic, expression=tags, group=group, start_at=start_at, follow=follow)
     configure_logs(as_json=False)
     scope = trio.CancelScope()
-    output = Output(sys.stdout.buffer, raw_bodies=raw_bodies)
+    output = Output(sys.stdout.buffer, to_bytes=to_bytes)
 
     async def run() -> None:
         # The scope is within the cluster: a signal leaves the time to commit.

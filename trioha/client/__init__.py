@@ -1,5 +1,6 @@
 """Producer and consumer for trio programs, over trioha nodes and RocketMQ brokers: see docs/clients.md."""
 
+from trioha.client.administration import Administration
 from trioha.client.cluster import open_cluster
 from trioha.client.consumer import Consumer, ConsumerSettings, Start, StartAt
 from trioha.client.messages import Message, ReceivedMessage
@@ -8,6 +9,7 @@ from trioha.client.routes import TopicNotFoundError
 from trioha.remoting.route import MessageQueue
 
 __all__ = [
+    "Administration",
     "Consumer",
     "ConsumerSettings",
     "Message",

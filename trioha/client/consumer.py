@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from enum import Enum
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Final, Self
 
 import structlog
@@ -37,19 +37,19 @@ import trio
 from attrs import define, evolve, field, frozen
 from attrs.validators import ge
 
+from trioha.client.answers import check, number_field, object_body, refusal
 from trioha.client.cluster import Cluster, ClusterPlace, in_background
 from trioha.client.failed_brokers import FailedBrokers
 from trioha.client.messages import ReceivedMessage, received_messages
 from trioha.client.progress import QueueProgress
+from trioha.client.pulls import GROUP_OF_NONE, PULL_CODES, pull_request, queue_fields
 from trioha.client.routes import TopicNotFoundError
 from trioha.errors import PeerError, RemoteProtocolError
 from trioha.metadata.topics import retry_topic
-from trioha.numbers import I64, NATURAL64, parse_int
+from trioha.numbers import I64
 from trioha.remoting.allocation import allocate
-from trioha.remoting.codes import RequestCode, ResponseCode, Version, response_code_name
+from trioha.remoting.codes import RequestCode, ResponseCode, Version
 from trioha.remoting.command import RemotingCommand, request
-from trioha.remoting.fastjson import parse_json
-from trioha.remoting.pull_message import PullFlag
 from trioha.remoting.route import MASTER_ID, MessageQueue, TopicRoute
 from trioha.remoting.subscriptions import Subscription
 from trioha.store.topics import RETRY_TOPIC_PREFIX
@@ -82,6 +82,10 @@ class Start(Enum):
     FIRST = "first"
     LAST = "last"
     TIME = "time"
+    OFFSET = "offset"
+    """A queue offset, or the queue's first or end where it has none so low or high."""
+    BEFORE_END = "before end"
+    """So many messages before the end."""
 
 
 @frozen
@@ -91,6 +95,8 @@ class StartAt:
     start: Start
     timestamp_ms: int = 0
     """With TIME: messages stored from then on, ms since 1970."""
+    offset: int = 0
+    """With OFFSET: of each queue; with BEFORE_END: messages of each queue."""
 
 
 @frozen
@@ -116,7 +122,7 @@ class ConsumerSettings:
     @property
     def group_name(self) -> str:
         """The group in requests: each of them must have one."""
-        return self.group or "trioha-consume"
+        return self.group or GROUP_OF_NONE
 
 
 @define(eq=False)
@@ -286,7 +292,7 @@ class Consumer:
         answer = await self._cluster.request(
             address, request(RequestCode.CONSUMER_SEND_MSG_BACK, ext_fields=fields)
         )
-        _check(answer, address, f"the retry of message {message.queue_offset} of {message.queue}")
+        check(answer, address, f"the retry of message {message.queue_offset} of {message.queue}")
         self.acknowledge((message,))
         if not any(queue.topic.startswith(RETRY_TOPIC_PREFIX) for queue in self._assigned):
             # The first message of the group that is sent back may have made the retry topic.
@@ -400,8 +406,8 @@ class Consumer:
         for address in route.addresses():
             try:
                 answer = await self._cluster.request(address, asked, timeout_s=REQUEST_TIMEOUT_S)
-                _check(answer, address, "the members of the group")
-                members = _members(answer.body, address)
+                check(answer, address, "the members of the group")
+                members = _members(answer, address)
                 if self._cluster.client_id in members:
                     return members
                 failure = PeerError(f"this client is not a member of {group} there", address=address)
@@ -461,12 +467,12 @@ class Consumer:
                 self._pull_request(assigned.queue, progress),
                 timeout_s=settings.suspend_s + ANSWER_MARGIN_S,
             )
-            if answer.code not in _PULL_CODES:
-                raise _refusal(answer, address, f"the pull of {assigned.queue}")
+            if answer.code not in PULL_CODES:
+                raise refusal(answer, address, f"the pull of {assigned.queue}")
             assigned.failures = 0
-            next_offset = _field(answer, "nextBeginOffset", address)
-            max_offset = _field(answer, "maxOffset", address)
-            broker_id = _field(answer, "suggestWhichBrokerId", address)
+            next_offset = number_field(answer, "nextBeginOffset", address)
+            max_offset = number_field(answer, "maxOffset", address)
+            broker_id = number_field(answer, "suggestWhichBrokerId", address)
             if end_offset is None:
                 end_offset = max_offset
             if answer.code == ResponseCode.SUCCESS:
@@ -492,25 +498,13 @@ class Consumer:
 
     def _pull_request(self, queue: MessageQueue, progress: QueueProgress) -> RemotingCommand:
         settings = self._settings
-        subscription = self._subscriptions[queue.topic]
-        flags = PullFlag.SUBSCRIPTION
-        if settings.follow:
-            flags |= PullFlag.SUSPEND
-        return request(
-            RequestCode.PULL_MESSAGE,
-            ext_fields={
-                "consumerGroup": settings.group_name,
-                "topic": queue.topic,
-                "queueId": str(queue.queue_id),
-                "queueOffset": str(progress.next_offset),
-                "maxMsgNums": str(settings.pull_messages_max),
-                "sysFlag": str(int(flags)),
-                "commitOffset": "0",
-                "suspendTimeoutMillis": str(round(settings.suspend_s * 1000)),
-                "subscription": subscription.expression,
-                "subVersion": str(subscription.version),
-                "expressionType": subscription.expression_type,
-            },
+        return pull_request(
+            queue,
+            queue_offset=progress.next_offset,
+            messages_max=settings.pull_messages_max,
+            subscription=self._subscriptions[queue.topic],
+            group=settings.group_name,
+            suspend_s=settings.suspend_s if settings.follow else None,
         )
 
     async def _deliver(self, assigned: _Assigned, answer: RemotingCommand, next_offset: int) -> None:
@@ -584,13 +578,18 @@ class Consumer:
             return await self._offset(RequestCode.GET_MIN_OFFSET, queue)
         if start is Start.LAST:
             return await self._offset(RequestCode.GET_MAX_OFFSET, queue)
+        if start in {Start.OFFSET, Start.BEFORE_END}:
+            low = await self._offset(RequestCode.GET_MIN_OFFSET, queue)
+            high = await self._offset(RequestCode.GET_MAX_OFFSET, queue)
+            wanted = start_at.offset if start is Start.OFFSET else high - start_at.offset
+            return min(max(low, wanted), high)
         return await self._offset(
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue, timestamp=str(start_at.timestamp_ms)
         )
 
     async def _committed_offset(self, queue: MessageQueue, group: str) -> int | None:
         """The group's offset; None if it has none. 4.9 answers 0 for a new group in a young queue."""
-        fields = {**_queue_fields(queue), "consumerGroup": group, "setZeroIfNotFound": "false"}
+        fields = {**queue_fields(queue), "consumerGroup": group, "setZeroIfNotFound": "false"}
         address = await self._address_of(queue)
         answer = await self._cluster.request(
             address,
@@ -601,16 +600,16 @@ class Consumer:
         )
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return None
-        _check(answer, address, f"the offset of {group} in {queue}")
-        return _field(answer, "offset", address)
+        check(answer, address, f"the offset of {group} in {queue}")
+        return number_field(answer, "offset", address)
 
     async def _offset(self, code: RequestCode, queue: MessageQueue, **fields: str) -> int:
         address = await self._address_of(queue)
         answer = await self._cluster.request(
-            address, request(code, ext_fields={**_queue_fields(queue), **fields})
+            address, request(code, ext_fields={**queue_fields(queue), **fields})
         )
-        _check(answer, address, f"an offset of {queue}")
-        return _field(answer, "offset", address)
+        check(answer, address, f"an offset of {queue}")
+        return number_field(answer, "offset", address)
 
     async def _run_commits(self) -> None:
         """Commit offsets every `COMMIT_INTERVAL_S`, until cancelled."""
@@ -635,7 +634,7 @@ class Consumer:
             except PeerError:
                 return
         fields = {
-            **_queue_fields(assigned.queue),
+            **queue_fields(assigned.queue),
             "consumerGroup": group,
             "commitOffset": str(offset),
         }
@@ -646,7 +645,7 @@ class Consumer:
                 request(RequestCode.UPDATE_CONSUMER_OFFSET, ext_fields=fields),
                 timeout_s=REQUEST_TIMEOUT_S,
             )
-            _check(answer, address, f"the commit of {assigned.queue}")
+            check(answer, address, f"the commit of {assigned.queue}")
         except PeerError as error:
             self._note_failure(error)
             log.warning("offset not committed", queue=str(assigned.queue), reason=str(error))
@@ -660,47 +659,10 @@ class Consumer:
 
 
 _FIRST: Final = StartAt(Start.FIRST)
-_PULL_CODES: Final = frozenset(
-    (
-        ResponseCode.SUCCESS,
-        ResponseCode.PULL_NOT_FOUND,
-        ResponseCode.PULL_RETRY_IMMEDIATELY,
-        ResponseCode.PULL_OFFSET_MOVED,
-    )
-)
 
 
-def _queue_fields(queue: MessageQueue) -> Mapping[str, str]:
-    return MappingProxyType({"topic": queue.topic, "queueId": str(queue.queue_id)})
-
-
-def _refusal(answer: RemotingCommand, address: str, what: str) -> PeerError:
-    return PeerError(
-        f"{what} was answered with {response_code_name(answer.code)} ({answer.code}): "
-        f"{(answer.remark or '').strip()[:300]}",
-        address=address,
-        code=answer.code,
-    )
-
-
-def _check(answer: RemotingCommand, address: str, what: str) -> None:
-    if answer.code != ResponseCode.SUCCESS:
-        raise _refusal(answer, address, what)
-
-
-def _field(answer: RemotingCommand, name: str, address: str) -> int:
-    try:
-        return parse_int(answer.ext_fields[name], I64 if name == "offset" else NATURAL64)
-    except (KeyError, ValueError) as error:
-        raise PeerError(f"an answer without a usable {name}: {error}", address=address) from None
-
-
-def _members(body: bytes | memoryview, address: str) -> list[str]:
-    try:
-        value = parse_json(body)
-    except RemoteProtocolError as error:
-        raise PeerError(str(error), address=address) from None
-    ids = value.get("consumerIdList") if isinstance(value, dict) else None
+def _members(answer: RemotingCommand, address: str) -> list[str]:
+    ids = object_body(answer, address).get("consumerIdList")
     if (
         not isinstance(ids, list)
         or len(ids) > MEMBERS_MAX

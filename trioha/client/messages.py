@@ -181,16 +181,29 @@ def received_messages(body: bytes | memoryview, queue: MessageQueue) -> Iterator
 
     Raises RemoteProtocolError for bytes that are not whole records with valid checksums.
     """
+    return (_received(record, queue) for record in _records(body, f"a pull of {queue}"))
+
+
+def stored_messages(body: bytes | memoryview, broker_name: str) -> Iterator[ReceivedMessage]:
+    """The messages in an answer of a broker to a query, each of the queue that its record names.
+
+    Raises RemoteProtocolError as `received_messages`.
+    """
+    for record in _records(body, f"an answer of {broker_name}"):
+        yield _received(record, MessageQueue(record.topic, broker_name, record.queue_id))
+
+
+def _records(body: bytes | memoryview, what: str) -> Iterator[Record]:
     view = memoryview(body)
     at = 0
     while at < len(view):
         try:
             record = decode_record(view, at)
         except RecordError as error:
-            raise RemoteProtocolError(f"a message of {queue} in a pull is damaged: {error}") from error
+            raise RemoteProtocolError(f"a message in {what} is damaged: {error}") from error
         if isinstance(record, Blank):
-            raise RemoteProtocolError(f"a pull of {queue} has something other than messages")
-        yield _received(record, queue)
+            raise RemoteProtocolError(f"{what} has something other than messages")
+        yield record
         at += int.from_bytes(view[at : at + 4], "big")
 
 

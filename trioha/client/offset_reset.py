@@ -12,7 +12,7 @@ from typing import Final
 from attrs import frozen
 
 from trioha.errors import RemoteProtocolError
-from trioha.numbers import NATURAL32, NATURAL64, parse_int
+from trioha.numbers import NATURAL64, parse_int
 from trioha.remoting.command import RemotingCommand
 from trioha.remoting.fastjson import JsonLimits, parse_json
 from trioha.remoting.route import MessageQueue
@@ -36,16 +36,9 @@ class OffsetReset:
         if not isinstance(table, dict):
             raise RemoteProtocolError("a reset of offsets without a map of queues")
         try:
-            return cls(group, {_queue(key): parse_int(offset, NATURAL64) for key, offset in table.items()})
-        except (ValueError, KeyError, TypeError) as error:
+            return cls(
+                group,
+                {MessageQueue.of_key(key): parse_int(offset, NATURAL64) for key, offset in table.items()},
+            )
+        except ValueError as error:
             raise RemoteProtocolError(f"a reset of offsets has a wrong queue or offset: {error}") from None
-
-
-def _queue(key: object) -> MessageQueue:
-    """Raises ValueError, KeyError, TypeError."""
-    if not isinstance(key, tuple):
-        raise TypeError(f"{key!r:.100} is not a queue")
-    fields = dict(key)
-    return MessageQueue(
-        str(fields["topic"]), str(fields["brokerName"]), parse_int(fields["queueId"], NATURAL32)
-    )

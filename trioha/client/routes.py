@@ -8,22 +8,26 @@ used, again every `REFRESH_INTERVAL_S`, and when a request shows that it is out 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol, TypeVar
 
 import structlog
 import trio
 from attrs import evolve, frozen
 
+from trioha.client.answers import check
 from trioha.client.connections import Connections
 from trioha.errors import PeerError, RemoteProtocolError
-from trioha.remoting.codes import RequestCode, ResponseCode, response_code_name
-from trioha.remoting.command import request
+from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.command import RemotingCommand, request
+from trioha.remoting.name_server import BrokerGroup, parse_broker_groups
 from trioha.remoting.route import MASTER_ID, READ, WRITE, QueueData, TopicRoute, parse_route
 from trioha.remoting.send_message import DEFAULT_TOPIC
 from trioha.store.topics import RETRY_TOPIC_PREFIX
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 REFRESH_INTERVAL_S: Final = 30.0
 TOPICS_MAX: Final = 4096
@@ -40,6 +44,14 @@ class RouteSource(Protocol):
 
     async def fetch(self, topic: str) -> TopicRoute | None:
         """The route of `topic`, None if there is no such topic. Raises PeerError without an answer."""
+        ...
+
+    async def broker_groups(self) -> tuple[BrokerGroup, ...]:
+        """All brokers. Raises PeerError without an answer."""
+        ...
+
+    async def forget(self, topic: str, /) -> None:
+        """Drop the route of a topic that its brokers have deleted. Raises PeerError if one does not."""
         ...
 
     def __str__(self) -> str: ...
@@ -59,20 +71,40 @@ class NameServers:
     async def fetch(self, topic: str) -> TopicRoute | None:
         """As `RouteSource.fetch`; `topic` is unknown if the first name server that answers does not know
         it."""
-        asked = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields={"topic": topic})
+
+        def route(answer: RemotingCommand, address: str) -> TopicRoute | None:
+            if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+                return None
+            check(answer, address, f"the route of {topic}")
+            return parse_route(answer.body)
+
+        return await self._ask(
+            request(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields={"topic": topic}), route
+        )
+
+    async def broker_groups(self) -> tuple[BrokerGroup, ...]:
+        """As `RouteSource.broker_groups`."""
+
+        def groups(answer: RemotingCommand, address: str) -> tuple[BrokerGroup, ...]:
+            check(answer, address, "the list of brokers")
+            return parse_broker_groups(answer.body)
+
+        return await self._ask(request(RequestCode.GET_BROKER_CLUSTER_INFO), groups)
+
+    async def forget(self, topic: str) -> None:
+        """As `RouteSource.forget`, of each name server."""
+        asked = request(RequestCode.DELETE_TOPIC_IN_NAMESRV, ext_fields={"topic": topic})
+        for address in list(self._addresses):
+            answer = await self._connections.request(address, asked, timeout_s=NAME_SERVER_TIMEOUT_S)
+            check(answer, address, f"the deletion of {topic}")
+
+    async def _ask(self, asked: RemotingCommand, read: Callable[[RemotingCommand, str], T]) -> T:
+        """What `read` makes of the first usable answer. Raises the last PeerError without any."""
         failure: PeerError | None = None
         for address in list(self._addresses):
             try:
-                answer = await self._connections.request(address, asked, timeout_s=NAME_SERVER_TIMEOUT_S)
-                if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-                    return None
-                if answer.code == ResponseCode.SUCCESS:
-                    return parse_route(answer.body)
-                failure = PeerError(
-                    f"no route of {topic}: {response_code_name(answer.code)} ({answer.code}) "
-                    f"{(answer.remark or '')[:200]}",
-                    address=address,
-                    code=answer.code,
+                return read(
+                    await self._connections.request(address, asked, timeout_s=NAME_SERVER_TIMEOUT_S), address
                 )
             except PeerError as error:
                 failure = error
@@ -105,6 +137,15 @@ class SingleBroker:
         data = QueueData(self.address, queues, queues, READ | WRITE)
         return TopicRoute({self.address: {MASTER_ID: self.address}}, (data,))
 
+    async def broker_groups(self) -> tuple[BrokerGroup, ...]:
+        """As `RouteSource.broker_groups`: this one, which counts as a master of its address's name."""
+        await trio.lowlevel.checkpoint()
+        return (BrokerGroup("", self.address, {MASTER_ID: self.address}),)
+
+    async def forget(self, _topic: str) -> None:
+        """As `RouteSource.forget`: there is no route but the broker's own."""
+        await trio.lowlevel.checkpoint()
+
 
 class RouteTable:
     """Routes of the topics in use. Run it to keep them up to date."""
@@ -123,6 +164,16 @@ class RouteTable:
     def source(self) -> str:
         """Where routes come from, for messages."""
         return str(self._source)
+
+    async def broker_groups(self) -> tuple[BrokerGroup, ...]:
+        """All brokers of the source. Raises PeerError without an answer."""
+        return await self._source.broker_groups()
+
+    async def forget(self, topic: str) -> None:
+        """Drop a topic that its brokers have deleted, here and at the source. Raises PeerError."""
+        self._routes.pop(topic, None)
+        self._defaults.pop(topic, None)
+        await self._source.forget(topic)
 
     @property
     def routes(self) -> Iterable[TopicRoute]:

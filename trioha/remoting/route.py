@@ -11,7 +11,7 @@ from typing import Final
 from attrs import frozen
 
 from trioha.errors import RemoteProtocolError
-from trioha.numbers import NATURAL64, Range, parse_int
+from trioha.numbers import NATURAL32, NATURAL64, Range, parse_int
 from trioha.remoting.fastjson import as_text, parse_json, shown
 
 MASTER_ID: Final = 0
@@ -36,6 +36,18 @@ class MessageQueue:
 
     def __str__(self) -> str:
         return f"{self.topic}@{self.broker_name}:{self.queue_id}"
+
+    @classmethod
+    def of_key(cls, key: object) -> MessageQueue:
+        """Of a key in a map by queue, as `parse_json` gives it. Raises ValueError."""
+        if not isinstance(key, tuple):
+            raise ValueError(f"{key!r:.100} is not a queue")  # noqa: TRY004 - a peer's mistake
+        fields = dict(key)
+        try:
+            topic, broker_name = str(fields["topic"]), str(fields["brokerName"])
+            return cls(topic, broker_name, parse_int(fields["queueId"], NATURAL32))
+        except KeyError as error:
+            raise ValueError(f"a queue without {error}") from None
 
 
 @frozen

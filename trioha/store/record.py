@@ -127,6 +127,21 @@ def offset_message_id(store_host_packed: bytes, physical_offset: int) -> str:
     return (store_host_packed + _I64.pack(physical_offset)).hex().upper()
 
 
+def parse_offset_message_id(text: str) -> tuple[Host, int]:
+    """The store host and the physical offset in an offset msgId. Raises ValueError for any other text."""
+    try:
+        packed = bytes.fromhex(text) if text.isascii() and text.isalnum() else b""
+    except ValueError:
+        packed = b""
+    address_bytes = len(packed) - _PORT.size - _I64.size
+    if address_bytes not in {4, 16}:
+        raise ValueError(f"{text[:100]!r} is not an offset message id: 32 hex digits, for IPv6 56")
+    (port,), (offset,) = _PORT.unpack_from(packed, address_bytes), _I64.unpack_from(packed, len(packed) - 8)
+    if not (0 < port <= 65535 and offset >= 0):
+        raise ValueError(f"{text!r} is not an offset message id: there is no address and offset in it")
+    return Host(ip_address(packed[:address_bytes]), port), offset
+
+
 def encode_record(record: Record) -> bytes:
     """The record's bytes. Raises RecordError for fields that the format cannot hold."""
     topic = record.topic.encode()
