@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.node_process import Answer, TriohaNode, run_trioha, wait_dispatched
+from tests.node_process import Answer, TriohaNode, call_trioha, wait_dispatched
 from tests.ports import free_port
 from tests.test_outside_text import CLIPBOARD
 from trioha.cli.consume import parse_offset
@@ -32,7 +32,7 @@ class Cluster:
         self.node, self.names = node, names
 
     def run(self, *arguments: str) -> Answer:
-        return run_trioha(*arguments, "--namesrv", self.names)
+        return call_trioha(*arguments, "--namesrv", self.names)
 
     def json(self, *arguments: str) -> Any:
         done = self.run(*arguments, "--json")
@@ -141,7 +141,7 @@ def test_a_message_is_found_by_place_ids_and_key(cluster: Cluster) -> None:
     assert "order-2" in shown.stdout
     assert "order-1" in cluster.run("message", "query", "Found", "order-1").stdout
     # At the broker itself, without its name server.
-    direct = run_trioha(
+    direct = call_trioha(
         "message", "get", wanted["offsetMsgId"], "--broker", cluster.node.listen_address, "--json"
     )
     assert json.loads(direct.stdout)["body"] == CLIPBOARD

@@ -34,8 +34,8 @@ from tests.node_process import (
     FILE_BYTES,
     WITHIN_S,
     TriohaNode,
+    call_trioha,
     load,
-    run_trioha,
     wait_dispatched,
 )
 from tests.processes import DIE_WITH_PARENT
@@ -326,7 +326,7 @@ def test_triohas_commands_administer_real_and_trioha_brokers_alike(shared: World
     topic, group = "Administered", "administered"
 
     def run(*arguments: str) -> dict[str, Any]:
-        done = run_trioha(*arguments, "--namesrv", shared.names, "--json")
+        done = call_trioha(*arguments, "--namesrv", shared.names, "--json")
         assert done.exit_code == 0, done
         return json.loads(done.stdout)
 
@@ -348,7 +348,7 @@ def test_triohas_commands_administer_real_and_trioha_brokers_alike(shared: World
     # The last message of each of the four queues, whichever broker has it.
     last = consume(topic, shared.names, "-o", "-1", "-e")
     assert len(last) == 4
-    for message in last:
+    for message in {message["brokerName"]: message for message in last}.values():
         place = f"{topic}@{message['brokerName']}:{message['queueId']}:{message['queueOffset']}"
         assert run("message", "get", place) == message
         assert run("message", "get", message["offsetMsgId"]) == message

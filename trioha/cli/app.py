@@ -32,7 +32,7 @@ def command_line(called: str | None) -> App:
         help="A RocketMQ-compatible replica that needs no JVM and never lies about an acknowledgement.",
         version=_version,
         help_format="plaintext",
-        default_parameter=Parameter(negative=(), show_default=_shown_default),
+        default_parameter=Parameter(negative=(), show_default=shown_default),
         print_error=False,
         exit_on_error=False,
         suppress_keyboard_interrupt=False,
@@ -80,7 +80,7 @@ def unwrapped(docstring: str) -> str:
     return "\n".join(lines)
 
 
-def _shown_default(value: object) -> str | None:
+def shown_default(value: object) -> str | None:
     """A default in the help, where it says something: no flag that is off, no empty list, no endless time."""
     if value is None or isinstance(value, bool) or value in ((), math.inf):
         return None

@@ -50,7 +50,8 @@ class Kind(IntEnum):
     TRANSFER = 12
     """offset: start of the frame; aux: master max; size: body bytes."""
     HEARTBEAT = 13
-    """offset: next offset; aux: master max; flags: `Direction`."""
+    """offset: next offset of the master's, reported offset of the slave's; aux: master max; flags:
+    `Direction`."""
     ACK = 14
     """offset: acknowledged offset; aux: master max."""
     REFUSED = 15
@@ -66,11 +67,13 @@ class Kind(IntEnum):
     REPORTED = 31
     """offset: offset reported; aux: own max."""
     METADATA = 40
-    """offset: data version counter; aux: duration in ns; size: entries; flags: which table, changed?"""
+    """offset: data version counter; aux: duration in ns; size: entries; flags: which table, and whether it
+    changed."""
     LINK = 50
-    """aux: bytes per second; flags: `LinkEvent`."""
+    """aux: bytes per second; size: pause before the next try in ms; flags: `LinkEvent`."""
     KEYFRAME = 60
-    """flags: the kind it stands for; offset, aux, size: as there (size of STATE, HEARTBEAT: their flags)."""
+    """offset, aux: as of the kind that it stands for; size: likewise, of STATE and HEARTBEAT their flags;
+    flags: that kind."""
     DROPPED = 61
     """aux: how many events were dropped here."""
     ROLE = 70
@@ -83,7 +86,7 @@ class Kind(IntEnum):
     CONFIRMED = 73
     """offset: confirm offset; aux: end of the log."""
     LOG_CUT = 74
-    """offset, aux: begin and end of the bytes of one epoch that were cut; size: the epoch."""
+    """offset: begin of the bytes of one epoch that were cut; aux: their end; size: the epoch."""
     CONTROLLER = 75
     """flags: `ControllerEvent`."""
 
