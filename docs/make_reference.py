@@ -26,8 +26,9 @@ FOLDER: Final = Path(__file__).parent / "reference"
 sys.path.insert(0, str(FOLDER.parents[1]))
 
 from trioha.cli import GROUPS  # noqa: E402 - the checkout's, not an installed one
-from trioha.cli.app import command_line, functions_of, shown_default  # noqa: E402
+from trioha.cli.app import command_line, functions_of, shown_default, unwrapped  # noqa: E402
 from trioha.config import broker, rocketmq_keys  # noqa: E402
+from trioha.config import values as parsers  # noqa: E402
 from trioha.config.update import value_text  # noqa: E402
 from trioha.namesrv import settings as name_server  # noqa: E402
 from trioha.recording import events  # noqa: E402
@@ -145,13 +146,13 @@ def keys_of(module: ModuleType, name: str, *, factory: str, kind: type, keys: Ma
                 )
                 key = keys[attribute]
                 unit = UNITS.get(meaning.split(" ")[0], "")
-                values, explained = accepted(arguments[1], module, key)
+                values, explained = accepted(arguments[1], module)
                 default = default_text(fields[attribute].default, unit)
                 found.append(Key(key, default, values, unit, since(key), f"{meaning}{explained}"))
     return found
 
 
-def accepted(parser: ast.expr, module: ModuleType, key: str) -> tuple[str, str]:
+def accepted(parser: ast.expr, module: ModuleType) -> tuple[str, str]:
     """What a parser accepts, in short, and what the names mean that it has."""
     name = parser.func if isinstance(parser, ast.Call) else parser
     kind = name.attr if isinstance(name, ast.Attribute) else ast.unparse(name)
@@ -165,14 +166,15 @@ def accepted(parser: ast.expr, module: ModuleType, key: str) -> tuple[str, str]:
     if given:
         within = f"from {given['low']}" if "high" not in given else f"{given['low']} to {given['high']}"
     for argument in arguments:
+        if isinstance(argument, ast.Starred):
+            continue
         names = eval(ast.unparse(argument), vars(module))  # noqa: S307
         if isinstance(names, type) and issubclass(names, Enum):
             docstrings = values_of(names)
             words = ", ".join(f"`{member.value}`" for member in names)
             said = "".join(f" `{one.value}`: {docstrings[one.name]}" for one in names if docstrings[one.name])
             return f"{words}, or a number {within}" if within else words, said
-    words = KINDS.get(kind)
-    assert words is not None, f"{key}: no words for {kind}"
+    words = KINDS.get(kind) or text_of(inspect.getdoc(getattr(parsers, kind)) or "").partition(".")[0]
     return (f"{words} {within}".strip() if within else words), ""
 
 
@@ -185,7 +187,7 @@ KINDS: Final = {
     "optional_duration": "time as 90d", "optional_address": "HOST:PORT",
     "addresses": "HOST:PORT, `;` between them",
 }  # fmt: skip
-"""What the parsers of `trioha.config.values` accept."""
+"""What the parsers of `trioha.config.values` accept; of others their docstrings say it."""
 
 
 def default_text(default: Any, unit: str) -> str:
@@ -287,7 +289,8 @@ def command_parts(app: Any, called: str, function: Callable[..., object]) -> Ite
     """The heading, the text and the options of a command."""
     for word in called.split():
         app = app[word]
-    docstring = inspect.cleandoc(function.__doc__ or "")
+    # The parser may have unwrapped it already, in the same process.
+    docstring = unwrapped(function.__doc__ or "")
     arguments, options = [], []
     for one in app.assemble_argument_collection(default_parameter=OPTIONS, parse_docstring=True):
         parameter = one.parameter
