@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from trioha.broker.long_polls import LongPolls
@@ -22,10 +23,14 @@ from trioha.broker_status import (
 from trioha.distribution import Distribution
 from trioha.histogram import Histogram
 from trioha.metrics.busiest import BusiestKeys
+from trioha.metrics.disks import DiskWatch
+from trioha.metrics.group_lags import LagCounter, LagSources
 from trioha.metrics.http_statistics import HttpStatistics
+from trioha.metrics.rocketmq import ConsumerKind, RocketmqFigures
 from trioha.metrics.sources import Descriptors, Limits, Sources
 from trioha.net.error_boundary import ErrorBoundary
 from trioha.remoting.serving import ServerStatistics
+from trioha.store.disk_use import DiskUse
 
 SLAVE = ConnectionStatus(
     address="10.0.0.7:41000",
@@ -116,6 +121,45 @@ def make_traffic(**settings: Any) -> BrokerTraffic:
     return traffic
 
 
+FIGURES = RocketmqFigures(
+    permission=6,
+    topics=16,
+    groups=9,
+    producers={("java", "v4_9_7"): 2},
+    consumers={ConsumerKind("shop", "java", "v4_9_7", "push"): 1},
+    system_topics=frozenset(("SELF_TEST_TOPIC",)),
+)
+
+
+def make_lags(*, pairs_max: int = 50) -> LagCounter:
+    """Lags of two groups, counted once: `shop` has committed 1 of 3 orders and was given all of them."""
+    offsets: list[tuple[str, Mapping[int, int]]] = [
+        ("orders@shop", {0: 1}),
+        ("%RETRY%shop@shop", {0: 0}),
+        ("orders@audit", {0: 0, 7: 5}),
+    ]
+    ends = {("orders", 0): 3}
+    pulled = {("shop", "orders", 0): 3, ("audit", "orders", 0): 1}
+    made = LagCounter(
+        LagSources(
+            offsets=lambda: offsets,
+            max_offset=lambda topic, queue_id: ends.get((topic, queue_id), 0),
+            pull_offset=lambda *queue: pulled.get(queue, 0),
+        ),
+        pairs_max=pairs_max,
+    )
+    for _ in made.count():
+        pass
+    return made
+
+
+def make_disk() -> DiskWatch:
+    """A disk that was asked."""
+    made = DiskWatch(lambda: DiskUse(1000, 700, 200))
+    made.use = DiskUse(1000, 700, 200)
+    return made
+
+
 def make_sources(
     traffic: BrokerTraffic | None = None, *, status: BrokerStatus = STATUS, keys_max: int = 50, **other: Any
 ) -> Sources:
@@ -134,11 +178,19 @@ def make_sources(
         "master_connections_ended": lambda: {"CONNECT_FAILED": 8},
         "topics": BusiestKeys(traffic.puts, traffic.broker_puts, keys_max=keys_max),
         "groups": BusiestKeys(traffic.pulls, traffic.broker_pulls, keys_max=keys_max),
+        "lags": make_lags(),
+        "disk": make_disk(),
+        "rocketmq": lambda: FIGURES,
         "descriptors": lambda: Descriptors(open=20, limit=1024, reserve=64),
         "boundaries": {"clients": ErrorBoundary("connection"), "metrics": ErrorBoundary("metrics")},
         "http": HttpStatistics(),
         "limits": Limits(
-            client_connections=614, client_bytes=1 << 27, ha_connections=64, long_polls=100, slaves_needed=1
+            client_connections=614,
+            client_bytes=1 << 27,
+            ha_connections=64,
+            long_polls=100,
+            slaves_needed=1,
+            disk_full_ratio=0.9,
         ),
     }
     return Sources(**(values | other))

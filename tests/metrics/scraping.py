@@ -34,7 +34,7 @@ def documented() -> dict[str, Family]:
     return {
         name: Family(kind, frozenset(re.findall(r"`(\w+)`", labels)))
         for name, kind, labels in rows
-        if name.startswith(("trioha_", "process_"))
+        if name.startswith(("trioha_", "rocketmq_", "process_"))
     }
 
 

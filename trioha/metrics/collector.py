@@ -18,15 +18,24 @@ from prometheus_client.registry import Collector
 from trioha.broker_status import ArchiveState, ArchiveStatus, BrokerStatus, PendingStatus
 from trioha.metrics.busiest import BusiestCounts, Count
 from trioha.metrics.control import control_families
-from trioha.metrics.families import PREFIX, add_ms, counter, counts_of, gauge, label_text, value_of
+from trioha.metrics.disks import disk_families
+from trioha.metrics.families import (
+    PREFIX,
+    REST,
+    add_ms,
+    counter,
+    counts_of,
+    gauge,
+    label_text,
+    value_of,
+)
+from trioha.metrics.rocketmq import rocketmq_families
 from trioha.metrics.sources import Sources
 from trioha.recording.events import CloseReason, HaState
 from trioha.remoting.serving import ServerStatistics
 from trioha.store.put_status import PutStatus
 from trioha.unwritten import OPTIONAL
 
-REST: Final = "(other)"
-"""Topic and group of what has no time series of its own; no topic may have such a name."""
 ACK_REFUSALS: Final = (CloseReason.ACK_BEYOND_SENT, CloseReason.ACK_WENT_BACK)
 SLAVE_ENDS: Final = (
     *(CloseReason.EOF, CloseReason.IO_ERROR, CloseReason.HOUSEKEEPING, CloseReason.SHUTDOWN),
@@ -66,12 +75,15 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """All families, with the samples of now."""
-        status = self._sources.status()
+        sources = self._sources
+        status = sources.status()
+        topics, groups, disk = sources.topics.counts(), sources.groups.counts(), sources.disk.use
         yield from _node(status)
         yield from _log(status)
+        yield from disk_families(status, disk, full_ratio=sources.limits.disk_full_ratio)
         yield self._flush_times()
         yield from self._puts(status)
-        yield from self._traffic()
+        yield from _traffic(topics, groups)
         yield from self._long_polls()
         yield from self._slaves(status)
         yield from self._connections(status)
@@ -83,6 +95,9 @@ class NodeCollector(Collector):
         yield from self._clients(self._sources.clients())
         yield from self._resources()
         yield from self._faults(status)
+        yield from rocketmq_families(
+            status, sources.rocketmq(), topics=topics, groups=groups, lags=sources.lags.lags, disk=disk
+        )
 
     def _flush_times(self) -> Metric:
         times_s = self._sources.flush_times_s
@@ -106,36 +121,6 @@ class NodeCollector(Collector):
         yield value_of(counter("put_messages_total", "Messages that were stored."), puts.messages_stored)
         yield value_of(
             counter("put_bytes_total", "Bytes of the records that were stored."), puts.bytes_appended
-        )
-
-    def _traffic(self) -> Iterator[Metric]:
-        topics, groups = self._sources.topics.counts(), self._sources.groups.counts()
-        yield from _named(
-            topics,
-            counter("topic_put_messages_total", "Messages that were stored, by topic.", "topic"),
-            counter("topic_put_bytes_total", "Bytes of records that were stored, by topic.", "topic"),
-            label_count=1,
-        )
-        yield value_of(
-            counter("pull_messages_total", "Messages that consumers were given."), groups.whole.messages
-        )
-        yield value_of(
-            counter("pull_bytes_total", "Bytes of records that consumers were given."),
-            groups.whole.total_bytes,
-        )
-        yield from _named(
-            groups,
-            counter(
-                "group_pull_messages_total",
-                "Messages that consumers were given, by topic and group.",
-                *("topic", "group"),
-            ),
-            counter(
-                "group_pull_bytes_total",
-                "Bytes of records that consumers were given, by topic and group.",
-                *("topic", "group"),
-            ),
-            label_count=2,
         )
 
     def _long_polls(self) -> Iterator[Metric]:
@@ -406,6 +391,37 @@ def _log(status: BrokerStatus) -> Iterator[Metric]:
     for name in dict.fromkeys((*OPTIONAL, *status.write_failures)):
         unwritten.add_metric((name,), name in status.unwritten)
     yield unwritten
+
+
+def _traffic(topics: BusiestCounts, groups: BusiestCounts) -> Iterator[Metric]:
+    """Messages of topics, and of groups in topics."""
+    yield from _named(
+        topics,
+        counter("topic_put_messages_total", "Messages that were stored, by topic.", "topic"),
+        counter("topic_put_bytes_total", "Bytes of records that were stored, by topic.", "topic"),
+        label_count=1,
+    )
+    yield value_of(
+        counter("pull_messages_total", "Messages that consumers were given."), groups.whole.messages
+    )
+    yield value_of(
+        counter("pull_bytes_total", "Bytes of records that consumers were given."),
+        groups.whole.total_bytes,
+    )
+    yield from _named(
+        groups,
+        counter(
+            "group_pull_messages_total",
+            "Messages that consumers were given, by topic and group.",
+            *("topic", "group"),
+        ),
+        counter(
+            "group_pull_bytes_total",
+            "Bytes of records that consumers were given, by topic and group.",
+            *("topic", "group"),
+        ),
+        label_count=2,
+    )
 
 
 def _archive(archive: ArchiveStatus | None) -> Iterator[Metric]:

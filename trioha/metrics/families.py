@@ -10,6 +10,8 @@ from prometheus_client.metrics_core import Metric
 
 PREFIX: Final = "trioha_"
 LABEL_CHARS_MAX: Final = 255
+REST: Final = "(other)"
+"""Topic and group of what has no time series of its own; no topic may have such a name."""
 
 _UNITS: Final = frozenset(("bytes", "seconds"))
 

@@ -47,6 +47,8 @@ class HttpPort:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(sources.topics.run)
                 nursery.start_soon(sources.groups.run)
+                nursery.start_soon(sources.lags.run)
+                nursery.start_soon(sources.disk.run)
                 task_status.started()
         finally:
             self._exposition = None

@@ -11,7 +11,10 @@ from trioha.broker.puts import PutStatistics
 from trioha.broker_status import BrokerStatus
 from trioha.histogram import Histogram
 from trioha.metrics.busiest import BusiestKeys
+from trioha.metrics.disks import DiskWatch
+from trioha.metrics.group_lags import LagCounter
 from trioha.metrics.http_statistics import HttpStatistics
+from trioha.metrics.rocketmq import RocketmqFigures
 from trioha.net.error_boundary import ErrorBoundary
 from trioha.remoting.serving import ServerStatistics
 
@@ -40,6 +43,8 @@ class Limits:
     """trioha.longPollsMax."""
     slaves_needed: int
     """Slaves that a put waits for."""
+    disk_full_ratio: float
+    """diskSpaceWarningLevelRatio, from 0 to 1."""
 
 
 @frozen(kw_only=True)
@@ -59,6 +64,12 @@ class Sources:
     """Puts by topic."""
     groups: BusiestKeys
     """Pulls by `topic@group`."""
+    lags: LagCounter
+    """Of groups in topics."""
+    disk: DiskWatch
+    """The log's."""
+    rocketmq: Callable[[], RocketmqFigures]
+    """What only families under RocketMQ's names show."""
     descriptors: Callable[[], Descriptors]
     boundaries: Mapping[str, ErrorBoundary]
     """By the kind of connections."""

@@ -11,6 +11,7 @@ import trio
 
 from trioha.broker.health import Facts, Health
 from trioha.config.broker import BrokerConfig, BrokerRole
+from trioha.metadata.metadata_store import MetadataStore
 from trioha.net.descriptors import open_descriptors
 from trioha.node.broker_service import BrokerService
 from trioha.node.budget import DescriptorBudget
@@ -18,6 +19,7 @@ from trioha.node.hang_watch import HangWatch
 from trioha.node.ports import open_port, reached
 from trioha.node.replication import Replication
 from trioha.node.store_tasks import StoreTasks
+from trioha.store.disk_use import DiskUse
 
 if TYPE_CHECKING:
     from trioha.metrics.port import HttpPort
@@ -72,12 +74,16 @@ def sources_of(
     port: HttpPort,
     *,
     broker: BrokerService,
+    metadata: MetadataStore,
     ha: Replication,
     store: StoreTasks,
     budget: DescriptorBudget,
 ) -> Sources:
     """What the metrics of a node in one role are computed from."""
     from trioha.metrics.busiest import BusiestKeys  # noqa: PLC0415
+    from trioha.metrics.disks import DiskWatch  # noqa: PLC0415
+    from trioha.metrics.group_lags import LagCounter, LagSources  # noqa: PLC0415
+    from trioha.metrics.rocketmq import figures_of  # noqa: PLC0415
     from trioha.metrics.sources import Descriptors, Limits, Sources  # noqa: PLC0415
 
     traffic, slave = broker.admin.traffic, ha.slave
@@ -98,6 +104,22 @@ def sources_of(
         master_connections_ended=lambda: {} if slave is None else slave.ended_connections,
         topics=BusiestKeys(traffic.puts, traffic.broker_puts, keys_max=config.metrics_topics),
         groups=BusiestKeys(traffic.pulls, traffic.broker_pulls, keys_max=config.metrics_topics),
+        lags=LagCounter(
+            LagSources(
+                offsets=metadata.consumer_offsets.items,
+                max_offset=store.store.reads.max_offset,
+                pull_offset=lambda *queue: traffic.pull_offsets.get(queue, 0),
+            ),
+            pairs_max=config.metrics_topics,
+        ),
+        disk=DiskWatch(partial(DiskUse.of, store.store.commit_log.directory)),
+        rocketmq=lambda: figures_of(
+            broker.consumers.clients,
+            permission=broker.admin.config.config.broker_permission,
+            topics=metadata.topics,
+            groups=len(metadata.groups.entries),
+            groups_max=config.metrics_topics,
+        ),
         descriptors=lambda: Descriptors(
             open=open_descriptors(budget.limit), limit=budget.limit, reserve=budget.reserve
         ),
@@ -109,6 +131,7 @@ def sources_of(
             ha_connections=budget.ha_connections,
             long_polls=config.long_polls_max,
             slaves_needed=_slaves_needed(config),
+            disk_full_ratio=config.disk_space_warning_level_ratio / 100,
         ),
     )
 

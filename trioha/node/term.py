@@ -306,7 +306,9 @@ def _build(parts: NodeParts, config: BrokerConfig, ports: OpenPorts, *, sink: Ev
         facts=facts_of(config, broker=broker, store=store_tasks, hangs=parts.hangs),
         metrics=None
         if parts.http is None
-        else sources_of(config, parts.http, broker=broker, ha=ha, store=store_tasks, budget=budget),
+        else sources_of(
+            config, parts.http, broker=broker, metadata=metadata, ha=ha, store=store_tasks, budget=budget
+        ),
     )
 
 
