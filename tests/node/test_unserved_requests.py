@@ -13,7 +13,6 @@ POP_CODES = (
     *range(200050, 200056),  # pop, ack, peek, change of the invisible time, notification, polling info
     *range(200070, 200080),  # topics of lite consumers
     200151,  # a batch of acks
-    400, 401,  # assignment by the broker, and the mode of a group's requests
 )  # fmt: skip
 LATER_CODES = (0, -1, 5001, 900_000, 2**31 - 1, -(2**31))
 FIELDS = {
