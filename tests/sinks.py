@@ -29,18 +29,18 @@ class SingleEvents(ABC):
         self.emit(Kind.PUT, offset=offset, aux=request_id, size=size)
         self.emit(Kind.WAIT_BEGIN, offset=offset, aux=request_id, size=copies)
 
-    def puts_and_waits(self, *, places: bytes, end_offset: int, request_id: int, copies: int) -> None:
-        for number, (start, end) in enumerate(stretches(places, end_offset), request_id):
+    def puts_and_waits(self, *, put_offsets: bytes, end_offset: int, request_id: int, copies: int) -> None:
+        for number, (start, end) in enumerate(stretches(put_offsets, end_offset), request_id):
             self.put_and_wait(offset=end, size=end - start, request_id=number, copies=copies)
 
     def waits_ended(
-        self, *, places: bytes, end_offset: int, request_id: int, took_us: int, status: int
+        self, *, put_offsets: bytes, end_offset: int, request_id: int, took_us: int, status: int
     ) -> None:
-        for number, (_, end) in enumerate(stretches(places, end_offset), request_id):
+        for number, (_, end) in enumerate(stretches(put_offsets, end_offset), request_id):
             self.emit(Kind.WAIT_END, offset=end, aux=number, size=took_us, flags=status)
 
 
-def stretches(places: bytes, end_offset: int) -> list[tuple[int, int]]:
+def stretches(put_offsets: bytes, end_offset: int) -> list[tuple[int, int]]:
     """Start and end of each put of a run."""
-    starts = [start for start, _ in iter_unpack(">qq", places)]
+    starts = [start for start, _ in iter_unpack(">qq", put_offsets)]
     return [*pairwise([*starts, end_offset])]

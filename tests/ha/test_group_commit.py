@@ -40,7 +40,7 @@ def acknowledge(replicas, replica, ack_offset, *, connection_id=None):
 def append(end_offset, *, start_offset=None, is_run=False):
     """The result of an append that ends there, as of one message or as of a run of one."""
     start = end_offset - 10 if start_offset is None else start_offset
-    run = {"batch_offsets": [start], "places": pack(">qq", start, 0)} if is_run else {}
+    run = {"batch_offsets": [start], "put_offsets": pack(">qq", start, 0)} if is_run else {}
     return AppendResult(PutStatus.PUT_OK, physical_offset=start, size=end_offset - start, **run)
 
 

@@ -16,13 +16,13 @@ SLAVE_LATE = PutStatus.FLUSH_SLAVE_TIMEOUT
 DISK_LATE = PutStatus.FLUSH_DISK_TIMEOUT
 STARTS = [100, 110, 130]
 END = 160
-PLACES = b"".join(pack(">qq", start, 0) for start in STARTS)
+PUT_OFFSETS = b"".join(pack(">qq", start, 0) for start in STARTS)
 
 
 def run_of(commit):
     """Three puts that end at 110, 130 and 160."""
     appended = AppendResult(
-        OK, physical_offset=STARTS[0], size=END - STARTS[0], batch_offsets=STARTS, places=PLACES
+        OK, physical_offset=STARTS[0], size=END - STARTS[0], batch_offsets=STARTS, put_offsets=PUT_OFFSETS
     )
     return commit.begin(appended, request_id=7)
 

@@ -150,11 +150,13 @@ async def test_a_run_of_puts_is_recorded_as_its_puts_are_wherever_a_block_ends(
 ):
     async def together(recorder):
         for start_offset, ends, request_id, value in RUNS:
-            places = b"".join(struct.pack(">qq", start, 5) for start in (start_offset, *ends[:-1]))
+            put_offsets = b"".join(struct.pack(">qq", start, 5) for start in (start_offset, *ends[:-1]))
             end = ends[-1]
-            recorder.puts_and_waits(places=places, end_offset=end, request_id=request_id, copies=value)
+            recorder.puts_and_waits(
+                put_offsets=put_offsets, end_offset=end, request_id=request_id, copies=value
+            )
             recorder.waits_ended(
-                places=places,
+                put_offsets=put_offsets,
                 end_offset=end,
                 request_id=request_id,
                 took_us=value,

@@ -168,7 +168,7 @@ class PutService:
         statuses = self._group_commit.end(commit)
         appended = commit.appended
         messages = len(appended.batch_offsets) or 1
-        self._count(statuses, messages if appended.places else 1, messages)
+        self._count(statuses, messages if appended.put_offsets else 1, messages)
         return statuses
 
     def result(self, commit: Commit) -> PutResult:

@@ -38,7 +38,7 @@ from trioha.store.topics import RETRY_TOPIC_PREFIX
 
 SPECIAL_PROPERTIES: Final = (b"DELAY\x01", b"TIMER_", b"INNER_", b"TRAN_MSG", b"WAIT\x01false")
 """A send with one of them may be more than a record of its own, or have another answer."""
-_PLACE: Final = struct.Struct(">qq")
+_PUT_OFFSETS: Final = struct.Struct(">qq")
 """Physical offset and queue offset of a record."""
 _COLUMN: Final = struct.Struct(">9q")
 
@@ -95,15 +95,15 @@ def _answers(sends: EncodedSends, statuses: list[PutStatus] | None, appended: Ap
     if statuses is not None:
         return _answers_by_status(sends, statuses, appended)
     host = appended.store_host_packed.hex().upper().encode()
-    return send_kernel.encode_answers(sends.columns, appended.places, host, _PARTS)
+    return send_kernel.encode_answers(sends.columns, appended.put_offsets, host, _PARTS)
 
 
 def _answers_by_status(sends: EncodedSends, statuses: list[PutStatus], appended: AppendResult) -> bytes:
     frames: list[bytes] = []
     columns = _COLUMN.iter_unpack(sends.columns)
-    places = _PLACE.iter_unpack(appended.places)
+    put_offsets = _PUT_OFFSETS.iter_unpack(appended.put_offsets)
     for (opaque, queue_id, *_), (physical_offset, queue_offset), status in zip(
-        columns, places, statuses, strict=True
+        columns, put_offsets, statuses, strict=True
     ):
         assert status in STORED_STATUSES, f"a run is stored as a whole: {status.name}"
         header = SendMessageResponseHeader(

@@ -229,9 +229,12 @@ class GroupCommit:
             mark.rewind(mark.offset)
 
     def _record_begin(self, appended: AppendResult, request_id: int, copies: int) -> None:
-        if appended.places:
+        if appended.put_offsets:
             self._sink.puts_and_waits(
-                places=appended.places, end_offset=appended.end_offset, request_id=request_id, copies=copies
+                put_offsets=appended.put_offsets,
+                end_offset=appended.end_offset,
+                request_id=request_id,
+                copies=copies,
             )
         else:
             self._sink.put_and_wait(
@@ -240,9 +243,9 @@ class GroupCommit:
 
     def _record_end(self, commit: Commit, statuses: list[PutStatus] | None) -> None:
         appended, took_us = commit.appended, _in_us(trio.current_time() - commit.started_s)
-        if statuses is None and appended.places:
+        if statuses is None and appended.put_offsets:
             self._sink.waits_ended(
-                places=appended.places,
+                put_offsets=appended.put_offsets,
                 end_offset=appended.end_offset,
                 request_id=commit.request_id,
                 took_us=took_us,
@@ -307,7 +310,7 @@ class SlaveQuorum:
 
 def _put_ends(appended: AppendResult) -> list[int]:
     """End of each put; a batch is one put."""
-    return appended.put_ends if appended.places else [appended.end_offset]
+    return appended.put_ends if appended.put_offsets else [appended.end_offset]
 
 
 def _in_us(seconds: float) -> int:

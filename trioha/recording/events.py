@@ -216,13 +216,13 @@ def code_name(names: type[IntEnum], code: int) -> str:
         return str(code)
 
 
-PLACE_BYTES: Final = 16
-"""Of a put in the `places` of a run: physical offset and queue offset, as big-endian i64."""
+PUT_OFFSETS_BYTES: Final = 16
+"""Of a put in the `put_offsets` of a run: physical offset and queue offset, as big-endian i64."""
 
 
-def place_of(places: bytes) -> int:
+def first_offset(put_offsets: bytes) -> int:
     """Physical offset of the first put."""
-    return int.from_bytes(places[:8], "big", signed=True)
+    return int.from_bytes(put_offsets[:8], "big", signed=True)
 
 
 class EventSink(Protocol):
@@ -247,14 +247,15 @@ class EventSink(Protocol):
         master's included.
         """
 
-    def puts_and_waits(self, *, places: bytes, end_offset: int, request_id: int, copies: int) -> None:
+    def puts_and_waits(self, *, put_offsets: bytes, end_offset: int, request_id: int, copies: int) -> None:
         """As `put_and_wait` of each put of a run that is stored without a gap, up to `end_offset`.
 
-        `places` is what the append has returned, `PLACE_BYTES` for each put; `request_id` is of the first.
+        `put_offsets` is what the append has returned, `PUT_OFFSETS_BYTES` for each put; `request_id` is of the
+        first one.
         """
 
     def waits_ended(
-        self, *, places: bytes, end_offset: int, request_id: int, took_us: int, status: int
+        self, *, put_offsets: bytes, end_offset: int, request_id: int, took_us: int, status: int
     ) -> None:
         """Report WAIT_END of each put of a run that has waited for `took_us` and has this status."""
 
@@ -280,11 +281,11 @@ class NoSink:
     def put_and_wait(self, *, offset: int, size: int, request_id: int, copies: int) -> None:
         """Discard two events."""
 
-    def puts_and_waits(self, *, places: bytes, end_offset: int, request_id: int, copies: int) -> None:
+    def puts_and_waits(self, *, put_offsets: bytes, end_offset: int, request_id: int, copies: int) -> None:
         """Discard two events of each put."""
 
     def waits_ended(
-        self, *, places: bytes, end_offset: int, request_id: int, took_us: int, status: int
+        self, *, put_offsets: bytes, end_offset: int, request_id: int, took_us: int, status: int
     ) -> None:
         """Discard an event of each put."""
 

@@ -17,7 +17,7 @@ SOURCE_SHA256: Final = ""
 """Of this file; the build sets it in the copy that it compiles."""
 
 EVENT_BYTES: Final = 48
-PLACE_BYTES: Final = 16
+PUT_OFFSETS_BYTES: Final = 16
 """Of a put: physical offset and queue offset, big-endian."""
 I64_MIN: Final = -(1 << 63)
 I64_MAX: Final = (1 << 63) - 1
@@ -30,7 +30,7 @@ def encode_run(  # noqa: PLR0917 - as the tuple `writer.Run`
     time_ns: i64,
     word: i64,
     second_word: i64,
-    places: bytes,
+    put_offsets: bytes,
     end_offset: int,
     first_request_id: int,
     value: int,
@@ -46,11 +46,11 @@ def encode_run(  # noqa: PLR0917 - as the tuple `writer.Run`
     request_id: i64 = _nearest(first_request_id, I64_MIN, I64_MAX)
     own: i64 = i64(_nearest(value, I32_MIN, I32_MAX)) & MASK_32
     at: i64 = 0
-    places_end: i64 = len(places)
-    while places_end - at >= PLACE_BYTES:
-        start = read_i64_be(places, at)
-        at += PLACE_BYTES
-        end: i64 = read_i64_be(places, at) if places_end - at >= PLACE_BYTES else last_end
+    offsets_end: i64 = len(put_offsets)
+    while offsets_end - at >= PUT_OFFSETS_BYTES:
+        start = read_i64_be(put_offsets, at)
+        at += PUT_OFFSETS_BYTES
+        end: i64 = read_i64_be(put_offsets, at) if offsets_end - at >= PUT_OFFSETS_BYTES else last_end
         if second_word != 0:
             # The difference of any two offsets is meant: it may need more than 64 bits.
             size: i64 = _nearest(int(end) - int(start), I32_MIN, I32_MAX)

@@ -35,7 +35,7 @@ import trio
 from trioha import __version__
 from trioha.errors import ConfigError
 from trioha.net.threads import run_in_thread
-from trioha.recording.events import NO_CONNECTION, PLACE_BYTES, RECORD_BYTES, Kind, place_of
+from trioha.recording.events import NO_CONNECTION, PUT_OFFSETS_BYTES, RECORD_BYTES, Kind, first_offset
 from trioha.recording.layout import CLOSED_NOTE, NODE_ID_MAX, SessionIdentity, encode_session
 from trioha.recording.writer import Block, SessionWriter
 
@@ -63,9 +63,9 @@ _pack_two_into: Final = struct.Struct("<" + 2 * "q8xBBHiqqi4x").pack_into
 _PUT: Final = int(Kind.PUT)
 _WAIT_BEGIN: Final = int(Kind.WAIT_BEGIN)
 _WAIT_END: Final = int(Kind.WAIT_END)
-_PUT_BYTES_OF_PLACE: Final = 2 * RECORD_BYTES // PLACE_BYTES
-"""Bytes of the two events of a put for each byte of its place."""
-_WAIT_BYTES_OF_PLACE: Final = RECORD_BYTES // PLACE_BYTES
+_PUT_EVENT_BYTES_PER_BYTE: Final = 2 * RECORD_BYTES // PUT_OFFSETS_BYTES
+"""Bytes of the two events of a put for each byte of its offsets."""
+_WAIT_EVENT_BYTES_PER_BYTE: Final = RECORD_BYTES // PUT_OFFSETS_BYTES
 _EVENT_HEAD: Final = struct.Struct("<BBHi")
 
 _LIMITS: Final = {
@@ -226,51 +226,56 @@ class Recorder:
         self.emit(_PUT, offset=offset, aux=request_id, size=size)
         self.emit(_WAIT_BEGIN, offset=offset, aux=request_id, size=copies)
 
-    def puts_and_waits(self, *, places: bytes, end_offset: int, request_id: int, copies: int) -> None:
+    def puts_and_waits(self, *, put_offsets: bytes, end_offset: int, request_id: int, copies: int) -> None:
         """As `put_and_wait` for each put of a run, all stamped alike."""
         # Here and in `waits_ended` the usual case without a call more: this is done for each run of a node.
         position = self._position
-        end = position + _PUT_BYTES_OF_PLACE * len(places)
+        end = position + _PUT_EVENT_BYTES_PER_BYTE * len(put_offsets)
         if end < self._block_bytes:
             now_ns, put, wait_begin = self._clock_ns(), self._put, self._wait_begin
-            self._append_run((position, now_ns, put, wait_begin, places, end_offset, request_id, copies))
+            self._append_run((position, now_ns, put, wait_begin, put_offsets, end_offset, request_id, copies))
             self._position = end
         else:
-            self._add_run(self._put, self._wait_begin, places, end_offset, request_id, copies)
+            self._add_run(self._put, self._wait_begin, put_offsets, end_offset, request_id, copies)
 
     def waits_ended(
-        self, *, places: bytes, end_offset: int, request_id: int, took_us: int, status: int
+        self, *, put_offsets: bytes, end_offset: int, request_id: int, took_us: int, status: int
     ) -> None:
         """Record WAIT_END of each put of a run, all stamped alike."""
         word = self._wait_end | status << 8
         position = self._position
-        end = position + _WAIT_BYTES_OF_PLACE * len(places)
+        end = position + _WAIT_EVENT_BYTES_PER_BYTE * len(put_offsets)
         if end < self._block_bytes:
-            self._append_run((position, self._clock_ns(), word, 0, places, end_offset, request_id, took_us))
+            self._append_run(
+                (position, self._clock_ns(), word, 0, put_offsets, end_offset, request_id, took_us)
+            )
             self._position = end
         else:
-            self._add_run(word, 0, places, end_offset, request_id, took_us)
+            self._add_run(word, 0, put_offsets, end_offset, request_id, took_us)
 
     def _add_run(  # noqa: PLR0917 - keywords would cost a call more
-        self, word: int, second_word: int, places: bytes, end_offset: int, request_id: int, value: int
+        self, word: int, second_word: int, put_offsets: bytes, end_offset: int, request_id: int, value: int
     ) -> None:
         """Take the places of a run's events in the blocks, as `Run`, where they do not fit one."""
         events = 2 if second_word else 1
-        while places:
+        while put_offsets:
             # `emit` hands a full block over: one record at least is left for it.
             left = (self._block_bytes - self._position - 1) // RECORD_BYTES
             room = left // events
             puts = max(room, 1)
-            part, places = places[: puts * PLACE_BYTES], places[puts * PLACE_BYTES :]
-            part_end = place_of(places) if places else end_offset
+            part, put_offsets = (
+                put_offsets[: puts * PUT_OFFSETS_BYTES],
+                put_offsets[puts * PUT_OFFSETS_BYTES :],
+            )
+            part_end = first_offset(put_offsets) if put_offsets else end_offset
             if room > 0:
                 position = self._position
                 self._append_run(
                     (position, self._clock_ns(), word, second_word, part, part_end, request_id, value)
                 )
-                self._position = position + len(part) // PLACE_BYTES * events * RECORD_BYTES
+                self._position = position + len(part) // PUT_OFFSETS_BYTES * events * RECORD_BYTES
             elif second_word:
-                size = part_end - place_of(part)
+                size = part_end - first_offset(part)
                 self.put_and_wait(offset=part_end, size=size, request_id=request_id, copies=value)
             else:
                 flags = word >> 8 & 0xFF

@@ -29,8 +29,8 @@ from trioha.recording.layout import (
 
 Run = tuple[int, int, int, int, bytes, int, int, int]
 """Events of a run of puts, whose places in a block are left for them: position in bytes, time in ns, word of
-the first event of each put, word of its second one or 0 if it has one, `places` of the puts, end of the last
-put, request id of the first, size field of each put's last event. A word is kind, flags, node and
+the first event of each put, word of its second one or 0 if it has one, `put_offsets` of the puts, end of the
+last put, request id of the first, size field of each put's last event. A word is kind, flags, node and
 connection."""
 
 
@@ -140,8 +140,8 @@ class SessionWriter:
     @staticmethod
     def _fill(block: Block) -> None:
         """Write the events of runs to the places that were left for them."""
-        for position, time_ns, word, second_word, places, end_offset, request_id, value in block.runs:
-            events = kernel.encode_run(time_ns, word, second_word, places, end_offset, request_id, value)
+        for position, time_ns, word, second_word, put_offsets, end_offset, request_id, value in block.runs:
+            events = kernel.encode_run(time_ns, word, second_word, put_offsets, end_offset, request_id, value)
             end = position + len(events)
             assert end <= len(block.buffer), f"a run ends at {end} of {len(block.buffer)} bytes"
             block.buffer[position:end] = events

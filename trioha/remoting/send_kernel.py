@@ -343,10 +343,10 @@ def _starts(data: bytes, at: i64, end: i64, text: bytes) -> bool:
     return stop <= end and data[at:stop] == text
 
 
-def encode_answers(columns: bytes, places: bytes, host: bytes, parts: list[bytes]) -> bytes:
+def encode_answers(columns: bytes, put_offsets: bytes, host: bytes, parts: list[bytes]) -> bytes:
     """Frames of the answers to a run whose sends were all stored, in order.
 
-    `places` has physical offset and queue offset of each record as i64. `host` is the store host in
+    `put_offsets` has physical offset and queue offset of each record as i64. `host` is the store host in
     hexadecimal, as message ids start. `parts` are the pieces of the header around message id, queue id, queue
     offset and opaque: five.
     """
@@ -370,14 +370,14 @@ def encode_answers(columns: bytes, places: bytes, host: bytes, parts: list[bytes
     end: i64 = len(columns)
     while at < end:
         queue_id = _decimal(read_i64_be(columns, at + 8))
-        queue_offset = _decimal(read_i64_be(places, place + 8))
+        queue_offset = _decimal(read_i64_be(put_offsets, place + 8))
         opaque = _decimal(read_i64_be(columns, at))
         header_bytes: i64 = fixed_bytes + len(queue_id) + len(queue_offset) + len(opaque)
         # JSON is serialization 0.
         write_i64_be(answers, (header_bytes + 4) << 32 | header_bytes)
         answers.write(before_id)
         answers.write(host)
-        answers.write(f"{int(read_i64_be(places, place)):016X}".encode())
+        answers.write(f"{int(read_i64_be(put_offsets, place)):016X}".encode())
         answers.write(before_queue)
         answers.write(queue_id)
         answers.write(before_offset)

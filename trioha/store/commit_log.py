@@ -46,7 +46,7 @@ from trioha.store.time_steps import leads
 from trioha.store.topics import SCHEDULE_TOPIC
 
 _I64: Final = Struct(">q")
-_PLACE: Final = Struct(">qq")
+_PUT_OFFSETS: Final = Struct(">qq")
 """Physical offset and queue offset."""
 _NOT_QUEUED: Final = frozenset((TRANSACTION_PREPARED, TRANSACTION_ROLLBACK))
 _HOSTS_V4_BYTES: Final = 16
@@ -236,7 +236,7 @@ class CommitLog(RecordLog):
         appended = self.append_sends(sends, body, born_host=batch.born_host)
         if appended is not None:
             # One put: its messages have no answers of their own.
-            appended.places = b""
+            appended.put_offsets = b""
         return appended
 
     def append_sends(self, sends: EncodedSends, data: bytes, *, born_host: Host) -> AppendResult | None:
@@ -271,7 +271,7 @@ class CommitLog(RecordLog):
             queue_id: queue_offsets.get((sends.topic, queue_id), 0) for queue_id in sends.queue_ids
         }
         store_timestamp_ms = self._stamp_ms(sends.topic)
-        records, places = run_kernel.encode_run(
+        records, put_offsets = run_kernel.encode_run(
             data,
             sends.columns,
             sends.properties,
@@ -283,7 +283,7 @@ class CommitLog(RecordLog):
             _I64.pack(store_timestamp_ms) + store_host_packed,
             crc32,
         )
-        starts = [start for start, _ in _PLACE.iter_unpack(places)]
+        starts = [start for start, _ in _PUT_OFFSETS.iter_unpack(put_offsets)]
         try:
             self._append(file, physical_offset - file.start_offset, memoryview(records), starts=starts)
         except StoreError:
@@ -298,7 +298,7 @@ class CommitLog(RecordLog):
             store_timestamp_ms=store_timestamp_ms,
             store_host_packed=store_host_packed,
             batch_offsets=starts,
-            places=places,
+            put_offsets=put_offsets,
         )
 
     # -- refusing ------------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ class AppendResult:
     batch_offsets: Sequence[int] = ()
     """Physical offsets of a batch's records; empty for a single message."""
 
-    places: bytes = b""
+    put_offsets: bytes = b""
     """Of a run of sends: physical offset and queue offset of each record, as i64."""
 
     @property

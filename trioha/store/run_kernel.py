@@ -111,7 +111,7 @@ def encode_run(  # noqa: PLR0917 - keywords would cost a call more
     queue id of the run, and is changed.
     """
     records = BytesWriter()
-    places = BytesWriter()
+    put_offsets = BytesWriter()
     at: i64 = 0
     end: i64 = len(columns)
     properties_at: i64 = 0
@@ -141,12 +141,12 @@ def encode_run(  # noqa: PLR0917 - keywords would cost a call more
         records.write(topic)
         write_i16_be(records, i16(properties_end - properties_at))
         records.write(properties[properties_at:properties_end])
-        write_i64_be(places, physical_offset)
-        write_i64_be(places, queue_offset)
+        write_i64_be(put_offsets, physical_offset)
+        write_i64_be(put_offsets, queue_offset)
         physical_offset += size
         properties_at = properties_end
         at += SEND_BYTES
-    return records.getvalue(), places.getvalue()
+    return records.getvalue(), put_offsets.getvalue()
 
 
 use_compiled(__name__)
