@@ -177,6 +177,7 @@ async def honest(stream):
 
 
 @pytest.mark.sized
+@pytest.mark.timeout(1200)
 async def test_a_hostile_answer_ends_its_own_connection_only():
     told = list(answers(7, count=by_level(60, 250, 3000)))
     node = HostileNode(told)
@@ -193,8 +194,7 @@ async def test_a_hostile_answer_ends_its_own_connection_only():
     async with listening(honest) as good, listening(node.serve) as bad, trio.open_nursery() as nursery:
         feed = live_views([f"127.0.0.1:{good}", f"127.0.0.1:{bad}"], settings=LiveSettings(times=TIMES))
         nursery.start_soon(feed, show)
-        with trio.fail_after(100):
-            await node.all_told.wait()
+        await node.all_told.wait()
         nursery.cancel_scope.cancel()
     assert healths <= CONNECTED | {Health.CONNECTING}
     assert views[0].nodes[0].health in CONNECTED

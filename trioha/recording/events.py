@@ -250,8 +250,8 @@ class EventSink(Protocol):
     def puts_and_waits(self, *, put_offsets: bytes, end_offset: int, request_id: int, copies: int) -> None:
         """As `put_and_wait` of each put of a run that is stored without a gap, up to `end_offset`.
 
-        `put_offsets` is what the append has returned, `PUT_OFFSETS_BYTES` for each put; `request_id` is of the
-        first one.
+        `put_offsets` is what the append has returned, `PUT_OFFSETS_BYTES` for each put; `request_id` is of
+        the first.
         """
 
     def waits_ended(
