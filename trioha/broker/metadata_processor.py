@@ -12,6 +12,9 @@ See docs/protocol/ha.md#metadata-requests.
 | GET_TIMER_METRICS 61 | `{"dataVersion":DV,"timingCount":{}}` |
 | GET_TIMER_CHECK_POINT 60 | 56 bytes, see `trioha.metadata.documents` |
 
+With pops, 43 also has triohaPopsCompleteTo (`ConsumerOffsets.pops_complete_to`), which RocketMQ's slaves do
+not read.
+
 Slaves of 5.4 and later ask for topics and groups in pages (enableSplitMetadata): `topicSeq` or `groupSeq` is
 the number of the first entry in the order of names, `maxTopicNum` or `maxGroupNum` how many they take,
 `dataVersion` the version that they have begun with; a page of another version begins at 0. The answer's
@@ -35,6 +38,7 @@ from trioha.metadata.data_version import DataVersion
 from trioha.metadata.documents import TimerCheckPoint
 from trioha.metadata.groups import SubscriptionGroup
 from trioha.metadata.metadata_store import MetadataStore
+from trioha.metadata.offsets import POPS_COMPLETE_TO
 from trioha.metadata.table import wall_clock_ms
 from trioha.metadata.topics import TopicConfig
 from trioha.numbers import NATURAL32
@@ -132,6 +136,8 @@ class MetadataProcessor:
         """GET_ALL_CONSUMER_OFFSET. Raises BadRequestError."""
         table = self._metadata.consumer_offsets
         members = _optional_version(table.version, request)
+        if table.pops_complete_to is not None:
+            members[POPS_COMPLETE_TO] = str(table.pops_complete_to)
         parts = []
         for number, (key, queues) in enumerate(table.items(), 1):
             parts.append(f"{_dump(key)}:{_int_map_text(queues)}")

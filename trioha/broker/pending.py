@@ -19,7 +19,7 @@ from attrs import field, frozen
 
 from trioha.broker.master_stores import remembered_keys
 from trioha.broker.pop.records import REVIVE_GROUP
-from trioha.broker.pop_records import PendingCheckPoint, PendingPops, is_pop_record
+from trioha.broker.pop_records import GroupQueue, PendingCheckPoint, PendingPops, is_pop_record
 from trioha.broker.timer_records import PendingTimers, has_slot, real_queue
 from trioha.broker_status import PendingStatus
 from trioha.errors import StoreError
@@ -76,6 +76,8 @@ class PendingCount:
     timers_from_ms: int | None = None
     """No timer that waits, of a message or of a pop, is in an earlier slot of a RocketMQ broker's wheel, ms
     since 1970; None if none waits."""
+    positions: Mapping[GroupQueue, int] = field(factory=dict)
+    """How far groups have popped at least, by check points that their offsets may lack."""
     doubt: str = ""
     """Why timers may be counted that a master was done with; empty if they are not."""
 
@@ -88,13 +90,14 @@ def count_pending(
     check_point: TimerCheckPoint | None = None,
     roll_window_ms: float = math.inf,
     end_offset: int = TO_THE_END,
+    pops_complete_to: int | None = None,
     on_step: Progress = lambda _offset, _end: None,
 ) -> PendingCount:
     """What is pending in the store at `root`, in its log before `end_offset`.
 
     `log` is its commit log, if that is elsewhere; `revived` is `revived_offsets` of its offsets;
     `check_point` is that of the master that it was a slave of; `roll_window_ms` is that of
-    `PendingTimers`. `on_step` gets the physical offset that is
+    `PendingTimers`; `pops_complete_to` is that of its offsets. `on_step` gets the physical offset that is
     reached every few milliseconds, and the end. Blocks. A store that cannot be read is part of the answer.
     """
     check_points = [] if check_point is None else [check_point]
@@ -107,7 +110,7 @@ def count_pending(
     except StoreError as error:
         doubt = str(error)
     timers = PendingTimers(check_points, roll_window_ms=roll_window_ms)
-    pops = PendingPops(revived)
+    pops = PendingPops(revived, complete_to=pops_complete_to)
     stores: tuple[str, ...] = ()
     try:
         stores = rocksdb_stores(root)
@@ -121,7 +124,9 @@ def count_pending(
     timers.settle()
     status = _status(timers, pops, unreadable=pops.unreadable, stores=stores)
     slots_ms = (timer.wheel_ms for timer in timers)
-    return PendingCount(status, timers, min(slots_ms, default=None), doubt if status.timers else "")
+    return PendingCount(
+        status, timers, min(slots_ms, default=None), pops.positions(), doubt if status.timers else ""
+    )
 
 
 def _read(

@@ -12,13 +12,36 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
 from attrs import define
 
-from trioha.broker.long_polls import LongPolls, QueueKey
+from trioha.broker.long_polls import QueueKey
 
 STRETCHES_MAX: Final = 1024
+
+
+class Waiting(Protocol):
+    """What waits for messages: pulls, pops."""
+
+    def arrived(self, queues: Iterable[QueueKey]) -> None:
+        """Entries have come to these queues."""
+
+
+class Arrivals(Waiting):
+    """All that waits for messages."""
+
+    def __init__(self, *waiting: Waiting) -> None:
+        self._waiting = list(waiting)
+
+    def add(self, waiting: Waiting) -> None:
+        """Wake these, too."""
+        self._waiting.append(waiting)
+
+    def arrived(self, queues: Iterable[QueueKey]) -> None:
+        """As `Waiting`."""
+        for each in self._waiting:
+            each.arrived(queues)
 
 
 @define
@@ -33,7 +56,7 @@ class _Stretch:
 class ReplicatedArrivals:
     """Gives queues to the pulls that wait, once their messages are replicated."""
 
-    def __init__(self, polls: LongPolls, *, dispatched_offset: int, replicated_offset: int) -> None:
+    def __init__(self, polls: Waiting, *, dispatched_offset: int, replicated_offset: int) -> None:
         self._polls = polls
         self._dispatched_offset = dispatched_offset
         self._replicated_offset = replicated_offset

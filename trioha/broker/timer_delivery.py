@@ -28,6 +28,7 @@ import structlog
 import trio
 from attrs import frozen
 
+from trioha.broker.pop_records import is_pop_record
 from trioha.broker.puts import PutService
 from trioha.broker.rates import RateWindows
 from trioha.broker.timer_messages import TimerSettings, delivered, rolled
@@ -105,6 +106,9 @@ class TimerDelivery:
         now_s = trio.current_time()
         self._rates = RateWindows(now_s), RateWindows(now_s)
         """Of timers that came, and of those that were delivered."""
+        self.done_ms: int | None = None
+        """The timers of slots before it, of those that were put before it, are delivered, ms since 1970; None
+        until that is known."""
         self._passed: set[int] = set()
         """Of the first slot, queue offsets of records that were put anew, or that could not be read."""
         self.delivered = 0
@@ -155,8 +159,11 @@ class TimerDelivery:
         """Deliver until cancelled."""
         self._timers = await self._count()
         self._next_offset = self._timers.next_offset
+        looked_ms, end_offset = 0, -1
         while True:
             self._changed = trio.Event()
+            if end_offset < 0:
+                looked_ms, end_offset = self._whole_ms(self._now_ms()), self._store.commit_log.max_offset
             try:
                 busy = self._follow() or await self._deliver_due()
             except (StoreError, _NotNowError) as error:
@@ -166,6 +173,8 @@ class TimerDelivery:
             if busy:
                 await trio.lowlevel.checkpoint()
                 continue
+            if self._store.dispatcher.position >= end_offset:
+                self.done_ms, end_offset = looked_ms, -1
             first_ms = self._timers.first_ms
             sleep_s = CLOCK_CHECK_S
             if first_ms is not None:
@@ -184,7 +193,9 @@ class TimerDelivery:
             if not entry.is_blank:
                 record = self._record(entry.physical_offset)
                 if record is not None and has_slot(record.properties_raw):
-                    self._timers.add(record, parse_properties(record.properties_raw))
+                    properties = parse_properties(record.properties_raw)
+                    is_pop = is_pop_record(record, properties)
+                    self._timers.add(record, properties, is_pop=is_pop)
                     self._rates[0].add(1, trio.current_time())
             self._next_offset = entry.queue_offset + entry.messages
         return self._next_offset < queue.max_offset

@@ -14,6 +14,7 @@ from pathlib import Path
 import trio
 from attrs import define, evolve, field, frozen
 
+from trioha.metadata.consumer_orders import ConsumerOrders
 from trioha.metadata.documents import RequestModes, TimerState
 from trioha.metadata.files import read_metadata, write_metadata
 from trioha.metadata.groups import GroupTable
@@ -67,6 +68,7 @@ class MetadataStore:
     delay_offsets: DelayOffsets
     request_modes: RequestModes = field(factory=RequestModes)
     timers: TimerState = field(factory=TimerState)
+    consumer_orders: ConsumerOrders = field(factory=ConsumerOrders)
     history: MetadataHistory | None = None
     """Where changes are kept with their time; None keeps none."""
     unwritten: Unwritten = field(factory=Unwritten)
@@ -85,6 +87,7 @@ class MetadataStore:
             GroupTable(auto_create=settings.auto_create_groups, groups_max=settings.groups_max),
             ConsumerOffsets(offsets_max=settings.offsets_max),
             DelayOffsets(),
+            consumer_orders=ConsumerOrders(orders_max=settings.offsets_max),
             history=None
             if settings.history is None
             else MetadataHistory(settings.history, unwritten=unwritten),
@@ -109,7 +112,7 @@ class MetadataStore:
 
     def __iter__(self) -> Iterator[MetadataTable]:
         yield from (self.topics, self.groups, self.consumer_offsets, self.delay_offsets)
-        yield from (self.request_modes, self.timers)
+        yield from (self.request_modes, self.timers, self.consumer_orders)
 
     async def run(self, *, in_thread: InThread = run_in_thread) -> None:
         """Write what changes, for ever. Cancelled, it leaves whole files; `close` writes the rest.
@@ -117,7 +120,7 @@ class MetadataStore:
         `in_thread` calls what it is given away from the loop: by default in a worker thread.
         """
         offsets_s, delay_s = self.settings.offsets_interval_s, self.settings.delay_interval_s
-        intervals_s = (0.0, 0.0, offsets_s, delay_s, 0.0, delay_s)
+        intervals_s = (0.0, 0.0, offsets_s, delay_s, 0.0, delay_s, offsets_s)
         async with trio.open_nursery() as nursery:
             for table, interval_s in zip(self, intervals_s, strict=True):
                 nursery.start_soon(

@@ -6,12 +6,15 @@ See docs/protocol/store.md#configuration-files.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from trioha.metadata.data_version import DataVersion
 from trioha.metadata.table import MetadataTable, TableFull, wall_clock_ms
-from trioha.metadata.values import int_map, members
+from trioha.metadata.values import int_map, members, natural, pop_value
 
 _SEPARATOR = "@"
+POPS_COMPLETE_TO: Final = "triohaPopsCompleteTo"
+"""Member of the file, and of the answer to a trioha slave: `ConsumerOffsets.pops_complete_to`."""
 
 
 class ConsumerOffsets(MetadataTable):
@@ -29,20 +32,26 @@ class ConsumerOffsets(MetadataTable):
         self._offsets_max = offsets_max
         self.count = 0
         """How many offsets there are."""
+        self.pops_complete_to: int | None = None
+        """Where the log ended when all that was popped was in this table (`broker.pop.positions`); None if it
+        is not known. A member of the file that RocketMQ does not read."""
 
     def _load(self, fields: dict[str, object]) -> None:
         table = members(fields.pop("offsetTable", {}), "offsetTable")
         offsets = {key: int_map(queues, key) for key, queues in table.items()}
         self._has_group_topics = "groupTopicMap" in fields
         fields.pop("groupTopicMap", None)
+        pops_complete_to = pop_value(fields, POPS_COMPLETE_TO, natural, -1)
+        self.pops_complete_to = None if pops_complete_to < 0 else pops_complete_to
         self._offsets = offsets
         self.count = sum(map(len, offsets.values()))
 
     def _snapshot(self) -> Callable[[], Mapping[str, object]]:
         offsets = {key: dict(queues) for key, queues in self._offsets.items()}
+        pops = {} if self.pops_complete_to is None else {POPS_COMPLETE_TO: self.pops_complete_to}
         if self._has_group_topics:
-            return lambda: {"groupTopicMap": _group_topics(offsets), "offsetTable": offsets}
-        return lambda: {"offsetTable": offsets}
+            return lambda: {"groupTopicMap": _group_topics(offsets), "offsetTable": offsets, **pops}
+        return lambda: {"offsetTable": offsets, **pops}
 
     def find(self, group: str, topic: str, queue_id: int) -> int | None:
         """Where the group goes on in a queue; None if it never committed there."""

@@ -38,6 +38,7 @@ from trioha.errors import RemoteProtocolError
 from trioha.metadata.data_version import DataVersion
 from trioha.metadata.documents import TimerCheckPoint
 from trioha.metadata.metadata_store import MetadataStore
+from trioha.metadata.offsets import POPS_COMPLETE_TO
 from trioha.metadata.table import E, EntryTable, MetadataTable, TableFull
 from trioha.metadata.table_reader import TableReader, int_map_at
 from trioha.metadata.topics import QUEUES_PER_TOPIC_MAX
@@ -247,6 +248,7 @@ class MetadataReplica:
         own = self._store.consumer_offsets
         merging = _Merging(self.consumer_regressions, self._policy, self._consumers_of_old_log)
         version: DataVersion | None = None
+        pops_complete_to: object = None
         count, has_changed = 0, False
         names_chars = own.names_chars()
         try:
@@ -270,7 +272,9 @@ class MetadataReplica:
                     if number % SLICE_ENTRIES == 0:
                         yield
                 version = _version(reader, "offsetTable", is_optional=True)
+                pops_complete_to = reader.members.get(POPS_COMPLETE_TO)
             merging.finish("consumer offsets")
+            own.pops_complete_to = _pops_complete_to(pops_complete_to)
         except TableFull as error:
             raise RemoteProtocolError(str(error)) from None
         finally:
@@ -440,6 +444,14 @@ def _version(reader: TableReader, member: str | None, *, is_optional: bool = Fal
         return DataVersion.of(value)
     except ValueError as error:
         raise RemoteProtocolError(f"dataVersion: {error}") from None
+
+
+def _pops_complete_to(value: object) -> int | None:
+    """A master's `ConsumerOffsets.pops_complete_to`; None from RocketMQ."""
+    try:
+        return None if value is None else parse_int(value, NATURAL64)
+    except ValueError as error:
+        raise RemoteProtocolError(f"{POPS_COMPLETE_TO}: {error}") from None
 
 
 def _member_of(body: bytes, name: str) -> dict[str, object]:

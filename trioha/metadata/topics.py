@@ -17,7 +17,7 @@ from trioha.metadata.data_version import DataVersion
 from trioha.metadata.table import EntryTable, wall_clock_ms
 from trioha.metadata.values import flag, members, number, pop_value, sorted_members, text
 from trioha.numbers import I32, Range
-from trioha.store.topics import HALF_TOPIC, OP_TOPIC, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
+from trioha.store.topics import HALF_TOPIC, OP_TOPIC, RETRY_TOPIC_PREFIX, REVIVE_TOPIC_PREFIX, SCHEDULE_TOPIC
 
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
 DEFAULT_TOPIC: Final = "TBW102"
@@ -152,6 +152,8 @@ class TopicSettings:
     """Queues of the schedule topic."""
     topics_max: int = 10_000
     """trioha.topicsMax."""
+    revive_queues: int = 8
+    """reviveQueueNum: queues of the topic of popped messages' records."""
 
 
 def system_topics(settings: TopicSettings) -> tuple[TopicConfig, ...]:
@@ -173,6 +175,7 @@ def system_topics(settings: TopicSettings) -> tuple[TopicConfig, ...]:
         topic(f"{settings.cluster_name}_REPLY_TOPIC"),
         topic(HALF_TOPIC),
         topic(OP_TOPIC),
+        topic(f"{REVIVE_TOPIC_PREFIX}{settings.cluster_name}", settings.revive_queues),
     )
 
 

@@ -33,6 +33,7 @@ from trioha.node.administration import Administration, run_time_settings
 from trioha.node.budget import DescriptorBudget
 from trioha.node.consumers import Consumers
 from trioha.node.pending_messages import PendingCounter
+from trioha.node.pops import Pops
 from trioha.node.replication import Replication
 from trioha.node.security import Security
 from trioha.node.timers import Timers
@@ -67,6 +68,7 @@ class BrokerService:
     delivery: DelayedDelivery | None
     """Delivers delayed messages; None on a slave."""
     timers: Timers
+    pops: Pops
     admin: Administration
     transactions: Transactions
 
@@ -125,7 +127,23 @@ class BrokerService:
             """End of what each slave has that may become master."""
             return ha.replicas.held_offset(log.max_offset)
 
+        def safe_offset() -> int:
+            """End of what this master's loss does not take."""
+            return min(log.flushed.offset, held_offset())
+
         timers = Timers.build(config, store, puts=puts, pending=pending)
+        pops = Pops.build(
+            config,
+            store,
+            metadata,
+            puts=puts,
+            timers=timers,
+            consumers=consumers,
+            pending=pending,
+            traffic=traffic,
+            readers=readers,
+            safe_offset=safe_offset,
+        )
         transactions = Transactions.build(
             config,
             store,
@@ -165,7 +183,7 @@ class BrokerService:
                 puts,
                 metadata.delay_offsets,
                 delay_levels=delay_levels,
-                safe_offset=lambda: min(log.flushed.offset, held_offset()),
+                safe_offset=safe_offset,
             )
             store.dispatcher.on_written.add(delivery.arrived)
         admin = Administration.build(
@@ -218,6 +236,7 @@ class BrokerService:
             updates=updates,
             handlers={
                 **consumers.handlers,
+                **pops.handlers,
                 **admin.handlers,
                 RequestCode.CONSUMER_SEND_MSG_BACK: send_back.answer,
                 RequestCode.RECALL_MESSAGE: RecallProcessor(puts, metadata.topics, timers.messages).answer,
@@ -240,7 +259,7 @@ class BrokerService:
             forms=forms,
             on_closed=consumers.connection_closed,
         )
-        return cls(server, info, puts, updates, consumers, delivery, timers, admin, transactions)
+        return cls(server, info, puts, updates, consumers, delivery, timers, pops, admin, transactions)
 
 
 async def _read_queues(

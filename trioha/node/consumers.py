@@ -16,7 +16,7 @@ from trioha.broker.pull_checks import PullSettings
 from trioha.broker.pull_processor import PullProcessor, memory_bytes, no_limit
 from trioha.broker.query_processor import QueryProcessor
 from trioha.broker.queue_locks import QueueLocks
-from trioha.broker.replicated_arrivals import ReplicatedArrivals
+from trioha.broker.replicated_arrivals import Arrivals, ReplicatedArrivals
 from trioha.broker.slave_reads import SLAVE_MEMORY_PERCENT_LESS, always
 from trioha.broker.traffic import BrokerTraffic
 from trioha.config.broker import BrokerConfig, BrokerRole
@@ -63,6 +63,10 @@ class Consumers:
     offsets: OffsetProcessor
     handlers: Mapping[int, Handler]
     """By request code."""
+    log_end: Callable[[], int | None]
+    """Where the log ends for consumers; None if all of it is for them."""
+    arrivals: Arrivals
+    """What waits for messages: the pulls, and what is added before the node serves."""
     wake_replicated: Callable[[], Awaitable[None]] | None = None
     """The task that wakes pulls when messages are replicated; None if consumers receive all that is
     stored."""
@@ -121,10 +125,11 @@ class Consumers:
         )
         offsets = OffsetProcessor(store, metadata, settings=settings, log_end=log_end)
         wake_replicated = None
+        arrivals = Arrivals(polls)
         if replicated is None:
-            store.dispatcher.on_written.add(lambda queues: polls.arrived(_keys(queues)))
+            store.dispatcher.on_written.add(lambda queues: arrivals.arrived(_keys(queues)))
         else:
-            wake_replicated = _waking_when_replicated(store, polls, replicated)
+            wake_replicated = _waking_when_replicated(store, arrivals, replicated)
         queries = QueryProcessor(store)
         members = ClientProcessor(clients, metadata, is_slave=is_slave)
         return cls(
@@ -151,6 +156,8 @@ class Consumers:
                 RequestCode.LOCK_BATCH_MQ: locks.answer_lock,
                 RequestCode.UNLOCK_BATCH_MQ: locks.answer_unlock,
             },
+            log_end,
+            arrivals,
             wake_replicated,
         )
 
@@ -184,12 +191,12 @@ def _keys(queues: Sequence[Queue]) -> list[QueueKey]:
 
 
 def _waking_when_replicated(
-    store: MessageStore, polls: LongPolls, replicated: ReplicatedOffset
+    store: MessageStore, waiting: Arrivals, replicated: ReplicatedOffset
 ) -> Callable[[], Awaitable[None]]:
     """Have dispatch say what it has written; returns the task that wakes the pulls."""
     dispatcher = store.dispatcher
     mark = replicated.mark
-    arrivals = ReplicatedArrivals(polls, dispatched_offset=mark.offset, replicated_offset=mark.offset)
+    arrivals = ReplicatedArrivals(waiting, dispatched_offset=mark.offset, replicated_offset=mark.offset)
     if mark.offset < dispatcher.position:
         # The queues of a store that was opened have messages that are not replicated.
         arrivals.written(_keys(list(store.queues)), dispatched_offset=dispatcher.position)

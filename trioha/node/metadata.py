@@ -40,6 +40,7 @@ def metadata_settings(config: BrokerConfig) -> MetadataSettings:
             default_queue_nums=config.default_topic_queue_nums,
             delay_levels=DelayLevels(config.message_delay_level).max_level,
             topics_max=config.topics_max,
+            revive_queues=config.revive_queue_num,
         ),
         auto_create_groups=config.auto_create_subscription_group,
         groups_max=config.groups_max,

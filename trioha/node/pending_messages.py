@@ -51,6 +51,8 @@ class PendingCounter:
     _metadata: MetadataStore
     _counted: trio.Event = field(factory=trio.Event, init=False)
     _found: PendingCount | None = field(default=None, init=False)
+    _end_offset: int = field(default=0, init=False)
+    """Of the log that was counted."""
 
     @property
     def status(self) -> PendingStatus | None:
@@ -71,11 +73,16 @@ class PendingCounter:
         not known."""
         return None if self._found is None or self._found.status.error else self._found.timers_from_ms
 
-    async def timers(self) -> PendingTimers:
-        """The timers that wait, once they are counted. The caller may change them."""
+    async def counted(self) -> tuple[PendingCount, int]:
+        """What is pending, once it is counted, and the end of the log that was counted."""
         await self._counted.wait()
         assert self._found is not None
-        return self._found.timers
+        return self._found, self._end_offset
+
+    async def timers(self) -> PendingTimers:
+        """The timers that wait, once they are counted. The caller may change them."""
+        found, _ = await self.counted()
+        return found.timers
 
     async def run(self) -> None:
         """Count it, and log it if it is anything; again after a while if the store cannot be read."""
@@ -88,7 +95,7 @@ class PendingCounter:
     async def _count(self) -> PendingStatus:
         store = self._store
         begun_ms = wall_clock_ms()
-        end_offset = store.commit_log.max_offset
+        end_offset = self._end_offset = store.commit_log.max_offset
         # Queues have all of the log then.
         await store.dispatcher.dispatched.reached(end_offset)
         counted = await run_in_thread(
@@ -100,6 +107,7 @@ class PendingCounter:
                 check_point=self._metadata.timers.check_point,
                 roll_window_ms=timer_settings(self._config).roll_window_ms,
                 end_offset=end_offset,
+                pops_complete_to=self._metadata.consumer_offsets.pops_complete_to,
                 on_step=_stepping(),
             )
         )

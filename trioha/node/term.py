@@ -20,7 +20,8 @@ serve_term
          +- status updates
          +- consumers             ends pulls in time, lets silent members go
          +- delayed messages      delivers them when they are due; not on a slave
-      +- timers                delivers messages with a time of delivery; not on a slave
+         +- timers                delivers messages with a time of delivery; not on a slave
+         +- pops                  hands out messages, gives again what is not acknowledged; not on a slave
          +- administration        samples the statistics of topics and groups
          +- transactions          checks those that are not decided; not on a slave
          +- remoting server       a nursery per client
@@ -352,6 +353,7 @@ async def _serve(
             if broker.delivery is not None:
                 clients.start_soon(broker.delivery.run)
             clients.start_soon(broker.timers.run)
+            clients.start_soon(broker.pops.run)
             clients.start_soon(broker.transactions.run)
             services.start_soon(term.copies.run)
             if registration is not None:
@@ -374,6 +376,7 @@ async def _serve(
                 term.ha.group_commit.end_replica_waits()
             # Pulls that wait for messages are answered that there are none.
             broker.consumers.polls.end_all()
+            broker.pops.polls.end_all()
             async with trio.open_nursery() as ends:
                 if registration is not None and is_last:
                     ends.start_soon(registration.stop)

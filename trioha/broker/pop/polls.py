@@ -196,6 +196,11 @@ class PopPolls:
         for key in {PollKey(topic, group, ALL_QUEUES), PollKey(topic, group, queue_id)}:
             self._wake(key)
 
+    def wake_all(self) -> None:
+        """What waited for something else than messages may look now."""
+        for key in tuple(self._by_key):
+            self._wake(key)
+
     def _wake(self, key: PollKey) -> None:
         for poll in self._by_key.get(key, ()):
             if not poll.is_over:

@@ -46,6 +46,46 @@ class MessageKeys:
     recall_message_enable: bool = setting("recallMessageEnable", values.boolean, default=False)
     """Whether producers may recall a message with a time of delivery. RocketMQ default: false."""
 
+    revive_queue_num: int = setting("reviveQueueNum", values.integer(low=1, high=256), default=8)
+    """Queues of the topic of popped messages' records: pops take them in turn. RocketMQ default: 8."""
+
+    revive_interval: int = setting("reviveInterval", values.integer(low=1), default=1000)
+    """Milliseconds between two looks for popped messages to be given again. RocketMQ default: 1000."""
+
+    enable_retry_topic_v2: bool = setting("enableRetryTopicV2", values.boolean, default=False)
+    """Whether popped messages are given again in `%RETRY%group+topic`; else in `%RETRY%group_topic`. RocketMQ
+    default: false."""
+
+    retrieve_message_from_pop_retry_topic_v1: bool = setting(
+        "retrieveMessageFromPopRetryTopicV1", values.boolean, default=True
+    )
+    """Whether pops read `%RETRY%group_topic` also with `enable_retry_topic_v2`. RocketMQ default: true."""
+
+    pop_from_retry_probability: int = setting(
+        "popFromRetryProbability", values.integer(low=0, high=100), default=20
+    )
+    """Percent of the pops that read the retry topic before the topic itself. RocketMQ default: 20."""
+
+    pop_response_return_actual_retry_topic: bool = setting(
+        "popResponseReturnActualRetryTopic", values.boolean, default=False
+    )
+    """Whether messages of retry topics are answered with that topic. RocketMQ default: false."""
+
+    init_pop_offset_by_check_msg_in_mem: bool = setting(
+        "initPopOffsetByCheckMsgInMem", values.boolean, default=True
+    )
+    """Whether a new group that asks for the newest messages begins at 0 where the queue's first message is
+    recent (`access_message_in_memory_max_ratio`). RocketMQ default: true."""
+
+    pop_polling_size: int = setting("popPollingSize", values.integer(low=1), default=1024)
+    """Pops of one topic, group and queue that wait for messages at a time. RocketMQ default: 1024."""
+
+    max_pop_polling_size: int = setting("maxPopPollingSize", values.integer(low=1), default=100_000)
+    """Pops that wait for messages at a time. RocketMQ default: 100000."""
+
+    pop_polling_map_size: int = setting("popPollingMapSize", values.integer(low=1), default=100_000)
+    """Topics, groups and queues for which pops wait at a time. RocketMQ default: 100000."""
+
     long_polling_enable: bool = setting("longPollingEnable", values.boolean, default=True)
     """Whether a pull that finds nothing waits as long as it asks for. RocketMQ default: true."""
 
