@@ -45,6 +45,12 @@ BODIES = {
     RequestCode.LOCK_BATCH_MQ: locks("G", "T"),
     RequestCode.UNLOCK_BATCH_MQ: locks("G", "T"),
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: b'{"groupName":"G"}',
+    RequestCode.BATCH_ACK_MESSAGE: json.dumps(
+        {
+            "brokerName": "b",
+            "acks": [{"c": "G", "t": "T", "r": "1", "so": 0, "q": 0, "rq": 0, "pt": 1, "it": 2, "b": "AQ=="}],
+        }
+    ).encode(),
 }
 
 
@@ -71,7 +77,7 @@ def each(codes, touches):
 CLUSTER_GET, CLUSTER_UPDATE = ["Get Cluster:C"], ["Update Cluster:C"]
 TOUCHES = {
     **each((10, 310, 320, 370), ["Pub Topic:T"]),
-    **each((11, 361), ["Sub Topic:T", "Sub Group:G"]),
+    **each((11, 361, 200050, 200051, 200053, 200151), ["Sub Topic:T", "Sub Group:G"]),
     12: ["Get|Sub Topic:T"],
     14: ["Get|Sub Topic:T", "Get|Sub Group:G"],
     15: ["Sub|Update Topic:T", "Sub|Update Group:G"],
@@ -106,7 +112,7 @@ def test_each_request_touches_what_is_listed(code):
 
 PERMISSIONS = {
     **dict.fromkeys((10, 310, 320, 370), "PUB Topic:T"),
-    **dict.fromkeys((11, 15, 361), "SUB Topic:T, SUB Group:G"),
+    **dict.fromkeys((11, 15, 361, 200050, 200051, 200053, 200151), "SUB Topic:T, SUB Group:G"),
     12: "SUB Topic:T",
     33: "SUB Topic:There",
     36: "SUB Topic:There, SUB Group:G",
@@ -137,6 +143,13 @@ def test_each_request_needs_the_listed_permissions_of_a_plain_acl(code):
     ]
     found = "admin" if needs_admin(code) else ", ".join(needs) or "a signature"
     assert found == PERMISSIONS[code]
+
+
+def test_a_message_of_a_retry_topic_of_pops_is_one_of_its_topic():
+    for topic in ("%RETRY%G_T", "%RETRY%G+T"):
+        assert touched(200051, topic=topic) == ["Sub Topic:T", "Sub Group:G"]
+    # Of another group: that must be allowed, too.
+    assert touched(200051, topic="%RETRY%H_T") == ["Sub Group:H_T", "Sub Group:G"]
 
 
 def test_a_retry_topic_is_its_group():

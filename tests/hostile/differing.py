@@ -56,6 +56,11 @@ TASKS: Final = frozenset(
         RequestCode.GET_ALL_MESSAGE_REQUEST_MODE,
         RequestCode.GET_TIMER_METRICS,
         RequestCode.GET_TIMER_CHECK_POINT,
+        # They store records with the time.
+        RequestCode.POP_MESSAGE,
+        RequestCode.ACK_MESSAGE,
+        RequestCode.BATCH_ACK_MESSAGE,
+        RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
     )
 )
 """Handled by tasks of their own, or of whole tables: the next requests may be handled before."""

@@ -126,6 +126,13 @@ _SEND: Final = (
 _HANDLE: Final = RecallHandle("TopicHostile", "broker-a", 4_000_000_000_000, "KEY").encode()
 _GROUP: Final = Field("consumerGroup", Type.TEXT, ("group", "group-2"))
 _TOPIC_FIELD: Final = Field("topic", Type.TEXT, ("TopicHostile", "TopicHostile-2", "NoSuchTopic"))
+_POPPED: Final = (
+    _GROUP,
+    _TOPIC_FIELD,
+    Field("queueId", Type.I32, ("0", "1")),
+    Field("offset", Type.I64, ("0", "1")),
+    Field("extraInfo", Type.TEXT, ("0 1700000000000 60000 0 0 broker-a 0 0 0", "0 1 2 999 0 broker-a 0 0")),
+)
 _USERNAME: Final = Field("username", Type.TEXT, ("hostile-1", "hostile-2"))
 _SUBJECT: Final = Field("subject", Type.TEXT, ("User:hostile-1", "User:nobody"))
 _QUEUE: Final = Field("queueId", Type.I32, ("0", "1", "2", "3"))
@@ -182,6 +189,24 @@ def _request_mode(chance: random.Random) -> bytes:
         "popShareQueueNum": chance.randrange(-2, 9),
     }
     return damaged(json.dumps(body).encode(), chance)
+
+
+def _batch_ack(chance: random.Random) -> bytes:
+    acks = [
+        {
+            "c": "group",
+            "t": chance.choice(("TopicHostile", "NoSuchTopic")),
+            "r": chance.choice(("0", "1", "2")),
+            "so": chance.randrange(3),
+            "q": chance.choice((0, 0, 99)),
+            "rq": chance.choice((0, 7, 999, 2**31 - 1)),
+            "pt": chance.choice((0, 1_700_000_000_000)),
+            "it": chance.choice((0, 60_000, 2**63 - 1)),
+            "b": chance.choice(("AQ==", "/////w==", "")),
+        }
+        for _ in range(chance.randrange(3))
+    ]
+    return damaged(json.dumps({"brokerName": "broker-a", "acks": acks}).encode(), chance)
 
 
 def _assignment(chance: random.Random) -> bytes:
@@ -407,6 +432,33 @@ REQUESTS: Final = (
     Request(RequestCode.GET_ALL_DELAY_OFFSET),
     Request(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE),
     Request(RequestCode.SET_MESSAGE_REQUEST_MODE, body=_request_mode),
+    Request(
+        RequestCode.POP_MESSAGE,
+        (
+            _GROUP,
+            _TOPIC_FIELD,
+            Field("queueId", Type.I32, ("-1", "0"), required=False),
+            Field("maxMsgNums", Type.I32, ("1", "32", "33"), required=False),
+            Field("invisibleTime", Type.I64, ("0", "1000", "60000"), required=False),
+            Field("pollTime", Type.MILLIS, ("0", "100"), required=False),
+            Field("bornTime", Type.I64, ("0",), required=False),
+            Field("initMode", Type.I32, ("0", "1"), required=False),
+            Field("expType", Type.TEXT, ("TAG", "SQL92"), required=False),
+            Field("exp", Type.TEXT, ("*", "tag"), required=False),
+            Field("order", Type.BOOLEAN, ("false", "true"), required=False),
+            Field("attemptId", Type.TEXT, ("a",), required=False),
+        ),
+    ),
+    Request(RequestCode.ACK_MESSAGE, _POPPED),
+    Request(
+        RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+        (
+            *_POPPED,
+            Field("invisibleTime", Type.I64, ("0", "1000", "60000")),
+            Field("suspend", Type.BOOLEAN, ("false", "true"), required=False),
+        ),
+    ),
+    Request(RequestCode.BATCH_ACK_MESSAGE, body=_batch_ack),
     Request(RequestCode.QUERY_ASSIGNMENT, body=_assignment),
     Request(
         RequestCode.RECALL_MESSAGE,

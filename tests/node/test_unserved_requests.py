@@ -10,9 +10,8 @@ from trioha.remoting.command import request
 pytestmark = pytest.mark.process
 
 POP_CODES = (
-    *range(200050, 200056),  # pop, ack, peek, change of the invisible time, notification, polling info
+    200052, 200054, 200055,  # peek, notification, polling info
     *range(200070, 200080),  # topics of lite consumers
-    200151,  # a batch of acks
 )  # fmt: skip
 LATER_CODES = (0, -1, 5001, 900_000, 2**31 - 1, -(2**31))
 FIELDS = {

@@ -29,11 +29,13 @@ from trioha.auth.model import Action, Resource, ResourceKind
 from trioha.broker.acl_rules import TRACE_TOPIC, Permission
 from trioha.broker.admin_groups import asked_group
 from trioha.broker.client_processor import heartbeat_of
+from trioha.broker.pop.settings import popped_topic
 from trioha.broker.queue_locks import asked_locks
 from trioha.numbers import I64
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import RemotingCommand
 from trioha.remoting.header_fields import HeaderFields
+from trioha.remoting.pop_message import BatchAckRequest
 
 TopicAt: TypeAlias = Callable[[int], str | None]
 """The topic that the record at an offset of the log was sent to; None if no record starts there."""
@@ -149,6 +151,22 @@ def _locks(request: RemotingCommand, _: Around) -> Iterator[Touch]:
         yield Touch(Resource.of_topic(topic), _SUB)
 
 
+def _popped(request: RemotingCommand, _: Around) -> Iterator[Touch]:
+    """Topic and group of popped messages, which may have come from a retry topic of both."""
+    topic, group = (request.ext_fields.get(name) for name in ("topic", "consumerGroup"))
+    if topic is not None:
+        name = topic if group is None else popped_topic(group, topic)
+        yield Touch(Resource.of_topic(name), _SUB, Permission.SUB)
+    if group is not None:
+        yield Touch(Resource.of_group(group), _SUB, Permission.SUB)
+
+
+def _batch_acked(request: RemotingCommand, _: Around) -> Iterator[Touch]:
+    for topic, group in dict.fromkeys((ack.topic, ack.group) for ack in BatchAckRequest.of(request).acks):
+        yield Touch(Resource.of_topic(popped_topic(group, topic)), _SUB, Permission.SUB)
+        yield Touch(Resource.of_group(group), _SUB, Permission.SUB)
+
+
 def _changed_group(request: RemotingCommand, _: Around) -> Iterator[Touch]:
     yield Touch(Resource.of_group(asked_group(request).name), frozenset((Action.CREATE,)))
 
@@ -193,6 +211,10 @@ TABLE: Final[Mapping[int, Row]] = {
     RequestCode.END_TRANSACTION: _row(_record("commitLogOffset", Action.PUB, permission=Permission.PUB)),
     RequestCode.PULL_MESSAGE: _PULL,
     RequestCode.LITE_PULL_MESSAGE: _PULL,
+    RequestCode.POP_MESSAGE: _PULL,
+    RequestCode.ACK_MESSAGE: _row(_popped),
+    RequestCode.BATCH_ACK_MESSAGE: _row(_batch_acked),
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _row(_popped),
     RequestCode.QUERY_MESSAGE: _row(_topics("topic", Action.SUB, Action.GET, permission=Permission.SUB)),
     RequestCode.VIEW_MESSAGE_BY_ID: _row(
         _record("offset", Action.SUB, Action.GET, permission=Permission.SUB)

@@ -42,6 +42,15 @@ class PopSettings:
         return both if chance % 2 else both[::-1]
 
 
+def popped_topic(group: str, topic: str) -> str:
+    """The topic of the application whose messages a group pops, of that or of a retry topic of it."""
+    for source in (PopSource.RETRY_V1, PopSource.RETRY_V2):
+        prefix = retry_topic(group, "", source)
+        if topic.startswith(prefix) and topic != prefix:
+            return topic.removeprefix(prefix)
+    return topic
+
+
 def retry_topic(group: str, topic: str, source: PopSource) -> str:
     """The topic where a group's popped messages of `topic` are given again."""
     separator = "+" if source is PopSource.RETRY_V2 else "_"
