@@ -10,6 +10,7 @@ import trio
 from attrs import frozen
 
 from trioha.broker.pop.acks import AckProcessor
+from trioha.broker.pop.inquiries import PopInquiries
 from trioha.broker.pop.ordered import OrderedPops
 from trioha.broker.pop.polls import PollLimits, PopPolls
 from trioha.broker.pop.positions import PopPositions
@@ -17,6 +18,7 @@ from trioha.broker.pop.puts import PopPuts
 from trioha.broker.pop.receive import PopProcessor
 from trioha.broker.pop.revive import Revival
 from trioha.broker.pop.settings import PopSettings
+from trioha.broker.pop_records import GroupQueue
 from trioha.broker.puts import PutService
 from trioha.broker.traffic import BrokerTraffic
 from trioha.config.broker import BrokerConfig
@@ -53,6 +55,8 @@ class Pops:
 
     polls: PopPolls
     """Pops that wait."""
+    notices: PopPolls
+    """Notifications that wait."""
     positions: PopPositions
     processor: PopProcessor
     revival: Revival | None
@@ -88,23 +92,29 @@ class Pops:
         def log_end() -> int:
             return commit_log.max_offset
 
-        polls = PopPolls(
-            PollLimits(
-                per_key_max=config.pop_polling_size,
-                polls_max=config.max_pop_polling_size,
-                keys_max=config.pop_polling_map_size,
-                per_connection_max=max(1, config.requests_in_flight_max * 3 // 4),
-            ),
-            readers=readers,
+        limits = PollLimits(
+            per_key_max=config.pop_polling_size,
+            polls_max=config.max_pop_polling_size,
+            keys_max=config.pop_polling_map_size,
+            per_connection_max=max(1, config.requests_in_flight_max * 3 // 4),
         )
+        polls = PopPolls(limits, readers=readers)
+        notices = PopPolls(limits, wakes_all=True, readers=readers)
         consumers.arrivals.add(polls)
+        consumers.arrivals.add(notices)
+
+        def on_free(queue: GroupQueue) -> None:
+            group, topic, queue_id = queue
+            for each in (polls, notices):
+                each.has_more(topic, group, queue_id)
+
         positions = PopPositions(metadata.consumer_offsets, safe_offset=safe_offset, log_end=log_end)
         pop_puts = PopPuts(puts, timers.messages, cluster_name=config.broker_cluster_name, host=host)
         ordered = OrderedPops(
             metadata.consumer_orders,
             positions,
             now_ms=now_ms,
-            on_free=lambda queue: polls.has_more(queue[1], queue[0], queue[2]),
+            on_free=on_free,
         )
         is_restored = trio.Event()
         processor = PopProcessor(
@@ -131,6 +141,19 @@ class Pops:
             is_slave=puts.is_slave,
             now_ms=now_ms,
         )
+        inquiries = PopInquiries(
+            store,
+            metadata,
+            settings,
+            pops=processor,
+            is_slave=puts.is_slave,
+            positions=positions,
+            ordered=ordered,
+            polls=polls,
+            notices=notices,
+            now_ms=now_ms,
+            log_end=consumers.log_end,
+        )
         revival = None
         delivery = timers.delivery
         if delivery is not None:
@@ -150,6 +173,7 @@ class Pops:
             )
         return cls(
             polls,
+            notices,
             positions,
             processor,
             revival,
@@ -158,9 +182,15 @@ class Pops:
                 RequestCode.ACK_MESSAGE: acks.ack,
                 RequestCode.BATCH_ACK_MESSAGE: acks.batch_ack,
                 RequestCode.CHANGE_MESSAGE_INVISIBLETIME: acks.change,
+                **inquiries.handlers,
             },
             partial(_restore, pending, positions, polls, is_restored),
         )
+
+    def end_all(self) -> None:
+        """The node stops: answer all that wait."""
+        self.polls.end_all()
+        self.notices.end_all()
 
     async def run(self) -> None:
         """Serve until cancelled; on a slave, and without timerWheelEnable, no pop waits."""
@@ -168,6 +198,7 @@ class Pops:
             return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.polls.run)
+            nursery.start_soon(self.notices.run)
             nursery.start_soon(self.positions.run)
             await self.restore()
             nursery.start_soon(self.revival.run)

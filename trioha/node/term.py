@@ -376,7 +376,7 @@ async def _serve(
                 term.ha.group_commit.end_replica_waits()
             # Pulls that wait for messages are answered that there are none.
             broker.consumers.polls.end_all()
-            broker.pops.polls.end_all()
+            broker.pops.end_all()
             async with trio.open_nursery() as ends:
                 if registration is not None and is_last:
                     ends.start_soon(registration.stop)

@@ -111,7 +111,15 @@ class AckProcessor:
         return Acknowledgement(pop, offsets, ack.pop_ms + ack.invisible_ms, is_batch=True)
 
     def change(self, request: RemotingCommand, peer: Peer) -> Answer:
-        """CHANGE_MESSAGE_INVISIBLETIME. Raises BadRequestError."""
+        """CHANGE_MESSAGE_INVISIBLETIME; a refusal has the fields of an answer, too."""
+        try:
+            return self._change(request, peer)
+        except BadRequestError as error:
+            fields = ChangeInvisibleAnswer().to_ext_fields()
+            return response_to(request, error.code, remark=error.reason, ext_fields=fields)
+
+    def _change(self, request: RemotingCommand, peer: Peer) -> Answer:
+        """As `change`. Raises BadRequestError."""
         header = ChangeInvisibleRequest.of(request)
         low, high = self._range(header.topic, header.queue_id, peer)
         if not low <= header.offset < high:

@@ -44,7 +44,7 @@ from trioha.remoting.pop_handle import (
     PopSource,
     as_popped,
 )
-from trioha.remoting.pop_message import MESSAGES_MAX, InitMode, PopAnswer, PopRequest
+from trioha.remoting.pop_message import MESSAGES_MAX, InitMode, PopAnswer, PopFilter, PopRequest
 from trioha.remoting.serving import Peer, WaitingAnswer
 from trioha.remoting.subscriptions import TAG, Subscription
 from trioha.store.message_store import MessageStore
@@ -222,12 +222,15 @@ class PopProcessor:
                 f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[/{peer.address}]",
                 code=ResponseCode.INVALID_PARAMETER,
             )
-        self._check_group(header.group, header.topic)
+        self.check_group(header.group, header.topic)
         if header.invisible_ms < 0:
             raise BadRequestError("invisibleTime is negative", code=ResponseCode.INVALID_PARAMETER)
-        return CheckedPop(request, header, topic, tag_codes_of(header), header.born_ms or now_ms)
+        return CheckedPop(
+            request, header, topic, tag_codes_of(header.topic, header.filter), header.born_ms or now_ms
+        )
 
-    def _check_group(self, name: str, topic: str) -> None:
+    def check_group(self, name: str, topic: str) -> None:
+        """Raises BadRequestError for a group that may not pop a topic. One that is not known is made."""
         try:
             group = self._metadata.groups.find_or_create(name)
         except TableFull as full:
@@ -458,13 +461,10 @@ def readable_topic(metadata: MetadataStore, name: str) -> TopicConfig:
     return topic
 
 
-def tag_codes_of(header: PopRequest) -> Collection[int] | None:
+def tag_codes_of(topic: str, wanted: PopFilter) -> Collection[int] | None:
     """Hash codes of the tags that a pop asks for; None for all messages. Raises BadRequestError."""
-    wanted = header.filter
     try:
-        subscription = Subscription.parse(
-            header.topic, wanted.expression, expression_type=wanted.expression_type
-        )
+        subscription = Subscription.parse(topic, wanted.expression, expression_type=wanted.expression_type)
     except ValueError:
         raise BadRequestError(
             "parse the consumer's subscription failed", code=ResponseCode.SUBSCRIPTION_PARSE_FAILED
