@@ -47,6 +47,8 @@ class JavaProcess:
     log_level: str = "WARN"
     flags: Sequence[str] = JVM_FLAGS
     """Of the JVM."""
+    arguments: Sequence[str] | None = None
+    """Of the main class; None for `-c` and a file of the settings."""
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def start(self) -> None:
@@ -64,7 +66,7 @@ class JavaProcess:
                 self.main_class, self.class_path, home=home, logback=logback, flags=self.flags
             )
             self.process = subprocess.Popen(
-                [*command, "-c", str(config)],
+                [*command, *(("-c", str(config)) if self.arguments is None else self.arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

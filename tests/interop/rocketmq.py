@@ -155,6 +155,17 @@ def name_server_class_path(version: str, *, cache: Path | None = None) -> str:
         return f"{_jars(version, folder, artifact='rocketmq-namesrv')}/*"
 
 
+def proxy_class_path(version: str, *, cache: Path | None = None) -> str:
+    """The jars of RocketMQ's proxy; fetches what is not there yet.
+
+    Raises `ToolchainError` as `class_path` does.
+    """
+    folder = (cache or cache_folder()) / f"{version}-proxy"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / "lock"):
+        return f"{_jars(version, folder, artifact='rocketmq-proxy')}/*"
+
+
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as lock:
