@@ -375,6 +375,8 @@ class JavaDriver:
     ) -> JavaConsumer:
         """Start a DefaultMQPushConsumer (concurrent, orderly, broadcast), or with lite a pull consumer.
 
+        With pop the broker assigns its queues: clientRebalance is false.
+
         A push consumer's listener fails `failures` times with each message, and asks for the delay level
         `retry_level`. Its setting is maxReconsumeTimes.
         """

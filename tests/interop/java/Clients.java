@@ -182,6 +182,9 @@ final class Clients {
         if (mode.equals("broadcast")) {
             Rocket.broadcast(push);
         }
+        if (mode.equals("pop")) {
+            Rocket.rebalanceAtBroker(push);
+        }
         if (mode.equals("orderly")) {
             push.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
                 consumer.receive(messages);

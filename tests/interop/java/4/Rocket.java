@@ -101,6 +101,11 @@ final class Rocket {
         throw new UnsupportedOperationException("a 4.9 producer has no setCompressType");
     }
 
+    /** The broker assigns its queues, and says whether they are pulled or popped. */
+    static void rebalanceAtBroker(DefaultMQPushConsumer consumer) {
+        throw new UnsupportedOperationException("4.9 has no POP");
+    }
+
     static void broadcast(DefaultMQPushConsumer consumer) {
         consumer.setMessageModel(MessageModel.BROADCASTING);
     }

@@ -105,6 +105,11 @@ final class Rocket {
         producer.setCompressType(CompressionType.of(algorithm));
     }
 
+    /** The broker assigns its queues, and says whether they are pulled or popped. */
+    static void rebalanceAtBroker(DefaultMQPushConsumer consumer) {
+        consumer.setClientRebalance(false);
+    }
+
     static void broadcast(DefaultMQPushConsumer consumer) {
         consumer.setMessageModel(MessageModel.BROADCASTING);
     }
