@@ -112,6 +112,7 @@ async def test_a_pop_ends_at_its_deadline_with_nothing(clients, autojump_clock):
         (1000, -5, 1000, 0),
         (1000, 50, 1000, 0),
         (1000, 2**63, 1000, WAIT_S_MAX),
+        (2**62, 5000, 1000, 4.95),
     ],
 )
 def test_a_pop_waits_until_50_ms_before_its_client_stops_to(born_ms, poll_ms, now_ms, seconds):

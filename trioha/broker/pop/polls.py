@@ -62,10 +62,13 @@ class PollLimits:
 
 
 def wait_s(*, born_ms: int, poll_ms: int, now_ms: int) -> float:
-    """How long a pop may wait, 0 or less for one that is to be answered at once. Times are ms since 1970."""
+    """How long a pop may wait, 0 or less for one that is to be answered at once. Times are ms since 1970.
+
+    One that says to be born later waits as one of now.
+    """
     if poll_ms <= 0:
         return 0.0
-    return min((born_ms + poll_ms - EARLY_MS - now_ms) / 1000, WAIT_S_MAX)
+    return min((min(born_ms, now_ms) + poll_ms - EARLY_MS - now_ms) / 1000, WAIT_S_MAX)
 
 
 class PopPoll:
