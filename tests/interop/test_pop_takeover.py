@@ -110,10 +110,16 @@ def test_a_real_broker_gives_again_what_trioha_had_popped_and_nobody_acknowledge
     node = start_node("store", role="ASYNC_MASTER", flushConsumerOffsetInterval=100, **NAMES)
     run(node.listen_address, pop_and_acknowledge_half)
     offsets = tmp_path / "store/config/consumerOffset.json"
-    noted = re.compile(rf'"{ORDERED}@G":\s*\{{\s*0:1\b')
-    wait_until(
-        lambda: offsets.exists() and noted.search(offsets.read_text()), "the offsets are in their file"
-    )
+    noted = [
+        re.compile(rf'"{topic}@G":\s*\{{\s*0:{offset}\b')
+        for topic, offset in ((TOPIC, len(BODIES)), (ORDERED, 1))
+    ]
+
+    def is_noted() -> bool:
+        text = offsets.read_text() if offsets.exists() else ""
+        return all(each.search(text) for each in noted)
+
+    wait_until(is_noted, "the offsets are in their file")
     if is_killed:
         node.kill()
     else:
