@@ -24,7 +24,7 @@ def place(**fields):
 
 
 async def peek(broker, **fields):
-    answer = await broker.ask(RequestCode.PEEK_MESSAGE, place(maxMsgNums=32, **fields))
+    answer = await broker.ask(RequestCode.PEEK_MESSAGE, place(**{"maxMsgNums": 32, **fields}))
     return answer.code, answer.ext_fields["restNum"], sorted(bodies_of(answer))
 
 
