@@ -77,7 +77,7 @@ def each(codes, touches):
 CLUSTER_GET, CLUSTER_UPDATE = ["Get Cluster:C"], ["Update Cluster:C"]
 TOUCHES = {
     **each((10, 310, 320, 370), ["Pub Topic:T"]),
-    **each((11, 361, 200050, 200051, 200053, 200151), ["Sub Topic:T", "Sub Group:G"]),
+    **each((11, 361, *range(200050, 200056), 200151), ["Sub Topic:T", "Sub Group:G"]),
     12: ["Get|Sub Topic:T"],
     14: ["Get|Sub Topic:T", "Get|Sub Group:G"],
     15: ["Sub|Update Topic:T", "Sub|Update Group:G"],
@@ -112,7 +112,7 @@ def test_each_request_touches_what_is_listed(code):
 
 PERMISSIONS = {
     **dict.fromkeys((10, 310, 320, 370), "PUB Topic:T"),
-    **dict.fromkeys((11, 15, 361, 200050, 200051, 200053, 200151), "SUB Topic:T, SUB Group:G"),
+    **dict.fromkeys((11, 15, 361, *range(200050, 200056), 200151), "SUB Topic:T, SUB Group:G"),
     12: "SUB Topic:T",
     33: "SUB Topic:There",
     36: "SUB Topic:There, SUB Group:G",
@@ -168,5 +168,8 @@ def test_what_a_request_lacks_touches_nothing():
 @pytest.mark.parametrize("code", sorted(BODIES))
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff" * 100, b"[" * 10_000])
 def test_a_body_that_cannot_be_read_refuses_the_request(code, body):
+    if (code, body) == (RequestCode.BATCH_ACK_MESSAGE, b""):
+        assert list(touches_of(request(code), AROUND)) == [], "it acknowledges nothing"
+        return
     with pytest.raises(BadRequestError):
         list(touches_of(request(code, body=body), AROUND))

@@ -61,6 +61,10 @@ TASKS: Final = frozenset(
         RequestCode.ACK_MESSAGE,
         RequestCode.BATCH_ACK_MESSAGE,
         RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+        # Until a moment of its own.
+        RequestCode.NOTIFICATION,
+        RequestCode.QUERY_ASSIGNMENT,
+        RequestCode.SET_MESSAGE_REQUEST_MODE,
     )
 )
 """Handled by tasks of their own, or of whole tables: the next requests may be handled before."""

@@ -10,7 +10,7 @@ from struct import pack
 from attrs import define, field
 
 from tests.hostile.frame import Manner, Outcome
-from tests.hostile.requests import REQUESTS, SERVED, UNSERVED, Request
+from tests.hostile.requests import BINARY_ROWS, REQUESTS, SERVED, UNSERVED, Request
 from tests.hostile.values import deep, json_value, quoted, text_value
 from tests.hostile.wire import (
     BINARY,
@@ -84,7 +84,8 @@ def good_call(chance: random.Random, index: int, *, row: Request | None = None) 
         (each.name, chance.choice(each.good)) for each in row.fields if each.required or chance.random() < 0.5
     ]
     opaque = index & 0x7FFFFFFF if chance.random() < 0.9 else chance.choice(OPAQUES)
-    return Call(row.code, opaque, chance.choice((JSON, JSON, BINARY)), ext, row.body(chance))
+    serialization = chance.choice((JSON, JSON, BINARY)) if row.fits_binary else JSON
+    return Call(row.code, opaque, serialization, ext, row.body(chance))
 
 
 def _good(chance: random.Random, index: int) -> Draft:
@@ -248,7 +249,7 @@ def _json(chance: random.Random, index: int) -> Draft:
 
 def _binary(chance: random.Random, index: int) -> Draft:
     """Binary headers whose lengths lie, or that end early."""
-    call = good_call(chance, index)
+    call = good_call(chance, index, row=chance.choice(BINARY_ROWS))
     ext = binary_ext(call.ext)
     length = chance.choice((-1, -(2**31), 0, 1, 4, len(ext) - 1, len(ext) + 1, 65536, 2**31 - 1))
     kind = chance.randrange(7)

@@ -93,6 +93,11 @@ class Request:
     stores: bool = False
     """Whether it puts a message into the log."""
 
+    @property
+    def fits_binary(self) -> bool:
+        """Whether its code fits the 16 bits of a binary header."""
+        return self.code < 2**15
+
 
 def _message_body(chance: random.Random) -> bytes:
     return chance.randbytes(chance.choice((0, 1, 10, 100, 100, 1000)))
@@ -126,6 +131,17 @@ _SEND: Final = (
 _HANDLE: Final = RecallHandle("TopicHostile", "broker-a", 4_000_000_000_000, "KEY").encode()
 _GROUP: Final = Field("consumerGroup", Type.TEXT, ("group", "group-2"))
 _TOPIC_FIELD: Final = Field("topic", Type.TEXT, ("TopicHostile", "TopicHostile-2", "NoSuchTopic"))
+_POPPING: Final = (
+    _GROUP,
+    _TOPIC_FIELD,
+    Field("queueId", Type.I32, ("-1", "0"), required=False),
+    Field("pollTime", Type.MILLIS, ("0", "100"), required=False),
+    Field("bornTime", Type.I64, ("0",), required=False),
+    Field("expType", Type.TEXT, ("TAG", "SQL92"), required=False),
+    Field("exp", Type.TEXT, ("*", "tag"), required=False),
+    Field("order", Type.BOOLEAN, ("false", "true"), required=False),
+    Field("attemptId", Type.TEXT, ("a",), required=False),
+)
 _POPPED: Final = (
     _GROUP,
     _TOPIC_FIELD,
@@ -435,20 +451,17 @@ REQUESTS: Final = (
     Request(
         RequestCode.POP_MESSAGE,
         (
-            _GROUP,
-            _TOPIC_FIELD,
-            Field("queueId", Type.I32, ("-1", "0"), required=False),
+            *_POPPING,
             Field("maxMsgNums", Type.I32, ("1", "32", "33"), required=False),
             Field("invisibleTime", Type.I64, ("0", "1000", "60000"), required=False),
-            Field("pollTime", Type.MILLIS, ("0", "100"), required=False),
-            Field("bornTime", Type.I64, ("0",), required=False),
             Field("initMode", Type.I32, ("0", "1"), required=False),
-            Field("expType", Type.TEXT, ("TAG", "SQL92"), required=False),
-            Field("exp", Type.TEXT, ("*", "tag"), required=False),
-            Field("order", Type.BOOLEAN, ("false", "true"), required=False),
-            Field("attemptId", Type.TEXT, ("a",), required=False),
         ),
     ),
+    Request(RequestCode.NOTIFICATION, _POPPING),
+    Request(
+        RequestCode.PEEK_MESSAGE, (*_POPPING[:3], Field("maxMsgNums", Type.I32, ("1", "32"), required=False))
+    ),
+    Request(RequestCode.POLLING_INFO, _POPPING[:3]),
     Request(RequestCode.ACK_MESSAGE, _POPPED),
     Request(
         RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
@@ -506,6 +519,7 @@ REQUESTS: Final = (
 )
 """What `trioha.broker.processor` answers otherwise than with "not supported"."""
 
+BINARY_ROWS: Final = tuple(row for row in REQUESTS if row.fits_binary)
 SERVED: Final = frozenset(request.code for request in REQUESTS)
 UNSERVED: Final = tuple(sorted(code for code in RequestCode if code not in SERVED))
 """RocketMQ's requests that a node does not serve."""

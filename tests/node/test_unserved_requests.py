@@ -1,4 +1,4 @@
-"""Requests that a node does not serve, on a live node: consumption by POP, the proxy's, later ones."""
+"""Requests that a node does not serve, on a live node: lite topics, the proxy's, later ones."""
 
 import pytest
 import trio
@@ -9,10 +9,8 @@ from trioha.remoting.command import request
 
 pytestmark = pytest.mark.process
 
-POP_CODES = (
-    200052, 200054, 200055,  # peek, notification, polling info
-    *range(200070, 200080),  # topics of lite consumers
-)  # fmt: skip
+LITE_CODES = tuple(range(200070, 200080))
+"""Topics of lite consumers."""
 LATER_CODES = (0, -1, 5001, 900_000, 2**31 - 1, -(2**31))
 FIELDS = {
     "topic": "TopicTest", "consumerGroup": "group", "queueId": "-1", "maxMsgNums": "32",
@@ -21,12 +19,12 @@ FIELDS = {
 }  # fmt: skip
 
 
-def test_consumption_by_pop_and_unknown_requests_get_the_code_of_a_broker_without_them(start_node):
+def test_consumption_of_lite_topics_and_unknown_requests_get_the_code_of_a_broker_without_them(start_node):
     node = start_node(role="ASYNC_MASTER")
 
     async def ask_all() -> None:
         async with open_client(node.listen_address) as client:
-            for code in (*POP_CODES, *LATER_CODES):
+            for code in (*LITE_CODES, *LATER_CODES):
                 for body in (b"", b'{"topic":"TopicTest","consumerGroup":"group","strategyName":"AVG"}'):
                     answer = await client.request(request(code, ext_fields=FIELDS, body=body), timeout_s=30)
                     assert (answer.code, answer.remark) == (
