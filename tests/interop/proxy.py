@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.interop.controller import eventually
 from tests.interop.java_process import JVM_FLAGS, JavaProcess
 from tests.interop.rocketmq import proxy_class_path
 from tests.ports import free_port
+from tests.waiting import wait_until
+
+START_WITHIN_S = 600.0
+"""It takes ten seconds of processor time, for its certificates too."""
 
 
 @contextmanager
@@ -29,8 +32,6 @@ def grpc_proxy(version: str, name_servers: str, *, folder: Path, cluster: str) -
                 "grpcServerPort": port,
                 "remotingListenPort": free_port(),
                 "localServeAddr": "127.0.0.1",
-                # A busy machine takes its time.
-                "grpcClientConsumerMinLongPollingTimeoutMillis": 1000,
             }
         )
     )
@@ -46,12 +47,15 @@ def grpc_proxy(version: str, name_servers: str, *, folder: Path, cluster: str) -
 
     def listens() -> bool:
         assert process.is_running, process.log()
-        with socket.create_connection(("127.0.0.1", port), timeout=1):
-            return True
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1):
+                return True
+        except OSError:
+            return False
 
     try:
         process.start()
-        eventually("the proxy listens", listens, logs=process.log)
+        wait_until(listens, "the proxy listens", within_s=START_WITHIN_S)
         yield f"127.0.0.1:{port}"
     finally:
         process.kill()
