@@ -1,6 +1,7 @@
 """`trioha restore` as a command: options, results, refusals."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +9,8 @@ from tests.archive.building import GENERATION, Moment, Put, build_from, made_log
 from tests.s3 import start_obstore
 from trioha.archive.errors import ArchiveError
 from trioha.archive.restore import Restore
-from trioha.cli import main
+from trioha.cli import EXIT_INTERRUPTED, main
+from trioha.store.lock import RESTORE_MARKER
 
 FILE_BYTES = 1000
 ENTRIES = made_log(
@@ -117,3 +119,48 @@ def test_an_empty_folder_is_refused(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert main(["restore", f"file://{tmp_path}/empty", "--list"]) == 2
     assert "there is no archive" in capsys.readouterr().err
+
+
+class Interrupting:
+    """Writes the marker of a restore, and is Ctrl-C at the next file."""
+
+    def __init__(self) -> None:
+        self.has_interrupted = False
+
+    def __call__(self, path: Path, data: bytes) -> None:
+        if path.name != RESTORE_MARKER:
+            self.has_interrupted = True
+            raise KeyboardInterrupt
+        path.write_bytes(data)
+
+
+def test_a_step_before_each_start_restores_a_store_that_is_missing_and_leaves_one_that_is_there(
+    tmp_path, url, capsys, monkeypatch
+):
+    into = tmp_path / "store"
+    step = ["restore", url, "--into", str(into), "--if-missing", "--if-archived"]
+    # Interrupted: the marker is there, and the same step goes on.
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr("trioha.archive.restore._write_file", interrupt_after_marker := Interrupting())
+        assert main(step) == EXIT_INTERRUPTED
+    assert interrupt_after_marker.has_interrupted
+    assert main(step) == 0
+    assert f"{into}: restored offsets 0 to " in capsys.readouterr().out
+    files = {path: path.read_bytes() for path in into.rglob("*") if path.is_file()}
+    assert main(step) == 0
+    assert capsys.readouterr().out == f"{into} has a store: nothing was restored\n"
+    assert main([*step, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "ok": True, "restored": False, "reason": f"{into} has a store",
+    }  # fmt: skip
+    assert {path: path.read_bytes() for path in into.rglob("*") if path.is_file()} == files
+
+
+def test_without_an_archive_a_step_before_the_first_start_leaves_the_folder_alone(tmp_path, capsys):
+    into, nothing = tmp_path / "store", f"file://{tmp_path}/nothing"
+    (tmp_path / "nothing").mkdir()
+    assert main(["restore", nothing, "--into", str(into), "--if-missing", "--if-archived"]) == 0
+    assert capsys.readouterr().out == f"{nothing}: there is no archive: nothing was restored\n"
+    assert not into.exists()
+    # A wrong URL is not taken for an empty archive unless that is wanted.
+    assert main(["restore", nothing, "--into", str(into), "--if-missing"]) == 2

@@ -33,6 +33,13 @@ class MissingObjectError(ArchiveError):
     """There is no object of this key."""
 
 
+class NoArchiveError(ArchiveError):
+    """There is nothing at the URL that an archiver has written."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__("there is no archive", url=url, hint="trioha archive STORE --to URL makes one")
+
+
 class DamagedSourceError(ArchiveError):
     """The store to be archived has no valid record at `offset`, and its log goes on after it."""
 

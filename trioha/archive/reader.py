@@ -11,7 +11,7 @@ from typing import Protocol
 from attrs import frozen
 
 from trioha.archive.documents import read_document
-from trioha.archive.errors import ArchiveError
+from trioha.archive.errors import ArchiveError, NoArchiveError
 from trioha.archive.heads import read_head
 from trioha.archive.layout import (
     Generation,
@@ -85,7 +85,7 @@ class ArchiveReader:
         folder = ObjectFolder.open(url, config=config)
         head = read_head(folder)
         if head is None:
-            raise ArchiveError("there is no archive", url=url, hint="trioha archive STORE --to URL makes one")
+            raise NoArchiveError(url)
         return cls(folder, head)
 
     def generation(self, identifier: str | None = None) -> Generation:

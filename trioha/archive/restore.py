@@ -106,6 +106,16 @@ class _Metadata:
     files: Mapping[str, str] = field(factory=dict)
 
 
+def has_store(folder: Path) -> bool:
+    """Whether a folder has a commit log that no restore has left unfinished. Blocks. Raises OSError."""
+    log_folder = folder / COMMIT_LOG
+    return (
+        not (log_folder / RESTORE_MARKER).exists()
+        and log_folder.is_dir()
+        and any(path.name != _temporary(log_folder / RESTORE_MARKER).name for path in log_folder.iterdir())
+    )
+
+
 class Restore:
     """One restore: `run` makes the store in `into`, or completes one that was interrupted. Blocks."""
 

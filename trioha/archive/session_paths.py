@@ -17,7 +17,7 @@ from typing import IO, Final, Literal, cast
 from attrs import field, frozen
 
 from trioha.archive.access import Location, is_remote
-from trioha.archive.errors import ArchiveError, MissingObjectError
+from trioha.archive.errors import MissingObjectError, NoArchiveError
 from trioha.archive.heads import read_head
 from trioha.archive.layout import HEADS, RECORDINGS, RecordedSegment, RecordedSession
 from trioha.errors import StoreError
@@ -159,7 +159,7 @@ def _of_archive(url: str, settings: Mapping[str, str] | None) -> list[ObjectPath
     location = Location.of(base, settings)
     head = read_head(location.open())
     if head is None:
-        raise ArchiveError("there is no archive", url=base, hint="trioha archive STORE --to URL makes one")
+        raise NoArchiveError(base)
     found = [
         ObjectPath(location, f"{RECORDINGS}/{one.session}", one)
         for one in head.recordings

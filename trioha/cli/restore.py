@@ -11,9 +11,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from trioha.archive.contents import Contents, contents_of
-from trioha.archive.errors import ArchiveError
+from trioha.archive.errors import ArchiveError, NoArchiveError
 from trioha.archive.reader import ArchiveReader
-from trioha.archive.restore import Restore, Restored
+from trioha.archive.restore import Restore, Restored, has_store
 from trioha.archive.restore_plan import Target
 from trioha.cli.console import err, out, print_json
 from trioha.cli.times import time_option_ms
@@ -34,6 +34,8 @@ def restore(
     latest: bool = False,
     generation: str | None = None,
     build: bool = False,
+    if_missing: bool = False,
+    if_archived: bool = False,
     list: bool = False,  # noqa: A002 (the option's name)
     json: bool = False,
 ) -> int:
@@ -61,15 +63,18 @@ def restore(
     build
         Build consume queues and index at once, for a node or broker with the default settings of queues and
         index. Otherwise the first start builds them.
+    if_missing
+        Do nothing where `--into` has a store already: for a step before each start of a broker.
+    if_archived
+        Do nothing where there is no archive yet.
     list
         List the archive's generations, metadata and recordings, and restore nothing.
     json
         Print one JSON object.
     """
     configure_logs(as_json=json)
-    reader = ArchiveReader.open(url)
     if list:
-        return _list(contents_of(reader), as_json=json)
+        return _list(contents_of(ArchiveReader.open(url)), as_json=json)
     if into is None:
         raise ConfigError("is missing", key="--into", hint="name a new folder, or use --list")
     if sum((to_offset is not None, to_time is not None, latest)) > 1:
@@ -78,6 +83,14 @@ def restore(
         to_offset=None if to_offset is None else _offset(to_offset),
         to_ms=None if to_time is None else time_option_ms(to_time, key="--to-time"),
     )
+    if if_missing and has_store(into):
+        return _left(f"{into} has a store", as_json=json)
+    try:
+        reader = ArchiveReader.open(url)
+    except NoArchiveError as error:
+        if not if_archived:
+            raise
+        return _left(f"{error.url}: {error.reason}", as_json=json)
     with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -99,6 +112,15 @@ def restore(
         print_json(_as_json(restored, into))
     else:
         _print(restored, into)
+    return 0
+
+
+def _left(reason: str, *, as_json: bool) -> int:
+    """Say that nothing was to be done; the exit code."""
+    if as_json:
+        print_json({"ok": True, "restored": False, "reason": reason})
+    else:
+        out().print(f"{reason}: nothing was restored", markup=False, soft_wrap=True)
     return 0
 
 
