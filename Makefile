@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup kernel demo test test-all test-rest test-pure test-fast nightly lint bench bench-report faults power-cut hostile model simulation screenshots java
+.PHONY: help setup kernel docs demo test test-all test-rest test-pure test-fast nightly lint bench bench-report faults power-cut hostile model simulation screenshots java
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,10 @@ lint: $(INSTALLED) ## check format, style, types and the order of imports
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+docs: $(INSTALLED) ## build the site of docs/ into build/site; a broken link or a page that nothing leads to ends it
+	@$(BIN)/python docs/make_reference.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 bench: java kernel ## print the table of docs/benchmarks.md from one run (20 minutes; ARGS=--quick: a rough one in 8)
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
@@ -108,7 +112,7 @@ java:
 
 # uv.lock holds for every Python from 3.11 on, and requirements.lock is made from it. To renew both (--upgrade: with the
 # newest releases):
-# uv lock && uv export --all-extras --group dev --no-group extras --no-emit-project --no-header \
+# uv lock && uv export --all-extras --group dev --group docs --no-group extras --no-emit-project --no-header \
 #     --output-file requirements.lock
 $(INSTALLED): requirements.lock pyproject.toml
 	@found=; \

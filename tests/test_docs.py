@@ -127,11 +127,22 @@ def test_headings_of_the_pages_about_rocketmq_are_unique():
 
 
 def test_the_index_of_the_documentation_has_every_page():
-    for folder in (DOCS, DOCS / "protocol"):
-        index = (folder / "README.md").read_text()
-        pages = sorted(folder.glob("*.md"))
-        assert [page.name for page in pages if f"({page.name})" not in index] == ["README.md"]
-    assert "(protocol/README.md)" in (DOCS / "README.md").read_text()
+    index = (DOCS / "README.md").read_text()
+    protocol = (DOCS / "protocol" / "README.md").read_text()
+    for page in DOCS.rglob("*.md"):
+        name = page.relative_to(DOCS).as_posix()
+        if page.name == "README.md" or not name.startswith("protocol/"):
+            assert name == "README.md" or f"({name})" in index, name
+        else:
+            assert f"({page.name})" in protocol, name
+
+
+def test_the_navigation_of_the_site_has_every_page_once():
+    """As `make docs` checks it, without mkdocs."""
+    named = re.findall(r"[\w/.-]+\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = [page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")]
+    beside = [f"project/{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY")]
+    assert sorted(named) == sorted([*pages, *beside])
 
 
 def test_what_examples_import_is_there():

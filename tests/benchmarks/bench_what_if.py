@@ -12,8 +12,8 @@ have them).
 `noise` is how far two recordings of one setting differ: the median, over all pairs of them, of the larger
 over the smaller less one. Where it exceeds the goal, the error cannot be smaller either, but by chance.
 
-Questions are those of README's table; `--set others` asks about other settings and loads. The model has
-no constant that comes from either.
+Questions are those of the table in docs/session-analysis.md; `--set others` asks about other settings and
+loads. The model has no constant that comes from either.
 
 It prints the table of docs/session-analysis.md:
 

@@ -5,15 +5,10 @@ The page's first block names what an installation has. The test replaces its val
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -25,9 +20,8 @@ from tests.interop.messages import bodies, expected
 from tests.interop.name_server import name_server
 from tests.interop.rocketmq import class_path
 from tests.node_process import broker_status, verify
+from tests.page_shell import BLOCK, program, shell, trioha_program, with_values
 from tests.ports import free_port
-from tests.processes import DIE_WITH_PARENT, environment_of_ours
-from tests.terminals import read_until, terminal
 from tests.waiting import wait_until
 from trioha.config.broker import local_address
 
@@ -36,11 +30,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 SECTION = re.compile(r"^## Beside a RocketMQ broker\n(.*?)^## ", re.DOTALL | re.MULTILINE)
 STEP = re.compile(r"^### (.*?)\n(.*?)(?=^### |\Z)", re.DOTALL | re.MULTILINE)
-BLOCK = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SAMPLE = re.compile(r"^```\n(OK: .*?)^```", re.DOTALL | re.MULTILINE)
-NAME = re.compile(r"^((?:export )?(\w+)=)([^$\s]+)(?=\s|$)", re.MULTILINE)
-BLOCK_WITHIN_S = 240.0
-"""For a block: JVMs start and stop, and a copy of offsets comes each 10 s."""
 TOPIC = "Orders"
 GROUP = "billing"
 
@@ -61,95 +51,6 @@ def with_addresses(text: str, addresses: Mapping[str, str]) -> list[list[str]]:
     for old, new in addresses.items():
         text = text.replace(old, new)
     return [line.split() for line in re.sub(r"end [\d,]+", "end", text).splitlines()]
-
-
-def with_values(names: str, values: Mapping[str, object]) -> str:
-    """The block of names with these values, each of which it must have, and no other that is not derived."""
-    assert {name for _, name, _ in NAME.findall(names)} == set(values)
-    return NAME.sub(lambda found: found[1] + shlex.quote(str(values[found[2]])), names)
-
-
-class Shell:
-    """One shell in which the page's blocks run after each other, and what they print."""
-
-    def __init__(self, folder: Path, programs: Path) -> None:
-        self._folder = folder
-        self._log_path = folder / "shell.log"
-        self._names = folder / "names.sh"
-        self._number = 0
-        self.environment = {**environment_of_ours(), "PATH": f"{programs}:{os.environ['PATH']}"}
-        with self._log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                ["bash", "-e"],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                cwd=folder,
-                env=self.environment,
-                start_new_session=True,
-            )
-
-    def name(self, block: str) -> None:
-        """Set the names of the page."""
-        self._names.write_text(block)
-        self.run(block)
-
-    def run(self, block: str) -> str:
-        """Run a block to its end, in which every command must succeed; what it printed."""
-        self._number += 1
-        script, done = (self._folder / f"block-{self._number}.{end}" for end in ("sh", "done"))
-        script.write_text(block)
-        printed = len(self.log())
-        assert self._process.stdin is not None
-        self._process.stdin.write(f". {script} < /dev/null; touch {done}\n".encode())
-        self._process.stdin.flush()
-        try:
-            wait_until(
-                lambda: done.exists() or self._process.poll() is not None, block, within_s=BLOCK_WITHIN_S
-            )
-            assert done.exists(), f"a command failed in:\n{block}"
-        except AssertionError as problem:
-            raise AssertionError(f"{problem}\n{self.log()[printed:]}\n{self._logs()}") from None
-        return self.log()[printed:]
-
-    def run_on_terminal(self, block: str, wanted: bytes, *, key: bytes) -> None:
-        """Run a block on a terminal until it shows this, press the key, and wait until it has ended well."""
-        command = ["bash", "-e", "-c", f". {self._names}\n{block}"]
-        with terminal(command, environment=self.environment) as (process, descriptor):
-            read_until(descriptor, wanted, timeout_s=60)
-            os.write(descriptor, key)
-            read_until(descriptor, None, timeout_s=60)
-            assert process.wait(60) == 0
-
-    def log(self) -> str:
-        return self._log_path.read_text(errors="replace")
-
-    def _logs(self) -> str:
-        return "\n".join(
-            f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}"
-            for path in (self._folder / "logs").glob("*")
-        )
-
-    def close(self) -> None:
-        """End it and all that it has started."""
-        with self._process:
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-
-@contextmanager
-def shell(folder: Path, programs: Path) -> Iterator[Shell]:
-    started = Shell(folder, programs)
-    try:
-        yield started
-    finally:
-        started.close()
-
-
-def program(path: Path, lines: str) -> None:
-    """An executable script."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{lines}\n")
-    path.chmod(0o755)
 
 
 def distribution(home: Path, version: str) -> None:
@@ -200,7 +101,7 @@ def test_the_page_puts_a_replica_beside_a_broker_and_back(newest: JavaDriver, tm
     rocketmq, programs, logs = tmp_path / "rocketmq", tmp_path / "bin", tmp_path / "logs"
     logs.mkdir()
     distribution(rocketmq, newest.version)
-    program(programs / "trioha", f'exec {shlex.join([*DIE_WITH_PARENT, sys.executable])} -m trioha "$@"')
+    trioha_program(programs)
     conf, stores = rocketmq / "conf" / "broker.conf", [tmp_path / "broker-store", tmp_path / "replica-store"]
     with name_server(newest.version, folder=tmp_path / "names") as names, shell(tmp_path, programs) as run:
         settings = {

@@ -55,7 +55,7 @@ def monitor(
         Folder for recordings; each is a file in it.
     config
         TOML file with a table [monitor]: addresses and namesrv, unless the command line has either, and
-        thresholds (README.md#the-monitor).
+        thresholds (docs/monitor.md#configuration).
     replay
         Show recordings instead: sessions of nodes (folders), or what a monitor recorded (one file).
     """
