@@ -368,8 +368,17 @@ def test_triohas_commands_administer_real_and_trioha_brokers_alike(shared: World
     run("group", "reset", group, topic, "--to", "last")
     assert consume(topic, shared.names, "--group", group) == []
 
-    gone = run("topic", "delete", topic)
-    assert [broker["brokerName"] for broker in gone["brokers"]] == [REAL, TRIOHA]
+    if is_5(shared.java.version):
+        # It runs without timers here, deletes the topic, and answers with an error then (docs/interop.md).
+        refused = call_trioha("topic", "delete", topic, "--namesrv", shared.names)
+        assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
+        assert "getTimerMessageStore" in refused.stderr
+        deleted_at = ("--broker", shared.pairs[TRIOHA].master.listen_address)
+        done = call_trioha("topic", "delete", topic, *deleted_at)
+        assert done.exit_code == 0, done
+    else:
+        gone = run("topic", "delete", topic)
+        assert [broker["brokerName"] for broker in gone["brokers"]] == [REAL, TRIOHA]
     assert topic not in {one["topic"] for one in run("topic", "list", "--all")["topics"]}
 
 
