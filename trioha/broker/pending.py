@@ -1,7 +1,8 @@
 """What a log holds for delivery: timers, and what a RocketMQ 5 master has popped.
 
 A promoted slave, or a node on the store of a RocketMQ broker, has all timers and popped messages that are
-pending in its log. It delivers the timers (`trioha.broker.timer_delivery`), not the pops. Counting reads the
+pending in its log. It delivers the timers (`trioha.broker.timer_delivery`) and gives popped messages again
+(`trioha.broker.pop.revive`), both with timerWheelEnable alone. Counting reads the
 queue of timers, the revive queues, and the queues that timers are delivered to, in log order, from the files
 alone: in a worker thread beside a node, or offline.
 """
@@ -40,9 +41,8 @@ GROUPS_MAX: Final = 100
 """Groups that a `PendingStatus` names."""
 GROUPS_SHOWN: Final = 5
 REMEDY: Final = (
-    "timers wait for timerWheelEnable=true; popped messages are not given again by this version, and stay in "
-    "the log for fileReservedTime: let a RocketMQ broker on the former master's store be the master again, "
-    "or reset the offsets of the groups to before the pops"
+    "a master with timerWheelEnable=true delivers timers, and gives popped messages again; all of it stays in "
+    "the log for fileReservedTime"
 )
 """What to do about timers and popped messages that are not delivered."""
 DOUBT_REMEDY: Final = (
@@ -216,7 +216,7 @@ def pending_text(pending: PendingStatus) -> str:
         first, last = pending.timers_first_ms or 0, pending.timers_last_ms or 0
         due = f"at {time_text(first)}" if first == last else f"from {time_text(first)} to {time_text(last)}"
         parts.append(f"{counted(pending.timers, 'timer')} due {due}")
-    if pending.popped:
+    if pending.popped and not pending.delivers_timers:
         shown = [
             f"{group} ({number})" for group, number in islice(pending.popped_groups.items(), GROUPS_SHOWN)
         ]

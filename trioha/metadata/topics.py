@@ -26,6 +26,7 @@ QUEUES_PER_TOPIC_MAX: Final = 65536
 
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _RETRY_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
+_POP_RETRY_NAME: Final = re.compile(r"(?=.{1,255}$)%RETRY%[%|a-zA-Z0-9_-]+[+][%|a-zA-Z0-9_-]+")
 _i32 = number(I32)
 _queue_count = number(Range(0, QUEUES_PER_TOPIC_MAX))
 
@@ -138,6 +139,12 @@ def is_topic_name(name: str) -> bool:
     return pattern.fullmatch(name) is not None
 
 
+def is_retry_topic_name(name: str) -> bool:
+    """Whether messages may be given again in a topic of this name: also in `%RETRY%group+topic`, which no
+    client may make."""
+    return is_topic_name(name) or _POP_RETRY_NAME.fullmatch(name) is not None
+
+
 @frozen
 class TopicSettings:
     """How a broker makes topics."""
@@ -201,7 +208,7 @@ class TopicTable(EntryTable[TopicConfig]):
 
     def put(self, topic: TopicConfig) -> None:
         """Create or replace a topic. Raises TableFull, and ValueError for a name that no topic may have."""
-        if not is_topic_name(topic.name):
+        if not is_retry_topic_name(topic.name):
             raise ValueError(f"topic {topic.name[:300]!r} is not a topic's name")
         super().put(topic)
         self.changed_at[topic.name] = self.changes.offset

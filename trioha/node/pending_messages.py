@@ -64,7 +64,15 @@ class PendingCounter:
             return status
         number, first_ms, last_ms = timers.figures()
         return evolve(
-            status, delivers_timers=True, timers=number, timers_first_ms=first_ms, timers_last_ms=last_ms
+            status,
+            delivers_timers=True,
+            timers=number,
+            timers_first_ms=first_ms,
+            timers_last_ms=last_ms,
+            # The master gives them again.
+            popped=0,
+            popped_first_ms=None,
+            popped_groups={},
         )
 
     @property

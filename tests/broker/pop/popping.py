@@ -31,6 +31,7 @@ from trioha.remoting.pop_handle import HANDLE, PopHandle, PopSource
 from trioha.remoting.serving import PendingAnswer, WaitingAnswer
 from trioha.store.message_properties import encode_properties, parse_properties
 from trioha.store.messages import AppendResult
+from trioha.store.record import decode_record
 from trioha.store.waiting_readers import WaitingReaders
 
 TOPIC = "Orders"
@@ -203,6 +204,10 @@ class Popping:
                 message(body, topic=topic, queue_id=queue_id, properties=encode_properties(properties))
             )
         self.dispatch()
+
+    def store_record(self):
+        """The first record of the log."""
+        return decode_record(self.log.read(0, 65536))
 
     def start(self, code, fields, *, body=b"", peer=PEER):
         """The answer, or an awaitable of it."""

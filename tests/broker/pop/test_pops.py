@@ -1,11 +1,23 @@
 """Pops, acknowledgements and what comes again, in virtual time."""
 
+import json
+from base64 import b64encode
+
 import pytest
 import trio
+from attrs import evolve
 
-from tests.broker.pop.popping import GROUP, RETRY, TOPIC, Popping, bodies, popped
-from trioha.remoting.codes import ResponseCode
+from tests.broker.consuming import Waiting
+from tests.broker.pop.popping import GROUP, RETRY, REVIVE, TOPIC, Popped, Popping, bodies, popped
+from tests.store.support import VECTORS
+from trioha.broker.pop.records import REVIVE_GROUP
+from trioha.metadata.consumer_orders import ConsumerOrders
+from trioha.metadata.pretty_json import encode_pretty, parse_pretty
+from trioha.metadata.topics import TopicConfig
+from trioha.remoting.codes import RequestCode, ResponseCode
+from trioha.remoting.pop_handle import PopHandle, PopSource
 from trioha.store.message_properties import parse_properties
+from trioha.store.put_status import PutStatus
 
 
 @pytest.fixture
@@ -53,3 +65,312 @@ async def test_what_is_acknowledged_does_not_come_again_and_the_rest_does(broker
     assert await broker.take() == []
     assert broker.pops.revival.revived == 2
     assert broker.pops.revival.waiting == 0
+
+
+async def test_a_changed_message_comes_at_its_new_time_only(broker, autojump_clock):
+    broker.put(b"sooner", b"later", b"suspended")
+    sooner, later, suspended = await broker.take(invisible_ms=20_000)
+    assert (await broker.change(sooner, 5_000)).code == ResponseCode.SUCCESS
+    assert (await broker.change(later, 60_000)).code == ResponseCode.SUCCESS
+    await broker.change(suspended, 5_000, suspend="true")
+    await trio.sleep(10)
+    again = await broker.take(invisible_ms=600_000)
+    assert {one.body: one.record.reconsume_times for one in again} == {b"sooner": 1, b"suspended": 0}
+    await trio.sleep(30)
+    assert await broker.take() == []
+    await trio.sleep(25)
+    assert bodies(await broker.take()) == [b"later"]
+
+
+async def test_a_batch_of_acknowledgements(broker, autojump_clock):
+    broker.put(*[b"%d" % number for number in range(4)])
+    found = await broker.take()
+    first = found[0].handle
+    ack = {
+        "c": GROUP, "t": TOPIC, "r": "0", "so": first.start_offset, "q": 0, "rq": first.revive_queue_id,
+        "pt": first.pop_ms, "it": first.invisible_ms, "b": b64encode(bytes([0b1011])).decode(),
+    }  # fmt: skip
+    body = json.dumps({"brokerName": "broker-a", "acks": [ack]}).encode()
+    assert (await broker.ask(RequestCode.BATCH_ACK_MESSAGE, {}, body=body)).code == ResponseCode.SUCCESS
+    assert (await broker.ask(RequestCode.BATCH_ACK_MESSAGE, {})).code == ResponseCode.NO_MESSAGE
+    await trio.sleep(30)
+    assert bodies(await broker.take()) == [b"2"]
+
+
+async def test_tags_are_filtered_and_passed_over(broker, autojump_clock):
+    for number in range(6):
+        broker.put(b"%d" % number, tag="ab"[number % 2])
+    answer = await broker.pop(exp="a", expType="TAG")
+    assert answer.ext_fields["startOffsetInfo"] == "0 0 0"
+    assert answer.ext_fields["msgOffsetInfo"] == "0 0 0,2,4"
+    assert (await broker.pop(exp="a")).code == ResponseCode.POLLING_TIMEOUT
+    await trio.sleep(1)
+    assert broker.committed() == 6
+
+
+async def test_a_waiting_pop_is_woken_by_a_message(broker, nursery, autojump_clock):
+    waiting = Waiting(nursery)
+    fields = {
+        "consumerGroup": GROUP, "topic": TOPIC, "queueId": -1, "maxMsgNums": 8, "invisibleTime": 20_000,
+        "pollTime": 15_000, "bornTime": 0, "initMode": 0,
+    }  # fmt: skip
+    waiting.add("woken", broker.finish(broker.start(RequestCode.POP_MESSAGE, fields)))
+    await trio.sleep(3)
+    broker.put(b"new", queue_id=1)
+    await trio.sleep(1)
+    answer, at_s = waiting.answers["woken"]
+    assert (bodies(popped(answer)), at_s) == ([b"new"], 3)
+    waiting.add("in vain", broker.finish(broker.start(RequestCode.POP_MESSAGE, fields)))
+    await trio.sleep(20)
+    answer, at_s = waiting.answers["in vain"]
+    assert (answer.code, at_s) == (ResponseCode.POLLING_TIMEOUT, pytest.approx(4 + 14.95))
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"topic": "Nope"}, ResponseCode.TOPIC_NOT_EXIST),
+        ({"messages": 33}, ResponseCode.INVALID_PARAMETER),
+        ({"queueId": 2}, ResponseCode.INVALID_PARAMETER),
+        ({"bornTime": 1, "pollTime": 1}, ResponseCode.POLLING_TIMEOUT),
+        ({"exp": "||"}, ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+        ({"exp": "a > 1", "expType": "SQL92"}, ResponseCode.SYSTEM_ERROR),
+        ({"group": "g" * 255}, ResponseCode.INVALID_PARAMETER),
+        ({"invisible_ms": 4 * 24 * 3_600_000}, ResponseCode.MESSAGE_ILLEGAL),
+    ],
+)
+async def test_pops_that_are_refused(broker, fields, code, autojump_clock):
+    broker.put(b"message")
+    answer = await broker.pop(**fields)
+    assert answer.code == code
+    assert answer.ext_fields == {"popTime": "0", "invisibleTime": "0", "reviveQid": "0", "restNum": "0"}
+
+
+async def test_acknowledgements_that_are_refused(broker, autojump_clock):
+    broker.put(b"message")
+    (one,) = await broker.take()
+    good = one.handle
+    one.handle = evolve(good, queue_offset=5)
+    assert (await broker.ack(one)).code == ResponseCode.NO_MESSAGE
+    one.handle = evolve(good, revive_queue_id=8)
+    assert (await broker.ack(one)).code == ResponseCode.MESSAGE_ILLEGAL
+    one.handle = evolve(good, queue_id=9)
+    assert (await broker.ack(one)).code == ResponseCode.MESSAGE_ILLEGAL
+    one.handle = good
+    # A RocketMQ broker answers 0 here.
+    broker.puts.refusal = PutStatus.SERVICE_NOT_AVAILABLE
+    assert (await broker.ack(one)).code == ResponseCode.SERVICE_NOT_AVAILABLE
+    broker.puts.refusal = None
+    await trio.sleep(30)
+    assert bodies(await broker.take()) == [b"message"]
+
+
+async def test_a_slave_refuses_pops_and_acknowledgements(tmp_path, wall, autojump_clock):
+    slave = Popping(tmp_path, wall, is_slave=True)
+    slave.put(b"message")
+    assert (await slave.pop()).code == ResponseCode.SERVICE_NOT_AVAILABLE
+    one = Popped(slave.store_record(), PopHandle(0, 1, 2, 0, PopSource.TOPIC, "broker-a", 0, 0))
+    assert (await slave.ack(one)).code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert (await slave.change(one, 1000)).code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert slave.committed() is None
+
+
+async def test_nothing_is_handed_out_whose_check_point_is_refused(broker, autojump_clock):
+    broker.put(b"message")
+    broker.puts.refusal = PutStatus.SERVICE_NOT_AVAILABLE
+    assert (await broker.pop()).code == ResponseCode.SERVICE_NOT_AVAILABLE
+    broker.puts.refusal = None
+    assert bodies(await broker.take()) == [b"message"]
+
+
+# -- offsets and check points --------------------------------------------------------------------------------
+
+
+async def test_an_offset_is_committed_when_its_check_point_is_safe(tmp_path, wall, autojump_clock):
+    safe = [0]
+    broker = Popping(tmp_path, wall, safe_offset=lambda: safe[0])
+    async with broker.running():
+        broker.put(b"0", b"1", b"2")
+        assert len(await broker.take(messages=2)) == 2
+        await trio.sleep(10)
+        assert broker.committed() == 0
+        # The next pop goes on all the same.
+        assert bodies(await broker.take()) == [b"2"]
+        safe[0] = broker.log.max_offset
+        await trio.sleep(1)
+        assert broker.committed() == 3
+
+
+async def test_an_offset_that_is_reset_meanwhile_counts(tmp_path, wall, autojump_clock):
+    safe = [0]
+    broker = Popping(tmp_path, wall, safe_offset=lambda: safe[0])
+    async with broker.running():
+        broker.put(b"0", b"1", b"2")
+        assert len(await broker.take()) == 3
+        broker.metadata.consumer_offsets.commit(GROUP, TOPIC, 0, 1)
+        safe[0] = broker.log.max_offset
+        await trio.sleep(1)
+        assert bodies(await broker.take()) == [b"1", b"2"]
+
+
+async def test_a_killed_master_hands_out_nothing_again_that_is_acknowledged(tmp_path, wall, autojump_clock):
+    broker = Popping(tmp_path, wall)
+    async with broker.running():
+        broker.put(*[b"%d" % number for number in range(6)])
+        await broker.take(messages=1)
+        await trio.sleep(1)
+        broker.write_tables()
+        # All of this is in the log alone.
+        found = await broker.take()
+        for one in found[:3]:
+            assert (await broker.ack(one)).code == ResponseCode.SUCCESS
+    broker.kill()
+    again = Popping(tmp_path, wall)
+    assert again.committed() == 1
+    async with again.running():
+        assert await again.take() == []
+        assert again.committed() == 6
+        await trio.sleep(30)
+        assert bodies(await again.take()) == [b"0", b"4", b"5"]
+
+
+async def test_a_reset_after_the_last_write_of_the_offsets_stays_over_a_restart(
+    tmp_path, wall, autojump_clock
+):
+    broker = Popping(tmp_path, wall)
+    async with broker.running():
+        broker.put(b"0", b"1", b"2")
+        for one in await broker.take():
+            await broker.ack(one)
+        await trio.sleep(1)
+        broker.metadata.consumer_offsets.commit(GROUP, TOPIC, 0, 1)
+    broker.stop()
+    again = Popping(tmp_path, wall)
+    async with again.running():
+        assert bodies(await again.take()) == [b"1", b"2"]
+
+
+# -- revival -------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_given_again_is_not_given_again_by_a_master_that_knows_no_offset_of_the_revival(
+    tmp_path, wall, autojump_clock
+):
+    broker = Popping(tmp_path, wall)
+    async with broker.running():
+        broker.put(b"0", b"1")
+        await broker.take()
+        await trio.sleep(30)
+        for one in await broker.take(invisible_ms=600_000):
+            assert (await broker.ack(one)).code == ResponseCode.SUCCESS
+    # No table was written: the next master has the log alone.
+    broker.kill()
+    again = Popping(tmp_path, wall)
+    again.metadata.groups.find_or_create(GROUP)
+    async with again.running():
+        await trio.sleep(30)
+        assert await again.take() == []
+        assert again.pops.revival.revived == 0
+
+
+async def test_check_points_of_unknown_groups_and_topics_are_kept(tmp_path, wall, autojump_clock):
+    broker = Popping(tmp_path, wall)
+    async with broker.running():
+        broker.put(b"0", b"1")
+        found = await broker.take()
+        await broker.ack(found[0])
+    broker.kill()
+    again = Popping(tmp_path, wall, queues=0)
+    async with again.running():
+        await trio.sleep(40)
+        assert again.pops.revival.revived == 0
+        again.metadata.topics.put(TopicConfig(TOPIC, 2, 2))
+        again.metadata.groups.find_or_create(GROUP)
+        await trio.sleep(60)
+        assert bodies(await again.take()) == [b"1"]
+        assert again.pops.revival.revived == 1
+
+
+async def test_the_offset_of_the_revival_waits_for_its_records(tmp_path, wall, autojump_clock):
+    safe = [0]
+    broker = Popping(tmp_path, wall, safe_offset=lambda: safe[0])
+    async with broker.running():
+        broker.put(b"0")
+        await broker.take()
+        await trio.sleep(30)
+        assert broker.pops.revival.revived == 1
+        assert broker.metadata.consumer_offsets.find(REVIVE_GROUP, REVIVE, 0) is None
+        safe[0] = broker.log.max_offset
+        await trio.sleep(2)
+        # That of the check point, its acknowledgement comes after it.
+        assert broker.metadata.consumer_offsets.find(REVIVE_GROUP, REVIVE, 0) == 0
+
+
+async def test_a_refused_put_is_tried_again(broker, autojump_clock):
+    broker.put(b"0")
+    await broker.take()
+    broker.puts.refuses = lambda message: message.topic == RETRY
+    broker.puts.refusal = PutStatus.SERVICE_NOT_AVAILABLE
+    await trio.sleep(40)
+    assert broker.pops.revival.revived == 0
+    broker.puts.refusal = None
+    await trio.sleep(3)
+    assert bodies(await broker.take()) == [b"0"]
+
+
+@pytest.mark.parametrize("is_v2", [False, True])
+async def test_retry_topics_of_both_names(tmp_path, wall, is_v2, autojump_clock):
+    broker = Popping(tmp_path, wall, enable_retry_topic_v2=is_v2)
+    async with broker.running():
+        broker.put(b"0")
+        await broker.take(invisible_ms=10_000)
+        await trio.sleep(15)
+        (one,) = await broker.take(invisible_ms=10_000)
+        assert one.topic == (f"%RETRY%{GROUP}+{TOPIC}" if is_v2 else RETRY)
+        # Once more: it stays in that topic.
+        await trio.sleep(15)
+        (again,) = await broker.take()
+        assert (again.topic, again.record.reconsume_times) == (one.topic, 2)
+        await broker.ack(again)
+        await trio.sleep(60)
+        assert await broker.take() == []
+
+
+# -- ordered pops --------------------------------------------------------------------------------------------
+
+
+async def test_an_ordered_queue_is_blocked_until_its_messages_are_acknowledged(broker, autojump_clock):
+    broker.put(*[b"%d" % number for number in range(4)])
+    first = await broker.take(messages=2, order="true", queueId=0)
+    assert [one.body for one in first] == [b"0", b"1"]
+    assert await broker.take(order="true", queueId=0) == []
+    await broker.ack(first[0])
+    assert await broker.take(order="true", queueId=0) == []
+    assert broker.committed() == 1
+    await broker.ack(first[1])
+    answer = await broker.pop(order="true", queueId=0)
+    assert answer.ext_fields["orderCountInfo"] == "0 0 0"
+    assert [one.body for one in popped(answer)] == [b"2", b"3"]
+    await trio.sleep(21)
+    answer = await broker.pop(order="true", queueId=0)
+    assert answer.ext_fields["orderCountInfo"] == "0 qo0%2 1;0 qo0%3 1;0 0 1"
+    assert answer.ext_fields["reviveQid"] == "999"
+    assert broker.metadata.topics.find(RETRY) is None
+
+
+async def test_the_same_attempt_is_given_the_same_messages(broker, autojump_clock):
+    broker.put(b"0", b"1")
+    first = await broker.pop(order="true", attemptId="a")
+    again = await broker.pop(order="true", attemptId="a")
+    assert bodies(popped(first)) == bodies(popped(again)) == [b"0", b"1"]
+    assert again.ext_fields["orderCountInfo"] == "0 0 0"
+    assert (await broker.pop(order="true", attemptId="b")).code == ResponseCode.POLLING_TIMEOUT
+
+
+def test_orders_are_read_and_written_as_rocketmq_does():
+    path = VECTORS / "pop-5.5.0/consumerOrderInfo.json"
+    orders = ConsumerOrders(now_ms=lambda: 1795805660000)
+    orders.load(parse_pretty(path.read_text()))
+    order = orders.find(("PO", "PF", 0))
+    assert (order.offsets, order.left, order.next_offset) == ((0, 1, 2, 3), (2, 3), 2)
+    assert encode_pretty(orders.snapshot()()).strip() == path.read_text().strip()

@@ -34,7 +34,7 @@ from trioha.errors import StoreError
 from trioha.ha.group_commit import Commit
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.table import TableFull
-from trioha.metadata.topics import Perm, TopicConfig, is_topic_name
+from trioha.metadata.topics import Perm, TopicConfig, is_retry_topic_name
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
 from trioha.remoting.pop_handle import (
@@ -244,7 +244,7 @@ class PopProcessor:
             raise BadRequestError(
                 f"subscription group no permission, {name}", code=ResponseCode.NO_PERMISSION
             )
-        if not is_topic_name(self._settings.retry_topic(name, topic)):
+        if not is_retry_topic_name(self._settings.retry_topic(name, topic)):
             # Its messages could not be given again.
             raise BadRequestError(
                 f"group {name[:300]} and topic {topic} make no name of a retry topic",

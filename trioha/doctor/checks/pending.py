@@ -18,16 +18,15 @@ UNREAD_STORE = "unread-store"
 @check(
     PENDING,
     Severity.WARNING,
-    mend="Timers: set `timerWheelEnable=true`. Popped messages: let a RocketMQ broker be the master again on "
-    "the former master's store, which gives them again; without one, reset the offsets of the groups to "
-    "before their pops. All of it stays in the log for `fileReservedTime`.",
+    mend="Set `timerWheelEnable=true` at the master: it delivers timers, and gives popped messages again. All of "
+    "it stays in the log for `fileReservedTime`.",
 )
 def pending_not_delivered(case: Case) -> Iterator[Observation]:
-    """Popped messages of a RocketMQ 5 master, or timers without timerWheelEnable, wait in a log for nobody.
+    """Timers and popped messages wait in a log for nobody.
 
     A trioha node that has become the successor of a RocketMQ 5 master, or was started on its store, has them
-    in its log, and counts them at the start of each role as master. It delivers timers, unless
-    `timerWheelEnable` is false; popped messages it does not give again. A timer whose copy is in the log, or
+    in its log, and counts them at the start of each role as master. It delivers timers, and gives
+    popped messages again, unless `timerWheelEnable` is false. A timer whose copy is in the log, or
     that was recalled, is not counted; of popped messages those that no acknowledgement in the log names, and
     that the master had not given again when its offsets were last copied. `trioha doctor STORE` counts the
     same in the folder of a store, before a node is started on it. What was delivered to a topic that is
