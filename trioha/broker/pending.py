@@ -41,8 +41,8 @@ GROUPS_MAX: Final = 100
 """Groups that a `PendingStatus` names."""
 GROUPS_SHOWN: Final = 5
 REMEDY: Final = (
-    "a master with timerWheelEnable=true delivers timers, and gives popped messages again; all of it stays in "
-    "the log for fileReservedTime"
+    "a master with timerWheelEnable=true delivers timers, and gives popped messages again; all of it stays "
+    "in the log for fileReservedTime"
 )
 """What to do about timers and popped messages that are not delivered."""
 DOUBT_REMEDY: Final = (
