@@ -18,8 +18,8 @@ UNREAD_STORE = "unread-store"
 @check(
     PENDING,
     Severity.WARNING,
-    mend="Set `timerWheelEnable=true` at the master: it delivers timers, and gives popped messages again. All "
-    "of it stays in the log for `fileReservedTime`.",
+    mend="Set `timerWheelEnable=true` at the master: it delivers timers, and gives popped messages again. "
+    "All of it stays in the log for `fileReservedTime`.",
 )
 def pending_not_delivered(case: Case) -> Iterator[Observation]:
     """Timers and popped messages wait in a log for nobody.
