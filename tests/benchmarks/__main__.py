@@ -30,6 +30,7 @@ from tests.benchmarks.bench import QUICK, Bench, Sizes
 from tests.benchmarks.clients import JAVA_WORKS, RAW_WORKS, idle
 from tests.benchmarks.failover import failover
 from tests.benchmarks.machine import described
+from tests.benchmarks.pops import pops
 from tests.benchmarks.stores import catch_up, fan_out, queues, start
 from tests.benchmarks.systems import ROOT, System, rocketmq, trioha
 from tests.benchmarks.table import Run, markdown, on_page
@@ -47,6 +48,7 @@ STORE_WORKS: Final[dict[str, Callable[[Bench], None]]] = {
     "queues": queues,
     "failover": failover,
     "timers": timers,
+    "pops": pops,
 }
 CLIENT_WORKS: Final[dict[str, Callable[[Bench], None]]] = {"idle": idle, **JAVA_WORKS, **RAW_WORKS}
 """Works of pairs, which come after all others; their second system may be trioha, too. Idle pulls are first:

@@ -34,6 +34,7 @@ class Sizes:
     latency_s: int = 10
     idle_s: float = 5.0
     timers: int = 10_000
+    pops: int = 20_000
     log_bytes: int = 400 * 10**6
     """Log that a slave catches up with, that a broker starts on, and that queues are built from."""
     fan_out_bytes: int = 60 * 10**6
@@ -42,7 +43,7 @@ class Sizes:
 
 QUICK = Sizes(
     rounds=1, send_s=1.5, raw_s=1.0, backlog_bytes=50 * 10**6, latency_s=3, idle_s=2.0, timers=2000,
-    log_bytes=100 * 10**6, fan_out_bytes=20 * 10**6,
+    pops=4000, log_bytes=100 * 10**6, fan_out_bytes=20 * 10**6,
 )  # fmt: skip
 
 
