@@ -67,7 +67,7 @@ class AckProcessor:
     def ack(self, request: RemotingCommand, peer: Peer) -> Answer:
         """ACK_MESSAGE. Raises BadRequestError."""
         header = AckRequest.of(request)
-        low, high = self._range(header.topic, header.queue_id, peer)
+        low, high = self._range(header.topic, header.queue_id, peer, offset=header.offset)
         if not low <= header.offset <= high:
             raise BadRequestError(
                 f"offset is illegal, key:{header.topic}@{header.queue_id}, commit:{header.offset}, "
@@ -94,7 +94,7 @@ class AckProcessor:
             topic = (
                 ack.topic if ack.source is PopSource.TOPIC else retry_topic(ack.group, ack.topic, ack.source)
             )
-            low, high = self._range(topic, ack.queue_id, peer)
+            low, high = self._range(topic, ack.queue_id, peer, offset=max(ack.offsets, default=0))
             offsets = tuple(offset for offset in ack.offsets if low <= offset <= high)
             if ack.revive_queue_id == ORDERED_REVIVE_QUEUE:
                 for offset in offsets:
@@ -121,7 +121,7 @@ class AckProcessor:
     def _change(self, request: RemotingCommand, peer: Peer) -> Answer:
         """As `change`. Raises BadRequestError."""
         header = ChangeInvisibleRequest.of(request)
-        low, high = self._range(header.topic, header.queue_id, peer)
+        low, high = self._range(header.topic, header.queue_id, peer, offset=header.offset)
         if not low <= header.offset < high:
             fields = ChangeInvisibleAnswer().to_ext_fields()
             return response_to(request, ResponseCode.NO_MESSAGE, ext_fields=fields)
@@ -147,8 +147,11 @@ class AckProcessor:
 
     # -- checks
 
-    def _range(self, topic: str, queue_id: int, peer: Peer) -> tuple[int, int]:
-        """The first offset of the queue, and the one after its last. Raises BadRequestError."""
+    def _range(self, topic: str, queue_id: int, peer: Peer, *, offset: int) -> tuple[int, int]:
+        """The first offset of the queue, and the one after its last, as far as `offset` needs it.
+
+        Raises BadRequestError.
+        """
         if self._is_slave:
             raise BadRequestError("this broker is a slave", code=ResponseCode.SERVICE_NOT_AVAILABLE)
         config = self._metadata.topics.find(topic)
@@ -167,9 +170,11 @@ class AckProcessor:
                 f"topicConfig.readQueueNums:[{queues}] consumer:[/{peer.address}]",
                 code=ResponseCode.MESSAGE_ILLEGAL,
             )
-        self._store.dispatcher.catch_up()
         reads = self._store.reads
         try:
+            if offset >= reads.max_offset(topic, queue_id):
+                # What was popped is in its queue: to dispatch after each acknowledgement costs as much as it.
+                self._store.dispatcher.catch_up()
             return reads.min_offset(topic, queue_id), reads.max_offset(topic, queue_id)
         except StoreError as error:
             raise BadRequestError(str(error)) from error
