@@ -21,6 +21,8 @@ from tests.doctor.cases import (
     pair,
     tables,
 )
+from trioha.auth.stored import tables_of
+from trioha.auth.tables import AuthTables
 from trioha.broker_status import (
     ArchiveStatus,
     BrokerRuntimeInfo,
@@ -46,6 +48,7 @@ from trioha.doctor.facts import (
 )
 from trioha.doctor.findings import CHECKS, Finding
 from trioha.doctor.tables import OffsetTable, Tables
+from trioha.doctor.user_digests import digests_of
 from trioha.severity import Severity
 
 NAME_SERVER: Final = "10.0.0.5:9876"
@@ -195,7 +198,33 @@ def controlled_file(text: str, **facts: object) -> ConfFacts:
     return evolve(conf(f"{usual}; namesrvAddr=10.0.0.5:9876; {text}"), **facts)
 
 
+CHECKED: Final = {"authenticationEnabled": "true", "trioha.haAllowedPeers": "10.0.0.0/8"}
+USERS: Final = tables_of({"alice": {"password": "p"}, "bob": {"password": "q"}}, {})
+OTHERS: Final = tables_of({"alice": {"password": "other"}, "bob": {"password": "q"}}, {})
+
+
+def with_users(both: PairFacts, master: AuthTables | None, slave: AuthTables | None) -> PairFacts:
+    """A pair whose nodes have these users."""
+    sides = [evolve(tables(), users=each and digests_of(each)) for each in (master, slave)]
+    return both.with_master(tables=sides[0]).with_slave(tables=sides[1])
+
+
 FAULTS: Final[Mapping[str, list[tuple[Facts | PairFacts, str]]]] = {
+    "access-control-differs": [
+        (
+            pair().with_master_config(**CHECKED),
+            "authenticationEnabled=true, and of 10.0.0.2:10911 it is false",
+        ),
+        (pair().with_slave_config(aclEnable="true"), "aclEnable=true, and of 10.0.0.1:10911 it is false"),
+    ],
+    "users-differ": [
+        (with_users(pair(), USERS, OTHERS), "not the same at both: alice"),
+        (with_users(pair("5.5.0"), USERS, AuthTables()), "not the same at both: alice, bob"),
+    ],
+    "ha-port-open": [
+        (pair().with_master_config(authenticationEnabled="true"), "neither trioha.haAllowedPeers nor"),
+        (pair().with_slave_config(aclEnable="true"), "requests of clients are checked"),
+    ],
     "broker-unreachable": [
         (Facts(brokers=(pair().master, dead())), "Connection refused"),
         (
@@ -747,6 +776,21 @@ FAULTS: Final[Mapping[str, list[tuple[Facts | PairFacts, str]]]] = {
 """Findings with a fault, and a part of the evidence, by the id of the finding."""
 
 SOUND: Final[Mapping[str, list[Facts | PairFacts]]] = {
+    "access-control-differs": [
+        pair().with_master_config(**CHECKED).with_slave_config(**CHECKED),
+        # A real broker does not report the switches of users.
+        pair("5.5.0").with_slave_config(authenticationEnabled="true"),
+    ],
+    "users-differ": [
+        with_users(pair(), USERS, USERS),
+        # Without an account nothing is known.
+        with_users(pair(), USERS, None),
+    ],
+    "ha-port-open": [
+        pair(),
+        pair().with_master_config(**CHECKED),
+        pair("5.5.0").with_master_config(aclEnable="true"),
+    ],
     "broker-unreachable": [Facts(brokers=(dead(is_refused=True),))],
     "broker-refuses": [Facts(brokers=(dead(),))],
     "name-server-unreachable": [pair().facts(name_servers=listed((0, MASTER), (1, SLAVE)))],

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from tests.node.wire import Wire, send_to
 from tests.node_process import run_node, run_trioha
 from tests.ports import free_port
 from tests.waiting import wait_until
+from trioha.errors import PeerError
 from trioha.net.tls import client_context
 from trioha.remoting.client import ClientSecurity, open_client
-from trioha.remoting.codes import RequestCode
+from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import request
 from trioha.remoting.name_server import fetch_broker_groups
 from trioha.remoting.signature import Credentials, signed
@@ -156,6 +158,88 @@ def test_a_node_that_enforces_tls_serves_and_registers_with_its_own_name_server(
             return {group.broker_name for group in await fetch_broker_groups(client)}
 
     wait_until(lambda: trio.run(registered) == {"interop"})
+
+
+@pytest.mark.full
+def test_a_renewed_certificate_is_used_without_a_restart(tmp_path, start_node, authority):
+    pem = authority.with_name("server.pem")
+    settings = {"tls.server.certPath": pem, "tls.server.keyPath": pem}
+    node = start_node(role="ASYNC_MASTER", **settings)
+    assert sent(node.listen_address, "--tls-ca", authority)["statuses"] == {"PUT_OK": 3}
+
+    # Half of a renewal is reported once, and the old certificate stays.
+    old = pem.read_bytes()
+    pem.write_bytes(b"-----BEGIN CERTIFICATE-----\n")
+    node.wait_logged("the certificate for clients stays as it was")
+    assert sent(node.listen_address, "--tls-ca", authority)["statuses"] == {"PUT_OK": 3}
+    pem.write_bytes(old)
+    node.wait_logged("the certificate for clients was renewed")
+
+    renewed = trustme.CA()
+    renewed.cert_pem.write_to_path(tmp_path / "renewed-ca.pem")
+
+    async def renew() -> None:
+        """A connection of the old certificate goes on, the next one has the new one."""
+        security = ClientSecurity(tls=client_context(authority, key="--tls-ca"))
+        other = ClientSecurity(tls=client_context(tmp_path / "renewed-ca.pem", key="--tls-ca"))
+        async with open_client(node.listen_address, security=security) as client:
+            renewed.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(pem)
+            with trio.fail_after(60):
+                while True:
+                    try:
+                        async with open_client(node.listen_address, security=other) as another:
+                            await another.request(request(RequestCode.GET_BROKER_CONFIG), timeout_s=10)
+                            break
+                    except PeerError:
+                        await trio.sleep(0.1)
+            answer = await client.request(request(RequestCode.GET_BROKER_CONFIG), timeout_s=10)
+            assert answer.code == ResponseCode.SUCCESS
+
+    trio.run(renew)
+    assert "Traceback" not in node.log()
+
+
+def expired_certificate(authority: trustme.CA) -> trustme.LeafCert:
+    return authority.issue_cert("127.0.0.1", not_after=datetime.now(UTC) - timedelta(days=1))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("certificate", "said"),
+    [
+        (expired_certificate, "certificate has expired"),
+        (lambda authority: authority.issue_cert("example.org"), "certificate is not valid for '127.0.0.1'"),
+        (lambda _: trustme.CA().issue_cert("127.0.0.1"), "unable to get local issuer certificate"),
+    ],
+)
+def test_a_client_refuses_a_certificate_and_says_why(tmp_path, start_node, certificate, said):
+    """Expired, of another host, of another authority: for clients of commands and nodes alike."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    certificate(authority).private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    files = dict.fromkeys(("tls.server.certPath", "tls.server.keyPath"), tmp_path / "server.pem")
+    node = start_node(role="ASYNC_MASTER", **files)
+    refused = run_trioha("status", "--tls-ca", tmp_path / "ca.pem", node.listen_address)
+    assert refused.exit_code == 1
+    assert said in " ".join((refused.stdout + refused.stderr).split())
+
+
+@pytest.mark.full
+def test_a_client_without_a_certificate_is_refused_where_one_is_needed(tmp_path, start_node, authority):
+    settings = {
+        **enforcing(authority),
+        "tls.server.need.client.auth": "require",
+        "tls.server.authClient": "true",
+        "tls.server.trustCertPath": authority,
+    }
+    settings = {
+        key: value for key, value in settings.items() if key not in {"trioha.withNamesrv", "namesrvAddr"}
+    }
+    node = start_node(role="ASYNC_MASTER", **settings)
+    refused = run_trioha("status", "--tls-ca", authority, node.listen_address)
+    assert refused.exit_code == 1
+    assert "TLS" in refused.stdout + refused.stderr or "certificate" in refused.stdout + refused.stderr
+    assert "Traceback" not in node.log()
 
 
 @pytest.mark.full

@@ -90,7 +90,8 @@ def _values(path: Path) -> dict[str, object]:
     # Passwords: for this user alone, as all folders of this kind.
     with TemporaryDirectory(dir=path.parent, prefix=".users-") as folder:
         copy = Path(folder, "copy")
-        shutil.copytree(path, copy, ignore=shutil.ignore_patterns("LOCK", _ONE_LIBRARY_FILE))
+        # With the broker's own options the library does not open it: they are of another writer.
+        shutil.copytree(path, copy, ignore=shutil.ignore_patterns("LOCK", "OPTIONS-*", _ONE_LIBRARY_FILE))
         try:
             opened = library.Rdict(str(copy), library.Options(raw_mode=True))
         except Exception as error:  # noqa: BLE001 - the library raises no narrower one

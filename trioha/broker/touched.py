@@ -241,8 +241,8 @@ TABLE: Final[Mapping[int, Row]] = {
     RequestCode.QUERY_ASSIGNMENT: _SIGNATURE,
     RequestCode.SET_MESSAGE_REQUEST_MODE: _admin(_cluster(Action.UPDATE)),
     RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: _row(
-        _topics("topic", Action.UPDATE, permission=Permission.SUB),
         _group("group", Action.UPDATE, permission=Permission.SUB),
+        _topics("topic", Action.UPDATE, permission=Permission.SUB),
     ),
     # Topics, groups and their statistics
     RequestCode.UPDATE_AND_CREATE_TOPIC: _admin(_topics("topic", Action.CREATE)),

@@ -21,6 +21,7 @@ from typing import Any, Final
 import trio
 from attrs import evolve, field, frozen
 
+from trioha.auth.bodies import tables_of_answers
 from trioha.broker_status import BrokerStatus
 from trioha.controller.bodies import EpochCache, broker_names_body, parse_set_data
 from trioha.controller.protocol import ControllerMetadata
@@ -39,6 +40,7 @@ from trioha.doctor.facts import (
 )
 from trioha.doctor.stores import read_store
 from trioha.doctor.tables import TABLE_REQUESTS, Tables, parse_table, with_table
+from trioha.doctor.user_digests import UserDigests, digests_of
 from trioha.errors import ConfigError, PeerError, RemoteProtocolError
 from trioha.net.threads import run_in_thread
 from trioha.numbers import I32, parse_int
@@ -309,7 +311,19 @@ class Collector:
             answer = await client.request(request(code), timeout_s=self.timeout_s)
             if answer.code == ResponseCode.SUCCESS and answer.body:
                 tables = with_table(tables, name, parse_table(name, answer.body))
-        return tables
+        return evolve(tables, users=await self._users(client))
+
+    async def _users(self, client: RemotingClient) -> UserDigests | None:
+        """Users and access control lists, if there is an account that may ask for them."""
+        if self.security.credentials is None:
+            return None
+        bodies = []
+        for code in (RequestCode.AUTH_LIST_USER, RequestCode.AUTH_LIST_ACL):
+            answer = await client.request(request(code), timeout_s=self.timeout_s)
+            if answer.code != ResponseCode.SUCCESS:
+                return None
+            bodies.append(bytes(answer.body))
+        return digests_of(tables_of_answers(*bodies))
 
     # -- announced addresses -----------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
+from trioha.doctor.user_digests import UserDigests
 from trioha.errors import RemoteProtocolError
 from trioha.metadata.groups import SubscriptionGroup
 from trioha.metadata.topics import TopicConfig
@@ -56,6 +57,8 @@ class Tables:
     groups: Table | None = None
     consumer_offsets: OffsetTable | None = None
     delay_offsets: OffsetTable | None = None
+    users: UserDigests | None = None
+    """Users and access control lists, where an admin's account was given to ask for them."""
 
 
 TABLE_REQUESTS: Final = {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import trio
-from attrs import frozen
+from attrs import define, frozen
 
 from trioha.errors import ConfigError
 
@@ -49,11 +49,12 @@ class MutualTlsFiles:
     """Certificates of the authorities that may have signed the peer's certificate."""
 
 
-@frozen
+@define
 class ServerTls:
     """TLS of one server."""
 
     context: ssl.SSLContext
+    """Of the next handshakes; another one when the certificate was renewed."""
     is_required: bool = False
     """Whether plain connections are closed."""
     handshake_timeout_s: float = 10.0

@@ -6,7 +6,7 @@ run_node
 +- services                       of the whole node; end last
    +- metadata                    writes topics, groups and offsets
    +- lock                        ends the process if another one may have opened the store
-   +- security                    reads the rules of access control when they change
+   +- security                    reads rules of access control and certificates when they change
    +- name server                 (only with trioha.withNamesrv)
    +- controllers                 (only with enableControllerMode) the agent that gets the node its roles
    +- archive                     (only with trioha.archiveUrl) has the archiver work, a process of its own
@@ -96,7 +96,7 @@ async def run_node(
             async with trio.open_nursery() as services:
                 services.start_soon(metadata.run)
                 services.start_soon(watch_lock, store)
-                services.start_soon(security.run)
+                services.start_soon(security.run, config)
                 name_server_address = None
                 if name_server is not None:
                     name_server_address = await services.start(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import trio
 from attrs import evolve, frozen
 
 from trioha.broker.security_files import name_server_tls, server_tls
@@ -79,10 +80,15 @@ class Security:
         )
         return UserAccess(lambda: users.tables, settings, around)
 
-    async def run(self) -> None:
-        """Keep the rules those of their file, until cancelled."""
-        if self.acl is not None:
-            await self.acl.run()
+    async def run(self, config: BrokerConfig) -> None:
+        """Keep rules and certificates those of their files, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            if self.acl is not None:
+                nursery.start_soon(self.acl.run)
+            if self.tls is not None:
+                from trioha.broker.renewed_certificate import keep_renewed  # noqa: PLC0415
+
+                nursery.start_soon(keep_renewed, config, self.tls)
 
 
 def _credentials(config: BrokerConfig) -> Credentials | None:

@@ -225,10 +225,12 @@ public final class StoreDriver {
         MessageStoreConfig storeConfig = new MessageStoreConfig();
         BrokerConfig brokerConfig = new BrokerConfig();
         NettyServerConfig serverConfig = new NettyServerConfig();
-        apply(settings, storeConfig, brokerConfig);
+        Object users = Rocket.users();
+        apply(settings, storeConfig, brokerConfig, users);
         serverConfig.setListenPort(port);
         storeConfig.setHaListenPort(port + 1);
-        BrokerController broker = Rocket.broker(brokerConfig, serverConfig, new NettyClientConfig(), storeConfig);
+        BrokerController broker =
+            Rocket.broker(name, brokerConfig, serverConfig, new NettyClientConfig(), storeConfig, users);
         if (!broker.initialize()) {
             throw new IllegalStateException("the broker refused to initialize " + storeConfig.getStorePathRootDir());
         }

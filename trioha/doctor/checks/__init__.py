@@ -15,6 +15,7 @@ from trioha.doctor.checks import (
     pending,
     settings,
     sync,
+    users,
 )
 
 AREAS: Final = {
@@ -25,6 +26,7 @@ AREAS: Final = {
     settings.__name__.rpartition(".")[2]: "Settings",
     metadata.__name__.rpartition(".")[2]: "Topics, groups and offsets",
     pending.__name__.rpartition(".")[2]: "Timers and popped messages",
+    users.__name__.rpartition(".")[2]: "Users and access control",
     archives.__name__.rpartition(".")[2]: "Archives",
     controllers.__name__.rpartition(".")[2]: "Controller mode",
     clocks.__name__.rpartition(".")[2]: "Clocks",

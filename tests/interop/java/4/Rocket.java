@@ -45,8 +45,13 @@ final class Rocket {
         store.start();
     }
 
-    static BrokerController broker(BrokerConfig brokerConfig, NettyServerConfig serverConfig,
-        NettyClientConfig clientConfig, MessageStoreConfig storeConfig) {
+    /** 4.9 has no settings of users; the plain object has no setters. */
+    static Object users() {
+        return new Object();
+    }
+
+    static BrokerController broker(String name, BrokerConfig brokerConfig, NettyServerConfig serverConfig,
+        NettyClientConfig clientConfig, MessageStoreConfig storeConfig, Object users) {
         return new BrokerController(brokerConfig, serverConfig, clientConfig, storeConfig);
     }
 

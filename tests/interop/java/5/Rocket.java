@@ -4,6 +4,7 @@ import java.net.InetSocketAddress;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
+import org.apache.rocketmq.auth.config.AuthConfig;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.hook.SendMessageContext;
@@ -44,10 +45,24 @@ final class Rocket {
         follow(store, haMasterAddress);
     }
 
-    static BrokerController broker(BrokerConfig brokerConfig, NettyServerConfig serverConfig,
-        NettyClientConfig clientConfig, MessageStoreConfig storeConfig) {
+    /** Settings of users and access control lists. */
+    static Object users() {
+        return new AuthConfig();
+    }
+
+    /** Users of one JVM are kept by configName: each broker has a name of its own. */
+    static BrokerController broker(String name, BrokerConfig brokerConfig, NettyServerConfig serverConfig,
+        NettyClientConfig clientConfig, MessageStoreConfig storeConfig, Object users) {
         brokerConfig.setListenPort(serverConfig.getListenPort());
-        return new BrokerController(brokerConfig, serverConfig, clientConfig, storeConfig);
+        AuthConfig authConfig = (AuthConfig) users;
+        if (authConfig.getAuthenticationMetadataProvider() == null
+            || authConfig.getAuthenticationMetadataProvider().isEmpty()) {
+            return new BrokerController(brokerConfig, serverConfig, clientConfig, storeConfig);
+        }
+        authConfig.setConfigName(name);
+        authConfig.setClusterName(brokerConfig.getBrokerClusterName());
+        authConfig.setAuthConfigPath(storeConfig.getStorePathRootDir() + "/config");
+        return new BrokerController(brokerConfig, serverConfig, clientConfig, storeConfig, authConfig);
     }
 
     static void startBroker(BrokerController broker, DefaultMessageStore store, String haMasterAddress)
