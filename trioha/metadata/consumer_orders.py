@@ -14,7 +14,7 @@ See docs/pop.md#ordered-pops.
 | cm | bit i: message i is acknowledged |
 | a | attemptId of the pop |
 
-RocketMQ's slaves do not copy it; those of trioha do (GET_ALL_CONSUMER_ORDER, a request of trioha's own).
+Slaves have no copy of it, RocketMQ's or trioha's.
 """
 
 from __future__ import annotations
@@ -54,10 +54,6 @@ class Order:
     """By offset, how often a message was given before; those that were not are missing."""
     attempt_id: str | None = None
     last_pop_ms: int = 0
-
-    def is_acked(self, offset: int) -> bool:
-        """Whether a message of it is acknowledged."""
-        return bool(self.acked_bits >> self.offsets.index(offset) & 1)
 
     @property
     def left(self) -> tuple[int, ...]:
@@ -146,32 +142,6 @@ class ConsumerOrders(MetadataTable):
             )
         self._orders[queue] = order
         self._note_change()
-
-    def forget(self, queue: GroupQueue) -> None:
-        """The queue is as if it was never popped."""
-        if self._orders.pop(queue, None) is not None:
-            self._note_change()
-
-    def items(self) -> list[tuple[GroupQueue, Order]]:
-        """All of them."""
-        return list(self._orders.items())
-
-    def copy(self, value: object) -> bool:
-        """Be a copy of another broker's table, from its JSON value; whether that changed anything.
-
-        Raises ValueError, and TableFull.
-        """
-        before = self._orders
-        self._load(dict(members(value, self.file_name)))
-        if len(self._orders) > self._orders_max:
-            self._orders = before
-            raise TableFull(
-                f"more than {self._orders_max} queues are popped in order, trioha.consumerOffsetsMax"
-            )
-        if self._orders == before:
-            return False
-        self._note_change()
-        return True
 
 
 def _document(orders: Mapping[GroupQueue, Order]) -> dict[str, object]:
