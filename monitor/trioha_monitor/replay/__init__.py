@@ -4,10 +4,10 @@
 `trioha_monitor.playback.Playback`. No module in here imports Textual.
 
 `played` is what all replays have in common. `answers` replays what a monitor saw. `sessions` replays what
-nodes recorded of themselves: `replay_timeline` puts sessions on one axis, with `clock_offsets`; `moments` has
-the state of a session at a moment, `recorded_control` that of controller mode; `node_views` and
-`replica_views` make views of it; `overview` reads everything once for `histories` and `timeline_events`;
-`search` finds where to go.
+nodes recorded of themselves: `replay_timeline` puts sessions on one axis, with `clock_offsets`;
+`session_states` has the state of a session at a moment, `recorded_control` that of controller mode;
+`node_views` and `replica_views` make views of it; `overview` reads everything once for `histories` and
+`timeline_events`; `search` finds where to go.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ from trioha.replica_verdict import OBSERVER_HOUSEKEEPINGS, Limits, Verdict, is_r
 from trioha.severity import Severity
 from trioha_monitor.replay.event_log import EventLog
 from trioha_monitor.replay.histories import LagHistory, LogEndHistory
-from trioha_monitor.replay.moments import Key, Moments, ReplicaRow, SlaveConnections
 from trioha_monitor.replay.recorded_control import (
     RecordedControl,
     after,
@@ -38,6 +37,7 @@ from trioha_monitor.replay.replay_timeline import (
     SessionRun,
     continues,
 )
+from trioha_monitor.replay.session_states import Key, ReplicaRow, SessionStates, SlaveConnections
 from trioha_monitor.replay.timeline_events import (
     requested_conns,
     session_marks,
@@ -87,8 +87,8 @@ class _RunProgress:
 class Overview:
     """Histories and events of a replay; fed by `work`."""
 
-    def __init__(self, timeline: ReplayTimeline, moments: Moments) -> None:
-        self._timeline, self._moments = timeline, moments
+    def __init__(self, timeline: ReplayTimeline, states: SessionStates) -> None:
+        self._timeline, self._states = timeline, states
         self.bucket_ms = bucket_ms_for((timeline.end_ns - timeline.start_ns) // NS_PER_MS)
         self.event_log = EventLog()
         self._session_marks: set[tuple[int, TimelineEvent]] = set()
@@ -313,7 +313,7 @@ class Overview:
                 for run in self._timeline.runs
                 # Those of a session that another one goes on from are in that one's.
                 if not run.is_slave and run not in going_on
-                for row in self._moments.replicas(self._moments.at(run, run.end_ns))
+                for row in self._states.replicas(self._states.at(run, run.end_ns))
             ]
             self._replicas = self._records, found
         return self._replicas[1]

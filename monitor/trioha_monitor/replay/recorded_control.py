@@ -2,7 +2,7 @@
 
 Theory of operation. What sessions record of controller mode (`trioha_sessions.role_lives`) is a sequence of
 few records. `RecordedControl` is the state after some of them: `begun` makes it of the start of a session and
-the end of the node's session before, `after` adds one record. Moments and events both follow from this one
+the end of the node's session before, `after` adds one record. States and events both follow from this one
 state: `RecordedControls.at` gives it for a position of a session, `control_events` the events of one step,
 made by the comparisons that the live view makes of a node's answers (`trioha_monitor.roles`).
 

@@ -10,7 +10,6 @@ from trioha.distribution import Distribution
 from trioha.recording.events import CloseReason, HaState, Kind, code_name
 from trioha.recording.state import known, lag_bytes
 from trioha.replica_verdict import Facts, is_rejoining, judge
-from trioha_monitor.replay.moments import RATE_NS, Moment, Moments, ReplicaRow, SlaveConnections, ended_ns
 from trioha_monitor.replay.node_views import COMPLAINTS, complaint_of, health_of, slave_view
 from trioha_monitor.replay.overview import Overview
 from trioha_monitor.replay.recorded_control import RecordedControls
@@ -20,6 +19,14 @@ from trioha_monitor.replay.replay_timeline import (
     RecordedNode,
     ReplayTimeline,
     SessionRun,
+)
+from trioha_monitor.replay.session_states import (
+    RATE_NS,
+    ReplicaRow,
+    SessionState,
+    SessionStates,
+    SlaveConnections,
+    ended_ns,
 )
 from trioha_monitor.replay.timeline_events import GAP_REASONS
 from trioha_monitor.replica_view import (
@@ -54,39 +61,41 @@ Distributions = tuple[Distribution[float] | None, Distribution[float] | None]
 
 
 class ReplicaViews:
-    """Makes the views of replicas from `moments`; histories are those of `overview`."""
+    """Makes the views of replicas from `states`; histories are those of `overview`."""
 
     def __init__(
-        self, timeline: ReplayTimeline, moments: Moments, overview: Overview, controls: RecordedControls
+        self, timeline: ReplayTimeline, states: SessionStates, overview: Overview, controls: RecordedControls
     ) -> None:
-        self._timeline, self._moments, self._overview = timeline, moments, overview
+        self._timeline, self._states, self._overview = timeline, states, overview
         self._controls = controls
         self._slave_connections = SlaveConnections(timeline)
         self._recent = RecentFigures()
 
-    def view(self, node: RecordedNode, moment: Moment, row: ReplicaRow) -> ReplicaView:
+    def view(self, node: RecordedNode, session: SessionState, row: ReplicaRow) -> ReplicaView:
         """One replica of the master `node`."""
-        at_ns, limits = moment.at_ns, moment.run.limits
+        at_ns, limits = session.at_ns, session.run.limits
         # Of a master that was started again, the run may be one before.
         run, conn = row.present.run, row.present.conn
-        connection = self._moments.state_of(moment, row)
+        connection = self._states.state_of(session, row)
         since_ns = row.present.began_ns if row.present.ended_ns is None else row.present.ended_ns
-        slave_node, slave_moment = self._slave_of(run, conn, at_ns)
-        facts = self._facts(node, moment, row, connection, since_ns=since_ns, slave=slave_moment)
+        slave_node, slave_session = self._slave_of(run, conn, at_ns)
+        facts = self._facts(node, session, row, connection, since_ns=since_ns, slave=slave_session)
         diff_bytes = (
-            None if facts.ack_offset is None or moment.log_end is None else moment.log_end - facts.ack_offset
+            None
+            if facts.ack_offset is None or session.log_end is None
+            else session.log_end - facts.ack_offset
         )
         worst_now = lag_s_now = None
         if facts.master_answers:
-            worst_now = self._worst_now(moment, row, None if facts.is_rejoining else diff_bytes)
+            worst_now = self._worst_now(session, row, None if facts.is_rejoining else diff_bytes)
             lag_s_now = None if facts.is_rejoining else facts.lag_s
         lag_history = self._overview.lag_series(row, at_ns=at_ns, now=worst_now, limits=limits)
         lag_s_history = self._overview.age_series(row, at_ns=at_ns, now_s=lag_s_now, limits=limits)
         sent_rate = ack_rate = shrinks_per_s = latency = frames = None
         if row.is_connected:
-            sent_rate, ack_rate = self._rates(moment, conn)
-            shrinks_per_s = self._shrinks_per_s(moment, conn, diff_bytes, lag_s=facts.lag_s)
-            latency, frames = self._recent.distributions(moment, conn)
+            sent_rate, ack_rate = self._rates(session, conn)
+            shrinks_per_s = self._shrinks_per_s(session, conn, diff_bytes, lag_s=facts.lag_s)
+            latency, frames = self._recent.distributions(session, conn)
         address = run.address_of(conn)
         return view_replica(
             ReplicaNames(
@@ -100,7 +109,7 @@ class ReplicaViews:
             facts,
             judge(facts, limits),
             limits,
-            slave=SlaveOffsets() if slave_moment is None else _own_offsets(slave_moment),
+            slave=SlaveOffsets() if slave_session is None else _own_offsets(slave_session),
             measured=Measurements(
                 diff_bytes=diff_bytes,
                 sent_bytes_per_s=sent_rate,
@@ -114,40 +123,42 @@ class ReplicaViews:
             ),
         )
 
-    def _slave_of(self, run: SessionRun, conn: int, at_ns: int) -> tuple[RecordedNode | None, Moment | None]:
+    def _slave_of(
+        self, run: SessionRun, conn: int, at_ns: int
+    ) -> tuple[RecordedNode | None, SessionState | None]:
         """The slave of a master's connection and its own session at the moment, where there is one."""
         found = self._slave_connections.of(run, conn)
         if found is None:
             return None, None
         node = self._timeline.node_of(found[0])
-        return node, self._moments.at(node.run_at(at_ns), at_ns)
+        return node, self._states.at(node.run_at(at_ns), at_ns)
 
     def _facts(
         self,
         node: RecordedNode,
-        moment: Moment,
+        session: SessionState,
         row: ReplicaRow,
         connection: ConnectionState,
         *,
         since_ns: int,
-        slave: Moment | None,
+        slave: SessionState | None,
     ) -> Facts:
-        run, at_ns, limits = moment.run, moment.at_ns, moment.run.limits
+        run, at_ns, limits = session.run, session.at_ns, session.run.limits
         is_connected = row.is_connected
         for_s = max(0, at_ns - since_ns) / NS_PER_S
         ack = known(connection.ack_offset)
-        master_answers = health_of(node, moment, is_growing=False)[0] is Health.UP
+        master_answers = health_of(node, session, is_growing=False)[0] is Health.UP
         # As of the master's last answer: nothing is known of what came after it.
-        lag_s = self._moments.lag_s(
-            moment, ack, at_ns=at_ns if master_answers else run.last_ns(moment.position)
+        lag_s = self._states.lag_s(
+            session, ack, at_ns=at_ns if master_answers else run.last_ns(session.position)
         )
-        acked_ns = moment.acked_ns.get(row.present.conn) if is_connected else None
+        acked_ns = session.acked_ns.get(row.present.conn) if is_connected else None
         complaint = ""
         if not is_connected and connection.close_reason in GAP_REASONS:
             reason = CloseReason(connection.close_reason)
             complaint = f"{COMPLAINTS[reason]}: the master ended it with {reason.name}"
         elif slave is not None:
-            complaint = complaint_of(self._moments, slave)
+            complaint = complaint_of(self._states, slave)
         return Facts(
             is_connected=is_connected,
             unconnected_s=for_s,
@@ -156,10 +167,10 @@ class ReplicaViews:
             last_received_s=run.age_s(connection.last_received_ts_ns, at_ns) if is_connected else None,
             complaint=complaint,
             state=code_name(HaState, connection.state) if is_connected and connection.state >= 0 else "",
-            master_offset=moment.log_end,
+            master_offset=session.log_end,
             sent_offset=known(connection.sent_offset),
             ack_offset=ack,
-            in_sync=is_connected and self._is_in_sync(node, moment, row.present.conn, ack=ack, lag_s=lag_s),
+            in_sync=is_connected and self._is_in_sync(node, session, row.present.conn, ack=ack, lag_s=lag_s),
             lag_s=lag_s,
             unmoved_s=max(0, at_ns - (since_ns if acked_ns is None else acked_ns)) / NS_PER_S,
             is_rejoining=is_connected
@@ -170,22 +181,22 @@ class ReplicaViews:
             ),
         )
 
-    def _worst_now(self, moment: Moment, row: ReplicaRow, diff_bytes: int | None) -> int | None:
+    def _worst_now(self, session: SessionState, row: ReplicaRow, diff_bytes: int | None) -> int | None:
         """Worst lag of a row in the history's bucket that holds the moment, up to the moment."""
         bucket_ms = self._overview.bucket_ms
-        begin_ns = moment.at_ns - moment.at_ns % (bucket_ms * NS_PER_MS)
-        of_connections = self._recent.worst_lags(moment, bucket_ms=bucket_ms)
-        heartbeat_ns = round(moment.run.limits.heartbeat_s * NS_PER_S)
+        begin_ns = session.at_ns - session.at_ns % (bucket_ms * NS_PER_MS)
+        of_connections = self._recent.worst_lags(session, bucket_ms=bucket_ms)
+        heartbeat_ns = round(session.run.limits.heartbeat_s * NS_PER_S)
         worst = [
             of_connections.get(one.conn, -1)
             for one in row.connections
             # Until a heartbeat after it connected it may have been rejoining in this bucket.
-            if one.run is moment.run and one.began_ns + heartbeat_ns < begin_ns
+            if one.run is session.run and one.began_ns + heartbeat_ns < begin_ns
         ]
         worst.append(-1 if diff_bytes is None else max(diff_bytes, 0))
         by_key = {one.key: one for one in row.connections}
         for outage in row.outages:
-            if outage.next is not None and begin_ns <= outage.ended_ns <= moment.at_ns:
+            if outage.next is not None and begin_ns <= outage.ended_ns <= session.at_ns:
                 lost = by_key[outage.lost].last
                 log_end = known(self._overview.log_end_before(outage.next))
                 now = lag_bytes(log_end, None if lost is None else known(lost.ack_offset))
@@ -193,26 +204,26 @@ class ReplicaViews:
         return known(max(worst))
 
     def _is_in_sync(
-        self, node: RecordedNode, moment: Moment, conn: int, *, ack: int | None, lag_s: float | None
+        self, node: RecordedNode, session: SessionState, conn: int, *, ack: int | None, lag_s: float | None
     ) -> bool:
         """Whether the master counts an open connection: in controller mode by its sync-state set."""
-        run = moment.run
-        state = self._controls.at(node, run, moment.position)
+        run = session.run
+        state = self._controls.at(node, run, session.position)
         if state is not None and state.control.sync_state_set_epoch is not None and conn in run.broker_ids:
             return run.broker_ids[conn] in state.control.sync_state_set
-        if ack is None or moment.log_end is None:
+        if ack is None or session.log_end is None:
             return False
         return SyncRule.of(run.reader.session.identity.settings).is_in_sync(
-            lag_bytes=moment.log_end - ack,
-            now_ns=moment.at_ns,
-            acked_ns=moment.acked_ns.get(conn),
-            oldest_ns=None if lag_s is None else moment.at_ns - round(lag_s * NS_PER_S),
+            lag_bytes=session.log_end - ack,
+            now_ns=session.at_ns,
+            acked_ns=session.acked_ns.get(conn),
+            oldest_ns=None if lag_s is None else session.at_ns - round(lag_s * NS_PER_S),
         )
 
-    def _rates(self, moment: Moment, conn: int) -> tuple[float | None, float | None]:
+    def _rates(self, session: SessionState, conn: int) -> tuple[float | None, float | None]:
         """How fast the sent offset and the ack of an open connection move, bytes per second."""
-        before = self._moments.earlier(moment, RATE_NS)
-        now = moment.connections.get(conn)
+        before = self._states.earlier(session, RATE_NS)
+        now = session.connections.get(conn)
         earlier = None if before is None else before.connections.get(conn)
         if now is None or earlier is None:
             return None, None
@@ -226,15 +237,15 @@ class ReplicaViews:
         return rates[0], rates[1]
 
     def _shrinks_per_s(
-        self, moment: Moment, conn: int, diff_bytes: int | None, *, lag_s: float | None
+        self, session: SessionState, conn: int, diff_bytes: int | None, *, lag_s: float | None
     ) -> float | None:
         """By how much the distance of an open connection shrinks in a second, over `TREND_NS`.
 
         None where that is not known or does not matter: an earlier moment may cost a read of the disk.
         """
-        if diff_bytes is None or conn not in moment.connections or has_caught_up(diff_bytes, lag_s=lag_s):
+        if diff_bytes is None or conn not in session.connections or has_caught_up(diff_bytes, lag_s=lag_s):
             return None
-        before = self._moments.earlier(moment, TREND_NS)
+        before = self._states.earlier(session, TREND_NS)
         earlier = None if before is None else before.connections.get(conn)
         if before is None or earlier is None or earlier.ack_offset < 0:
             return None
@@ -242,19 +253,19 @@ class ReplicaViews:
             return None
         return (before.log_end - earlier.ack_offset - diff_bytes) / (TREND_NS / NS_PER_S)
 
-    def lone_slave(self, node: RecordedNode, moment: Moment) -> list[ReplicaView]:
+    def lone_slave(self, node: RecordedNode, session: SessionState) -> list[ReplicaView]:
         """A slave's session as a replica, where no master's session of its group has it at the moment."""
-        run, at_ns = moment.run, moment.at_ns
-        if self._is_listed(node, moment):
+        run, at_ns = session.run, session.at_ns
+        if self._is_listed(node, session):
             return []
-        conn, connection = moment.connection
-        slave = slave_view(self._moments, moment)
+        conn, connection = session.connection
+        slave = slave_view(self._states, session)
         since_ns = run.start_ns
         began_ns = None if conn is None else run.begin_ns(conn)
         if began_ns is not None:
             since_ns = began_ns
         elif connection is None:
-            ended = self._moments.ended(moment)
+            ended = self._states.ended(session)
             since_ns = ended_ns(run, ended[-1]) if ended else since_ns
         for_s = max(0, at_ns - since_ns) / NS_PER_S
         facts = Facts(
@@ -264,7 +275,7 @@ class ReplicaViews:
             last_received_s=slave.read_age_s,
             complaint=slave.complaint,
             state="" if connection is None else slave.state,
-            ack_offset=moment.log_end if connection is None else slave.reported_offset,
+            ack_offset=session.log_end if connection is None else slave.reported_offset,
         )
         master = slave.master_address or ""
         return [
@@ -280,32 +291,32 @@ class ReplicaViews:
                 facts,
                 judge(facts, run.limits),
                 run.limits,
-                slave=_own_offsets(moment),
+                slave=_own_offsets(session),
                 measured=Measurements(
                     sent_bytes_per_s=slave.received_bytes_per_s, reconnects=slave.reconnects
                 ),
             )
         ]
 
-    def _is_listed(self, node: RecordedNode, moment: Moment) -> bool:
+    def _is_listed(self, node: RecordedNode, session: SessionState) -> bool:
         """Whether a master's session of the slave's group has a row that is, or may be, the slave's."""
-        identity = moment.run.reader.session.identity
+        identity = session.run.reader.session.identity
         for other in self._timeline.nodes:
-            master = other.run_at(moment.at_ns)
+            master = other.run_at(session.at_ns)
             theirs = master.reader.session.identity
             if (
                 not master.is_slave
-                and master.start_ns <= moment.at_ns
-                and not self._timeline.is_deposed(master, moment.at_ns)
+                and master.start_ns <= session.at_ns
+                and not self._timeline.is_deposed(master, session.at_ns)
                 and (theirs.cluster_name, theirs.broker_name) == (identity.cluster_name, identity.broker_name)
-                and (moment.connections or self._has_row_of(master, node, moment.at_ns))
+                and (session.connections or self._has_row_of(master, node, session.at_ns))
             ):
                 return True
         return False
 
     def _has_row_of(self, master: SessionRun, node: RecordedNode, at_ns: int) -> bool:
         """Whether one of a master's rows at a moment is known to be the slave `node`."""
-        for row in self._moments.rows(self._moments.at(master, at_ns)):
+        for row in self._states.rows(self._states.at(master, at_ns)):
             found = self._slave_connections.of(row.present.run, row.present.conn)
             if found is not None and self._timeline.node_of(found[0]) is node:
                 return True
@@ -318,22 +329,22 @@ class RecentFigures:
     def __init__(self) -> None:
         self._distributions: dict[int, tuple[int, dict[int, Distributions]]] = {}
         """By run: the time that they were computed for, and those of each connection."""
-        self._worst_of: tuple[Moment, int] | None = None
+        self._worst_of: tuple[SessionState, int] | None = None
         self._worst: dict[int, int] = {}
 
-    def distributions(self, moment: Moment, conn: int) -> Distributions:
+    def distributions(self, session: SessionState, conn: int) -> Distributions:
         """Ack latency in ms and frame sizes of a connection, in `RECENT_NS` before the last half second."""
-        run = moment.run
-        at_ns = moment.at_ns - moment.at_ns % RECENT_STEP_NS
+        run = session.run
+        at_ns = session.at_ns - session.at_ns % RECENT_STEP_NS
         cached = self._distributions.get(run.number)
         if cached is None or cached[0] != at_ns:
             cached = self._distributions[run.number] = (at_ns, _distributions_at(run, at_ns))
         return cached[1].get(conn, (None, None))
 
-    def worst_lags(self, moment: Moment, *, bucket_ms: int) -> dict[int, int]:
+    def worst_lags(self, session: SessionState, *, bucket_ms: int) -> dict[int, int]:
         """Worst lag of each connection in the history's bucket that holds the moment, up to the moment."""
-        if self._worst_of != (moment, bucket_ms):
-            self._worst_of, self._worst = (moment, bucket_ms), _worst_lags(moment, bucket_ms)
+        if self._worst_of != (session, bucket_ms):
+            self._worst_of, self._worst = (session, bucket_ms), _worst_lags(session, bucket_ms)
         return self._worst
 
 
@@ -355,13 +366,13 @@ def _distributions_at(run: SessionRun, at_ns: int) -> dict[int, Distributions]:
     return distributions
 
 
-def _worst_lags(moment: Moment, bucket_ms: int) -> dict[int, int]:
+def _worst_lags(session: SessionState, bucket_ms: int) -> dict[int, int]:
     """By connection, from the start of the bucket that holds the moment."""
-    run = moment.run
+    run = session.run
     bucket_ns = bucket_ms * NS_PER_MS
-    begin_ns = moment.at_ns - moment.at_ns % bucket_ns
-    first = max(run.position_at(begin_ns - 1), moment.position - RECENT_RECORDS_MAX)
-    records = run.reader.records_between(first, moment.position)
+    begin_ns = session.at_ns - session.at_ns % bucket_ns
+    first = max(run.position_at(begin_ns - 1), session.position - RECENT_RECORDS_MAX)
+    records = run.reader.records_between(first, session.position)
     found = lags(records, run.reader.snapshot_at(first))
     worst: dict[int, int] = {}
     for conn, lag in zip(found.conn.tolist(), found.worst.tolist(), strict=True):
@@ -369,9 +380,9 @@ def _worst_lags(moment: Moment, bucket_ms: int) -> dict[int, int]:
     return worst
 
 
-def _own_offsets(moment: Moment) -> SlaveOffsets:
+def _own_offsets(session: SessionState) -> SlaveOffsets:
     return SlaveOffsets(
-        max_offset=moment.log_end,
-        flushed_offset=moment.snapshot.of_node(Kind.FLUSHED),
-        dispatched_offset=moment.snapshot.of_node(Kind.DISPATCHED),
+        max_offset=session.log_end,
+        flushed_offset=session.snapshot.of_node(Kind.FLUSHED),
+        dispatched_offset=session.snapshot.of_node(Kind.DISPATCHED),
     )

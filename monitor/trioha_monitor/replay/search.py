@@ -30,9 +30,9 @@ from attrs import frozen
 from trioha.errors import TriohaError
 from trioha.recording.state import lag_bytes
 from trioha.times import UNITS_NS, parse_moment
-from trioha_monitor.replay.moments import Moments
 from trioha_monitor.replay.overview import Overview
 from trioha_monitor.replay.replay_timeline import ReplayTimeline, SessionRun
+from trioha_monitor.replay.session_states import SessionStates
 from trioha_monitor.view import EventKind
 from trioha_sessions.lags import lags
 from trioha_sessions.segment_cache import Chunk
@@ -182,7 +182,7 @@ def search_lag(
 
 
 def search_age(
-    moments: Moments, overview: Overview, goal: AtLag, *, from_ns: int, end_ns: int, forward: bool = True
+    states: SessionStates, overview: Overview, goal: AtLag, *, from_ns: int, end_ns: int, forward: bool = True
 ) -> Iterator[int | None]:
     """As `search_lag`, for a limit in nanoseconds; `end_ns` is the end of the axis in its direction."""
     while not overview.is_complete:
@@ -197,7 +197,7 @@ def search_age(
         if grows and not overview.may_lack(at_ns, goal.limit):
             held = {}
         else:
-            now = {key: goal.holds(age_ns) for key, age_ns in moments.ages_ns(at_ns, of=goal.of).items()}
+            now = {key: goal.holds(age_ns) for key, age_ns in states.ages_ns(at_ns, of=goal.of).items()}
             earlier = now if held is None else held
             if forward and any(holds and not earlier.get(key, False) for key, holds in now.items()):
                 yield at_ns

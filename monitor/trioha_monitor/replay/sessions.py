@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from trioha_monitor.replay.event_log import EventLog
-from trioha_monitor.replay.moments import Moments
 from trioha_monitor.replay.node_views import NodeViews
 from trioha_monitor.replay.overview import Overview
 from trioha_monitor.replay.played import Replay
@@ -19,6 +18,7 @@ from trioha_monitor.replay.recorded_control import RecordedControls
 from trioha_monitor.replay.replay_timeline import NS_PER_MS, ReplayTimeline
 from trioha_monitor.replay.replica_views import ReplicaViews
 from trioha_monitor.replay.search import AtLag, search_age, search_lag
+from trioha_monitor.replay.session_states import SessionStates
 from trioha_monitor.series import Series
 from trioha_monitor.view import ClusterView, NodeView, ReplicaView
 from trioha_sessions.segments import Damage
@@ -38,12 +38,12 @@ class SessionReplay(Replay):
     def _use(self, timeline: ReplayTimeline) -> None:
         """Replay the sessions of `timeline`: they are read from their start."""
         self._timeline = timeline
-        self._moments = Moments(timeline)
-        self._overview = Overview(timeline, self._moments)
+        self._states = SessionStates(timeline)
+        self._overview = Overview(timeline, self._states)
         self._work = self._overview.work()
         controls = RecordedControls()
-        self._nodes = NodeViews(self._moments, self._overview, controls)
-        self._replicas = ReplicaViews(timeline, self._moments, self._overview, controls)
+        self._nodes = NodeViews(self._states, self._overview, controls)
+        self._replicas = ReplicaViews(timeline, self._states, self._overview, controls)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -76,19 +76,19 @@ class SessionReplay(Replay):
             if at_ns < run.start_ns:
                 nodes.append(NodeView(node.key, reason="its recording begins later"))
                 continue
-            moment = self._moments.at(run, at_ns)
+            session = self._states.at(run, at_ns)
             hidden = 0
             views: list[ReplicaView] = []
             if run.is_slave:
                 # A node that waits for a role has no master.
                 if not run.is_waiting:
-                    views = self._replicas.lone_slave(node, moment)
+                    views = self._replicas.lone_slave(node, session)
             elif not self._timeline.is_deposed(run, at_ns):
-                rows = self._moments.rows(moment)
-                views = [self._replicas.view(node, moment, row) for row in rows[:REPLICAS_MAX]]
+                rows = self._states.rows(session)
+                views = [self._replicas.view(node, session, row) for row in rows[:REPLICAS_MAX]]
                 hidden = len(rows) - len(views)
             replicas += views
-            nodes.append(self._nodes.view(node, moment, views, hidden=hidden, is_growing=is_growing))
+            nodes.append(self._nodes.view(node, session, views, hidden=hidden, is_growing=is_growing))
         return ClusterView(
             time_ms=at_ns // NS_PER_MS,
             nodes=tuple(nodes),
@@ -105,9 +105,7 @@ class SessionReplay(Replay):
         if not goal.is_time:
             return search_lag(self._timeline, self._overview, goal, from_ns=from_ns, forward=forward)
         end_ns = self.position.end_ns if forward else self.position.start_ns
-        return search_age(
-            self._moments, self._overview, goal, from_ns=from_ns, end_ns=end_ns, forward=forward
-        )
+        return search_age(self._states, self._overview, goal, from_ns=from_ns, end_ns=end_ns, forward=forward)
 
     def check_growth(self) -> None:
         """Read records and sessions that were added; a player at the end stays at the end."""

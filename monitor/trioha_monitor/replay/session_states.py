@@ -29,7 +29,7 @@ RATE_NS: Final = 2 * NS_PER_S
 SAME_CONNECTION_NS_MAX: Final = 2 * NS_PER_S
 """Largest difference between the times that master and slave recorded for one connection: two clocks."""
 _CACHE_MAX: Final = 64
-"""Moments, and answers of `ReplicaRows`, that are cached: views that follow each other share connections."""
+"""States, and answers of `ReplicaRows`, that are cached: views that follow each other share connections."""
 _NEVER: Final = int(np.iinfo(np.int64).max)
 
 Key = tuple[int, int]
@@ -37,8 +37,8 @@ Key = tuple[int, int]
 
 
 @frozen(eq=False)
-class Moment:
-    """One session at one moment."""
+class SessionState:
+    """The state of a session at a moment."""
 
     run: SessionRun
     at_ns: int
@@ -111,8 +111,8 @@ class ReplicaRow:
         return self.is_connected or at_ns <= self.outages[-1].ended_ns
 
 
-class Moments:
-    """The moments of the sessions of `timeline`. Used by one thread at a time; may read the disk."""
+class SessionStates:
+    """The states of the sessions of `timeline`. Used by one thread at a time; may read the disk."""
 
     def __init__(self, timeline: ReplayTimeline) -> None:
         self._timeline = timeline
@@ -121,10 +121,10 @@ class Moments:
         """Ended connections by run and seq of the record that ended them; None for a probe."""
         self._before: dict[int, tuple[bool, list[ReplicaConnection]]] = {}
         """By run: connections of the sessions before it, and whether these are all."""
-        self._cache: OrderedDict[tuple[int, int], Moment] = OrderedDict()
+        self._cache: OrderedDict[tuple[int, int], SessionState] = OrderedDict()
 
-    def at(self, run: SessionRun, at_ns: int) -> Moment:
-        """A session at `at_ns`."""
+    def at(self, run: SessionRun, at_ns: int) -> SessionState:
+        """The state of a session at `at_ns`."""
         key = (run.number, at_ns)
         cached = self._cache.get(key)
         if cached is not None and not _has_grown(cached):
@@ -146,44 +146,44 @@ class Moments:
             acks = records["ts_ns"][records["kind"] == Kind.ACK]
             if len(acks):
                 acked_ns[conn] = run.wall_of(int(acks[-1]))
-        moment = Moment(run, at_ns, position, snapshot, connections, waiting_probes, acked_ns)
-        self._cache[key] = moment
+        session = SessionState(run, at_ns, position, snapshot, connections, waiting_probes, acked_ns)
+        self._cache[key] = session
         while len(self._cache) > _CACHE_MAX:
             self._cache.popitem(last=False)
-        return moment
+        return session
 
-    def earlier(self, moment: Moment, by_ns: int) -> Moment | None:
+    def earlier(self, session: SessionState, by_ns: int) -> SessionState | None:
         """The same session `by_ns` earlier; None before its start."""
-        at_ns = moment.at_ns - by_ns
-        return None if at_ns < moment.run.start_ns else self.at(moment.run, at_ns)
+        at_ns = session.at_ns - by_ns
+        return None if at_ns < session.run.start_ns else self.at(session.run, at_ns)
 
-    def growth_per_s(self, moment: Moment) -> float | None:
+    def growth_per_s(self, session: SessionState) -> float | None:
         """How fast the node's log grew in `RATE_NS` before a moment, bytes per second."""
-        before = self.earlier(moment, RATE_NS)
-        if before is None or moment.log_end is None or before.log_end is None:
+        before = self.earlier(session, RATE_NS)
+        if before is None or session.log_end is None or before.log_end is None:
             return None
-        return max(0, moment.log_end - before.log_end) / (RATE_NS / NS_PER_S)
+        return max(0, session.log_end - before.log_end) / (RATE_NS / NS_PER_S)
 
-    def ended(self, moment: Moment) -> list[Ended]:
+    def ended(self, session: SessionState) -> list[Ended]:
         """Connections that ended within `LOST_NS`; all that ever ended where the reader knows them."""
-        run, reader = moment.run, moment.run.reader
-        is_known = reader.knows_all_before(moment.position)
-        first = reader.first_seq if is_known else run.position_at(moment.at_ns - LOST_NS)
-        return reader.ended_between(first, moment.position)
+        run, reader = session.run, session.run.reader
+        is_known = reader.knows_all_before(session.position)
+        first = reader.first_seq if is_known else run.position_at(session.at_ns - LOST_NS)
+        return reader.ended_between(first, session.position)
 
-    def rows(self, moment: Moment) -> list[ReplicaRow]:
+    def rows(self, session: SessionState) -> list[ReplicaRow]:
         """The replicas of a master's session, with those that are lost and not forgotten."""
-        return [row for row in self.replicas(moment) if row.is_shown(moment.at_ns)]
+        return [row for row in self.replicas(session) if row.is_shown(session.at_ns)]
 
-    def replicas(self, moment: Moment) -> tuple[ReplicaRow, ...]:
+    def replicas(self, session: SessionState) -> tuple[ReplicaRow, ...]:
         """All replicas of a master's session, in the order of their first connections."""
-        return self._rows.of(moment.run, self._connections(moment))
+        return self._rows.of(session.run, self._connections(session))
 
-    def _connections(self, moment: Moment) -> list[ReplicaConnection]:
-        run = moment.run
+    def _connections(self, session: SessionState) -> list[ReplicaConnection]:
+        run = session.run
         found = list(self._connections_before(run))
-        found += [ReplicaConnection(run, conn, _began_ns(run, conn)) for conn in moment.connections]
-        for ended in self.ended(moment):
+        found += [ReplicaConnection(run, conn, _began_ns(run, conn)) for conn in session.connections]
+        for ended in self.ended(session):
             connection = self.replica_connection(run, ended)
             if connection is not None:
                 found.append(connection)
@@ -197,12 +197,12 @@ class Moments:
         knows_all, found = self._before.get(run.number, (False, []))
         if not knows_all:
             knows_all = before.reader.knows_all_before(before.reader.end_seq)
-            moment = self.at(before, before.end_ns)
+            session = self.at(before, before.end_ns)
             found = [
                 one
                 if one.ended_ns is not None
-                else evolve(one, ended_ns=run.start_ns, last=moment.connections[one.conn])
-                for one in self._connections(moment)
+                else evolve(one, ended_ns=run.start_ns, last=session.connections[one.conn])
+                for one in self._connections(session)
             ]
             self._before[run.number] = knows_all, found
         return found
@@ -219,22 +219,24 @@ class Moments:
             )
         return self._ended[key]
 
-    def state_of(self, moment: Moment, row: ReplicaRow) -> ConnectionState:
+    def state_of(self, session: SessionState, row: ReplicaRow) -> ConnectionState:
         """State of a row's present connection, or of its last one at its end."""
         last = row.present.last
-        return moment.connections[row.present.conn] if last is None else last
+        return session.connections[row.present.conn] if last is None else last
 
-    def lag_s(self, moment: Moment, ack_offset: int | None, *, at_ns: int | None = None) -> float | None:
+    def lag_s(
+        self, session: SessionState, ack_offset: int | None, *, at_ns: int | None = None
+    ) -> float | None:
         """Age of the oldest byte that is not acknowledged; 0 if all are, None if it is not known.
 
         At the moment, or earlier at `at_ns`.
         """
-        if ack_offset is None or moment.log_end is None:
+        if ack_offset is None or session.log_end is None:
             return None
-        if moment.log_end <= ack_offset:
+        if session.log_end <= ack_offset:
             return 0.0
-        stored_ns = self._timeline.stored_ns(moment.run, ack_offset, moment.position)
-        at_ns = moment.at_ns if at_ns is None else at_ns
+        stored_ns = self._timeline.stored_ns(session.run, ack_offset, session.position)
+        at_ns = session.at_ns if at_ns is None else at_ns
         return None if stored_ns is None else max(0, at_ns - stored_ns) / NS_PER_S
 
     def ages_ns(self, at_ns: int, *, of: str = "") -> dict[Key, int]:
@@ -247,11 +249,11 @@ class Moments:
             run = node.run_at(at_ns)
             if run.is_slave or not run.start_ns <= at_ns <= run.end_ns:
                 continue
-            moment = self.at(run, at_ns)
-            for row in self.rows(moment):
+            session = self.at(run, at_ns)
+            for row in self.rows(session):
                 if of not in row.present.run.addresses.get(row.present.conn, ""):
                     continue
-                lag_s = self.lag_s(moment, known(self.state_of(moment, row).ack_offset))
+                lag_s = self.lag_s(session, known(self.state_of(session, row).ack_offset))
                 if lag_s is not None:
                     ages[row.key] = round(lag_s * NS_PER_S)
         return ages
@@ -357,8 +359,8 @@ def _began_ns(run: SessionRun, conn: int) -> int:
     return run.start_ns if began_ns is None else began_ns
 
 
-def _has_grown(moment: Moment) -> bool:
-    return moment.at_ns >= moment.run.end_ns and moment.position != moment.run.reader.end_seq
+def _has_grown(session: SessionState) -> bool:
+    return session.at_ns >= session.run.end_ns and session.position != session.run.reader.end_seq
 
 
 def _begins(run: SessionRun) -> list[tuple[int, int, SessionRun, int]]:
