@@ -1,29 +1,25 @@
-"""A replay's result as Arrow tables and Parquet files.
+"""The tables of a replay as Arrow: their columns, and the rows of a session, of a group, of links.
 
-Columns are those of the rows in `trioha_analysis.document`; `seconds` and `events` are too long for that
-document and exist only here. docs/session-analysis.md describes all columns.
+docs/session-analysis.md describes all columns. Offsets and sizes are bytes, times ms (since 1970 if a name
+ends in `AtMs`); unknown values are null.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
-from pyarrow import parquet
 
-from trioha.errors import StoreError
-from trioha.recording.events import NO_CONNECTION, CloseReason, HaState, Kind, LinkEvent, code_name
-from trioha_analysis.document import Row, document, session_columns
-from trioha_analysis.replay_result import ReplayResult, SessionReplay
 from trioha_analysis.seconds import SECONDS_SCHEMA, seconds_table
+from trioha_analysis.session_replay import SessionReplay
+from trioha_analysis.table_rows import Row, group_rows, link_row, session_rows
 from trioha_sessions.clocks import Link
+from trioha_sessions.invariants.group import GroupResult
 
 _TEXT, _LONG, _DOUBLE = pa.string(), pa.int64(), pa.float64()
 _PERCENTILES: Final = pa.struct([("p50", _DOUBLE), ("p99", _DOUBLE), ("max", _DOUBLE)])
+_WHOLE_PERCENTILES: Final = pa.struct([("p50", _LONG), ("p99", _LONG), ("max", _LONG)])
 
 
 def _schema(*columns: tuple[str, pa.DataType]) -> pa.Schema:
@@ -53,7 +49,7 @@ SCHEMAS: Final = {
         *_longs("openedAtMs", "closedAtMs"),
         *(("state", _TEXT), ("closeReason", _TEXT)),
         *_longs("bytes", "frames", "acks"),
-        *(("lagBytes", _PERCENTILES), ("ackLatencyMs", _PERCENTILES)),
+        *(("lagBytes", _WHOLE_PERCENTILES), ("ackLatencyMs", _PERCENTILES)),
         *_longs("unacknowledgedFrames", "requestOffset", "sentOffset", "ackOffset", "receivedOffset"),
         *_longs("reportedOffset", "maxOffset", "heartbeatsSent", "heartbeatsReceived", "refused"),
     ),
@@ -119,123 +115,28 @@ SCHEMAS: Final = {
 """Columns by table."""
 
 
-def arrow_tables(result: ReplayResult, links: Sequence[Link] = ()) -> dict[str, pa.Table]:
-    """All tables of a replay, by their names; `links` as `trioha_sessions.clocks.links` finds them."""
-    return {
-        **row_tables(document(result, links)),
-        "events": _table("events", [row for replay in result.sessions for row in _event_rows(replay)]),
-        "seconds": seconds_table(result),
-    }
+SESSION_TABLES: Final = tuple(name for name in SCHEMAS if name != "links")
+"""Tables with rows of each session."""
+GROUP_TABLES: Final = ("invariants", "violations")
+"""Tables that have rows of groups of brokers under controllers, too."""
+LONG_TABLES: Final = ("events", "seconds")
+"""Tables that grow with the length of a session."""
 
 
-def row_tables(rows: Mapping[str, Sequence[Row]]) -> dict[str, pa.Table]:
-    """The tables of `trioha_analysis.document.document`."""
-    return {name: _table(name, rows[name]) for name in rows}
+def session_tables(replay: SessionReplay) -> dict[str, pa.Table]:
+    """The rows of a session by table."""
+    return {**_tables(session_rows(replay)), "seconds": seconds_table(replay)}
 
 
-def _table(name: str, rows: Sequence[Row]) -> pa.Table:
-    return pa.Table.from_pylist(rows, SCHEMAS[name])
+def group_tables(group: GroupResult) -> dict[str, pa.Table]:
+    """The rows of a group of brokers by table."""
+    return _tables(group_rows(group))
 
 
-PARTED: Final = ("events", "seconds")
-"""Tables that are long: folders `NAME.parquet` with a file for each session, which executors write."""
+def link_table(links: Iterable[Link]) -> pa.Table:
+    """Connections that both a master's and a slave's session have."""
+    return pa.Table.from_pylist(list(map(link_row, links)), SCHEMAS["links"])
 
 
-def begin_tables(directory: Path) -> None:
-    """Make the folders of the long tables, and remove what an earlier replay has left. Raises StoreError."""
-    with _writing(directory):
-        for name in PARTED:
-            folder = directory / f"{name}.parquet"
-            if folder.is_file():
-                folder.unlink()
-            folder.mkdir(parents=True, exist_ok=True)
-            for old in folder.glob("part-*.parquet"):
-                old.unlink()
-
-
-def write_session_tables(replay: SessionReplay, directory: Path, index: int) -> None:
-    """Write a session's part of the long tables; a part that is there is replaced. Raises StoreError."""
-    found = {
-        "events": _table("events", _event_rows(replay)),
-        "seconds": seconds_table(ReplayResult((replay,))),
-    }
-    with _writing(directory):
-        for name in PARTED:
-            folder = directory / f"{name}.parquet"
-            folder.mkdir(parents=True, exist_ok=True)
-            target = folder / part_name(index)
-            new = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-            parquet.write_table(found[name], new, compression="zstd")
-            new.replace(target)
-
-
-def finish_tables(result: ReplayResult, directory: Path, links: Sequence[Link] = ()) -> None:
-    """Write the other tables as `directory/NAME.parquet` (zstd).
-
-    Raises StoreError, also if a session with records has no part of a long table: then executors have other
-    disks.
-    """
-    parts = [index for index, one in enumerate(result.sessions) if any(part.records for part in one.segments)]
-    with _writing(directory):
-        for name in PARTED:
-            folder = directory / f"{name}.parquet"
-            missing = [index for index in parts if not (folder / part_name(index)).is_file()]
-            if missing:
-                raise StoreError(
-                    f"{len(missing)} parts of the table were written to other machines' disks",
-                    path=folder,
-                    hint="with a cluster, --out names a folder that all machines share",
-                )
-            if not parts:
-                parquet.write_table(SCHEMAS[name].empty_table(), folder / part_name(0))
-        for name, table in row_tables(document(result, links)).items():
-            parquet.write_table(table, directory / f"{name}.parquet", compression="zstd")
-
-
-def part_name(index: int) -> str:
-    """File of a session's part of a long table."""
-    return f"part-{index:05d}.parquet"
-
-
-@contextmanager
-def _writing(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(
-            f"the tables cannot be written: {error.strerror or error}", path=directory
-        ) from error
-
-
-def _event_rows(replay: SessionReplay) -> list[Row]:
-    columns = [
-        replay.events[name].tolist() for name in ("ts_ns", "seq", "conn", "kind", "flags", "offset", "aux")
-    ]
-    return [
-        {
-            **session_columns(replay),
-            "atMs": replay.session.wall_of(ts_ns) / 1e6,
-            "seq": seq,
-            "conn": None if conn == NO_CONNECTION else conn,
-            "kind": Kind(kind).name,
-            "what": _what(kind, flags),
-            "offset": aux if kind == Kind.DROPPED else offset,
-            "maxOffset": None if kind in {Kind.DROPPED, Kind.LINK} else aux,
-        }
-        for ts_ns, seq, conn, kind, flags, offset, aux in zip(*columns, strict=True)
-    ]
-
-
-_NAMES: Final = {
-    Kind.STATE: HaState,
-    Kind.CLOSED: CloseReason,
-    Kind.REFUSED: CloseReason,
-    Kind.LINK: LinkEvent,
-}
-
-
-def _what(kind: int, flags: int) -> str | None:
-    names = _NAMES.get(Kind(kind))
-    if names is None:
-        return None
-    return code_name(names, flags)
+def _tables(rows: Mapping[str, Sequence[Row]]) -> dict[str, pa.Table]:
+    return {name: pa.Table.from_pylist(found, SCHEMAS[name]) for name, found in rows.items()}

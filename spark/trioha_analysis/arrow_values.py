@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from trioha.archive.access import Location
 from trioha.archive.session_paths import ObjectPath
 from trioha.recording.reader import Session
-from trioha_analysis.replay_result import ConnectionReplay, Reconnect, SessionReplay
+from trioha_analysis.session_replay import ConnectionReplay, Reconnect, SessionReplay
 from trioha_sessions.invariants import INVARIANTS, CheckState, Invariant, SessionSettings
 from trioha_sessions.invariants.adjacent_events import BatchEdges
 from trioha_sessions.invariants.copies import AckTable, Copies

@@ -20,8 +20,9 @@ from attrs import frozen
 from trioha.errors import TriohaError
 from trioha.numbers import NATURAL64, parse_int
 from trioha.recording.events import NO_CONNECTION, CloseReason, HaState, Kind, PutStatus, code_name
+from trioha.recording.reader import Session
 from trioha_analysis.causes import ACK, BEFORE_RECORDS, CAUSES, FLUSH, NO_SLAVE, SEND, cause_of
-from trioha_analysis.link_work import ConnectionFrames, compare, connection_start, links_of, work_of
+from trioha_analysis.link_work import ConnectionFrames, ConnectionStarts, compare, link_work, links_of
 from trioha_analysis.put_search import (
     KINDS_OF_PUT,
     ConnectionSpan,
@@ -175,37 +176,43 @@ def _slave_ends(put: Put, conns: Collection[int], readers: Sequence[SessionReade
         connection_spans(_records(one), is_slave=one.session.is_slave, put_end_offset=put.end_offset)
         for one in sessions
     ]
-    frames = [
-        list(_frames(index, reader, its_spans))
-        for index, (reader, its_spans) in enumerate(zip(sessions, spans, strict=True))
-    ]
-    work = list(work_of(frames[0], (one for its_frames in frames[1:] for one in its_frames)))
+    work = list(
+        link_work(
+            one
+            for index, (reader, its_spans) in enumerate(zip(sessions, spans, strict=True))
+            for one in _frames(index, reader.session, its_spans)
+        )
+    )
     # Also the other connections that a slave's may be: the one that fits best counts.
     slave_ends = {slave for one in work if one.master.conn in conns for slave in one.slaves}
+    starts = ConnectionStarts()
     compared = [
         candidate
         for one in work
         if one.master.conn in conns or not slave_ends.isdisjoint(one.slaves)
-        for candidate in compare(one)
+        for candidate in compare(one, starts)
     ]
-    places = {id(reader.session): index for index, reader in enumerate(sessions)}
-    opened = [reader.session for reader in sessions]
+    spans_of = dict(zip((one.session.path for one in sessions), spans, strict=True))
     return [
-        _SlaveEnd(link, spans[places[id(link.slave)]][link.slave_conn])
-        for link in links_of(opened, compared)
+        _SlaveEnd(link, spans_of[link.slave.path][link.slave_conn])
+        for link in links_of(compared)
         if link.master_conn in conns
     ]
 
 
-def _frames(
-    index: int, reader: SessionReader, spans: Mapping[int, ConnectionSpan]
-) -> Iterator[ConnectionFrames]:
+def _frames(index: int, session: Session, spans: Mapping[int, ConnectionSpan]) -> Iterator[ConnectionFrames]:
     for conn, span in sorted(spans.items()):
         if span.start_offset is not None:
-            start = connection_start(
-                index, reader.session.path, reader.segments, conn=conn, first_seq=span.first_seq
+            yield ConnectionFrames(
+                broker_name=session.identity.broker_name,
+                is_slave=session.is_slave,
+                session_index=index,
+                path=session.path,
+                conn=conn,
+                first_seq=span.first_seq,
+                start_offset=span.start_offset,
+                end_offset=span.end_offset,
             )
-            yield ConnectionFrames(start, span.start_offset, span.end_offset)
 
 
 def _story(put: Put, readers: Sequence[SessionReader]) -> dict[str, Any]:

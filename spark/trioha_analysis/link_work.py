@@ -6,19 +6,18 @@ after a replay, so a task reads only the starts of its connections, however long
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
 from attrs import frozen
 
 from trioha.distribution import Distribution
-from trioha.recording.reader import Segment, Session, open_session
+from trioha.recording.reader import Session, open_session
 from trioha_analysis.ranges import read_seqs
-from trioha_analysis.replay_result import ReplayResult, SessionReplay
+from trioha_analysis.session_replay import SessionReplay
 from trioha_sessions.clocks import (
     Candidate,
     FirstEvents,
@@ -28,68 +27,72 @@ from trioha_sessions.clocks import (
     compare_ends,
     first_events,
 )
-from trioha_sessions.segments import Damage, Segments
+from trioha_sessions.segments import Damage, Segments, read_segments
 
 READ_RECORDS_MAX: Final = 1_000_000
 """Records of a session, from a connection's first one on, in which its first frames and acks are searched."""
 CANDIDATES_MAX: Final = 8
 """Connections of slaves that are compared with one of a master: those that start nearest in the log."""
 _STARTS_KEPT: Final = 64
-"""Connections whose first events stay in a process: slaves' are compared with several of the master's."""
+"""Connections whose first events stay in memory: slaves' are compared with several of the master's."""
 
 
 @frozen
-class ConnectionStart:
-    """Where a connection starts in a session."""
+class ConnectionFrames:
+    """A connection that has frames: where it starts, and which bytes of the log they have, without holes."""
 
+    broker_name: str
+    is_slave: bool
+    """Whether a slave recorded it."""
     session_index: int
     path: Path
+    """Of the session."""
     conn: int
     first_seq: int
-    segments: tuple[Segment, ...]
-    """Those that have its first records."""
+    start_offset: int
+    end_offset: int
 
 
 @frozen
 class LinkWork:
     """A connection of a master, and those of slaves that may be it."""
 
-    master: ConnectionStart
-    slaves: tuple[ConnectionStart, ...]
+    master: ConnectionFrames
+    slaves: tuple[ConnectionFrames, ...]
 
 
-@frozen
-class ConnectionFrames:
-    """A connection that has frames, and which bytes of the log they have, without holes."""
-
-    start: ConnectionStart
-    start_offset: int
-    end_offset: int
-
-
-def link_work(result: ReplayResult) -> Iterator[LinkWork]:
-    """What is to be compared, by the connections of each master. Only sessions of one broker are."""
-    by_broker: dict[str, list[tuple[int, SessionReplay]]] = {}
-    for index, replay in enumerate(result.sessions):
-        by_broker.setdefault(replay.session.identity.broker_name, []).append((index, replay))
-    for replays in by_broker.values():
-        slaves = [
-            frames
-            for index, replay in replays
-            if replay.session.is_slave
-            for frames in _frames_of(index, replay)
-        ]
-        for index, replay in replays:
-            if not replay.session.is_slave:
-                yield from work_of(_frames_of(index, replay), slaves)
+def frames_of(index: int, replay: SessionReplay) -> Iterator[ConnectionFrames]:
+    """The connections of a session, the one of this index, that have frames."""
+    session = replay.session
+    for one in replay.connections:
+        figures = one.figures
+        if figures.frames:
+            found = figures.sent_offset if figures.received_offset is None else figures.received_offset
+            end = found or 0
+            yield ConnectionFrames(
+                broker_name=session.identity.broker_name,
+                is_slave=session.is_slave,
+                session_index=index,
+                path=session.path,
+                conn=figures.conn,
+                first_seq=figures.first_seq,
+                start_offset=end - figures.body_bytes,
+                end_offset=end,
+            )
 
 
-def work_of(masters: Iterable[ConnectionFrames], slaves: Iterable[ConnectionFrames]) -> Iterator[LinkWork]:
-    """What is to be compared of these connections of a master and of its slaves."""
-    ordered = sorted(slaves, key=_start_offset)
-    if ordered:
-        for one in masters:
-            yield LinkWork(one.start, tuple(slave.start for slave in _nearest(ordered, one)))
+def link_work(frames: Iterable[ConnectionFrames]) -> Iterator[LinkWork]:
+    """What is to be compared of the connections of one broker and its slaves."""
+    ordered = sorted(frames, key=_by_conn)
+    slaves = sorted((one for one in ordered if one.is_slave), key=_start_offset)
+    if slaves:
+        for one in ordered:
+            if not one.is_slave:
+                yield LinkWork(one, tuple(_nearest(slaves, one)))
+
+
+def _by_conn(frames: ConnectionFrames) -> tuple[int, int]:
+    return frames.session_index, frames.conn
 
 
 def _start_offset(frames: ConnectionFrames) -> int:
@@ -114,35 +117,17 @@ def _nearest(slaves: Sequence[ConnectionFrames], master: ConnectionFrames) -> li
     return chosen
 
 
-def _frames_of(index: int, replay: SessionReplay) -> Iterator[ConnectionFrames]:
-    for one in replay.connections:
-        figures = one.figures
-        if figures.frames:
-            found = figures.sent_offset if figures.received_offset is None else figures.received_offset
-            end = found or 0
-            start = connection_start(
-                index, replay.session.path, replay.segments, conn=figures.conn, first_seq=figures.first_seq
-            )
-            yield ConnectionFrames(start, end - figures.body_bytes, end)
-
-
-def connection_start(
-    index: int, path: Path, segments: Sequence[Segment], *, conn: int, first_seq: int
-) -> ConnectionStart:
-    """The start of a connection in the session of this index, which has these segments."""
-    begin = max(0, bisect_right(segments, first_seq, key=attrgetter("base_seq")) - 1)
-    end = bisect_left(segments, first_seq + READ_RECORDS_MAX, key=attrgetter("base_seq"))
-    return ConnectionStart(index, path, conn, first_seq, tuple(segments[begin : max(end, begin + 1)]))
-
-
 @frozen
 class Compared:
-    """A candidate without its sessions, which the driver has: the fields of its `Link`, and its score."""
+    """A connection of a master and one of a slave that have frames in common: the fields of their `Link`."""
 
+    broker_name: str
     master_index: int
-    """Of the master's session, as `slave_index` of the slave's."""
+    """Of the master's session."""
+    master_path: Path
+    """Of the master's session, as `slave_path` of the slave's."""
     master_conn: int
-    slave_index: int
+    slave_path: Path
     slave_conn: int
     frames: int
     clock_offset_ns: int | None
@@ -153,65 +138,77 @@ class Compared:
     score: int
     apart_ns: int
 
-    def candidate(self, sessions: Sequence[Session]) -> Candidate:
-        """With the sessions."""
-        link = Link(
-            master=sessions[self.master_index],
-            master_conn=self.master_conn,
-            slave=sessions[self.slave_index],
-            slave_conn=self.slave_conn,
-            frames=self.frames,
-            clock_offset_ns=self.clock_offset_ns,
-            clock_error_ns=self.clock_error_ns,
-            to_slave_ns=self.to_slave_ns,
-            slave_ns=self.slave_ns,
-            to_master_ns=self.to_master_ns,
-        )
-        return Candidate(link, self.score, self.apart_ns)
+
+class ConnectionStarts:
+    """Reads the first frames and acks of connections; those of the last `_STARTS_KEPT` stay in memory."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[Path, tuple[Session, Segments]] = {}
+        self._first_events = lru_cache(_STARTS_KEPT)(self._read)
+
+    def end_of(self, frames: ConnectionFrames) -> LinkEnd | None:
+        """The start of a connection. None if its frames are gone; raises StoreError if its session is."""
+        events = self._first_events(frames.path, frames.conn, frames.first_seq)
+        return None if events is None else LinkEnd(self._listed(frames.path)[0], frames.conn, events)
+
+    def _read(self, path: Path, conn: int, first_seq: int) -> FirstEvents | None:
+        session, segments = self._listed(path)
+        found = read_seqs(session, segments, seq_from=first_seq, seq_to=first_seq + READ_RECORDS_MAX)
+        return first_events(session, conn, (one for one in found if not isinstance(one, Damage)))
+
+    def _listed(self, path: Path) -> tuple[Session, Segments]:
+        if path not in self._sessions:
+            session = open_session(path)
+            self._sessions[path] = (session, read_segments(session))
+        return self._sessions[path]
 
 
-def compare(work: LinkWork) -> Iterator[Compared]:
+def compare(work: LinkWork, starts: ConnectionStarts) -> Iterator[Compared]:
     """The links that the master's connection may be."""
-    at_master = _end(work.master)
-    for slave in work.slaves if at_master is not None else ():
-        at_slave = _end(slave)
-        if at_master is not None and at_slave is not None:
-            found = compare_ends(at_master, at_slave)
-            if found is not None:
-                link = found.link
-                yield Compared(
-                    master_index=work.master.session_index,
-                    master_conn=link.master_conn,
-                    slave_index=slave.session_index,
-                    slave_conn=link.slave_conn,
-                    frames=link.frames,
-                    clock_offset_ns=link.clock_offset_ns,
-                    clock_error_ns=link.clock_error_ns,
-                    to_slave_ns=link.to_slave_ns,
-                    slave_ns=link.slave_ns,
-                    to_master_ns=link.to_master_ns,
-                    score=found.score,
-                    apart_ns=found.apart_ns,
-                )
+    at_master = starts.end_of(work.master)
+    if at_master is None:
+        return
+    for slave in work.slaves:
+        at_slave = starts.end_of(slave)
+        found = None if at_slave is None else compare_ends(at_master, at_slave)
+        if found is not None:
+            link = found.link
+            yield Compared(
+                broker_name=work.master.broker_name,
+                master_index=work.master.session_index,
+                master_path=work.master.path,
+                master_conn=link.master_conn,
+                slave_path=slave.path,
+                slave_conn=link.slave_conn,
+                frames=link.frames,
+                clock_offset_ns=link.clock_offset_ns,
+                clock_error_ns=link.clock_error_ns,
+                to_slave_ns=link.to_slave_ns,
+                slave_ns=link.slave_ns,
+                to_master_ns=link.to_master_ns,
+                score=found.score,
+                apart_ns=found.apart_ns,
+            )
 
 
-def links_of(sessions: Sequence[Session], compared: Iterable[Compared]) -> tuple[Link, ...]:
+def links_of(compared: Iterable[Compared]) -> tuple[Link, ...]:
     """The links of sessions, as `trioha_sessions.clocks.links` finds them."""
-    return tuple(choose_links(one.candidate(sessions) for one in compared))
+    found = list(compared)
+    opened = {path: open_session(path) for one in found for path in (one.master_path, one.slave_path)}
+    return tuple(choose_links(_candidate(one, opened) for one in found))
 
 
-def _end(start: ConnectionStart) -> LinkEnd | None:
-    events = _first_events(start)
-    return None if events is None else LinkEnd(open_session(start.path), start.conn, events)
-
-
-@lru_cache(_STARTS_KEPT)
-def _first_events(start: ConnectionStart) -> FirstEvents | None:
-    session = open_session(start.path)
-    found = read_seqs(
-        session,
-        Segments(start.segments, ()),
-        seq_from=start.first_seq,
-        seq_to=start.first_seq + READ_RECORDS_MAX,
+def _candidate(one: Compared, opened: Mapping[Path, Session]) -> Candidate:
+    link = Link(
+        master=opened[one.master_path],
+        master_conn=one.master_conn,
+        slave=opened[one.slave_path],
+        slave_conn=one.slave_conn,
+        frames=one.frames,
+        clock_offset_ns=one.clock_offset_ns,
+        clock_error_ns=one.clock_error_ns,
+        to_slave_ns=one.to_slave_ns,
+        slave_ns=one.slave_ns,
+        to_master_ns=one.to_master_ns,
     )
-    return first_events(session, start.conn, (one for one in found if not isinstance(one, Damage)))
+    return Candidate(link, one.score, one.apart_ns)

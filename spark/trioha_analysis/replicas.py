@@ -22,7 +22,7 @@ from trioha_sessions.state_arrays import Ints, first_beyond, lag_bytes, rising
 from trioha_sessions.time_series import TimeGrid, TimeSeries
 
 if TYPE_CHECKING:
-    from trioha_analysis.replay_result import ConnectionReplay
+    from trioha_analysis.session_replay import ConnectionReplay
 
 
 @frozen(eq=False)

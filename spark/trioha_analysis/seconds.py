@@ -19,8 +19,8 @@ import pyarrow as pa
 from trioha.recording.events import HaState, Kind, code_name
 from trioha.recording.state import UNKNOWN
 from trioha_analysis.parts import EVENTS_MAX
-from trioha_analysis.replay_result import ConnectionReplay, ReplayResult, SessionReplay
 from trioha_analysis.replicas import ReplicaOutage, ReplicaReplay, ages_at, ages_before_acks
+from trioha_analysis.session_replay import ConnectionReplay, SessionReplay
 from trioha_sessions.state_arrays import Bools, Ints, rising
 from trioha_sessions.time_series import TimeSeries
 
@@ -58,15 +58,13 @@ and those of the other role, are null."""
 _OF_OFFSETS: Final = ("max", "sent", "ack", "received", "reported")
 
 
-def seconds_table(result: ReplayResult) -> pa.Table:
-    """The rows of all connections (`SECONDS_SCHEMA`), by session, connection and time."""
-    tables = []
-    for replay in result.sessions:
-        replicas = {conn: one for one in replay.replicas for conn in one.conns}
-        tables += [
-            _of_connection(replay, connection, replicas.get(connection.figures.conn))
-            for connection in (*replay.before, *replay.connections)
-        ]
+def seconds_table(replay: SessionReplay) -> pa.Table:
+    """The rows of a session's connections (`SECONDS_SCHEMA`), by connection and time."""
+    replicas = {conn: one for one in replay.replicas for conn in one.conns}
+    tables = [
+        _of_connection(replay, connection, replicas.get(connection.figures.conn))
+        for connection in (*replay.before, *replay.connections)
+    ]
     return pa.concat_tables([SECONDS_SCHEMA.empty_table(), *tables])
 
 

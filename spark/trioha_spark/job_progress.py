@@ -11,6 +11,8 @@ from uuid import uuid4
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from trioha_spark.session import context_of
+
 Watch = Callable[[int, int], None]
 """Receives the number of completed tasks and of all tasks; called in a separate thread."""
 PAUSE_S: Final = 0.2
@@ -26,7 +28,7 @@ def watched(spark: SparkSession, watch: Watch | None, *, tasks: int) -> Iterator
     if watch is None:
         yield
         return
-    context: SparkContext | None = getattr(spark, "sparkContext", None)
+    context = context_of(spark)
     with _of_connect(spark, watch, tasks) if context is None else _of_classic(context, watch, tasks):
         yield
     watch(tasks, tasks)

@@ -68,15 +68,19 @@ def join_parts(parts: DataFrame, parts_max: int) -> DataFrame:
     """The parts joined to one row for each connection and node; a session has `parts_max` parts at most."""
     while parts_max > 1:
         places = parts.withColumn("place", expr(f"ordinal div {JOINED_MAX}"))
-        parts = places.groupBy("session", "conn", "place").applyInArrow(join_rows, schema_of(PartRow))
+        parts = places.groupBy("session_index", "conn", "place").applyInArrow(join_rows, schema_of(PartRow))
         parts_max = -(-parts_max // JOINED_MAX)
     return parts
 
 
 def join_rows(table: pa.Table) -> pa.Table:
     """The parts of a connection, or of the node, with one `place` joined: their ordinal afterwards."""
+    if table.num_rows == 1:
+        # As it is: most connections are in few parts, and there is nothing to join.
+        alone = table.drop_columns("place")
+        return alone.set_column(alone.column_names.index("ordinal"), "ordinal", table["place"])
     session = session_of(table) if table["conn"][0].as_py() == NO_CONNECTION else None
-    rows = rows_of(table.sort_by("ordinal"), PartRow, session)
+    rows = sorted(rows_of(table, PartRow, session), key=_ordinal)
     connections = [one.connection for one in rows if one.connection is not None]
     joined = evolve(
         rows[0],
@@ -85,6 +89,10 @@ def join_rows(table: pa.Table) -> pa.Table:
         connection=join_connection(connections, rows[0].grid) if connections else None,
     )
     return pa.Table.from_batches([part_batch([joined], session)])
+
+
+def _ordinal(row: PartRow) -> int:
+    return row.ordinal
 
 
 def session_of(table: pa.Table) -> Session:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 from attrs import frozen
 from pyspark.sql import DataFrame, SparkSession
 
 from trioha_analysis.parts import Run
-from trioha_analysis.replay_result import Detail, ReplayPlan
+from trioha_analysis.replay_plan import ReplayPlan
 from trioha_spark.rows import SessionRow, frame_of
 
 RUN_RANGES_MAX: Final = 8
@@ -31,21 +30,22 @@ class PlanFrames:
     """A row for each session (`SessionRow`)."""
 
 
-def plan_frames(spark: SparkSession, plan: ReplayPlan, *, detail: Detail, tables: Path | None) -> PlanFrames:
-    """The DataFrames of a plan that has at least one range, for results as detailed as `detail` says."""
+def plan_frames(spark: SparkSession, plan: ReplayPlan) -> PlanFrames:
+    """The DataFrames of a plan."""
     runs = list(plan.runs(run_ranges=min(RUN_RANGES_MAX, max(1, plan.ranges // RUNS_MIN))))
+    tasks = max(1, len(runs))
     return PlanFrames(
-        runs=frame_of(spark, runs, Run).repartitionByRange(len(runs), "session_index", "ordinal"),
-        tasks=len(runs),
-        parts_max=1 + max(run.ordinal for run in runs),
-        sessions=frame_of(spark, session_rows(plan, detail=detail, tables=tables), SessionRow),
+        runs=frame_of(spark, runs, Run).repartitionByRange(tasks, "session_index", "ordinal"),
+        tasks=tasks,
+        parts_max=1 + max((run.ordinal for run in runs), default=0),
+        sessions=frame_of(spark, session_rows(plan), SessionRow),
     )
 
 
-def session_rows(plan: ReplayPlan, *, detail: Detail, tables: Path | None) -> list[SessionRow]:
+def session_rows(plan: ReplayPlan) -> list[SessionRow]:
     """The sessions of a plan, in their order."""
     return [
-        SessionRow(index, session.path, grid, segments.damage, tuple(seen), detail, tables)
+        SessionRow(index, session.path, grid, segments.damage, tuple(seen))
         for index, (session, grid, segments, seen) in enumerate(
             zip(plan.sessions, plan.grids, plan.segments, plan.seen, strict=True)
         )

@@ -6,7 +6,7 @@ tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -15,13 +15,13 @@ from attrs import frozen
 from pyspark.sql import DataFrame, SparkSession
 
 from trioha.recording.reader import Session
+from trioha_analysis.arrow_tables import SCHEMAS
 from trioha_analysis.arrow_values import arrow_type, from_arrow, to_arrow
-from trioha_analysis.link_work import Compared, LinkWork
+from trioha_analysis.link_work import ConnectionFrames, LinkWork
 from trioha_analysis.parts import NodePart
-from trioha_analysis.replay_result import Detail, SessionReplay
+from trioha_analysis.session_replay import SessionReplay
 from trioha_analysis.state_at import LastSeen
 from trioha_sessions.aggregate import ConnectionPart
-from trioha_sessions.invariants.group import GroupResult
 from trioha_sessions.role_lives import RoleLife
 from trioha_sessions.segments import Damage
 from trioha_sessions.time_series import TimeGrid
@@ -33,8 +33,8 @@ Row = TypeVar("Row")
 class PartRow:
     """A part of a session: of its node, or of one of its connections."""
 
-    session: int
-    """Index of the session among those of the replay."""
+    session_index: int
+    """Of the session among those of the replay."""
     conn: int
     """The connection; -1 for the node."""
     ordinal: int
@@ -51,58 +51,66 @@ class PartRow:
 class SessionRow:
     """A session that is replayed."""
 
-    session: int
+    session_index: int
     path: Path
     grid: TimeGrid
     damage: tuple[Damage, ...]
     """Of its segments."""
     seen: tuple[LastSeen, ...]
     """The replicas that its master had when its recording before ended."""
-    detail: Detail
-    """Of the result."""
-    tables: Path | None
-    """Folder of the long tables, if they are written."""
 
 
 @frozen(eq=False)
-class ReplayRow:
-    """The result of a session."""
+class ResultRow:
+    """Rows of each table of a session, in columns beside these; the first of its rows has the rest."""
 
-    session: int
-    replay: SessionReplay
-
-
-@frozen
-class LifeRow:
-    """A role of a broker, to be checked with those of its group."""
-
-    group: int
-    life: RoleLife
+    session_index: int
+    part: int
+    """Place among the rows of the session."""
+    life: RoleLife | None
+    """Its role under controllers."""
+    frames: tuple[ConnectionFrames, ...]
+    """Its connections that have frames."""
+    report: SessionReplay | None
+    """What a report shows."""
 
 
 @frozen
 class GroupRow:
-    """The invariants of a group of brokers."""
+    """A group of brokers under controllers; its tables are columns beside these."""
 
-    group: int
-    result: GroupResult
+    cluster_name: str
+    broker_name: str
 
 
 @frozen
-class LinkRow:
+class LinkWorkRow:
     """A connection of a master, to be compared with those of slaves."""
 
+    broker_name: str
     task: int
     """Works with the same number are done in one task."""
     work: LinkWork
 
 
-@frozen(eq=False)
-class ComparedRow:
-    """A connection of a master and one of a slave, compared."""
+@frozen
+class AckMostly:
+    """What acks of a connection took most of their time for."""
 
-    task: int
-    compared: Compared
+    session_index: int
+    """Of the master's session."""
+    conn: int
+    ack_mostly: str | None
+    """`network` or `slave`; None if the clocks are not known."""
+
+
+@frozen
+class LinksRow:
+    """The links of a broker and its slaves; the table `links` is a column beside these."""
+
+    broker_name: str
+    mostly: tuple[AckMostly, ...]
+    """By link."""
 
 
 _SQL_TYPES: Final = {
@@ -114,9 +122,14 @@ _SQL_TYPES: Final = {
 }
 
 
-def schema_of(row: type[Any]) -> str:
-    """The columns of a class of rows as Spark's SQL writes them."""
-    return ", ".join(f"`{one.name}` {_sql_type(one.type)}" for one in arrow_type(row))
+def schema_of(row: type[Any], tables: Iterable[str] = ()) -> str:
+    """The columns of a class of rows, and those of `tables`, as Spark's SQL writes them."""
+    columns = [*arrow_type(row), *(pa.field(name, _rows_type(name)) for name in tables)]
+    return ", ".join(f"`{one.name}` {_sql_type(one.type)}" for one in columns)
+
+
+def _rows_type(table: str) -> pa.DataType:
+    return pa.list_(pa.struct(list(SCHEMAS[table])))
 
 
 def _sql_type(of: pa.DataType) -> str:
@@ -130,6 +143,28 @@ def _sql_type(of: pa.DataType) -> str:
 def batch_of(rows: Iterable[Any], row: type[Any], session: Session | None = None) -> pa.RecordBatch:
     """Rows of one class, whose values belong to `session`, as an Arrow batch."""
     return pa.RecordBatch.from_struct_array(to_arrow(list(rows), row, session))
+
+
+def with_tables(row: pa.RecordBatch, tables: Mapping[str, pa.Table]) -> pa.RecordBatch:
+    """One row with tables: each is a column, an array of its rows."""
+    for name, table in tables.items():
+        rows = pa.concat_arrays(
+            [pa.array([], pa.struct(list(SCHEMAS[name]))), *table.to_struct_array().chunks]
+        )
+        row = row.append_column(
+            pa.field(name, _rows_type(name)),
+            pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), rows),
+        )
+    return row
+
+
+def table_in(column: pa.ChunkedArray, name: str) -> pa.Table:
+    """The rows of a table, of all rows of its column."""
+    rows = [chunk.flatten() for chunk in column.chunks]
+    return pa.Table.from_batches(
+        [pa.RecordBatch.from_struct_array(one.cast(_rows_type(name).value_type)) for one in rows],
+        SCHEMAS[name],
+    )
 
 
 def frame_of(spark: SparkSession, rows: Iterable[Any], row: type[Any]) -> DataFrame:

@@ -106,13 +106,19 @@ def spark_session(master: str = LOCAL, *, driver_memory: str = "1g") -> Iterator
                 _end_java()
 
 
-def use_this_python() -> None:
+def context_of(spark: SparkSession) -> SparkContext | None:
+    """The context of a classic session of Spark; None of one of Spark Connect, which has none."""
+    context: SparkContext | None = getattr(spark, "sparkContext", None)
+    return context
+
+
+def use_this_python(spark: SparkSession) -> None:
     """Let local Spark run its workers with this program's Python, unless another one is configured.
 
     Without PYSPARK_PYTHON or spark.pyspark.python Spark starts `python3` of the PATH, which may lack this
     program's packages. Clusters and Spark Connect are not changed.
     """
-    context = SparkContext._active_spark_context
+    context = context_of(spark)
     if context is None or not str(context.master).startswith("local"):
         return
     if "PYSPARK_PYTHON" not in os.environ and context.getConf().get("spark.pyspark.python") is None:
@@ -120,16 +126,18 @@ def use_this_python() -> None:
 
 
 @contextmanager
-def this_python() -> Iterator[None]:
-    """`use_this_python` for jobs inside."""
-    context = SparkContext._active_spark_context
-    before = None if context is None else context.pythonExec
-    use_this_python()
+def this_python(spark: SparkSession) -> Iterator[None]:
+    """`use_this_python` for DataFrames that are made inside."""
+    context = context_of(spark)
+    if context is None:
+        yield
+        return
+    before = context.pythonExec
+    use_this_python(spark)
     try:
         yield
     finally:
-        if context is not None and before is not None:
-            context.pythonExec = before
+        context.pythonExec = before
 
 
 def _end_java() -> None:

@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from datetime import tzinfo
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from attrs import frozen
 
 from tests.sessions.sessions import Event, slave_events, write_session
 from trioha.recording.events import CloseReason, HaState, Kind, PutStatus
+from trioha_analysis.arrow_tables import (
+    LONG_TABLES,
+    SCHEMAS,
+    SESSION_TABLES,
+    group_tables,
+    link_table,
+    session_tables,
+)
+from trioha_analysis.causes import ACK, CAUSES
 from trioha_analysis.parts import RANGE_RECORDS, NodePart, aggregate_run, join_connection, join_node
-from trioha_analysis.replay_result import ReplayResult, plan_replay
+from trioha_analysis.replay_plan import ReplayPlan, plan_replay
+from trioha_analysis.reports.page import Page
+from trioha_analysis.reports.session_report import session_report
+from trioha_analysis.session_replay import SessionReplay, empty_node_part, session_replay
 from trioha_sessions.aggregate import ConnectionPart
+from trioha_sessions.clocks import Link
+from trioha_sessions.invariants.group import GroupResult, check_group, groups_of
 
 
-def replay_here(*sessions: Path | str, range_records: int = RANGE_RECORDS) -> ReplayResult:
+@frozen(eq=False)
+class Replayed:
+    """Sessions that were replayed without Spark."""
+
+    sessions: tuple[SessionReplay, ...]
+    groups: tuple[GroupResult, ...]
+
+
+def replay_here(*sessions: Path | str, range_records: int = RANGE_RECORDS) -> Replayed:
     """Replay `sessions` without Spark."""
     plan = plan_replay(sessions, range_records=range_records)
     nodes: dict[int, NodePart] = {}
@@ -25,7 +53,67 @@ def replay_here(*sessions: Path | str, range_records: int = RANGE_RECORDS) -> Re
             connections[index, conn] = (
                 part if earlier is None else join_connection([earlier, part], plan.grids[index])
             )
-    return plan.result(nodes, connections)
+    return replayed(plan, nodes, connections)
+
+
+def replayed(
+    plan: ReplayPlan, nodes: Mapping[int, NodePart], connections: Mapping[tuple[int, int], ConnectionPart]
+) -> Replayed:
+    """The result of a plan from joined parts: of nodes by session, of connections by session and number."""
+    replays = tuple(
+        session_replay(
+            session,
+            plan.segments[index].damage,
+            plan.grids[index],
+            nodes.get(index) or empty_node_part(session),
+            {conn: part for (its, conn), part in sorted(connections.items(), key=_key) if its == index},
+            seen=plan.seen[index],
+        )
+        for index, session in enumerate(plan.sessions)
+    )
+    lives = [one.life for one in replays if one.life is not None]
+    return Replayed(replays, tuple(map(check_group, groups_of(lives))))
+
+
+def _key(item: tuple[tuple[int, int], ConnectionPart]) -> tuple[int, int]:
+    return item[0]
+
+
+def arrow_tables(result: Replayed, links: Sequence[Link] = ()) -> dict[str, pa.Table]:
+    """All tables of a replay, as Spark has them."""
+    every = [*map(session_tables, result.sessions), *map(group_tables, result.groups)]
+    found = {
+        name: pa.concat_tables([SCHEMAS[name].empty_table(), *(one[name] for one in every if name in one)])
+        for name in SESSION_TABLES
+    }
+    mostly = {(link.master.path.resolve().name, link.master_conn): link.ack_mostly for link in links}
+    causes = found["causes"].to_pylist()
+    for row in causes:
+        if row["cause"] == CAUSES[ACK]:
+            row["ackMostly"] = mostly.get((row["session"], row["conn"]))
+    found["causes"] = pa.Table.from_pylist(causes, SCHEMAS["causes"])
+    found["links"] = link_table(links)
+    return {name: found[name] for name in SCHEMAS}
+
+
+def short_tables(result: Replayed, links: Sequence[Link] = ()) -> dict[str, pa.Table]:
+    """Those that are collected."""
+    return {name: one for name, one in arrow_tables(result, links).items() if name not in LONG_TABLES}
+
+
+def document(result: Replayed, links: Sequence[Link] = ()) -> dict[str, list[dict[str, Any]]]:
+    """Their rows, as `trioha replay --json` prints them."""
+    return rows(short_tables(result, links))
+
+
+def rows(tables: Mapping[str, pa.Table]) -> dict[str, list[dict[str, Any]]]:
+    """The rows of tables by their names."""
+    return {name: table.to_pylist() for name, table in tables.items()}
+
+
+def report_of(result: Replayed, links: Sequence[Link] = (), *, zone: tzinfo | None = None) -> Page:
+    """The report of a replay."""
+    return session_report(result.sessions, short_tables(result, links), zone=zone)
 
 
 MS = 1_000_000

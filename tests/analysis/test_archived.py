@@ -9,7 +9,7 @@ from pyarrow import parquet
 
 from tests.analysis.archives import merge_objects, next_head, write_archive
 from tests.analysis.logs import read_all, write_log
-from tests.analysis.replays import replay_here, write_recordings
+from tests.analysis.replays import document, replay_here, write_recordings
 from tests.archive.building import GENERATION, replace_generation
 from tests.sessions.sessions import MasterModel, write_session
 from tests.store.support import VECTORS
@@ -30,8 +30,7 @@ from trioha_analysis.commitlog.archived import (
 )
 from trioha_analysis.commitlog.columns import TYPES, decode
 from trioha_analysis.commitlog.reading import LogDamage, ReadOptions
-from trioha_analysis.document import document
-from trioha_analysis.replay_result import plan_replay
+from trioha_analysis.replay_plan import plan_replay
 from trioha_sessions.facts import read_facts
 from trioha_sessions.records import read_records
 from trioha_sessions.segments import read_segments

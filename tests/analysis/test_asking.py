@@ -8,7 +8,6 @@ from functools import reduce
 from itertools import pairwise
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from attrs import evolve
 from hypothesis import HealthCheck, given, settings
@@ -21,9 +20,8 @@ from trioha.distribution import Distribution
 from trioha.errors import TriohaError
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, LinkEvent, PutStatus
 from trioha.recording.reader import open_session
-from trioha_analysis.arrow_tables import SCHEMAS
+from trioha_analysis.arrow_tables import link_table
 from trioha_analysis.causes import CAUSES, CauseCounts, cause_of, count_causes
-from trioha_analysis.document import link_row
 from trioha_analysis.explain import explain
 from trioha_analysis.state_at import moment, open_readers, wall_time
 from trioha_sessions.clocks import links
@@ -253,7 +251,7 @@ def test_connections_of_master_and_slave_are_joined_and_their_clocks_compared(fo
 
 def test_ack_time_is_split_into_both_one_way_delays_and_the_slaves_time(folder):
     (link,) = links(open_readers([folder]))
-    table = pa.Table.from_pylist([link_row(link)], SCHEMAS["links"])
+    table = link_table([link])
     (row,) = table.to_pylist()
     assert (row["aheadMs"], row["uncertainMs"]) == (SLAVE_AHEAD / MS, 1.0)
     for name, expected in (("thereMs", (1, 1, 1)), ("slaveMs", (2, 52, 52)), ("backMs", (1, 1, 1))):

@@ -4,15 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.analysis.replays import master_events, replay_here
+from tests.analysis.replays import document, master_events, replay_here, replayed
 from tests.levels import by_level
 from tests.sessions.sessions import Event, MasterModel, write_session
 from trioha.recording.events import CloseReason, HaState, Kind
 from trioha.recording.reader import Segment
 from trioha_analysis.arrow_values import to_arrow
-from trioha_analysis.document import document
 from trioha_analysis.parts import BEFORE_RECORDS, Run, aggregate_run, join_connection, join_node, runs_of
-from trioha_analysis.replay_result import plan_replay
+from trioha_analysis.replay_plan import plan_replay
 from trioha_sessions import aggregate, progress
 from trioha_sessions.invariants import copies, preceding_events
 from trioha_sessions.time_series import TimeGrid
@@ -43,7 +42,7 @@ def in_a_tree(path, *, range_records):
             joined.append((join_node([node for node, _ in some]), found))
         parts = joined
     ((node, connections),) = parts
-    return plan.result({0: node}, {(0, conn): part for conn, part in connections.items()})
+    return replayed(plan, {0: node}, {(0, conn): part for conn, part in connections.items()})
 
 
 @pytest.mark.parametrize("segment_records", [2_000_000, 100_000])

@@ -4,16 +4,13 @@ import json
 
 import pytest
 
-from tests.analysis.replays import replay_here
+from tests.analysis.replays import arrow_tables, document, replay_here, report_of
 from tests.sessions.sessions import Event, write_session
 from trioha.cli import replay as command
 from trioha.recording.events import CloseReason, Direction, HaState, Kind, PutStatus
 from trioha.recording.probes import ProbeCount, probes_line
 from trioha.recording.reader import open_session
-from trioha_analysis.arrow_tables import arrow_tables
-from trioha_analysis.document import document
 from trioha_analysis.explain import explain
-from trioha_analysis.reports.session_report import session_report
 from trioha_analysis.state_at import moment, open_readers, wall_time
 from trioha_sessions.clocks import links
 from trioha_sessions.facts import Fact, probe_counts
@@ -161,7 +158,7 @@ def test_probes_are_counted_and_in_no_other_table(result):
 
 def test_report_and_text_have_one_line_of_probes(result, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
-    html = session_report(result).html()
+    html = report_of(result).html()
     assert html.count(LINE) == 1
     assert "conn 100" not in html
     command._print(document(result))

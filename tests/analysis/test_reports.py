@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 from tests.analysis.pairs import closed_loop, write_pair
-from tests.analysis.replays import MS, master_events, replay_here
+from tests.analysis.replays import MS, master_events, replay_here, report_of
 from tests.sessions.group_sessions import failover, write_group
 from tests.sessions.sessions import WALL_NS, Event, MasterModel, write_session
 from trioha.errors import StoreError
 from trioha.palette import BAD, GOOD, WARNING, put_status
 from trioha.recording.events import CloseReason, Kind, PutStatus
 from trioha_analysis.reports.charts import WIDTH, Scale, TimeAxis
-from trioha_analysis.reports.session_report import session_report
 from trioha_analysis.reports.what_if_report import what_if_report
 from trioha_analysis.state_at import open_readers
 from trioha_analysis.whatif.answer import document
@@ -57,7 +56,7 @@ LATENCIES = "Put to ack of PUT_OK: percentiles (ms)"
 
 def test_report_is_one_file_that_fetches_nothing(result, tmp_path):
     path = tmp_path / "report.html"
-    session_report(result).write(path)
+    report_of(result).write(path)
     html = path.read_text()
     assert_fetches_nothing(html)
     assert len(html) < 100_000
@@ -111,7 +110,7 @@ def test_report_says_in_words_when_a_replica_was_away_and_how_puts_ended(tmp_pat
     def clock(passed_s):
         return f"{began + timedelta(seconds=passed_s):%H:%M:%S.%f}"[:-3]
 
-    assert points_of(session_report(replay, zone=UTC).html()) == [
+    assert points_of(report_of(replay, zone=UTC).html()) == [
         f"Recorded for 9.9 s, from {began:%Y-%m-%d %H:%M:%S}.000: 99 puts, 9.67 KiB.",
         (
             f"Replica 10.0.0.2:41001 was away for 6 s, from {clock(2)} to {clock(8)}: the connection broke: "
@@ -126,7 +125,7 @@ def test_report_says_in_words_when_a_replica_was_away_and_how_puts_ended(tmp_pat
 
 
 def test_charts_show_an_outage_as_lag_that_grows_and_a_gap_in_the_replicas_offsets(tmp_path):
-    html = session_report(replay_here(session_with_an_outage(tmp_path / "session")), zone=UTC).html()
+    html = report_of(replay_here(session_with_an_outage(tmp_path / "session")), zone=UTC).html()
     charts = charts_of(html)
 
     def at(title, passed_s):
@@ -157,7 +156,7 @@ def test_a_chart_has_at_most_8_series_and_says_what_it_leaves_out(tmp_path):
     ]
     addresses = {conn: f"10.0.0.{conn}:41000" for conn in range(1, 11)}
     ordered = sorted(events, key=lambda event: event.ts_ns)
-    html = session_report(replay_here(write_session(tmp_path / "s", ordered, addresses=addresses))).html()
+    html = report_of(replay_here(write_session(tmp_path / "s", ordered, addresses=addresses))).html()
     charts = charts_of(html)
     assert points_of(html)[0].endswith(": the log grew by 0 B.")
     assert {title: len(chart["names"]) for title, chart in charts.items()} == {OFFSETS: 8, LAG: 7}
@@ -166,7 +165,7 @@ def test_a_chart_has_at_most_8_series_and_says_what_it_leaves_out(tmp_path):
 
 def test_report_of_a_single_event(tmp_path):
     session = write_session(tmp_path / "s", [Event(5 * MS, Kind.PUT, offset=500, size=500)])
-    html = session_report(replay_here(session), zone=UTC).html()
+    html = report_of(replay_here(session), zone=UTC).html()
     assert charts_of(html)[OFFSETS]["values"][0][-1] == 500
     assert points_of(html)[0].endswith(".005: 1 put, 500 B.")
 
@@ -180,9 +179,7 @@ def test_report_of_a_slave_alone_says_when_it_was_without_its_master(tmp_path):
         Event(3001 * MS, Kind.RECEIVED, conn=2, offset=500, aux=900, size=400),
         Event(3002 * MS, Kind.REPORTED, conn=2, offset=900, aux=900),
     ]
-    html = session_report(
-        replay_here(write_session(tmp_path / "s", events, role="SLAVE", broker_id=1))
-    ).html()
+    html = report_of(replay_here(write_session(tmp_path / "s", events, role="SLAVE", broker_id=1))).html()
     assert any(re.match("Without its master for 2 s from .* \\(EOF\\)", point) for point in points_of(html))
     (chart,) = charts_of(html).values()
     assert [(name, values[-1]) for name, values in zip(chart["names"], chart["values"], strict=True)] == [
@@ -192,7 +189,7 @@ def test_report_of_a_slave_alone_says_when_it_was_without_its_master(tmp_path):
 
 def test_report_says_when_a_group_had_no_master_and_draws_its_roles(tmp_path):
     folder = write_group(tmp_path, failover().values())
-    points = points_of(session_report(replay_here(folder), zone=UTC).html())
+    points = points_of(report_of(replay_here(folder), zone=UTC).html())
     (point,) = (point for point in points if "had no master" in point)
     assert "after broker 1 in epoch 1 came broker 2 in epoch 2" in point
 
@@ -262,7 +259,7 @@ def test_report_has_refused_offsets_and_clock_offsets(tmp_path):
     ]
     write_session(tmp_path / "m", master_events())
     write_session(tmp_path / "s", [*taken, *refused], role="SLAVE", broker_id=1)
-    html = session_report(replay_here(tmp_path), links(open_readers([tmp_path]))).html()
+    html = report_of(replay_here(tmp_path), links(open_readers([tmp_path]))).html()
     assert "the own log and the master's differ at 1400; the own log ends at 1500" in unescape(html)
     assert "Clock offsets and one-way delays" in html
     # One-way delays of 1 ms to the slave and 0 to 1 ms back.
@@ -275,14 +272,14 @@ def test_report_has_refused_offsets_and_clock_offsets(tmp_path):
 @pytest.mark.full
 def test_report_stays_small_for_a_long_session_with_many_connections(tmp_path):
     path = write_session(tmp_path / "session", MasterModel(5).run(20_000))
-    html = session_report(replay_here(path)).html()
+    html = report_of(replay_here(path)).html()
     assert len(html.encode()) < 1_000_000
     assert max(len(chart["names"]) for chart in charts_of(html).values()) <= 8
 
 
 def test_report_that_cannot_be_written_is_one_error(result, tmp_path):
     with pytest.raises(StoreError, match="the report cannot be written"):
-        session_report(result).write(tmp_path / "nowhere" / "report.html")
+        report_of(result).write(tmp_path / "nowhere" / "report.html")
 
 
 def test_names_in_a_report_are_escaped(tmp_path):
@@ -291,7 +288,7 @@ def test_names_in_a_report_are_escaped(tmp_path):
     path = write_session(tmp_path / name, master_events(), addresses={1: f"{name}/script>"})
     identity = path / "session.json"
     identity.write_text(identity.read_text().replace('"broker-a"', json.dumps(name)))
-    html = session_report(replay_here(path)).html()
+    html = report_of(replay_here(path)).html()
     assert name not in html
     assert html.count("&lt;script&gt;alert(1)&lt;") >= 5
 
@@ -315,14 +312,14 @@ def test_what_if_report_has_each_point_beside_the_recording(tmp_path):
 
 
 def test_report_names_violations(result):
-    points = points_of(session_report(result).html())
+    points = points_of(report_of(result).html())
     assert any(re.fullmatch("1 of [0-9]+ invariants do not hold: 1 violations.", point) for point in points)
     assert any(point.startswith("nothing-dropped, at ") for point in points)
 
 
 def test_times_of_charts_are_those_of_the_zone(result):
     here, there = (
-        charts_of(session_report(result, zone=zone).html())[LAG]["first"]
+        charts_of(report_of(result, zone=zone).html())[LAG]["first"]
         for zone in (UTC, ZoneInfo("Asia/Kolkata"))
     )
     assert there - here == (5 * 60 + 30) * 60_000

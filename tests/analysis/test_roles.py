@@ -8,14 +8,11 @@ from html import unescape
 import pytest
 from attrs import evolve
 
-from tests.analysis.replays import replay_here
+from tests.analysis.replays import arrow_tables, document, replay_here, report_of
 from tests.sessions.group_sessions import failover, write_group
 from tests.sessions.sessions import WALL_NS, slave_events, write_session
 from trioha.recording.events import Kind
-from trioha_analysis.arrow_tables import arrow_tables
-from trioha_analysis.document import document
 from trioha_analysis.reports.role_timeline import role_timeline
-from trioha_analysis.reports.session_report import session_report
 from trioha_sessions.role_lives import ROLE_KINDS
 
 
@@ -81,7 +78,7 @@ def test_a_violation_of_a_group_names_its_record(tmp_path):
         WALL_NS // 10**6 + 210,
     )
     assert arrow_tables(replayed)["violations"]["conn"].to_pylist() == [None]
-    assert "do not hold" in session_report(replayed).html()
+    assert "do not hold" in report_of(replayed).html()
 
 
 def test_tables_have_the_roles(result):
@@ -91,7 +88,7 @@ def test_tables_have_the_roles(result):
 
 
 def test_a_timeline_has_a_row_for_each_broker_and_a_bar_for_each_role(result):
-    html = unescape(role_timeline(result.lives, UTC))
+    html = unescape(role_timeline([one.life for one in result.sessions if one.life], UTC))
     assert re.findall(">(broker [0-9]+)<", html) == ["broker 1", "broker 2"]
     bars = re.findall(r"<title>([A-Z]+ to [A-Z]+)[^<]*</title><rect x=\"[0-9.]+\" y=\"([0-9.]+)\"", html)
     rows = sorted({y for _, y in bars}, key=float)
@@ -107,7 +104,7 @@ def test_a_timeline_has_a_row_for_each_broker_and_a_bar_for_each_role(result):
 
 
 def test_a_report_has_the_timeline_and_what_happened(result):
-    html = unescape(session_report(result, zone=UTC).html())
+    html = unescape(report_of(result, zone=UTC).html())
     for text in ("Roles and epochs of broker-a", "100 bytes of epoch 1 cut at 300", "no controller leads"):
         assert text in html
     # Four roles: of a table's cells, not of a hover text.
@@ -116,14 +113,14 @@ def test_a_report_has_the_timeline_and_what_happened(result):
 
 def test_a_report_without_controllers_has_no_roles(tmp_path):
     path = write_session(tmp_path / "s", slave_events(), role="SLAVE")
-    assert "Roles" not in session_report(replay_here(path)).html().split("</head>")[1]
+    assert "Roles" not in report_of(replay_here(path)).html().split("</head>")[1]
 
 
 def test_text_of_a_recording_is_escaped(tmp_path):
     life = failover()["first master"]
     facts = ((0, {"type": "role", "masterId": 1}), (1, {"type": "controller", "address": "<b>x</b>:1"}))
     events = (*life.events[:1], life.events[1])
-    html = session_report(replay_here(evolve(life, events=events, facts=facts).write(tmp_path))).html()
+    html = report_of(replay_here(evolve(life, events=events, facts=facts).write(tmp_path))).html()
     assert "<b>x</b>" not in html
 
 

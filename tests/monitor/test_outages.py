@@ -10,12 +10,11 @@ import pytest
 import trio
 from attrs import define, evolve, field
 
-from tests.analysis.replays import replay_here
+from tests.analysis.replays import arrow_tables, replay_here
 from tests.monitor.builders import MASTER, connection, master
 from tests.monitor.watching import Watch
 from tests.sessions.sessions import WALL_NS, Event, write_session
 from trioha.recording.events import CloseReason, HaState, Kind
-from trioha_analysis.arrow_tables import arrow_tables
 from trioha_analysis.state_at import moment, open_readers
 from trioha_monitor.answer_recording import MonitorRecording
 from trioha_monitor.cluster import Sample

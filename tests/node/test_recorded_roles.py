@@ -5,14 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.analysis.replays import replay_here
+from tests.analysis.replays import Replayed, document, replay_here
 from tests.node.recorded_failover import record_failovers
 from trioha.recording.events import Kind
 from trioha.recording.reader import find_sessions, open_session
 from trioha.severity import Severity
-from trioha_analysis.document import document
 from trioha_analysis.packing import pack_segment
-from trioha_analysis.replay_result import ReplayResult
 from trioha_monitor.replay import open_replay
 from trioha_monitor.view import EventKind
 from trioha_sessions.records import read_records
@@ -31,7 +29,7 @@ def result(sessions):
     return replay_here(sessions)
 
 
-def roles_of(result: ReplayResult, broker_id: int) -> list[tuple[str, int | None]]:
+def roles_of(result: Replayed, broker_id: int) -> list[tuple[str, int | None]]:
     """Role and epoch of each life of a broker that had one, in the order of their starts."""
     rows = [row for row in document(result)["roles"] if row["kind"] == "ROLE"]
     return [

@@ -1,4 +1,4 @@
-"""A Spark standalone cluster of our own: a master and workers on loopback, from the installed PySpark."""
+"""A standalone cluster and a Connect server of Spark of our own on loopback, from the installed PySpark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trioha_spark.session import JAVA_OPTIONS
 
 SPARK_HOME: Final = Path(pyspark.__file__).parent
 LOOPBACK: Final = "127.0.0.1"
-WAIT_S: Final = 60.0
+WAIT_S: Final = 300.0
 END_S: Final = 10.0
 WORKER_MEMORY: Final = "1g"
 
@@ -50,7 +50,35 @@ def spark_cluster(folder: Path, *, workers: int = 2) -> Iterator[str]:
 
 
 @contextmanager
-def _spark_class(folder: Path, name: str, main_class: str, *arguments: str) -> Iterator[Path]:
+def connect_server(folder: Path) -> Iterator[str]:
+    """Address (`sc://...`) of a Spark Connect server on local[1], which is ended at the end.
+
+    Its Python is PYSPARK_PYTHON of the environment. Its log and what it writes go to `folder`. Raises
+    RuntimeError with the log if it does not come up.
+    """
+    settings = {
+        "spark.connect.grpc.binding.address": LOOPBACK,
+        "spark.connect.grpc.binding.port": "0",
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.ui.enabled": "false",
+    }
+    arguments = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    server = ("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", "local[1]")
+    with _spark_class(
+        folder, "connect", "deploy.SparkSubmit", *server, *arguments, memory=WORKER_MEMORY
+    ) as log:
+        port = _awaited(log, r"Spark Connect server started at: \S*:(\d+)")
+        yield f"sc://{LOOPBACK}:{port}"
+
+
+@contextmanager
+def _spark_class(
+    folder: Path, name: str, main_class: str, *arguments: str, memory: str = "256m"
+) -> Iterator[Path]:
     """Run one of Spark's own processes; gives its log."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{name}.log"
@@ -59,7 +87,7 @@ def _spark_class(folder: Path, name: str, main_class: str, *arguments: str) -> I
         "SPARK_HOME": str(SPARK_HOME),
         "SPARK_LOCAL_IP": LOOPBACK,
         "SPARK_LOCAL_DIRS": str(folder),
-        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_MEMORY": memory,
         "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
     }
     command = [SPARK_HOME / "bin" / "spark-class", f"org.apache.spark.{main_class}", *arguments]

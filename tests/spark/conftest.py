@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.s3 import start_obstore
-from trioha_spark import replay
+from trioha_spark import session as spark_sessions
 from trioha_spark.session import spark_session
 
 
@@ -39,4 +39,4 @@ def shared_spark(spark, monkeypatch):
     def shared(master):
         yield spark
 
-    monkeypatch.setattr(replay, "spark_session", shared)
+    monkeypatch.setattr(spark_sessions, "spark_session", shared)

@@ -52,7 +52,7 @@ def test_replay_prints_only_json_and_writes_the_report_and_its_tables(session, t
     assert [row["receivedOffset"] for row in document["connections"]] == [1300, 1500]
     assert report.stat().st_size > 10_000
     assert {path.stem for path in out.iterdir()} == {*names, "seconds", "events"}
-    (part,) = (out / "seconds.parquet").iterdir()
+    (part,) = (out / "seconds.parquet").glob("*.parquet")
     with part.open("rb") as file:
         seconds = parquet.read_table(file).to_pylist()
     assert [(row["conn"], row["receivedOffset"], row["reportedOffset"]) for row in seconds] == [

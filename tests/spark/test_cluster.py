@@ -10,11 +10,11 @@ import pytest
 
 import trioha_spark
 from tests.analysis.archives import write_archive
+from tests.analysis.replays import rows
 from tests.sessions.sessions import MasterModel, slave_events, write_session
 from tests.spark.cluster import SPARK_HOME, spark_cluster
 from tests.store.support import VECTORS
 from trioha.recording.reader import open_session
-from trioha_analysis.document import document
 from trioha_analysis.packing import pack_segment, sealed_segments
 from trioha_spark.replay import replay
 
@@ -67,7 +67,7 @@ def _run(*command):
 
 @pytest.mark.timeout(600)
 def test_cluster_has_the_result_of_local_spark(spark, master, recordings):
-    expected = document(replay([recordings], spark=spark))
+    expected = rows(replay([recordings], spark=spark).collect())
     found = json.loads(
         _run(sys.executable, "-m", "trioha", "replay", recordings, "--json", "--master", master)
     )
@@ -82,7 +82,7 @@ def test_spark_submit_runs_a_replay_on_its_own_master(spark, recordings, tmp_pat
     # The address that it would use by default is closed.
     arguments = ["replay", recordings / "b", "--json", "--master", "spark://127.0.0.1:1"]
     found = json.loads(_run(SPARK_HOME / "bin" / "spark-submit", "--master", "local[1]", program, *arguments))
-    assert found == json.loads(json.dumps(document(replay([recordings / "b"], spark=spark))))
+    assert found == json.loads(json.dumps(rows(replay([recordings / "b"], spark=spark).collect())))
 
 
 @pytest.mark.timeout(600)
@@ -91,7 +91,7 @@ def test_cluster_and_spark_submit_read_an_archive_in_place(spark, master, record
     sessions = [recordings / name for name in ("a", "c")]
     objects = write_archive(s3_bucket.url, store=VECTORS / "store-5.3.3" / "store", sessions=sessions)
     replayed = _run(sys.executable, "-m", "trioha", "replay", s3_bucket.url, "--json", "--master", master)
-    expected = document(replay(sessions, spark=spark))
+    expected = rows(replay(sessions, spark=spark).collect())
     assert json.loads(replayed) == json.loads(json.dumps(expected))
     program = tmp_path / "count_messages.py"
     program.write_text(

@@ -15,15 +15,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from tests.analysis.replays import replay_here
+from tests.analysis.replays import arrow_tables, document, replay_here
 from tests.levels import by_level
 from tests.sessions.sessions import MasterModel, slave_events, write_session
 from trioha.errors import StoreError, TriohaError
 from trioha.recording.events import RECORD
 from trioha.recording.layout import HEADER_BYTES
 from trioha.recording.reader import open_session
-from trioha_analysis.arrow_tables import arrow_tables
-from trioha_analysis.document import document
 from trioha_analysis.explain import explain
 from trioha_analysis.packing import pack_segment, packed_segments, sealed_segments, unpack_segment
 from trioha_analysis.state_at import moment, open_readers

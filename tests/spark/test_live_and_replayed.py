@@ -5,11 +5,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from tests.analysis import replays
 from tests.spark.pair import record_pair
 from trioha.recording.events import Kind, LinkEvent
 from trioha.recording.reader import find_sessions, open_session
 from trioha.replica_verdict import Verdict
-from trioha_analysis.document import document
 from trioha_analysis.state_at import moment, open_readers
 from trioha_monitor.replay import open_replay
 from trioha_monitor.view import EventKind
@@ -37,7 +37,7 @@ def pair(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows(pair, spark):
-    return document(replay([pair.sessions], spark=spark, range_records=RANGE_RECORDS))
+    return replays.rows(replay([pair.sessions], spark=spark, range_records=RANGE_RECORDS).collect())
 
 
 def sessions_of(folder):

@@ -2,16 +2,13 @@
 
 import pytest
 
-from tests.analysis.replays import replay_here
+from tests.analysis.replays import replay_here, short_tables
 from tests.node.recorded_failover import record_failovers
 from tests.sessions.group_sessions import MASTER, SLAVE, Life, failover, leads, role, write_group
 from trioha.cli import main
 from trioha.recording.events import Kind
-from trioha_analysis.document import document
-from trioha_analysis.replay_result import Detail
 from trioha_spark import results
 from trioha_spark.replay import replay
-from trioha_spark.tables import tables
 
 pytestmark = [pytest.mark.spark, pytest.mark.full]
 
@@ -31,9 +28,9 @@ def planted():
     return lives
 
 
-def found(result):
-    (group,) = result.groups
-    return {result.invariant.name: result.count for result in group.results}
+def found(tables):
+    rows = tables["invariants"].to_pylist()
+    return {row["invariant"]: row["violations"] for row in rows if row["session"] is None}
 
 
 @pytest.mark.nightly
@@ -41,29 +38,30 @@ def found(result):
 @pytest.mark.timeout(300)
 def test_a_real_failover_replays_as_in_one_process_and_breaks_nothing(spark, tmp_path):
     sessions = record_failovers(tmp_path)
-    result = replay([sessions], spark=spark, detail=Detail.FIGURES, range_records=300)
-    assert document(result) == document(replay_here(sessions))
-    assert set(found(result).values()) == {0}
-    assert all(result.checked for result in result.groups[0].results)
+    tables = replay([sessions], spark=spark, range_records=300).collect()
+    assert tables == short_tables(replay_here(sessions))
+    assert set(found(tables).values()) == {0}
+    assert all(row["checked"] for row in tables["invariants"].to_pylist() if row["session"] is None)
 
 
 def test_planted_violations_are_found_by_executors(spark, tmp_path, monkeypatch):
     folder = write_group(tmp_path, planted().values())
-    expected = document(replay_here(folder))
+    expected = short_tables(replay_here(folder))
 
     def forbidden(_):
         raise AssertionError("the driver checks")
 
     monkeypatch.setattr(results, "check_group", forbidden)
     result = replay([folder], spark=spark, range_records=3)
-    assert found(result) == {
+    tables = result.collect()
+    assert found(tables) == {
         "one-master-per-epoch": 1,
         "epochs-go-forward": 1,
         "confirmed-is-kept": 1,
         "cut-was-not-put-ok": 1,
     }
-    assert document(result) == expected
-    rows = tables(spark, result).violations.filter("invariant = 'cut-was-not-put-ok'").collect()
+    assert tables == expected
+    rows = result.violations.filter("invariant = 'cut-was-not-put-ok'").collect()
     assert [(row["session"], row["brokerId"], row["seq"]) for row in rows] == [
         ("20260101T000000.200Z-broker-a-1", 1, 2)
     ]

@@ -49,7 +49,7 @@ def test_replay_leaves_the_session_that_runs_as_it_is(spark, tmp_path):
     assert spark.range(3).count() == 3
     context, settings = spark.sparkContext, dict(spark.sparkContext.getConf().getAll())
     path = write_session(tmp_path / "session", slave_events(), role="SLAVE", broker_id=1)
-    assert replay([path]).sessions[0].node.events == len(slave_events())
+    assert replay([path]).sessions.first()["events"] == len(slave_events())
     assert SparkSession.getActiveSession() is not None
     assert spark.sparkContext is context
     assert dict(context.getConf().getAll()) == settings
@@ -79,7 +79,7 @@ from trioha_spark.replay import replay
 from trioha_spark.sources import register
 
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-assert replay([sys.argv[1]]).sessions[0].node.events == 16
+assert replay([sys.argv[1]]).sessions.first()["events"] == 16
 assert spark.sparkContext.pythonExec == "python3"
 register(spark)
 print(spark.read.format("trioha-session").load(sys.argv[1]).count())

@@ -9,16 +9,18 @@ import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tests.analysis.replays import write_recordings
 from tests.store.support import VECTORS
+from trioha_analysis.arrow_tables import SCHEMAS
 from trioha_analysis.commitlog.columns import TYPES
 from trioha_spark.session import spark_session
 from trioha_spark.sources import commit_log, session
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
-QUERIES = 10
+QUERIES = 13
 NAME = re.compile(r"`([\w.]+)`")
 SPARK_COLUMNS = re.compile(r"(\w+) \w+")
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n.*?```\n)?", re.DOTALL)
@@ -61,6 +63,30 @@ def test_columns_and_options_of_the_page_are_those_of_the_sources():
         described, settable = section.split("| function |")[0].split("| option |")
         assert names_in(described) == sorted(columns)
         assert names_in(settable) == sorted({*options, "storage.NAME"})
+
+
+def test_tables_of_the_page_have_the_types_of_a_replays_columns():
+    page = PAGE.read_text(encoding="utf-8").split("\n| table | columns |")[1].split("\n## ")[0]
+    everywhere = {"session", "brokerName", "brokerId"}
+    for name, schema in SCHEMAS.items():
+        (row,) = re.findall(rf"^\| `{name}` \| (.*) \|$", page, re.MULTILINE)
+        described = {
+            column: kind
+            for columns, kind in (some.split(": ") for some in row.split("; "))
+            for column in NAME.findall(columns)
+        }
+        assert described == {one.name: type_of(one.type) for one in schema if one.name not in everywhere}
+
+
+def type_of(kind):
+    """As the page names types."""
+    if pa.types.is_struct(kind):
+        (value,) = {one.type for one in kind}
+        assert [one.name for one in kind] == ["p50", "p99", "max"]
+        return f"percentiles<{type_of(value)}>"
+    if pa.types.is_list(kind):
+        return f"array<{type_of(kind.value_type)}>"
+    return {"int64": "long", "bool": "boolean"}.get(str(kind), str(kind))
 
 
 @pytest.mark.full

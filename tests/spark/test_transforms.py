@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from tests.analysis.replays import replay_here, write_recordings
+from tests.analysis.replays import document, replay_here, write_recordings
 from tests.sessions.sessions import WALL_NS, Event, MasterModel, write_session
 from trioha.recording.events import CloseReason, HaState, Kind
-from trioha_analysis.document import document
 from trioha_sessions.histogram import Histogram
 from trioha_spark.transforms import ack_latency, lag_by_second, reconnects, waits
 

@@ -48,8 +48,8 @@ def replay(
         HTML file to write: what happened in words, and charts of offsets, lag, put statuses and latency; it
         needs no other file.
     tables
-        Folder to write the results to as Parquet tables; created if missing. Executors write the long ones:
-        on a cluster it is a folder that all machines share.
+        Folder to write the results to as Parquet tables; created if missing. Executors write them: on a
+        cluster it is a folder that all machines share.
     at
         Show offsets and connections at a time: 03:12:00 or "2026-11-21 03:12:00.5" (local time, unless Z or
         an offset as +02:00 follows), +90s (after the start), 50%, begin or end.
@@ -70,23 +70,22 @@ def replay(
     if explain is not None or at is not None:
         return _ask(sessions, at=at, explain=explain, json=json)
     _module("trioha_spark.java").require_java()
-    replays, documents = _module("trioha_spark.replay"), _module("trioha_analysis.document")
-    with progress("replaying on Spark", shown=sys.stderr.isatty() and not json) as watch:
-        details = _module("trioha_analysis.replay_result").Detail
-        result = replays.replay(
-            sessions,
-            master=master,
-            watch=watch,
-            detail=details.FIGURES if report is None else details.CURVES,
-            tables=tables,
-            links=True,
-        )
-        links = result.links
-        if report is not None:
-            _module("trioha_analysis.reports.session_report").session_report(result, links).write(report)
-        if tables is not None:
-            _module("trioha_analysis.arrow_tables").finish_tables(result, tables, links)
-    document = documents.document(result, links)
+    replays, spark_sessions = _module("trioha_spark.replay"), _module("trioha_spark.session")
+    with (
+        progress("replaying on Spark", shown=sys.stderr.isatty() and not json) as watch,
+        spark_sessions.spark_session(master) as spark,
+    ):
+        found = replays.replay(sessions, spark=spark, watch=watch)
+        try:
+            short = found.collect()
+            if report is not None:
+                reports = _module("trioha_analysis.reports.session_report")
+                reports.session_report(found.reports(), short).write(report)
+            if tables is not None:
+                found.write(tables)
+        finally:
+            found.unpersist()
+    document = {name: table.to_pylist() for name, table in short.items()}
     if json:
         print_json(document)
     else:

@@ -15,9 +15,9 @@ from attrs import frozen
 
 from trioha.palette import GOOD, MUTED, PERCENTILES, REPLICAS, put_status
 from trioha.recording.events import PutStatus, code_name
-from trioha_analysis.replay_result import SessionReplay
 from trioha_analysis.replicas import ReplicaReplay
 from trioha_analysis.reports.charts import SERIES_MAX, Band, Floats, Ints, Series, TimeAxis, TimeChart
+from trioha_analysis.session_replay import SessionReplay
 from trioha_analysis.wait_history import period_steps
 from trioha_sessions.time_series import TimeSeries
 

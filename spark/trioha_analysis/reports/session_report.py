@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import tzinfo
 from typing import Final
 
 import pandas as pd
+import pyarrow as pa
 
 from trioha.recording.probes import probes_line
 from trioha.severity import Severity
 from trioha.times import clock_text, zone_text
-from trioha_analysis.arrow_tables import row_tables
-from trioha_analysis.document import document
-from trioha_analysis.replay_result import ReplayResult, SessionReplay
 from trioha_analysis.reports.page import ROWS_MAX, Page, Section, table_html, to_frame
 from trioha_analysis.reports.role_timeline import role_timeline
 from trioha_analysis.reports.session_figures import session_charts
 from trioha_analysis.reports.session_summary import (
+    BrokerIds,
     Point,
     failovers,
+    lives_of,
     replica_names,
     restarts,
     session_points,
     slave_points,
 )
-from trioha_sessions.clocks import Link
-from trioha_sessions.invariants import InvariantResult
-from trioha_sessions.invariants.group import GroupInvariantResult, groups_of
+from trioha_analysis.session_replay import SessionReplay
+from trioha_sessions.invariants.group import groups_of
 
 LAG_NOTE: Final = (
     "Lag is the end of the master's log minus the slave's ack offset, weighted by time: the lag after an "
@@ -97,25 +96,33 @@ _LINKS: Final = {
     **{("one-way delay slave to master (ms)", name): f"backMs.{name}" for name in ("p50", "p99")},
 }
 
+_WITH_NODES: Final = ("violations", "connections", "gaps", "roles", "causes")
+"""Tables with a column `node` for readers, and one of the time."""
 
-def session_report(result: ReplayResult, links: Sequence[Link] = (), *, zone: tzinfo | None = None) -> Page:
-    """The report of `result`, with times of `zone` (None: the system's).
 
-    `links` as `trioha_sessions.clocks.links` finds them.
+def session_report(
+    replays: Sequence[SessionReplay], tables: Mapping[str, pa.Table], *, zone: tzinfo | None = None
+) -> Page:
+    """The report of a replay, with times of `zone` (None: the system's).
+
+    `replays` are the sessions (`SessionReplay.for_report` is enough), `tables` those of
+    `trioha_analysis.arrow_tables` but the long ones.
     """
-    frames = {name: to_frame(table) for name, table in row_tables(document(result, links)).items()}
-    for name in ("violations", "connections", "gaps", "roles", "causes"):
+    frames = {name: to_frame(tables[name]) for name in (*_WITH_NODES, "links", "invariants")}
+    links = tables["links"].select(["session", "conn", "slaveBrokerId"]).to_pylist()
+    broker_ids = {(link["session"], link["conn"]): link["slaveBrokerId"] for link in links}
+    for name in _WITH_NODES:
         frame = frames[name]
         frame["node"] = frame["brokerName"] + " " + frame["brokerId"].astype("string")
         if "atMs" in frame:
             frame["time"] = [clock_text(round(at_ms * 1000) * 1000, zone) for at_ms in frame["atMs"]]
     return Page(
-        title=f"trioha replay: {', '.join(replay.name for replay in result.sessions)}",
+        title=f"trioha replay: {', '.join(replay.name for replay in replays)}",
         heading="Replay of recorded sessions",
         sections=[
-            *_summary(result, links, frames["violations"], zone),
-            *_roles(result, zone),
-            *(_session(replay, links, zone) for replay in _drawn(result)),
+            *_summary(replays, broker_ids, frames, zone),
+            *_roles(replays, zone),
+            *(_session(replay, broker_ids, zone) for replay in _drawn(replays)),
             *_tables("Violations", _first_violations(frames["violations"]), _VIOLATIONS, text_columns=6),
             *_tables("Role events", _role_rows(frames["roles"]), _ROLES, text_columns=5),
             *_tables("What puts waited for", frames["causes"], _CAUSES, text_columns=5),
@@ -128,35 +135,35 @@ def session_report(result: ReplayResult, links: Sequence[Link] = (), *, zone: tz
             ),
             *_tables("Refused offsets", frames["gaps"], _GAPS, text_columns=6),
             *_tables("Clock offsets and one-way delays", frames["links"], _LINKS, text_columns=1),
-            _recordings(result),
+            _recordings(replays),
         ],
     )
 
 
 def _summary(
-    result: ReplayResult, links: Sequence[Link], violations: pd.DataFrame, zone: tzinfo | None
+    replays: Sequence[SessionReplay],
+    broker_ids: BrokerIds,
+    frames: Mapping[str, pd.DataFrame],
+    zone: tzinfo | None,
 ) -> Iterator[Section]:
     """What happened, of each node, and whether the invariants hold."""
-    drawn = _drawn(result)
-    common = [*failovers(result, zone), *restarts(result, zone), *_invariants(result, violations)]
-    notes = [f"Times are {_zone_text(result, zone)}."]
+    drawn = _drawn(replays)
+    invariants = _invariants(frames["invariants"], frames["violations"])
+    common = [*failovers(replays, zone), *restarts(replays, zone), *invariants]
+    notes = [f"Times are {_zone_text(replays, zone)}."]
     yield Section("What happened", notes=notes, points=common if len(drawn) != 1 else ())
     for replay in drawn:
         if replay.session.is_slave:
             points = slave_points(replay, zone)
         else:
-            points = session_points(replay, replica_names(replay, links), zone)
+            points = session_points(replay, replica_names(replay, broker_ids), zone)
         yield Section(subheading=_node_name(replay), points=[*points, *(common if len(drawn) == 1 else ())])
 
 
-def _drawn(result: ReplayResult) -> list[SessionReplay]:
+def _drawn(replays: Sequence[SessionReplay]) -> list[SessionReplay]:
     """The sessions with charts: those of masters, and of slaves whose master has none."""
-    masters = {_group_of(replay) for replay in result.sessions if not replay.session.is_slave}
-    return [
-        replay
-        for replay in result.sessions
-        if not replay.session.is_slave or _group_of(replay) not in masters
-    ]
+    masters = {_group_of(replay) for replay in replays if not replay.session.is_slave}
+    return [replay for replay in replays if not replay.session.is_slave or _group_of(replay) not in masters]
 
 
 def _group_of(replay: SessionReplay) -> tuple[str, str]:
@@ -171,11 +178,11 @@ def _node_name(replay: SessionReplay) -> str:
     return name
 
 
-def _zone_text(result: ReplayResult, zone: tzinfo | None) -> str:
+def _zone_text(replays: Sequence[SessionReplay], zone: tzinfo | None) -> str:
     return zone_text(
         (
             replay.session.wall_of(ts_ns)
-            for replay in result.sessions
+            for replay in replays
             for ts_ns in (replay.node.first_ts_ns, replay.node.last_ts_ns)
             if ts_ns is not None
         ),
@@ -183,9 +190,9 @@ def _zone_text(result: ReplayResult, zone: tzinfo | None) -> str:
     )
 
 
-def _roles(result: ReplayResult, zone: tzinfo | None) -> Iterator[Section]:
+def _roles(replays: Sequence[SessionReplay], zone: tzinfo | None) -> Iterator[Section]:
     """Roles of each group of brokers over time."""
-    groups = [lives for lives in groups_of(result.lives) if any(life.broker_id >= 0 for life in lives)]
+    groups = [lives for lives in groups_of(lives_of(replays)) if any(life.broker_id >= 0 for life in lives)]
     if groups:
         yield Section("Roles", figures=[role_timeline(lives, zone) for lives in groups])
 
@@ -203,17 +210,14 @@ def _role_rows(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(member=rows["brokerName"] + " " + ids).sort_values("atMs", kind="stable")
 
 
-def _invariants(result: ReplayResult, violations: pd.DataFrame) -> Iterator[Point]:
+def _invariants(invariants: pd.DataFrame, violations: pd.DataFrame) -> Iterator[Point]:
     """Whether all hold; of those that do not the first violation."""
-    checked: list[InvariantResult | GroupInvariantResult] = [
-        one for replay in result.sessions for one in replay.invariants if one.applies
-    ]
-    checked += [one for group in result.groups for one in group.results if one.checked]
-    count = sum(one.count for one in checked)
+    checked = invariants[invariants["checked"].notna()]
+    count = int(checked["violations"].sum())
     if not count:
         yield Point(Severity.GOOD, f"All {len(checked)} invariants that were checked hold.")
         return
-    broken = sum(bool(one.count) for one in checked)
+    broken = int((checked["violations"] > 0).sum())
     text = f"{broken} of {len(checked)} invariants do not hold: {count:,} violations."
     yield Point(Severity.CRITICAL, text)
     for row in violations.drop_duplicates("invariant").to_dict("records"):
@@ -243,15 +247,15 @@ def _tables(
         yield Section(heading, notes=notes, table=table_html(frame, columns, text_columns=text_columns))
 
 
-def _session(replay: SessionReplay, links: Sequence[Link], zone: tzinfo | None) -> Section:
-    charts = session_charts(replay, replica_names(replay, links), zone)
+def _session(replay: SessionReplay, broker_ids: BrokerIds, zone: tzinfo | None) -> Section:
+    charts = session_charts(replay, replica_names(replay, broker_ids), zone)
     return Section(_node_name(replay), figures=[chart.html() for chart in charts])
 
 
-def _recordings(result: ReplayResult) -> Section:
+def _recordings(replays: Sequence[SessionReplay]) -> Section:
     """The sessions that were read, and what is missing of them."""
     notes, points = [], []
-    for replay in result.sessions:
+    for replay in replays:
         node = replay.node
         counts = f"connections: {len(replay.connections)}, reconnects: {len(replay.reconnects)}"
         notes.append(f"{_node_name(replay)}, {replay.name}: {node.events:,} events, {counts}.")

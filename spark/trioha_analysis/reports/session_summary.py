@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import tzinfo
 from itertools import pairwise
 from typing import Final
@@ -14,9 +14,8 @@ from trioha.recording.events import CloseReason, GroupRole, PutStatus
 from trioha.severity import Severity
 from trioha.times import clock_text
 from trioha.unit_texts import counted, format_bytes
-from trioha_analysis.replay_result import ReplayResult, SessionReplay
 from trioha_analysis.replicas import ReplicaOutage, ReplicaReplay
-from trioha_sessions.clocks import Link
+from trioha_analysis.session_replay import SessionReplay
 from trioha_sessions.invariants.group import groups_of
 from trioha_sessions.role_lives import RoleLife
 
@@ -40,6 +39,10 @@ _CAUSES: Final = {
 """Of an outage, in words; the other reasons by their name alone."""
 
 
+BrokerIds = Mapping[tuple[str, int], int]
+"""Broker ids of slaves, by the name of their master's session and the connection in it."""
+
+
 @frozen
 class Point:
     """A sentence of what happened."""
@@ -48,13 +51,12 @@ class Point:
     text: str
 
 
-def replica_names(replay: SessionReplay, links: Sequence[Link]) -> dict[int, str]:
+def replica_names(replay: SessionReplay, broker_ids: BrokerIds) -> dict[int, str]:
     """Name of each replica of a session by its last connection: with its broker id if that is known."""
-    path = replay.session.path
-    ids = {link.master_conn: link.slave.identity.broker_id for link in links if link.master.path == path}
     names = {}
     for replica in replay.replicas:
-        known = next((ids[conn] for conn in reversed(replica.conns) if conn in ids), None)
+        ids = (broker_ids.get((replay.name, conn)) for conn in reversed(replica.conns))
+        known = next((one for one in ids if one is not None), None)
         names[replica.conns[-1]] = replica.name if known is None else f"broker {known} ({replica.name})"
     return names
 
@@ -101,10 +103,10 @@ def slave_points(replay: SessionReplay, zone: tzinfo | None) -> Iterator[Point]:
         yield Point(Severity.WARNING, f"{len(lost) - OUTAGES_MAX:,} shorter times without its master.")
 
 
-def restarts(result: ReplayResult, zone: tzinfo | None) -> Iterator[Point]:
+def restarts(replays: Iterable[SessionReplay], zone: tzinfo | None) -> Iterator[Point]:
     """The times between sessions of one node in which it recorded nothing."""
     nodes: dict[tuple[str, int], list[SessionReplay]] = {}
-    for replay in result.sessions:
+    for replay in replays:
         if replay.node.first_ts_ns is not None and replay.life is None:
             identity = replay.session.identity
             nodes.setdefault((identity.broker_name, identity.broker_id), []).append(replay)
@@ -120,9 +122,14 @@ def restarts(result: ReplayResult, zone: tzinfo | None) -> Iterator[Point]:
                 )
 
 
-def failovers(result: ReplayResult, zone: tzinfo | None) -> Iterator[Point]:
+def lives_of(replays: Iterable[SessionReplay]) -> list[RoleLife]:
+    """Roles of the sessions that have one."""
+    return [one.life for one in replays if one.life is not None]
+
+
+def failovers(replays: Iterable[SessionReplay], zone: tzinfo | None) -> Iterator[Point]:
     """The times between two masters of a group under controllers."""
-    for lives in groups_of(result.lives):
+    for lives in groups_of(lives_of(replays)):
         masters = sorted((life for life in lives if life.role is GroupRole.MASTER), key=_life_begin)
         for before, after in pairwise(masters):
             length_ns = after.began.at_ns - before.ended_ns

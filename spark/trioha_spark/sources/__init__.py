@@ -23,6 +23,6 @@ def register(spark: SparkSession) -> None:
     from trioha_spark.sources.commit_log import CommitLogSource  # noqa: PLC0415
     from trioha_spark.sources.session import SessionSource  # noqa: PLC0415
 
-    use_this_python()
+    use_this_python(spark)
     spark.dataSource.register(CommitLogSource)
     spark.dataSource.register(SessionSource)

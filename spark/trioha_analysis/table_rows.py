@@ -1,18 +1,18 @@
-"""A replay's result as one JSON document; its keys are also the names of the tables.
+"""The rows of a replay's tables: of a session, of a group of brokers, of a link.
 
-Offsets and sizes are bytes, times ms (since 1970 if a name ends in `AtMs`); unknown values are null.
+`trioha_analysis.arrow_tables` has their types.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 from trioha.distribution import Distribution
-from trioha.recording.events import NO_CONNECTION, CloseReason, Kind, PutStatus, code_name
+from trioha.recording.events import NO_CONNECTION, CloseReason, HaState, Kind, LinkEvent, PutStatus, code_name
 from trioha.recording.state import known
-from trioha_analysis.causes import ACK, CAUSES
-from trioha_analysis.replay_result import ConnectionReplay, Reconnect, ReplayResult, SessionReplay
+from trioha_analysis.causes import CAUSES
+from trioha_analysis.session_replay import ConnectionReplay, Reconnect, SessionReplay
 from trioha_sessions.clocks import Link
 from trioha_sessions.histogram import Histogram
 from trioha_sessions.invariants.group import GroupResult
@@ -38,42 +38,38 @@ GAP_SENTENCES: Final = {
 """By reason; `offset` of the record, `own` end of the log of the node that recorded it."""
 
 
-def document(result: ReplayResult, links: Sequence[Link] = ()) -> dict[str, list[Row]]:
-    """Rows by table; `links` as `trioha_sessions.clocks.links` finds them."""
-    sessions = result.sessions
+def session_rows(replay: SessionReplay) -> dict[str, list[Row]]:
+    """Rows of a session by table. `ackMostly` of `causes` is null: it needs the slave's session, too."""
     return {
-        "sessions": [_session_row(session) for session in sessions],
-        "connections": [_connection_row(session, one) for session in sessions for one in session.connections],
-        "reconnects": [_reconnect_row(session, one) for session in sessions for one in session.reconnects],
-        "outages": [row for session in sessions for row in _outage_rows(session)],
+        "sessions": [_session_row(replay)],
+        "connections": [_connection_row(replay, one) for one in replay.connections],
+        "reconnects": [_reconnect_row(replay, one) for one in replay.reconnects],
+        "outages": list(_outage_rows(replay)),
         "probes": [
-            {**session_columns(session), "host": one.host, "reason": one.reason, "count": one.count}
-            for session in sessions
-            for one in session.probes
+            {**session_columns(replay), "host": one.host, "reason": one.reason, "count": one.count}
+            for one in replay.probes
         ],
-        "gaps": [row for session in sessions for row in _gap_rows(session)],
+        "gaps": _gap_rows(replay),
         "waits": [
             {
-                **session_columns(session),
+                **session_columns(replay),
                 "status": wait.status,
                 "count": wait.count,
                 "waitedMs": _percentiles_row(wait.waited_us, per_ms=1000),
             }
-            for session in sessions
-            for wait in session.node.waits
+            for wait in replay.node.waits
         ],
-        "causes": [row for session in sessions for row in _cause_rows(session, links)],
-        "links": [link_row(link) for link in links],
-        "roles": [row for session in sessions for row in _role_rows(session)],
-        "invariants": [
-            *(row for session in sessions for row in _invariant_rows(session)),
-            *(row for group in result.groups for row in _group_invariant_rows(group)),
-        ],
-        "violations": [
-            *(row for session in sessions for row in _violation_rows(session)),
-            *(row for group in result.groups for row in _group_violation_rows(group)),
-        ],
+        "causes": _cause_rows(replay),
+        "roles": _role_rows(replay),
+        "invariants": _invariant_rows(replay),
+        "violations": _violation_rows(replay),
+        "events": _event_rows(replay),
     }
+
+
+def group_rows(group: GroupResult) -> dict[str, list[Row]]:
+    """Rows of a group of brokers under controllers by table."""
+    return {"invariants": _group_invariant_rows(group), "violations": _group_violation_rows(group)}
 
 
 def session_columns(replay: SessionReplay) -> Row:
@@ -215,15 +211,14 @@ def _gap_rows(replay: SessionReplay) -> list[Row]:
     ]
 
 
-def _cause_rows(replay: SessionReplay, links: Sequence[Link]) -> list[Row]:
-    mostly = ack_mostly(replay, links)
+def _cause_rows(replay: SessionReplay) -> list[Row]:
     addresses = {connection.figures.conn: connection.address for connection in replay.connections}
     return [
         {
             **session_columns(replay),
             "status": code_name(PutStatus, status),
             "cause": CAUSES[cause],
-            "ackMostly": mostly.get(conn) if cause == ACK else None,
+            "ackMostly": None,
             "conn": None if conn == NO_CONNECTION else conn,
             "address": addresses.get(conn),
             "count": waited_us.total,
@@ -231,12 +226,6 @@ def _cause_rows(replay: SessionReplay, links: Sequence[Link]) -> list[Row]:
         }
         for (status, cause, conn), waited_us in replay.causes.waited_us.items()
     ]
-
-
-def ack_mostly(replay: SessionReplay, links: Sequence[Link]) -> dict[int, str | None]:
-    """The larger part of the ack time of each connection that has a link: `network` or `slave`."""
-    path = replay.session.path
-    return {link.master_conn: link.ack_mostly for link in links if link.master.path == path}
 
 
 def _invariant_rows(replay: SessionReplay) -> list[Row]:
@@ -379,3 +368,37 @@ def _percentiles_row(found: Distribution[int] | None, *, per_ms: int = 1) -> Row
 
 def _wall_ms(replay: SessionReplay, ts_ns: int) -> int:
     return replay.session.wall_of(ts_ns) // 1_000_000
+
+
+def _event_rows(replay: SessionReplay) -> list[Row]:
+    columns = [
+        replay.events[name].tolist() for name in ("ts_ns", "seq", "conn", "kind", "flags", "offset", "aux")
+    ]
+    return [
+        {
+            **session_columns(replay),
+            "atMs": replay.session.wall_of(ts_ns) / 1e6,
+            "seq": seq,
+            "conn": None if conn == NO_CONNECTION else conn,
+            "kind": Kind(kind).name,
+            "what": _what(kind, flags),
+            "offset": aux if kind == Kind.DROPPED else offset,
+            "maxOffset": None if kind in {Kind.DROPPED, Kind.LINK} else aux,
+        }
+        for ts_ns, seq, conn, kind, flags, offset, aux in zip(*columns, strict=True)
+    ]
+
+
+_NAMES: Final = {
+    Kind.STATE: HaState,
+    Kind.CLOSED: CloseReason,
+    Kind.REFUSED: CloseReason,
+    Kind.LINK: LinkEvent,
+}
+
+
+def _what(kind: int, flags: int) -> str | None:
+    names = _NAMES.get(Kind(kind))
+    if names is None:
+        return None
+    return code_name(names, flags)
