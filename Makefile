@@ -19,6 +19,8 @@ PURE_TESTS := $(addprefix tests/store/test_,batches.py commit_log.py dispatch.py
 # What each Python has of its own: neither JVMs nor faults of live clusters.
 SLOW_FOLDERS := $(addprefix --ignore=tests/,faults hostile interop power_cut spark)
 VENV ?= .venv
+# Installs from its cache in seconds, where it is; UV= for pip.
+UV ?= $(shell command -v uv)
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
@@ -27,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup kernel docs demo test test-all test-rest test-pure test-fast nightly lint bench bench-report faults power-cut hostile model simulation screenshots java
+.PHONY: help setup kernel docs demo test test-all test-rest test-pure test-fast nightly lint bench bench-report faults power-cut hostile model simulation screenshots dist java
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,6 +99,9 @@ simulation: kernel ## simulate N seeds of failovers in virtual time on all cores
 screenshots: kernel ## take the pictures in docs/images, from nodes that really run (three minutes, with Java)
 	@$(BIN)/python docs/make_screenshots.py
 
+dist: kernel ## build sdist, wheels, SBOM and checksums into dist, and install them (ARGS=--quick: for this Python alone)
+	@$(BIN)/python -m tests.release $(ARGS)
+
 # Spark and the tests against RocketMQ's own stores run on Java: told before anything else starts.
 java:
 	@java=java; [ -z "$$JAVA_HOME" ] || java="$$JAVA_HOME/bin/java"; \
@@ -132,6 +137,10 @@ $(INSTALLED): requirements.lock pyproject.toml
 		"$$found" -m venv --clear $(VENV) || exit 1; \
 	fi
 	@echo "Installing the locked dependencies into $(VENV): some minutes the first time."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --require-hashes -r requirements.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-build-isolation -e .
+	@if [ -n "$(UV)" ]; then \
+		install="$(UV) pip install --quiet --python $(BIN)/python"; \
+	else \
+		install="$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input"; \
+	fi; \
+	$$install --require-hashes -r requirements.lock && $$install --no-deps --no-build-isolation -e .
 	@touch $@

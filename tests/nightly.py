@@ -72,6 +72,7 @@ def runs(path: Path) -> bool:
 def stages() -> Iterator[Stage]:
     """All stages; those that take longest come last."""
     yield Stage("lint", "make lint")
+    yield Stage("dist", "make dist")
     yield Stage("plain-python", "make test-pure LEVEL=all")
     for version, path in pythons():
         environment = f"PYTHON={shlex.quote(str(path))} VENV=.venv-{version}"

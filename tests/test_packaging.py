@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import venv
 from importlib.metadata import Distribution, distribution, packages_distributions
@@ -15,9 +16,11 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 
 from hatch_build import has_compiler, missing_requirements, module_path, sources
+from tests.release.smoke import requirements_of
 from trioha import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -220,3 +223,44 @@ def test_the_lock_pins_every_dependency_by_hash_and_names_no_host() -> None:
     assert lock.count("--hash=sha256:") >= len(blocks)
     for package in ("hatchling", "librt", "mypy", "pyspark", "pytest", "setuptools", "textual", "trio"):
         assert any(block.startswith(f"{package}==") for block in blocks), package
+
+
+def test_an_sdist_has_all_that_the_tests_and_the_pages_need(tmp_path: Path) -> None:
+    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=ROOT)
+    (built,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for name in ("trioha/cli/__init__.py", "tests/conftest.py", "docs/README.md", "Makefile", "uv.lock"):
+        assert name in names
+    assert not [name for name in names if name.endswith((".so", ".pyc")) or "__pycache__" in name]
+
+
+def test_the_metadata_of_a_wheel_is_what_an_index_accepts(tmp_path: Path) -> None:
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=ROOT, TRIOHA_PURE="1")
+    (built,) = tmp_path.glob("*.whl")
+    with ZipFile(built) as archive:
+        raw = archive.read(f"trioha-{__version__}.dist-info/METADATA")
+    # Raises for a field that the specification of metadata does not know, or that is wrong.
+    found = Metadata.from_email(raw)
+    assert (found.license_expression, found.description_content_type) == ("Apache-2.0", "text/markdown")
+    assert len(found.keywords or ()) >= 5
+    wanted = requirements_of(raw, ["archive"])
+    assert "obstore>=0.8" in wanted
+    assert not [each for each in wanted if each.startswith(("textual", "pyspark"))]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_make_dist_makes_files_that_can_be_installed(tmp_path: Path) -> None:
+    """For the Python of this run; the stage `dist` of `make nightly` does it for all that are here."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.release", "--quick", "--dist", tmp_path / "dist"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    sums = (tmp_path / "dist/SHA256SUMS").read_text()
+    assert f"trioha-{__version__}.tar.gz" in sums
+    assert f"trioha-{__version__}-py3-none-any.whl" in sums

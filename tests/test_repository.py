@@ -70,3 +70,12 @@ def test_uv_takes_trioha_from_the_checkout_and_knows_all_that_it_requires():
     assert {each["name"] for each in known} == required - {"trioha"}
     # The default of `uv sync` and `uv run` has what the demo needs.
     assert PROJECT["tool"]["uv"]["default-groups"] == ["dev", "extras"]
+
+
+def test_wheels_are_built_by_the_version_of_cibuildwheel_that_make_dist_checks():
+    text = (ROOT / ".github/workflows/wheels.yml").read_text()
+    steps = "\n".join(step.get("run", "") for step in yaml.safe_load(text)["jobs"]["wheels"]["steps"])
+    assert "grep '^cibuildwheel==' tests/release/tools.txt" in steps
+    assert re.search(r"^cibuildwheel==[\d.]+$", (ROOT / "tests/release/tools.txt").read_text(), re.MULTILINE)
+    matrix = yaml.safe_load(text)["jobs"]["wheels"]["strategy"]["matrix"]["include"]
+    assert [each["processor"] for each in matrix] == PROJECT["tool"]["cibuildwheel"]["linux"]["archs"]

@@ -89,10 +89,12 @@ def test_the_image_is_of_files_that_its_ignore_file_leaves_in():
 
 def test_the_image_is_built_of_all_that_a_wheel_holds():
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
-    of_sdist = {name.lstrip("/") for name in build["sdist"]["include"]}
+    packages = {name.partition("/")[0] for name in build["wheel"]["packages"]}
+    # And of what the build hook puts into it, of its metadata, and of what builds it.
+    others = {"configs", "README.md", "LICENSE", "hatch_build.py", "pyproject.toml"}
     taken = {source for sources, _ in copied(stages()[0]) for source in sources}
-    # Not of a wheel, and not of an sdist.
-    assert of_sdist - {"CHANGELOG.md"} == taken - {"requirements.lock"}
+    assert taken == packages | others | {"requirements.lock"}
+    assert packages | others <= {name.lstrip("/") for name in build["sdist"]["include"]}
 
 
 def test_the_image_runs_as_a_number_and_serves_the_usual_ports():
