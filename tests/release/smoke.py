@@ -137,7 +137,7 @@ def start_node(command: Path, folder: Path) -> None:
         "TRIOHA_BIND_ADDRESS": "127.0.0.1",
         "TRIOHA_BROKER_IP1": "127.0.0.1",
         "TRIOHA_LISTEN_PORT": "0",
-        "TRIOHA_MAPPED_FILE_SIZE_COMMIT_LOG": "1048576",
+        "TRIOHA_MAPPED_FILE_SIZE_COMMIT_LOG": "16777216",
         "TRIOHA_DISK_SPACE_WARNING_LEVEL_RATIO": "100",
     }
     with subprocess.Popen(
