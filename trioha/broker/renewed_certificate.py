@@ -47,6 +47,7 @@ async def keep_renewed(config: BrokerConfig, tls: ServerTls, *, in_thread: InThr
             except ConfigError as error:
                 log.error(f"the certificate for clients stays as it was: {error}")
             else:
+                assert fresh is not None, "the settings that gave `tls` give TLS"
                 tls.context = fresh.context
                 log.info("the certificate for clients was renewed", file=str(paths[0]))
         last = now
