@@ -29,37 +29,37 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup kernel docs demo test test-all test-rest test-pure test-fast nightly lint bench bench-report faults power-cut hostile model simulation screenshots dist java
+.PHONY: help setup compile docs demo test test-all test-rest test-pure test-fast nightly lint bench bench-report faults power-cut hostile model simulation screenshots dist java
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: kernel ## make the virtual environment .venv with all dependencies, and compile the kernel
+setup: compile ## make the virtual environment .venv with all dependencies, and compile the hot loops
 
-# Compiles the kernels (see hatch_build.py) if one was edited, or was not compiled yet: some ten seconds. Without a C compiler,
+# Compiles the hot loops (see hatch_build.py) if one was edited, or was not compiled yet: some ten seconds. Without a C compiler,
 # or with TRIOHA_PURE=1, trioha runs in plain Python.
-kernel: $(INSTALLED)
+compile: $(INSTALLED)
 	@$(BIN)/python hatch_build.py
 
-demo: java kernel ## replicate, break, recover, verify, replay
+demo: java compile ## replicate, break, recover, verify, replay
 	@$(BIN)/trioha demo $(ARGS)
 
-test: java kernel ## run the tests that a change needs (some minutes); its last line says what it leaves out
+test: java compile ## run the tests that a change needs (some minutes); its last line says what it leaves out
 	@$(PYTEST) $(ARGS)
 
 test-all: test test-rest ## run all that can find a regression: what CI runs
 
-test-rest: java kernel ## run what test-all has beyond test
+test-rest: java compile ## run what test-all has beyond test
 	@$(MAKE) test LEVEL=rest WORKERS=$$((3 * $(CORES)))
 	@$(MAKE) test-pure
 
-nightly: java kernel ## run every test, seed, Python and version of RocketMQ: hours; ends with build/nightly/report.md
+nightly: java compile ## run every test, seed, Python and version of RocketMQ: hours; ends with build/nightly/report.md
 	@$(BIN)/python -m tests.nightly $(ARGS)
 
-test-pure: kernel ## run the tests of compiled code in plain Python
+test-pure: compile ## run the tests of compiled code in plain Python
 	@TRIOHA_PURE=1 $(PYTEST) -m "not process" $(PURE_TESTS) $(ARGS)
 
-test-fast: kernel ## run the tests that need neither Java nor minutes (with PYTHON=... VENV=... on another Python)
+test-fast: compile ## run the tests that need neither Java nor minutes (with PYTHON=... VENV=... on another Python)
 	@$(PYTEST) -m "not interop and not spark" $(SLOW_FOLDERS) tests $(ARGS)
 
 lint: $(INSTALLED) ## check format, style, types and the order of imports
@@ -72,34 +72,34 @@ docs: $(INSTALLED) ## build the site of docs/ into build/site; a broken link or 
 	@$(BIN)/python docs/make_reference.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-bench: java kernel ## print the table of docs/benchmarks.md from one run (20 minutes; ARGS=--quick: a rough one in 8)
+bench: java compile ## print the table of docs/benchmarks.md from one run (20 minutes; ARGS=--quick: a rough one in 8)
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
-bench-report: java kernel ## write the table of docs/benchmarks.md from five runs (100 minutes on an idle machine)
+bench-report: java compile ## write the table of docs/benchmarks.md from five runs (100 minutes on an idle machine)
 	@$(BIN)/python -m tests.benchmarks --runs 5 --page
 
-faults: kernel ## break real nodes in N seeded runs (make faults N=1000)
+faults: compile ## break real nodes in N seeded runs (make faults N=1000)
 	@$(BIN)/python -m tests.faults --count $(N) $(ARGS)
 
 power-cut: N = 3
-power-cut: kernel ## cut the power of nodes on ext4 and ext2, N times in each scenario (two minutes, root only)
+power-cut: compile ## cut the power of nodes on ext4 and ext2, N times in each scenario (two minutes, root only)
 	@$(BIN)/python -m tests.power_cut --cuts $(N) $(ARGS)
 
 hostile: N = 100000
-hostile: kernel ## send N hostile frames of a seed to real nodes (make hostile N=1000000 SEED=7)
+hostile: compile ## send N hostile frames of a seed to real nodes (make hostile N=1000000 SEED=7)
 	@$(BIN)/python -m tests.hostile --count $(N) --seed $(or $(SEED),1) $(ARGS)
 
-model: kernel ## compare a node that is killed with a model of queues and groups, N times (make model N=1000)
+model: compile ## compare a node that is killed with a model of queues and groups, N times (make model N=1000)
 	@TRIOHA_MODEL_EXAMPLES=$(N) $(BIN)/pytest -n 0 --level all tests/node/test_model.py $(ARGS)
 
 simulation: N = 10000
-simulation: kernel ## simulate N seeds of failovers in virtual time on all cores (make simulation N=1000 SEED=5000)
+simulation: compile ## simulate N seeds of failovers in virtual time on all cores (make simulation N=1000 SEED=5000)
 	@$(BIN)/python -m tests.simulation.failover --seed $(or $(SEED),0) --count $(N) $(ARGS)
 
-screenshots: kernel ## take the pictures in docs/images, from nodes that really run (three minutes, with Java)
+screenshots: compile ## take the pictures in docs/images, from nodes that really run (three minutes, with Java)
 	@$(BIN)/python docs/make_screenshots.py
 
-dist: kernel ## build sdist, wheels, SBOM and checksums into dist, and install them (ARGS=--quick: for this Python alone)
+dist: compile ## build sdist, wheels, SBOM and checksums into dist, and install them (ARGS=--quick: for this Python alone)
 	@$(BIN)/python -m tests.release $(ARGS)
 
 # Spark and the tests against RocketMQ's own stores run on Java: told before anything else starts.

@@ -1,11 +1,11 @@
-"""Compile the kernels, where a C compiler is, and put `configs` into a wheel: a build hook.
+"""Compile the hot loops, where a C compiler is, and put `configs` into a wheel: a build hook.
 
-Kernels are the `*kernel.py` of `trioha/store`, `trioha/recording` and `trioha/remoting`, which mypyc
+These are the `compiled_*.py` of `trioha/store`, `trioha/recording` and `trioha/remoting`, which mypyc
 compiles, and `trioha/store/system.c`. Hatchling calls it for wheels and for editable installs; `python
 hatch_build.py` compiles in the source tree alone, as `make setup` does after an edit. A module lies beside
-its source as `_kernel` or `_system`, with this Python and platform in its name, so that several Pythons can
-share a source tree. It carries the SHA-256 of its source; `trioha.compiled` does not use one of another
-source.
+its source as `_compiled_records` or `_system`, with this Python and platform in its name, so that several
+Pythons can share a source tree. It carries the SHA-256 of its source; `trioha.compiled` does not use one of
+another source.
 
 Without a C compiler, or with `TRIOHA_PURE=1`, nothing is compiled, and a wheel is pure (`py3-none-any`).
 Where the compilation fails although a compiler is there, its output is printed, and the install goes on with
@@ -30,12 +30,12 @@ from packaging.requirements import Requirement
 
 ROOT: Final = Path(__file__).parent
 SOURCES: Final = (
-    "trioha/recording/kernel.py",
-    "trioha/remoting/pull_kernel.py",
-    "trioha/remoting/send_kernel.py",
-    "trioha/store/index_kernel.py",
-    "trioha/store/kernel.py",
-    "trioha/store/run_kernel.py",
+    "trioha/recording/compiled_events.py",
+    "trioha/remoting/compiled_pulls.py",
+    "trioha/remoting/compiled_sends.py",
+    "trioha/store/compiled_index.py",
+    "trioha/store/compiled_records.py",
+    "trioha/store/compiled_runs.py",
     "trioha/store/system.c",
 )
 HASH_LINE: Final = 'SOURCE_SHA256: Final = ""'
@@ -69,7 +69,7 @@ def has_compiler() -> bool:
 
 
 def missing_requirements() -> list[str]:
-    """What has to be installed before this Python can compile the kernel."""
+    """What has to be installed before this Python can compile modules."""
     missing = []
     for text in BUILD_REQUIREMENTS:
         requirement = Requirement(text)
@@ -83,22 +83,22 @@ def missing_requirements() -> list[str]:
 
 
 def sources() -> list[Path]:
-    """The kernels of the source tree."""
+    """The sources that are compiled."""
     return [source for name in SOURCES if (source := ROOT / name).is_file()]
 
 
 def module_path(source: Path) -> Path:
-    """Where a kernel's module for this Python lies in the source tree."""
+    """Where the compiled module of one for this Python lies in the source tree."""
     return source.with_name(f"_{source.stem}{sysconfig.get_config_var('EXT_SUFFIX')}")
 
 
 def source_hash(source: Path) -> str:
-    """SHA-256 of a kernel's source."""
+    """SHA-256 of the source of one."""
     return hashlib.sha256(source.read_bytes()).hexdigest()
 
 
-def compile_kernel(source: Path, target: Path) -> bool:
-    """Compile a kernel to `target`, in one step; False if that is not possible here.
+def compile_module(source: Path, target: Path) -> bool:
+    """Compile one to `target`, in one step; False if that is not possible here.
 
     An older module stays where it fails: it names another source then, and is not used.
     """
@@ -106,7 +106,7 @@ def compile_kernel(source: Path, target: Path) -> bool:
         return False
     if missing := missing_requirements():
         print(
-            f"trioha: to compile the kernel install {', '.join(missing)} (in a checkout: make setup); "
+            f"trioha: to compile modules install {', '.join(missing)} (in a checkout: make setup); "
             "trioha runs in plain Python",
             file=sys.stderr,
         )
@@ -116,14 +116,14 @@ def compile_kernel(source: Path, target: Path) -> bool:
     if source.suffix == ".py":
         assert text.count(HASH_LINE) == 1, f"{source} has no line {HASH_LINE}"
         text = text.replace(HASH_LINE, f'{HASH_LINE[:-2]}"{sha256}"')
-    with tempfile.TemporaryDirectory(prefix="trioha-kernel-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="trioha-compile-") as temporary:
         folder = Path(temporary)
         copy = folder / f"{name}{source.suffix}"
         copy.write_text(text, encoding="utf-8")
         done = subprocess.run(  # noqa: S603 - our own program
             [sys.executable, "-c", COMPILE, copy.name, name, sha256],
             cwd=folder,
-            # A kernel imports `trioha.compiled`.
+            # Each imports `trioha.compiled`.
             env=os.environ | {"MYPYPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -133,7 +133,7 @@ def compile_kernel(source: Path, target: Path) -> bool:
         made = list(folder.glob(f"{name}.*{sysconfig.get_config_var('EXT_SUFFIX').rsplit('.', 1)[-1]}"))
         if done.returncode or len(made) != 1:
             print(done.stdout, file=sys.stderr)
-            print("trioha: the kernel could not be compiled; trioha runs in plain Python", file=sys.stderr)
+            print("trioha: a module could not be compiled; trioha runs in plain Python", file=sys.stderr)
             return False
         # Two builds at once do not write to one file.
         unnamed = target.with_name(f".{target.name}.{os.getpid()}")
@@ -148,7 +148,7 @@ def is_current(source: Path, target: Path) -> bool:
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Adds `configs` to a wheel, and the compiled kernels to a wheel or an editable install."""
+    """Adds `configs` to a wheel, and the compiled code to a wheel or an editable install."""
 
     _folder = ""
     """Of modules that were compiled for a wheel only."""
@@ -181,7 +181,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             return target
         self._folder = self._folder or tempfile.mkdtemp(prefix="trioha-wheel-")
         made = Path(self._folder) / f"{source.parent.name}{target.name}"
-        return made if compile_kernel(source, made) else None
+        return made if compile_module(source, made) else None
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
         """Remove what `initialize` left for the wheel."""
@@ -190,10 +190,10 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
 
 
 def compile_all() -> None:
-    """Compile in the source tree each kernel whose module is missing or of another source."""
+    """Compile in the source tree each source whose module is missing or of another source."""
     for source in sources():
         target = module_path(source)
-        if not is_current(source, target) and not compile_kernel(source, target):
+        if not is_current(source, target) and not compile_module(source, target):
             # The others would fail for the same reason.
             return
 

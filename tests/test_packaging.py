@@ -60,7 +60,7 @@ def run(*command: str | Path, cwd: Path, **variables: str) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if has_compiler() and missing_requirements():
-        pytest.skip(f"the kernel cannot be compiled without {missing_requirements()}: run make setup")
+        pytest.skip(f"nothing can be compiled without {missing_requirements()}: run make setup")
     folder = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=ROOT)
     (built,) = folder.glob("*.whl")
@@ -124,7 +124,7 @@ def test_a_pure_wheel_is_one_for_all_platforms(tmp_path: Path) -> None:
     (built,) = tmp_path.glob("*.whl")
     assert built.name == f"trioha-{__version__}-py3-none-any.whl"
     with ZipFile(built) as archive:
-        assert "trioha/store/kernel.py" in archive.namelist()
+        assert "trioha/store/compiled_records.py" in archive.namelist()
         assert not [name for name in archive.namelist() if name.endswith((".so", ".pyd"))]
 
 

@@ -1,10 +1,10 @@
 """Modules that run compiled where they were compiled, and as they stand otherwise.
 
-Each `*kernel.py` is typed Python: the build (`hatch_build.py`) compiles a copy of it by mypyc, as `_<name>`
-beside it, where a C compiler is found. `store/system.py` has the same functions in Python as `system.c`,
-which is compiled in the same way. Each of these modules calls `use_compiled` at its end, which replaces its
-functions and classes by those of the compiled module. So callers import a module as any other, and nothing
-but `description` says how it runs.
+Each `compiled_*.py` is typed Python: the build (`hatch_build.py`) compiles a copy of it by mypyc, as
+`_<name>` beside it, where a C compiler is found. `store/system.py` has the same functions in Python as
+`system.c`, which is compiled in the same way. Each of these modules calls `use_compiled` at its end, which
+replaces its functions and classes by those of the compiled module. So callers import a module as any other,
+and nothing but `description` says how it runs.
 
 A compiled module is used only if it was made from the source that lies beside it: it names the SHA-256 of
 that, so an edited source is never shadowed by an older module. `TRIOHA_PURE=1` in the environment chooses
@@ -27,12 +27,12 @@ COMPILED: Final = "compiled"
 PURE: Final = "pure"
 _ROOT: Final = Path(__file__).parent
 MODULES: Final = (
-    "trioha.recording.kernel",
-    "trioha.remoting.pull_kernel",
-    "trioha.remoting.send_kernel",
-    "trioha.store.index_kernel",
-    "trioha.store.kernel",
-    "trioha.store.run_kernel",
+    "trioha.recording.compiled_events",
+    "trioha.remoting.compiled_pulls",
+    "trioha.remoting.compiled_sends",
+    "trioha.store.compiled_index",
+    "trioha.store.compiled_records",
+    "trioha.store.compiled_runs",
     "trioha.store.system",
 )
 
@@ -65,12 +65,12 @@ def find(module: str, *, source: Path, env: Mapping[str, str] = os.environ) -> t
     try:
         found = import_module(module)
     except ModuleNotFoundError as error:
-        return None, PURE if error.name == module else f"{PURE}, the compiled kernel needs {error.name}"
+        return None, PURE if error.name == module else f"{PURE}, the compiled code needs {error.name}"
     except (ImportError, ValueError) as error:
         # Of another version of librt.
-        return None, f"{PURE}, the compiled kernel cannot be loaded: {error}"
+        return None, f"{PURE}, the compiled code cannot be loaded: {error}"
     if source.is_file() and hashlib.sha256(source.read_bytes()).hexdigest() != found.SOURCE_SHA256:
-        return None, f"{PURE}, the compiled kernel is of another {source.name}: run make setup"
+        return None, f"{PURE}, the compiled code is of another {source.name}: run make setup"
     return found, COMPILED
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.archive.support import Log
-from tests.kernels import WAYS, kernels
+from tests.compiled_code import WAYS, compiled_code
 from tests.store.support import STORES, VECTORS
 from trioha.archive.config_files import read_config_files
 from trioha.archive.errors import ArchiveError, DamagedSourceError
@@ -40,7 +40,7 @@ def parts_of(source, *, bytes_max=1 << 30):
 @pytest.mark.parametrize("is_compiled", WAYS)
 @pytest.mark.parametrize("name", [f"{STORES[0]}/store", *(f"{name}/crash-store" for name in STORES[:2])])
 def test_stores_of_rocketmq_are_read_to_their_end(name, is_compiled):
-    with kernels(is_compiled=is_compiled):
+    with compiled_code(is_compiled=is_compiled):
         read_to_the_end(VECTORS / name)
 
 

@@ -28,9 +28,9 @@ import pytest
 import trio
 from attrs import frozen
 
+from tests.compiled_code import needs_compiled
 from tests.hostile.differing import TOPICS, Connection, connection_of, preloaded
 from tests.hostile.still_clock import PROGRAM
-from tests.kernels import needs_kernel
 from tests.levels import by_level
 from tests.node_process import TriohaNode
 from tests.ports import free_port
@@ -46,7 +46,7 @@ from trioha.remoting.status_reader import fetch_status
 pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8"),
-    needs_kernel,
+    needs_compiled,
 ]
 
 CONNECTIONS: Final = by_level(50, 100, 100)

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
+from tests.compiled_code import needs_compiled
 from tests.faults import disks
-from tests.kernels import needs_kernel
 from tests.node.wire import Wire, bodies_of, pull_from, send_to
 from tests.node_process import FILE_BYTES, run_trioha
 from tests.power_cut import devices
@@ -145,7 +145,7 @@ def test_a_bad_sector_fails_its_readers_until_the_disk_gives_it_again(start_node
 @pytest.mark.parametrize(
     "is_pure",
     [
-        pytest.param(False, marks=needs_kernel),
+        pytest.param(False, marks=needs_compiled),
         True,
     ],
 )

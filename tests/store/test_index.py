@@ -13,8 +13,8 @@ from tests.store.dispatching import RECORDED_INDEX, files_below
 from tests.store.index_keys import column
 from tests.store.support import STORES, copy_store, expected, offsets_of
 from trioha.errors import ConfigError, StoreError
+from trioha.store.compiled_index import KEY_BYTES
 from trioha.store.index_file import IndexFile, IndexShape, key_hash
-from trioha.store.index_kernel import KEY_BYTES
 from trioha.store.index_service import IndexService
 from trioha.store.tags import DelayLevels, java_hash, java_hashes, java_hashes_with_prefix, tags_code
 

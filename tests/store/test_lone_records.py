@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.compiled_code import IS_COMPILED, WAYS, compiled_code
 from tests.descriptors import close_after_test, resources_closed
-from tests.kernels import IS_COMPILED, WAYS, kernels
 from tests.store.dispatching import parts_of
 from tests.store.index_keys import column
 from tests.store.support import open_log
-from tests.store.test_kernel import COMMON, SHAPE, UNCOMMON, Wanted, fill, in_order, seen
+from tests.store.test_compiled_records import COMMON, SHAPE, UNCOMMON, Wanted, fill, in_order, seen
 from trioha.errors import StoreError
 from trioha.store import record_entries
 from trioha.store.consume_queue import ENTRY_BYTES
@@ -53,7 +53,7 @@ def assert_same_files(folder, found, *, shape):
         return result
 
     for is_compiled in MODES:
-        with kernels(is_compiled=is_compiled):
+        with compiled_code(is_compiled=is_compiled):
             lone = build(1)
             assert general_way(lambda: build(1)) == lone
     log.close()
@@ -95,7 +95,7 @@ def test_keys_one_by_one_give_the_bytes_of_the_column(number, begin_ms, tmp_path
         file = IndexFile.create(path, SHAPE, end_timestamp_ms=begin_ms, end_physical_offset=50)
         for slot in range(SHAPE.hash_slots):
             file._view[40 + 4 * slot : 44 + 4 * slot] = number.to_bytes(4, "big")
-        with kernels(is_compiled=is_compiled):
+        with compiled_code(is_compiled=is_compiled):
             for one in columns:
                 file.put(one, 0, len(one))
         file.close()

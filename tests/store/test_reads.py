@@ -5,8 +5,8 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.compiled_code import WAYS, compiled_code
 from tests.descriptors import resources_closed
-from tests.kernels import WAYS, kernels
 from tests.store.dispatching import RECORDED_INDEX, batch_topics, parts_of, recorded_settings
 from tests.store.support import STORES, copy_store, expected, message, offsets_of, open_log
 from trioha.store.consume_queues import ConsumeQueueSettings
@@ -227,7 +227,7 @@ def test_a_damaged_queue_whose_entries_changed_places_gives_the_records_that_the
 def test_a_joined_read_gives_what_one_of_single_records_gives(
     tmp_path_factory, *, is_compiled, tags, queues, offset, messages_max, bytes_max, wanted, damaged
 ):
-    with kernels(is_compiled=is_compiled):
+    with compiled_code(is_compiled=is_compiled):
         folder = tmp_path_factory.mktemp("joined")
         log, _ = open_log(folder / "log")
         results = [

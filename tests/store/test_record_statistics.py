@@ -5,7 +5,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kernels import WAYS, kernels
+from tests.compiled_code import WAYS, compiled_code
 from tests.store.support import HOST
 from tests.store.test_any_record import records
 from trioha.store.record import Record, encode_record
@@ -28,7 +28,7 @@ def test_statistics_of_any_records_end_before_the_first_that_is_damaged(is_compi
     else:
         last_at = len(data)
     statistics = RecordStatistics(topics_max=100)
-    with kernels(is_compiled=is_compiled):
+    with compiled_code(is_compiled=is_compiled):
         assert statistics.pass_records(bytes(data), at=0, shift=SHIFT).at == last_at
     times_ms = [record.store_timestamp_ms for record in found]
     assert statistics.records == len(found)
@@ -63,7 +63,7 @@ def test_no_more_topics_are_kept_than_tell_that_there_are_too_many(is_compiled):
             )
         )  # fmt: skip
     few, many = RecordStatistics(topics_max=24), RecordStatistics(topics_max=25)
-    with kernels(is_compiled=is_compiled):
+    with compiled_code(is_compiled=is_compiled):
         for each in (few, many):
             assert each.pass_records(bytes(data), at=0, shift=0).at == len(data)
     assert (few.topics, few.records) == (None, 50)

@@ -9,8 +9,8 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.compiled_code import IS_COMPILED, WAYS, compiled_code
 from tests.descriptors import resources_closed
-from tests.kernels import IS_COMPILED, WAYS, kernels
 from tests.store.support import cut_store, message, on_disk, open_log, open_store, receive, sync_queues
 from trioha.errors import StoreError
 from trioha.store.checkpoint import Checkpoint
@@ -65,7 +65,7 @@ def flush(store):
 
 @pytest.mark.parametrize("is_compiled", WAYS)
 def test_a_store_time_follows_the_clock_back_but_for_a_few_seconds(tmp_path, wall, is_compiled):
-    with kernels(is_compiled=is_compiled):
+    with compiled_code(is_compiled=is_compiled):
         log, _ = open_log(tmp_path)
 
         def stamp(ms, topic="Orders"):
@@ -91,7 +91,7 @@ def test_a_store_time_follows_the_clock_back_but_for_a_few_seconds(tmp_path, wal
 
 @pytest.mark.parametrize("is_compiled", WAYS)
 def test_a_masters_largest_store_time_is_kept_and_stamps_no_record_of_its_slave(tmp_path, wall, is_compiled):
-    with kernels(is_compiled=is_compiled):
+    with compiled_code(is_compiled=is_compiled):
         store = open_store(tmp_path)
         receive(store, LATEST_MS)
         dispatch(store)
@@ -110,7 +110,7 @@ def test_a_masters_largest_store_time_is_kept_and_stamps_no_record_of_its_slave(
 def test_each_step_back_is_found_in_whatever_stretches_the_log_is_dispatched(
     tmp_path, wall, is_compiled, capsys
 ):
-    with kernels(is_compiled=is_compiled):
+    with compiled_code(is_compiled=is_compiled):
         store = open_store(tmp_path)
         times = [0, 5000, 2001, 1999, 9000, YEARS_MS, 10_000, 7000, 6999, 12_000]
         starts = []
@@ -237,7 +237,7 @@ def test_searches_by_time_are_those_of_a_plain_search_over_a_clock_that_jumps(
     tmp_path_factory, moves, asked, beside, is_compiled
 ):
     wall = Wall()
-    with pytest.MonkeyPatch.context() as patch, kernels(is_compiled=is_compiled):
+    with pytest.MonkeyPatch.context() as patch, compiled_code(is_compiled=is_compiled):
         patch.setattr("trioha.store.commit_log.time", wall)
         store = open_store(tmp_path_factory.mktemp("time"))
         times = []

@@ -4,15 +4,15 @@ import pytest
 from attrs import evolve
 from isal.isal_zlib import crc32
 
-from tests.kernels import kernels, needs_kernel
+from tests.compiled_code import compiled_code, needs_compiled
 from tests.store.support import VECTORS
 from tests.store.test_any_record import HOST_V6
-from tests.store.test_kernel import Wanted, in_order
-from trioha.store import kernel
+from tests.store.test_compiled_records import Wanted, in_order
+from trioha.store import compiled_records
 from trioha.store.record import encode_record
 from trioha.store.record_layout import _COPY_BYTES, BORN_HOST_V6, FaultKind, check_record, scan_records
 
-pytestmark = needs_kernel
+pytestmark = needs_compiled
 
 LOG = VECTORS / "store-5.3.3/store/commitlog" / f"{0:020}"
 
@@ -33,7 +33,7 @@ def scanned(data, *, check_crc=True):
     """What the walk says, compiled or not, which is what the check of each record says."""
     found = []
     for is_compiled in (False, True):
-        with kernels(is_compiled=is_compiled):
+        with compiled_code(is_compiled=is_compiled):
             found.append(scan_records(memoryview(data), 0, len(data), 0, check_crc=check_crc))
     assert found[0] == found[1]
     at = records = 0
@@ -71,7 +71,7 @@ def test_uncommon_records_and_longer_ones_than_a_copy_are_passed_too():
 def test_a_damaged_body_ends_the_walk_that_checks_it():
     data = records_of([b"body"] * 3)
     data[-5] ^= 1
-    assert kernel.walk_records(bytes(data), 0, None)[1] == 3
-    assert kernel.walk_records(bytes(data), 0, crc32)[1] == 2
+    assert compiled_records.walk_records(bytes(data), 0, None)[1] == 3
+    assert compiled_records.walk_records(bytes(data), 0, crc32)[1] == 2
     found = scanned(data)
     assert (found.records, found.fault.kind) == (2, FaultKind.BAD_CRC)

@@ -24,8 +24,8 @@ from trioha.metadata.table import TableFull
 from trioha.net.transport import release
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
+from trioha.remoting.compiled_pulls import PullNumbers
 from trioha.remoting.pull_forms import PullForm
-from trioha.remoting.pull_kernel import PullNumbers
 from trioha.remoting.pull_message import PullFlag, PullRequest, PullResponseHeader
 from trioha.remoting.serving import Peer, WaitingAnswer
 from trioha.store.message_store import MessageStore

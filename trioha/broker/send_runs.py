@@ -19,7 +19,7 @@ from trioha.broker.puts import PutAnswer, PutService
 from trioha.broker.send_processor import FORBIDDEN_TOPICS, SendProcessor, born_host_of
 from trioha.ha.group_commit import Commit
 from trioha.metadata.topics import TopicTable
-from trioha.remoting import send_kernel
+from trioha.remoting import compiled_sends
 from trioha.remoting.codec import encode_head
 from trioha.remoting.codes import RequestCode
 from trioha.remoting.command import BadRequestError, RemotingCommand
@@ -95,7 +95,7 @@ def _answers(sends: EncodedSends, statuses: list[PutStatus] | None, appended: Ap
     if statuses is not None:
         return _answers_by_status(sends, statuses, appended)
     host = appended.store_host_packed.hex().upper().encode()
-    return send_kernel.encode_answers(sends.columns, appended.put_offsets, host, _PARTS)
+    return compiled_sends.encode_answers(sends.columns, appended.put_offsets, host, _PARTS)
 
 
 def _answers_by_status(sends: EncodedSends, statuses: list[PutStatus], appended: AppendResult) -> bytes:

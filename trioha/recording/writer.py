@@ -15,7 +15,7 @@ from shutil import rmtree
 
 from attrs import define, field
 
-from trioha.recording import kernel
+from trioha.recording import compiled_events
 from trioha.recording.events import RECORD, RECORD_BYTES
 from trioha.recording.keyframes import KeyframeBuilder
 from trioha.recording.layout import (
@@ -141,7 +141,9 @@ class SessionWriter:
     def _fill(block: Block) -> None:
         """Write the events of runs to the places that were left for them."""
         for position, time_ns, word, second_word, put_offsets, end_offset, request_id, value in block.runs:
-            events = kernel.encode_run(time_ns, word, second_word, put_offsets, end_offset, request_id, value)
+            events = compiled_events.encode_run(
+                time_ns, word, second_word, put_offsets, end_offset, request_id, value
+            )
             end = position + len(events)
             assert end <= len(block.buffer), f"a run ends at {end} of {len(block.buffer)} bytes"
             block.buffer[position:end] = events
@@ -167,7 +169,7 @@ class SessionWriter:
 
     def _append(self, records: memoryview) -> None:
         count = len(records) // RECORD_BYTES
-        records[:] = kernel.number_events(bytes(records), self._next_seq)
+        records[:] = compiled_events.number_events(bytes(records), self._next_seq)
         _write_all(self._segment, records)
         self._next_seq += count
         self._segment_records += count

@@ -28,7 +28,7 @@ from attrs import frozen
 
 from trioha.errors import LocalProtocolError, RemoteProtocolError
 from trioha.numbers import I32, parse_int
-from trioha.remoting import pull_kernel, send_kernel
+from trioha.remoting import compiled_pulls, compiled_sends
 from trioha.remoting.codes import LanguageCode
 from trioha.remoting.command import RemotingCommand, SerializeType
 from trioha.remoting.fastjson import as_text, parse_json, shown
@@ -224,7 +224,7 @@ class FrameDecoder:
         """
         if self._wanted_bytes != 4 or self._at == len(self._data):
             return None
-        found = send_kernel.read_sends(
+        found = compiled_sends.read_sends(
             self._data, self._at, sends_max, self._frame_bytes_max, self._header_bytes_max, shared
         )
         if not found.count:
@@ -257,7 +257,7 @@ class FrameDecoder:
         """
         if self._forms is None or self._wanted_bytes != 4 or self._at == len(self._data):
             return None
-        pull = pull_kernel.read_pull_at(
+        pull = compiled_pulls.read_pull_at(
             self._data, self._at, self._frame_bytes_max, min(self._header_bytes_max, FORM_BYTES_MAX)
         )
         form = None if pull is None else self._forms.find(pull.form)
@@ -365,7 +365,7 @@ class FrameDecoder:
 
 def _decode_short_header(header: bytes, forms: PullForms) -> RemotingCommand:
     """A command without a body, by its form if it is a pull."""
-    pull = pull_kernel.read_pull(header)
+    pull = compiled_pulls.read_pull(header)
     form = None if pull is None else forms.find(pull.form)
     if pull is not None and form is not None:
         return form.command_of(pull)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from functools import partial
 
 from trioha.errors import RemoteProtocolError
-from trioha.store import run_kernel
+from trioha.store import compiled_runs
 from trioha.store.messages import COLUMNS, BatchItem, EncodedItems
 
 
@@ -37,8 +37,8 @@ def batch_items(body: bytes) -> EncodedItems:
     return EncodedItems(body, count=_read(body).count, decode=partial(parse_batch, body))
 
 
-def _read(body: bytes) -> run_kernel.Batch:
-    found = run_kernel.read_batch(body, 0, 0, 0, 0)
+def _read(body: bytes) -> compiled_runs.Batch:
+    found = compiled_runs.read_batch(body, 0, 0, 0, 0)
     if found.next_at < len(body):
         raise RemoteProtocolError(
             f"message {found.count} of the batch, at byte {found.next_at} of {len(body)}, is cut short, "

@@ -1,9 +1,9 @@
 """Forms of pulls: what the pulls of a consumer for one queue have in common.
 
 Theory of operation. A push consumer asks for each of its queues again and again, and between two requests
-only opaque, queueOffset and commitOffset differ. `pull_kernel.read_pull` cuts these numbers out of a header.
-What is left is the form: a key, under which the fields are kept that the codec has read from the first pull
-of the form. The handler of pulls may keep with it what follows from these fields.
+only opaque, queueOffset and commitOffset differ. `compiled_pulls.read_pull` cuts these numbers out of a
+header. What is left is the form: a key, under which the fields are kept that the codec has read from the
+first pull of the form. The handler of pulls may keep with it what follows from these fields.
 
 `read_pull` searches for the numbers and reads nothing else. So a form is kept only if the codec reads the
 same header with other numbers as the same fields with these numbers: what was cut out is the three fields'
@@ -18,9 +18,9 @@ from typing import Final
 
 from attrs import define
 
-from trioha.remoting import pull_kernel
+from trioha.remoting import compiled_pulls
 from trioha.remoting.command import RemotingCommand
-from trioha.remoting.pull_kernel import CUT, PullNumbers
+from trioha.remoting.compiled_pulls import CUT, PullNumbers
 
 FORMS_MAX: Final = 2048
 FORM_BYTES_MAX: Final = 1024
@@ -108,7 +108,7 @@ class PullForms:
         form = PullForm(command)
         first, *rest = pull.form.split(CUT)
         header = first + b"".join(b"%d%b" % (number, part) for number, part in enumerate(rest, 901))
-        other = pull_kernel.read_pull(header)
+        other = compiled_pulls.read_pull(header)
         if other is None or _fields(form.command_of(other)) != _fields(decode(header)):
             return
         if len(self._forms) >= self._forms_max:

@@ -13,9 +13,9 @@ from attrs.validators import ge
 from trioha.remoting.address import Address
 from trioha.remoting.codec import FRAME_BYTES_MAX
 from trioha.remoting.command import RemotingCommand
+from trioha.remoting.compiled_pulls import PullNumbers
 from trioha.remoting.memory import bytes_max_for
 from trioha.remoting.pull_forms import PullForm
-from trioha.remoting.pull_kernel import PullNumbers
 from trioha.store.messages import EncodedSends
 
 

@@ -2,7 +2,7 @@
 
 See docs/protocol/store.md#records. `store.record_log` has what master and slave share: bytes, marks, files.
 A put is one message, a batch of which all messages are stored or none, or a run of sends that came together;
-each becomes one append. Common runs are encoded by the kernel, all else by `store.put_records`.
+each becomes one append. Common runs are encoded by compiled code, all else by `store.put_records`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from isal.isal_zlib import crc32
 
 from trioha.errors import StoreError
-from trioha.store import run_kernel
+from trioha.store import compiled_runs
 from trioha.store.consume_queues import QUEUES_MAX
 from trioha.store.disk_refusals import DiskRefusals
 from trioha.store.mapped_file import MappedFile
@@ -217,7 +217,7 @@ class CommitLog(RecordLog):
 
     def _append_encoded(self, batch: MessageBatch, body: bytes) -> AppendResult | None:
         """`append_sends` of a batch that is still as it was sent; None where `append_batch` looks at it."""
-        found = run_kernel.read_batch(
+        found = compiled_runs.read_batch(
             body, batch.queue_id, batch.sys_flag & ~HOSTS_V6, batch.born_timestamp_ms, batch.reconsume_times
         )
         if b"INNER_" in found.properties:
@@ -240,7 +240,7 @@ class CommitLog(RecordLog):
         return appended
 
     def append_sends(self, sends: EncodedSends, data: bytes, *, born_host: Host) -> AppendResult | None:
-        """Store sends that came together, with bodies in `data`, as `append` does each, by the kernel.
+        """Store sends that came together, with bodies in `data`, as `append` does each, by compiled code.
 
         None, with nothing stored, where `append` has to look at each: it may refuse one, or end the file. The
         records share a store timestamp, and their `batch_offsets` are where they start.
@@ -271,7 +271,7 @@ class CommitLog(RecordLog):
             queue_id: queue_offsets.get((sends.topic, queue_id), 0) for queue_id in sends.queue_ids
         }
         store_timestamp_ms = self._stamp_ms(sends.topic)
-        records, put_offsets = run_kernel.encode_run(
+        records, put_offsets = compiled_runs.encode_run(
             data,
             sends.columns,
             sends.properties,

@@ -26,8 +26,8 @@ from struct import Struct
 from attrs import frozen
 
 from trioha.errors import StoreError
-from trioha.store import index_kernel
-from trioha.store.index_kernel import KEY_BYTES, TIME_DIFF_MAX_S
+from trioha.store import compiled_index
+from trioha.store.compiled_index import KEY_BYTES, TIME_DIFF_MAX_S
 from trioha.store.mapped_file import create_atomically, hint_at
 from trioha.store.mapping import end_map, map_file
 from trioha.store.syncing import SharedDescriptor
@@ -194,7 +194,7 @@ class IndexFile:
         if number <= 1:
             self.begin_physical_offset = first_offset
             self.begin_timestamp_ms = first_ms
-        entries, used_slots = index_kernel.index_entries(
+        entries, used_slots = compiled_index.index_entries(
             keys,
             start,
             stop,

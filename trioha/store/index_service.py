@@ -16,8 +16,8 @@ import structlog
 from attrs import frozen
 
 from trioha.errors import StoreError
+from trioha.store.compiled_index import KEY_BYTES
 from trioha.store.index_file import IndexFile, IndexShape, key_hash, unpack_key, unpack_keys
-from trioha.store.index_kernel import KEY_BYTES
 from trioha.store.syncing import SyncWork
 from trioha.store.tags import java_hashes
 

@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from trioha.errors import StoreError
-from trioha.store import kernel, system
+from trioha.store import compiled_records, system
 from trioha.store.file_cache import FileCache
 from trioha.store.mapped_file import FILE_NAME_DIGITS, MappedFile
 from trioha.store.read_faults import ReadFaults
@@ -100,7 +100,7 @@ class LogFiles:
             return b""
         file = self.file_of(offset)
         first = file.start_offset
-        spans, size = kernel.find_spans(entries, bytes_max, first, min(file.end_offset, end_offset))
+        spans, size = compiled_records.find_spans(entries, bytes_max, first, min(file.end_offset, end_offset))
         if end_offset - offset <= MAPPED_BYTES and file.is_held:
             view = file.view
             return b"".join([view[at : at + length] for at, length in spans])

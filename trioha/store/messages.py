@@ -62,7 +62,7 @@ class BatchItem:
 
 
 class EncodedItems(Sequence[BatchItem]):
-    """The messages of a batch as the producer sent them, for `store.run_kernel`; decoded where needed."""
+    """The messages of a batch as the producer sent them, for `store.compiled_runs`; decoded where needed."""
 
     __slots__ = ("_count", "_decode", "_items", "body")
 
@@ -106,12 +106,12 @@ class MessageBatch:
 
 
 COLUMNS: Final = Struct(">9q")
-"""Of one send of a run, see `remoting.send_kernel`."""
+"""Of one send of a run, see `remoting.compiled_sends`."""
 
 
 @define
 class EncodedSends:
-    """Sends of one topic that came together, each a put of its own, as `remoting.send_kernel` reads them,
+    """Sends of one topic that came together, each a put of its own, as `remoting.compiled_sends` reads them,
     which has the layout of `columns`. Never changed.
     """
 

@@ -1,8 +1,8 @@
 """The records of a put in plain Python: of a message, or of a batch's (docs/protocol/store.md#batches).
 
 The records of a put follow each other in one log file. They share topic, queue, sysFlag, times, hosts and
-reconsumeTimes; each has its own flag, body and properties, and the next queue offset. The kernel encodes runs
-and batches of common records to the same bytes.
+reconsumeTimes; each has its own flag, body and properties, and the next queue offset. Compiled code encodes
+runs and batches of common records to the same bytes.
 """
 
 from __future__ import annotations

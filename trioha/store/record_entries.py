@@ -6,9 +6,9 @@ A record's type decides: plain and committed messages enter their queue and the 
 index, rolled back ones neither. `EntryCollector.collect` walks over records and keeps their entries in
 memory; `write_queues` then writes each queue once, and `write_index` the index once.
 
-`store.kernel.Columns` collects common records, and `EntryCollector` those where it stops: records of unknown
-queues or batch topics, with another number than their queue's next, with empty properties, with a store time
-that goes back, long ones, or damaged ones.
+`store.compiled_records.Columns` collects common records, and `EntryCollector` those where it stops: records
+of unknown queues or batch topics, with another number than their queue's next, with empty properties, with a
+store time that goes back, long ones, or damaged ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attrs import define
 
 from trioha.errors import StoreError
 from trioha.numbers import I64, NATURAL32, NATURAL64, parse_int
-from trioha.store import kernel
+from trioha.store import compiled_records
 from trioha.store.consume_queue import ConsumeQueue
 from trioha.store.consume_queues import ConsumeQueues, Queue
 from trioha.store.dispatch_settings import DispatchFault, DispatchSettings
@@ -106,7 +106,7 @@ class EntryCollector:
         self._latest_ms = 0
         """The same of the collected ones."""
         self._steps: list[TimeStep] = []
-        self._columns = kernel.Columns(_hash_after, multi_dispatch=settings.enable_multi_dispatch)
+        self._columns = compiled_records.Columns(_hash_after, multi_dispatch=settings.enable_multi_dispatch)
         """Collects common records; it has the keys of all records, in log order."""
 
     def forget_queues(self) -> None:

@@ -29,7 +29,7 @@ to the file's end.
 
 The functions are pure: from a buffer and indexes they compute numbers. Recovery, verification, replicas,
 reads and dispatch all check records with `check_record`, but for common ones (V1, IPv4 hosts), which the
-loops of `kernel.py` pass.
+loops of `compiled_records.py` pass.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from attrs import frozen
 from isal.isal_zlib import crc32
 
 from trioha.numbers import I64
-from trioha.store import kernel
+from trioha.store import compiled_records
 
 Buffer = bytes | bytearray | memoryview | mmap
 
@@ -363,7 +363,7 @@ def _pass_common(view: memoryview, at: int, end: int, shift: int, *, check_crc: 
     Returns the index after them, how many they were, and the index of the last one, -1 without any. It stops
     at the first record that is not whole and valid.
     """
-    walk = kernel.walk_records
+    walk = compiled_records.walk_records
     crc = crc32 if check_crc else None
     records = 0
     last_at = -1

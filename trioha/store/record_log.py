@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from trioha.errors import StoreError
-from trioha.store import kernel
+from trioha.store import compiled_records
 from trioha.store.callbacks import Callbacks
 from trioha.store.log_files import NO_BYTES, LogFiles
 from trioha.store.mapped_file import MappedFile
@@ -118,7 +118,7 @@ class RecordLog:
         None unless all are common, in the file of the first one and not longer, and the disk gives them.
         """
         data = self._files.joined(entries, bytes_max, end_offset=self.appended.offset)
-        records = kernel.count_records(data, entries)
+        records = compiled_records.count_records(data, entries)
         return (records, memoryview(data)) if records else None
 
     # -- appending -----------------------------------------------------------------------------------------

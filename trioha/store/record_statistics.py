@@ -5,7 +5,7 @@ from __future__ import annotations
 from isal.isal_zlib import crc32
 
 from trioha.numbers import I64
-from trioha.store import kernel
+from trioha.store import compiled_records
 from trioha.store.record_layout import ScanEnd, scan_records, store_timestamp_ms, topic_of
 
 
@@ -32,7 +32,9 @@ class RecordStatistics:
         """
         end, topics = len(data), self._topics
         if end + shift <= I64.high:
-            at, records, *times_ms = kernel.describe_records(data, at, shift, topics, self._topics_max, crc32)
+            at, records, *times_ms = compiled_records.describe_records(
+                data, at, shift, topics, self._topics_max, crc32
+            )
             if records:
                 self._note(records, *times_ms)
 

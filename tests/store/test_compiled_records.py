@@ -17,15 +17,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hatch_build import has_compiler
+from tests.compiled_code import IS_COMPILED, compiled_code
 from tests.descriptors import resources_closed
-from tests.kernels import IS_COMPILED, kernels
 from tests.levels import by_level
 from tests.store.dispatching import files_below, parts_of
 from tests.store.index_keys import column
 from tests.store.support import HOST, STORES, VECTORS, open_log
 from tests.store.test_any_record import HOST_V6, records
 from trioha.compiled import description
-from trioha.store import kernel, record_entries, record_layout, run_kernel
+from trioha.store import compiled_records, compiled_runs, record_entries, record_layout
 from trioha.store.consume_queues import ConsumeQueues
 from trioha.store.dispatch_settings import DispatchSettings
 from trioha.store.index_file import ENTRY_BYTES, KEY_BYTES, IndexFile, IndexShape, unpack_keys
@@ -39,10 +39,10 @@ from trioha.store.topics import SCHEDULE_TOPIC
 
 @contextmanager
 def mode(*, is_compiled, copy_bytes=1 << 17, long_bytes=8192):
-    """Run compiled or not; of a log that is dispatched the kernel gets copies of `copy_bytes`, but not of
+    """Run compiled or not; of a log that is dispatched compiled code gets copies of `copy_bytes`, but not of
     records longer than `long_bytes`: these are collected as any record may be."""
     with (
-        kernels(is_compiled=is_compiled),
+        compiled_code(is_compiled=is_compiled),
         patch.object(record_entries, "_COPY_BYTES", copy_bytes),
         patch.object(record_entries, "_LONG_RECORD_BYTES", long_bytes),
     ):
@@ -60,19 +60,19 @@ def in_both(run, **how):
 
 
 def test_the_kernel_is_compiled_where_a_compiler_is():
-    assert IS_COMPILED is has_compiler(), f"the kernel is {description()}: run make setup"
+    assert IS_COMPILED is has_compiler(), f"the code is {description()}: run make setup"
 
 
 def test_constants_of_the_kernel_are_those_of_the_layout():
-    assert record_layout.MAGIC_V1 == kernel.MAGIC_V1 == run_kernel.MAGIC_V1
-    assert record_layout.TOPIC_BYTES_MAX_V1 == kernel.TOPIC_BYTES_MAX
-    assert record_layout.BODY_AT_V4 == kernel.BODY_AT
+    assert record_layout.MAGIC_V1 == compiled_records.MAGIC_V1 == compiled_runs.MAGIC_V1
+    assert record_layout.TOPIC_BYTES_MAX_V1 == compiled_records.TOPIC_BYTES_MAX
+    assert record_layout.BODY_AT_V4 == compiled_records.BODY_AT
     for name in (
         "HOSTS_V6", "TRANSACTION_MASK", "TRANSACTION_PREPARED", "TRANSACTION_ROLLBACK", "CRC_MASK",
         "RECORD_BYTES_MIN",
     ):  # fmt: skip
-        assert getattr(record_layout, name) == getattr(kernel, name), name
-    assert kernel.KEY_BYTES == KEY_BYTES
+        assert getattr(record_layout, name) == getattr(compiled_records, name), name
+    assert compiled_records.KEY_BYTES == KEY_BYTES
 
 
 # -- logs ----------------------------------------------------------------------------------------------------

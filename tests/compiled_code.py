@@ -1,4 +1,4 @@
-"""Both ways in which the kernels run, in one process: compiled, and as they stand (`trioha.compiled`)."""
+"""Both ways in which compiled code runs, in one process: compiled, and as they stand (`trioha.compiled`)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from trioha.compiled import COMPILED, MODULES, description
 
 IS_COMPILED = description() == COMPILED
-needs_kernel = pytest.mark.skipif(not IS_COMPILED, reason=f"the kernel is {description()}")
-WAYS = [pytest.param(False, id="plain"), pytest.param(True, id="compiled", marks=needs_kernel)]
+needs_compiled = pytest.mark.skipif(not IS_COMPILED, reason=f"the code is {description()}")
+WAYS = [pytest.param(False, id="plain"), pytest.param(True, id="compiled", marks=needs_compiled)]
 
 
 def plain_copy(module: ModuleType) -> ModuleType:
-    """A kernel as it stands, under a name that keeps it so."""
+    """A module as it stands, under a name that keeps it so."""
     assert module.__file__ is not None
     spec = spec_from_file_location("_plain", module.__file__)
     assert spec is not None
@@ -39,8 +39,8 @@ _USED = [{key: getattr(module, key) for key in plain} for module, plain in _PLAI
 
 
 @contextmanager
-def kernels(*, is_compiled: bool) -> Iterator[None]:
-    """Run compiled kernels, or all as they stand."""
+def compiled_code(*, is_compiled: bool) -> Iterator[None]:
+    """Run compiled code, or all as they stand."""
     if not is_compiled:
         for module, plain in _PLAIN:
             vars(module).update(plain)

@@ -1,7 +1,7 @@
 """Runs of sends and batches: a batch as a run, and the records of a run.
 
-Compiled by mypyc where that is possible (`trioha.compiled`). `remoting.send_kernel` has the layout of a run's
-columns, `remoting.message_batch` that of a batch.
+Compiled by mypyc where that is possible (`trioha.compiled`). `remoting.compiled_sends` has the layout of a
+run's columns, `remoting.message_batch` that of a batch.
 """
 
 from __future__ import annotations

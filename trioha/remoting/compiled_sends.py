@@ -2,7 +2,7 @@
 
 A producer with many threads shares one connection, so sends arrive several at a time. Read one by one, each
 costs the broker a dict of header fields and a dozen objects. `read_sends` reads all that have arrived into
-columns, `store.run_kernel.encode_run` makes their records, and `encode_answers` their answers.
+columns, `store.compiled_runs.encode_run` makes their records, and `encode_answers` their answers.
 
 Compiled by mypyc where that is possible (`trioha.compiled`). A run consists of common sends: whole frames of
 SEND_MESSAGE_V2 with a JSON header as Java's clients write it (keys in order, no white space), ASCII only,

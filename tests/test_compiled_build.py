@@ -1,4 +1,4 @@
-"""The kernel is compiled where a compiler is, and only a module of the present source is used."""
+"""Modules are compiled where a compiler is, and only a module of the present source is used."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from hatch_build import has_compiler, missing_requirements, module_path, sources
-from tests.kernels import plain_copy
+from tests.compiled_code import plain_copy
 from trioha.compiled import MODULES, description, find, source_of
-from trioha.recording import kernel as recording_kernel
-from trioha.remoting import pull_kernel, send_kernel
-from trioha.store import index_kernel, kernel, run_kernel, system
+from trioha.recording import compiled_events
+from trioha.remoting import compiled_pulls, compiled_sends
+from trioha.store import compiled_index, compiled_records, compiled_runs, system
 
 ROOT = Path(__file__).parents[1]
 needs_compiler = pytest.mark.skipif(
@@ -24,14 +24,14 @@ needs_compiler = pytest.mark.skipif(
     reason=f"no C compiler, TRIOHA_PURE is set, or missing (run make setup): {missing_requirements()}",
 )
 HEAD = 'from typing import Final\n\nSOURCE_SHA256: Final = ""\n'
-"""What the hook expects in a kernel."""
+"""What the hook expects in a source."""
 
 
 def tree(folder: Path, *, source: str) -> Path:
-    """A source tree with nothing but the build hook and a kernel of that text."""
+    """A source tree with nothing but the build hook and one source of that text."""
     (folder / "trioha/store").mkdir(parents=True)
     shutil.copy(ROOT / "hatch_build.py", folder)
-    (folder / "trioha/store/kernel.py").write_text(source)
+    (folder / "trioha/store/compiled_records.py").write_text(source)
     return folder
 
 
@@ -51,15 +51,15 @@ def build(folder: Path, **variables: str) -> str:
 
 
 def modules(folder: Path) -> list[Path]:
-    return [path for path in (folder / "trioha/store").iterdir() if path.name != "kernel.py"]
+    return [path for path in (folder / "trioha/store").iterdir() if path.name != "compiled_records.py"]
 
 
 @pytest.mark.full
 @needs_compiler
 @pytest.mark.timeout(600)
-def test_a_kernel_is_compiled_again_after_an_edit_and_only_then(tmp_path: Path) -> None:
+def test_a_module_is_compiled_again_after_an_edit_and_only_then(tmp_path: Path) -> None:
     folder = tree(tmp_path, source=f"{HEAD}ANSWER: Final = 42\n")
-    source = folder / "trioha/store/kernel.py"
+    source = folder / "trioha/store/compiled_records.py"
     module = module_path(source)
     module.write_bytes(b"made of " + hashlib.sha256(b"the source before").hexdigest().encode())
     assert build(folder) == ""
@@ -73,13 +73,21 @@ def test_a_kernel_is_compiled_again_after_an_edit_and_only_then(tmp_path: Path) 
     assert said.split() == ["42", hashlib.sha256(source.read_bytes()).hexdigest()]
 
 
-def test_the_kernels_of_the_tree_are_those_that_are_loaded() -> None:
+def test_the_sources_of_the_tree_are_those_that_are_loaded() -> None:
     assert sources() == [source_of(name) for name in MODULES]
-    assert {*sources()} == {*ROOT.glob("trioha/*/*kernel.py"), ROOT / "trioha/store/system.c"}
+    assert {*sources()} == {*ROOT.glob("trioha/*/compiled_*.py"), ROOT / "trioha/store/system.c"}
 
 
-def test_all_of_a_kernel_is_compiled_or_nothing_is() -> None:
-    for module in (recording_kernel, pull_kernel, send_kernel, index_kernel, kernel, run_kernel, system):
+def test_all_of_a_module_is_compiled_or_nothing_is() -> None:
+    for module in (
+        compiled_events,
+        compiled_pulls,
+        compiled_sends,
+        compiled_index,
+        compiled_records,
+        compiled_runs,
+        system,
+    ):
         plain = plain_copy(module)
         own = [key for key, value in vars(plain).items() if getattr(value, "__module__", None) == "_plain"]
         assert own
@@ -91,7 +99,7 @@ def test_all_of_a_kernel_is_compiled_or_nothing_is() -> None:
 def test_without_a_compiler_nothing_is_compiled_and_nothing_is_said(
     variables: dict[str, str], tmp_path: Path
 ) -> None:
-    folder = tree(tmp_path, source=(ROOT / "trioha/store/kernel.py").read_text())
+    folder = tree(tmp_path, source=(ROOT / "trioha/store/compiled_records.py").read_text())
     assert build(folder, **variables) == ""
     assert modules(folder) == []
 
@@ -99,7 +107,7 @@ def test_without_a_compiler_nothing_is_compiled_and_nothing_is_said(
 @pytest.mark.full
 @needs_compiler
 @pytest.mark.timeout(600)
-def test_a_kernel_that_cannot_be_compiled_leaves_plain_python(tmp_path: Path) -> None:
+def test_a_module_that_cannot_be_compiled_leaves_plain_python(tmp_path: Path) -> None:
     folder = tree(tmp_path, source=f'{HEAD}wrong: int = "text"\n')
     said = build(folder)
     assert "Incompatible types in assignment" in said
@@ -111,7 +119,7 @@ def test_a_kernel_that_cannot_be_compiled_leaves_plain_python(tmp_path: Path) ->
 @needs_compiler
 def test_c_that_cannot_be_compiled_leaves_plain_python(tmp_path: Path) -> None:
     folder = tree(tmp_path, source="")
-    (folder / "trioha/store/kernel.py").unlink()
+    (folder / "trioha/store/compiled_records.py").unlink()
     source = folder / "trioha/store/system.c"
     source.write_text("int walk(void) { return undeclared; }")
     said = build(folder)
@@ -125,9 +133,9 @@ def test_c_that_cannot_be_compiled_leaves_plain_python(tmp_path: Path) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to import modules from, with a kernel's source."""
+    """A folder to import modules from, with the source of one."""
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "kernel.py").write_text("the source")
+    (tmp_path / "compiled_records.py").write_text("the source")
     return tmp_path
 
 
@@ -137,16 +145,16 @@ def made_of(source: bytes) -> str:
 
 def test_a_module_of_the_present_source_is_used(place: Path) -> None:
     (place / "kernel_that_fits.py").write_text(made_of(b"the source"))
-    found, said = find("kernel_that_fits", source=place / "kernel.py", env={})
+    found, said = find("kernel_that_fits", source=place / "compiled_records.py", env={})
     assert found is not None
     assert said == "compiled"
 
 
 def test_a_module_of_an_edited_source_is_not_used(place: Path) -> None:
     (place / "kernel_of_before.py").write_text(made_of(b"the source before"))
-    found, said = find("kernel_of_before", source=place / "kernel.py", env={})
+    found, said = find("kernel_of_before", source=place / "compiled_records.py", env={})
     assert found is None
-    assert said == "pure, the compiled kernel is of another kernel.py: run make setup"
+    assert said == "pure, the compiled code is of another compiled_records.py: run make setup"
 
 
 def test_a_module_that_cannot_be_loaded_is_named(place: Path) -> None:
@@ -159,16 +167,16 @@ def test_a_module_that_cannot_be_loaded_is_named(place: Path) -> None:
     ):
         name = f"kernel_that_fails_{number}"
         (place / f"{name}.py").write_text(text)
-        found = find(name, source=place / "kernel.py", env={})
-        assert found == (None, f"pure, the compiled kernel {reason}")
+        found = find(name, source=place / "compiled_records.py", env={})
+        assert found == (None, f"pure, the compiled code {reason}")
 
 
 def test_without_a_module_trioha_is_pure(place: Path) -> None:
-    assert find("kernel_that_is_not_there", source=place / "kernel.py", env={}) == (None, "pure")
+    assert find("kernel_that_is_not_there", source=place / "compiled_records.py", env={}) == (None, "pure")
 
 
 def test_the_variable_chooses_plain_python(place: Path) -> None:
     (place / "kernel_to_choose.py").write_text(made_of(b"the source"))
     for value, is_pure in (("1", True), ("yes", True), ("0", False), ("", False)):
-        _, said = find("kernel_to_choose", source=place / "kernel.py", env={"TRIOHA_PURE": value})
+        _, said = find("kernel_to_choose", source=place / "compiled_records.py", env={"TRIOHA_PURE": value})
         assert said == ("pure, TRIOHA_PURE is set" if is_pure else "compiled")
