@@ -14,8 +14,9 @@ _ENDED_MAX: Final = 64
 class Ending(Protocol):
     """Something that waits no longer than until its deadline."""
 
-    is_over: bool
-    """Whether it waits no more."""
+    @property
+    def is_over(self) -> bool:
+        """Whether it waits no more."""
 
     def end(self) -> None:
         """Its time is over."""

@@ -134,6 +134,10 @@ class ConsumerOrders(MetadataTable):
         """What was handed out last."""
         return self._orders.get(queue)
 
+    def items(self) -> list[tuple[GroupQueue, Order]]:
+        """What was handed out last, of all groups and queues."""
+        return list(self._orders.items())
+
     def put(self, queue: GroupQueue, order: Order) -> None:
         """The queue was popped, or something is acknowledged or changed. Raises TableFull."""
         if queue not in self._orders and len(self._orders) >= self._orders_max:

@@ -58,6 +58,7 @@ class Pops:
     notices: PopPolls
     """Notifications that wait."""
     positions: PopPositions
+    ordered: OrderedPops
     processor: PopProcessor
     revival: Revival | None
     """None on a slave, and without timerWheelEnable."""
@@ -175,6 +176,7 @@ class Pops:
             polls,
             notices,
             positions,
+            ordered,
             processor,
             revival,
             {
@@ -200,6 +202,7 @@ class Pops:
             nursery.start_soon(self.polls.run)
             nursery.start_soon(self.notices.run)
             nursery.start_soon(self.positions.run)
+            nursery.start_soon(self.ordered.run)
             await self.restore()
             nursery.start_soon(self.revival.run)
 

@@ -18,6 +18,7 @@ from trioha.broker.timer_messages import TimerMessages
 from trioha.broker.traffic import BrokerTraffic
 from trioha.config.broker import BrokerConfig, BrokerRole
 from trioha.ha.group_commit import GroupCommitSettings
+from trioha.ha.meter import LagClock
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.topics import TopicConfig
 from trioha.node.consumers import Consumers
@@ -192,6 +193,10 @@ class Popping:
     def write_tables(self):
         """Write the files of the tables, as the node does at its intervals."""
         self.metadata.close()
+
+    def acknowledge(self):
+        """A slave has all of the log."""
+        self.replicas.acknowledge(1, replica="a", ack_offset=self.log.max_offset, lag_clock=LagClock())
 
     # -- requests
 

@@ -183,6 +183,58 @@ async def test_nothing_is_handed_out_whose_check_point_is_refused(broker, autoju
     assert bodies(await broker.take()) == [b"message"]
 
 
+# -- slaves of a SYNC_MASTER ---------------------------------------------------------------------------------
+
+
+async def test_an_acknowledgement_is_answered_when_a_slave_has_it(tmp_path, wall, nursery, autojump_clock):
+    broker = Popping(tmp_path, wall, copies=1)
+    answers = []
+
+    async def acknowledge(one):
+        answers.append((await broker.ack(one)).code)
+
+    broker.put(b"0", b"1")
+    broker.acknowledge()
+    async with broker.running():
+        async with trio.open_nursery() as pop:
+            found = []
+
+            async def take():
+                found.extend(await broker.take())
+
+            pop.start_soon(take)
+            await trio.sleep(1)
+            # Nothing is handed out before a slave has the check point.
+            assert found == []
+            broker.acknowledge()
+        assert bodies(found) == [b"0", b"1"]
+        nursery.start_soon(acknowledge, found[0])
+        await trio.sleep(1)
+        assert answers == []
+        broker.acknowledge()
+        await trio.lowlevel.checkpoint()
+        await trio.testing.wait_all_tasks_blocked()
+        assert answers == [ResponseCode.SUCCESS]
+        # The slave is late: the acknowledgement counts here all the same.
+        begun_s = trio.current_time()
+        assert (await broker.ack(found[1])).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+        assert trio.current_time() - begun_s == 3.0
+        broker.acknowledge()
+        await trio.sleep(30)
+        assert await broker.take() == []
+
+
+async def test_an_acknowledgement_without_a_slave_is_stored_here_alone(tmp_path, wall, autojump_clock):
+    broker = Popping(tmp_path, wall, copies=1)
+    broker.put(b"message")
+    async with broker.running():
+        (one,) = await broker.take()
+        answer = await broker.ack(one)
+        assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, "SLAVE_NOT_AVAILABLE")
+        await trio.sleep(30)
+        assert await broker.take() == []
+
+
 # -- offsets and check points --------------------------------------------------------------------------------
 
 
@@ -356,6 +408,48 @@ async def test_an_ordered_queue_is_blocked_until_its_messages_are_acknowledged(b
     assert answer.ext_fields["orderCountInfo"] == "0 qo0%2 1;0 qo0%3 1;0 0 1"
     assert answer.ext_fields["reviveQid"] == "999"
     assert broker.metadata.topics.find(RETRY) is None
+
+
+async def _ordered_pop_at(broker, nursery):
+    """The messages of an ordered pop that waits, and when it was answered, in seconds after now."""
+    waiting, begun_s = Waiting(nursery), trio.current_time()
+    fields = {
+        "consumerGroup": GROUP, "topic": TOPIC, "queueId": -1, "maxMsgNums": 8, "invisibleTime": 10_000,
+        "pollTime": 60_000, "bornTime": 0, "initMode": 0, "order": "true",
+    }  # fmt: skip
+    waiting.add("pop", broker.finish(broker.start(RequestCode.POP_MESSAGE, fields)))
+    await trio.sleep(61)
+    answer, at_s = waiting.answers["pop"]
+    return popped(answer), at_s - begun_s
+
+
+async def test_a_waiting_pop_is_woken_when_an_ordered_queue_is_blocked_no_more(
+    broker, nursery, autojump_clock
+):
+    broker.put(b"0", b"1")
+    await broker.take(order="true", invisible_ms=10_000)
+    found, at_s = await _ordered_pop_at(broker, nursery)
+    assert (bodies(found), at_s) == ([b"0", b"1"], pytest.approx(10, abs=0.002))
+    # Times that were changed count.
+    found = await broker.take(order="true", invisible_ms=50_000)
+    await broker.change(found[0], 4_000)
+    await broker.change(found[1], 7_000)
+    found, at_s = await _ordered_pop_at(broker, nursery)
+    assert (bodies(found), at_s) == ([b"0", b"1"], pytest.approx(7, abs=0.002))
+
+
+async def test_a_master_that_starts_wakes_pops_when_the_time_of_a_former_one_is_over(
+    tmp_path, wall, nursery, autojump_clock
+):
+    broker = Popping(tmp_path, wall)
+    async with broker.running():
+        broker.put(b"message")
+        await broker.take(order="true", invisible_ms=10_000)
+    broker.stop()
+    broker = Popping(tmp_path, wall)
+    async with broker.running():
+        found, at_s = await _ordered_pop_at(broker, nursery)
+    assert (bodies(found), at_s) == ([b"message"], pytest.approx(10, abs=0.002))
 
 
 async def test_the_same_attempt_is_given_the_same_messages(broker, autojump_clock):

@@ -32,13 +32,12 @@ from attrs import frozen
 from trioha.errors import RemoteProtocolError
 from trioha.numbers import NATURAL32, NATURAL64, Range, parse_int
 from trioha.remoting.fastjson import JsonLimits, parse_json
+from trioha.remoting.pop_message import MESSAGES_MAX
 
 CHECK_POINT, ACK, BATCH_ACK = "ck", "ack", "bAck"
 """Tags."""
 REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 """Its offset in a queue of the revive topic is that of the last check point that the master is done with."""
-MESSAGES_MAX: Final = 32
-"""Of one check point."""
 EARLY_MS: Final = 1000
 """A check point comes to the revive topic so long before its messages are due, and before what acknowledges
 them."""

@@ -28,9 +28,8 @@ def pending_not_delivered(case: Case) -> Iterator[Observation]:
     in its log, and counts them at the start of each role as master. It delivers timers, and gives
     popped messages again, unless `timerWheelEnable` is false. A timer whose copy is in the log, or
     that was recalled, is not counted; of popped messages those that no acknowledgement in the log names, and
-    that the master had not given again when its offsets were last copied. `trioha doctor STORE` counts the
-    same in the folder of a store, before a node is started on it. What was delivered to a topic that is
-    deleted is known by RocketMQ's own check point, `config/timercheck`; without that, the evidence says so.
+    that the master had not given again when its offsets were last copied. In the folder of a store, `trioha
+    doctor STORE` names what a node that is started on it could not deliver: records in unknown formats.
     """
     doubts = {store.path: store.pending_doubt for store in case.stores}
     for subject, pending in _stores(case):
