@@ -73,7 +73,8 @@ class Model:
             self.broker = self._start(folder)
         # All that was never acknowledged is held by the client now.
         now_ms = self.wall.now_ms()
-        assert {body for body, (_, until_ms) in self.held.items() if until_ms > now_ms} == self.unacknowledged
+        held = {body for body, (_, until_ms) in self.held.items() if until_ms > now_ms}
+        assert held == self.unacknowledged, "a message that is not acknowledged does not come again"
         self.broker.kill()
 
     async def send(self, number):
