@@ -113,6 +113,7 @@ class _BrokerService:
             consumers=SimpleNamespace(run=_wait_for_ever, polls=SimpleNamespace(end_all=lambda: None)),
             delivery=None,
             timers=SimpleNamespace(run=_wait_for_ever),
+            pops=SimpleNamespace(run=_wait_for_ever, end_all=lambda: None),
             admin=SimpleNamespace(run=_wait_for_ever, config=settings),
             transactions=SimpleNamespace(run=_wait_for_ever),
         )
