@@ -24,7 +24,7 @@ def trioha(*arguments, **environment):
         check=False,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         env={**os.environ, "PYTHONPATH": str(SPARK_FOLDER), **environment},
     )
 
