@@ -188,7 +188,7 @@ def test_a_broker_with_access_control_refuses_without_an_account(start, tmp_path
     found = examine(node.listen_address)
     assert set(found) == {"broker-refuses"}
     assert "No accessKey is configured" in found["broker-refuses"]["evidence"]
-    assert examine(node.listen_address, "--credentials", tools) == {}
+    assert examine(node.listen_address, "--credentials", tools).keys() == {"ha-port-open"}
 
 
 @pytest.mark.nightly
