@@ -287,7 +287,8 @@ class PendingStatus:
     timers_last_ms: int | None = None
     """When the last of them is due."""
     popped: int = 0
-    """Messages that were popped, and neither acknowledged nor given again; 0 where the node gives them again."""
+    """Messages that were popped, and neither acknowledged nor given again; 0 where the node gives them
+    again."""
     popped_first_ms: int | None = None
     """When the first of them was popped, ms since 1970; None without any."""
     popped_groups: Mapping[str, int] = Factory(dict)

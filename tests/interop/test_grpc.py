@@ -150,6 +150,7 @@ def test_a_push_consumer_retries_what_fails_until_it_is_a_dead_letter(grpc):
     grpc.sdk("end", name="push")
 
 
+@pytest.mark.nightly
 def test_messages_of_a_group_come_in_their_order(grpc):
     topic, group = grpc.topic("FIFO"), grpc.group(consumeMessageOrderly=True)
     grpc.sdk("push", name="fifo", group=group, topic=topic)
@@ -166,6 +167,7 @@ def test_messages_of_a_group_come_in_their_order(grpc):
     grpc.sdk("end", name="fifo")
 
 
+@pytest.mark.nightly
 def test_a_delayed_message_comes_at_its_time(grpc):
     topic, group = grpc.topic("DELAY"), grpc.group()
     consumer = grpc.simple(topic, group)
@@ -178,6 +180,7 @@ def test_a_delayed_message_comes_at_its_time(grpc):
     grpc.sdk("end", name=consumer)
 
 
+@pytest.mark.nightly
 def test_of_transactions_only_what_is_committed_comes(grpc):
     topic, group = grpc.topic("TRANSACTION"), grpc.group()
     consumer = grpc.simple(topic, group)
