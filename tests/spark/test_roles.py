@@ -7,6 +7,8 @@ from tests.node.recorded_failover import record_failovers
 from tests.sessions.group_sessions import MASTER, SLAVE, Life, failover, leads, role, write_group
 from trioha.cli import main
 from trioha.recording.events import Kind
+from trioha_analysis.state_at import open_readers
+from trioha_sessions.clocks import links
 from trioha_spark import results
 from trioha_spark.replay import replay
 
@@ -39,14 +41,14 @@ def found(tables):
 def test_a_real_failover_replays_as_in_one_process_and_breaks_nothing(spark, tmp_path):
     sessions = record_failovers(tmp_path)
     tables = replay([sessions], spark=spark, range_records=300).collect()
-    assert tables == short_tables(replay_here(sessions))
+    assert tables == short_tables(replay_here(sessions), links(open_readers([sessions])))
     assert set(found(tables).values()) == {0}
     assert all(row["checked"] for row in tables["invariants"].to_pylist() if row["session"] is None)
 
 
 def test_planted_violations_are_found_by_executors(spark, tmp_path, monkeypatch):
     folder = write_group(tmp_path, planted().values())
-    expected = short_tables(replay_here(folder))
+    expected = short_tables(replay_here(folder), links(open_readers([folder])))
 
     def forbidden(_):
         raise AssertionError("the driver checks")
