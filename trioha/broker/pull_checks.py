@@ -14,8 +14,8 @@ from typing import Final
 from attrs import define, frozen
 
 from trioha.broker.clients import ClientRegistry
-from trioha.broker.remarks import SEE_FAQ, broker_refuses_pulls
-from trioha.metadata.groups import SubscriptionGroup
+from trioha.broker.remarks import SEE_FAQ, broker_refuses_pulls, no_queue, no_topic
+from trioha.metadata.groups import GroupTable, SubscriptionGroup
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.table import TableFull
 from trioha.metadata.topics import READ_WRITE, Perm, TopicConfig
@@ -121,21 +121,20 @@ class PullChecks:
         header = PullRequest.of(request)
         if not settings.broker_permission & _READ:
             raise broker_refuses_pulls(settings.broker_ip)
-        group = self._group(header.group, is_slave=settings.is_slave)
+        group = consuming_group(self._metadata.groups, header.group, is_slave=settings.is_slave)
         topic = self._metadata.topics.find(header.topic)
         if topic is None:
-            raise BadRequestError(
-                f"topic[{header.topic}] not exist, apply first please! {SEE_FAQ}",
-                code=ResponseCode.TOPIC_NOT_EXIST,
-            )
+            raise no_topic(header.topic)
         if not topic.is_readable:
             raise BadRequestError(
                 f"the topic[{header.topic}] pulling message is forbidden", code=ResponseCode.NO_PERMISSION
             )
         if not 0 <= header.queue_id < topic.read_queue_nums:
-            raise BadRequestError(
-                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
-                f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[/{peer.address}]",
+            raise no_queue(
+                header.topic,
+                header.queue_id,
+                queues=topic.read_queue_nums,
+                peer=peer,
                 code=ResponseCode.SYSTEM_ERROR,
             )
         subscription = self._subscription(header, group)
@@ -149,24 +148,6 @@ class PullChecks:
             bytes_max = max(header.bytes_max, 1)
         limits = ReadLimits(messages_max, bytes_max)
         return Pull(request, header, group, limits, tag_codes, topic, subscription, settings)
-
-    def _group(self, name: str, *, is_slave: bool) -> SubscriptionGroup:
-        groups = self._metadata.groups
-        try:
-            # A slave has its master's groups, and makes none.
-            group = groups.find_or_default(name) if is_slave else groups.find_or_create(name)
-        except TableFull as full:
-            raise BadRequestError(str(full), code=ResponseCode.SYSTEM_ERROR) from None
-        if group is None:
-            raise BadRequestError(
-                f"subscription group [{name[:300]}] does not exist, {SEE_FAQ}",
-                code=ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-            )
-        if not group.consume_enable:
-            raise BadRequestError(
-                f"subscription group no permission, {name}", code=ResponseCode.NO_PERMISSION
-            )
-        return group
 
     def _subscription(self, header: PullRequest, group: SubscriptionGroup) -> Subscription:
         """The subscription that filters the pull. Raises BadRequestError."""
@@ -209,3 +190,21 @@ class PullChecks:
                 f"the consumer's subscription not exist{SEE_FAQ}", code=ResponseCode.SUBSCRIPTION_NOT_EXIST
             )
         return subscription
+
+
+def consuming_group(groups: GroupTable, name: str, *, is_slave: bool) -> SubscriptionGroup:
+    """The group of a consumer, made by a master if it is not known. Raises BadRequestError if it may not
+    consume."""
+    try:
+        # A slave has its master's groups, and makes none.
+        group = groups.find_or_default(name) if is_slave else groups.find_or_create(name)
+    except TableFull as full:
+        raise BadRequestError(str(full), code=ResponseCode.SYSTEM_ERROR) from None
+    if group is None:
+        raise BadRequestError(
+            f"subscription group [{name[:300]}] does not exist, {SEE_FAQ}",
+            code=ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+        )
+    if not group.consume_enable:
+        raise BadRequestError(f"subscription group no permission, {name}", code=ResponseCode.NO_PERMISSION)
+    return group

@@ -20,7 +20,7 @@ from trioha.broker.pop.puts import PopPuts, refused
 from trioha.broker.pop.records import Acknowledgement, CheckPoint, Pop
 from trioha.broker.pop.settings import PopSettings, retry_topic
 from trioha.broker.puts import PutAnswer, PutResult
-from trioha.broker.remarks import SEE_FAQ
+from trioha.broker.remarks import no_queue, no_topic
 from trioha.errors import StoreError
 from trioha.ha.group_commit import Commit
 from trioha.metadata.metadata_store import MetadataStore
@@ -159,17 +159,10 @@ class AckProcessor:
         if config is None:
             # A promoted slave may have the messages before the topic.
             if not topic.startswith(RETRY_TOPIC_PREFIX) or self._store.queues.find(topic, 0) is None:
-                raise BadRequestError(
-                    f"topic[{topic[:300]}] not exist, apply first please! {SEE_FAQ}",
-                    code=ResponseCode.TOPIC_NOT_EXIST,
-                )
+                raise no_topic(topic[:300])
             queues = 1
         if not 0 <= queue_id < queues:
-            raise BadRequestError(
-                f"queueId[{queue_id}] is illegal, topic:[{topic}] "
-                f"topicConfig.readQueueNums:[{queues}] consumer:[/{peer.address}]",
-                code=ResponseCode.MESSAGE_ILLEGAL,
-            )
+            raise no_queue(topic, queue_id, queues=queues, peer=peer, code=ResponseCode.MESSAGE_ILLEGAL)
         reads = self._store.reads
         try:
             if offset >= reads.max_offset(topic, queue_id):

@@ -17,6 +17,7 @@ from trioha.broker.pop.positions import PopPositions
 from trioha.broker.pop.receive import NO_MESSAGES, PopProcessor, readable_topic, refusal, tag_codes_of
 from trioha.broker.pop.settings import PopSettings, retry_topic
 from trioha.broker.pop_records import GroupQueue
+from trioha.broker.remarks import no_queue
 from trioha.errors import StoreError
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.topics import TopicConfig
@@ -159,9 +160,11 @@ class PopInquiries:
             )
         config = readable_topic(self._metadata, topic)
         if not ALL_QUEUES <= queue_id < config.read_queue_nums:
-            raise BadRequestError(
-                f"queueId[{queue_id}] is illegal, topic:[{topic}] "
-                f"topicConfig.readQueueNums:[{config.read_queue_nums}] consumer:[/{peer.address}]",
+            raise no_queue(
+                topic,
+                queue_id,
+                queues=config.read_queue_nums,
+                peer=peer,
                 code=ResponseCode.INVALID_PARAMETER,
             )
         self._pops.check_group(group, topic)

@@ -26,9 +26,9 @@ from trioha.broker.pop.puts import PopPuts
 from trioha.broker.pop.records import CheckPoint, Pop
 from trioha.broker.pop.settings import PopSettings, retry_topic
 from trioha.broker.pop_records import GroupQueue
-from trioha.broker.pull_checks import PullSettings
+from trioha.broker.pull_checks import PullSettings, consuming_group
 from trioha.broker.puts import PutAnswer, PutResult
-from trioha.broker.remarks import SEE_FAQ
+from trioha.broker.remarks import no_queue, no_topic
 from trioha.broker.traffic import BrokerTraffic
 from trioha.errors import StoreError
 from trioha.ha.group_commit import Commit
@@ -217,9 +217,11 @@ class PopProcessor:
             raise BadRequestError(f"{where} is forbidden because timerWheelEnable is false")
         topic = readable_topic(self._metadata, header.topic)
         if not -1 <= header.queue_id < topic.read_queue_nums:
-            raise BadRequestError(
-                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
-                f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[/{peer.address}]",
+            raise no_queue(
+                header.topic,
+                header.queue_id,
+                queues=topic.read_queue_nums,
+                peer=peer,
                 code=ResponseCode.INVALID_PARAMETER,
             )
         self.check_group(header.group, header.topic)
@@ -231,19 +233,7 @@ class PopProcessor:
 
     def check_group(self, name: str, topic: str) -> None:
         """Raises BadRequestError for a group that may not pop a topic. One that is not known is made."""
-        try:
-            group = self._metadata.groups.find_or_create(name)
-        except TableFull as full:
-            raise BadRequestError(str(full)) from None
-        if group is None:
-            raise BadRequestError(
-                f"subscription group [{name[:300]}] does not exist, {SEE_FAQ}",
-                code=ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-            )
-        if not group.consume_enable:
-            raise BadRequestError(
-                f"subscription group no permission, {name}", code=ResponseCode.NO_PERMISSION
-            )
+        consuming_group(self._metadata.groups, name, is_slave=False)
         if not is_retry_topic_name(self._settings.retry_topic(name, topic)):
             # Its messages could not be given again.
             raise BadRequestError(
@@ -451,9 +441,7 @@ def readable_topic(metadata: MetadataStore, name: str) -> TopicConfig:
     """The topic of a pop. Raises BadRequestError."""
     topic = metadata.topics.find(name)
     if topic is None:
-        raise BadRequestError(
-            f"topic[{name[:300]}] not exist, apply first please! {SEE_FAQ}", code=ResponseCode.TOPIC_NOT_EXIST
-        )
+        raise no_topic(name[:300])
     if not topic.is_readable:
         raise BadRequestError(
             f"the topic[{name}] peeking message is forbidden", code=ResponseCode.NO_PERMISSION
