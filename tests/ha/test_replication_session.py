@@ -189,7 +189,7 @@ def test_without_the_masters_first_files_the_slave_finds_the_first_one_served(tm
             session.receive_header(FrameHeader(start, 0))
         assert raised.value.reason is CloseReason.PROBED
     # The start of a file is requested when no put before it waits any more: a request is an ack.
-    assert (asked[:4], asked[-1]) == ([1, 0, 0, 0], first_file * FILE_BYTES)
+    assert (asked[:4], asked[-1]) == ([1, 0, 1, 0], first_file * FILE_BYTES)
     assert len(asked) <= 9
     assert log.min_offset == first_file * FILE_BYTES
 
@@ -213,6 +213,25 @@ def test_a_file_that_an_empty_master_did_not_have_is_requested_again(master, tmp
         with suppress(ReplicationError):
             serve(session, master)
             break
+    assert log_bytes(log) == log_bytes(master)
+
+
+def test_a_slave_that_came_before_the_first_put_waits_for_no_later_file(master, tmp_path):
+    """The master had nothing at the first request, and several files at the next one."""
+    log, _ = open_log(tmp_path / "slave")
+    session = ReplicationSession(log, settings_with(start=StartFrom.EARLIEST), clock=lambda: 0.0)
+    assert session.begin() == 1
+    session.receive_header(FrameHeader(1, 0))
+    for answer, next_request in (
+        (FrameHeader(1, 0), 0),
+        (FrameHeader(3 * FILE_BYTES, 500), 1),
+        (FrameHeader(1, 500), 1),
+    ):
+        with pytest.raises(ReplicationError) as raised:
+            session.receive_header(answer)
+        assert raised.value.reason is CloseReason.PROBED
+        assert session.begin() == next_request
+    assert serve(session, master)[0] == 1
     assert log_bytes(log) == log_bytes(master)
 
 

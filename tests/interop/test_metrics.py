@@ -16,9 +16,6 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full]
 
-PROMETHEUS = 2
-"""metricsExporterType=PROM, as a number: the driver sets fields by the type of their first setter."""
-
 
 @pytest.mark.skipif(NEWEST != "5.5.0", reason="the page is of 5.5.0")
 def test_a_broker_serves_the_families_that_were_recorded(newest: JavaDriver, tmp_path):
@@ -42,7 +39,7 @@ def test_a_broker_serves_the_families_that_were_recorded(newest: JavaDriver, tmp
             role="ASYNC_MASTER",
             namesrvAddr=names,
             timerWheelEnable=True,
-            metricsExporterType=PROMETHEUS,
+            metricsExporterType="PROM",
             metricsPromExporterHost="127.0.0.1",
             metricsPromExporterPort=port,
         )

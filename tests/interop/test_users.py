@@ -12,6 +12,7 @@ import pytest
 import trio
 from attrs import frozen
 
+from tests.interop.asking import wait_for_groups
 from tests.interop.java import JavaDriver, JavaError, JavaStore
 from tests.interop.name_server import trioha_name_server
 from tests.interop.rocketmq import NEWEST
@@ -67,7 +68,11 @@ def users(drivers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Us
             folder / "real", role="ASYNC_MASTER", brokerName="broker-r", namesrvAddr=names, **SETTINGS
         )
         node = {"brokerName": "broker-t", "namesrvAddr": names}
+        real.register()
         with running(folder / "trioha", role="ASYNC_MASTER", **node, **SETTINGS) as served:
+            wait_for_groups(
+                names, {"broker-r": {0: real.listen_address}, "broker-t": {0: served.listen_address}}
+            )
             yield Users(java, names, real, served)
 
 

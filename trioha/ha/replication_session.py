@@ -15,8 +15,8 @@ but serves any offset above 0 (docs/protocol/ha.md#where-a-master-starts). So `E
 1 and restores byte 0, which is zero in every first record below 16 MiB; the first record is checked like any
 other before anything is acknowledged. A master without its first files sends nothing from there: then the
 slave searches for the first file that is served, halving the range with each connection (PROBED), and starts
-there. A master takes each request for an ack. So the search requests the start of a file only when no put
-before it can wait any more: `WAITED_S` after the master was seen to have a later one.
+there. A master takes each request for an ack. So the search requests the start of a later file only when no
+put before it can wait any more: `WAITED_S` after the master was seen to have a later one.
 
 A frame that does not continue the own log raises `ReplicationError` with a `CloseReason`:
 
@@ -87,7 +87,8 @@ class _FirstFileSearch:
         if self._waited_until_s is None:
             self._waited_until_s = now_s + WAITED_S
         if now_s < self._waited_until_s:
-            return 0
+            # Offset 1 acknowledges no put.
+            return 1 if self._missing < 0 else 0
         return max((self._missing + self._served) // 2 * self.file_bytes, 1)
 
     def handle_answer(self, header: FrameHeader, *, request_offset: int) -> None:

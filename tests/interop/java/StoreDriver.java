@@ -293,10 +293,15 @@ public final class StoreDriver {
 
     private static boolean set(Object config, String key, String value) throws Exception {
         String setter = "set" + Character.toUpperCase(key.charAt(0)) + key.substring(1);
+        // An enum has a setter that takes its constant's name and may have one that takes a number: the JVM lists them in
+        // any order, the name is meant.
+        List<Method> setters = new ArrayList<>();
         for (Method method : config.getClass().getMethods()) {
-            if (!method.getName().equals(setter) || method.getParameterCount() != 1) {
-                continue;
+            if (method.getName().equals(setter) && method.getParameterCount() == 1) {
+                setters.add(method.getParameterTypes()[0] == String.class ? 0 : setters.size(), method);
             }
+        }
+        for (Method method : setters) {
             Class<?> type = method.getParameterTypes()[0];
             if (type == int.class) {
                 method.invoke(config, Integer.parseInt(value));
