@@ -2,6 +2,10 @@
 
 Spark, its Java and its Python workers write to stderr before they read any setting. They are started with an
 unnamed temporary file as stderr, whose end is shown if Spark does not start.
+
+The private attributes of SparkContext here have no public counterpart in PySpark 4.3: `SparkSession.active()`
+does not find a context without a session, and a context that is stopped leaves its Java running, for the next
+one to use.
 """
 
 from __future__ import annotations
