@@ -305,8 +305,8 @@ async def watch_failover(
             pilot, app, lambda view: all_have(view, lambda node: leader_of(node) not in {None, lost})
         )
         await asyncio.sleep(5.0)
-        # The new master.
-        await pilot.press("down")
+        # The new master: rows are in the order of the addresses.
+        await pilot.press(*["down"] * addresses.index(whole.address))
         await pilot.pause(1.0)
         picture = pin_words(app.export_screenshot())
     if app.failure is not None:
