@@ -7,7 +7,7 @@ from tests.remoting.serving import PEER_ADDRESS
 from trioha.errors import RemoteProtocolError, StoreError
 from trioha.net.error_boundary import ErrorBoundary
 from trioha.remoting.codec import FrameDecoder, encode
-from trioha.remoting.codes import ResponseCode
+from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.command import BadRequestError, request, response_to
 from trioha.remoting.in_flight import InFlight
 from trioha.remoting.memory import ClientMemory
@@ -50,17 +50,31 @@ def handler(asked, peer):
     return response_to(asked, 0, body=asked.body)
 
 
+class Acks:
+    """Notes the runs that it gets; answers with the opaques in hexadecimal."""
+
+    def __init__(self):
+        self.runs = []
+
+    def answer_run(self, requests, peer):
+        self.runs.append([asked.opaque for asked in requests])
+        if any(asked.ext_fields.get("bug") for asked in requests):
+            raise ZeroDivisionError("planted")
+        return b"".join(encode(response_to(asked, 0)) for asked in requests)
+
+
 class Connection:
     """The books of a connection, fed by the test."""
 
-    def __init__(self):
+    def __init__(self, limits=LIMITS):
+        self.acks = Acks()
         self.memory = ClientMemory(
             LIMITS.total_bytes_max, connections_max=4, frame_bytes_max=1 << 16, room_timeout_s=2
         )
         self.account = self.memory.open_account(lambda: None)
         self.counters = ServerStatistics()
         self.decoder = FrameDecoder(frame_bytes_max=LIMITS.frame_bytes_max)
-        self.in_flight = InFlight(LIMITS, self.account, self.counters)
+        self.in_flight = InFlight(limits, self.account, self.counters)
         self.boundary = ErrorBoundary("test")
         self.handling = RequestHandling(
             Peer(PEER_ADDRESS, 1),
@@ -70,6 +84,7 @@ class Connection:
             handler=handler,
             runs=None,
             pulls=None,
+            acks=self.acks,
             counters=self.counters,
             boundary=self.boundary,
         )
@@ -157,5 +172,33 @@ def test_oneway_requests_and_responses_of_a_peer_leave_nothing_behind(connection
 def test_what_is_no_frame_is_an_error_of_the_peer_after_the_requests_before_it(connection):
     connection.receive(ask(ANSWERED), b"\xff" * 8)
     assert connection.handling.handle_next(16) == 1
+    with pytest.raises(RemoteProtocolError):
+        connection.handling.handle_next(16)
+
+
+def test_acknowledgements_that_come_together_are_one_run_that_ends_before_any_other_request():
+    connection = Connection(ServerLimits(in_flight_max=5, frame_bytes_max=1 << 16, total_bytes_max=1 << 20))
+    ack, handling = RequestCode.ACK_MESSAGE, connection.handling
+    connection.receive(ask(ack, 1), ask(ack, 2), ask(ANSWERED, 3), ask(ack, 4, oneway=True), ask(ack, 5)[:-1])
+    assert [handling.handle_next(16) for _ in range(4)] == [2, 1, 1, 0]
+    assert (connection.acks.runs, handling.blocked) == ([[1, 2]], None)
+    assert [answer.opaque for answer in connection.answers()] == [1, 2, 3]
+    # No more than may be handled now; none for which there is no room.
+    connection.receive(ask(ack, 5)[-1:], *[ask(ack, number) for number in range(6, 11)])
+    assert [handling.handle_next(most) for most in (2, 16, 16)] == [2, 3, 0]
+    assert handling.blocked.command.opaque == 10
+    assert [answer.opaque for answer in connection.answers()] == [5, 6, 7, 8, 9]
+    assert (handling.handle_next(16), handling.blocked) == (1, None)
+    assert connection.acks.runs[1:] == [[5, 6], [7, 8, 9], [10]]
+    assert [answer.opaque for answer in connection.answers()] == [10]
+    assert connection.memory.held_bytes == 0
+
+
+def test_acknowledgements_before_what_is_no_frame_are_handled_and_a_bug_is_answered_to_each(connection):
+    ack = RequestCode.ACK_MESSAGE
+    connection.receive(ask(ack, 1, ext_fields={"bug": "1"}), ask(ack, 2), b"\0\0\0\1")
+    with capture_logs():
+        assert connection.handling.handle_next(16) == 2
+    assert [(one.opaque, one.code) for one in connection.answers()] == [(1, 1), (2, 1)]
     with pytest.raises(RemoteProtocolError):
         connection.handling.handle_next(16)

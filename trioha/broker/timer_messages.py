@@ -104,26 +104,40 @@ class TimerMessages:
         due_text = next((name for name in (DELAY_S, DELAY_MS, DELIVER_MS) if name in properties), None)
         if due_text is None or SLOT in properties:
             return message
-        if not self.settings.is_enabled:
-            raise BadRequestError("accurate timer message is not enabled, timerWheelEnable is false")
+        self._refuse_disabled()
         now_ms = self.now_ms()
         try:
             number = parse_int(properties[due_text], I64)
         except ValueError:
             raise self._illegal() from None
         due_ms = {DELAY_S: now_ms + 1000 * number, DELAY_MS: now_ms + number, DELIVER_MS: number}[due_text]
-        if due_ms - now_ms > self.settings.delay_ms_max or (due_ms <= now_ms and RECALLED_KEY in properties):
+        if due_ms <= now_ms and RECALLED_KEY in properties:
+            raise self._illegal()
+        slot_ms = self.slot_for(due_ms, now_ms=now_ms)
+        return message if slot_ms is None else waiting_message(message, properties, slot_ms)
+
+    def slot_for(self, due_ms: int, *, now_ms: int) -> int | None:
+        """The slot for which a message waits that is due then; None if it is due at once.
+
+        Raises BadRequestError as `stored`.
+        """
+        self._refuse_disabled()
+        if due_ms - now_ms > self.settings.delay_ms_max:
             raise self._illegal()
         if due_ms <= now_ms:
-            return message
+            return None
         slot_ms = self.slot_of(due_ms)
         self._refuse_crowd(slot_ms)
-        return waiting_message(message, properties, slot_ms)
+        return slot_ms
 
     def slot_of(self, due_ms: int) -> int:
         """The slot after which a message is due."""
         precision = self.settings.precision_ms
         return (due_ms - 1) // precision * precision
+
+    def _refuse_disabled(self) -> None:
+        if not self.settings.is_enabled:
+            raise BadRequestError("accurate timer message is not enabled, timerWheelEnable is false")
 
     def _illegal(self) -> BadRequestError:
         return BadRequestError(

@@ -255,6 +255,7 @@ class BrokerService:
             runs=SendRuns(puts, topics=metadata.topics, cluster_name=config.broker_cluster_name, send=send)
             if access is None
             else None,
+            acks=pops.acks if access is None else None,
             pulls=None if forms is None else consumers.pulls,
             forms=forms,
             on_closed=consumers.connection_closed,

@@ -60,6 +60,7 @@ class Pops:
     positions: PopPositions
     ordered: OrderedPops
     processor: PopProcessor
+    acks: AckProcessor
     revival: Revival | None
     """None on a slave, and without timerWheelEnable."""
     handlers: Mapping[int, Handler]
@@ -172,12 +173,14 @@ class Pops:
                 now_ms=now_ms,
                 interval_s=config.revive_interval / 1000,
             )
+            store.dispatcher.on_written.add(revival.arrived)
         return cls(
             polls,
             notices,
             positions,
             ordered,
             processor,
+            acks,
             revival,
             {
                 RequestCode.POP_MESSAGE: processor.answer,

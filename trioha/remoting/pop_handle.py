@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
 from attrs import evolve, frozen
@@ -32,6 +33,8 @@ ORDERED_REVIVE_QUEUE: Final = 999
 """The revive queue in the handles of ordered pops, which have no check points."""
 HANDLE_CHARS_MAX: Final = 1024
 """More than any handle has, with the longest names."""
+HEADS_KEPT: Final = 256
+"""Beginnings of handles that are kept as they were read, of at most `HANDLE_CHARS_MAX` each."""
 _PARTS: Final = (8, 9)
 
 
@@ -80,23 +83,28 @@ class PopHandle:
         parts = text.split(" ")
         if len(parts) not in _PARTS:
             raise ValueError(f"a handle of {len(parts)} parts, not 8 or 9")
-        start, pop, invisible, revive, source, broker_name, queue_id, queue_offset = parts[:8]
         if len(parts) == 9:
             _part("commit log offset", parts[8], NATURAL64)
-        try:
-            kind = PopSource(source)
-        except ValueError:
-            raise ValueError(f"a handle of source {source[:20]!r}, not 0, 1 or 2") from None
-        return cls(
-            _part("start offset", start, NATURAL64),
-            _part("pop time", pop, NATURAL64),
-            _part("invisible time", invisible, NATURAL64),
-            _part("revive queue", revive, NATURAL32),
-            kind,
-            broker_name,
-            _part("queue id", queue_id, NATURAL32),
-            _part("queue offset", queue_offset, NATURAL64),
-        )
+        return cls(*_head(tuple(parts[:7])), _part("queue offset", parts[7], NATURAL64))
+
+
+@lru_cache(maxsize=HEADS_KEPT)
+def _head(parts: tuple[str, ...]) -> tuple[int, int, int, int, PopSource, str, int]:
+    """What the handles of all messages of a pop and queue have in common. Raises ValueError."""
+    start, pop, invisible, revive, source, broker_name, queue_id = parts
+    try:
+        kind = PopSource(source)
+    except ValueError:
+        raise ValueError(f"a handle of source {source[:20]!r}, not 0, 1 or 2") from None
+    return (
+        _part("start offset", start, NATURAL64),
+        _part("pop time", pop, NATURAL64),
+        _part("invisible time", invisible, NATURAL64),
+        _part("revive queue", revive, NATURAL32),
+        kind,
+        broker_name,
+        _part("queue id", queue_id, NATURAL32),
+    )
 
 
 def _part(name: str, text: str, within: Range) -> int:

@@ -4,8 +4,9 @@ Theory of operation. Nothing here does I/O, waits, or knows of tasks: `ServerCon
 calls `handle_next` until it gives 0, waits for what is in `waits` by then, and gives their answers to `done`.
 
 What comes together and needs no command is handled without one: runs of sends by a `RunHandler`, and pulls
-of known forms, if there are messages for them, by a `PullHandler`. A request for which the connection has no
-room is `blocked`, and nothing after it is handled; the next `handle_next` tries it again.
+of known forms, if there are messages for them, by a `PullHandler`. Acknowledgements that come together go to
+an `AckHandler` as one run. A request for which the connection has no room is `blocked`, and nothing after it
+is handled; the next `handle_next` tries it again.
 
 An exception of a handler is a bug of ours, unless it is a `BadRequestError` or the disk's fault: it is
 counted and reported, and answered with SYSTEM_ERROR. It does not end the connection.
@@ -13,12 +14,12 @@ counted and reported, and answered with SYSTEM_ERROR. It does not end the connec
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import TypeAlias
 
 from attrs import define
 
-from trioha.errors import StoreError
+from trioha.errors import RemoteProtocolError, StoreError
 from trioha.net.error_boundary import ErrorBoundary
 from trioha.remoting.codec import FrameDecoder, SendRun, encode_head, opaques_of
 from trioha.remoting.codes import RequestCode, ResponseCode
@@ -26,6 +27,7 @@ from trioha.remoting.command import BadRequestError, RemotingCommand, response_t
 from trioha.remoting.in_flight import HEADER_FACTOR, REQUEST_BYTES, InFlight
 from trioha.remoting.memory import MemoryAccount
 from trioha.remoting.serving import (
+    AckHandler,
     Handler,
     Peer,
     PendingAnswer,
@@ -39,13 +41,13 @@ from trioha.store.messages import EncodedSends
 REMARK_CHARS_MAX = 1000
 """Length of an exception's text in a remark."""
 
-Request: TypeAlias = "RemotingCommand | EncodedSends"
-"""A request, or a run of sends."""
+Request: TypeAlias = "RemotingCommand | EncodedSends | list[RemotingCommand]"
+"""A request, a run of sends, or one of acknowledgements."""
 
 
 @define(eq=False)
 class Wait:
-    """A request, or a run of sends, that is handled and not answered."""
+    """A request, or a run, that is handled and not answered."""
 
     request: Request
     cost_bytes: int
@@ -55,7 +57,7 @@ class Wait:
 
 @define(eq=False)
 class Blocked:
-    """A request for which there was no room."""
+    """A request that was read and not handled: for want of room, or as a run ended before it."""
 
     command: RemotingCommand
     more_bytes: int
@@ -76,6 +78,7 @@ class RequestHandling:
         handler: Handler,
         runs: RunHandler | None,
         pulls: PullHandler | None,
+        acks: AckHandler | None = None,
         counters: ServerStatistics,
         boundary: ErrorBoundary,
     ) -> None:
@@ -86,12 +89,13 @@ class RequestHandling:
         self._handler = handler
         self._runs = runs
         self._pulls = pulls
+        self._acks = acks
         self._counters = counters
         self._boundary = boundary
         self.waits: list[Wait] = []
         """Requests that were handled and wait for their answers; whoever takes them clears the list."""
         self.blocked: Blocked | None = None
-        """The request for which there is no room."""
+        """The request that is handled next."""
         self._plain = 0
         """Sends of a refused run that come next: each is handled by itself."""
 
@@ -101,36 +105,46 @@ class RequestHandling:
         0 if no frame is whole, or the next request is `blocked`. Raises RemoteProtocolError for anything that
         is not a frame within the limits.
         """
-        if self.blocked is not None:
-            return self._handle_if_room(self.blocked)
-        if not self._plain:
+        if self.blocked is None and not self._plain:
             if self._pulls is not None and self._answer_pull(self._pulls):
                 return 1
             if self._runs is not None and (sends := self._handle_run(self._runs, requests_max)):
                 return sends
+        request, self.blocked = self.blocked or self._next_request(), None
+        if request is None:
+            return 0
+        if self._acks is not None and _is_of_run(request):
+            return self._handle_acks(self._acks, request, requests_max)
+        return self._handle_if_room(request)
+
+    def _next_request(self) -> Blocked | None:
+        """The request that comes next, if it is whole. Raises RemoteProtocolError."""
         decoder = self._decoder
         while (command := decoder.next_command()) is not None:
             self._plain = max(0, self._plain - 1)
             self._account.end_frame()
             if not command.is_response:
                 more_bytes = REQUEST_BYTES + (HEADER_FACTOR - 1) * decoder.header_bytes
-                return self._handle_if_room(Blocked(command, more_bytes, more_bytes + decoder.frame_bytes))
+                return Blocked(command, more_bytes, more_bytes + decoder.frame_bytes)
             self._counters.unexpected_responses += 1
             self._account.change(-decoder.frame_bytes)
-        return 0
+        return None
 
     def _handle_if_room(self, request: Blocked) -> int:
-        in_flight = self._in_flight
-        if not in_flight.allows(1, request.cost_bytes) or not self._account.try_to_hold(
-            request.more_bytes, is_only=in_flight.requests == 0
-        ):
+        if not self._has_room(request, 1, request.cost_bytes):
             self.blocked = request
             return 0
-        self.blocked = None
         command, cost_bytes = request.command, request.cost_bytes
-        in_flight.begin(1, cost_bytes)
+        self._in_flight.begin(1, cost_bytes)
         self._handle(command, cost_bytes)
         return 1
+
+    def _has_room(self, request: Blocked, requests: int, cost_bytes: int) -> bool:
+        """Whether there is room for the last of so many requests that begin together, which is held then."""
+        in_flight = self._in_flight
+        return in_flight.allows(requests, cost_bytes) and self._account.try_to_hold(
+            request.more_bytes, is_only=requests == 1 and in_flight.requests == 0
+        )
 
     def _handle(self, command: RemotingCommand, cost_bytes: int) -> None:
         try:
@@ -192,16 +206,50 @@ class RequestHandling:
         account.end_frame()
         in_flight.begin(sends.count, cost_bytes)
         if isinstance(answers, bytes):
-            self._answer_run(sends, cost_bytes, answers)
+            self._answer_sends(sends, cost_bytes, answers)
         else:
             self.waits.append(Wait(sends, cost_bytes, answers))
         return sends.count
+
+    def _handle_acks(self, handler: AckHandler, first: Blocked, requests_max: int) -> int:
+        """Handle an acknowledgement and those that come after it; returns how many they are, 0 without room.
+
+        What ends the run is handled next.
+        """
+        requests: list[RemotingCommand] = []
+        cost_bytes = 0
+        request: Blocked | None = first
+        while request is not None:
+            if not _is_of_run(request) or not self._has_room(
+                request, len(requests) + 1, cost_bytes + request.cost_bytes
+            ):
+                self.blocked = request
+                break
+            requests.append(request.command)
+            cost_bytes += request.cost_bytes
+            try:
+                request = self._next_request() if len(requests) < requests_max else None
+            except RemoteProtocolError:
+                # The decoder raises it again, when these are handled.
+                break
+        if not requests:
+            return 0
+        self._in_flight.begin(len(requests), cost_bytes)
+        try:
+            answers: bytes | PendingAnswer = handler.answer_run(requests, self._peer)
+        except Exception as error:  # noqa: BLE001 - as in _handle
+            answers = self._answers_to_error(requests, error)
+        if isinstance(answers, bytes):
+            self._answer_run(len(requests), cost_bytes, answers)
+        else:
+            self.waits.append(Wait(requests, cost_bytes, answers))
+        return len(requests)
 
     def _put(self, handler: RunHandler, run: SendRun) -> bytes | PendingAnswer | None:
         try:
             return handler.put(run.sends, run.data, self._peer)
         except Exception as error:  # noqa: BLE001 - as in _handle
-            return self._answers_to_error(run.sends, error)
+            return self._answers_to_sends(run.sends, error)
 
     # -- answers ---------------------------------------------------------------------------------------
 
@@ -210,9 +258,15 @@ class RequestHandling:
         request = wait.request
         if isinstance(request, EncodedSends):
             if isinstance(answer, Exception):
+                answer = self._answers_to_sends(request, answer)
+            assert isinstance(answer, bytes), "a run is answered with frames"
+            self._answer_sends(request, wait.cost_bytes, answer)
+            return
+        if isinstance(request, list):
+            if isinstance(answer, Exception):
                 answer = self._answers_to_error(request, answer)
             assert isinstance(answer, bytes), "a run is answered with frames"
-            self._answer_run(request, wait.cost_bytes, answer)
+            self._answer_run(len(request), wait.cost_bytes, answer)
             return
         if isinstance(answer, Exception):
             answer = self._answer_to_error(request, answer)
@@ -244,14 +298,17 @@ class RequestHandling:
         parts = (head, body if isinstance(body, bytes) else memoryview(body)) if body else (head,)
         in_flight.answer(parts, answer_bytes, cost_bytes=cost_bytes, slices=slices)
 
-    def _answer_run(self, sends: EncodedSends, cost_bytes: int, answers: bytes) -> None:
-        """Put the answers to a run into the outbox, if it has some. They are far shorter than what its
-        requests have held."""
+    def _answer_sends(self, sends: EncodedSends, cost_bytes: int, answers: bytes) -> None:
+        """Put the answers to a run of sends into the outbox, if it has some."""
         if sends.is_oneway:
             self._counters.oneway_requests += sends.count
             self._in_flight.end(sends.count, cost_bytes)
         else:
-            self._in_flight.answer((answers,), len(answers), requests=sends.count, cost_bytes=cost_bytes)
+            self._answer_run(sends.count, cost_bytes, answers)
+
+    def _answer_run(self, requests: int, cost_bytes: int, answers: bytes) -> None:
+        """Put the answers to a run into the outbox. They are far shorter than what its requests have held."""
+        self._in_flight.answer((answers,), len(answers), requests=requests, cost_bytes=cost_bytes)
 
     def _answer_to_error(self, command: RemotingCommand, error: Exception) -> RemotingCommand:
         if isinstance(error, BadRequestError):
@@ -264,8 +321,20 @@ class RequestHandling:
         remark = f"{type(error).__name__}: {error}"[:REMARK_CHARS_MAX]
         return response_to(command, ResponseCode.SYSTEM_ERROR, remark=remark)
 
-    def _answers_to_error(self, sends: EncodedSends, error: Exception) -> bytes:
+    def _answers_to_sends(self, sends: EncodedSends, error: Exception) -> bytes:
         """Answers to all sends of a run, b"" if they are one-way."""
-        requests = [RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque) for opaque in opaques_of(sends)]
-        answers = [self._answer_to_error(request, error) for request in requests]
-        return b"" if sends.is_oneway else b"".join(map(encode_head, answers))
+        opaques = opaques_of(sends)
+        answers = self._answers_to_error(
+            [RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque) for opaque in opaques], error
+        )
+        return b"" if sends.is_oneway else answers
+
+    def _answers_to_error(self, requests: Iterable[RemotingCommand], error: Exception) -> bytes:
+        """Answers to all requests of a run."""
+        return b"".join([encode_head(self._answer_to_error(request, error)) for request in requests])
+
+
+def _is_of_run(request: Blocked) -> bool:
+    """Whether a request is handled with those of its kind that come with it."""
+    command = request.command
+    return command.code == RequestCode.ACK_MESSAGE and not command.is_oneway

@@ -43,6 +43,7 @@ from trioha.remoting.opening import open_stream
 from trioha.remoting.pull_forms import PullForms
 from trioha.remoting.server_connection import ServerConnection
 from trioha.remoting.serving import (
+    AckHandler,
     Handler,
     Peer,
     PullHandler,
@@ -65,6 +66,7 @@ class RemotingServer:
         tls: ServerTls | None = None,
         runs: RunHandler | None = None,
         pulls: PullHandler | None = None,
+        acks: AckHandler | None = None,
         forms: PullForms | None = None,
         on_closed: Callable[[Peer], None] | None = None,
     ) -> None:
@@ -72,9 +74,9 @@ class RemotingServer:
 
         `tls` None: connections that start TLS are closed, as connections with an invalid frame.
 
-        `runs` handles sends that come together, `pulls` answers pulls of known forms, which are kept in
-        `forms`; without them, `handler` gets each. `on_closed` is called once for each connection after its
-        end; must not block.
+        `runs` handles sends that come together, `acks` acknowledgements, `pulls` answers pulls of known
+        forms, which are kept in `forms`; without them, `handler` gets each. `on_closed` is called once for
+        each connection after its end; must not block.
         """
         self.handler = handler
         self.connections = Connections() if connections is None else connections
@@ -82,6 +84,7 @@ class RemotingServer:
         self._tls = tls
         self._runs = runs
         self._pulls = pulls
+        self._acks = acks
         self._forms = forms
         self._on_closed = on_closed
         self._counters = self.connections.counters
@@ -225,6 +228,7 @@ class RemotingServer:
                 closures=connections.closures,
                 runs=self._runs,
                 pulls=self._pulls,
+                acks=self._acks,
                 forms=self._forms,
             )
             try:

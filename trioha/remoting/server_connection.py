@@ -55,6 +55,7 @@ from trioha.remoting.pull_forms import PullForms
 from trioha.remoting.request_handling import Blocked, RequestHandling, Wait
 from trioha.remoting.request_reader import RequestReader
 from trioha.remoting.serving import (
+    AckHandler,
     Handler,
     Peer,
     PendingAnswer,
@@ -108,6 +109,7 @@ class ServerConnection:
         closures: ClosureLog,
         runs: RunHandler | None = None,
         pulls: PullHandler | None = None,
+        acks: AckHandler | None = None,
         forms: PullForms | None = None,
     ) -> None:
         self._stream = stream
@@ -126,6 +128,7 @@ class ServerConnection:
             handler=handler,
             runs=runs,
             pulls=pulls,
+            acks=acks,
             counters=counters,
             boundary=boundary,
         )

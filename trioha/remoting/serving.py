@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Protocol, TypeAlias
 
 import trio
@@ -172,6 +172,15 @@ class RunHandler(Protocol):
         """The frames of all answers, or a `PendingAnswer` of them; None, with nothing done, if the handler of
         requests is to handle each send. The frames of a one-way run are b"". Bodies are in `data`, which a
         `PendingAnswer` must not keep."""
+        ...
+
+
+class AckHandler(Protocol):
+    """Handles runs of acknowledgements of popped messages."""
+
+    def answer_run(self, requests: Sequence[RemotingCommand], peer: Peer) -> bytes | PendingAnswer:
+        """The frames of the answers to requests that came together, none of them one-way, or a
+        `PendingAnswer` of them."""
         ...
 
 

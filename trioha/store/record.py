@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from struct import Struct
+from typing import Final
 
 from attrs import Factory, field, frozen
 
@@ -34,6 +36,9 @@ _TAIL = Struct(">iqi")
 _I64 = Struct(">q")
 _I16 = Struct(">h")
 _TOPIC_LENGTH_V1 = Struct(">b")
+
+HOSTS_KEPT: Final = 256
+"""Hosts of records that are kept as they were read: most records name few."""
 
 Address = IPv4Address | IPv6Address
 
@@ -70,6 +75,13 @@ class Host:
 
     def __str__(self) -> str:
         return f"[{self.address}]:{self.port}" if self.is_ipv6 else f"{self.address}:{self.port}"
+
+
+@lru_cache(maxsize=HOSTS_KEPT)
+def _host(packed: bytes) -> Host:
+    """The host of these bytes of a record."""
+    (port,) = _PORT.unpack_from(packed, len(packed) - _PORT.size)
+    return Host(ip_address(packed[: -_PORT.size]), port)
 
 
 @frozen
@@ -220,11 +232,9 @@ def decode_record(buffer: Buffer, at: int = 0, *, check_crc: bool = True) -> Rec
     )
     born_at = at + HEAD_BYTES
     stored_at = born_at + (16 if sys_flag & BORN_HOST_V6 else 4)
-    born_port, store_timestamp = _PORT_AND_TIME.unpack_from(view, stored_at)
     store_host_at = stored_at + _PORT_AND_TIME.size
+    _, store_timestamp = _PORT_AND_TIME.unpack_from(view, stored_at)
     body_at, body_end = body_span(view, at)
-    store_port_at = body_at - _TAIL.size - _PORT.size
-    (store_port,) = _PORT.unpack_from(view, store_port_at)
     reconsume_times, prepared_offset, _ = _TAIL.unpack_from(view, body_at - _TAIL.size)
     topic_at, topic_end = topic_span(view, at)
     topic = bytes(view[topic_at:topic_end])
@@ -241,9 +251,9 @@ def decode_record(buffer: Buffer, at: int = 0, *, check_crc: bool = True) -> Rec
         physical_offset=physical_offset,
         sys_flag=sys_flag,
         born_timestamp_ms=born_timestamp,
-        born_host=Host(ip_address(bytes(view[born_at:stored_at])), born_port),
+        born_host=_host(bytes(view[born_at : stored_at + _PORT.size])),
         store_timestamp_ms=store_timestamp,
-        store_host=Host(ip_address(bytes(view[store_host_at:store_port_at])), store_port),
+        store_host=_host(bytes(view[store_host_at : body_at - _TAIL.size])),
         reconsume_times=reconsume_times,
         prepared_transaction_offset=prepared_offset,
         body=bytes(view[body_at:body_end]),

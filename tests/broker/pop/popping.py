@@ -25,8 +25,9 @@ from trioha.node.consumers import Consumers
 from trioha.node.metadata import metadata_settings
 from trioha.node.pops import Pops
 from trioha.node.timers import Timers
+from trioha.remoting.codec import FrameDecoder
 from trioha.remoting.codes import RequestCode, Version
-from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
+from trioha.remoting.command import BadRequestError, RemotingCommand, request, response_to
 from trioha.remoting.connections import Connections
 from trioha.remoting.pop_handle import HANDLE, PopHandle, PopSource
 from trioha.remoting.serving import PendingAnswer, WaitingAnswer
@@ -216,8 +217,7 @@ class Popping:
 
     def start(self, code, fields, *, body=b"", peer=PEER):
         """The answer, or an awaitable of it."""
-        texts = {name: str(value) for name, value in fields.items() if value is not None}
-        command = RemotingCommand(code, 7, 0, None, texts, body, version=int(Version.V5_3_3))
+        command = RemotingCommand(code, 7, 0, None, _texts(fields), body, version=int(Version.V5_3_3))
         try:
             answer = self.handlers[code](command, peer)
         except BadRequestError as error:
@@ -258,6 +258,16 @@ class Popping:
         """The answer to the acknowledgement of a message."""
         return await self.ask(RequestCode.ACK_MESSAGE, self._named(one, group))
 
+    async def ack_run(self, *found):
+        """The answers to acknowledgements that came together."""
+        requests = [
+            request(RequestCode.ACK_MESSAGE, ext_fields=_texts(self._named(one, GROUP))) for one in found
+        ]
+        answers = await self.finish(self.pops.acks.answer_run(requests, PEER))
+        decoder = FrameDecoder()
+        decoder.feed(answers)
+        return list(iter(decoder.next_command, None))
+
     async def change(self, one, invisible_ms, **fields):
         """The answer to a change of a message's time; its new handle is kept."""
         answer = await self.ask(
@@ -285,6 +295,10 @@ class Popping:
     def committed(self, queue_id=0, *, topic=TOPIC, group=GROUP):
         """The group's offset in the table."""
         return self.metadata.consumer_offsets.find(group, topic, queue_id)
+
+
+def _texts(fields):
+    return {name: str(value) for name, value in fields.items() if value is not None}
 
 
 def popped(answer):

@@ -5,6 +5,7 @@ from base64 import b64encode
 
 import pytest
 import trio
+import trio.lowlevel
 from attrs import evolve
 
 from tests.broker.consuming import Waiting
@@ -18,6 +19,7 @@ from trioha.remoting.codes import RequestCode, ResponseCode
 from trioha.remoting.pop_handle import PopHandle, PopSource
 from trioha.store.message_properties import parse_properties
 from trioha.store.put_status import PutStatus
+from trioha.store.record import decode_record
 
 
 @pytest.fixture
@@ -219,6 +221,56 @@ async def test_an_acknowledgement_is_answered_when_a_slave_has_it(tmp_path, wall
         begun_s = trio.current_time()
         assert (await broker.ack(found[1])).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
         assert trio.current_time() - begun_s == 3.0
+        broker.acknowledge()
+        await trio.sleep(30)
+        assert await broker.take() == []
+
+
+async def test_acknowledgements_that_come_together_are_records_as_single_ones_are(broker, autojump_clock):
+    broker.put(*[b"%d" % number for number in range(6)])
+    found = await broker.take()
+    await broker.ack(found[0])
+    beyond = Popped(found[0].record, evolve(found[0].handle, queue_offset=7))
+    answers = await broker.ack_run(found[1], beyond, *found[2:4])
+    assert [answer.code for answer in answers] == [0, ResponseCode.NO_MESSAGE, 0, 0]
+    # The first one is due at once: each is put by itself.
+    due = Popped(found[4].record, evolve(found[4].handle, invisible_ms=0))
+    assert [answer.code for answer in await broker.ack_run(due, found[4])] == [0, 0]
+    broker.dispatch()
+    timers = broker.store.reads.get("rmq_sys_wheel_timer", 0, 0).records
+    _, single, *others = [decode_record(data) for data in timers]
+    assert len(others) == 4
+    for one, record in zip(found[1:], others, strict=False):
+        offset = one.handle.queue_offset
+        assert json.loads(record.body) == json.loads(single.body) | {"ao": offset}
+        properties = parse_properties(record.properties_raw)
+        assert properties == parse_properties(single.properties_raw) | {"UNIQ_KEY": properties["UNIQ_KEY"]}
+        assert properties["UNIQ_KEY"].split("@")[2] == str(offset)
+        assert (record.born_host, record.store_host) == (single.born_host, single.store_host)
+    await trio.sleep(30)
+    assert bodies(await broker.take()) == [b"5"]
+
+
+async def test_acknowledgements_that_come_together_are_answered_when_a_slave_has_them(
+    tmp_path, wall, nursery, autojump_clock
+):
+    broker = Popping(tmp_path, wall, copies=1)
+    broker.put(*[b"%d" % number for number in range(4)])
+    async with broker.running():
+        found = await broker.take()
+        broker.acknowledge()
+        waiting = Waiting(nursery)
+        waiting.add("first", broker.ack_run(*found[:2]))
+        await trio.sleep(1)
+        assert waiting.answers == {}
+        broker.acknowledge()
+        await trio.lowlevel.checkpoint()
+        await trio.testing.wait_all_tasks_blocked()
+        answers, _ = waiting.answers["first"]
+        assert [answer.code for answer in answers] == [0, 0]
+        # The slave is late.
+        answers = await broker.ack_run(*found[2:])
+        assert [answer.code for answer in answers] == [ResponseCode.FLUSH_SLAVE_TIMEOUT] * 2
         broker.acknowledge()
         await trio.sleep(30)
         assert await broker.take() == []

@@ -5,6 +5,7 @@ See docs/pop.md, docs/protocol/pop.md#check-points-and-acknowledgements.
 An acknowledgement is a record in the log, and is answered with success when the record is where the broker's
 role wants puts to be. A RocketMQ broker answers 0 also if it could not store the record. While no slave is
 connected, a SYNC_MASTER stores puts alone: the answer is 0 then, with the remark SLAVE_NOT_AVAILABLE.
+Acknowledgements of one connection that came together are one append, as are those of one request.
 
 A change puts a check point for the message alone, then acknowledges the message of the old one: with the
 first record alone the message comes twice, with the second alone it would be lost.
@@ -12,18 +13,18 @@ first record alone the message comes twice, with the second alone it would be lo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from trioha.broker.pop.ordered import OrderedPops
-from trioha.broker.pop.puts import PopPuts, refused
+from trioha.broker.pop.puts import PopPuts, PopRecord, Put, refused
 from trioha.broker.pop.records import Acknowledgement, CheckPoint, Pop
 from trioha.broker.pop.settings import PopSettings, retry_topic
-from trioha.broker.puts import PutAnswer, PutResult
+from trioha.broker.puts import PutAnswer
 from trioha.broker.remarks import no_queue, no_topic
 from trioha.errors import StoreError
-from trioha.ha.group_commit import Commit
 from trioha.metadata.metadata_store import MetadataStore
+from trioha.remoting.codec import encode_head
 from trioha.remoting.codes import ResponseCode
 from trioha.remoting.command import BadRequestError, RemotingCommand, response_to
 from trioha.remoting.pop_handle import ORDERED_REVIVE_QUEUE, PopHandle, PopSource
@@ -66,6 +67,40 @@ class AckProcessor:
 
     def ack(self, request: RemotingCommand, peer: Peer) -> Answer:
         """ACK_MESSAGE. Raises BadRequestError."""
+        checked = self._checked(request, peer)
+        return self._when_settled(request, self._puts.put_all([] if checked is None else [checked]))
+
+    def answer_run(self, requests: Sequence[RemotingCommand], peer: Peer) -> bytes | PutAnswer[bytes]:
+        """As `AckHandler`."""
+        records: list[tuple[PopRecord, int]] = []
+        known: list[RemotingCommand | None] = []
+        """The answers that are known now."""
+        for request in requests:
+            try:
+                checked = self._checked(request, peer)
+            except BadRequestError as error:
+                known.append(_refusal(request, error))
+                continue
+            if checked is None:
+                known.append(response_to(request, ResponseCode.SUCCESS))
+            else:
+                known.append(None)
+                records.append(checked)
+
+        def frames(statuses: list[PutStatus | BadRequestError]) -> bytes:
+            left = iter(statuses)
+            return b"".join(
+                [
+                    encode_head(answer or _answer(request, next(left)))
+                    for request, answer in zip(requests, known, strict=True)
+                ]
+            )
+
+        return self._puts.answer(self._puts.put_all(records), frames)
+
+    def _checked(self, request: RemotingCommand, peer: Peer) -> tuple[PopRecord, int] | None:
+        """The record of an acknowledgement, and its queue of the revive topic; None for one of an ordered
+        pop, which counts from now on. Raises BadRequestError."""
         header = AckRequest.of(request)
         low, high = self._range(header.topic, header.queue_id, peer, offset=header.offset)
         if not low <= header.offset <= high:
@@ -78,18 +113,17 @@ class AckProcessor:
             self._ordered.ack(
                 (header.group, header.topic, header.queue_id), header.offset, pop_ms=header.handle.pop_ms
             )
-            return response_to(request, ResponseCode.SUCCESS)
+            return None
         self._check_revive_queue(header.handle.revive_queue_id)
         record = _acknowledgement(header.group, header.topic, header.queue_id, header.offset, header.handle)
-        put = self._puts.put(record, revive_queue_id=header.handle.revive_queue_id)
-        return self._when_settled(request, [put])
+        return record, header.handle.revive_queue_id
 
     def batch_ack(self, request: RemotingCommand, peer: Peer) -> Answer:
         """BATCH_ACK_MESSAGE. Offsets beyond their queue are passed over. Raises BadRequestError."""
         acks = BatchAckRequest.of(request).acks
         if not acks:
             return response_to(request, ResponseCode.NO_MESSAGE)
-        records = []
+        records: list[tuple[PopRecord, int]] = []
         for ack in acks:
             topic = (
                 ack.topic if ack.source is PopSource.TOPIC else retry_topic(ack.group, ack.topic, ack.source)
@@ -102,8 +136,7 @@ class AckProcessor:
             elif offsets:
                 self._check_revive_queue(ack.revive_queue_id)
                 records.append((self._batch_record(ack, topic, offsets), ack.revive_queue_id))
-        puts = [self._puts.put(record, revive_queue_id=queue_id) for record, queue_id in records]
-        return self._when_settled(request, puts)
+        return self._when_settled(request, self._puts.put_all(records))
 
     def _batch_record(self, ack: BatchAck, topic: str, offsets: tuple[int, ...]) -> Acknowledgement:
         name = self._settings.broker_name
@@ -185,21 +218,35 @@ class AckProcessor:
     def _when_settled(
         self,
         request: RemotingCommand,
-        puts: list[PutResult | Commit],
+        puts: Sequence[Put],
         fields: dict[str, str] | None = None,
     ) -> Answer:
-        """The answer when all puts are settled."""
+        """The answer when all puts are settled: that to the first one that is not as it should be."""
 
-        def answer(statuses: list[PutStatus]) -> RemotingCommand:
-            remark = None
-            for status in statuses:
-                if status is PutStatus.SLAVE_NOT_AVAILABLE:
-                    remark = status.name
-                elif status is not PutStatus.PUT_OK:
-                    raise refused(status)
-            return response_to(request, ResponseCode.SUCCESS, remark=remark, ext_fields=fields)
+        def answer(statuses: list[PutStatus | BadRequestError]) -> RemotingCommand:
+            answers = [_answer(request, status, fields) for status in statuses]
+            refusals = [one for one in answers if one.code != ResponseCode.SUCCESS]
+            remarks = [one for one in answers if one.remark is not None]
+            return next(iter(refusals + remarks + answers), response_to(request, ResponseCode.SUCCESS))
 
         return self._puts.answer(puts, answer)
+
+
+def _answer(
+    request: RemotingCommand, status: PutStatus | BadRequestError, fields: dict[str, str] | None = None
+) -> RemotingCommand:
+    """The answer to a request with one record, whose put has this status."""
+    if isinstance(status, BadRequestError):
+        return _refusal(request, status)
+    if status is PutStatus.PUT_OK:
+        return response_to(request, ResponseCode.SUCCESS, ext_fields=fields)
+    if status is PutStatus.SLAVE_NOT_AVAILABLE:
+        return response_to(request, ResponseCode.SUCCESS, remark=status.name, ext_fields=fields)
+    return _refusal(request, refused(status))
+
+
+def _refusal(request: RemotingCommand, error: BadRequestError) -> RemotingCommand:
+    return response_to(request, error.code, remark=error.reason)
 
 
 def _acknowledgement(

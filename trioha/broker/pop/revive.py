@@ -28,7 +28,7 @@ before its first copy of both loses the messages.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
@@ -115,7 +115,7 @@ class _ReviveQueue:
 
 
 class Revival:
-    """Gives messages again on a master. Run it."""
+    """Gives messages again on a master. Run it; give it what the dispatcher has written."""
 
     def __init__(
         self,
@@ -148,6 +148,8 @@ class Revival:
         self._host = host
         self._now_ms = now_ms
         self._interval_s = interval_s
+        self._queue_ids = {queue.queue_id for queue in store.queues if queue.topic == pop_puts.topic}
+        """Queues of the revive topic."""
         self._queues: dict[int, _ReviveQueue] = {}
         self.revived = 0
         """Messages that were given again since the start."""
@@ -155,6 +157,12 @@ class Revival:
         """Messages that could not be given again, for good."""
         self.unreadable = 0
         """Records of the revive topic in an unknown format."""
+
+    def arrived(self, queues: Iterable[Queue]) -> None:
+        """Entries have come to these queues."""
+        for queue in queues:
+            if queue.topic == self._pop_puts.topic:
+                self._queue_ids.add(queue.queue_id)
 
     @property
     def waiting(self) -> int:
@@ -175,8 +183,9 @@ class Revival:
         now_ms, end_offset = self._now_ms(), self._store.commit_log.max_offset
         # All that was put by now is in the queues then, late acknowledgements included.
         await self._store.dispatcher.dispatched.reached(end_offset)
-        for queue in list(self._store.queues):
-            if queue.topic == self._pop_puts.topic:
+        for queue_id in sorted(self._queue_ids):
+            queue = self._store.queues.find(self._pop_puts.topic, queue_id)
+            if queue is not None:
                 await self._round(queue, now_ms=now_ms, timers_done_ms=timers_done_ms)
         self._publish()
 
