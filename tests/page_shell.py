@@ -12,16 +12,23 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.ports import free_port
 from tests.processes import DIE_WITH_PARENT, environment_of_ours
 from tests.terminals import read_until, terminal
 from tests.waiting import wait_until
 
+DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
 """Blocks of other languages, and without one, are samples."""
 NAME = re.compile(r"^((?:export )?(\w+)=)([^$\s]+)(?=\s|$)", re.MULTILINE)
 """A line of a page's first block whose value an installation chooses; values of others are derived."""
 BLOCK_WITHIN_S = 240.0
 """For a block: JVMs start and stop, and a copy of offsets comes each 10 s."""
+
+
+def blocks_of(page: str) -> list[str]:
+    """The shell blocks of a page of `docs`."""
+    return BLOCK.findall((DOCS / page).read_text())
 
 
 def with_values(names: str, values: Mapping[str, object]) -> str:
@@ -51,8 +58,9 @@ class Shell:
             )
 
     def name(self, block: str) -> None:
-        """Set the names of the page."""
-        self._names.write_text(block)
+        """Set names of a page, beside those of the pages before it."""
+        with self._names.open("a") as names:
+            names.write(block)
         self.run(block)
 
     def run(self, block: str) -> str:
@@ -73,12 +81,14 @@ class Shell:
             raise AssertionError(f"{problem}\n{self.log()[printed:]}\n{self._logs()}") from None
         return self.log()[printed:]
 
-    def run_on_terminal(self, block: str, wanted: bytes, *, key: bytes) -> None:
-        """Run a block on a terminal until it shows this, press the key, and wait until it has ended well."""
+    def run_on_terminal(self, block: str, *steps: tuple[bytes, bytes]) -> None:
+        """Run a block on a terminal, press a key as soon as it shows what stands before it, step by step, and
+        wait until it has ended well."""
         command = ["bash", "-e", "-c", f". {self._names}\n{block}"]
         with terminal(command, environment=self.environment) as (process, descriptor):
-            read_until(descriptor, wanted, timeout_s=60)
-            os.write(descriptor, key)
+            for wanted, key in steps:
+                read_until(descriptor, wanted, timeout_s=60)
+                os.write(descriptor, key)
             read_until(descriptor, None, timeout_s=60)
             assert process.wait(60) == 0
 
@@ -114,5 +124,23 @@ def program(path: Path, lines: str) -> None:
 
 
 def trioha_program(folder: Path) -> None:
-    """`trioha` of this checkout, for the PATH of a shell."""
-    program(folder / "trioha", f'exec {shlex.join([*DIE_WITH_PARENT, sys.executable])} -m trioha "$@"')
+    """`trioha` of this checkout, and its `python`, for the PATH of a shell."""
+    python = shlex.join([*DIE_WITH_PARENT, sys.executable])
+    program(folder / "trioha", f'exec {python} -m trioha "$@"')
+    program(folder / "python", f'exec {python} "$@"')
+
+
+@contextmanager
+def pair_of_start(folder: Path) -> Iterator[tuple[Shell, list[str]]]:
+    """The pair of docs/start.md with free ports, in `folder / "pair"`; and the blocks that follow there."""
+    trioha_program(folder / "bin")
+    names, start, *rest = blocks_of("start.md")
+    ports = {name: free_port() for name in ("MASTER_PORT", "HA_PORT", "SLAVE_PORT", "NAMES_PORT")}
+    with shell(folder, folder / "bin") as run:
+        run.name(
+            with_values(
+                names.replace("$HOME/trioha-start", "/srv/trioha-start"), {"FOLDER": folder / "pair", **ports}
+            )
+        )
+        run.run(start)
+        yield run, rest

@@ -6,7 +6,6 @@ The page's first block names what an installation has. The test replaces its val
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.interop.asking import committed, max_offsets
-from tests.interop.java import LOGBACK, PATIENT, JavaDriver
-from tests.interop.java_process import java_command
+from tests.interop.java import PATIENT, JavaDriver
 from tests.interop.messages import bodies, expected
 from tests.interop.name_server import name_server
-from tests.interop.rocketmq import class_path
+from tests.interop.programs import rocketmq_program
 from tests.node_process import broker_status, verify
-from tests.page_shell import BLOCK, program, shell, trioha_program, with_values
+from tests.page_shell import BLOCK, shell, trioha_program, with_values
 from tests.ports import free_port
 from tests.waiting import wait_until
 from trioha.config.broker import local_address
@@ -51,20 +49,6 @@ def with_addresses(text: str, addresses: Mapping[str, str]) -> list[list[str]]:
     for old, new in addresses.items():
         text = text.replace(old, new)
     return [line.split() for line in re.sub(r"end [\d,]+", "end", text).splitlines()]
-
-
-def distribution(home: Path, version: str) -> None:
-    """`mqbroker` and `mqshutdown` of RocketMQ, of the jars from Maven Central.
-
-    As those of the distribution, but for the JVM's flags, and that `mqshutdown` ends its own broker only.
-    """
-    (home / "conf").mkdir(parents=True)
-    logback = home / "conf" / "logback.xml"
-    logback.write_text(LOGBACK)
-    main_class = "org.apache.rocketmq.broker.BrokerStartup"
-    java = java_command(main_class, class_path(version), home=home, logback=logback)
-    program(home / "bin" / "mqbroker", f'echo $$ > {home}/pid\nexec {shlex.join(java)} "$@"')
-    program(home / "bin" / "mqshutdown", f'test "$1" = broker\nkill "$(cat {home}/pid)"')
 
 
 class Clients:
@@ -100,7 +84,7 @@ def test_the_page_puts_a_replica_beside_a_broker_and_back(newest: JavaDriver, tm
     ports = {"broker": free_port(), "replica": free_port()}
     rocketmq, programs, logs = tmp_path / "rocketmq", tmp_path / "bin", tmp_path / "logs"
     logs.mkdir()
-    distribution(rocketmq, newest.version)
+    rocketmq_program(rocketmq, "mqbroker", newest.version)
     trioha_program(programs)
     conf, stores = rocketmq / "conf" / "broker.conf", [tmp_path / "broker-store", tmp_path / "replica-store"]
     with name_server(newest.version, folder=tmp_path / "names") as names, shell(tmp_path, programs) as run:
@@ -158,7 +142,7 @@ def test_the_page_puts_a_replica_beside_a_broker_and_back(newest: JavaDriver, tm
         shown = with_addresses(sample, {"10.0.0.5:10911": broker, "10.0.0.6:10911": replica})
         wait_until(lambda: broker_status(broker).max_offset == broker_status(replica).max_offset, "no lag")
         assert with_addresses(run.run(status), {}) == shown
-        run.run_on_terminal(monitor, b"broker-a", key=b"q")
+        run.run_on_terminal(monitor, (b"broker-a", b"q"))
 
         clients.receive(GROUP, unread)
         unread = clients.send("before-take-over")
