@@ -147,7 +147,7 @@ class MetadataStatus:
     """Where the slave asks for it; None if it does not know."""
     tables: Mapping[str, TableCopyStatus] = Factory(dict)
     """By table: topics, groups, consumerOffsets, delayOffsets; of 5.x requestModes, timerMetrics,
-    timerCheckPoint."""
+    timerCheckPoint; of trioha consumerOrders."""
     policy: str = ""
     """trioha.offsetRegression."""
     regressions: int = 0

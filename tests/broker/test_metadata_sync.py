@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from attrs import define, field
+from attrs import define, evolve, field
 from structlog.testing import capture_logs
 
 from tests.broker.test_metadata_processor import processor
 from tests.metadata.test_replica import replica, store
 from trioha.broker.metadata_sync import CODES, OF_5X, PAGE_ENTRIES, MasterAddress, MetadataSync
 from trioha.config.keys.metadata import OffsetRegression
+from trioha.metadata.consumer_orders import Order
 from trioha.metadata.metadata_store import MetadataStore
 from trioha.metadata.replica import CopiedTable
+from trioha.metadata.table import wall_clock_ms
 from trioha.metadata.topics import TopicConfig
 from trioha.remoting.address import Address
 from trioha.remoting.client import ConnectionLostError, RemotingClient, running
@@ -159,7 +161,7 @@ async def test_each_step_fails_by_itself_is_logged_once_and_recovers(autojump_cl
         with capture_logs() as logged:
             sync = world.start()
             await trio.sleep(24)
-            assert [one.failures for one in sync.status().tables.values()] == [3, 3, 0, 0, 0, 0, 0]
+            assert [one.failures for one in sync.status().tables.values()] == [3, 3, 0, 0, 0, 0, 0, 0]
             assert "No topic in this broker" in sync.status().tables["topics"].error
             master.answers = {}
             await trio.sleep(10)
@@ -210,6 +212,26 @@ async def test_tables_of_5x_are_asked_for_once_of_a_master_of_4_9(autojump_clock
         await trio.sleep(14)
         assert [code for _, code in master.asked] == ALL_CODES + OLD_CODES
         assert set(sync.status().tables) == set(CopiedTable) - {*OF_5X, CopiedTable.USERS}
+
+
+async def test_orders_of_ordered_pops_are_copied_from_masters_that_have_them_to_give(autojump_clock):
+    async with open_world() as world:
+        master = world.add()
+        first = Order(1, 20_000, (4, 6), 1, {6: 7}, {6: 2}, "attempt", wall_clock_ms())
+        master.tables.consumer_orders.put(("G", "T", 0), first)
+        master.tables.consumer_orders.put(("H", "T", 3), evolve(first, offsets=(9,)))
+        sync = world.start()
+        await trio.sleep(4)
+        orders = world.slave.consumer_orders
+        assert dict(orders.items()) == dict(master.tables.consumer_orders.items())
+        assert sync.status().tables["consumerOrders"].entries == 2
+        # A RocketMQ broker answers the same request with its modes.
+        code = RequestCode.GET_ALL_MESSAGE_REQUEST_MODE
+        master.answers = {code: lambda asked: response_to(asked, 0, body=b'{"messageRequestModeMap":{}}')}
+        await trio.sleep(20)
+        assert len(orders.items()) == 2
+        assert "consumerOrders" not in sync.status().tables
+        assert sum(one.failures for one in sync.status().tables.values()) == 0
 
 
 async def test_the_address_of_a_name_server_is_used_at_once(autojump_clock):

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from tests.remoting.recorded import answers
 from trioha.config.keys.metadata import OffsetRegression
 from trioha.errors import RemoteProtocolError
+from trioha.metadata.consumer_orders import Order
 from trioha.metadata.data_version import DataVersion
 from trioha.metadata.documents import TimerCheckPoint
 from trioha.metadata.groups import GroupTable, SubscriptionGroup
@@ -139,6 +140,26 @@ def test_an_answer_without_its_table_or_with_damage_changes_no_topic():
         with pytest.raises(RemoteProtocolError):
             take(copies, CopiedTable.TOPICS, body)
     assert (list(tables.topics.entries), tables.topics.changes.offset) == (["A"], 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"{}", "no table"),
+        (b'{"table":{"T@G":[]}}', "orders of 'T@G'"),
+        (b'{"table":{"T@G":{"-1":{"o":[1]}}}}', "orders of 'T@G'"),
+        (b'{"table":{"T@G":{"0":{"o":[]}}}}', "o is not a list"),
+        (b'{"table":{"T@G":{"0":{"o":[1]},"1":{"o":[1]},"2":{"o":[1]}}}}', "orders of more than 2 queues"),
+    ],
+)
+def test_damaged_orders_change_nothing(body, reason):
+    tables = store()
+    tables.consumer_orders.orders_max = 2
+    copies = replica(tables)
+    take(copies, CopiedTable.CONSUMER_ORDERS, b'{"table":{"T@G":{"0":{"o":[1,2],"popTime":5}}}}')
+    with pytest.raises(RemoteProtocolError, match=reason):
+        take(copies, CopiedTable.CONSUMER_ORDERS, body)
+    assert dict(tables.consumer_orders.items()) == {("G", "T", 0): Order(5, 0, (1, 3))}
 
 
 def test_a_large_answer_is_taken_in_slices():

@@ -12,6 +12,9 @@ See docs/protocol/ha.md#metadata-requests.
 | GET_TIMER_METRICS 61 | `{"dataVersion":DV,"timingCount":{}}` |
 | GET_TIMER_CHECK_POINT 60 | 56 bytes, see `trioha.metadata.documents` |
 
+402 with `ORDERS_FIELD` asks for the orders of ordered pops: `{"table":{"topic@group":{queueId:order}}}`, see
+`trioha.metadata.consumer_orders`.
+
 With pops, 43 also has triohaPopsCompleteTo (`ConsumerOffsets.pops_complete_to`), which RocketMQ's slaves do
 not read.
 
@@ -28,12 +31,13 @@ is kept until it changes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import trio
 
 from trioha.errors import RemoteProtocolError
+from trioha.metadata.consumer_orders import ORDERS_FIELD, orders_json
 from trioha.metadata.data_version import DataVersion
 from trioha.metadata.documents import TimerCheckPoint
 from trioha.metadata.groups import SubscriptionGroup
@@ -151,9 +155,22 @@ class MetadataProcessor:
         members = _optional_version(table.version, request)
         return _answer(request, {**members, "offsetTable": _int_map_text(table.items())})
 
-    def request_modes(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand:
+    def request_modes(
+        self, request: RemotingCommand, _peer: Peer
+    ) -> RemotingCommand | Awaitable[RemotingCommand]:
         """GET_ALL_MESSAGE_REQUEST_MODE."""
+        if ORDERS_FIELD in request.ext_fields:
+            return self._consumer_orders(request)
         return _answer(request, {"messageRequestModeMap": _dump(self._metadata.request_modes.modes)})
+
+    async def _consumer_orders(self, request: RemotingCommand) -> RemotingCommand:
+        """What ordered pops have handed out. Raises BadRequestError."""
+        parts = []
+        for number, (key, queues) in enumerate(self._metadata.consumer_orders.by_key().items(), 1):
+            parts.append(f"{_dump(key)}:{_dump(orders_json(queues))}")
+            if number % SLICE_ENTRIES == 0:
+                await trio.lowlevel.checkpoint()
+        return _answer(request, {"table": "{" + ",".join(parts) + "}"}, {ORDERS_FIELD: "true"})
 
     def timer_metrics(self, request: RemotingCommand, _peer: Peer) -> RemotingCommand:
         """GET_TIMER_METRICS."""

@@ -27,6 +27,7 @@ from trioha.broker_status import MetadataStatus, TableCopyStatus
 from trioha.config.keys.metadata import OffsetRegression
 from trioha.config.properties_file import PropertiesDocument
 from trioha.errors import ConfigError, PeerError, RemoteProtocolError
+from trioha.metadata.consumer_orders import ORDERS_FIELD
 from trioha.metadata.replica import SLICE_ENTRIES, CopiedTable, MetadataReplica, check_entries
 from trioha.metadata.table_reader import TableReader
 from trioha.net.error_boundary import ErrorBoundary
@@ -67,14 +68,21 @@ CODES: Final = {
     CopiedTable.DELAY_OFFSETS: RequestCode.GET_ALL_DELAY_OFFSET,
     CopiedTable.GROUPS: RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
     CopiedTable.REQUEST_MODES: RequestCode.GET_ALL_MESSAGE_REQUEST_MODE,
+    CopiedTable.CONSUMER_ORDERS: RequestCode.GET_ALL_MESSAGE_REQUEST_MODE,
     CopiedTable.TIMER_METRICS: RequestCode.GET_TIMER_METRICS,
     CopiedTable.TIMER_CHECK_POINT: RequestCode.GET_TIMER_CHECK_POINT,
 }
 OF_5X: Final = frozenset(
-    (CopiedTable.REQUEST_MODES, CopiedTable.TIMER_METRICS, CopiedTable.TIMER_CHECK_POINT)
+    (
+        CopiedTable.REQUEST_MODES,
+        CopiedTable.CONSUMER_ORDERS,
+        CopiedTable.TIMER_METRICS,
+        CopiedTable.TIMER_CHECK_POINT,
+    )
 )
 _NO_SUCH_TABLE: Final = {
     CopiedTable.REQUEST_MODES: (ResponseCode.REQUEST_CODE_NOT_SUPPORTED,),
+    CopiedTable.CONSUMER_ORDERS: (ResponseCode.REQUEST_CODE_NOT_SUPPORTED,),
     CopiedTable.TIMER_METRICS: (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.SYSTEM_ERROR),
     CopiedTable.TIMER_CHECK_POINT: (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.SYSTEM_ERROR),
 }
@@ -286,6 +294,8 @@ class MetadataSync:
             return
         if table in _PAGE_FIELDS:
             bodies = await self._pages(client, table)
+        elif table is CopiedTable.CONSUMER_ORDERS:
+            bodies = [await self._whole_body(client, CODES[table], field=ORDERS_FIELD)]
         else:
             is_json = table is not CopiedTable.TIMER_CHECK_POINT
             bodies = [await self._whole_body(client, CODES[table], is_json=is_json)]
@@ -294,9 +304,20 @@ class MetadataSync:
         for _ in self._replica.take(table, bodies):
             await trio.sleep(PAUSE_S)
 
-    async def _whole_body(self, client: RemotingClient, code: RequestCode, *, is_json: bool = True) -> bytes:
-        """The body of an answer, within the limits if it is JSON."""
-        body = bytes((await _ask(client, request(code), timeout_s=TIMEOUT_S)).body)
+    async def _whole_body(
+        self, client: RemotingClient, code: RequestCode, *, is_json: bool = True, field: str | None = None
+    ) -> bytes:
+        """The body of an answer, within the limits if it is JSON. With `field`, which only trioha's masters
+        know, raises PeerError as for a request that the master does not know."""
+        fields = None if field is None else {field: "true"}
+        answer = await _ask(client, request(code, ext_fields=fields), timeout_s=TIMEOUT_S)
+        if field is not None and field not in answer.ext_fields:
+            raise PeerError(
+                f"does not know {field}",
+                address=client.address,
+                code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+            )
+        body = bytes(answer.body)
         if is_json:
             await _spend(JsonBudget(bytes_max=FRAME_CHARS_MAX), body)
         return body

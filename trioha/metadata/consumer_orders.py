@@ -14,7 +14,8 @@ See docs/pop.md#ordered-pops.
 | cm | bit i: message i is acknowledged |
 | a | attemptId of the pop |
 
-Slaves have no copy of it, RocketMQ's or trioha's.
+No slave of RocketMQ's has a copy of it. A trioha slave asks its master for it by request 402 with
+`ORDERS_FIELD`; a trioha master answers with that field and the table, a RocketMQ broker with request modes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from trioha.numbers import NATURAL32, parse_int
 
 MESSAGES_MAX: Final = 64
 """Of one order: a pop has 32."""
+ORDERS_FIELD: Final = "triohaConsumerOrders"
+"""Field of the request of a slave, and of its answer: "true"."""
 IDLE_MS: Final = 24 * 3600 * 1000
 """A queue that was not popped for so long is forgotten."""
 GroupQueue = tuple[str, str, int]
@@ -112,23 +115,19 @@ class ConsumerOrders(MetadataTable):
         """`orders_max`: trioha.consumerOffsetsMax."""
         super().__init__(now_ms=now_ms)
         self._orders: dict[GroupQueue, Order] = {}
-        self._orders_max = orders_max
+        self.orders_max = orders_max
 
     def _load(self, fields: dict[str, object]) -> None:
         orders: dict[GroupQueue, Order] = {}
         for key, queues in members(fields.pop("table", {}), "table").items():
-            topic, _, group = key.partition("@")
-            for queue_id, order in members(queues, key).items():
-                orders[group, topic, parse_int(queue_id, NATURAL32)] = Order.of(order)
+            orders |= orders_of(key, queues)
         for name in ("orderInfoCount", "orderedConsumptionLevel"):
             fields.pop(name, None)
         self._orders = orders
 
     def _snapshot(self) -> Callable[[], Mapping[str, object]]:
         orders, from_ms = dict(self._orders), self._now_ms() - IDLE_MS
-        return lambda: _document(
-            {queue: order for queue, order in orders.items() if order.last_pop_ms >= from_ms}
-        )
+        return lambda: _document(_in_use(orders, from_ms))
 
     def find(self, queue: GroupQueue) -> Order | None:
         """What was handed out last."""
@@ -138,18 +137,50 @@ class ConsumerOrders(MetadataTable):
         """What was handed out last, of all groups and queues."""
         return list(self._orders.items())
 
+    def by_key(self) -> dict[str, dict[int, Order]]:
+        """Those of queues that are in use, by `topic@group` and queue id."""
+        return _by_key(_in_use(self._orders, self._now_ms() - IDLE_MS))
+
+    def replace_all(self, orders: Mapping[GroupQueue, Order]) -> None:
+        """Be a copy of another broker's table."""
+        self._orders = dict(orders)
+        self._note_change()
+
     def put(self, queue: GroupQueue, order: Order) -> None:
         """The queue was popped, or something is acknowledged or changed. Raises TableFull."""
-        if queue not in self._orders and len(self._orders) >= self._orders_max:
+        if queue not in self._orders and len(self._orders) >= self.orders_max:
             raise TableFull(
-                f"more than {self._orders_max} queues are popped in order, trioha.consumerOffsetsMax"
+                f"more than {self.orders_max} queues are popped in order, trioha.consumerOffsetsMax"
             )
         self._orders[queue] = order
         self._note_change()
 
 
-def _document(orders: Mapping[GroupQueue, Order]) -> dict[str, object]:
-    table: dict[str, dict[int, object]] = {}
+def orders_of(key: str, queues: object) -> dict[GroupQueue, Order]:
+    """Those of an entry `topic@group` of the table. Raises ValueError."""
+    topic, _, group = key.partition("@")
+    return {
+        (group, topic, parse_int(queue_id, NATURAL32)): Order.of(order)
+        for queue_id, order in members(queues, key).items()
+    }
+
+
+def orders_json(queues: Mapping[int, Order]) -> dict[int, object]:
+    """The JSON value of an entry of the table."""
+    return {queue_id: order.to_json() for queue_id, order in queues.items()}
+
+
+def _in_use(orders: Mapping[GroupQueue, Order], from_ms: int) -> dict[GroupQueue, Order]:
+    return {queue: order for queue, order in orders.items() if order.last_pop_ms >= from_ms}
+
+
+def _by_key(orders: Mapping[GroupQueue, Order]) -> dict[str, dict[int, Order]]:
+    table: dict[str, dict[int, Order]] = {}
     for (group, topic, queue_id), order in orders.items():
-        table.setdefault(f"{topic}@{group}", {})[queue_id] = order.to_json()
+        table.setdefault(f"{topic}@{group}", {})[queue_id] = order
+    return table
+
+
+def _document(orders: Mapping[GroupQueue, Order]) -> dict[str, object]:
+    table = {key: orders_json(queues) for key, queues in _by_key(orders).items()}
     return {"orderInfoCount": len(orders), "orderedConsumptionLevel": "QUEUE", "table": table}

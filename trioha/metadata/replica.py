@@ -9,7 +9,7 @@ slices of `SLICE_ENTRIES`, where other tasks may run. There is no I/O here.
 |---|---|
 | topics, groups | replaced at the end of the answer, if its DataVersion or an entry differs |
 | consumer offsets, delay offsets | merged: what the answer does not name stays |
-| request modes, timer statistics, timer check point | replaced, if they differ |
+| request modes, orders, timer statistics, timer check point | replaced, if they differ |
 
 A body that equals the last one, to a table that has not changed since, is not even parsed. After a start the
 entries are compared whatever the DataVersion says: that of a table that was never changed is 0 on both sides.
@@ -35,6 +35,7 @@ from attrs import define, field
 
 from trioha.config.keys.metadata import OffsetRegression
 from trioha.errors import RemoteProtocolError
+from trioha.metadata.consumer_orders import GroupQueue, Order, orders_of
 from trioha.metadata.data_version import DataVersion
 from trioha.metadata.documents import TimerCheckPoint
 from trioha.metadata.metadata_store import MetadataStore
@@ -76,6 +77,7 @@ class CopiedTable(StrEnum):
     DELAY_OFFSETS = "delayOffsets"
     GROUPS = "groups"
     REQUEST_MODES = "requestModes"
+    CONSUMER_ORDERS = "consumerOrders"
     TIMER_METRICS = "timerMetrics"
     TIMER_CHECK_POINT = "timerCheckPoint"
     USERS = "users"
@@ -157,6 +159,8 @@ class MetadataReplica:
                 self._merge_delay_offsets(body)
             case CopiedTable.REQUEST_MODES:
                 self._replace_modes(body)
+            case CopiedTable.CONSUMER_ORDERS:
+                yield from self._replace_orders(body)
             case CopiedTable.TIMER_METRICS:
                 self._replace_metrics(body)
             case CopiedTable.TIMER_CHECK_POINT:
@@ -207,6 +211,7 @@ class MetadataReplica:
             CopiedTable.CONSUMER_OFFSETS: store.consumer_offsets,
             CopiedTable.DELAY_OFFSETS: store.delay_offsets,
             CopiedTable.REQUEST_MODES: store.request_modes,
+            CopiedTable.CONSUMER_ORDERS: store.consumer_orders,
         }
         return tables.get(table, store.timers)
 
@@ -314,6 +319,25 @@ class MetadataReplica:
         self.entries[CopiedTable.REQUEST_MODES] = len(modes)
         if modes != self._store.request_modes.modes:
             self._store.request_modes.replace_all(modes)
+
+    def _replace_orders(self, body: bytes) -> Iterator[None]:
+        own = self._store.consumer_orders
+        theirs: dict[GroupQueue, Order] = {}
+        reader = TableReader(_text(body), table="table")
+        for number, (key, queues) in enumerate(reader, 1):
+            try:
+                theirs |= orders_of(key, queues)
+            except ValueError as error:
+                raise RemoteProtocolError(f"orders of {shown(key)}: {error}") from None
+            if len(theirs) > own.orders_max:
+                raise RemoteProtocolError(f"orders of more than {own.orders_max} queues")
+            if number % SLICE_ENTRIES == 0:
+                yield
+        if not reader.has_table:
+            raise RemoteProtocolError("no table in the answer")
+        self.entries[CopiedTable.CONSUMER_ORDERS] = len(theirs)
+        if theirs != dict(own.items()):
+            own.replace_all(theirs)
 
     def _replace_metrics(self, body: bytes) -> None:
         own = self._store.timers

@@ -513,6 +513,33 @@ async def test_the_same_attempt_is_given_the_same_messages(broker, autojump_cloc
     assert (await broker.pop(order="true", attemptId="b")).code == ResponseCode.POLLING_TIMEOUT
 
 
+@pytest.mark.parametrize("copied_offset", [0, 1])
+async def test_a_promoted_slave_goes_on_with_the_orders_of_its_master(
+    tmp_path, wall, copied_offset, autojump_clock
+):
+    broker = Popping(tmp_path, wall)
+    broker.put(*[b"%d" % number for number in range(4)])
+    async with broker.running():
+        first = await broker.take(messages=2, order="true", queueId=0)
+        await broker.ack(first[0])
+        orders = dict(broker.metadata.consumer_orders.items())
+    broker.kill()
+    promoted = Popping(tmp_path, wall)
+    promoted.metadata.consumer_orders.replace_all(orders)
+    promoted.metadata.consumer_offsets.commit(GROUP, TOPIC, 0, copied_offset)
+    async with promoted.running():
+        assert await promoted.take(order="true", queueId=0) == []
+        assert (await promoted.ack(first[1])).code == 0
+        assert [one.body for one in await promoted.take(order="true", queueId=0)] == [b"2", b"3"]
+
+
+async def test_an_order_that_is_before_the_groups_offset_blocks_nothing(broker, autojump_clock):
+    broker.put(*[b"%d" % number for number in range(4)])
+    await broker.take(messages=2, order="true", queueId=0)
+    broker.metadata.consumer_offsets.commit(GROUP, TOPIC, 0, 2)
+    assert [one.body for one in await broker.take(order="true", queueId=0)] == [b"2", b"3"]
+
+
 def test_orders_are_read_and_written_as_rocketmq_does():
     path = VECTORS / "pop-5.5.0/consumerOrderInfo.json"
     orders = ConsumerOrders(now_ms=lambda: 1795805660000)

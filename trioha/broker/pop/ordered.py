@@ -94,6 +94,9 @@ class OrderedPops:
         order = self._orders.find(queue)
         if order is None or (attempt_id is not None and attempt_id == order.attempt_id):
             return 0
+        if order.offsets[-1] < (self._positions.find(queue) or 0):
+            # A promoted slave may have a newer copy of the offset, or an administrator has moved it.
+            return 0
         until_ms = order.blocked_until_ms()
         return until_ms if until_ms > self._now_ms() else 0
 
