@@ -102,6 +102,8 @@ only_4 = pytest.mark.parametrize(
 only_5 = pytest.mark.parametrize("java", version_params(versions=VERSIONS_5), indirect=True)
 """For a test of what 4.9 does not have."""
 JAVA_SOURCES = Path(__file__).parent / "java"
+JAVA_SDK_VERSION = "5.0.8"
+"""Of the SDK of gRPC, which has versions of its own."""
 
 _MAVEN_TIMEOUT_S = 600.0
 _JAVAC_TIMEOUT_S = 300.0
@@ -164,6 +166,17 @@ def proxy_class_path(version: str, *, cache: Path | None = None) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / "lock"):
         return f"{_jars(version, folder, artifact='rocketmq-proxy')}/*"
+
+
+def java_sdk_jars(*, cache: Path | None = None) -> str:
+    """The jars of Apache's Java SDK of gRPC; fetches what is not there yet.
+
+    Raises `ToolchainError` as `class_path` does.
+    """
+    folder = (cache or cache_folder()) / f"{JAVA_SDK_VERSION}-client-java"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / "lock"):
+        return f"{_jars(JAVA_SDK_VERSION, folder, artifact='rocketmq-client-java')}/*"
 
 
 @contextmanager

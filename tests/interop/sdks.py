@@ -1,6 +1,7 @@
-"""Apache's SDK of gRPC for Python in an environment of its own: its dependencies are not those of the tests.
+"""Apache's SDKs of gRPC, each in an environment of its own: their dependencies are not those of the tests.
 
-Made once per machine, as the jars of `tests.interop.rocketmq`.
+Environments are made once per machine, as the jars of `tests.interop.rocketmq`. Each SDK has a driver, a
+process with clients of it: `sdk/python_sdk.py` says what drivers do.
 """
 
 from __future__ import annotations
@@ -9,48 +10,73 @@ import fcntl
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from tests.interop.rocketmq import ToolchainError
+from tests.interop.rocketmq import ToolchainError, java_sdk_jars
 from tests.processes import DIE_WITH_PARENT, environment_of_ours
-from trioha.cli.rocketmq_jars import cache_folder
+from trioha.cli.rocketmq_jars import cache_folder, java_tool
 
-PYTHON_SDK = "rocketmq-python-client==5.1.2"
-_DRIVER = Path(__file__).parent / "sdk" / "python_sdk.py"
-_PIP_TIMEOUT_S = 600.0
+PYTHON_SDK: Final = "rocketmq-python-client==5.1.2"
+NODE_SDK: Final = "rocketmq-client-nodejs@1.0.8"
+_DRIVERS: Final = Path(__file__).parent / "sdk"
+_INSTALL_TIMEOUT_S: Final = 600.0
 
 
 class SdkError(Exception):
     """The SDK failed; the text is its traceback."""
 
 
-def sdk_python() -> Path:
-    """The Python of the environment that has the SDK. Raises ToolchainError if it cannot be made."""
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    folder = cache_folder() / f"{PYTHON_SDK.replace('==', '-')}-{version}"
+def _installed(name: str, *commands: Callable[[Path], list[str]]) -> Path:
+    """The folder of an environment, which commands make of an empty one. Raises ToolchainError."""
+    folder = cache_folder() / name
     folder.mkdir(parents=True, exist_ok=True)
-    python, stamp = folder / "venv/bin/python", folder / "installed"
+    stamp = folder / "installed"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not stamp.exists():
-            for command in (
-                [sys.executable, "-m", "venv", "--clear", str(folder / "venv")],
-                [str(python), "-m", "pip", "install", "-q", PYTHON_SDK],
-            ):
+            for command in commands:
+                words = command(folder)
                 done = subprocess.run(
-                    command, capture_output=True, text=True, check=False, timeout=_PIP_TIMEOUT_S
+                    words, cwd=folder, capture_output=True, text=True, check=False, timeout=_INSTALL_TIMEOUT_S
                 )
                 if done.returncode:
-                    raise ToolchainError(f"{' '.join(command)}: {done.stdout}{done.stderr}")
+                    raise ToolchainError(f"{' '.join(words)}: {done.stdout}{done.stderr}")
             stamp.touch()
-    return python
+    return folder
 
 
-class PythonSdk:
-    """A process with clients of the SDK; each is named."""
+def _python_driver() -> tuple[list[str], dict[str, str]]:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    folder = _installed(
+        f"{PYTHON_SDK.replace('==', '-')}-{version}",
+        lambda folder: [sys.executable, "-m", "venv", "--clear", str(folder / "venv")],
+        lambda folder: [str(folder / "venv/bin/python"), "-m", "pip", "install", "-q", PYTHON_SDK],
+    )
+    return [str(folder / "venv/bin/python"), str(_DRIVERS / "python_sdk.py")], {}
+
+
+def _java_driver() -> tuple[list[str], dict[str, str]]:
+    return [java_tool("java"), "-Xmx256m", "-cp", java_sdk_jars(), str(_DRIVERS / "JavaSdk.java")], {}
+
+
+def _node_driver() -> tuple[list[str], dict[str, str]]:
+    folder = _installed(
+        NODE_SDK.replace("@", "-"),
+        lambda _folder: ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", ".", NODE_SDK],
+    )
+    return ["node", str(_DRIVERS / "node_sdk.js")], {"NODE_PATH": str(folder / "node_modules")}
+
+
+DRIVERS: Final = {"python": _python_driver, "java": _java_driver, "node": _node_driver}
+"""How the driver of an SDK is started: the command, and what its environment has beside. They raise
+ToolchainError."""
+
+
+class Sdk:
+    """A process with clients of an SDK; each is named."""
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self._process = process
@@ -73,21 +99,21 @@ class PythonSdk:
 
 
 @contextmanager
-def python_sdk(endpoints: str, *, log: Path) -> Iterator[PythonSdk]:
+def opened_sdk(language: str, endpoints: str, *, log: Path) -> Iterator[Sdk]:
     """Clients of a proxy, until the block ends."""
-    python = sdk_python()
+    command, environment = DRIVERS[language]()
     with log.open("ab") as errors:
         process = subprocess.Popen(
-            [*DIE_WITH_PARENT, str(python), str(_DRIVER), endpoints],
+            [*DIE_WITH_PARENT, *command, endpoints],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
             cwd=log.parent,
-            env={**environment_of_ours(), "HOME": str(log.parent)},
+            env={**environment_of_ours(), **environment, "HOME": str(log.parent)},
         )
     try:
-        yield PythonSdk(process, log)
+        yield Sdk(process, log)
     finally:
         process.kill()
         process.wait(60)

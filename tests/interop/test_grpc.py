@@ -16,12 +16,12 @@ from tests.interop.asking import ask, max_offset, wait_for_route
 from tests.interop.name_server import trioha_name_server
 from tests.interop.proxy import grpc_proxy
 from tests.interop.rocketmq import NEWEST, missing_tools
-from tests.interop.sdks import PythonSdk, python_sdk
+from tests.interop.sdks import DRIVERS, Sdk, opened_sdk
 from tests.interop.world import running
 from tests.ports import free_port
 from tests.waiting import wait_until
 from trioha.remoting.codes import RequestCode, ResponseCode
-from trioha.remoting.command import request
+from trioha.remoting.command import request as request_of
 
 pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.full, pytest.mark.timeout(1200)]
 
@@ -38,7 +38,7 @@ class Grpc:
 
     node: str
     names: str
-    sdk: PythonSdk
+    sdk: Sdk
 
     def topic(self, kind: str) -> str:
         """A new topic for a kind of messages: the proxy lets producers send nothing else."""
@@ -57,7 +57,7 @@ class Grpc:
         """A new group."""
         name = f"G{next(_numbers)}"
         body = json.dumps({"groupName": name, "consumeEnable": True, **settings}).encode()
-        ask_well(self.node, request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body))
+        ask_well(self.node, request_of(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body))
         return name
 
     def send(self, kind: str, topic: str, *bodies: str, **options: Any) -> None:
@@ -86,9 +86,19 @@ class Grpc:
         return found
 
 
+@frozen
+class Proxied:
+    """A node behind a proxy."""
+
+    node: str
+    names: str
+    endpoints: str
+    """Of the proxy."""
+
+
 @pytest.fixture(scope="module")
-def grpc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grpc]:
-    """All of it, for the tests of this module: each has topics and groups of its own."""
+def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
+    """All of it but the clients, for the tests of this module: each has topics and groups of its own."""
     if lacking := missing_tools():
         pytest.skip(lacking)
     folder = tmp_path_factory.mktemp("grpc")
@@ -101,9 +111,24 @@ def grpc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grpc]:
         trioha_name_server(folder / "names") as names,
         running(folder / "store", role="ASYNC_MASTER", namesrvAddr=names, **settings) as node,
         grpc_proxy(NEWEST, names, folder=folder / "proxy", cluster=CLUSTER) as endpoints,
-        python_sdk(endpoints, log=folder / "sdk.log") as sdk,
     ):
-        yield Grpc(node.listen_address, names, sdk)
+        yield Proxied(node.listen_address, names, endpoints)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(language, marks=() if language == "python" else pytest.mark.nightly)
+        for language in DRIVERS
+    ],
+)
+def grpc(
+    request: pytest.FixtureRequest, proxied: Proxied, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Grpc]:
+    """Clients of one SDK after the other."""
+    log = tmp_path_factory.mktemp(request.param) / "sdk.log"
+    with opened_sdk(request.param, proxied.endpoints, log=log) as sdk:
+        yield Grpc(proxied.node, proxied.names, sdk)
 
 
 def bodies(messages: list[dict[str, Any]]) -> list[str]:
