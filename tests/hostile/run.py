@@ -60,8 +60,8 @@ HONEST: Final = LoadSettings(
 )
 WARM_UP_SEED: Final = (1 << 23) - 1
 WARM_UP_FRAMES_MAX: Final = 50_000
-"""CPython keeps an arena while one object in it lives: a node's memory is what its largest bursts have needed,
-of which the first ones come in a run's first tens of thousands of frames."""
+"""CPython keeps an arena while one object in it lives: a node's memory is what its largest bursts have
+needed, of which the first ones come in a run's first tens of thousands of frames."""
 SETTLE_WITHIN_S: Final = 30.0
 """Strangers that are gone are forgotten, and idle worker threads have ended (ten seconds)."""
 LANE_BUFFER: Final = 100
