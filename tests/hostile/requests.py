@@ -17,6 +17,7 @@ from attrs import frozen
 from tests.hostile.values import properties_value, text_value
 from tests.remoting.batches import encode_batch_body
 from trioha.broker.timer_messages import RecallHandle
+from trioha.metadata.consumer_orders import ORDERS_FIELD
 from trioha.remoting.codes import RequestCode
 from trioha.store.messages import BatchItem
 
@@ -446,7 +447,10 @@ REQUESTS: Final = (
     ),
     Request(RequestCode.GET_ALL_CONSUMER_OFFSET),
     Request(RequestCode.GET_ALL_DELAY_OFFSET),
-    Request(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE),
+    Request(
+        RequestCode.GET_ALL_MESSAGE_REQUEST_MODE,
+        (Field(ORDERS_FIELD, Type.BOOLEAN, ("true", "false"), required=False),),
+    ),
     Request(RequestCode.SET_MESSAGE_REQUEST_MODE, body=_request_mode),
     Request(
         RequestCode.POP_MESSAGE,

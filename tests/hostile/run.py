@@ -87,6 +87,9 @@ SETTINGS: Final[dict[str, Any]] = {
     # What frames have stored for later comes while the run looks on; half messages are not checked.
     "messageDelayLevel": DELAY_LEVELS,
     "transactionCheckInterval": 3_600_000,
+    # Pops that are never acknowledged meet the limit.
+    "enablePopMessageThreshold": True,
+    "popInflightMessageThreshold": 64,
     **PROVIDERS,
 }
 

@@ -10,6 +10,7 @@ import trio
 from attrs import frozen
 
 from trioha.broker.pop.acks import AckProcessor
+from trioha.broker.pop.handed_out import HandedOut
 from trioha.broker.pop.inquiries import PopInquiries
 from trioha.broker.pop.ordered import OrderedPops
 from trioha.broker.pop.polls import PollLimits, PopPolls
@@ -118,6 +119,11 @@ class Pops:
             now_ms=now_ms,
             on_free=on_free,
         )
+        handed_out = HandedOut(
+            config.pop_inflight_message_threshold if config.enable_pop_message_threshold else None,
+            now_ms=now_ms,
+            on_free=on_free,
+        )
         is_restored = trio.Event()
         processor = PopProcessor(
             store,
@@ -127,6 +133,7 @@ class Pops:
             puts=pop_puts,
             positions=positions,
             ordered=ordered,
+            handed_out=handed_out,
             polls=polls,
             is_restored=is_restored.is_set,
             timers_enabled=config.timer_wheel_enable,
@@ -140,6 +147,7 @@ class Pops:
             settings,
             puts=pop_puts,
             ordered=ordered,
+            handed_out=handed_out,
             is_slave=puts.is_slave,
             now_ms=now_ms,
         )

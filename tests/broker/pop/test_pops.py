@@ -11,6 +11,7 @@ from attrs import evolve
 from tests.broker.consuming import Waiting
 from tests.broker.pop.popping import GROUP, RETRY, REVIVE, TOPIC, Popped, Popping, bodies, popped
 from tests.store.support import VECTORS
+from trioha.broker.pop.handed_out import SPARE_SECONDS, HandedOut
 from trioha.broker.pop.records import REVIVE_GROUP
 from trioha.metadata.consumer_orders import ConsumerOrders
 from trioha.metadata.pretty_json import encode_pretty, parse_pretty
@@ -438,6 +439,57 @@ async def test_retry_topics_of_both_names(tmp_path, wall, is_v2, autojump_clock)
         await broker.ack(again)
         await trio.sleep(60)
         assert await broker.take() == []
+
+
+# -- messages in flight --------------------------------------------------------------------------------------
+
+
+async def test_a_group_that_acknowledges_nothing_has_no_more_of_a_queue_than_the_limit_and_one_pop(
+    tmp_path, wall, nursery, autojump_clock
+):
+    limits = {"enable_pop_message_threshold": True, "pop_inflight_message_threshold": 3}
+    broker = Popping(tmp_path, wall, **limits)
+    broker.put(*[b"%d" % number for number in range(12)])
+    async with broker.running():
+        found = [one for _ in range(2) for one in await broker.take(messages=2, queueId=0)]
+        answer = await broker.pop(messages=2, queueId=0)
+        assert (answer.code, answer.ext_fields["restNum"]) == (ResponseCode.POLLING_TIMEOUT, "8")
+        # Other groups and queues have limits of their own.
+        broker.put(b"other", queue_id=1)
+        assert bodies(await broker.take(messages=1, queueId=0, group="other")) == [b"0"]
+        assert bodies(await broker.take(queueId=1)) == [b"other"]
+        # A change leaves a message in flight, and what comes twice counts once; an acknowledgement wakes.
+        await broker.change(found[3], 10_000)
+        waiting = Waiting(nursery)
+        waiting.add("woken", broker.take(messages=1, queueId=0, pollTime=15_000))
+        await trio.sleep(1)
+        assert waiting.answers == {}
+        await broker.ack(found[0])
+        await trio.sleep(0.1)
+        assert bodies(waiting.answers["woken"][0]) == [b"4"]
+        # Nobody acknowledges: their time is over, and they come again by the retry topic.
+        assert await broker.take(queueId=0) == []
+        await trio.sleep(30)
+        again = await broker.take(messages=32, queueId=0)
+        assert {b"1", b"2", b"3", b"4"} < {one.body for one in again}
+        assert bodies(one for one in again if one.topic == TOPIC) == [
+            b"10",
+            b"11",
+            *[b"%d" % n for n in range(5, 10)],
+        ]
+
+
+def test_seconds_without_messages_in_flight_are_forgotten():
+    counted = HandedOut(3, now_ms=lambda: 0)
+    queue = (GROUP, TOPIC, 0)
+    for number in range(3 * SPARE_SECONDS):
+        counted.add(queue, 1, due_ms=1000 * number)
+        counted.remove(queue, 1, due_ms=1000 * number)
+        counted.remove(queue, 5, due_ms=1000 * number)
+    assert not counted.is_full(queue)
+    assert len(counted._seconds) <= SPARE_SECONDS + 1
+    assert not counted._due
+    assert not counted._totals
 
 
 # -- ordered pops --------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from trioha.broker.pop.handed_out import HandedOut
 from trioha.broker.pop.ordered import OrderedPops
 from trioha.broker.pop.puts import PopPuts, PopRecord, Put, refused
 from trioha.broker.pop.records import Acknowledgement, CheckPoint, Pop
@@ -54,6 +55,7 @@ class AckProcessor:
         *,
         puts: PopPuts,
         ordered: OrderedPops,
+        handed_out: HandedOut,
         is_slave: bool,
         now_ms: Callable[[], int],
     ) -> None:
@@ -62,6 +64,7 @@ class AckProcessor:
         self._settings = settings
         self._puts = puts
         self._ordered = ordered
+        self._handed_out = handed_out
         self._is_slave = is_slave
         self._now_ms = now_ms
 
@@ -116,6 +119,7 @@ class AckProcessor:
             return None
         self._check_revive_queue(header.handle.revive_queue_id)
         record = _acknowledgement(header.group, header.topic, header.queue_id, header.offset, header.handle)
+        self._note(record)
         return record, header.handle.revive_queue_id
 
     def batch_ack(self, request: RemotingCommand, peer: Peer) -> Answer:
@@ -135,7 +139,9 @@ class AckProcessor:
                     self._ordered.ack((ack.group, topic, ack.queue_id), offset, pop_ms=ack.pop_ms)
             elif offsets:
                 self._check_revive_queue(ack.revive_queue_id)
-                records.append((self._batch_record(ack, topic, offsets), ack.revive_queue_id))
+                record = self._batch_record(ack, topic, offsets)
+                self._note(record)
+                records.append((record, ack.revive_queue_id))
         return self._when_settled(request, self._puts.put_all(records))
 
     def _batch_record(self, ack: BatchAck, topic: str, offsets: tuple[int, ...]) -> Acknowledgement:
@@ -175,8 +181,17 @@ class AckProcessor:
         point = CheckPoint(pop, header.invisible_ms, (0,), is_suspended=header.is_suspended)
         old = _acknowledgement(header.group, header.topic, header.queue_id, header.offset, handle)
         puts = [self._puts.put(record, revive_queue_id=handle.revive_queue_id) for record in (point, old)]
+        self._note(old)
+        self._handed_out.add((header.group, header.topic, header.queue_id), 1, due_ms=point.revive_ms)
         answer = ChangeInvisibleAnswer(pop_ms, header.invisible_ms, handle.revive_queue_id)
         return self._when_settled(request, puts, answer.to_ext_fields())
+
+    def _note(self, record: Acknowledgement) -> None:
+        """Messages are in flight no more."""
+        pop = record.pop
+        self._handed_out.remove(
+            (pop.group, pop.topic, pop.queue_id), len(record.offsets), due_ms=record.deliver_ms
+        )
 
     # -- checks
 

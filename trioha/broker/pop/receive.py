@@ -19,6 +19,7 @@ from typing import Final
 
 from attrs import define, field
 
+from trioha.broker.pop.handed_out import HandedOut
 from trioha.broker.pop.ordered import OrderedPops
 from trioha.broker.pop.polls import PollKey, PopPolls, wait_s, waiting
 from trioha.broker.pop.positions import PopPositions
@@ -112,6 +113,7 @@ class PopProcessor:
         puts: PopPuts,
         positions: PopPositions,
         ordered: OrderedPops,
+        handed_out: HandedOut,
         polls: PopPolls,
         is_restored: Callable[[], bool],
         timers_enabled: bool,
@@ -128,6 +130,7 @@ class PopProcessor:
         self._puts = puts
         self._positions = positions
         self._ordered = ordered
+        self._handed_out = handed_out
         self._polls = polls
         self._is_restored = is_restored
         self._timers_enabled = timers_enabled
@@ -290,7 +293,7 @@ class PopProcessor:
         if offset is None:
             offset = self._first_offset(pop, topic, queue_id, source)
             self._positions.set(queue, offset)
-        if taken.is_full:
+        if taken.is_full or self._handed_out.is_full(queue):
             taken.rest += max(0, reads.max_offset(topic, queue_id, log_end=self._log_end()) - offset)
             return
         if pop.header.is_ordered and self._ordered.blocked_until_ms(queue, pop.header.attempt_id):
@@ -369,6 +372,7 @@ class PopProcessor:
             raise
         appended = put.append if isinstance(put, PutResult) else put.appended
         self._positions.handed_out(queue, result.next_begin_offset, appended)
+        self._handed_out.add(queue, result.messages, due_ms=point.revive_ms)
         taken.puts.append(put)
         popped = PoppedQueue(source, queue_id, offset, result.queue_offsets)
         self._add(pop, taken, popped, result, next_offset=result.next_begin_offset)

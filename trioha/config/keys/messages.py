@@ -77,6 +77,16 @@ class MessageKeys:
     """Whether a new group that asks for the newest messages begins at 0 where the queue's first message is
     recent (`access_message_in_memory_max_ratio`). RocketMQ default: true."""
 
+    enable_pop_message_threshold: bool = setting("enablePopMessageThreshold", values.boolean, default=False)
+    """Whether a queue gives a group no more messages while more than `pop_inflight_message_threshold` are
+    handed out and not acknowledged. RocketMQ default: false."""
+
+    pop_inflight_message_threshold: int = setting(
+        "popInflightMessageThreshold", values.integer(low=0), default=10_000
+    )
+    """With `enable_pop_message_threshold`: messages of one queue that a group may have at a time. RocketMQ
+    default: 10000."""
+
     pop_polling_size: int = setting("popPollingSize", values.integer(low=1), default=1024)
     """Pops of one topic, group and queue that wait for messages at a time. RocketMQ default: 1024."""
 
