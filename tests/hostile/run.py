@@ -372,9 +372,9 @@ class _World:
         self._end_offset = end_offset
 
     async def _final_offset(self) -> int:
-        """The master's end when the last delayed message has been delivered."""
+        """The master's end when delayed messages have come, and no popped one is given again for a moment."""
         end_offset = -1
-        with trio.fail_after(HANG_S):
+        with trio.fail_after(4 * HANG_S):
             while True:
                 now = (await trio.to_thread.run_sync(self._nodes.master.status)).max_offset
                 if now == end_offset:
