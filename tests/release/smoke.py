@@ -114,9 +114,10 @@ def smoke(python: Path, way: Way, *, dist: Path, metadata: bytes, extras: Sequen
         isolation = ("--no-build-isolation",)
     else:
         isolation = ()
+    # pip keeps the wheel that it builds of an sdist by the sdist's path, and would install it the next time.
     run(
-        *pip, "--no-index", "--no-deps", "--find-links", dist, *isolation, *way.options, "trioha",
-        cwd=folder, **variables,
+        *pip, "--no-cache-dir", "--no-index", "--no-deps", "--find-links", dist, *isolation, *way.options,
+        "trioha", cwd=folder, **variables,
     )  # fmt: skip
     version = run(command / "trioha", "--version", cwd=folder, within_s=COMMAND_WITHIN_S).strip()
     wanted = "compiled" if way.is_compiled else "pure"
